@@ -1,0 +1,62 @@
+"""The command-line application: subcommands, exit codes, and how errors are shown.
+
+Exit codes: 0 success; 1 a finding (a difference, a failed check); 2 a wrong request, missing or
+damaged input, or nothing executed. Errors of the `R18Error` tree are one message on stderr;
+anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated
+
+import typer
+
+import r18
+from r18.errors import R18Error
+
+FOUND = 1
+"""Exit code: the command ran, and what it looked for is there (a difference, a failure)."""
+REFUSED = 2
+"""Exit code: the command could not do what was asked."""
+
+# In the order of `r18 --help`. Each module has one function of its own name (`verify.verify`).
+COMMANDS: tuple[str, ...] = ()
+
+app = typer.Typer(
+    name="r18",
+    help="ResNet-18 inference written by hand, many times over, and proved right.\n\n"
+    "Exit codes: 0 success, 1 a difference or failed check was found, 2 wrong request or input.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"r18 {r18.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _name in COMMANDS:
+    app.command(_name)(getattr(importlib.import_module(f"r18.cli.{_name}"), _name))
+
+
+def main() -> None:
+    """Run the command line; the console script `r18` calls this."""
+    try:
+        app()
+    except R18Error as error:
+        print(f"r18: {error}", file=sys.stderr)
+        raise SystemExit(REFUSED) from None

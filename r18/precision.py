@@ -1,0 +1,102 @@
+"""Precision as data: what is stored, what is multiplied, where sums are kept.
+
+`tf32` stores float32 and rounds the factors of each product to 11 significand bits; `int8` stores
+8-bit integers and sums in 32-bit ones. bfloat16 arrays on the host use the dtype of `ml_dtypes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from r18.errors import unknown
+
+BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+
+_DTYPES: dict[str, np.dtype[np.generic]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": BFLOAT16,
+    "int8": np.dtype(np.int8),
+    "int32": np.dtype(np.int32),
+}
+
+# Formats that exist only inside an arithmetic unit: never stored.
+_MULTIPLY_ONLY = {"tf32"}
+
+
+def dtype_of(name: str) -> np.dtype[np.generic]:
+    """The NumPy dtype of a storage format's name; raises `UnknownName`."""
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise unknown("storage format", name, _DTYPES) from None
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a kernel stores its tensors, multiplies, and accumulates.
+
+    storage:    the format of activations and weights in memory.
+    multiply:   the format each factor of a product is rounded to first.
+    accumulate: the format sums are kept in.
+    flush_to_zero: subnormal inputs and results are replaced by zero.
+    """
+
+    name: str
+    storage: str
+    multiply: str
+    accumulate: str
+    flush_to_zero: bool = False
+
+    def __post_init__(self) -> None:
+        for field in (self.storage, self.accumulate):
+            dtype_of(field)
+        if self.multiply not in _MULTIPLY_ONLY:
+            dtype_of(self.multiply)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The NumPy dtype of stored tensors."""
+        return dtype_of(self.storage)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FP64 = Precision("fp64", "float64", "float64", "float64")
+FP32 = Precision("fp32", "float32", "float32", "float32")
+TF32 = Precision("tf32", "float32", "tf32", "float32")
+FP16 = Precision("fp16", "float16", "float16", "float32")
+BF16 = Precision("bf16", "bfloat16", "bfloat16", "float32")
+INT8 = Precision("int8", "int8", "int8", "int32")
+
+PRECISIONS: dict[str, Precision] = {
+    p.name: p for p in (FP64, FP32, TF32, FP16, BF16, INT8)
+}
+
+
+def precision(name: str) -> Precision:
+    """The precision of that name; raises `UnknownName` with the known ones."""
+    try:
+        return PRECISIONS[name]
+    except KeyError:
+        raise unknown("precision", name, PRECISIONS) from None
+
+
+__all__ = [
+    "BF16",
+    "BFLOAT16",
+    "FP16",
+    "FP32",
+    "FP64",
+    "INT8",
+    "PRECISIONS",
+    "TF32",
+    "Precision",
+    "dtype_of",
+    "precision",
+]
