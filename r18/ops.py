@@ -140,10 +140,9 @@ class Conv2d(Op):
 
     def weights(self) -> tuple[WeightSpec, ...]:
         shape = (self.out_channels, self.in_channels, *self.kernel_size)
-        specs = (WeightSpec("weight", shape, "OIHW", "conv_weight"),)
-        if self.bias:
-            specs += (WeightSpec("bias", (self.out_channels,), "O", "conv_bias"),)
-        return specs
+        weight = WeightSpec("weight", shape, "OIHW", "conv_weight")
+        bias = WeightSpec("bias", (self.out_channels,), "O", "conv_bias")
+        return (weight, bias) if self.bias else (weight,)
 
     def infer(self, *inputs: Shape) -> Shape:
         self._check(inputs)
@@ -240,8 +239,8 @@ class MaxPool2d(Op):
             raise ShapeError(f"maxpool2d: bad window {self}")
         if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
             raise ShapeError(
-                f"maxpool2d: padding {self.padding} is more than half of kernel {self.kernel_size}, "
-                "so a window could hold padding alone"
+                f"maxpool2d: padding {self.padding} is more than half of kernel "
+                f"{self.kernel_size}, so a window could hold padding alone"
             )
 
     def infer(self, *inputs: Shape) -> Shape:
@@ -327,9 +326,7 @@ class Relayout(Op):
 
 OPS: dict[str, type[Op]] = {
     op.name: op
-    for op in (
-        Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout
-    )
+    for op in (Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout)
 }
 
 

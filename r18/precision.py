@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from r18.errors import unknown
+from r18.ops import WeightSpec
 
 BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
 
@@ -63,6 +64,14 @@ class Precision:
         """The NumPy dtype of stored tensors."""
         return dtype_of(self.storage)
 
+    def weight_dtype(self, spec: WeightSpec) -> np.dtype[np.generic]:
+        """The dtype a weight is kept in: matrices in `storage`, vectors in `accumulate`.
+
+        Biases and BatchNorm's parameters are few and enter each output once: rounding them to a
+        narrow storage format would cost accuracy and save nothing.
+        """
+        return dtype_of(self.storage if len(spec.shape) > 1 else self.accumulate)
+
     def __str__(self) -> str:
         return self.name
 
@@ -74,9 +83,7 @@ FP16 = Precision("fp16", "float16", "float16", "float32")
 BF16 = Precision("bf16", "bfloat16", "bfloat16", "float32")
 INT8 = Precision("int8", "int8", "int8", "int32")
 
-PRECISIONS: dict[str, Precision] = {
-    p.name: p for p in (FP64, FP32, TF32, FP16, BF16, INT8)
-}
+PRECISIONS: dict[str, Precision] = {p.name: p for p in (FP64, FP32, TF32, FP16, BF16, INT8)}
 
 
 def precision(name: str) -> Precision:

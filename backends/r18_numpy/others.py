@@ -1,0 +1,133 @@
+"""Every op that is not a convolution, in a line or a few of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Array, RoundingContract
+from r18.host import HostFunction, HostKernel
+from r18.ops import (
+    Add,
+    BatchNorm,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+    Softmax,
+)
+from r18.precision import Precision
+
+Arrays = tuple[Array, ...]
+
+
+def other_kernels(precision: Precision) -> tuple[HostKernel, ...]:
+    """One kernel an op."""
+
+    def kernel(
+        op: type[Op], algorithm: str, contract: str, run: HostFunction, **options: Any
+    ) -> HostKernel:
+        rounding = RoundingContract(contract, precision.accumulate, precision.storage)
+        return HostKernel("numpy", op, algorithm, precision, rounding, run, **options)
+
+    return (
+        kernel(
+            BatchNorm, "scale_shift", "scale_shift", batchnorm, batch_invariant=True, in_place=True
+        ),
+        kernel(ReLU, "maximum", "exact", relu, batch_invariant=True, in_place=True),
+        kernel(Add, "elementwise", "elementwise", add, batch_invariant=True, in_place=True),
+        kernel(
+            MaxPool2d,
+            "separable",
+            "exact",
+            maxpool,
+            batch_invariant=True,
+            scratch=lambda problem: _maxpool_scratch(problem) * precision.dtype.itemsize,
+        ),
+        kernel(GlobalAvgPool, "mean", "mean", gap, batch_invariant=True),
+        kernel(Linear, "matmul", "sum", linear),
+        kernel(Softmax, "shifted", "softmax", softmax, batch_invariant=True),
+        kernel(Relayout, "copy", "exact", relayout, batch_invariant=True),
+    )
+
+
+def batchnorm(op: BatchNorm, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """x·scale + shift with scale = weight / √(var + eps) and shift = bias − mean·scale."""
+    weight, bias, mean, var = weights
+    scale = weight / np.sqrt(var + weight.dtype.type(op.eps))
+    shift = bias - mean * scale
+    np.multiply(inputs[0], scale[:, None, None], out=out)
+    out += shift[:, None, None]
+
+
+def relu(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    np.maximum(inputs[0], 0, out=out)
+
+
+def add(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    np.add(*inputs, out=out)
+    if op.relu:
+        np.maximum(out, 0, out=out)
+
+
+def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """Maxima along rows, then down columns: k + k comparisons an output instead of k²."""
+    x = inputs[0]
+    n, c, h, w = x.shape
+    (kh, kw), (sh, sw), (ph, pw) = op.kernel_size, op.stride, op.padding
+    oh, ow = out.shape[2:]
+    across: Array = workspace.view(x.dtype).reshape(n, c, h + 2 * ph, ow)
+    across[...] = -np.inf  # never wins, and stands for the padded rows
+    body = across[:, :, ph : ph + h]
+    for s in range(kw):
+        to, columns = _inside(s - pw, sw, w, ow)
+        np.maximum(body[..., to], x[..., columns], out=body[..., to])
+    np.copyto(out, across[:, :, : sh * (oh - 1) + 1 : sh])
+    for r in range(1, kh):
+        np.maximum(out, across[:, :, r : r + sh * (oh - 1) + 1 : sh], out=out)
+
+
+def _inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
+    """The outputs j < count whose source j·stride + offset lies in [0, extent); and the sources."""
+    first = max(0, -(offset // stride))
+    last = min(count - 1, (extent - 1 - offset) // stride)
+    begin = first * stride + offset
+    return (
+        slice(first, max(first, last + 1)),
+        slice(begin, max(begin, last * stride + offset + 1), stride),
+    )
+
+
+def _maxpool_scratch(problem: Problem) -> int:
+    n, c, h, _ = problem.inputs[0]
+    assert isinstance(problem.op, MaxPool2d)
+    return n * c * (h + 2 * problem.op.padding[0]) * problem.output[3]
+
+
+def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    np.mean(inputs[0], axis=(2, 3), out=out)
+
+
+def linear(op: Linear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    np.matmul(inputs[0], weights[0].T, out=out)
+    out += weights[1]
+
+
+def softmax(op: Softmax, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    with np.errstate(invalid="ignore"):  # Inf − Inf is the NaN that the semantics ask for
+        np.subtract(inputs[0], inputs[0].max(axis=1, keepdims=True), out=out)
+    np.exp(out, out=out)
+    out /= out.sum(axis=1, keepdims=True)
+
+
+def relayout(op: Relayout, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    axes = {
+        (Layout.NCHW, Layout.NHWC): (0, 2, 3, 1),
+        (Layout.NHWC, Layout.NCHW): (0, 3, 1, 2),
+    }.get((op.source, op.target), (0, 1, 2, 3))
+    out[...] = inputs[0].transpose(axes)

@@ -1,0 +1,94 @@
+"""The PyTorch backend: the outside reference, on CPU and CUDA, in every floating-point precision.
+
+It runs r18's own schedule step by step through `torch.nn.functional`, so that it honours steps,
+taps and fusion levels; torchvision's module is compared with it in the tests.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+from typing import Any
+
+from r18.backend import BackendBase, DeviceInfo, Kernel, Stream
+from r18.errors import BackendUnavailable, UsageError
+
+
+class Backend(BackendBase):
+    """PyTorch on `device`: "auto" is CUDA where there is a GPU, else the CPU.
+
+    `r18_torch:cpu` and `r18_torch:cuda` choose one explicitly.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: str = "auto") -> None:
+        if device not in ("auto", "cpu", "cuda"):
+            raise UsageError(f"device must be auto, cpu or cuda, got '{device}'")
+        self._asked = device
+
+    @cached_property
+    def device(self) -> str:
+        """ "cpu" or "cuda"; raises `BackendUnavailable` where PyTorch or the device is missing."""
+        try:
+            import torch
+        except ImportError as error:
+            raise BackendUnavailable(
+                self.name, f"PyTorch does not import: {error}", "pip install 'r18[torch]'"
+            ) from error
+        has_cuda = torch.cuda.is_available()
+        if self._asked == "cuda" and not has_cuda:
+            raise BackendUnavailable(
+                self.name,
+                f"PyTorch {torch.__version__} sees no CUDA device",
+                "Use r18_torch:cpu, or check the driver with nvidia-smi.",
+            )
+        return "cuda" if has_cuda and self._asked != "cpu" else "cpu"
+
+    @cached_property
+    def memory(self) -> Any:
+        from r18_torch.device import TorchMemory
+
+        return TorchMemory(self.device)
+
+    def probe(self) -> DeviceInfo:
+        import platform
+
+        device = self.device
+        import torch
+
+        details = {"torch": torch.__version__}
+        if device == "cpu":
+            threads = torch.get_num_threads()
+            name = f"CPU ({platform.machine()}), {threads} threads, PyTorch {torch.__version__}"
+            return DeviceInfo("cpu", name, details)
+        return DeviceInfo(
+            "cuda", f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", details
+        )
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return _kernels(self.device)
+
+    def stream(self) -> Stream:
+        from r18_torch.device import TorchStream
+
+        return TorchStream(self.device)
+
+
+@cache
+def _kernels(device: str) -> tuple[Kernel, ...]:
+    from r18_torch.kernels import all_kernels
+
+    return all_kernels(device)
+
+
+def cpu() -> Backend:
+    """PyTorch on the CPU, GPU or not: `R18_BACKEND=r18_torch:cpu`."""
+    return Backend("cpu")
+
+
+def cuda() -> Backend:
+    """PyTorch on CUDA, or an error: `R18_BACKEND=r18_torch:cuda`."""
+    return Backend("cuda")
+
+
+__all__ = ["Backend", "cpu", "cuda"]

@@ -1,0 +1,243 @@
+"""One kernel an op, precision and layout, each a call of `torch.nn.functional`.
+
+NOTE: PyTorch allocates its results from its caching allocator inside `enqueue`; they are copied
+into the planned output. A reference may be slower than what it judges.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from r18.backend import (
+    Array,
+    Buffer,
+    Kernel,
+    RoundingContract,
+    Stream,
+    input_layout,
+    output_layout,
+)
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+    Softmax,
+)
+from r18.precision import BF16, FP16, FP32, FP64, TF32, Precision
+from r18_torch.device import DTYPES, TorchBuffer, TorchMemory, TorchStream
+
+Tensors = tuple[torch.Tensor, ...]
+Run = Callable[[Any, Tensors, Tensors, torch.Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchKernel:
+    """A function over tensors as a kernel. 4-d tensors have logical shape, strided by layout."""
+
+    op: type[Op]
+    algorithm: str
+    precision: Precision
+    contract: RoundingContract
+    run: Run
+    device: str
+    layout: Layout = Layout.NCHW
+    batch_invariant: bool = False
+    in_place: bool = False
+    deterministic: bool = True
+    edges: tuple[int, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return f"torch/{self.op.name}/{self.algorithm}/{self.precision}"
+
+    def refusal(self, problem: Problem) -> str | None:
+        if type(problem.op) is not self.op:
+            return f"computes {self.op.name}, not {problem.op.name}"
+        if self.precision is TF32 and self.device != "cuda":
+            return "tf32 is a format of CUDA's tensor cores; this is a CPU"
+        return None
+
+    def workspace(self, problem: Problem) -> int:
+        return 0
+
+    def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
+        memory = TorchMemory(self.device)
+        buffers = []
+        for array, spec in zip(weights, problem.op.weights(), strict=True):
+            stored = np.ascontiguousarray(array, self.precision.weight_dtype(spec))
+            buffers.append(memory.empty(stored.nbytes))
+            memory.upload(stored, buffers[-1])
+        return tuple(buffers)
+
+    def enqueue(
+        self,
+        problem: Problem,
+        inputs: tuple[Buffer, ...],
+        weights: tuple[Buffer, ...],
+        output: Buffer,
+        workspace: Buffer,
+        stream: Stream,
+    ) -> None:
+        dtype = DTYPES[self.precision.storage]
+        read, write = input_layout(self, problem), output_layout(self, problem)
+        cuda = cast(TorchStream, stream).cuda
+        with (
+            torch.inference_mode(),
+            torch.cuda.stream(cuda) if cuda is not None else nullcontext(),
+            _library_modes(self.precision) if cuda is not None else nullcontext(),
+        ):
+            self.run(
+                problem.op,
+                tuple(
+                    _view(b, s, dtype, read) for b, s in zip(inputs, problem.inputs, strict=True)
+                ),
+                tuple(
+                    cast(TorchBuffer, buffer).as_tensor(
+                        spec.shape, DTYPES[self.precision.weight_dtype(spec).name]
+                    )
+                    for buffer, spec in zip(weights, problem.op.weights(), strict=True)
+                ),
+                _view(output, problem.output, dtype, write),
+            )
+
+
+def _view(
+    buffer: Buffer, shape: tuple[int, ...], dtype: torch.dtype, layout: Layout
+) -> torch.Tensor:
+    tensor = cast(TorchBuffer, buffer).as_tensor(layout.physical(shape), dtype)
+    return tensor.permute(0, 3, 1, 2) if len(shape) == 4 and layout is Layout.NHWC else tensor
+
+
+_MODES = threading.RLock()
+
+
+@contextmanager
+def _library_modes(precision: Precision) -> Iterator[None]:
+    """cuDNN and cuBLAS in the kernel's precision; the switches are global, so one at a time."""
+    with _MODES:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = precision is TF32
+        try:
+            with torch.backends.cudnn.flags(
+                enabled=True, deterministic=True, benchmark=False, allow_tf32=precision is TF32
+            ):
+                yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+
+# -- the ops -----------------------------------------------------------------------------------
+
+
+def _conv(op: Conv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    y = F.conv2d(inputs[0], weights[0], None, op.stride, op.padding)
+    if op.bias or op.residual:
+        # The epilogue adds in the accumulator's format; the sum was stored before it.
+        y = y.to(_wide(y))
+        if op.bias:
+            y += weights[1][:, None, None]
+        if op.residual:
+            y += inputs[1]
+    if op.relu:
+        y = y.relu_()
+    out.copy_(y)
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _batchnorm(op: BatchNorm, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    weight, bias, mean, var = weights
+    out.copy_(F.batch_norm(inputs[0], mean, var, weight, bias, training=False, eps=op.eps))
+
+
+def _relu(op: ReLU, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    out.copy_(F.relu(inputs[0]))
+
+
+def _add(op: Add, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    torch.add(inputs[0], inputs[1], out=out)
+    if op.relu:
+        out.relu_()
+
+
+def _maxpool(op: MaxPool2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    out.copy_(F.max_pool2d(inputs[0], op.kernel_size, op.stride, op.padding))
+
+
+def _gap(op: GlobalAvgPool, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    x = inputs[0]
+    out.copy_(x.to(_wide(x)).mean(dim=(2, 3)))
+
+
+def _linear(op: Linear, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    y = F.linear(inputs[0], weights[0])
+    out.copy_(y.to(_wide(y)) + weights[1])
+
+
+def _softmax(op: Softmax, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    x = inputs[0]
+    out.copy_(F.softmax(x, dim=1, dtype=_wide(x)))
+
+
+def _relayout(op: Relayout, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    out.copy_(inputs[0])
+
+
+def all_kernels(device: str) -> tuple[Kernel, ...]:
+    """Every kernel on that device ("cpu" or "cuda"), NCHW before NHWC."""
+    kernels: list[Kernel] = []
+    for precision in (FP32, FP64, TF32, FP16, BF16):
+        narrow = precision.storage != precision.accumulate
+
+        def kernel(
+            op: type[Op],
+            algorithm: str,
+            contract: str,
+            run: Run,
+            *,
+            p: Precision = precision,
+            stored_sum: bool = False,
+            **options: Any,
+        ) -> TorchKernel:
+            rounding = RoundingContract(
+                contract,
+                p.accumulate,
+                p.storage,
+                # cuDNN and cuBLAS may take tensor cores for these, which cut sums off.
+                truncates=device == "cuda" and contract == "sum" and p not in (FP32, FP64),
+                stored_sum=stored_sum,
+            )
+            return TorchKernel(op, algorithm, p, rounding, run, device, **options)
+
+        same = {"batch_invariant": True}
+        kernels += [
+            kernel(Conv2d, "aten", "sum", _conv, stored_sum=narrow),
+            kernel(Conv2d, "aten_nhwc", "sum", _conv, stored_sum=narrow, layout=Layout.NHWC),
+            kernel(BatchNorm, "aten", "batchnorm", _batchnorm, **same),
+            kernel(ReLU, "aten", "exact", _relu, **same),
+            kernel(Add, "aten", "elementwise", _add, in_place=True, stored_sum=narrow, **same),
+            kernel(MaxPool2d, "aten", "exact", _maxpool, **same),
+            kernel(GlobalAvgPool, "aten", "mean", _gap),
+            kernel(Linear, "aten", "sum", _linear, stored_sum=narrow),
+            kernel(Softmax, "aten", "softmax", _softmax, **same),
+            kernel(Relayout, "aten", "exact", _relayout, **same),
+        ]
+    return tuple(kernels)

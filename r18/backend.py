@@ -1,0 +1,310 @@
+"""The protocols between the core and a backend, and what every op means.
+
+Semantics of the ops (a kernel documents only how it differs, and it may not differ in these)
+
+- Arithmetic is IEEE 754 with the rounding that the kernel's `RoundingContract` declares. A NaN or
+  infinity that the mathematics carries to an output element is found there; it never changes an
+  output element that does not depend on it.
+- Conv2d is cross-correlation: y[n,o,i,j] = Σ w[o,c,r,s]·x[n,c, i·stride−pad+r, j·stride−pad+s],
+  where x outside the image is +0. A zero weight times an infinite or NaN pixel is NaN. What the
+  op fuses comes after the sum, in this order: bias, residual, ReLU.
+- BatchNorm: (x − mean) / √(var + eps) · weight + bias, with eps inside the root. A kernel may use
+  the form x·scale + shift and declares which it uses.
+- ReLU(x) is x for x > 0, NaN for NaN, and a zero otherwise.
+- Add: a + b; with `relu`, ReLU(a + b).
+- MaxPool2d: padding never wins, not even over −Inf; a window that holds a NaN gives NaN.
+- GlobalAvgPool: the sum over height and width divided by height·width.
+- Linear: x·wᵀ + bias. Softmax: over the last axis, shifted by the maximum; a row that holds a NaN
+  or +Inf is NaN throughout; −Inf gives 0, unless the whole row is −Inf, which is NaN.
+- The sign of a zero in an output is not specified.
+- Inputs and weights are read only, and every element of the output is written, each time. An op
+  never reads the output buffer, except for a kernel that declares `in_place` and is given the
+  same buffer as its first input and its output.
+
+Activations are passed densely packed in the kernel's `layout`, in its precision's storage format;
+2-d activations are row-major. All shapes in `Problem` are logical (NCHW).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from r18.errors import UsageError
+from r18.ops import Layout, Op, Problem, Relayout, Shape
+from r18.precision import Precision, dtype_of
+
+if TYPE_CHECKING:
+    from r18.executor import Plan
+    from r18.schedule import Schedule
+
+Array = npt.NDArray[Any]
+FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a backend runs on: `kind` is "cpu" or "cuda", `name` the device in words."""
+
+    kind: str
+    name: str
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class RoundingContract:
+    """What a kernel promises about rounding: all that an error bound needs to know.
+
+    algorithm:  the derivation that applies: "sum" (products summed in any order), "winograd_f2x2",
+                "winograd_f4x4", "elementwise", "exact" (moves or compares values), "batchnorm",
+                "scale_shift", "mean", "softmax".
+    accumulate: the format in which sums are kept.
+    truncates:  sums are cut off instead of rounded to nearest, as tensor cores do.
+    blocks:     the number of partial sums that the K terms of an output are split into and that
+                are then added pairwise; 1 claims nothing about the order.
+    output:     the format in which the result is stored; one more rounding where it is narrower
+                than `accumulate`.
+    stored_sum: the sum is rounded to `output` before bias, residual and ReLU are applied, as an
+                epilogue in a launch of its own must.
+    """
+
+    algorithm: str
+    accumulate: str
+    output: str
+    truncates: bool = False
+    blocks: int = 1
+    stored_sum: bool = False
+
+    def __post_init__(self) -> None:
+        dtype_of(self.accumulate), dtype_of(self.output)
+        if self.blocks < 1:
+            raise UsageError(f"a contract needs at least one block, got {self.blocks}")
+
+
+# -- device ------------------------------------------------------------------------------------
+
+
+class Buffer(Protocol):
+    """A span of device bytes. A view shares memory with what it was taken from."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def view(self, offset: int, nbytes: int) -> Buffer: ...
+
+
+class Memory(Protocol):
+    """An allocator: bytes only; knows no op. Buffers are freed when nothing refers to them.
+
+    `upload`, `download` and `fill` are complete when they return. Buffers begin at addresses that
+    are multiples of `alignment` bytes.
+    """
+
+    alignment: int
+
+    def empty(self, nbytes: int) -> Buffer: ...
+
+    def upload(self, array: Array, buffer: Buffer) -> None: ...
+
+    def download(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Array: ...
+
+    def fill(self, buffer: Buffer, byte: int) -> None: ...
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def milliseconds_since(self, earlier: Any) -> float:
+        """Time between two recorded events; waits for both."""
+        ...
+
+
+class Stream(Protocol):
+    """An order of device work. A backend whose kernels run at once uses `r18.host.HostStream`."""
+
+    def synchronize(self) -> None: ...
+
+    def record(self) -> Event: ...
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
+        """Record what `work` enqueues as a graph, and return its launch; None: cannot."""
+        ...
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """One implementation of one op. Everything but the last three methods is device-free data.
+
+    id:        `backend/op/algorithm/precision[/tile]`.
+    edges:     sizes at which behaviour changes (tiles, vector widths); tests aim at them.
+    deterministic:   the same inputs give the same bits, on every run and in every stream.
+    batch_invariant: a sample's result is the same bits alone and anywhere in any batch.
+    in_place:  the output buffer may be the first input's.
+    """
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def op(self) -> type[Op]: ...
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def batch_invariant(self) -> bool: ...
+    @property
+    def in_place(self) -> bool: ...
+    @property
+    def contract(self) -> RoundingContract: ...
+    @property
+    def edges(self) -> tuple[int, ...]: ...
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why this kernel does not take the problem, or None. Pure."""
+        ...
+
+    def workspace(self, problem: Problem) -> int:
+        """Scratch bytes that `enqueue` needs. Pure."""
+        ...
+
+    def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
+        """Bring float32 or float64 host weights (in `op.weights()` order) into device form, once.
+
+        Rounding (see `Precision.weight_dtype`), relayout, transforms, quantisation.
+        """
+        ...
+
+    def enqueue(
+        self,
+        problem: Problem,
+        inputs: tuple[Buffer, ...],
+        weights: tuple[Buffer, ...],
+        output: Buffer,
+        workspace: Buffer,
+        stream: Stream,
+    ) -> None:
+        """Put the work in the stream: no allocation, no synchronisation."""
+        ...
+
+
+def input_layout(kernel: Kernel, problem: Problem) -> Layout:
+    """The layout a kernel reads: its own, or a relayout's source."""
+    return problem.op.source if isinstance(problem.op, Relayout) else kernel.layout
+
+
+def output_layout(kernel: Kernel, problem: Problem) -> Layout:
+    """The layout a kernel writes: its own, or a relayout's target."""
+    return problem.op.target if isinstance(problem.op, Relayout) else kernel.layout
+
+
+class Backend(Protocol):
+    """A set of kernels and the way to compile a schedule with them.
+
+    Making one contacts no device; `probe` is the first contact and raises `BackendUnavailable`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def probe(self) -> DeviceInfo: ...
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel, the preferred one for an op and precision first."""
+        ...
+
+    def stream(self) -> Stream: ...
+
+    def compile(
+        self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
+    ) -> Program: ...
+
+
+class BackendBase:
+    """What a backend with kernels and an allocator inherits: `compile`, by the core's executor."""
+
+    name: ClassVar[str]
+
+    def compile(
+        self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
+    ) -> Program:
+        """Compile with the executor; see `r18.executor.compile_schedule`."""
+        from r18.executor import compile_schedule  # the executor imports this module
+
+        return compile_schedule(self, schedule, weights, options)  # type: ignore[arg-type]
+
+
+# -- programs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile.
+
+    batch:     images a run; fixed for a program.
+    precision: a name of `r18.precision.PRECISIONS`.
+    fusion:    a level of `FUSION_LEVELS`.
+    taps:      checkpoints or values to keep for `fetch`; the output is always kept. Taps extend
+               lifetimes and change nothing else.
+    graph:     capture the launches in a graph where the backend's streams can.
+    arena:     let buffers whose lifetimes do not meet share memory.
+    kernels:   overrides, by step name or op name: a kernel id or a glob over ids. An override
+               that does not apply is an error, never ignored.
+    """
+
+    batch: int = 1
+    precision: str = "fp32"
+    fusion: str = "all"
+    taps: tuple[str, ...] = ()
+    graph: bool = True
+    arena: bool = True
+    kernels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise UsageError(f"batch must be at least 1, got {self.batch}")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step's share of a run, in milliseconds."""
+
+    step: str
+    kernel: str
+    milliseconds: float
+
+
+class Program(Protocol):
+    """A compiled schedule: weights uploaded, buffers planned, launches captured; run many times.
+
+    `load`, `launch`, `synchronize`, `fetch` are the parts of a call; a program holds one batch in
+    flight, and calling it is safe from several threads. `fetch` returns float32 (float64 from an
+    fp64 program): narrower formats are widened exactly.
+    """
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def __call__(self, images: Array) -> Array: ...
+    def load(self, images: Array) -> None: ...
+    def launch(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def fetch(self, name: str | None = None) -> Array: ...
+    def profile(self) -> list[StepTime]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,494 @@
+"""The program that any backend with kernels and an allocator gets for free.
+
+`make_plan` is a pure function: it picks a kernel for each step, puts a `Relayout` step where
+layouts meet, and gives every value, input and workspace its place in one arena. `ExecutorProgram`
+uploads weights, allocates the arena, and enqueues the plan's launches. `run_kernel` calls a kernel
+alone; it goes down the same `Launch.enqueue` path, so that what is proved about kernels holds for
+the network.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import numpy as np
+
+from r18.backend import (
+    Array,
+    Backend,
+    Buffer,
+    CompileOptions,
+    Kernel,
+    Memory,
+    StepTime,
+    Stream,
+    input_layout,
+    output_layout,
+)
+from r18.errors import NoKernel, ProgramClosed, ShapeError, UsageError, WeightsError, unknown
+from r18.ops import Layout, Problem, Relayout, Shape
+from r18.passes import fold_weights, fuse
+from r18.planner import Lifetime, plan_arena
+from r18.precision import precision
+from r18.schedule import Schedule
+
+# -- choosing kernels --------------------------------------------------------------------------
+
+
+def choose_kernel(
+    kernels: Sequence[Kernel],
+    problem: Problem,
+    precision_name: str,
+    *,
+    pattern: str | None = None,
+    asked_by: str = "",
+) -> Kernel:
+    """The first kernel that takes the problem in that precision, among those matching `pattern`.
+
+    Raises `NoKernel` with every refusal, or `UnknownName` when no kernel's id matches the pattern.
+    """
+    if pattern is not None:
+        kernels = [k for k in kernels if fnmatchcase(k.id, pattern)] or _no_such(kernels, pattern)
+    refusals: list[str] = []
+    for kernel in kernels:
+        if kernel.op is not type(problem.op):
+            if pattern is not None:
+                refusals.append(f"{kernel.id}: computes {kernel.op.name}")
+        elif kernel.precision.name != precision_name:
+            if pattern is not None:
+                refusals.append(f"{kernel.id}: its precision is {kernel.precision}")
+        elif (reason := kernel.refusal(problem)) is not None:
+            refusals.append(f"{kernel.id}: {reason}")
+        else:
+            return kernel
+    head = f"no kernel takes {problem} in {precision_name}" + (asked_by and f" ({asked_by})")
+    known = sorted({k.precision.name for k in kernels if k.op is type(problem.op)})
+    if not refusals:
+        refusals = [f"precisions with kernels for {problem.op.name}: {', '.join(known) or 'none'}"]
+    raise NoKernel("\n  ".join([head, *refusals]))
+
+
+def _no_such(kernels: Iterable[Kernel], pattern: str) -> list[Kernel]:
+    raise unknown("kernel", pattern, (k.id for k in kernels), hint="A glob over ids works too.")
+
+
+# -- the plan ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value in memory: where it lies in the arena, and how."""
+
+    value: str
+    shape: Shape  # logical
+    layout: Layout
+    nbytes: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One launch: a kernel on a problem, between named tensors of the plan."""
+
+    name: str
+    problem: Problem
+    kernel: Kernel
+    inputs: tuple[str, ...]  # keys of Plan.tensors
+    output: str
+    weights: tuple[str, ...]
+    workspace_nbytes: int
+    workspace_offset: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a program will do, before any device is touched."""
+
+    backend: str
+    schedule: Schedule
+    options: CompileOptions
+    steps: tuple[PlannedStep, ...]
+    tensors: Mapping[str, Tensor]  # by value name, or `value@layout` for a relaid-out copy
+    arena_nbytes: int
+
+    def kernel_ids(self) -> dict[str, str]:
+        """Kernel id by step name."""
+        return {step.name: step.kernel.id for step in self.steps}
+
+
+@dataclass
+class _Draft:
+    """A planned step before the arena gives it offsets."""
+
+    name: str
+    problem: Problem
+    kernel: Kernel
+    inputs: tuple[str, ...]
+    output: str
+    weights: tuple[str, ...]
+
+
+def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> Plan:
+    """Plan a schedule (at level `none`, or already at `options.fusion`) on a backend.
+
+    Pure: needs no device. Raises `NoKernel` for a step that no kernel takes, `UnknownName` for a
+    tap, precision or kernel that does not exist, `UsageError` for an override that names no step
+    and no op of the schedule.
+    """
+    storage = precision(options.precision).dtype
+    if schedule.level == "none":
+        schedule = fuse(schedule, options.fusion)
+    elif schedule.level != options.fusion:
+        raise UsageError(
+            f"schedule '{schedule.name}' is at level '{schedule.level}', "
+            f"the options ask for '{options.fusion}'"
+        )
+    kernels = backend.kernels()
+    _check_overrides(schedule, options)
+    shapes = schedule.shapes(options.batch)
+    problems = schedule.problems(options.batch)
+    layouts: dict[str, Layout] = {schedule.input: Layout.NCHW}
+    values: dict[str, str] = {schedule.input: schedule.input}  # tensor key → value
+    drafts: list[_Draft] = []
+
+    def in_layout(value: str, wanted: Layout) -> str:
+        """The key of the value's tensor in the wanted layout, planning a relayout if need be."""
+        if len(shapes[value]) != 4 or layouts[value] is wanted:
+            return value
+        key = f"{value}@{wanted.value}"
+        if key not in values:
+            problem = Problem(Relayout(layouts[value], wanted), (shapes[value],))
+            kernel = choose_kernel(kernels, problem, options.precision)
+            drafts.append(_Draft(f"relayout {key}", problem, kernel, (value,), key, ()))
+            layouts[key], values[key] = wanted, value
+        return key
+
+    for step in schedule.steps:
+        pattern = options.kernels.get(step.name, options.kernels.get(step.op.name))
+        kernel = choose_kernel(
+            kernels,
+            problems[step.name],
+            options.precision,
+            pattern=pattern,
+            asked_by=f"step '{step.name}' of '{schedule.name}' on backend '{backend.name}'",
+        )
+        inputs = tuple(in_layout(value, kernel.layout) for value in step.inputs)
+        drafts.append(
+            _Draft(step.name, problems[step.name], kernel, inputs, step.output, step.weights)
+        )
+        layouts[step.output], values[step.output] = kernel.layout, step.output
+
+    kept = {schedule.input, schedule.output, *(schedule.value_of(tap) for tap in options.taps)}
+    nbytes = {
+        key: int(np.prod(shapes[value], dtype=object)) * storage.itemsize
+        for key, value in values.items()
+    }
+    owner, lifetimes = _lifetimes(drafts, schedule.input, kept, nbytes, options.arena)
+    scratch = [draft.kernel.workspace(draft.problem) for draft in drafts]
+    lifetimes += [
+        Lifetime(f"workspace of {draft.name}", size, index, index)
+        for index, (draft, size) in enumerate(zip(drafts, scratch, strict=True))
+    ]
+    arena = plan_arena(lifetimes, backend.memory.alignment, share=options.arena)
+    return Plan(
+        backend=backend.name,
+        schedule=schedule,
+        options=options,
+        steps=tuple(
+            PlannedStep(
+                draft.name,
+                draft.problem,
+                draft.kernel,
+                draft.inputs,
+                draft.output,
+                draft.weights,
+                size,
+                arena.offsets[f"workspace of {draft.name}"],
+            )
+            for draft, size in zip(drafts, scratch, strict=True)
+        ),
+        tensors={
+            key: Tensor(value, shapes[value], layouts[key], nbytes[key], arena.offsets[owner[key]])
+            for key, value in values.items()
+        },
+        arena_nbytes=arena.nbytes,
+    )
+
+
+def _check_overrides(schedule: Schedule, options: CompileOptions) -> None:
+    known = {s.name for s in schedule.steps} | {s.op.name for s in schedule.steps}
+    for name in options.kernels:
+        if name not in known:
+            raise unknown("step or op in a kernel override", name, known, error=UsageError)
+
+
+def _lifetimes(
+    drafts: Sequence[_Draft],
+    source: str,
+    kept: set[str],
+    nbytes: Mapping[str, int],
+    share: bool,
+) -> tuple[dict[str, str], list[Lifetime]]:
+    """Each tensor's lifetime, and which tensor's memory it lies in (its own, but for in-place).
+
+    The input lives throughout, so that a program may be launched again without a load; the output
+    and the tapped values live to the end. A kernel that works in place takes over its first
+    input's memory where that value dies there.
+    """
+    end = len(drafts)
+    first = {source: -1}
+    last = {source: end}
+    for index, draft in enumerate(drafts):
+        first[draft.output] = index
+        last[draft.output] = end if draft.output in kept else index
+        for key in draft.inputs:
+            last[key] = max(last[key], index)
+    owner = {key: key for key in first}
+    if share:
+        for index, draft in enumerate(drafts):
+            key = draft.inputs[0]
+            if (
+                draft.kernel.in_place
+                and last[key] == index
+                and draft.inputs.count(key) == 1
+                and nbytes[key] == nbytes[draft.output]
+            ):
+                root = owner[key]
+                owner[draft.output] = root
+                last[root] = max(last[root], last[draft.output])
+    return owner, [
+        Lifetime(key, nbytes[key], first[key], last[key]) for key in first if owner[key] == key
+    ]
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its problem and buffers: the one way in which kernels are called."""
+
+    kernel: Kernel
+    problem: Problem
+    inputs: tuple[Buffer, ...]
+    weights: tuple[Buffer, ...]
+    output: Buffer
+    workspace: Buffer
+
+    def enqueue(self, stream: Stream) -> None:
+        self.kernel.enqueue(
+            self.problem, self.inputs, self.weights, self.output, self.workspace, stream
+        )
+
+
+def upload(
+    memory: Memory, array: Array, kernel_layout: Layout, dtype: np.dtype[Any], buffer: Buffer
+) -> None:
+    """Round a logical array to a storage dtype and bring it into a buffer in a layout."""
+    if array.ndim == 4 and kernel_layout is Layout.NHWC:
+        array = array.transpose(0, 2, 3, 1)
+    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        memory.upload(np.ascontiguousarray(array, dtype), buffer)
+
+
+def download(
+    memory: Memory, buffer: Buffer, shape: Shape, layout: Layout, dtype: np.dtype[Any]
+) -> Array:
+    """A buffer's tensor as a logical array in its storage dtype."""
+    array = memory.download(buffer, layout.physical(shape), dtype)
+    if len(shape) == 4 and layout is Layout.NHWC:
+        array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
+    return array
+
+
+def prepare_weights(
+    kernel: Kernel, problem: Problem, names: Sequence[str], weights: Sequence[Array]
+) -> tuple[Buffer, ...]:
+    """Check shapes, then let the kernel bring its weights into device form."""
+    specs = problem.op.weights()
+    if len(specs) != len(weights):
+        raise WeightsError(f"{problem.op.label} reads {len(specs)} weights, got {len(weights)}")
+    for name, spec, array in zip(names, specs, weights, strict=True):
+        if tuple(array.shape) != spec.shape:
+            raise WeightsError(
+                f"weight '{name}' has shape {tuple(array.shape)}, {problem.op.label} needs "
+                f"{spec.shape}"
+            )
+    return kernel.prepare(problem, tuple(weights))
+
+
+class ExecutorProgram:
+    """A plan with its memory and launches. See `r18.backend.Program`."""
+
+    def __init__(self, backend: Backend, plan: Plan, weights: Mapping[str, Array]) -> None:
+        self._plan = plan
+        self._memory = backend.memory
+        self._stream = backend.stream()
+        self._dtype = precision(plan.options.precision).dtype
+        self._lock = threading.RLock()
+        self._closed = False
+        read = fold_weights(plan.schedule, weights)
+        self._arena = self._memory.empty(plan.arena_nbytes)
+        self._launches = tuple(
+            Launch(
+                step.kernel,
+                step.problem,
+                tuple(self._buffer(key) for key in step.inputs),
+                prepare_weights(
+                    step.kernel, step.problem, step.weights, [read[n] for n in step.weights]
+                ),
+                self._buffer(step.output),
+                self._arena.view(step.workspace_offset, step.workspace_nbytes),
+            )
+            for step in plan.steps
+        )
+        self.weight_nbytes = sum(b.nbytes for launch in self._launches for b in launch.weights)
+        self._graph: Callable[[], None] | None = None
+        if plan.options.graph:
+            self._graph = self._stream.capture(self._enqueue_all)
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
+
+    def __call__(self, images: Array) -> Array:
+        """Logits (or the schedule's output) of one batch; (N, C, H, W) in, float32 out."""
+        with self._lock:
+            self.load(images)
+            self.launch()
+            return self.fetch()
+
+    def load(self, images: Array) -> None:
+        """Bring a batch of the program's input shape to the device; floating point only."""
+        self._check_open()
+        images = np.asarray(images)
+        tensor = self._plan.tensors[self._plan.schedule.input]
+        if images.shape != tensor.shape:
+            raise ShapeError(
+                f"the program takes {tensor.shape}, got {images.shape}; its batch is fixed, "
+                "compile another for another size"
+            )
+        if images.dtype.kind != "f" and images.dtype != self._dtype:
+            raise UsageError(
+                f"the program takes preprocessed floating-point input, got {images.dtype}"
+            )
+        with self._lock:
+            upload(self._memory, images, tensor.layout, self._dtype, self._buffer(tensor.value))
+
+    def launch(self) -> None:
+        """Enqueue one run over what was loaded; returns at once on an asynchronous device."""
+        self._check_open()
+        if self._graph is not None:
+            self._graph()
+        else:
+            self._enqueue_all()
+
+    def synchronize(self) -> None:
+        """Wait until every launch is complete."""
+        self._check_open()
+        self._stream.synchronize()
+
+    def fetch(self, name: str | None = None) -> Array:
+        """A copy of the output, or of a tapped checkpoint, by logical shape; waits for launches.
+
+        Raises `UnknownName` for a name that is no checkpoint and `UsageError` for one that was
+        not tapped.
+        """
+        self._check_open()
+        schedule = self._plan.schedule
+        value = schedule.output if name is None else schedule.value_of(name)
+        kept = {schedule.input, schedule.output}
+        kept |= {schedule.value_of(tap) for tap in self._plan.options.taps}
+        if value not in kept:
+            raise UsageError(f"checkpoint '{name}' was not kept: compile with taps=('{name}', ...)")
+        tensor = self._plan.tensors[value]
+        with self._lock:
+            self._stream.synchronize()
+            array = download(
+                self._memory, self._buffer(value), tensor.shape, tensor.layout, self._dtype
+            )
+        return array if array.dtype == np.float64 else array.astype(np.float32)
+
+    def profile(self) -> list[StepTime]:
+        """Time of each step of one run, by the stream's events, outside any graph."""
+        self._check_open()
+        with self._lock:
+            self._stream.synchronize()
+            marks = [self._stream.record()]
+            for launch in self._launches:
+                launch.enqueue(self._stream)
+                marks.append(self._stream.record())
+            self._stream.synchronize()
+        return [
+            StepTime(step.name, step.kernel.id, later.milliseconds_since(earlier))
+            for step, earlier, later in zip(self._plan.steps, marks, marks[1:], strict=False)
+        ]
+
+    def close(self) -> None:
+        """Give the memory back; idempotent."""
+        if not self._closed:
+            self._stream.synchronize()
+        self._closed = True
+        self._launches = ()
+        self._graph = None
+        self._arena = cast(Buffer, None)
+
+    def _buffer(self, key: str) -> Buffer:
+        tensor = self._plan.tensors[key]
+        return self._arena.view(tensor.offset, tensor.nbytes)
+
+    def _enqueue_all(self) -> None:
+        for launch in self._launches:
+            launch.enqueue(self._stream)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProgramClosed("this program was closed; compile the schedule again")
+
+
+def compile_schedule(
+    backend: Backend, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
+) -> ExecutorProgram:
+    """Plan, upload, capture. `weights` are those of level `none`, by torchvision's names.
+
+    Raises what `make_plan` raises, and `WeightsError` for a missing or misshapen weight.
+    """
+    return ExecutorProgram(backend, make_plan(backend, schedule, options), weights)
+
+
+def run_kernel(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array) -> Array:
+    """Call one kernel on host arrays: the problem's inputs, then the op's weights.
+
+    Arrays are logical (NCHW, OIHW), rounded to the kernel's storage format on the way in; the
+    result is logical, in that format. Raises `NoKernel` with the refusal, `ShapeError` or
+    `WeightsError` for arrays that are not the problem's.
+    """
+    if (reason := kernel.refusal(problem)) is not None:
+        raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
+    inputs, weights = arrays[: problem.op.arity], arrays[problem.op.arity :]
+    if tuple(a.shape for a in inputs) != problem.inputs:
+        raise ShapeError(
+            f"{problem} was given inputs of shape {', '.join(str(a.shape) for a in inputs)}"
+        )
+    memory, dtype = backend.memory, kernel.precision.dtype
+    buffers = []
+    for array in inputs:
+        buffers.append(memory.empty(array.size * dtype.itemsize))
+        upload(memory, array, input_layout(kernel, problem), dtype, buffers[-1])
+    names = [spec.role for spec in problem.op.weights()]
+    launch = Launch(
+        kernel,
+        problem,
+        tuple(buffers),
+        prepare_weights(kernel, problem, names, weights),
+        memory.empty(int(np.prod(problem.output)) * dtype.itemsize),
+        memory.empty(kernel.workspace(problem)),
+    )
+    stream = backend.stream()
+    launch.enqueue(stream)
+    stream.synchronize()
+    return download(memory, launch.output, problem.output, output_layout(kernel, problem), dtype)

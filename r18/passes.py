@@ -1,0 +1,186 @@
+"""Passes over a schedule: fold BatchNorm, fuse ReLU, fuse the residual sum. Pure functions.
+
+Levels build on each other:
+
+| level          | fused                                                                |
+|----------------|----------------------------------------------------------------------|
+| `none`         | nothing: one step an op                                              |
+| `add_relu`     | the residual sum of a block with its ReLU                            |
+| `conv_bn_relu` | and each convolution with its BatchNorm (folded) and following ReLU  |
+| `all`          | and the residual sum and ReLU into the epilogue of a convolution     |
+
+A fused step keeps the first step's name and makes the last step's value. Only a value with one
+reader is fused away. Folding happens whatever is tapped: a value inside a fused step cannot be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from r18.backend import FUSION_LEVELS
+from r18.errors import UsageError, WeightsError, unknown
+from r18.ops import Add, BatchNorm, Conv2d, ReLU
+from r18.schedule import FoldedBatchNorm, Schedule, Step
+
+Array = npt.NDArray[np.floating]
+
+
+def fuse(schedule: Schedule, level: str) -> Schedule:
+    """The schedule at a fusion level; it must be at level `none`.
+
+    Raises `UnknownName` for an unknown level and `UsageError` for a schedule already fused.
+    """
+    if level not in FUSION_LEVELS:
+        raise unknown("fusion level", level, FUSION_LEVELS, error=UsageError)
+    if schedule.level != "none":
+        raise UsageError(f"schedule '{schedule.name}' is already at level '{schedule.level}'")
+    depth = FUSION_LEVELS.index(level)
+    if depth >= 1:
+        schedule = fuse_add_relu(schedule)
+    if depth >= 2:
+        schedule = fuse_conv_relu(fold_batchnorm(schedule))
+    if depth >= 3:
+        schedule = fuse_residual(schedule)
+    return replace(schedule, level=level)
+
+
+def fuse_add_relu(schedule: Schedule) -> Schedule:
+    """Add, then ReLU → Add with ReLU."""
+
+    def merge(add: Step, relu: Step) -> Step | None:
+        if isinstance(add.op, Add) and not add.op.relu and isinstance(relu.op, ReLU):
+            return replace(add, op=replace(add.op, relu=True), output=relu.output)
+        return None
+
+    return _merge_chains(schedule, merge)
+
+
+def fold_batchnorm(schedule: Schedule) -> Schedule:
+    """Conv2d, then BatchNorm → Conv2d with bias, with derived weights (`Schedule.folds`)."""
+    folds: list[FoldedBatchNorm] = []
+
+    def merge(conv: Step, bn: Step) -> Step | None:
+        if not (isinstance(conv.op, Conv2d) and isinstance(bn.op, BatchNorm)):
+            return None
+        if conv.op.bias or conv.op.residual or conv.op.relu:
+            return None
+        fold = FoldedBatchNorm(conv.name, bn.name, bn.op.eps)
+        folds.append(fold)
+        return replace(
+            conv,
+            op=replace(conv.op, bias=True),
+            output=bn.output,
+            weights=(fold.weight, fold.bias),
+        )
+
+    return _merge_chains(schedule, merge, lambda: tuple(folds))
+
+
+def fuse_conv_relu(schedule: Schedule) -> Schedule:
+    """Conv2d, then ReLU → Conv2d with ReLU in its epilogue."""
+
+    def merge(conv: Step, relu: Step) -> Step | None:
+        if isinstance(conv.op, Conv2d) and not conv.op.relu and isinstance(relu.op, ReLU):
+            return replace(conv, op=replace(conv.op, relu=True), output=relu.output)
+        return None
+
+    return _merge_chains(schedule, merge)
+
+
+def fuse_residual(schedule: Schedule) -> Schedule:
+    """Conv2d, then Add (with ReLU) → Conv2d with residual (and ReLU) in its epilogue.
+
+    The convolution is the one made last before the Add, so that its other input exists by then.
+    """
+
+    def merge(conv: Step, add: Step) -> Step | None:
+        if not (isinstance(conv.op, Conv2d) and isinstance(add.op, Add)):
+            return None
+        if conv.op.residual or conv.op.relu or len(set(add.inputs)) != 2:
+            return None
+        (shortcut,) = (value for value in add.inputs if value != conv.output)
+        return replace(
+            conv,
+            op=replace(conv.op, residual=True, relu=add.op.relu),
+            inputs=(*conv.inputs, shortcut),
+            output=add.output,
+        )
+
+    return _merge_chains(schedule, merge, sink=True)
+
+
+def _merge_chains(
+    schedule: Schedule,
+    merge: Callable[[Step, Step], Step | None],
+    folds: Callable[[], tuple[FoldedBatchNorm, ...]] = tuple,
+    sink: bool = False,
+) -> Schedule:
+    """Replace producer and sole consumer by what `merge` makes of them, in one sweep.
+
+    The merged step stands where the producer stood, or, with `sink`, where the consumer did: it
+    may then read values that were made in between. Checkpoints on values that no longer exist
+    are dropped.
+    """
+    readers = Counter(value for step in schedule.steps for value in step.inputs)
+    steps: dict[str, Step] = {}  # by output value, in order
+    for step in schedule.steps:
+        for value in step.inputs:
+            producer = steps.get(value)
+            if producer is None or readers[value] != 1:
+                continue
+            merged = merge(producer, step)
+            if merged is None:
+                continue
+            if sink:
+                del steps[value]
+                steps[merged.output] = merged
+            else:
+                steps = {
+                    (merged.output if s is producer else v): (merged if s is producer else s)
+                    for v, s in steps.items()
+                }
+            break
+        else:
+            steps[step.output] = step
+    values = {schedule.input, *steps}
+    return replace(
+        schedule,
+        steps=tuple(steps.values()),
+        checkpoints=tuple(c for c in schedule.checkpoints if c.value in values),
+        folds=(*schedule.folds, *folds()),
+    )
+
+
+def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The weights that the schedule's steps read: as given, and folded where it says so.
+
+    With s = weight / √(running_var + eps) of the BatchNorm, the folded convolution weight is
+    w[o,…]·s[o] and the folded bias is bias[o] − running_mean[o]·s[o]. Computed in float64; kept
+    there, so that the kernel's rounding to storage is the only one. Raises `WeightsError` for a
+    missing tensor.
+    """
+
+    def given(name: str) -> Array:
+        try:
+            return weights[name]
+        except KeyError:
+            raise WeightsError(
+                f"schedule '{schedule.name}' needs the weight '{name}', which is not given"
+            ) from None
+
+    folded: dict[str, Array] = {}
+    for fold in schedule.folds:
+        scale, shift = (given(f"{fold.bn}.{r}").astype(np.float64) for r in ("weight", "bias"))
+        mean, var = (
+            given(f"{fold.bn}.{r}").astype(np.float64) for r in ("running_mean", "running_var")
+        )
+        scale = scale / np.sqrt(var + fold.eps)
+        weight = given(f"{fold.conv}.weight").astype(np.float64)
+        folded[fold.weight] = weight * scale[:, None, None, None]
+        folded[fold.bias] = shift - mean * scale
+    return {name: folded[name] if name in folded else given(name) for name in schedule.weight_specs}

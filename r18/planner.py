@@ -1,0 +1,79 @@
+"""Lifetimes to arena offsets: a pure function.
+
+A value lives from the step that makes it to the last step that reads it. Two buffers may share
+bytes only when no step needs both. Placement is greedy by size (Pisarchyk and Lee, "Efficient
+memory management for deep neural net inference", arXiv:2001.03288, section 5.2): the largest
+buffer first, each at the lowest offset at which it meets no placed buffer that lives with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from r18.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A buffer of `nbytes`, needed from step `first` through step `last`, both included."""
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0 or self.last < self.first:
+            raise UsageError(f"not a lifetime: {self}")
+
+    def meets(self, other: Lifetime) -> bool:
+        """Whether some step needs both."""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Where each buffer begins in one allocation of `nbytes`."""
+
+    offsets: Mapping[str, int]
+    nbytes: int
+
+
+def aligned(nbytes: int, alignment: int) -> int:
+    """The least multiple of `alignment` that holds `nbytes`."""
+    return -(-nbytes // alignment) * alignment
+
+
+def plan_arena(lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = True) -> Arena:
+    """Place every buffer at a multiple of `alignment`; with `share`, reuse bytes over time.
+
+    Never larger than the sum of the aligned sizes, which is what `share=False` gives. Raises
+    `UsageError` for a repeated name or an alignment below 1.
+    """
+    if alignment < 1:
+        raise UsageError(f"alignment must be at least 1, got {alignment}")
+    if len({life.name for life in lifetimes}) != len(lifetimes):
+        raise UsageError("two lifetimes have the same name")
+    offsets: dict[str, int] = {}
+    placed: list[Lifetime] = []
+    total = 0
+    order = sorted(lifetimes, key=lambda life: (-life.nbytes, life.first, life.name))
+    for life in order if share else lifetimes:
+        size = aligned(life.nbytes, alignment)
+        rivals = ((offsets[p.name], p) for p in placed if not share or p.meets(life))
+        spans = ((start, start + aligned(p.nbytes, alignment)) for start, p in rivals)
+        offsets[life.name] = _lowest_gap(spans, size)
+        placed.append(life)
+        total = max(total, offsets[life.name] + size)
+    return Arena(offsets, total)
+
+
+def _lowest_gap(spans: Iterable[tuple[int, int]], size: int) -> int:
+    """The lowest offset at which `size` bytes meet none of the spans [start, end)."""
+    offset = 0
+    for start, end in sorted(spans):
+        if offset + size <= start:
+            break
+        offset = max(offset, end)
+    return offset

@@ -1,0 +1,143 @@
+"""Finding backends: entry points, `R18_BACKEND`, `module:attr`.
+
+Listing loads nothing. A backend is imported when it is asked for, and contacts its device in
+`probe()`. An explicit choice never falls back; `auto` takes the first of `AUTO_ORDER` that
+probes, then any other installed one by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from r18.backend import Backend, DeviceInfo
+from r18.errors import BackendUnavailable, UnknownName, UsageError, unknown
+
+GROUP = "r18.backends"
+VARIABLE = "R18_BACKEND"
+AUTO_ORDER = ("cupy", "numba", "torch", "numba-cpu", "numpy")
+"""The order in which `auto` tries; documented in the README."""
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Every backend entry point, ours or not, by name, in the order of `auto`; loads nothing."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    ranked = [name for name in AUTO_ORDER if name in found]
+    return {name: found[name] for name in ranked + sorted(found.keys() - set(ranked))}
+
+
+def load_backend(name: str) -> Backend:
+    """Import and make the backend of an entry point's name or a `module:attr`.
+
+    Contacts no device. Raises `UnknownName` with the known names and the nearest,
+    `BackendUnavailable` when its import or its making raises.
+    """
+    if ":" in name:
+        return _make(name, lambda: _attribute(name))
+    points = installed()
+    if name not in points:
+        hint = f"Set {VARIABLE} or --backend to one of these, to 'auto', or to 'module:attr'."
+        raise unknown("backend", name, [*points, "auto"], hint=hint)
+    return _make(name, points[name].load)
+
+
+def _attribute(path: str) -> object:
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"'{path}' is not of the form module:attr")
+    found: object = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _make(name: str, load: Callable[[], object]) -> Backend:
+    try:
+        factory = load()
+        backend = factory() if callable(factory) else factory
+    except (UnknownName, UsageError):
+        raise
+    except BackendUnavailable:
+        raise
+    except Exception as error:  # a plugin may raise anything; its cause is what the user needs
+        remedy = (
+            f"Install what it imports: pip install '{error.name}' or the extra that brings it."
+            if isinstance(error, ModuleNotFoundError) and error.name
+            else "This is a fault of that plugin: import it by hand to see where."
+        )
+        cause = f"{type(error).__name__}: {error}"
+        raise BackendUnavailable(name, cause, remedy) from error
+    wanted = ("name", "memory", "probe", "kernels", "stream", "compile")
+    missing = [part for part in wanted if not hasattr(type(backend), part)]
+    missing = [part for part in missing if not hasattr(backend, part)]
+    if missing:
+        raise BackendUnavailable(
+            name,
+            f"{factory!r} is no backend: it lacks {', '.join(missing)}",
+            "See r18.backend.Backend for the protocol.",
+        )
+    return cast(Backend, backend)
+
+
+def get_backend(name: str | None = None) -> Backend:
+    """The backend to use, probed: `name`, else `R18_BACKEND`, else `auto`.
+
+    An explicit name raises `UnknownName` or `BackendUnavailable` rather than fall back. `auto`
+    raises `BackendUnavailable` listing every cause when nothing can run.
+    """
+    asked = name or os.environ.get(VARIABLE) or "auto"
+    if asked != "auto":
+        backend = load_backend(asked)
+        backend.probe()
+        return backend
+    causes: list[str] = []
+    for candidate in installed():
+        try:
+            backend = load_backend(candidate)
+            backend.probe()
+        except BackendUnavailable as error:
+            causes.append(f"{candidate}: {error.cause}")
+        else:
+            return backend
+    raise BackendUnavailable(
+        "auto",
+        "no installed backend can run here: " + ("; ".join(causes) or "none is installed"),
+        "`r18 backends` shows what each one needs.",
+    )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of `r18 backends`: a device, or the cause and the remedy."""
+
+    name: str
+    provider: str
+    device: DeviceInfo | None
+    cause: str = ""
+    remedy: str = ""
+
+
+def survey() -> list[Listing]:
+    """Every installed backend, probed; a broken one is a line like the others."""
+    lines: list[Listing] = []
+    for name, point in installed().items():
+        provider = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        try:
+            device = load_backend(name).probe()
+        except BackendUnavailable as error:
+            lines.append(Listing(name, provider, None, error.cause, error.remedy))
+        except Exception as error:  # one broken plugin must not hide the others
+            cause = f"its probe raised {type(error).__name__}: {error}"
+            lines.append(Listing(name, provider, None, cause, "This is a fault of that plugin."))
+        else:
+            lines.append(Listing(name, provider, device))
+    return lines
+
+
+def available() -> list[Backend]:
+    """Every installed backend that probes, in the order of `auto`."""
+    return [load_backend(line.name) for line in survey() if line.device is not None]
