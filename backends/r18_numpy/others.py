@@ -70,26 +70,29 @@ def relu(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 
 
 def add(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    np.add(*inputs, out=out)
+    np.add(inputs[0], inputs[1], out=out)
     if op.relu:
         np.maximum(out, 0, out=out)
 
 
 def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Maxima along rows, then down columns: k + k comparisons an output instead of k²."""
-    x = inputs[0]
-    n, c, h, w = x.shape
+    """Maxima down columns, then along rows: k + k comparisons an output instead of k².
+
+    Columns first: those are whole rows of memory, and leave fewer for the strided second half.
+    One image at a time, which the cache holds.
+    """
+    _, c, h, w = inputs[0].shape
     (kh, kw), (sh, sw), (ph, pw) = op.kernel_size, op.stride, op.padding
     oh, ow = out.shape[2:]
-    across: Array = workspace.view(x.dtype).reshape(n, c, h + 2 * ph, ow)
-    across[...] = -np.inf  # never wins, and stands for the padded rows
-    body = across[:, :, ph : ph + h]
-    for s in range(kw):
-        to, columns = _inside(s - pw, sw, w, ow)
-        np.maximum(body[..., to], x[..., columns], out=body[..., to])
-    np.copyto(out, across[:, :, : sh * (oh - 1) + 1 : sh])
-    for r in range(1, kh):
-        np.maximum(out, across[:, :, r : r + sh * (oh - 1) + 1 : sh], out=out)
+    down: Array = workspace.view(out.dtype).reshape(c, oh, w)
+    for x, y in zip(inputs[0], out, strict=True):
+        down[...] = y[...] = -np.inf  # never wins: stands for the padding
+        for r in range(kh):
+            to, rows = _inside(r - ph, sh, h, oh)
+            np.maximum(down[:, to], x[:, rows], out=down[:, to])
+        for s in range(kw):
+            to, columns = _inside(s - pw, sw, w, ow)
+            np.maximum(y[..., to], down[..., columns], out=y[..., to])
 
 
 def _inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
@@ -104,9 +107,8 @@ def _inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, s
 
 
 def _maxpool_scratch(problem: Problem) -> int:
-    n, c, h, _ = problem.inputs[0]
-    assert isinstance(problem.op, MaxPool2d)
-    return n * c * (h + 2 * problem.op.padding[0]) * problem.output[3]
+    _, c, _, w = problem.inputs[0]
+    return c * problem.output[2] * w
 
 
 def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:

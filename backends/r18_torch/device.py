@@ -95,7 +95,7 @@ class CudaTime:
     """A recorded CUDA event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
+        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)
 
     def milliseconds_since(self, earlier: CudaTime) -> float:
@@ -107,7 +107,7 @@ class TorchStream:
     """A CUDA stream of its own, or the CPU, which works at once."""
 
     def __init__(self, device: str) -> None:
-        self.cuda = torch.cuda.Stream() if device == "cuda" else None
+        self.cuda = None if device == "cpu" else torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         if self.cuda is not None:

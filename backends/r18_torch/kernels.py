@@ -227,17 +227,24 @@ def all_kernels(device: str) -> tuple[Kernel, ...]:
             )
             return TorchKernel(op, algorithm, p, rounding, run, device, **options)
 
-        same = {"batch_invariant": True}
         kernels += [
             kernel(Conv2d, "aten", "sum", _conv, stored_sum=narrow),
             kernel(Conv2d, "aten_nhwc", "sum", _conv, stored_sum=narrow, layout=Layout.NHWC),
-            kernel(BatchNorm, "aten", "batchnorm", _batchnorm, **same),
-            kernel(ReLU, "aten", "exact", _relu, **same),
-            kernel(Add, "aten", "elementwise", _add, in_place=True, stored_sum=narrow, **same),
-            kernel(MaxPool2d, "aten", "exact", _maxpool, **same),
+            kernel(BatchNorm, "aten", "batchnorm", _batchnorm, batch_invariant=True),
+            kernel(ReLU, "aten", "exact", _relu, batch_invariant=True),
+            kernel(
+                Add,
+                "aten",
+                "elementwise",
+                _add,
+                in_place=True,
+                stored_sum=narrow,
+                batch_invariant=True,
+            ),
+            kernel(MaxPool2d, "aten", "exact", _maxpool, batch_invariant=True),
             kernel(GlobalAvgPool, "aten", "mean", _gap),
             kernel(Linear, "aten", "sum", _linear, stored_sum=narrow),
-            kernel(Softmax, "aten", "softmax", _softmax, **same),
-            kernel(Relayout, "aten", "exact", _relayout, **same),
+            kernel(Softmax, "aten", "softmax", _softmax, batch_invariant=True),
+            kernel(Relayout, "aten", "exact", _relayout, batch_invariant=True),
         ]
     return tuple(kernels)
