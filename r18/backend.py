@@ -4,7 +4,7 @@ Semantics of the ops (a kernel documents only how it differs, and it may not dif
 
 - Arithmetic is IEEE 754 with the rounding that the kernel's `RoundingContract` declares. A NaN or
   infinity that the mathematics carries to an output element is found there; it never changes an
-  output element that does not depend on it.
+  output element that does not depend on it (a Winograd kernel: an element of no tile it is in).
 - Conv2d is cross-correlation: y[n,o,i,j] = Σ w[o,c,r,s]·x[n,c, i·stride−pad+r, j·stride−pad+s],
   where x outside the image is +0. A zero weight times an infinite or NaN pixel is NaN. What the
   op fuses comes after the sum, in this order: bias, residual, ReLU.

@@ -167,16 +167,17 @@ class HostKernel:
         stream: Stream,
     ) -> None:
         dtype = self.precision.dtype
-        self.run(
-            problem.op,
-            tuple(
-                host(buffer).as_array(input_layout(self, problem).physical(shape), dtype)
-                for buffer, shape in zip(inputs, problem.inputs, strict=True)
-            ),
-            tuple(cast(PackedWeight, buffer).packed for buffer in weights),
-            host(output).as_array(output_layout(self, problem).physical(problem.output), dtype),
-            host(workspace).array,
-        )
+        with np.errstate(all="ignore"):  # NaN and Inf are values here; see r18.backend
+            self.run(
+                problem.op,
+                tuple(
+                    host(buffer).as_array(input_layout(self, problem).physical(shape), dtype)
+                    for buffer, shape in zip(inputs, problem.inputs, strict=True)
+                ),
+                tuple(cast(PackedWeight, buffer).packed for buffer in weights),
+                host(output).as_array(output_layout(self, problem).physical(problem.output), dtype),
+                host(workspace).array,
+            )
 
 
 class PackedWeight(HostBuffer):

@@ -146,17 +146,27 @@ def _library_modes(precision: Precision) -> Iterator[None]:
 
 
 def _conv(op: Conv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
-    y = F.conv2d(inputs[0], weights[0], None, op.stride, op.padding)
-    if op.bias or op.residual:
-        # The epilogue adds in the accumulator's format; the sum was stored before it.
-        y = y.to(_wide(y))
-        if op.bias:
-            y += weights[1][:, None, None]
-        if op.residual:
-            y += inputs[1]
+    y = F.conv2d(*_multiplied(inputs[0], weights[0]), None, op.stride, op.padding)
+    y = y.to(_wide(y))  # the epilogue adds in the accumulator's format
+    if op.bias:
+        y += weights[1][:, None, None]
+    if op.residual:
+        y += inputs[1]
     if op.relu:
         y = y.relu_()
     out.copy_(y)
+
+
+def _multiplied(*factors: torch.Tensor) -> Tensors:
+    """The factors of a product in the format that the library is to multiply them in.
+
+    NOTE: on the CPU float16 and bfloat16 are widened to float32, which is exact. The library's own
+    bfloat16 convolution there lets an infinity reach neighbouring outputs where the number of
+    channels is odd, and reads subnormals as zero (the oracle found both); float16 is slow.
+    """
+    if factors[0].is_cuda:
+        return factors
+    return tuple(f.to(_wide(f)) for f in factors)
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
@@ -188,7 +198,7 @@ def _gap(op: GlobalAvgPool, inputs: Tensors, weights: Tensors, out: torch.Tensor
 
 
 def _linear(op: Linear, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
-    y = F.linear(inputs[0], weights[0])
+    y = F.linear(*_multiplied(inputs[0], weights[0]))
     out.copy_(y.to(_wide(y)) + weights[1])
 
 
@@ -205,7 +215,8 @@ def all_kernels(device: str) -> tuple[Kernel, ...]:
     """Every kernel on that device ("cpu" or "cuda"), NCHW before NHWC."""
     kernels: list[Kernel] = []
     for precision in (FP32, FP64, TF32, FP16, BF16):
-        narrow = precision.storage != precision.accumulate
+        # On CUDA the library stores a narrow sum before our epilogue can add to it.
+        stored_sum = device == "cuda" and precision.storage != precision.accumulate
 
         def kernel(
             op: type[Op],
@@ -228,9 +239,9 @@ def all_kernels(device: str) -> tuple[Kernel, ...]:
             return TorchKernel(op, algorithm, p, rounding, run, device, **options)
 
         kernels += [
-            kernel(Conv2d, "aten", "sum", _conv, stored_sum=narrow),
-            kernel(Conv2d, "aten_nhwc", "sum", _conv, stored_sum=narrow, layout=Layout.NHWC),
-            kernel(BatchNorm, "aten", "batchnorm", _batchnorm, batch_invariant=True),
+            kernel(Conv2d, "aten", "sum", _conv, stored_sum=stored_sum),
+            kernel(Conv2d, "aten_nhwc", "sum", _conv, stored_sum=stored_sum, layout=Layout.NHWC),
+            kernel(BatchNorm, "aten", "scale_shift", _batchnorm, batch_invariant=True),
             kernel(ReLU, "aten", "exact", _relu, batch_invariant=True),
             kernel(
                 Add,
@@ -238,12 +249,11 @@ def all_kernels(device: str) -> tuple[Kernel, ...]:
                 "elementwise",
                 _add,
                 in_place=True,
-                stored_sum=narrow,
                 batch_invariant=True,
             ),
             kernel(MaxPool2d, "aten", "exact", _maxpool, batch_invariant=True),
             kernel(GlobalAvgPool, "aten", "mean", _gap),
-            kernel(Linear, "aten", "sum", _linear, stored_sum=narrow),
+            kernel(Linear, "aten", "sum", _linear, stored_sum=stored_sum),
             kernel(Softmax, "aten", "softmax", _softmax, batch_invariant=True),
             kernel(Relayout, "aten", "exact", _relayout, batch_invariant=True),
         ]

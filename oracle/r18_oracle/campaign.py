@@ -1,0 +1,247 @@
+"""A campaign: one kernel through drawn problems and those of the network, in this process.
+
+Hypothesis draws and shrinks; `r18_oracle.worker` runs campaigns in processes of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from r18.backend import Backend, Kernel
+from r18.errors import unknown
+from r18.ops import Problem
+from r18.schedule import Schedule, network
+from r18_oracle.checks import Tally, examine
+from r18_oracle.findings import Failed, Finding
+from r18_oracle.inputs import ROUNDING
+from r18_oracle.problems import problems, schedule_problems
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How long to look.
+
+    examples:       drawn problems a kernel.
+    max_elements, max_macs: the size of a drawn problem.
+    batches:        batch sizes at which the network's own problems are run.
+    whole:          run every check on the network's problems, not one call a kind.
+    samples:        images compared end to end, checkpoint by checkpoint.
+    shrink_seconds: how long to look for a smaller problem once one fails.
+    call_seconds:   the longest that a worker may be silent before it counts as hung.
+    """
+
+    name: str
+    examples: int
+    max_elements: int
+    max_macs: int
+    batches: tuple[int, ...]
+    whole: bool
+    samples: int
+    shrink_seconds: float
+    call_seconds: float
+
+
+PROFILES = {
+    p.name: p
+    for p in (
+        Profile("quick", 15, 4_096, 400_000, (1,), False, 2, 5, 60),
+        Profile("ci", 40, 8_192, 1_000_000, (1,), False, 4, 20, 120),
+        Profile("thorough", 250, 65_536, 20_000_000, (1, 2, 8), True, 16, 60, 300),
+        Profile("nightly", 2_500, 262_144, 100_000_000, (1, 2, 3, 8, 64), True, 64, 300, 900),
+    )
+}
+
+
+def profile(name: str) -> Profile:
+    """The profile of that name; raises `UnknownName`."""
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise unknown("profile", name, PROFILES) from None
+
+
+@dataclass
+class KernelReport:
+    """What a campaign found on one kernel."""
+
+    backend: str
+    kernel: str
+    tally: Tally = field(default_factory=Tally)
+    finding: Finding | None = None
+    network_problems: int = 0
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """`ok`, `FAIL`, or `refused`: it took no problem that it was offered."""
+        if self.finding is not None:
+            return "FAIL"
+        return "ok" if self.tally.problems else "refused"
+
+
+Announce = Callable[[Problem, str, int], None]
+
+
+@cache
+def network_problems(name: str, batches: tuple[int, ...]) -> tuple[Problem, ...]:
+    """The distinct problems of a named network."""
+    return schedule_problems(network(name), batches)
+
+
+def run_campaign(
+    backend: Backend,
+    kernel: Kernel,
+    how: Profile,
+    seed: int,
+    *,
+    backend_name: str | None = None,
+    network_name: str | None = "resnet18",
+    announce: Announce = lambda problem, kind, seed: None,
+) -> KernelReport:
+    """Search one kernel for a fault; the report's finding is the smallest failing problem.
+
+    network_name: whose problems to include; None leaves them out (for slow devices the tiny one
+    stands in). The same seed gives the same problems and inputs.
+    """
+    report = KernelReport(backend_name or backend.name, kernel.id)
+    start = time.perf_counter()
+
+    def attempt(problem: Problem, data_seed: int, rounding: str, light: bool) -> bool:
+        return examine(
+            backend,
+            kernel,
+            problem,
+            data_seed,
+            report.tally,
+            rounding=rounding,
+            light=light,
+            backend_name=report.backend,
+            announce=announce,
+        )
+
+    try:
+        search(kernel, how, seed, attempt)
+        if network_name is not None:
+            for index, problem in enumerate(network_problems(network_name, how.batches)):
+                if type(problem.op) is kernel.op:
+                    rounding = ROUNDING[index % len(ROUNDING)]
+                    report.network_problems += attempt(problem, seed, rounding, not how.whole)
+    except Failed as failure:
+        report.finding = failure.finding
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def search(
+    kernel: Kernel,
+    how: Profile,
+    seed: int,
+    attempt: Callable[[Problem, int, str, bool], bool],
+) -> None:
+    """Draw problems and inputs, and raise the smallest `Failed` that `attempt` raises on them."""
+    best: list[Failed] = []
+    deadline = math.inf
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=how.examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(
+        problem=problems(kernel, how.max_elements, how.max_macs),
+        data_seed=st.integers(0, 2**16 - 1),
+        rounding=st.sampled_from(ROUNDING),
+    )
+    def draw(problem: Problem, data_seed: int, rounding: str) -> None:
+        nonlocal deadline
+        if time.monotonic() > deadline:
+            raise _ShrunkEnough
+        try:
+            attempt(problem, data_seed, rounding, False)
+        except Failed as failure:
+            if not best:
+                deadline = time.monotonic() + how.shrink_seconds
+            if not best or _smaller(failure.finding, best[0].finding):
+                best[:] = [failure]
+            raise
+
+    try:
+        draw()
+    except (_ShrunkEnough, Failed):
+        raise best[0] from None
+
+
+class _ShrunkEnough(BaseException):
+    """Ends a search; Hypothesis lets it through, as it does KeyboardInterrupt."""
+
+
+def _smaller(one: Finding, other: Finding) -> bool:
+    """Same fault, in less: fewer elements, or as many and a smaller seed."""
+    if one.check != other.check or one.problem is None or other.problem is None:
+        return False
+    return (_elements(one.problem), one.seed) < (_elements(other.problem), other.seed)
+
+
+def _elements(problem: Problem) -> int:
+    weights = [spec.shape for spec in problem.op.weights()]
+    return sum(math.prod(shape) for shape in (*problem.inputs, *weights, problem.output))
+
+
+def uncovered(
+    backend: Backend, schedule: Schedule, batches: Sequence[int]
+) -> list[tuple[str, Problem]]:
+    """(precision, problem) of every network problem that no kernel of the backend takes.
+
+    Only for precisions in which the backend takes convolutions at all.
+    """
+    kernels = backend.kernels()
+    wanted = schedule_problems(schedule, batches)
+    missing: list[tuple[str, Problem]] = []
+    for name in dict.fromkeys(k.precision.name for k in kernels):
+        usable = [k for k in kernels if k.precision.name == name]
+        answers = {p: any(k.refusal(p) is None for k in usable) for p in wanted}
+        convolves = any(ok for p, ok in answers.items() if p.op.name == "conv2d")
+        layouts = {k.layout for k in usable}
+        for problem, ok in answers.items():
+            if ok or not convolves:
+                continue
+            if problem.op.name == "relayout" and len(layouts) == 1:
+                continue  # nothing of it would ever be planned
+            missing.append((name, problem))
+    return missing
+
+
+def replay(
+    backend: Backend, kernel: Kernel, finding: Finding, *, backend_name: str
+) -> Finding | None:
+    """Run a finding's problem and inputs again; the finding that comes out, or None."""
+    if finding.problem is None:
+        return None
+    rounding = finding.kind if finding.kind in ROUNDING else "normal"
+    roundings = [rounding] if finding.kind in ROUNDING else list(ROUNDING)
+    for kind in roundings:
+        try:
+            examine(
+                backend,
+                kernel,
+                finding.problem,
+                finding.seed,
+                rounding=kind,
+                backend_name=backend_name,
+            )
+        except Failed as failure:
+            return replace(failure.finding)
+    return None

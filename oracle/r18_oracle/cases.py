@@ -1,0 +1,48 @@
+"""A case: a problem with the exact values that a kernel is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from r18.backend import Array, Kernel
+from r18.ops import Problem
+from r18.precision import Precision
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A problem and its arrays, logical in shape (NCHW, OIHW), in the kernel's storage formats.
+
+    The reference starts from these values, so the rounding to storage is in neither side.
+    """
+
+    problem: Problem
+    precision: Precision
+    inputs: tuple[Array, ...]
+    weights: tuple[Array, ...]
+
+    @classmethod
+    def of(
+        cls, kernel: Kernel, problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]
+    ) -> Case:
+        """Round float64 values as the core's upload and `prepare` round them for the kernel."""
+        precision = kernel.precision
+        with np.errstate(over="ignore"):
+            return cls(
+                problem,
+                precision,
+                tuple(np.ascontiguousarray(a, precision.dtype) for a in inputs),
+                tuple(
+                    np.ascontiguousarray(a, precision.weight_dtype(spec))
+                    for a, spec in zip(weights, problem.op.weights(), strict=True)
+                ),
+            )
+
+    def wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Inputs and weights widened exactly to float64."""
+        return (
+            tuple(a.astype(np.float64) for a in self.inputs),
+            tuple(a.astype(np.float64) for a in self.weights),
+        )

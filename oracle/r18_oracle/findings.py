@@ -1,0 +1,141 @@
+"""Findings: one disagreement each, small enough to mail, and exact enough to replay."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from r18.atomic import new_file
+from r18.errors import R18Error, UsageError, unknown
+from r18.ops import OPS, Layout, Op, Problem
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One disagreement.
+
+    check:      the name of the check that failed (`r18_oracle.checks.CHECKS`, or `crash`, `hang`).
+    backend, kernel: what was under test; the backend as `get_backend` takes it.
+    problem:    the smallest problem that still fails.
+    kind, seed: the input, as `make_case` takes them.
+    message:    what is wrong, in a sentence.
+    coordinate, got, expected, bound: the worst element, where the check compares values.
+    """
+
+    check: str
+    backend: str
+    kernel: str
+    problem: Problem | None
+    kind: str
+    seed: int
+    message: str
+    coordinate: tuple[int, ...] | None = None
+    got: float | None = None
+    expected: float | None = None
+    bound: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; non-finite numbers as strings, since JSON has none."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["problem"] = None if self.problem is None else problem_to_json(self.problem)
+        for name in ("got", "expected", "bound"):
+            data[name] = None if data[name] is None else repr(float(data[name]))
+        data["coordinate"] = None if self.coordinate is None else list(self.coordinate)
+        return {"finding": 1, **data}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Finding:
+        """The finding of `to_json`'s data; raises `UsageError` for anything else."""
+        if not isinstance(data, dict) or data.get("finding") != 1:
+            raise UsageError("this is not a finding that this version of r18 wrote")
+        known = {f.name for f in fields(cls)}
+        missing = {"check", "backend", "kernel", "kind", "seed", "message"} - data.keys()
+        if missing or data.keys() - known - {"finding"}:
+            raise UsageError(f"a damaged finding: missing {sorted(missing) or 'nothing'}")
+        values = {name: data[name] for name in known & data.keys()}
+        try:
+            if values.get("problem") is not None:
+                values["problem"] = problem_from_json(values["problem"])
+            for name in ("got", "expected", "bound"):
+                if values.get(name) is not None:
+                    values[name] = float(values[name])
+            if values.get("coordinate") is not None:
+                values["coordinate"] = tuple(int(i) for i in values["coordinate"])
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise UsageError(f"a damaged finding: {error}") from None
+        return cls(**values)
+
+    def describe(self, path: Path | str | None = None) -> str:
+        """The lines that a person reads; with a path, the line to run."""
+        lines = [f"{self.kernel}: {self.check}: {self.message}"]
+        if self.problem is not None:
+            lines.append(f"  problem   {self.problem}")
+        lines.append(f"  input     {self.kind}, seed {self.seed}")
+        if self.coordinate is not None:
+            lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")
+            lines.append(f"            expected {self.expected!r}, bound {self.bound!r}")
+        if path is not None:
+            lines.append(f"  replay    r18 replay {path}")
+        return "\n".join(lines)
+
+    @property
+    def file_name(self) -> str:
+        """A name of its own for this finding's file."""
+        stem = f"{self.kernel}.{self.check}.{self.kind}.{self.seed}"
+        return "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem) + ".json"
+
+
+class Failed(R18Error):
+    """A check failed; carries the finding. Raised inside the search so that it can shrink."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(finding.describe())
+
+
+def save(finding: Finding, folder: Path) -> Path:
+    """Write a finding as a small JSON file, whole or not at all; returns its path."""
+    path = folder / finding.file_name
+    with new_file(path) as draft:
+        draft.write_text(json.dumps(finding.to_json(), indent=1) + "\n", "utf-8")
+    return path
+
+
+def load(path: Path) -> Finding:
+    """Read a finding; raises `UsageError` when the file is none."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the finding '{path}': {error}") from None
+    return Finding.from_json(data)
+
+
+def problem_to_json(problem: Problem) -> dict[str, Any]:
+    """{"op": name, "settings": {...}, "inputs": [[...], ...]}."""
+    settings = {
+        f.name: value.value if isinstance(value, Layout) else value
+        for f in fields(problem.op)
+        for value in [getattr(problem.op, f.name)]
+    }
+    return {
+        "op": problem.op.name,
+        "settings": settings,
+        "inputs": [list(shape) for shape in problem.inputs],
+    }
+
+
+def problem_from_json(data: dict[str, Any]) -> Problem:
+    """The problem of `problem_to_json`'s data; raises `UnknownName` or `ShapeError`."""
+    if data["op"] not in OPS:
+        raise unknown("op", data["op"], OPS)
+    kind: type[Op] = OPS[data["op"]]
+    settings: dict[str, Any] = {}
+    for name, value in data["settings"].items():
+        if isinstance(value, list):
+            settings[name] = tuple(value)
+        else:
+            settings[name] = Layout(value) if isinstance(value, str) else value
+    return Problem(kind(**settings), tuple(tuple(shape) for shape in data["inputs"]))

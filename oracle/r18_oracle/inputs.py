@@ -1,0 +1,231 @@
+"""The kinds of input: exact integers, impulses, four rounding kinds, and the edges of the format.
+
+Every array is made in float64 from a seed and then rounded to what the kernel stores. A kind that
+says nothing about an op (exact integers and a square root) is not in `kinds_for`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from r18.backend import Array, Kernel
+from r18.errors import unknown
+from r18.ops import Add, BatchNorm, Conv2d, GlobalAvgPool, Linear, Problem, Relayout, Softmax
+from r18_oracle.bounds import FORMATS
+from r18_oracle.cases import Case
+
+ROUNDING = ("normal", "positive", "cancelling", "wide")
+KINDS = ("exact", "impulse", *ROUNDING, "edges")
+
+Arrays = tuple[Array, ...]
+Rng = np.random.Generator
+
+# Integers up to 2^p are exact in a format whose significand has p bits.
+_INTEGERS = {"float64": 2**30, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8, "tf32": 2**11}
+
+
+def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
+    """The kinds of input that this kernel can be judged on for this problem."""
+    algorithm, op = kernel.contract.algorithm, problem.op
+    exact = algorithm in ("sum", "winograd_f2x2", "elementwise", "exact")
+    if isinstance(op, GlobalAvgPool):
+        count = problem.inputs[0][2] * problem.inputs[0][3]
+        exact = algorithm == "mean" and count & (count - 1) == 0  # a power of two divides exactly
+    return KINDS if exact else KINDS[1:]
+
+
+def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int) -> Case:
+    """The case of that kind and seed, for a kernel; the same arrays every time.
+
+    Raises `UnknownName` for a kind that does not exist.
+    """
+    makers: dict[str, Callable[[Kernel, Problem, Rng], tuple[Arrays, Arrays]]] = {
+        "exact": _exact,
+        "impulse": _impulse,
+        "normal": lambda k, p, g: _random(p, g, lambda s: g.standard_normal(s)),
+        "positive": lambda k, p, g: _random(p, g, lambda s: g.random(s)),
+        "cancelling": _cancelling,
+        "wide": _wide,
+        "edges": _edges,
+    }
+    if kind not in makers:
+        raise unknown("kind of input", kind, makers)
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    return Case.of(kernel, problem, *makers[kind](kernel, problem, rng))
+
+
+def _shapes(problem: Problem) -> list[tuple[int, ...]]:
+    return [spec.shape for spec in problem.op.weights()]
+
+
+def _depth(problem: Problem) -> int:
+    op = problem.op
+    if isinstance(op, Conv2d):
+        return op.depth
+    return op.in_features if isinstance(op, Linear) else 1
+
+
+def _batchnorm_weights(rng: Rng, channels: int) -> Arrays:
+    return (
+        rng.uniform(0.5, 1.5, channels) * rng.choice([-1.0, 1.0], channels, p=[0.2, 0.8]),
+        rng.standard_normal(channels),
+        rng.standard_normal(channels),
+        rng.uniform(0.1, 3.0, channels),
+    )
+
+
+def _random(
+    problem: Problem, rng: Rng, draw: Callable[[tuple[int, ...]], Array]
+) -> tuple[Arrays, Arrays]:
+    """Activations of one distribution; weights scaled so that outputs keep their size (He)."""
+    inputs = tuple(draw(shape) for shape in problem.inputs)
+    if isinstance(problem.op, BatchNorm):
+        return inputs, _batchnorm_weights(rng, problem.op.channels)
+    scale = math.sqrt(2 / _depth(problem))
+    return inputs, tuple(
+        draw(shape) * (scale if len(shape) > 1 else 0.5) for shape in _shapes(problem)
+    )
+
+
+# -- exact -------------------------------------------------------------------------------------
+
+
+def _exact(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
+    """Integers such that every partial sum, in any order, is exact in the accumulator.
+
+    With b bits of integers in the accumulator and a and w the largest |x| and |w|, K·a·w plus the
+    addends stays at or under 2^b. Where the output format is narrower than that, the values are
+    made few and small, so that most results need no rounding that could hide a lost product.
+    """
+    room = min(_INTEGERS[kernel.contract.accumulate], 2**40)
+    factor = _INTEGERS[kernel.precision.multiply]
+    stored = _INTEGERS[kernel.contract.output]
+    depth = _depth(problem)
+    unit = 1
+    if kernel.contract.algorithm == "winograd_f2x2":
+        # G g Gᵀ divides by 4; the transforms grow |x| by 4, |w| by 9/4, the output by 9.
+        unit, room = 4, room // 81
+    largest = min(math.isqrt(max(1, room // (2 * unit * (depth + 1)))), factor // unit, stored)
+    density = 1.0
+    if stored < room:
+        largest = 1 if depth > 1 else min(largest, stored // 4)
+        density = min(1.0, stored / 4 / math.sqrt(depth * max(1, largest) ** 2))
+
+    def integers(shape: tuple[int, ...], most: int, thin: float = 1.0) -> Array:
+        values = rng.integers(-max(1, most), max(1, most) + 1, shape).astype(np.float64)
+        return values * (rng.random(shape) < thin)
+
+    inputs = [integers(problem.inputs[0], largest, math.sqrt(density))]
+    addend = max(1, min(largest, stored // 4))
+    inputs += [integers(shape, addend) for shape in problem.inputs[1:]]
+    weights = [
+        integers(shape, largest, math.sqrt(density)) * unit
+        if len(shape) > 1
+        else integers(shape, addend)
+        for shape in _shapes(problem)
+    ]
+    return tuple(inputs), tuple(weights)
+
+
+# -- impulses ----------------------------------------------------------------------------------
+
+
+def _impulse(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
+    """One pixel and one weight that meet in one output: an index error moves the value."""
+    inputs = [np.zeros(shape) for shape in problem.inputs]
+    weights = [np.zeros(shape) for shape in _shapes(problem)]
+    op = problem.op
+    if isinstance(op, Conv2d):
+        n, o, i, j = _pick(rng, problem.output)
+        c, r, s = _pick(rng, (op.in_channels, *op.kernel_size))
+        weights[0][o, c, r, s] = 2.0
+        row, column = i * op.stride[0] - op.padding[0] + r, j * op.stride[1] - op.padding[1] + s
+        _, _, h, w = problem.inputs[0]
+        # A tap in the padding: the pixel nearest to it must then not be read through that tap.
+        inputs[0][n, c, min(max(row, 0), h - 1), min(max(column, 0), w - 1)] = 3.0
+        return tuple(inputs), tuple(weights)
+    if isinstance(op, Linear):
+        n, o = _pick(rng, problem.output)
+        (k,) = _pick(rng, (op.in_features,))
+        weights[0][o, k], inputs[0][n, k] = 2.0, 3.0
+        return tuple(inputs), tuple(weights)
+    for array in inputs:
+        array[_pick(rng, array.shape)] = 3.0
+    if isinstance(op, BatchNorm):
+        weights[0][...] = weights[3][...] = 1.0
+    if isinstance(op, Relayout):  # it may only move: let every element differ
+        inputs[0][...] = np.arange(inputs[0].size).reshape(inputs[0].shape) % 251
+    return tuple(inputs), tuple(weights)
+
+
+def _pick(rng: Rng, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(rng.integers(extent)) for extent in shape)
+
+
+# -- rounding ----------------------------------------------------------------------------------
+
+
+def _cancelling(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
+    """Large terms whose sum nearly vanishes: activations around 100, weights of mean zero."""
+    inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
+    if isinstance(problem.op, Conv2d | Linear):
+        first = weights[0]
+        axes = tuple(range(1, first.ndim))
+        centred = first - first.mean(axis=axes, keepdims=True)
+        return (inputs[0] + 100.0, *inputs[1:]), (centred, *weights[1:])
+    if isinstance(problem.op, Add):
+        return (inputs[0] + 100.0, inputs[1] - 100.0), weights
+    if isinstance(problem.op, BatchNorm):
+        scale, shift, _, var = weights
+        return (inputs[0] + 100.0,), (scale, shift, np.full_like(scale, 100.0), var)
+    if isinstance(problem.op, Softmax):
+        return (inputs[0] + 60.0,), weights
+    return (inputs[0] * 100.0, *inputs[1:]), weights
+
+
+def _wide(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
+    """Magnitudes over many binades, as far as sums of the format stay finite."""
+    narrow = kernel.precision.storage == "float16"
+    low, high = (-8.0, 4.0) if narrow else (-30.0, 20.0)
+
+    def draw(shape: tuple[int, ...]) -> Array:
+        values: Array = rng.standard_normal(shape) * np.exp2(rng.uniform(low, high, shape))
+        return values
+
+    inputs, weights = _random(problem, rng, draw)
+    if isinstance(problem.op, Softmax):
+        return (rng.standard_normal(problem.inputs[0]) * 30.0,), weights
+    return inputs, weights
+
+
+# -- edges -------------------------------------------------------------------------------------
+
+
+def _edges(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
+    """Ordinary values with a few of the format's edges among them.
+
+    Activations get ±0, subnormals, the smallest normal, the largest value, ±Inf, NaN; weights get
+    zeros and subnormals alone (a non-finite weight meets every pixel, padding included). A
+    BatchNorm variance of 0 is an edge too. Few, so that most outputs must stay ordinary.
+    """
+    inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
+    stored = FORMATS[kernel.precision.storage]
+    tame = np.array([0.0, -0.0, stored.eta, -stored.eta, stored.tiny, -stored.tiny])
+    if kernel.precision.flush_to_zero:
+        tame = np.array([0.0, -0.0])  # a subnormal times an infinity would be NaN when flushed
+    wild = np.array([stored.largest, -stored.largest, np.inf, -np.inf, np.nan])
+    for array in inputs:
+        flat = array.reshape(-1)
+        flat[rng.integers(flat.size, size=max(1, flat.size // 16))] = rng.choice(tame)
+        count = min(3, max(1, flat.size // 64))
+        flat[rng.integers(flat.size, size=count)] = rng.choice(wild, count)
+    for array in weights:
+        if array.ndim > 1:
+            flat = array.reshape(-1)
+            flat[rng.integers(flat.size, size=max(1, flat.size // 16))] = rng.choice(tame)
+    if isinstance(problem.op, BatchNorm):
+        weights[3][_pick(rng, weights[3].shape)] = 0.0
+    return inputs, weights

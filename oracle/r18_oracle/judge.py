@@ -1,0 +1,102 @@
+"""Judging one output against the reference: equality, or the derived bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from r18.backend import Array, RoundingContract
+from r18.precision import dtype_of
+from r18_oracle.bounds import Bound, bound
+from r18_oracle.cases import Case
+from r18_oracle.reference import pre_epilogue, reference
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found.
+
+    ok:         every judged element is right.
+    ratio:      max(error / bound); above 1 is a fault. Infinite for a wrong element whose bound
+                is 0 and for a NaN where the reference has none.
+    sharp:      max(error / statistical line), or None where there is none: above 1 is a warning.
+    resolution: an error of this size, relative to the root mean square of the result, would have
+                been seen at every judged element (twice the bound); None for an exact check.
+    unjudged:   elements where an intermediate may overflow.
+    coordinate, got, expected, allowed: the worst element.
+    """
+
+    ok: bool
+    ratio: float
+    sharp: float | None
+    resolution: float | None
+    unjudged: int
+    coordinate: tuple[int, ...]
+    got: float
+    expected: float
+    allowed: float
+
+
+def judge(case: Case, contract: RoundingContract, got: Array, *, exact: bool = False) -> Judgement:
+    """Compare an output (logical shape, storage dtype) with the float64 reference.
+
+    With `exact`, the result must equal the reference, rounded to storage as the contract says.
+    Raises `UnknownName` for a contract that has no derivation.
+    """
+    inputs, weights = case.wide()
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = reference(case.problem, inputs, weights)
+        limits = bound(case, contract, y)
+        if exact:
+            y = _rounded(case, contract, y)
+            limits = Bound(np.zeros(y.shape), None, limits.overflows)
+        return _compare(got.astype(np.float64), y, limits, exact)
+
+
+def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
+    """An exact result as the kernel stores it: once, or before and after an epilogue."""
+    storage = dtype_of(contract.output)
+    op = case.problem.op
+    if contract.stored_sum and contract.algorithm == "sum":
+        inputs, weights = case.wide()
+        total = pre_epilogue(case.problem, inputs, weights).astype(storage).astype(np.float64)
+        if getattr(op, "bias", True):
+            total += weights[1][:, None, None] if total.ndim == 4 else weights[1]
+        if getattr(op, "residual", False):
+            total += inputs[1]
+        y = np.maximum(total, 0) if getattr(op, "relu", False) else total
+    return y.astype(storage).astype(np.float64)
+
+
+def _compare(got: Array, y: Array, limits: Bound, exact: bool) -> Judgement:
+    finite = np.isfinite(y)
+    error = np.abs(got - y)
+    ratio = np.where(error == 0, 0.0, error / limits.largest)
+    # NaN in `error` means a NaN or an unlike infinity on either side: right only where both agree.
+    same = (np.isnan(got) & np.isnan(y)) | (got == y)
+    ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
+    judged = np.ones(y.shape, bool) if limits.overflows is None else ~limits.overflows
+    ratio = np.where(judged, ratio, 0.0)
+    worst = np.unravel_index(int(np.argmax(ratio)), y.shape)
+    sharp = None
+    compared = judged & finite & np.isfinite(error)
+    if limits.statistical is not None and compared.any():
+        line = limits.statistical[compared]
+        sharp = float(np.max(np.where(error[compared] == 0, 0.0, error[compared] / line)))
+    resolution = None
+    if not exact and compared.any():
+        rms = float(np.sqrt(np.mean(np.square(y[compared]))))
+        resolution = float(2 * np.max(limits.largest[compared]) / rms) if rms > 0 else None
+    peak = float(ratio[worst])
+    return Judgement(
+        ok=peak <= 1.0,
+        ratio=peak,
+        sharp=sharp,
+        resolution=resolution,
+        unjudged=int(y.size - judged.sum()),
+        coordinate=tuple(int(i) for i in worst),
+        got=float(got[worst]),
+        expected=float(y[worst]),
+        allowed=float(limits.largest[worst]),
+    )

@@ -1,0 +1,92 @@
+"""Files and folders that appear whole or not at all.
+
+What is written goes to a hidden sibling of its target first, is flushed to the disk, and then
+renamed. An error, or Ctrl-C, removes the sibling and leaves the target as it was; after a crash
+of the machine a sibling named `.TARGET.….tmp` may stay behind, which nothing reads.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Yields a path to write; when the block ends, that file replaces `target` in one step.
+
+    Folders above it are made. Raises `OSError`.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = _sibling(target)
+    try:
+        yield draft
+        _flush(draft)
+        os.replace(draft, target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _flush(target.parent)
+
+
+@contextmanager
+def new_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields an empty folder to fill; when the block ends, it is renamed to `target`.
+
+    An empty folder may be there already. With `overwrite` any folder may: it is renamed away, put
+    back when the new one cannot take its place, and deleted afterwards, so that at every moment
+    the old or the new one is on the disk whole; what may be deleted is the caller's to decide.
+    Folders above it are made. Raises `OSError`, also when `target` has appeared meanwhile.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = _sibling(target)
+    draft.mkdir()
+    try:
+        yield draft
+        for path in draft.rglob("*"):
+            _flush(path)
+        _flush(draft)
+        if overwrite and target.exists():
+            _replace(draft, target)
+        else:
+            if os.name == "nt" and target.is_dir():
+                target.rmdir()  # POSIX replaces an empty folder itself
+            os.rename(draft, target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _flush(target.parent)
+
+
+def _replace(draft: Path, target: Path) -> None:
+    old = _sibling(target)
+    try:
+        os.rename(target, old)
+        os.rename(draft, target)
+    except BaseException:
+        if old.exists() and not target.exists():
+            os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sibling(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written. Folders too, where the system can (not on Windows)."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["new_file", "new_folder"]
