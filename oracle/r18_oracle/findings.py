@@ -56,6 +56,9 @@ class Finding:
         if missing or data.keys() - known - {"finding"}:
             raise UsageError(f"a damaged finding: missing {sorted(missing) or 'nothing'}")
         values = {name: data[name] for name in known & data.keys()}
+        texts = [values[n] for n in ("check", "backend", "kernel", "kind", "message")]
+        if not all(isinstance(t, str) for t in texts) or type(values["seed"]) is not int:
+            raise UsageError("a damaged finding: a field is not of its type")
         try:
             if values.get("problem") is not None:
                 values["problem"] = problem_from_json(values["problem"])

@@ -1,0 +1,208 @@
+"""Isolation: device work in processes of their own, with a time limit.
+
+A kernel may take its process down (a segmentation fault, an illegal address, the kernel of the
+operating system running out of memory) or never come back. Each is a finding like any other: the
+worker announces what it is about to run, so its parent knows what it died of, and goes on with a
+new worker.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from r18.ops import Problem
+from r18_oracle.findings import Finding
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work for a worker.
+
+    task: a function `task(announce=…, **arguments)` at the top of a module; its result is pickled
+    back. backend, kernel: what a finding is laid to if the worker dies. silence_seconds: how long
+    it may go without announcing anything before it counts as hung.
+    """
+
+    task: Callable[..., Any]
+    arguments: dict[str, Any]
+    backend: str
+    kernel: str
+    silence_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job's result, or the finding that its worker left behind when it died."""
+
+    job: Job
+    result: Any = None
+    finding: Finding | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    job: Job | None = None
+    started: float = 0.0
+    heard: float = 0.0
+    doing: tuple[Problem | None, str, int] = field(default=(None, "none", 0))
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[Job, Problem | None], None] | None = None,
+) -> Iterator[Outcome]:
+    """Run every job in worker processes, at most `workers` at once; outcomes as they come.
+
+    Every job has exactly one outcome. Closing the iterator early ends the workers.
+    """
+    count = max(1, min(workers or os.cpu_count() or 1, len(jobs)))
+    threads = max(1, (os.cpu_count() or 1) // count)
+    waiting = deque(jobs)
+    pool: list[_Worker] = []
+    try:
+        while waiting or any(w.job for w in pool):
+            pool = [w for w in pool if w.process.is_alive() or w.job]
+            while len(pool) < count and len(pool) < len(waiting) + sum(bool(w.job) for w in pool):
+                pool.append(_start(threads))
+            for worker in pool:
+                if worker.job is None and waiting:
+                    _give(worker, waiting.popleft())
+            yield from _listen(pool, on_progress)
+    finally:
+        for worker in pool:
+            _end(worker)
+
+
+def _start(threads: int) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    with _environment({name: str(threads) for name in THREAD_VARIABLES}):
+        process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Variables for the processes started inside; what the user has set stays."""
+    mine = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)
+
+
+def _give(worker: _Worker, job: Job) -> None:
+    worker.job = job
+    worker.started = worker.heard = time.monotonic()
+    worker.doing = (None, "none", 0)
+    worker.pipe.send(job)
+
+
+def _listen(
+    pool: list[_Worker], on_progress: Callable[[Job, Problem | None], None] | None
+) -> Iterator[Outcome]:
+    """Take what the workers have said, for a moment; end those that died or fell silent."""
+    busy = {w.pipe: w for w in pool if w.job is not None}
+    for ready in wait(list(busy), timeout=0.2):
+        worker = busy[ready]  # type: ignore[index]
+        job = worker.job
+        assert job is not None
+        try:
+            said, content = worker.pipe.recv()
+        except (EOFError, OSError):
+            yield _lost(worker, "crash", _cause_of_death(worker))
+            continue
+        worker.heard = time.monotonic()
+        if said == "at":
+            worker.doing = content
+            if on_progress is not None:
+                on_progress(job, content[0])
+        else:
+            worker.job = None
+            yield Outcome(job, result=content, seconds=worker.heard - worker.started)
+    now = time.monotonic()
+    for worker in pool:
+        if worker.job is not None and now - worker.heard > worker.job.silence_seconds:
+            limit = worker.job.silence_seconds
+            yield _lost(worker, "hang", f"gave no sign of life for {limit:g} s and was ended")
+
+
+def _lost(worker: _Worker, check: str, cause: str) -> Outcome:
+    job = worker.job
+    assert job is not None
+    worker.job = None
+    seconds = time.monotonic() - worker.started
+    _end(worker)
+    problem, kind, seed = worker.doing
+    finding = Finding(
+        check=check,
+        backend=job.backend,
+        kernel=job.kernel,
+        problem=problem,
+        kind=kind,
+        seed=seed,
+        message=f"the worker process {cause}",
+    )
+    return Outcome(job, finding=finding, seconds=seconds)
+
+
+def _cause_of_death(worker: _Worker) -> str:
+    worker.process.join(5)
+    code = worker.process.exitcode
+    if code is None:
+        return "closed its pipe"
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (the system may be out of memory)" if name == "SIGKILL" else ""
+        return f"died of {name}{hint}"
+    return f"exited with code {code}"
+
+
+def _end(worker: _Worker) -> None:
+    worker.pipe.close()
+    if worker.process.is_alive():
+        worker.process.kill()
+    worker.process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    """The worker: jobs in, announcements and results out, until the pipe closes."""
+    while True:
+        try:
+            job: Job = pipe.recv()
+        except EOFError:
+            return
+        try:
+            result = job.task(
+                announce=lambda problem, kind, seed: pipe.send(("at", (problem, kind, seed))),
+                **job.arguments,
+            )
+        except Exception as error:  # the oracle's own failure must reach the user, not vanish
+            result = error
+        pipe.send(("done", result))

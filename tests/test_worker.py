@@ -1,0 +1,81 @@
+"""Isolation: a worker may die or hang; its parent says of what, and goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+import worker_tasks
+from r18_oracle.worker import Job, Outcome, run_jobs
+
+
+def run(*jobs: Job, workers: int = 2) -> list[Outcome]:
+    return list(run_jobs(jobs, workers=workers))
+
+
+def job(task: str, silence_seconds: float = 60.0, **arguments: int) -> Job:
+    return Job(getattr(worker_tasks, task), arguments, "toy", f"toy/{task}", silence_seconds)
+
+
+def test_every_job_has_one_outcome_and_results_come_back() -> None:
+    outcomes = run(*(job("double", number=n) for n in range(5)))
+    assert sorted(o.result for o in outcomes) == [0, 2, 4, 6, 8]
+    assert all(o.finding is None for o in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("task", "check", "message", "width"),
+    [
+        ("segmentation_fault", "crash", "died of SIGSEGV", 3),
+        ("leave", "crash", "exited with code 3", 5),
+        ("killed", "crash", "died of SIGKILL (the system may be out of memory)", 6),
+    ],
+)
+def test_a_death_is_a_finding_with_the_problem_that_caused_it_and_the_run_goes_on(
+    task: str, check: str, message: str, width: int
+) -> None:
+    outcomes = run(job(task), *(job("double", number=n) for n in range(3)), workers=1)
+    assert len(outcomes) == 4
+    (lost,) = (o for o in outcomes if o.finding)
+    finding = lost.finding
+    assert finding is not None
+    assert (finding.check, finding.kernel) == (check, f"toy/{task}")
+    assert message in finding.message
+    assert finding.problem == worker_tasks.problem(width)
+    assert sorted(o.result for o in outcomes if not o.finding) == [0, 2, 4]
+
+
+def test_a_hang_is_ended_after_its_time_limit() -> None:
+    outcomes = run(job("hang", silence_seconds=1.0), job("double", number=4))
+    (lost,) = (o for o in outcomes if o.finding)
+    assert lost.finding is not None
+    assert lost.finding.check == "hang"
+    assert "no sign of life for 1 s" in lost.finding.message
+    assert (lost.finding.problem, lost.finding.kind, lost.finding.seed) == (
+        worker_tasks.problem(4),
+        "exact",
+        8,
+    )
+    assert [o.result for o in outcomes if not o.finding] == [8]
+
+
+def test_the_oracles_own_failure_comes_back_as_the_exception_that_it_is() -> None:
+    (outcome,) = run(job("fail"))
+    assert isinstance(outcome.result, RuntimeError)
+    assert outcome.finding is None
+
+
+def test_progress_names_the_problem_under_way() -> None:
+    seen: list[tuple[str, object]] = []
+    list(
+        run_jobs(
+            [job("double", number=1)],
+            on_progress=lambda j, problem: seen.append((j.kernel, problem)),
+        )
+    )
+    assert seen == [("toy/double", worker_tasks.problem(2))]
+
+
+def test_closing_early_ends_the_workers() -> None:
+    outcomes = run_jobs([job("double", number=1), job("hang")], workers=2)
+    assert next(outcomes).result == 2
+    outcomes.close()  # would block for ten minutes if the hanging worker were waited for

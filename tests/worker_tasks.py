@@ -1,0 +1,45 @@
+"""Tasks for worker processes: one that works, and each way in which device work goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+
+from r18.ops import Problem, ReLU
+
+Announce = Callable[[Problem, str, int], None]
+
+
+def problem(width: int) -> Problem:
+    return Problem(ReLU(), ((1, width),))
+
+
+def double(announce: Announce, number: int) -> int:
+    announce(problem(2), "normal", number)
+    return 2 * number
+
+
+def segmentation_fault(announce: Announce) -> None:
+    announce(problem(3), "edges", 7)
+    ctypes.string_at(0)
+
+
+def hang(announce: Announce) -> None:
+    announce(problem(4), "exact", 8)
+    time.sleep(600)
+
+
+def leave(announce: Announce) -> None:
+    announce(problem(5), "normal", 9)
+    os._exit(3)
+
+
+def killed(announce: Announce) -> None:
+    announce(problem(6), "normal", 10)
+    os.kill(os.getpid(), 9)
+
+
+def fail(announce: Announce) -> None:
+    raise RuntimeError("the oracle's own fault")
