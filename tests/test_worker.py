@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import worker_tasks
-from r18_oracle.worker import Job, Outcome, run_jobs
+from r18_oracle.worker import Job, Outcome, Pool, run_jobs
 
 
 def run(*jobs: Job, workers: int = 2) -> list[Outcome]:
@@ -79,3 +79,11 @@ def test_closing_early_ends_the_workers() -> None:
     outcomes = run_jobs([job("double", number=1), job("hang")], workers=2)
     assert next(outcomes).result == 2
     outcomes.close()  # would block for ten minutes if the hanging worker were waited for
+
+
+def test_a_pool_keeps_its_workers_between_runs() -> None:
+    with Pool(workers=1) as pool:
+        first = [o.result for o in pool.run([job("process_id")])]
+        assert [o.result for o in pool.run([job("process_id")])] == first
+        list(pool.run([job("leave")]))
+        assert [o.result for o in pool.run([job("process_id")])] != first

@@ -43,3 +43,7 @@ def killed(announce: Announce) -> None:
 
 def fail(announce: Announce) -> None:
     raise RuntimeError("the oracle's own fault")
+
+
+def process_id(announce: Announce) -> int:
+    return os.getpid()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import hypothesis
@@ -225,23 +225,27 @@ def uncovered(
 
 
 def replay(
-    backend: Backend, kernel: Kernel, finding: Finding, *, backend_name: str
+    backend: Backend,
+    kernel: Kernel,
+    finding: Finding,
+    *,
+    backend_name: str,
+    announce: Announce = lambda problem, kind, seed: None,
 ) -> Finding | None:
     """Run a finding's problem and inputs again; the finding that comes out, or None."""
     if finding.problem is None:
         return None
-    rounding = finding.kind if finding.kind in ROUNDING else "normal"
-    roundings = [rounding] if finding.kind in ROUNDING else list(ROUNDING)
-    for kind in roundings:
-        try:
-            examine(
-                backend,
-                kernel,
-                finding.problem,
-                finding.seed,
-                rounding=kind,
-                backend_name=backend_name,
-            )
-        except Failed as failure:
-            return replace(failure.finding)
+    try:
+        examine(
+            backend,
+            kernel,
+            finding.problem,
+            finding.seed,
+            rounding=finding.details.get("rounding", "normal"),
+            light=finding.details.get("light", False),
+            backend_name=backend_name,
+            announce=announce,
+        )
+    except Failed as failure:
+        return failure.finding
     return None

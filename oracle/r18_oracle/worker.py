@@ -67,32 +67,62 @@ class _Worker:
     doing: tuple[Problem | None, str, int] = field(default=(None, "none", 0))
 
 
+class Pool:
+    """Worker processes, started when there is work for them, kept until `close`.
+
+    workers: the most at once; default one a core. A worker that died is replaced.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._most = max(1, workers or os.cpu_count() or 1)
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def run(
+        self, jobs: Sequence[Job], on_progress: Callable[[Job, Problem | None], None] | None = None
+    ) -> Iterator[Outcome]:
+        """Every job's one outcome, as they come; closing the iterator early ends the workers."""
+        waiting = deque(jobs)
+        try:
+            while waiting or any(w.job for w in self._workers):
+                self._staff(len(waiting))
+                for worker in self._workers:
+                    if worker.job is None and waiting:
+                        _give(worker, waiting.popleft())
+                yield from _listen(self._workers, on_progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End every worker, whatever it does."""
+        for worker in self._workers:
+            _end(worker)
+        self._workers.clear()
+
+    def _staff(self, waiting: int) -> None:
+        """Forget the dead and start as many as there is work for."""
+        self._workers = [w for w in self._workers if w.process.is_alive()]
+        busy = sum(w.job is not None for w in self._workers)
+        threads = max(1, (os.cpu_count() or 1) // self._most)
+        while len(self._workers) < min(self._most, waiting + busy):
+            self._workers.append(_start(threads))
+
+
 def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int | None = None,
     on_progress: Callable[[Job, Problem | None], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Run every job in worker processes, at most `workers` at once; outcomes as they come.
-
-    Every job has exactly one outcome. Closing the iterator early ends the workers.
-    """
-    count = max(1, min(workers or os.cpu_count() or 1, len(jobs)))
-    threads = max(1, (os.cpu_count() or 1) // count)
-    waiting = deque(jobs)
-    pool: list[_Worker] = []
-    try:
-        while waiting or any(w.job for w in pool):
-            pool = [w for w in pool if w.process.is_alive() or w.job]
-            while len(pool) < count and len(pool) < len(waiting) + sum(bool(w.job) for w in pool):
-                pool.append(_start(threads))
-            for worker in pool:
-                if worker.job is None and waiting:
-                    _give(worker, waiting.popleft())
-            yield from _listen(pool, on_progress)
-    finally:
-        for worker in pool:
-            _end(worker)
+    """Run every job in a pool of its own; see `Pool.run`."""
+    with Pool(workers) as pool:
+        yield from pool.run(jobs, on_progress)
 
 
 def _start(threads: int) -> _Worker:
