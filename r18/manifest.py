@@ -394,6 +394,14 @@ def _check_free(folder: Path, overwrite: bool) -> None:
             f"cannot export to '{folder}': an export is there already\n"
             "  replace it with --force (overwrite=True), or choose another folder"
         )
+    if held:
+        try:
+            load_manifest(folder / MANIFEST)
+        except ManifestError as error:  # a dump, or something else that looks like an export
+            raise ManifestError(
+                f"cannot replace '{folder}': its manifest is not an export's ({error})\n"
+                "  choose another folder, or delete this one yourself"
+            ) from None
 
 
 # -- Fields ----------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def _uniform(seed: int, name: str, shape: tuple[int, ...], low: float, high: flo
     return (low + (high - low) * (words.astype(np.float64) * 2.0**-53)).reshape(shape)
 
 
-def _normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Floats:
+def normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Floats:
     """Real numbers, nearly normal: the sum of four uniform 16-bit lanes (Irwin–Hall).
 
     The lanes give 18 bits; 32 bits of a second word go below them, so that mantissas are full.
@@ -182,11 +182,11 @@ class _Measurement:
     def _conv(self, step: Step, op: Conv2d, x: Floats, *residual: Floats) -> Floats:
         shape = (op.out_channels, op.in_channels, *op.kernel_size)
         name = step.weights[0]
-        weight = self._keep(name, _normal(self.seed, name, shape, math.sqrt(2 / op.depth)))
+        weight = self._keep(name, normal(self.seed, name, shape, math.sqrt(2 / op.depth)))
         y = _convolve(_Quantised.of(weight), op, x)
         if op.bias:
             name = step.weights[1]
-            bias = self._keep(name, _normal(self.seed, name, shape[:1], BETA))
+            bias = self._keep(name, normal(self.seed, name, shape[:1], BETA))
             y += _fixed(bias.astype(np.float64))[:, None, None, None]
         for other in residual:
             y += other
@@ -196,7 +196,7 @@ class _Measurement:
         names = dict(zip((spec.role for spec in op.weights()), step.weights, strict=True))
         low, high = GAMMA_RESIDUAL if step.output in self.residual else GAMMA
         gamma = _uniform(self.seed, names["weight"], (op.channels,), low, high)
-        beta = _normal(self.seed, names["bias"], (op.channels,), BETA)
+        beta = normal(self.seed, names["bias"], (op.channels,), BETA)
         means, variances = _moments(x)
         # What follows uses the float32 tensors, as the network will.
         gamma, beta, mean, var = (
@@ -215,10 +215,10 @@ class _Measurement:
         name, bias_name = step.weights
         shape = (op.out_features, op.in_features)
         std = FC_GAIN * math.sqrt(2 / op.in_features)
-        weight = _Quantised.of(self._keep(name, _normal(self.seed, name, shape, std)))
+        weight = _Quantised.of(self._keep(name, normal(self.seed, name, shape, std)))
         centre = weight.times(_sums(x, axis=1)[:, None])[:, 0]
         centre = centre / x.shape[1] * math.ldexp(1.0, -weight.bits - FRACTION)
-        noise = _normal(self.seed, bias_name, shape[:1], BETA)
+        noise = normal(self.seed, bias_name, shape[:1], BETA)
         bias = self._keep(bias_name, noise - centre).astype(np.float64)
         return np.rint(weight.times(x) * math.ldexp(1.0, -weight.bits)) + _fixed(bias)[:, None]
 
@@ -239,7 +239,7 @@ def _images(seed: int, schedule: Schedule) -> Floats:
     total = np.zeros((channels, count, *extents))
     for scale, std in IMAGE_NOISE.items():
         coarse = (channels, count, *(-(-extent // scale) for extent in extents))
-        noise = _normal(seed, f"{schedule.input}/{scale}", coarse, std)
+        noise = normal(seed, f"{schedule.input}/{scale}", coarse, std)
         if scale == 1:
             noise[:, 1::2] *= 0.25
         for axis in range(2, noise.ndim):

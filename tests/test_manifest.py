@@ -20,7 +20,7 @@ from r18.errors import ManifestError, WeightsError
 from r18.manifest import MANIFEST, Entry, Manifest, read_manifest, write_manifest
 from r18.schedule import Schedule, resnet, resnet18, tiny
 from r18.tensors import tensor_sha256
-from r18.weights import Weights, load_weights
+from r18.weights import Weights, export_weights, load_weights
 
 Json = dict[str, Any]
 
@@ -572,3 +572,15 @@ def test_only_whole_fitting_networks_are_exported(tmp_path: Path, weights: Weigh
         with pytest.raises(WeightsError, match=message):
             write_manifest(tmp_path / "x", weights, schedule)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forced_export_never_replaces_a_dump(tmp_path: Path) -> None:
+    """A dump is a folder of `manifest.json` and `.bin` files too."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    (folder / "manifest.json").write_text('{"kind": "dump", "version": 1}')
+    (folder / "logits.bin").write_bytes(b"1234")
+    schedule = tiny()
+    with pytest.raises(ManifestError, match="its manifest is not an export's"):
+        export_weights(folder, load_weights("synthetic", schedule), schedule, overwrite=True)
+    assert (folder / "logits.bin").read_bytes() == b"1234"

@@ -22,7 +22,19 @@ REFUSED = 2
 """Exit code: the command could not do what was asked."""
 
 # In the order of `r18 --help`. Each module has one function of its own name (`verify.verify`).
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = (
+    "backends",
+    "schedule",
+    "plan",
+    "export",
+    "fixtures",
+    "step",
+    "dump",
+    "diff",
+    "classify",
+    "bench",
+    "verify",
+)
 
 app = typer.Typer(
     name="r18",

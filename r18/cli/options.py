@@ -1,0 +1,72 @@
+"""Options that several subcommands take, and what is made of their values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from r18.backend import FUSION_LEVELS, Backend, DeviceInfo
+from r18.errors import UsageError
+from r18.precision import PRECISIONS
+from r18.registry import VARIABLE, get_backend
+from r18.schedule import NETWORKS, Schedule, network
+from r18.weights import SOURCES
+
+BackendName = Annotated[
+    str | None,
+    typer.Option("--backend", help=f"A name of `r18 backends`, module:attr, or auto. [{VARIABLE}]"),
+]
+NetworkName = Annotated[str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")]
+ImageSize = Annotated[
+    int | None, typer.Option(help="Height and width of the input; the network's own if not said.")
+]
+FusionLevel = Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}.")]
+PrecisionName = Annotated[str, typer.Option(help=f"One of: {', '.join(PRECISIONS)}.")]
+WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def chosen_schedule(name: str, image_size: int | None) -> Schedule:
+    """A named network for images of that size, or of its own."""
+    return network(name) if image_size is None else network(name, image_size=image_size)
+
+
+def asked_backend(name: str | None) -> str:
+    """What `get_backend` looks for: the option, else the variable, else `auto`."""
+    return name or os.environ.get(VARIABLE) or "auto"
+
+
+def chosen_backend(name: str | None) -> tuple[Backend, DeviceInfo]:
+    """The backend and its device; stderr says which, and whether `auto` took it."""
+    backend = get_backend(name)
+    device = backend.probe()
+    how = " (taken by auto)" if asked_backend(name) == "auto" else ""
+    typer.echo(f"backend: {backend.name}{how}, {device}", err=True)
+    return backend, device
+
+
+def listed(text: str, what: str) -> list[str]:
+    """The items of a list separated by commas; raises `UsageError` for an empty or repeated one."""
+    items = [item.strip() for item in text.split(",")]
+    if not all(items) or len(set(items)) != len(items):
+        raise UsageError(f"{what} takes different values separated by commas, got '{text}'")
+    return items
+
+
+def kernel_overrides(pairs: Iterable[str]) -> dict[str, str]:
+    """`STEP=KERNEL` or `OP=KERNEL`, as in conv2d=numpy/conv2d/direct/*; raises `UsageError`."""
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        target, equals, pattern = pair.partition("=")
+        if not (target and equals and pattern):
+            raise UsageError(
+                f"--kernel takes STEP=KERNEL or OP=KERNEL, such as conv2d=numpy/conv2d/direct/*, "
+                f"got '{pair}'"
+            )
+        if target in overrides:
+            raise UsageError(f"--kernel names '{target}' twice; the last would win, give it once")
+        overrides[target] = pattern
+    return overrides
