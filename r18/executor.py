@@ -377,6 +377,7 @@ class ExecutorProgram:
                 f"the program takes preprocessed floating-point input, got {images.dtype}"
             )
         with self._lock:
+            self._stream.synchronize()  # a launch in flight may still be reading the last batch
             upload(self._memory, images, tensor.layout, self._dtype, self._buffer(tensor.value))
 
     def launch(self) -> None:

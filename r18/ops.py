@@ -95,6 +95,16 @@ def _window(extent: int, kernel: int, stride: int, padding: int, what: str) -> i
     return out
 
 
+def _check_window(op: str, kernel_size: Shape, stride: Shape, padding: Shape) -> None:
+    for what, pair, least in (
+        ("kernel_size", kernel_size, 1),
+        ("stride", stride, 1),
+        ("padding", padding, 0),
+    ):
+        if len(pair) != 2 or min(pair) < least:
+            raise ShapeError(f"{op}: {what} must be two integers ≥ {least}, got {pair}")
+
+
 @dataclass(frozen=True)
 class Conv2d(Op):
     """Cross-correlation with zero padding, and what is fused into its epilogue.
@@ -116,13 +126,7 @@ class Conv2d(Op):
 
     def __post_init__(self) -> None:
         self._positive(in_channels=self.in_channels, out_channels=self.out_channels)
-        for what, pair, least in (
-            ("kernel_size", self.kernel_size, 1),
-            ("stride", self.stride, 1),
-            ("padding", self.padding, 0),
-        ):
-            if len(pair) != 2 or min(pair) < least:
-                raise ShapeError(f"conv2d: {what} must be two integers ≥ {least}, got {pair}")
+        _check_window(self.name, self.kernel_size, self.stride, self.padding)
 
     @property
     def arity(self) -> int:
@@ -235,8 +239,7 @@ class MaxPool2d(Op):
     padding: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        if min(self.kernel_size) < 1 or min(self.stride) < 1 or min(self.padding) < 0:
-            raise ShapeError(f"maxpool2d: bad window {self}")
+        _check_window(self.name, self.kernel_size, self.stride, self.padding)
         if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
             raise ShapeError(
                 f"maxpool2d: padding {self.padding} is more than half of kernel "

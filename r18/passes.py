@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from r18.backend import FUSION_LEVELS
 from r18.errors import UsageError, WeightsError, unknown
-from r18.ops import Add, BatchNorm, Conv2d, ReLU
+from r18.ops import Add, BatchNorm, Conv2d, ReLU, Shape
 from r18.schedule import FoldedBatchNorm, Schedule, Step
 
 Array = npt.NDArray[np.floating]
@@ -69,7 +69,8 @@ def fold_batchnorm(schedule: Schedule) -> Schedule:
             return None
         if conv.op.bias or conv.op.residual or conv.op.relu:
             return None
-        fold = FoldedBatchNorm(conv.name, bn.name, bn.op.eps)
+        weight, bias, mean, var = bn.weights
+        fold = FoldedBatchNorm(conv.name, conv.weights[0], (weight, bias, mean, var), bn.op.eps)
         folds.append(fold)
         return replace(
             conv,
@@ -95,7 +96,7 @@ def fuse_conv_relu(schedule: Schedule) -> Schedule:
 def fuse_residual(schedule: Schedule) -> Schedule:
     """Conv2d, then Add (with ReLU) → Conv2d with residual (and ReLU) in its epilogue.
 
-    The convolution is the one made last before the Add, so that its other input exists by then.
+    The merged step stands where the Add stood: its other input exists by then.
     """
 
     def merge(conv: Step, add: Step) -> Step | None:
@@ -162,25 +163,34 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
     With s = weight / √(running_var + eps) of the BatchNorm, the folded convolution weight is
     w[o,…]·s[o] and the folded bias is bias[o] − running_mean[o]·s[o]. Computed in float64; kept
     there, so that the kernel's rounding to storage is the only one. Raises `WeightsError` for a
-    missing tensor.
+    missing or misshapen tensor.
     """
 
-    def given(name: str) -> Array:
-        try:
-            return weights[name]
-        except KeyError:
+    specs = schedule.weight_specs
+
+    def given(name: str, shape: Shape) -> Array:
+        if name not in weights:
             raise WeightsError(
                 f"schedule '{schedule.name}' needs the weight '{name}', which is not given"
-            ) from None
+            )
+        if tuple(weights[name].shape) != shape:
+            raise WeightsError(
+                f"weight '{name}' has shape {tuple(weights[name].shape)}, "
+                f"schedule '{schedule.name}' needs {shape}"
+            )
+        return weights[name]
 
     folded: dict[str, Array] = {}
     for fold in schedule.folds:
-        scale, shift = (given(f"{fold.bn}.{r}").astype(np.float64) for r in ("weight", "bias"))
-        mean, var = (
-            given(f"{fold.bn}.{r}").astype(np.float64) for r in ("running_mean", "running_var")
+        channels = specs[fold.bias].shape
+        scale, shift, mean, var = (
+            given(name, channels).astype(np.float64) for name in fold.bn_weights
         )
         scale = scale / np.sqrt(var + fold.eps)
-        weight = given(f"{fold.conv}.weight").astype(np.float64)
+        weight = given(fold.conv_weight, specs[fold.weight].shape).astype(np.float64)
         folded[fold.weight] = weight * scale[:, None, None, None]
         folded[fold.bias] = shift - mean * scale
-    return {name: folded[name] if name in folded else given(name) for name in schedule.weight_specs}
+    return {
+        name: folded[name] if name in folded else given(name, spec.shape)
+        for name, spec in specs.items()
+    }

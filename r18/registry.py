@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from r18.backend import Backend, DeviceInfo
-from r18.errors import BackendUnavailable, UnknownName, UsageError, unknown
+from r18.errors import BackendUnavailable, UsageError, unknown
 
 GROUP = "r18.backends"
 VARIABLE = "R18_BACKEND"
@@ -37,7 +37,10 @@ def load_backend(name: str) -> Backend:
     `BackendUnavailable` when its import or its making raises.
     """
     if ":" in name:
-        return _make(name, lambda: _attribute(name))
+        module, _, attribute = name.partition(":")
+        if not module or not attribute:
+            raise UsageError(f"'{name}' is not of the form module:attr")
+        return _make(name, lambda: _attribute(module, attribute))
     points = installed()
     if name not in points:
         hint = f"Set {VARIABLE} or --backend to one of these, to 'auto', or to 'module:attr'."
@@ -45,12 +48,9 @@ def load_backend(name: str) -> Backend:
     return _make(name, points[name].load)
 
 
-def _attribute(path: str) -> object:
-    module, _, attribute = path.partition(":")
-    if not module or not attribute:
-        raise UsageError(f"'{path}' is not of the form module:attr")
+def _attribute(module: str, path: str) -> object:
     found: object = importlib.import_module(module)
-    for part in attribute.split("."):
+    for part in path.split("."):
         found = getattr(found, part)
     return found
 
@@ -59,18 +59,10 @@ def _make(name: str, load: Callable[[], object]) -> Backend:
     try:
         factory = load()
         backend = factory() if callable(factory) else factory
-    except (UnknownName, UsageError):
-        raise
     except BackendUnavailable:
         raise
-    except Exception as error:  # a plugin may raise anything; its cause is what the user needs
-        remedy = (
-            f"Install what it imports: pip install '{error.name}' or the extra that brings it."
-            if isinstance(error, ModuleNotFoundError) and error.name
-            else "This is a fault of that plugin: import it by hand to see where."
-        )
-        cause = f"{type(error).__name__}: {error}"
-        raise BackendUnavailable(name, cause, remedy) from error
+    except (Exception, SystemExit) as error:  # whatever a plugin raises, the user needs the cause
+        raise _broken(name, error) from error
     wanted = ("name", "memory", "probe", "kernels", "stream", "compile")
     missing = [part for part in wanted if not hasattr(type(backend), part)]
     missing = [part for part in missing if not hasattr(backend, part)]
@@ -83,6 +75,26 @@ def _make(name: str, load: Callable[[], object]) -> Backend:
     return cast(Backend, backend)
 
 
+def _broken(name: str, error: BaseException, when: str = "") -> BackendUnavailable:
+    remedy = (
+        f"Install what it imports: pip install '{error.name}' or the extra that brings it."
+        if isinstance(error, ModuleNotFoundError) and error.name
+        else "This is a fault of that plugin: import it by hand to see where."
+    )
+    return BackendUnavailable(name, f"{when}{type(error).__name__}: {error}", remedy)
+
+
+def _probed(name: str) -> tuple[Backend, DeviceInfo]:
+    """The backend and its device; whatever its probe raises becomes `BackendUnavailable`."""
+    backend = load_backend(name)
+    try:
+        return backend, backend.probe()
+    except BackendUnavailable:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error, "its probe raised ") from error
+
+
 def get_backend(name: str | None = None) -> Backend:
     """The backend to use, probed: `name`, else `R18_BACKEND`, else `auto`.
 
@@ -91,18 +103,13 @@ def get_backend(name: str | None = None) -> Backend:
     """
     asked = name or os.environ.get(VARIABLE) or "auto"
     if asked != "auto":
-        backend = load_backend(asked)
-        backend.probe()
-        return backend
+        return _probed(asked)[0]
     causes: list[str] = []
     for candidate in installed():
         try:
-            backend = load_backend(candidate)
-            backend.probe()
+            return _probed(candidate)[0]
         except BackendUnavailable as error:
             causes.append(f"{candidate}: {error.cause}")
-        else:
-            return backend
     raise BackendUnavailable(
         "auto",
         "no installed backend can run here: " + ("; ".join(causes) or "none is installed"),
@@ -127,14 +134,9 @@ def survey() -> list[Listing]:
     for name, point in installed().items():
         provider = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         try:
-            device = load_backend(name).probe()
-        except BackendUnavailable as error:
+            lines.append(Listing(name, provider, _probed(name)[1]))
+        except BackendUnavailable as error:  # a broken one is a line like the others
             lines.append(Listing(name, provider, None, error.cause, error.remedy))
-        except Exception as error:  # one broken plugin must not hide the others
-            cause = f"its probe raised {type(error).__name__}: {error}"
-            lines.append(Listing(name, provider, None, cause, "This is a fault of that plugin."))
-        else:
-            lines.append(Listing(name, provider, device))
     return lines
 
 

@@ -58,12 +58,14 @@ class Checkpoint:
 class FoldedBatchNorm:
     """How a convolution's folded weight and bias come from it and the BatchNorm behind it.
 
-    `conv` and `bn` are step names; the new weights are `{conv}.folded_weight` and
-    `{conv}.folded_bias`. `r18.passes.fold_weights` computes them.
+    conv: the convolution's step name; the new weights are `{conv}.folded_weight` and
+    `{conv}.folded_bias`. conv_weight, and bn_weights in the order of `BatchNorm.weights`, name the
+    tensors that they come from; `r18.passes.fold_weights` computes them.
     """
 
     conv: str
-    bn: str
+    conv_weight: str
+    bn_weights: tuple[str, str, str, str]
     eps: float
 
     @property
@@ -80,7 +82,8 @@ class Schedule:
     """Ordered steps from `input` to `output`; validated, with every shape inferred, when made.
 
     input_shape is one sample's: (C, H, W) for images, (F,) for a slice that begins behind GAP.
-    `level` is the fusion level that the passes brought it to.
+    `level` is the fusion level that the passes brought it to. `output` is the value that a program
+    returns; left empty, the last step's.
     """
 
     name: str
@@ -90,10 +93,13 @@ class Schedule:
     input: str = IMAGE
     folds: tuple[FoldedBatchNorm, ...] = ()
     level: str = "none"
+    output: str = ""
 
     def __post_init__(self) -> None:
         if not self.steps:
             raise ScheduleError(f"schedule '{self.name}' has no steps")
+        if not self.output:
+            object.__setattr__(self, "output", self.steps[-1].output)
         _no_repeats(self.name, "step", (s.name for s in self.steps))
         _no_repeats(self.name, "value", (self.input, *(s.output for s in self.steps)))
         _no_repeats(self.name, "checkpoint", (c.name for c in self.checkpoints))
@@ -108,19 +114,16 @@ class Schedule:
         specs = self.weight_specs
         for fold in self.folds:
             if fold.weight not in specs or fold.bias not in specs:
-                raise ScheduleError(f"fold of '{fold.bn}' into '{fold.conv}' serves no step")
+                raise ScheduleError(f"the BatchNorm folded into '{fold.conv}' serves no step")
         values = {self.input, *(s.output for s in self.steps)}
+        if self.output not in values:
+            raise ScheduleError(f"the output is '{self.output}', which no step makes")
         for checkpoint in self.checkpoints:
             if checkpoint.value not in values:
                 raise ScheduleError(
                     f"checkpoint '{checkpoint.name}' names the value '{checkpoint.value}', "
                     "which no step makes"
                 )
-
-    @property
-    def output(self) -> str:
-        """The value that the last step makes."""
-        return self.steps[-1].output
 
     def shapes(self, batch: int) -> dict[str, Shape]:
         """Every value's logical shape at a batch size; raises `ScheduleError`, `ShapeError`."""
@@ -145,11 +148,16 @@ class Schedule:
     @cached_property
     def weight_specs(self) -> Mapping[str, WeightSpec]:
         """The weights that the steps read, by name, in step order (folded ones included)."""
-        return {
-            name: spec
-            for step in self.steps
-            for name, spec in zip(step.weights, step.op.weights(), strict=True)
-        }
+        specs: dict[str, WeightSpec] = {}
+        for step in self.steps:
+            for name, spec in zip(step.weights, step.op.weights(), strict=True):
+                known = specs.setdefault(name, spec)
+                if known.shape != spec.shape:
+                    raise ScheduleError(
+                        f"weight '{name}' is read as {known.shape} and, by step '{step.name}', "
+                        f"as {spec.shape}"
+                    )
+        return specs
 
     @property
     def macs(self) -> int:
@@ -221,6 +229,7 @@ class Schedule:
             input=source,
             input_shape=self.shapes(1)[source][1:],
             steps=steps,
+            output=target,
             checkpoints=tuple(c for c in self.checkpoints if c.value in values),
             folds=tuple(f for f in self.folds if f.conv in convs),
         )

@@ -6,6 +6,7 @@ taps and fusion levels; torchvision's module is compared with it in the tests.
 
 from __future__ import annotations
 
+import platform
 from functools import cache, cached_property
 from typing import Any
 
@@ -28,45 +29,46 @@ class Backend(BackendBase):
 
     @cached_property
     def device(self) -> str:
-        """ "cpu" or "cuda"; raises `BackendUnavailable` where PyTorch or the device is missing."""
+        """ "cpu" or "cuda": what was asked for, else CUDA where PyTorch sees a GPU."""
+        if self._asked != "auto":
+            return self._asked
+        return "cuda" if self._torch().cuda.is_available() else "cpu"
+
+    @cached_property
+    def memory(self) -> Any:
+        self._torch()
+        from r18_torch.device import TorchMemory
+
+        return TorchMemory(self.device)
+
+    def probe(self) -> DeviceInfo:
+        torch = self._torch()
+        details = {"torch": torch.__version__}
+        if self.device == "cpu":
+            threads = torch.get_num_threads()
+            name = f"CPU ({platform.machine()}), {threads} threads, PyTorch {torch.__version__}"
+            return DeviceInfo("cpu", name, details)
+        if not torch.cuda.is_available():
+            raise BackendUnavailable(
+                self.name,
+                f"PyTorch {torch.__version__} sees no CUDA device",
+                "Use r18_torch:cpu, or check the driver with nvidia-smi.",
+            )
+        name = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
+        return DeviceInfo("cuda", name, details)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        self._torch()
+        return _kernels(self.device)
+
+    def _torch(self) -> Any:
         try:
             import torch
         except ImportError as error:
             raise BackendUnavailable(
                 self.name, f"PyTorch does not import: {error}", "pip install 'r18[torch]'"
             ) from error
-        has_cuda = torch.cuda.is_available()
-        if self._asked == "cuda" and not has_cuda:
-            raise BackendUnavailable(
-                self.name,
-                f"PyTorch {torch.__version__} sees no CUDA device",
-                "Use r18_torch:cpu, or check the driver with nvidia-smi.",
-            )
-        return "cuda" if has_cuda and self._asked != "cpu" else "cpu"
-
-    @cached_property
-    def memory(self) -> Any:
-        from r18_torch.device import TorchMemory
-
-        return TorchMemory(self.device)
-
-    def probe(self) -> DeviceInfo:
-        import platform
-
-        device = self.device
-        import torch
-
-        details = {"torch": torch.__version__}
-        if device == "cpu":
-            threads = torch.get_num_threads()
-            name = f"CPU ({platform.machine()}), {threads} threads, PyTorch {torch.__version__}"
-            return DeviceInfo("cpu", name, details)
-        return DeviceInfo(
-            "cuda", f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", details
-        )
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        return _kernels(self.device)
+        return torch
 
     def stream(self) -> Stream:
         from r18_torch.device import TorchStream

@@ -146,7 +146,8 @@ def _library_modes(precision: Precision) -> Iterator[None]:
 
 
 def _conv(op: Conv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
-    y = F.conv2d(*_multiplied(inputs[0], weights[0]), None, op.stride, op.padding)
+    x, weight = _multiplied(inputs[0], weights[0])
+    y = F.conv2d(x, weight, None, op.stride, op.padding)
     y = y.to(_wide(y))  # the epilogue adds in the accumulator's format
     if op.bias:
         y += weights[1][:, None, None]
@@ -157,16 +158,16 @@ def _conv(op: Conv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> N
     out.copy_(y)
 
 
-def _multiplied(*factors: torch.Tensor) -> Tensors:
+def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
     """The factors of a product in the format that the library is to multiply them in.
 
     NOTE: on the CPU float16 and bfloat16 are widened to float32, which is exact. The library's own
     bfloat16 convolution there lets an infinity reach neighbouring outputs where the number of
     channels is odd, and reads subnormals as zero (the oracle found both); float16 is slow.
     """
-    if factors[0].is_cuda:
-        return factors
-    return tuple(f.to(_wide(f)) for f in factors)
+    if x.is_cuda:
+        return x, weight
+    return x.to(_wide(x)), weight.to(_wide(weight))
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

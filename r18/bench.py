@@ -1,0 +1,432 @@
+"""How fast: contenders timed side by side in one run, next to torchvision's own module.
+
+Contenders of one device and batch take turns: a round is each of them once, and the next round
+begins with the next one, so that a machine that slows down slows all of them. A turn begins with
+untimed runs for `SETTLE` seconds: what the one before left (its data in the caches, its idle
+threads still spinning) is not charged to the next. Inputs are random and rotate among a few sets;
+medians and percentiles are reported, never means.
+
+A time is of one run over a batch that lies on the device already, complete when the clock stops.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from r18.backend import Array, Backend, CompileOptions, DeviceInfo, Program, StepTime
+from r18.errors import UsageError
+from r18.machine import peak_nbytes, reset_peak, resident_nbytes
+from r18.ops import Shape
+from r18.peer import PEER, TorchvisionEager, torch_device
+from r18.schedule import Schedule
+
+RATIO = f"time / {PEER}"
+"""What a row's `ratio` is; below 1 is faster than the peer."""
+SETTLE = 0.05
+"""Seconds of untimed runs at the beginning of a turn, and at least one run."""
+
+
+class Runner(Protocol):
+    """A contender made ready to run."""
+
+    @property
+    def arena_nbytes(self) -> int | None:
+        """Bytes of activations and workspace, where they are planned."""
+        ...
+
+    @property
+    def weight_nbytes(self) -> int | None:
+        """Bytes of weights as they are kept for running."""
+        ...
+
+    def load(self, images: Array) -> None:
+        """Bring (N, C, H, W) float32 to the device."""
+        ...
+
+    def run(self) -> None:
+        """One run over what was loaded, complete when this returns."""
+        ...
+
+    def steps(self) -> list[StepTime]:
+        """One run, step by step; empty where there are no steps to see."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to time: what it is, and how to make it.
+
+    shape:    of its input, (N, C, H, W).
+    fusion:   the fusion level, or how it runs instead.
+    required: when it cannot be made, that is an error; otherwise it is left out and reported.
+    """
+
+    name: str
+    device: DeviceInfo
+    precision: str
+    fusion: str
+    shape: Shape
+    make: Callable[[], Runner]
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one contender. Times are milliseconds of a whole batch.
+
+    samples_ms: one time a round, in order.
+    ratio:      median / median of `PEER` of the same device kind, precision and batch; None
+                without one.
+    arena_nbytes, weight_nbytes: as planned; None where the contender does not say.
+    peak_rss_nbytes: growth of the process from before it was made to the peak of its first run;
+                Linux and CPU only, else None. What a library allocates on its first use counts
+                for the contender that is first to use it.
+    steps:      median milliseconds of each step, if asked for.
+    """
+
+    backend: str
+    device: str
+    device_kind: str
+    precision: str
+    fusion: str
+    batch: int
+    warmup: int
+    repeat: int
+    samples_ms: tuple[float, ...]
+    ratio: float | None = None
+    arena_nbytes: int | None = None
+    weight_nbytes: int | None = None
+    peak_rss_nbytes: int | None = None
+    steps: tuple[StepTime, ...] = ()
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.samples_ms)
+
+    @property
+    def p10_ms(self) -> float:
+        return float(np.percentile(self.samples_ms, 10))
+
+    @property
+    def p90_ms(self) -> float:
+        return float(np.percentile(self.samples_ms, 90))
+
+    @property
+    def ms_per_image(self) -> float:
+        return self.median_ms / self.batch
+
+    @property
+    def images_per_second(self) -> float:
+        return 1e3 / self.ms_per_image
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, and what is derived from the samples."""
+        derived = ("median_ms", "p10_ms", "p90_ms", "ms_per_image", "images_per_second")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+# -- contenders --------------------------------------------------------------------------------
+
+
+def contenders(
+    backends: Mapping[str, Backend],
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    *,
+    precisions: Sequence[str] = ("fp32",),
+    batches: Sequence[int] = (1,),
+    fusion: str = "all",
+    required: bool = True,
+) -> list[Contender]:
+    """Every backend (by the name to show) in every precision and batch, with the peer behind.
+
+    `schedule` and `weights` are those of level `none`. Raises what the backends' `probe` raises.
+    """
+    if not backends or not precisions or not batches:
+        raise UsageError("a benchmark needs at least one backend, one precision and one batch")
+    if len(set(batches)) != len(batches) or len(set(precisions)) != len(precisions):
+        raise UsageError(
+            f"each batch and precision is measured once, got {list(batches)}, {list(precisions)}"
+        )
+    devices = {name: backend.probe() for name, backend in backends.items()}
+    kinds = {device.kind: device for device in devices.values()}
+    found: list[Contender] = []
+    for batch in batches:
+        for precision in precisions:
+            for name, backend in backends.items():
+                options = CompileOptions(batch=batch, precision=precision, fusion=fusion)
+                found.append(
+                    program_contender(
+                        name, devices[name], backend, schedule, weights, options, required=required
+                    )
+                )
+            found += [
+                torchvision_contender(kind, schedule, weights, batch, precision) for kind in kinds
+            ]
+    return found
+
+
+def program_contender(
+    name: str,
+    device: DeviceInfo,
+    backend: Backend,
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    options: CompileOptions,
+    *,
+    required: bool = True,
+) -> Contender:
+    """A backend's compiled program."""
+    return Contender(
+        name,
+        device,
+        options.precision,
+        options.fusion,
+        (options.batch, *schedule.input_shape),
+        lambda: _Compiled(backend.compile(schedule, weights, options)),
+        required,
+    )
+
+
+class _Compiled:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.steps = program.profile
+        self.close = program.close
+
+    @property
+    def arena_nbytes(self) -> int | None:
+        return self.program.plan.arena_nbytes
+
+    @property
+    def weight_nbytes(self) -> int | None:
+        return getattr(self.program, "weight_nbytes", None)
+
+    def load(self, images: Array) -> None:
+        self.program.load(images)
+        self.program.synchronize()
+
+    def run(self) -> None:
+        self.program.launch()
+        self.program.synchronize()
+
+
+def torchvision_contender(
+    kind: str, schedule: Schedule, weights: Mapping[str, Array], batch: int, precision: str
+) -> Contender:
+    """The peer: the module of `torchvision.models` in eager mode, NCHW, on a kind of device.
+
+    Where PyTorch is missing, or torchvision lacks the network, it cannot be made and says why.
+    """
+    return Contender(
+        PEER,
+        DeviceInfo(kind, torch_device(kind)),
+        precision,
+        "eager",
+        (batch, *schedule.input_shape),
+        lambda: TorchvisionEager(kind, schedule, weights, precision),
+        required=False,
+    )
+
+
+# -- timing ------------------------------------------------------------------------------------
+
+
+def rotated(count: int, round_: int) -> list[int]:
+    """The order of `count` contenders in a round: each round begins one further."""
+    return [(round_ + turn) % count for turn in range(count)]
+
+
+def random_images(shape: Shape, sets: int, seed: int = 0) -> list[Array]:
+    """Standard normal float32 input sets, as preprocessed photographs spread; never zeros."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape, dtype=np.float32) for _ in range(sets)]
+
+
+def bench(
+    contenders: Sequence[Contender],
+    *,
+    warmup: int = 3,
+    repeat: int = 20,
+    input_sets: int = 3,
+    seed: int = 0,
+    per_step: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[str, int, int], None] | None = None,
+    on_skip: Callable[[Contender, Exception], None] | None = None,
+) -> list[Row]:
+    """Time the contenders; rows in their order.
+
+    warmup:   untimed runs of each before the first round.
+    repeat:   rounds; each gives every contender one time.
+    per_step: also profile each `repeat` times, step by step, after the rounds.
+    clock:    seconds.
+    progress: told what is being done, and how many of how many runs are.
+    on_skip:  told of each contender that is not `required` and could not be made, and why.
+
+    Raises `UsageError` for counts below 1, and what making a required contender raises.
+    """
+    if warmup < 0 or repeat < 1 or input_sets < 1:
+        raise UsageError(
+            f"warmup must be at least 0, repeat and input sets at least 1: got {warmup}, "
+            f"{repeat}, {input_sets}"
+        )
+    groups: dict[tuple[str, Shape], list[_Entry]] = {}
+    entries = [_Entry(contender) for contender in contenders]
+    for entry in entries:
+        key = (entry.contender.device.kind, entry.contender.shape)
+        groups.setdefault(key, []).append(entry)
+    total, done = len(entries) * (1 + warmup + repeat), 0
+
+    def tell(what: str, contender: Contender, runs: int = 1) -> None:
+        nonlocal done
+        done += runs
+        if progress is not None:
+            batch = f"{contender.precision}, batch {contender.shape[0]}"
+            progress(f"{what} {contender.name}, {batch}", done, total)
+
+    for (_, shape), group in groups.items():
+        images = random_images(shape, input_sets, seed)
+        with ExitStack() as open_runners:
+            entered = []
+            for entry in group:
+                if not _enter(entry, images[0], on_skip):
+                    tell("left out", entry.contender, 1 + warmup + repeat)
+                    continue
+                open_runners.callback(entry.runner.close)
+                entered.append(entry)
+                tell("made", entry.contender)
+                for run in range(warmup):
+                    entry.runner.load(images[run % input_sets])
+                    entry.runner.run()
+                    tell("warming up", entry.contender)
+            for round_ in range(repeat):
+                for turn in rotated(len(entered), round_):
+                    entry = entered[turn]
+                    entry.samples_ms.append(_turn(entry.runner, images, round_, clock))
+                    tell("timing", entry.contender)
+            for entry in entered:
+                entry.row = _row(entry, warmup, _profile(entry.runner, repeat) if per_step else ())
+    return with_ratios([entry.row for entry in entries if entry.row is not None])
+
+
+@dataclass
+class _Entry:
+    """A contender on its way to a row."""
+
+    contender: Contender
+    runner: Runner = field(init=False)
+    peak_rss_nbytes: int | None = None
+    samples_ms: list[float] = field(default_factory=list)
+    row: Row | None = None
+
+
+def _enter(
+    entry: _Entry, images: Array, on_skip: Callable[[Contender, Exception], None] | None
+) -> bool:
+    """Make the runner and run it once, measuring memory; False when it had to be left out."""
+    contender = entry.contender
+    measured = contender.device.kind == "cpu"
+    before = resident_nbytes() if measured else None
+    try:
+        runner = contender.make()
+        try:
+            measured = measured and reset_peak()
+            runner.load(images)
+            runner.run()
+        except BaseException:
+            runner.close()
+            raise
+    except Exception as error:  # a plugin may raise anything, and a device run out of memory
+        if contender.required:
+            raise
+        if on_skip is not None:
+            on_skip(contender, error)
+        return False
+    peak = peak_nbytes() if measured else None
+    entry.runner = runner
+    entry.peak_rss_nbytes = None if before is None or peak is None else peak - before
+    return True
+
+
+def _turn(
+    runner: Runner, images: Sequence[Array], round_: int, clock: Callable[[], float]
+) -> float:
+    """Settle on one input set, then time one run on the next, in milliseconds."""
+    runner.load(images[round_ % len(images)])
+    settled = clock() + SETTLE
+    runner.run()
+    while clock() < settled:
+        runner.run()
+    runner.load(images[(round_ + 1) % len(images)])
+    begin = clock()
+    runner.run()
+    return (clock() - begin) * 1e3
+
+
+def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...]) -> Row:
+    contender, runner = entry.contender, entry.runner
+    return Row(
+        backend=contender.name,
+        device=contender.device.name,
+        device_kind=contender.device.kind,
+        precision=contender.precision,
+        fusion=contender.fusion,
+        batch=contender.shape[0],
+        warmup=warmup,
+        repeat=len(entry.samples_ms),
+        samples_ms=tuple(entry.samples_ms),
+        arena_nbytes=runner.arena_nbytes,
+        weight_nbytes=runner.weight_nbytes,
+        peak_rss_nbytes=entry.peak_rss_nbytes,
+        steps=steps,
+    )
+
+
+def with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `ratio` to the peer's row of the same device kind, precision and batch."""
+
+    def key(row: Row) -> tuple[str, str, int]:
+        return (row.device_kind, row.precision, row.batch)
+
+    peers = {key(row): row.median_ms for row in rows if row.backend == PEER}
+    return [
+        replace(row, ratio=row.median_ms / peers[key(row)]) if key(row) in peers else row
+        for row in rows
+    ]
+
+
+def _profile(runner: Runner, repeat: int) -> tuple[StepTime, ...]:
+    """Each step's median time over `repeat` runs."""
+    runs = [runner.steps() for _ in range(repeat)]
+    return tuple(
+        StepTime(
+            same[0].step, same[0].kernel, statistics.median(step.milliseconds for step in same)
+        )
+        for same in zip(*runs, strict=True)
+    )
+
+
+__all__ = [
+    "PEER",
+    "RATIO",
+    "Contender",
+    "Row",
+    "Runner",
+    "bench",
+    "contenders",
+    "program_contender",
+    "random_images",
+    "rotated",
+    "torchvision_contender",
+    "with_ratios",
+]

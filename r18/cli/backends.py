@@ -1,0 +1,72 @@
+"""`r18 backends`: what is installed, what can run here, and what to do about the rest."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+from tabulate import tabulate
+
+from r18.backend import CompileOptions
+from r18.cli.options import AsJson
+from r18.executor import make_plan
+from r18.precision import PRECISIONS
+from r18.registry import VARIABLE, Listing, load_backend, survey
+from r18.schedule import resnet18
+
+
+def backends(as_json: AsJson = False) -> None:
+    """List every installed backend: its device, or why it cannot run here and the remedy.
+
+    A star marks the one that auto takes. Precisions are those in which it has a kernel for every
+    step of ResNet-18.
+    """
+    listing = survey()
+    precisions = {line.name: _precisions(line.name) for line in listing if line.device}
+    auto = next((line.name for line in listing if line.device), None)
+    if as_json:
+        typer.echo(json.dumps([_json(line, auto, precisions) for line in listing], indent=2))
+        return
+    rows = [
+        (
+            f"{line.name} *" if line.name == auto else line.name,
+            line.device or "unavailable",
+            line.provider,
+            " ".join(precisions.get(line.name, ())),
+        )
+        for line in listing
+    ]
+    typer.echo(tabulate(rows, ("backend", "device", "provider", "precisions")))
+    if auto is not None:
+        typer.echo(f"\n* taken by auto; choose another with --backend NAME or {VARIABLE}=NAME")
+    for line in listing:
+        if line.device is None:
+            typer.echo(f"\n{line.name}: {line.cause}" + (line.remedy and f"\n  {line.remedy}"))
+    if not listing:
+        typer.echo("none is installed; pip install r18 brings numpy and torch")
+
+
+def _precisions(name: str) -> list[str]:
+    """In which the backend's kernels cover ResNet-18, by the planner; needs no device."""
+    backend, network, covered = load_backend(name), resnet18(), []
+    for precision in PRECISIONS:
+        try:
+            make_plan(backend, network, CompileOptions(precision=precision))
+        except Exception:  # a plugin's fault must not end the listing
+            continue
+        covered.append(precision)
+    return covered
+
+
+def _json(line: Listing, auto: str | None, precisions: dict[str, list[str]]) -> dict[str, object]:
+    device = line.device
+    return {
+        "name": line.name,
+        "provider": line.provider,
+        "available": device is not None,
+        "auto": line.name == auto,
+        "device": device and {"kind": device.kind, "name": device.name, **device.details},
+        "precisions": precisions.get(line.name, []),
+        "cause": line.cause,
+        "remedy": line.remedy,
+    }

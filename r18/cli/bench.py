@@ -1,0 +1,216 @@
+"""`r18 bench`: backends timed side by side, next to torchvision's own module."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tabulate import tabulate
+
+from r18.backend import Backend
+from r18.bench import RATIO, Contender, Row, contenders
+from r18.bench import bench as measure
+from r18.cli.options import AsJson, FusionLevel, NetworkName, WeightsSource, listed
+from r18.errors import BackendUnavailable, R18Error, UsageError
+from r18.machine import machine
+from r18.precision import PRECISIONS
+from r18.registry import VARIABLE, get_backend, load_backend, survey
+from r18.schedule import network
+from r18.weights import load_weights
+
+
+def bench(
+    backends: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of `r18 backends` or module:attr, separated by commas; or all that can "
+            f"run. [{VARIABLE}, all]"
+        ),
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help=f"Some of: {', '.join(PRECISIONS)}; separated by commas.")
+    ] = "fp32",
+    batch: Annotated[
+        str, typer.Option(help="Images at once; several separated by commas.")
+    ] = "1,8",
+    fusion: FusionLevel = "all",
+    warmup: Annotated[int, typer.Option(help="Untimed runs of each.", min=0)] = 3,
+    repeat: Annotated[int, typer.Option(help="Rounds; in each every contender once.", min=1)] = 20,
+    network_name: NetworkName = "resnet18",
+    weights: WeightsSource = "synthetic",
+    per_step: Annotated[
+        bool, typer.Option("--per-step", help="Also the time of every step and its kernel.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time backends in turns, beside torchvision's module in eager mode, in one table.
+
+    Times are medians over rounds in which the contenders take turns; p10..p90 is their spread.
+    The ratio is the time divided by torchvision's, on the same kind of device in the same
+    precision and batch: below 1 is faster. Inputs are random and already on the device.
+
+    A backend named here must run; of all, those that cannot are left out, with the reason on
+    stderr. Peak memory is how far the process grew (Linux, CPU).
+    """
+    asked = backends or os.environ.get(VARIABLE) or "all"
+    everything = asked == "all"
+    skipped: list[dict[str, str]] = []
+
+    def skip(contender: str, reason: str) -> None:
+        skipped.append({"contender": contender, "reason": reason})
+        typer.echo(f"left out: {contender}: {reason}", err=True)
+
+    entrants = _all(skip) if everything else _named(listed(asked, "--backends"))
+    schedule = network(network_name)
+    loaded = load_weights(weights, schedule)
+    field = contenders(
+        entrants,
+        schedule,
+        loaded,
+        precisions=listed(precision, "--precision"),
+        batches=_integers(batch),
+        fusion=fusion,
+        required=not everything,
+    )
+
+    def on_skip(contender: Contender, error: Exception) -> None:
+        name = f"{contender.name}, {contender.precision}, batch {contender.shape[0]}"
+        skip(name, _reason(error))
+
+    host = machine()
+    with _progress() as bar:
+        task = bar.add_task("")
+        rows = measure(
+            field,
+            warmup=warmup,
+            repeat=repeat,
+            per_step=per_step,
+            progress=lambda what, done, total: bar.update(
+                task, description=what, completed=done, total=total
+            ),
+            on_skip=on_skip,
+        )
+    if as_json:
+        head = {
+            "network": network_name,
+            "weights": {"source": loaded.source, "sha256": loaded.sha256},
+            "ratio": RATIO,
+            "machine": host,
+            "skipped": skipped,
+        }
+        typer.echo(json.dumps(head | {"rows": [row.to_json() for row in rows]}, indent=2))
+        return
+    typer.echo(
+        f"{network_name}, weights {loaded.source}, fusion {fusion}; median of {repeat} rounds\n"
+        f"host: {host['processor']}, {host['cpus']} CPUs"
+    )
+    for line in dict.fromkeys(f"{row.backend}: {row.device}" for row in rows):
+        typer.echo(line)
+    typer.echo(f"\n{table(rows)}")
+    for row in rows if per_step else ():
+        if row.steps:
+            typer.echo(f"\n{row.backend}, {row.precision}, batch {row.batch}\n{step_table(row)}")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The cross-backend table."""
+    headers = (
+        "backend",
+        "device",
+        "precision",
+        "batch",
+        "ms/image",
+        "p10..p90",
+        "images/s",
+        RATIO,
+        "arena MB",
+        "weights MB",
+        "peak MB",
+    )
+    lines = [
+        (
+            row.backend,
+            row.device_kind,
+            row.precision,
+            str(row.batch),
+            _digits(row.ms_per_image),
+            f"{_digits(row.p10_ms / row.batch)}..{_digits(row.p90_ms / row.batch)}",
+            _digits(row.images_per_second),
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            *(
+                "" if size is None else f"{size / 1e6:.1f}"
+                for size in (row.arena_nbytes, row.weight_nbytes, row.peak_rss_nbytes)
+            ),
+        )
+        for row in rows
+    ]
+    align = ("left", "left", "left", *("right",) * 8)
+    return tabulate(lines, headers, disable_numparse=True, colalign=align if lines else None)
+
+
+def step_table(row: Row) -> str:
+    """One contender's steps: their times add up to a run outside of any graph."""
+    total = sum(step.milliseconds for step in row.steps)
+    lines = [
+        (step.step, step.kernel, f"{step.milliseconds:.3f}", f"{step.milliseconds / total:.1%}")
+        for step in row.steps
+    ]
+    lines.append(("total", "", f"{total:.3f}", ""))
+    headers = ("step", "kernel", "ms/batch", "share")
+    align = ("left", "left", "right", "right")
+    return tabulate(lines, headers, disable_numparse=True, colalign=align)
+
+
+def _reason(error: Exception) -> str:
+    """Why a contender was left out, in a line."""
+    if isinstance(error, BackendUnavailable):
+        return error.cause
+    lines = str(error).splitlines() or [""]
+    return lines[0] if isinstance(error, R18Error) else f"{type(error).__name__}: {lines[0]}"
+
+
+def _digits(value: float) -> str:
+    """Four significant digits, and no exponent."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:#.4g}"
+
+
+def _integers(text: str) -> list[int]:
+    items = listed(text, "--batch")
+    if not all(item.isdecimal() for item in items):
+        raise UsageError(f"--batch takes integers separated by commas, got '{text}'")
+    return [int(item) for item in items]
+
+
+def _named(names: Sequence[str]) -> dict[str, Backend]:
+    """Each by the name to show; raises for one that is unknown or cannot run."""
+    found: dict[str, Backend] = {}
+    for name in names:
+        backend = get_backend(name)
+        found[backend.name if name == "auto" else name] = backend
+    return found
+
+
+def _all(skip: Callable[[str, str], None]) -> dict[str, Backend]:
+    """Every backend that can run; `skip` is told of the others, with the cause."""
+    listing = survey()
+    for line in listing:
+        if line.device is None:
+            skip(line.name, line.cause)
+    return {line.name: load_backend(line.name) for line in listing if line.device}
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

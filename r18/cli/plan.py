@@ -1,0 +1,99 @@
+"""`r18 plan`: which kernel takes each step, and where its tensors lie in memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from tabulate import tabulate
+
+from r18.backend import CompileOptions, output_layout
+from r18.cli.options import (
+    AsJson,
+    BackendName,
+    FusionLevel,
+    ImageSize,
+    NetworkName,
+    PrecisionName,
+    asked_backend,
+    chosen_backend,
+    chosen_schedule,
+    kernel_overrides,
+)
+from r18.executor import Plan, make_plan
+from r18.registry import load_backend
+
+
+def plan(
+    backend: BackendName = None,
+    network_name: NetworkName = "resnet18",
+    precision: PrecisionName = "fp32",
+    fusion: FusionLevel = "all",
+    batch: Annotated[int, typer.Option(help="Images at once.", min=1)] = 1,
+    image_size: ImageSize = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="STEP=KERNEL or OP=KERNEL, a kernel id or a glob over ids, such as "
+            "conv2d=numpy/conv2d/direct/*; repeat it for several."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a backend's plan for a network, without running it: no step touches a device.
+
+    For each step its kernel, the layout, arena offset and bytes of its output, and the bytes of
+    workspace. Below, the arena beside the sum of all its buffers.
+    """
+    asked = asked_backend(backend)
+    chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
+    options = CompileOptions(
+        batch=batch, precision=precision, fusion=fusion, kernels=kernel_overrides(kernel or ())
+    )
+    schedule = chosen_schedule(network_name, image_size)
+    made = make_plan(chosen, schedule, options)
+    naive = make_plan(chosen, schedule, replace(options, arena=False)).arena_nbytes
+    steps = rows(made)
+    if as_json:
+        head = {
+            "backend": made.backend,
+            "network": schedule.name,
+            "precision": precision,
+            "fusion": fusion,
+            "batch": batch,
+            "arena_bytes": made.arena_nbytes,
+            "naive_bytes": naive,
+        }
+        typer.echo(json.dumps(head | {"steps": steps}, indent=2))
+        return
+    numbers = ("offset", "bytes", "workspace")
+    table = [
+        (step["step"], step["kernel"], step["layout"], *(f"{step[key]:,}" for key in numbers))
+        for step in steps
+    ]
+    headers = ("step", "kernel", "layout", *numbers)
+    align = ("left", "left", "left", "right", "right", "right")
+    typer.echo(tabulate(table, headers, disable_numparse=True, colalign=align))
+    typer.echo(
+        f"\narena: {made.arena_nbytes:,} bytes, {made.arena_nbytes / naive:.0%} of the "
+        f"{naive:,} that input, outputs and workspaces take without sharing"
+    )
+
+
+def rows(made: Plan) -> list[dict[str, Any]]:
+    """What the table shows of each step, as JSON has it."""
+    return [
+        {
+            "step": step.name,
+            "kernel": step.kernel.id,
+            "problem": str(step.problem),
+            "layout": output_layout(step.kernel, step.problem).value,
+            "offset": made.tensors[step.output].offset,
+            "bytes": made.tensors[step.output].nbytes,
+            "workspace": step.workspace_nbytes,
+            "workspace_offset": step.workspace_offset,
+        }
+        for step in made.steps
+    ]
