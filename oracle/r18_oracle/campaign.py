@@ -87,7 +87,7 @@ class KernelReport:
         return "ok" if self.tally.problems else "refused"
 
 
-Announce = Callable[[Problem, str, int], None]
+Announce = Callable[[Problem | None, str, int], None]
 
 
 @cache

@@ -1,249 +1,216 @@
-"""Every backend against one float64 reference, checkpoint by checkpoint.
+"""The main job: every kernel of the chosen backends, then the network, checkpoint by checkpoint.
 
-The reference is PyTorch on the CPU, or NumPy where there is no PyTorch, in fp64 on the unfused
-schedule. Each other program runs on the same weights and input; the checkpoints are fetched from
-both and compared one at a time.
+Kernels are searched with drawn problems and the network's own, in worker processes; then each
+backend runs the network in each of its precisions and is compared with float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-from r18.backend import FUSION_LEVELS, Backend, CompileOptions, Program
-from r18.errors import UsageError, unknown
-from r18.schedule import Schedule
-from r18.weights import Weights
-from r18_oracle.compare import METRICS, Row, compare, first_bad, short, table
-from r18_oracle.dumps import checkpoint_names
-from r18_oracle.fixtures import reference_backend
-from r18_oracle.images import Images
-
-ATOL = {"fp32": 1e-4, "fp64": 1e-9}
-"""Tolerance by precision, each times max(1, max |expected|) of the checkpoint."""
+from r18.backend import Backend, CompileOptions, DeviceInfo
+from r18.errors import NoKernel, UsageError, unknown
+from r18.executor import make_plan
+from r18.ops import Problem
+from r18.precision import PRECISIONS
+from r18.schedule import network
+from r18_oracle.campaign import KernelReport, Profile, uncovered
+from r18_oracle.checkpoint_report import CheckpointReport
+from r18_oracle.findings import Finding
+from r18_oracle.tasks import NetworkRun, campaign_job, network_job
+from r18_oracle.worker import Job, Outcome, run_jobs
 
 
 @dataclass(frozen=True)
-class Run:
-    """One program's checkpoints against the reference's; `error` is what cut it short.
+class Request:
+    """What to verify.
 
-    `backend` is the name that was asked for, `implementation` the one that it gives itself.
+    kernels:    a glob over kernel ids.
+    network, weights: whose problems are included and what runs end to end; a weights source.
+    precisions: of the end-to-end runs; empty for all that the backend can run.
+    workers:    processes at once.
     """
 
-    backend: str
-    implementation: str
-    precision: str
-    fusion: str
-    rows: tuple[Row, ...]
-    error: str = ""
+    profile: Profile
+    kernels: str = "*"
+    network: str = "resnet18"
+    weights: str = "synthetic"
+    precisions: tuple[str, ...] = ()
+    fusion: str = "all"
+    seed: int = 0
+    workers: int | None = None
+
+
+@dataclass
+class BackendResult:
+    """What was found on one backend; `skipped` says why a precision was not run end to end."""
+
+    name: str
+    device: DeviceInfo
+    kernels: list[KernelReport] = field(default_factory=list)
+    checkpoints: list[CheckpointReport] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
-    def ok(self) -> bool:
-        return not self.error and first_bad(self.rows) is None
-
-    def reason(self) -> str:
-        """What is wrong, in words."""
-        head = f"{self.backend} in {self.precision}, fusion '{self.fusion}'"
-        bad = first_bad(self.rows)
-        if self.error or bad is None:
-            return f"{head}: {self.error or 'no difference'}"
-        return f"{head}: first bad checkpoint: {bad.checkpoint} ({bad.comparison.reason()})"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "backend": self.backend,
-            "implementation": self.implementation,
-            "precision": self.precision,
-            "fusion": self.fusion,
-            "ok": self.ok,
-            "error": self.error,
-            "checkpoints": [row.to_json() for row in self.rows],
-        }
+    def problems(self) -> int:
+        return sum(report.tally.problems for report in self.kernels)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verification:
-    """All runs. `skipped` says which backend has no kernels for which precision."""
+    """Everything that was run, by backend."""
 
-    reference: str
-    input: str
-    runs: tuple[Run, ...]
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return all(run.ok for run in self.runs)
+    request: Request
+    backends: list[BackendResult]
+    seconds: float = 0.0
 
     @property
-    def comparisons(self) -> int:
-        """Checkpoints that were compared."""
-        return sum(len(run.rows) for run in self.runs)
+    def findings(self) -> list[Finding]:
+        return [finding for result in self.backends for finding in result.findings]
+
+    @property
+    def executed(self) -> bool:
+        """Whether anything was judged at all."""
+        return any(result.problems or result.checkpoints for result in self.backends)
 
     def closing(self) -> str:
         """The last line."""
-        bad = [run for run in self.runs if not run.ok]
-        if bad:
-            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            return f"difference: {bad[0].reason()}{more}"
-        names = dict.fromkeys([self.reference, *(run.implementation for run in self.runs)])
-        count = len({row.checkpoint for run in self.runs for row in run.rows})
-        if len(names) == 1:
-            return (
-                f"{self.reference} agrees with itself on {count} checkpoints; "
-                "no second backend was compared"
-            )
-        return f"{len(names)} backends agree on {count} checkpoints: no difference"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "reference": self.reference,
-            "input": self.input,
-            "atol": ATOL,
-            "comparisons": self.comparisons,
-            "skipped": list(self.skipped),
-            "runs": [run.to_json() for run in self.runs],
-            "closing": self.closing(),
-        }
+        kernels = [report for result in self.backends for report in result.kernels]
+        runs = sum(len(result.checkpoints) for result in self.backends)
+        names = ", ".join(result.name for result in self.backends)
+        did = (
+            f"{names}: {len(kernels)} kernels on {sum(k.tally.problems for k in kernels)} problems "
+            f"and {runs} networks in {self.seconds:.0f} s"
+        )
+        if not self.executed:
+            return f"{did}: nothing was executed, so nothing is verified"
+        count = len(self.findings)
+        return f"{did}: " + (f"{count} finding(s)" if count else "no finding")
 
 
 def verify(
     backends: Mapping[str, Backend],
-    schedule: Schedule,
-    weights: Weights,
-    images: Images,
+    request: Request,
     *,
-    precisions: Sequence[str] = ("fp32", "fp64"),
-    fusions: Sequence[str] = ("all",),
-    progress: Callable[[str], None] | None = None,
+    on_start: Callable[[int], None] = lambda jobs: None,
+    on_progress: Callable[[str, Problem | None], None] = lambda what, problem: None,
+    on_done: Callable[[str], None] = lambda what: None,
 ) -> Verification:
-    """Compare the canonical checkpoints of every backend, precision and fusion level.
+    """Verify backends, given by the names that `load_backend` takes; they must be probed.
 
-    backends:   by the name to show; each must be able to run here.
-    precisions: of `ATOL`. A backend without kernels in one is listed in `skipped`.
-    progress:   called with what is about to run.
-
-    Whatever a backend raises while it compiles or runs is a failed run, never a skip. Raises
-    `UsageError` when nothing could be compared, and what the reference raises.
+    on_start gets the number of jobs; on_progress what is under way; on_done each job that ended.
+    Raises `UnknownName` when no kernel matches the glob and what making a weights source raises.
+    A crash, a hang, or a network problem that no kernel takes is a finding.
     """
-    for precision in precisions:
-        if precision not in ATOL:
-            hint = "Others have no tolerance here yet."
-            raise unknown("precision to verify", precision, ATOL, hint=hint, error=UsageError)
-    for fusion in fusions:
-        if fusion not in FUSION_LEVELS:
-            raise unknown("fusion level", fusion, FUSION_LEVELS, error=UsageError)
-    images.check(schedule)
-    question = _Question(schedule, weights, images)
-    reference = reference_backend()
-    host = (str(reference.probe()), "fp64", "none")
-    runs: list[Run] = []
-    skipped: list[str] = []
-    exact = question.run(reference, "fp64", "none")
-    try:
-        for (name, backend), precision in product(backends.items(), precisions):
-            if precision not in {kernel.precision.name for kernel in backend.kernels()}:
-                skipped.append(f"{name} has no kernels in {precision}")
-                continue
-            for fusion in fusions:
-                if type(backend) is type(reference) and host == (
-                    str(backend.probe()),
-                    precision,
-                    fusion,
-                ):
-                    continue  # the reference would be compared with itself
-                if progress is not None:
-                    progress(f"{name} in {precision}, fusion '{fusion}'")
-                runs.append(question.compare(name, backend, precision, fusion, exact))
-    finally:
-        exact.close()
-    if not runs:
-        reasons = "; ".join(skipped) or "no program but the reference itself was asked for"
-        raise UsageError(f"nothing was compared, so nothing is verified: {reasons}")
-    return Verification(reference.name, images.source, tuple(runs), tuple(skipped))
+    start = time.perf_counter()
+    results = {name: BackendResult(name, backend.probe()) for name, backend in backends.items()}
+    jobs: list[Job] = []
+    for name, backend in backends.items():
+        jobs += _network_jobs(name, backend, request, results[name])
+        jobs += _kernel_jobs(name, backend, request)
+        if request.kernels == "*":
+            results[name].findings += _uncovered(name, backend, request)
+    if request.kernels != "*" and not any(job.arguments.get("kernel") for job in jobs):
+        ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
+        raise unknown("kernel", request.kernels, ids, hint="A glob over ids works too.")
+    on_start(len(jobs))
+    for outcome in run_jobs(
+        jobs,
+        workers=request.workers,
+        on_progress=lambda job, problem: on_progress(job.kernel, problem),
+    ):
+        _take(results[outcome.job.backend], outcome)
+        on_done(outcome.job.kernel)
+    for name, backend in backends.items():
+        order = {kernel.id: index for index, kernel in enumerate(backend.kernels())}
+        results[name].kernels.sort(key=lambda report: order[report.kernel])
+        results[name].checkpoints.sort(key=lambda report: list(PRECISIONS).index(report.precision))
+    return Verification(request, list(results.values()), time.perf_counter() - start)
 
 
-@dataclass(frozen=True)
-class _Question:
-    """What every backend is asked."""
+def _kernel_jobs(name: str, backend: Backend, request: Request) -> Iterator[Job]:
+    for kernel in backend.kernels():
+        if fnmatchcase(kernel.id, request.kernels):
+            yield campaign_job(name, kernel.id, request.profile, request.seed, request.network)
 
-    schedule: Schedule
-    weights: Weights
-    images: Images
 
-    def run(self, backend: Backend, precision: str, fusion: str) -> Program:
-        """A program that ran once, with its canonical checkpoints kept."""
-        taps = tuple(checkpoint_names(self.schedule))
-        options = CompileOptions(self.images.batch, precision, fusion, taps)
-        program = backend.compile(self.schedule, self.weights, options)
-        program.load(self.images.values)
-        program.launch()
-        program.synchronize()
-        return program
-
-    def compare(
-        self, name: str, backend: Backend, precision: str, fusion: str, exact: Program
-    ) -> Run:
-        """Run it and compare its checkpoints with those of `exact`, one at a time."""
-        rows: list[Row] = []
-        error = ""
-        shapes = self.schedule.shapes(self.images.batch)
+def _network_jobs(
+    name: str, backend: Backend, request: Request, result: BackendResult
+) -> Iterator[Job]:
+    """One end-to-end run a precision, of those that the backend can plan the network in."""
+    if request.kernels != "*":
+        return
+    schedule = network(request.network)
+    offered = dict.fromkeys(kernel.precision.name for kernel in backend.kernels())
+    for precision in request.precisions or offered:
         try:
-            program = self.run(backend, precision, fusion)
-            try:
-                for checkpoint in checkpoint_names(self.schedule):
-                    found = compare(
-                        program.fetch(checkpoint),
-                        exact.fetch(checkpoint),
-                        ATOL[precision],
-                        scaled=True,
-                    )
-                    shape = shapes[self.schedule.value_of(checkpoint)]
-                    rows.append(Row(checkpoint, shape, found))
-            finally:
-                program.close()
-        except Exception as raised:  # a crash is a finding like any other
-            error = f"it raised {type(raised).__name__}: {raised}"
-        return Run(name, backend.name, precision, fusion, tuple(rows), error)
+            make_plan(backend, schedule, CompileOptions(1, precision, request.fusion))
+        except NoKernel as refusal:
+            if precision in request.precisions:
+                result.findings.append(_no_program(name, precision, request, str(refusal)))
+            result.skipped[precision] = str(refusal).splitlines()[-1].strip()
+            continue
+        run = NetworkRun(
+            request.network,
+            request.weights,
+            precision,
+            request.fusion,
+            request.profile.samples,
+            request.seed,
+        )
+        yield network_job(name, run, request.profile.call_seconds)
 
 
-# -- text --------------------------------------------------------------------------------------
+def _no_program(name: str, precision: str, request: Request, why: str) -> Finding:
+    return Finding(
+        check="coverage",
+        backend=name,
+        kernel=f"{name}/program/{request.fusion}/{precision}",
+        problem=None,
+        kind="network",
+        seed=request.seed,
+        message=f"cannot run {request.network} in {precision}: {why}",
+    )
 
 
-def tolerances(precisions: Sequence[str]) -> str:
-    """The tolerances in words."""
-    parts = ", ".join(f"{short(ATOL[p])} in {p}" for p in precisions)
-    return f"atol {parts}, times max(1, max |expected|)"
+def _uncovered(name: str, backend: Backend, request: Request) -> list[Finding]:
+    """A finding for each network problem that no kernel takes."""
+    missing = uncovered(backend, network(request.network), request.profile.batches)
+    return [
+        Finding(
+            check="coverage",
+            backend=name,
+            kernel=f"{name}/{problem.op.name}/*/{precision}",
+            problem=problem,
+            kind="network",
+            seed=request.seed,
+            message=f"no {precision} kernel takes this problem of {request.network}",
+        )
+        for precision, problem in missing
+    ]
 
 
-def text(verification: Verification) -> str:
-    """A table for each backend, what was skipped, and the closing line."""
-    parts = []
-    for name in dict.fromkeys(run.backend for run in verification.runs):
-        runs = [run for run in verification.runs if run.backend == name]
-        cells = [
-            (
-                run.precision,
-                run.fusion,
-                row.checkpoint,
-                *row.comparison.metrics(),
-                short(row.comparison.tolerance),
-                row.verdict,
+def _take(result: BackendResult, outcome: Outcome) -> None:
+    """File an outcome under its backend."""
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    if outcome.finding is not None:
+        result.findings.append(outcome.finding)
+        if "kernel" in outcome.job.arguments:
+            report = KernelReport(
+                result.name, outcome.job.kernel, finding=outcome.finding, seconds=outcome.seconds
             )
-            for run in runs
-            for row in run.rows
-        ]
-        heads = ("precision", "fusion", "checkpoint", *METRICS, "tolerance", "verdict")
-        lines = [
-            name,
-            table(heads, cells),
-            *(run.reason() for run in runs if run.error),
-        ]
-        parts.append("\n".join(lines))
-    parts += [f"skipped: {reason}" for reason in verification.skipped]
-    return "\n\n".join([*parts, verification.closing()])
-
-
-__all__ = ["ATOL", "Run", "Verification", "text", "tolerances", "verify"]
+            result.kernels.append(report)
+    elif isinstance(outcome.result, KernelReport):
+        result.kernels.append(outcome.result)
+        if outcome.result.finding is not None:
+            result.findings.append(outcome.result.finding)
+    elif isinstance(outcome.result, CheckpointReport):
+        result.checkpoints.append(outcome.result)
+        result.findings += outcome.result.findings
+    else:
+        raise UsageError(f"a worker sent a {type(outcome.result).__name__}")

@@ -34,6 +34,7 @@ COMMANDS: tuple[str, ...] = (
     "classify",
     "bench",
     "verify",
+    "replay",
 )
 
 app = typer.Typer(

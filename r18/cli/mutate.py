@@ -12,6 +12,8 @@ from tabulate import tabulate
 
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, asked_backend
+from r18.errors import UsageError
+from r18.registry import VARIABLE
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.score import Plan
@@ -47,6 +49,8 @@ def mutate(
     from r18_oracle.mutation.score import Plan, run
 
     name = asked_backend(backend)
+    if name == "auto":
+        raise UsageError(f"say whose kernels to mutate: --backend NAME or {VARIABLE}=NAME")
     if show_list or show is not None:
         _look(Plan.of(name), show, as_json)
         return

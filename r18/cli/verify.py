@@ -1,101 +1,99 @@
-"""`r18 verify`: every backend against a float64 reference, checkpoint by checkpoint."""
+"""`r18 verify`: every kernel against its derived bound, then the network against float64."""
 
 from __future__ import annotations
 
 import json
-import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from tabulate import tabulate
 
-from r18.backend import FUSION_LEVELS, Backend
+from r18.backend import FUSION_LEVELS
 from r18.cli.app import FOUND, REFUSED
-from r18.cli.options import AsJson, NetworkName, WeightsSource, listed
-from r18.registry import VARIABLE, Listing, get_backend, load_backend, survey
-from r18.schedule import network
-from r18.weights import load_weights
+from r18.cli.options import listed
+from r18.schedule import NETWORKS
+from r18.weights import SOURCES
 
 
 def verify(
     backend: Annotated[
-        str | None,
-        typer.Option(help=f"Names or module:attr, separated by commas; or all. [{VARIABLE}, all]"),
-    ] = None,
-    network_name: NetworkName = "resnet18",
-    weights: WeightsSource = "synthetic",
-    batch: Annotated[int, typer.Option(help="Seeded images to run.", min=1)] = 2,
-    seed: Annotated[int, typer.Option(help="Of the images.", min=0)] = 0,
-    precision: Annotated[
-        str, typer.Option(help="fp32, fp64 or both, separated by commas.")
-    ] = "fp32,fp64",
-    fusion: Annotated[
         str,
-        typer.Option(help=f"One or more of {', '.join(FUSION_LEVELS)}, separated by commas."),
+        typer.Option(
+            help="Names or module:attr, separated by commas; or all.", envvar="R18_BACKEND"
+        ),
     ] = "all",
-    as_json: AsJson = False,
+    kernels: Annotated[
+        str, typer.Option(help="Only kernels whose id matches this glob; no network then.")
+    ] = "*",
+    profile: Annotated[
+        str, typer.Option(help="How long to look: quick, ci, thorough or nightly.")
+    ] = "quick",
+    network_name: Annotated[
+        str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")
+    ] = "resnet18",
+    weights: Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")] = "synthetic",
+    precision: Annotated[
+        str, typer.Option(help="Of the network, separated by commas; default all it can run.")
+    ] = "",
+    fusion: Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}.")] = "all",
+    seed: Annotated[int, typer.Option(help="Of problems, inputs and images.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Processes at once; 0 is one a core.", min=0)] = 0,
+    findings: Annotated[
+        Path, typer.Option(help="Folder for a file of each finding, to replay.")
+    ] = Path("exports/findings"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
 ) -> None:
-    """Compare every backend with a float64 reference, checkpoint by checkpoint.
+    """Prove backends right: kernels by derived bounds, the network checkpoint by checkpoint.
 
-    Without --backend these are all that can run here; one that cannot is listed with its cause.
+    Draws problems that chase each kernel's edges, includes every problem of the network, and
+    judges against float64. Each finding is shrunk, explained, and saved for `r18 replay`.
 
-    Exit codes: 0 no difference, 1 a difference or a crash, 2 nothing could be compared.
+    Exit codes: 0 no finding, 1 findings, 2 a wrong request or nothing was executed.
     """
-    from r18_oracle.images import seeded
-    from r18_oracle.verify import text, tolerances
-    from r18_oracle.verify import verify as compare_backends
+    from r18.atomic import new_file
+    from r18.cli.progress import progress_bar
+    from r18.registry import get_backend, load_backend, survey
+    from r18_oracle import verify_text
+    from r18_oracle.campaign import profile as profile_of
+    from r18_oracle.findings import save
+    from r18_oracle.verify import Request
+    from r18_oracle.verify import verify as run
 
-    backends, listing = _backends(backend or os.environ.get(VARIABLE) or "all")
-    precisions = listed(precision, "--precision")
-    schedule = network(network_name)
-    with Console(stderr=True).status("weights and reference") as status:
-        loaded = load_weights(weights, schedule)
-        found = compare_backends(
-            backends,
-            schedule,
-            loaded,
-            seeded(schedule, batch, seed),
-            precisions=precisions,
-            fusions=listed(fusion, "--fusion"),
-            progress=status.update,
+    if backend == "all":
+        listing = survey()
+        chosen = {line.name: load_backend(line.name) for line in listing if line.device}
+        for line in listing:
+            if line.device is None:
+                typer.echo(f"{line.name} is not available: {line.cause}", err=True)
+    else:
+        found = {name: get_backend(name) for name in listed(backend, "--backend")}
+        chosen = {(b.name if name == "auto" else name): b for name, b in found.items()}
+    request = Request(
+        profile_of(profile),
+        kernels,
+        network_name,
+        weights,
+        tuple(listed(precision, "--precision")) if precision else (),
+        fusion,
+        seed,
+        workers or None,
+    )
+    with progress_bar() as bar:
+        verification = run(
+            chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
         )
     if as_json:
-        head = {
-            "network": network_name,
-            "weights": {"source": loaded.source, "sha256": loaded.sha256},
-            "batch": batch,
-            "backends": [
-                {"name": line.name, "device": str(line.device or ""), "cause": line.cause}
-                for line in listing
-            ],
-        }
-        typer.echo(json.dumps(head | found.to_json(), indent=2))
+        typer.echo(json.dumps(verify_text.to_json(verification), indent=2))
     else:
-        lines = [(line.name, line.device or f"not available: {line.cause}") for line in listing]
-        typer.echo(tabulate(lines, ("backend", "device"), disable_numparse=True))
-        typer.echo(
-            f"\nreference: {found.reference} in fp64, fusion 'none'\n"
-            f"{network_name}, weights {loaded.source}, batch {batch}, {found.input}\n"
-            f"{tolerances(precisions)}\n"
-        )
-        typer.echo(text(found))
-    if found.comparisons == 0:
+        typer.echo(verify_text.text(verification))
+    for finding in verification.findings:
+        path = save(finding, findings)
+        typer.echo(f"\n{finding.describe(path)}", err=as_json)
+    if junit is not None:
+        with new_file(junit) as draft:
+            draft.write_text(verify_text.junit(verification), "utf-8")
+    if not verification.executed:
         raise typer.Exit(REFUSED)
-    if not found.ok:
+    if verification.findings:
         raise typer.Exit(FOUND)
-
-
-def _backends(asked: str) -> tuple[dict[str, Backend], list[Listing]]:
-    """Backends to compare by the name to show, and a line for each that was asked for.
-
-    A backend asked for by name that cannot run raises; with "all" it is a line with its cause.
-    """
-    if asked == "all":
-        listing = survey()
-        return {line.name: load_backend(line.name) for line in listing if line.device}, listing
-    backends = {}
-    for name in listed(asked, "--backend"):
-        found = get_backend(name)
-        backends[found.name if name == "auto" else name] = found
-    return backends, [Listing(n, "", b.probe()) for n, b in backends.items()]

@@ -1,0 +1,90 @@
+"""The backend itself: its description, its memory and its streams."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from r18.backend import Backend, DeviceInfo, Kernel
+from r18.registry import load_backend
+from r18.schedule import network
+from r18_oracle.bounds import DERIVATIONS
+from r18_oracle.campaign import uncovered
+
+
+@pytest.fixture(scope="module")
+def backend(r18_backend_name: str) -> Backend:
+    return load_backend(r18_backend_name)
+
+
+def test_probe_says_what_it_runs_on(backend: Backend) -> None:
+    device = backend.probe()
+    assert isinstance(device, DeviceInfo)
+    assert device.kind in ("cpu", "cuda")
+    assert device.name.strip()
+
+
+def test_kernels_describe_themselves(backend: Backend) -> None:
+    """Every field that the planner and the oracle decide by, on every kernel."""
+    kernels = backend.kernels()
+    assert kernels, "a backend without kernels computes nothing"
+    for kernel in kernels:
+        assert isinstance(kernel, Kernel), f"{kernel!r} lacks a part of the Kernel protocol"
+        assert kernel.id.split("/")[1] == kernel.op.name, kernel.id
+        assert kernel.precision.name in kernel.id.split("/"), kernel.id
+        assert kernel.contract.algorithm in DERIVATIONS, f"{kernel.id}: no bound for its contract"
+        assert kernel.contract.output == kernel.precision.storage, kernel.id
+        assert all(edge >= 1 for edge in kernel.edges), kernel.id
+
+
+def test_kernel_ids_are_unique_and_stable(backend: Backend) -> None:
+    ids = [kernel.id for kernel in backend.kernels()]
+    assert [name for name, count in Counter(ids).items() if count > 1] == []
+    assert [kernel.id for kernel in backend.kernels()] == ids
+
+
+def test_every_problem_of_the_network_has_a_kernel(
+    backend: Backend, pytestconfig: pytest.Config
+) -> None:
+    schedule = network(pytestconfig.getoption("--r18-network"))
+    missing = uncovered(backend, schedule, (1, 2))
+    assert missing == [], "\n".join(f"{precision}: {problem}" for precision, problem in missing)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 3, 255, 4096, 100_003])
+def test_memory_brings_back_what_it_was_given(backend: Backend, nbytes: int) -> None:
+    memory = backend.memory
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    buffer = memory.empty(nbytes)
+    assert buffer.nbytes == nbytes
+    memory.upload(data, buffer)
+    assert np.array_equal(memory.download(buffer, (nbytes,), np.dtype(np.uint8)), data)
+
+
+def test_a_view_shares_its_bytes_and_no_others(backend: Backend) -> None:
+    memory = backend.memory
+    step = memory.alignment
+    buffer = memory.empty(3 * step)
+    memory.fill(buffer, 0x11)
+    memory.fill(buffer.view(step, step), 0x22)
+    seen = memory.download(buffer, (3 * step,), np.dtype(np.uint8))
+    assert np.array_equal(seen, np.repeat(np.array([0x11, 0x22, 0x11], np.uint8), step))
+
+
+def test_a_download_is_a_copy(backend: Backend) -> None:
+    memory = backend.memory
+    buffer = memory.empty(64)
+    memory.fill(buffer, 1)
+    before = memory.download(buffer, (64,), np.dtype(np.uint8))
+    memory.fill(buffer, 2)
+    assert np.array_equal(before, np.ones(64, np.uint8))
+
+
+def test_events_do_not_run_backwards(backend: Backend) -> None:
+    stream = backend.stream()
+    first = stream.record()
+    second = stream.record()
+    stream.synchronize()
+    assert second.milliseconds_since(first) >= 0

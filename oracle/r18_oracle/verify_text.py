@@ -1,0 +1,140 @@
+"""A verification as text, as plain data, and as JUnit XML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+from tabulate import tabulate
+
+from r18_oracle import checkpoint_report
+from r18_oracle.campaign import KernelReport
+from r18_oracle.findings import Finding
+from r18_oracle.verify import BackendResult, Verification
+
+HEADS = ("kernel", "problems", "refused", "error/bound", "sees", "s", "verdict")
+LEGEND = (
+    "error/bound: the largest error over its derived bound; above 1 is a fault, 0 is exact\n"
+    "sees: the smallest relative error that was sure to be seen, anywhere in an output\n"
+    "loss: the network's error over what is allowed; step's worst: error/bound of each step alone"
+)
+
+
+def text(verification: Verification) -> str:
+    """For each backend a table of kernels and one of checkpoints a precision; then the closing."""
+    parts = [_backend(result) for result in verification.backends]
+    return "\n\n".join([*parts, LEGEND, verification.closing()])
+
+
+def _backend(result: BackendResult) -> str:
+    parts = [f"{result.name}: {result.device}"]
+    if result.kernels:
+        rows = [_row(report) for report in result.kernels]
+        align = ("left", *["right"] * 5, "left")
+        parts.append(tabulate(rows, HEADS, disable_numparse=True, colalign=align))
+    for report in result.checkpoints:
+        words = "image" if report.images == 1 else "images"
+        parts.append(
+            f"{report.network} on {result.name} in {report.precision}, fusion '{report.fusion}', "
+            f"{report.images} {words}, against float64\n{checkpoint_report.text(report)}"
+        )
+    parts += [f"not run in {name}: {reason}" for name, reason in result.skipped.items()]
+    return "\n\n".join(parts)
+
+
+def _row(report: KernelReport) -> tuple[str, ...]:
+    tally = report.tally
+    return (
+        report.kernel,
+        str(tally.problems),
+        str(sum(tally.refused.values())),
+        f"{tally.ratio:.3g}" if tally.problems else "",
+        ""
+        if tally.resolution is None
+        else f"{tally.resolution:.1e}"
+        if tally.resolution
+        else "all",
+        f"{report.seconds:.1f}",
+        report.verdict,
+    )
+
+
+def to_json(verification: Verification) -> dict[str, Any]:
+    """Everything, as plain data."""
+    request = verification.request
+    return {
+        "profile": request.profile.name,
+        "network": request.network,
+        "weights": request.weights,
+        "seed": request.seed,
+        "seconds": round(verification.seconds, 3),
+        "executed": verification.executed,
+        "closing": verification.closing(),
+        "findings": [finding.to_json() for finding in verification.findings],
+        "backends": [
+            {
+                "name": result.name,
+                "device": {"kind": result.device.kind, "name": result.device.name}
+                | dict(result.device.details),
+                "kernels": [_kernel_json(report) for report in result.kernels],
+                "checkpoints": [report.to_json() for report in result.checkpoints],
+                "skipped": result.skipped,
+            }
+            for result in verification.backends
+        ],
+    }
+
+
+def _kernel_json(report: KernelReport) -> dict[str, Any]:
+    tally = report.tally
+    return {
+        "kernel": report.kernel,
+        "verdict": report.verdict,
+        "problems": tally.problems,
+        "network_problems": report.network_problems,
+        "refused": dict(tally.refused),
+        "checks": dict(tally.passed),
+        "error_over_bound": tally.ratio,
+        "error_over_statistical_line": tally.sharp,
+        "smallest_fault_seen": tally.resolution,
+        "unjudged_elements": tally.unjudged,
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def junit(verification: Verification) -> str:
+    """JUnit XML: a suite a backend, a case a kernel, network and coverage problem."""
+    root = ElementTree.Element("testsuites", name="r18 verify")
+    for result in verification.backends:
+        cases = list(_cases(result))
+        failed = sum(len(findings) > 0 for _, _, findings in cases)
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=result.name, tests=str(len(cases)), failures=str(failed)
+        )
+        for name, seconds, findings in cases:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=f"r18.{result.name}", name=name, time=f"{seconds:.3f}"
+            )
+            for finding in findings:
+                failure = ElementTree.SubElement(
+                    case, "failure", type=finding.check, message=finding.message
+                )
+                failure.text = finding.describe()
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _cases(result: BackendResult) -> Iterator[tuple[str, float, list[Finding]]]:
+    told: list[Finding] = []
+    for kernel in result.kernels:
+        mine = [kernel.finding] if kernel.finding else []
+        told += mine
+        yield kernel.kernel, kernel.seconds, mine
+    for report in result.checkpoints:
+        told += report.findings
+        name = f"{report.network}/{report.precision}/{report.fusion}"
+        yield name, 0.0, list(report.findings)
+    for finding in result.findings:
+        if finding not in told:
+            yield finding.kernel, 0.0, [finding]
