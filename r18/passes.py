@@ -128,6 +128,7 @@ def _merge_chains(
     are dropped.
     """
     readers = Counter(value for step in schedule.steps for value in step.inputs)
+    readers[schedule.output] += 1  # whoever calls the program reads it
     steps: dict[str, Step] = {}  # by output value, in order
     for step in schedule.steps:
         for value in step.inputs:

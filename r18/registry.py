@@ -25,27 +25,39 @@ AUTO_ORDER = ("cupy", "numba", "torch", "numba-cpu", "numpy")
 
 def installed() -> dict[str, EntryPoint]:
     """Every backend entry point, ours or not, by name, in the order of `auto`; loads nothing."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
+    return {name: claims[0] for name, claims in _claims().items()}
+
+
+def _claims() -> dict[str, tuple[EntryPoint, ...]]:
+    """As `installed`; a name has several entry points when plugins claim it for unlike objects."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, {}).setdefault(point.value, point)
     ranked = [name for name in AUTO_ORDER if name in found]
-    return {name: found[name] for name in ranked + sorted(found.keys() - set(ranked))}
+    ranked += sorted(found.keys() - set(ranked))
+    return {name: tuple(found[name].values()) for name in ranked}
 
 
 def load_backend(name: str) -> Backend:
     """Import and make the backend of an entry point's name or a `module:attr`.
 
     Contacts no device. Raises `UnknownName` with the known names and the nearest,
-    `BackendUnavailable` when its import or its making raises.
+    `BackendUnavailable` when its import or its making raises, or when several plugins claim it.
     """
     if ":" in name:
         module, _, attribute = name.partition(":")
         if not module or not attribute:
             raise UsageError(f"'{name}' is not of the form module:attr")
         return _make(name, lambda: _attribute(module, attribute))
-    points = installed()
+    points = _claims()
     if name not in points:
         hint = f"Set {VARIABLE} or --backend to one of these, to 'auto', or to 'module:attr'."
         raise unknown("backend", name, [*points, "auto"], hint=hint)
-    return _make(name, points[name].load)
+    if len(points[name]) > 1:
+        claims = " and ".join(point.value for point in points[name])
+        remedy = "Uninstall one of them, or choose by module:attr."
+        raise BackendUnavailable(name, f"several plugins claim this name: {claims}", remedy)
+    return _make(name, points[name][0].load)
 
 
 def _attribute(module: str, path: str) -> object:
@@ -131,8 +143,11 @@ class Listing:
 def survey() -> list[Listing]:
     """Every installed backend, probed; a broken one is a line like the others."""
     lines: list[Listing] = []
-    for name, point in installed().items():
-        provider = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+    for name, points in _claims().items():
+        provider = ", ".join(
+            f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+            for point in points
+        )
         try:
             lines.append(Listing(name, provider, _probed(name)[1]))
         except BackendUnavailable as error:  # a broken one is a line like the others

@@ -227,6 +227,16 @@ def test_the_output_stays_the_output_when_another_step_lies_in_between(level: st
     assert fuse(schedule, level).output == "end"
 
 
+@pytest.mark.parametrize("level", FUSION_LEVELS)
+def test_the_output_is_never_fused_away(level: str) -> None:
+    """A stated output has a reader outside the schedule, beside the one inside it."""
+    steps = (conv("c", "image"), relu("r", "c"))
+    schedule = Schedule("custom", (4, 5, 5), steps, (), output="c")
+    fused = fuse(schedule, level)
+    assert fused.output == "c"
+    assert_same_numbers(schedule, fused)
+
+
 def test_a_slice_of_the_network_fuses_like_the_network() -> None:
     whole = fuse(resnet18(), "all").between("layer1", "layer2")
     part = fuse(resnet18().between("layer1", "layer2"), "all")

@@ -143,6 +143,9 @@ def test_an_unknown_name_comes_with_the_nearest_and_the_known_ones(
             "  known: auto, numpy, torch\n"
             "  Set R18_BACKEND or --backend to one of these, to 'auto', or to 'module:attr'."
         )
+    points["Example"] = "Working"
+    with pytest.raises(UnknownName, match="did you mean 'Example'"):  # spelled as it is known
+        get_backend("exampel")
     with pytest.raises(UnknownName) as caught:
         get_backend("zzz")
     assert str(caught.value).splitlines()[0] == "unknown backend 'zzz'"
@@ -248,6 +251,21 @@ def test_a_backend_that_lacks_something_is_told_what(points: dict[str, str]) -> 
         load_backend("chosen")
     assert caught.value.cause.endswith("is no backend: it lacks kernels, stream, compile")
     assert caught.value.remedy == "See r18.backend.Backend for the protocol."
+
+
+def test_two_plugins_of_one_name_do_not_hide_each_other(
+    points: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may take over `numpy` unseen: the choice between them is an error that names both."""
+    values = ["made_up_plugins:Working", "made_up_plugins:FaultyInit"]
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        return [EntryPoint("numpy", value, group) for value in values]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    with pytest.raises(R18Error) as caught:
+        get_backend("numpy")
+    assert all(value in str(caught.value) for value in values)
 
 
 def test_loading_does_not_probe(points: dict[str, str]) -> None:

@@ -288,6 +288,13 @@ def test_two_steps_may_share_a_weight_but_not_disagree_about_its_shape() -> None
         two_steps(CONV, second)
 
 
+def test_the_output_is_the_last_value_unless_another_is_stated() -> None:
+    assert two_steps().output == "relu"
+    assert Schedule("two", (3, 8, 8), (CONV, RELU), (), output="conv").output == "conv"
+    with pytest.raises(ScheduleError, match="the output is 'bn', which no step makes"):
+        Schedule("two", (3, 8, 8), (CONV, RELU), (), output="bn")
+
+
 # -- names -------------------------------------------------------------------------------------
 
 
