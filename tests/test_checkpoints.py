@@ -638,6 +638,24 @@ def test_a_margin_of_twice_the_bound_decides(gap: float, ties: int) -> None:
     assert report.ok
 
 
+def test_a_class_that_was_decided_and_came_out_otherwise_is_wrong() -> None:
+    given, best, other = second_best(0.0)
+    top = compare(get_backend("numpy"), 1, weights=given).top1
+    assert top is not None
+    given, best, other = second_best(5 * top.bound)
+
+    def corrupt(array: Array) -> None:
+        array[0, other] += np.float32(6 * top.bound)
+
+    report = compare(corrupting("fc", corrupt), 1, weights=given)
+    assert report.top1 is not None
+    (call,) = report.top1.wrong
+    assert (call.first, call.second, call.got) == (best, other, other)
+    assert "top-1: 0 of 1 agree" in text(report)
+    assert f"WRONG: image 0, classes {best} and {other}" in text(report)
+    assert not report.ok
+
+
 def test_another_class_is_wrong() -> None:
     def rolled(op: Any, inputs: Any, weights: Any, out: Array) -> None:
         out[...] = np.roll(out, 1, axis=1)
@@ -800,6 +818,29 @@ def test_a_program_that_is_not_what_it_says(program: Any, message: str) -> None:
         compare(Altered(program=program))
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_programs_are_closed(fails: bool) -> None:
+    made: list[Closing] = []
+
+    class Closing(ExecutorProgram):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+        def launch(self) -> None:
+            if fails:
+                raise RuntimeError("no such luck")
+            super().launch()
+
+    if fails:
+        with pytest.raises(RuntimeError, match="no such luck"):
+            compare(Altered(program=Closing))
+    else:
+        compare(Altered(program=Closing), 3, batch=2)
+    assert len(made) == (2 if fails else 4)
+    assert all(program._closed for program in made)
+
+
 def test_a_program_that_asks_the_reference_is_refused() -> None:
     def ask(op: Any, inputs: Any, weights: Any, out: Array) -> None:
         from r18.ops import Problem
@@ -859,6 +900,18 @@ def test_losses() -> None:
     # Twice the multiple, for the reference rounds to float64 as well.
     assert loss([1 + 2.0**-52], [1 + 2.0**-24], [1.0], "fp64").ratio == pytest.approx(1 / 8)
     assert not loss([np.nan, 1.0], [1.0, 1.0], [1.0, 1.0]).ok
+
+
+def test_losses_add_up_over_batches() -> None:
+    sums = LossSums()
+    for first, (got, own) in enumerate([(2.0, 4.0), (3.0, 1.5), (0.5, 0.5)]):
+        zero = np.zeros((1, 2))
+        sums.add_own(zero + own, zero)
+        sums.add(np.array([[0.0, got]]), zero, first)
+    found = sums.loss(Allowance.of(PRECISIONS["fp32"], 8.0))
+    assert (found.max_abs, found.coordinate, found.own_max) == (3.0, (1, 1), 4.0)
+    assert found.rms == pytest.approx(((4 + 9 + 0.25) / 6) ** 0.5)
+    assert found.own_rms == pytest.approx(((16 + 2.25 + 0.25) / 3) ** 0.5)
 
 
 def test_a_loss_in_one_place_and_one_everywhere() -> None:

@@ -27,6 +27,7 @@ class StepError:
     sharp: max(error/statistical line), or None where the contract has none; above 1 is a warning.
     check, message: the check that failed ("" when none did) and what is wrong.
     coordinate, got, expected, bound: the worst element; batches begin at image `first_image`.
+    picture: where the error sits (`r18_oracle.pictures`), of a step that exceeds its bound.
     """
 
     step: str
@@ -41,6 +42,7 @@ class StepError:
     got: float | None = None
     expected: float | None = None
     bound: float | None = None
+    picture: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -201,7 +203,9 @@ def findings_of(
                 got=step.got,
                 expected=step.expected,
                 bound=step.bound,
-                details=network | {"step": step.step, "first_image": step.first_image},
+                details=network
+                | {"step": step.step, "first_image": step.first_image}
+                | ({} if step.picture is None else {"picture": step.picture}),
             )
         )
     for row in rows:
