@@ -13,6 +13,10 @@ Sources
 - Lavin and Gray, arXiv:1509.09308: the Winograd transforms.
 
 Each bound also covers the float64 reference's own error, by the same formula at u = 2⁻⁵³.
+
+Infinities and NaN are judged by the semantics, not by a bound; sizes are taken over the finite
+terms alone, so that an element which ReLU brings back from −∞ to 0 still has a finite bound, and
+so that a finite part which may overflow beside an infinity is seen.
 """
 
 from __future__ import annotations
@@ -25,52 +29,55 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.ops import Add, BatchNorm, Conv2d, GlobalAvgPool, Linear, Problem, Softmax
+from r18.ops import Add, BatchNorm, Conv2d, GlobalAvgPool, Problem, Softmax
 from r18_oracle import winograd
 from r18_oracle.cases import Case
-from r18_oracle.reference import magnitude, pre_epilogue
+from r18_oracle.reference import magnitude
+from r18_oracle.roundings import (
+    F64,
+    FORMATS,
+    TENSOR_CORE_BLOCK,
+    Format,
+    addends_of,
+    beyond_range,
+    depth_of,
+    factor_format,
+    factor_hazards,
+    factor_rounding,
+    factor_underflow,
+    finite_part,
+    format_of,
+    gamma,
+    least_loss,
+    may_overflow,
+    roundoff,
+    stored,
+    summation_error,
+    underflow,
+    window_sum,
+    with_epilogue,
+)
+
+__all__ = [
+    "DELTA",
+    "DERIVATIONS",
+    "FORMATS",
+    "TENSOR_CORE_BLOCK",
+    "Bound",
+    "Format",
+    "bound",
+    "factor_rounding",
+    "folding_error",
+    "format_of",
+    "gamma",
+    "int8_sum_is_exact",
+    "stored",
+    "summation_error",
+    "underflow",
+]
 
 DELTA = 1e-6
 """The statistical line is crossed by a correct kernel with at most this probability a call."""
-
-TENSOR_CORE_BLOCK = 4
-"""The fewest products that a tensor core adds at once (V100, T4; later ones more): the bound for
-it covers all (Fasi et al., table 2)."""
-
-_F64 = 2.0**-53
-
-
-@dataclass(frozen=True)
-class Format:
-    """A floating-point format: unit roundoff, smallest subnormal, smallest normal, largest."""
-
-    u: float
-    eta: float
-    tiny: float
-    largest: float
-
-
-FORMATS = {
-    "float64": Format(2.0**-53, 2.0**-1074, 2.0**-1022, float(np.finfo(np.float64).max)),
-    "float32": Format(2.0**-24, 2.0**-149, 2.0**-126, float(np.finfo(np.float32).max)),
-    "float16": Format(2.0**-11, 2.0**-24, 2.0**-14, 65504.0),
-    "bfloat16": Format(2.0**-8, 2.0**-133, 2.0**-126, (2 - 2.0**-7) * 2.0**127),
-}
-
-
-def format_of(name: str) -> Format:
-    """The format's constants; `UnknownName` for one that has no bound."""
-    try:
-        return FORMATS[name]
-    except KeyError:
-        raise unknown("floating-point format", name, FORMATS) from None
-
-
-def gamma(n: float, u: float) -> float:
-    """γ_n = nu/(1−nu) (Higham 2002, Lemma 3.1); raises `UsageError` where nu ≥ 1."""
-    if n * u >= 1:
-        raise UsageError(f"no bound exists: {n:g} roundings at u = {u:g} may lose every digit")
-    return n * u / (1 - n * u)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +85,34 @@ class Bound:
     """Per element of the output.
 
     largest:     |ŷ − y| cannot exceed this; 0 asks for equality.
-    statistical: the sharper line that a round-to-nearest kernel crosses with probability DELTA;
-                 None where no such line is known (sums that are cut off, no sum at all).
+    statistical: the sharper line that a round-to-nearest kernel crosses with probability DELTA,
+                 never above `largest`; None where no such line is known (sums that are cut off,
+                 no sum at all).
     overflows:   elements at which an intermediate may leave the accumulator's range, so that an
-                 infinity or NaN is no fault; None where there is no such element.
+                 infinity or NaN is no fault; None where there is no such element. Where the
+                 float64 reference or bound itself may have overflowed, `largest` is not finite.
     """
 
     largest: Array
     statistical: Array | None = None
     overflows: Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        error: Array,
+        mask: Array,
+        y: Array,
+        contract: RoundingContract,
+        statistical: Array | None = None,
+    ) -> Bound:
+        """The bound `error` of the result `y`; `mask`, broadcast, tells what may overflow."""
+        if contract.accumulate == "float64":
+            mask = mask | ~np.isfinite(error)
+            error = np.where(mask & ~np.isfinite(y), np.inf, error)
+        if not mask.any():
+            return cls(error, statistical)
+        return cls(error, statistical, np.broadcast_to(mask, y.shape))
 
 
 def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
@@ -108,302 +134,263 @@ def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
         return derive(case, contract, y)
 
 
-# -- the pieces that bounds are made of --------------------------------------------------------
-
-
-def summation_error(terms: int, contract: RoundingContract) -> float:
-    """The factor c with |ŝ − s| ≤ c·S for a sum of `terms` products and addends, any order.
-
-    - Round to nearest: γ_terms: one rounding for a product and at most terms − 1 for the
-      additions that it passes through; an FMA only saves roundings (Higham 2002, §3.1).
-    - Declared blocking into T partial sums that are added pairwise: a term passes through at most
-      ⌈terms/T⌉ + ⌈log₂T⌉ + 1 roundings (Higham 2002, §4.2).
-    - Cut off instead of rounded, as tensor cores do: each of terms + ⌈terms/b⌉ additions loses up
-      to 2u (Fasi et al. 2021, §3).
-    """
-    u = format_of(contract.accumulate).u
-    if contract.truncates:
-        return gamma(terms + math.ceil(terms / TENSOR_CORE_BLOCK), 2 * u)
-    if contract.blocks > 1:
-        run = math.ceil(terms / contract.blocks)
-        terms = min(terms, run + math.ceil(math.log2(contract.blocks)) + 1)
-    return gamma(terms, u)
-
-
-def factor_rounding(case: Case, contract: RoundingContract) -> float:
-    """(1 + u_in)² − 1: both factors of each product are rounded to 11 bits before tf32 units.
-
-    u_in is 2⁻¹¹ rounded, 2⁻¹⁰ cut off. Formats that are stored as narrow as they are multiplied
-    lose nothing here.
-    """
-    if case.precision.multiply != "tf32":
-        return 0.0
-    u_in = 2.0**-10 if contract.truncates else 2.0**-11
-    return (1 + u_in) ** 2 - 1
-
-
-def stored(error: Array, y: Array, contract: RoundingContract) -> Array:
-    """The error after one more rounding, to the output's format: (1+u)E + u|y| + η/2."""
-    if contract.output == contract.accumulate:
-        return error
-    out = format_of(contract.output)
-    return (1 + out.u) * error + out.u * np.abs(y) + out.eta / 2
-
-
-def underflow(terms: int, case: Case, contract: RoundingContract) -> float:
-    """What gradual underflow adds: η/2 a product; or, flushed to zero, a smallest normal a term.
-
-    Higham 2002, §2.2: fl(a·b) = ab(1+δ) + η'. Additions do not underflow inexactly. Flushed
-    *inputs* lose up to 2⁻¹²⁶ times the other factor, which S's largest term stands for.
-    """
-    accumulate = format_of(contract.accumulate)
-    if case.precision.flush_to_zero:
-        return (terms + 1) * accumulate.tiny
-    return (terms + 1) * accumulate.eta
-
-
-def _flushed_inputs(case: Case, depth: int) -> float:
-    """The loss from inputs and weights below the smallest normal being read as zero."""
-    if not case.precision.flush_to_zero:
-        return 0.0
-    peak = sum(
-        float(np.max(np.abs(a), initial=0.0, where=np.isfinite(a)))
-        for a in (*case.inputs, *case.weights)
-    )
-    return depth * FORMATS["float32"].tiny * (peak + 1.0)
-
-
-def _terms(case: Case) -> int:
-    """Products, and addends besides them, in one output of a convolution or linear."""
-    op = case.problem.op
-    if isinstance(op, Conv2d):
-        return op.depth + op.bias + op.residual
-    assert isinstance(op, Linear)
-    return op.in_features + 1
-
-
-def _addends(case: Case) -> tuple[Array, ...]:
-    """Bias and residual in float64, shaped to broadcast over the output."""
-    op = case.problem.op
-    inputs, weights = case.wide()
-    found: list[Array] = []
-    if isinstance(op, Linear):
-        found.append(weights[1])
-    if isinstance(op, Conv2d) and op.bias:
-        found.append(weights[1][:, None, None])
-    if isinstance(op, Conv2d) and op.residual:
-        found.append(inputs[1])
-    return tuple(found)
-
-
-def _with_epilogue(case: Case, contract: RoundingContract, y: Array, sum_error: Array) -> Array:
-    """From the error of the sum of products to that of the stored result.
-
-    Where bias and residual share the accumulator, `sum_error` covers them. With `stored_sum` it
-    covers the products alone: the sum is rounded to storage, and each later addition rounds once.
-    ReLU is 1-Lipschitz and exact: it adds nothing.
-    """
-    if not contract.stored_sum:
-        return stored(sum_error, y, contract)
-    inputs, weights = case.wide()
-    raw = pre_epilogue(case.problem, inputs, weights)
-    error = stored(sum_error, raw, contract)
-    addends = _addends(case)
-    size = np.abs(raw) + error + sum(np.abs(a) for a in addends)
-    error = error + gamma(len(addends), format_of(contract.accumulate).u) * size
-    return stored(error, y, contract)
-
-
-def _overflow(case: Case, contract: RoundingContract, size: Array, y: Array) -> Array | None:
-    """Where a partial sum, or the rounded result, may leave its format's range.
-
-    Not where a term is infinite or NaN already: there the semantics say what must come out.
-    """
-    accumulate, out = format_of(contract.accumulate), format_of(contract.output)
-    mask: Array = (size >= accumulate.largest / 2) | (np.abs(y) >= out.largest * (1 - 2 * out.u))
-    if contract.stored_sum:
-        mask |= size >= out.largest / 2
-    mask = np.broadcast_to(mask & np.isfinite(size), y.shape)
-    return mask if bool(mask.any()) else None
-
-
 # -- the derivations ---------------------------------------------------------------------------
 
 
 def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """Convolution and linear, direct or as a matrix product, in any order of summation.
 
-    E ≤ c·S with c from `summation_error` over K terms (+ 1 each for bias, residual), the rounding
-    of factors, underflow, and the rounding to storage. Statistical line: λ√K·u·S with
-    λ = √(2 ln(2NK/δ)) over N outputs (Higham and Mary 2019), where sums are rounded to nearest.
+    With factors ŵx̂ = wx(1 + θ), |θ| ≤ f = (1+u_in)² − 1, and c from `summation_error` over K
+    products and the addends, E ≤ c·S + (1+c)(f·Σ|w||x| + underflow), and the rounding to storage.
+    Statistical line: λ√K·u·S with λ = √(2 ln(2NK/δ)) over N outputs (Higham and Mary 2019), where
+    sums are rounded to nearest and factors are not rounded. int8: see `_integer_sum`.
     """
-    inputs, weights = case.wide()
+    depth = depth_of(case, contract)
+    if contract.accumulate == "int32":
+        return _integer_sum(case, contract, y)
+    inputs, weights = finite_part(case)
+    addends = addends_of(case)
     products = magnitude(case.problem, inputs, weights)
-    terms = _terms(case)
-    size = products + sum(np.abs(a) for a in _addends(case))
-    depth = terms if not contract.stored_sum else terms - len(_addends(case))
-    weighed = products if contract.stored_sum else size
-    error = (
-        summation_error(depth, contract) * weighed
-        + factor_rounding(case, contract) * (1 + summation_error(depth, contract)) * products
-        + underflow(depth, case, contract)
-        + _flushed_inputs(case, depth)
-        + gamma(terms + 1, _F64) * size
-    )
+    size = products + sum(np.abs(a) for a in addends)
+    fused = 0 if contract.stored_sum else len(addends)
+    weighed = size if fused else products
+    c = summation_error(depth + fused, contract, fused)
+    factors = factor_rounding(case, contract)
+    least = underflow(depth + fused, case, contract)
+    lost = least + factor_underflow(case, contract, inputs, weights)
+    own = gamma(depth + len(addends) + 1, F64) * size
+    error = c * weighed + (1 + c) * (factors * products + lost) + own
+    largest, beyond = with_epilogue(case, contract, y, error)
     statistical = None
-    if not contract.truncates and case.precision.multiply != "tf32":
-        u = format_of(contract.accumulate).u
-        chance = math.sqrt(2 * math.log(2 * max(1, y.size) * (depth + 1) / DELTA))
-        sharp = chance * math.sqrt(depth + 1) * u * weighed + underflow(depth, case, contract)
-        statistical = _with_epilogue(case, contract, y, sharp + gamma(terms + 1, _F64) * size)
-    return Bound(
-        _with_epilogue(case, contract, y, error),
-        statistical,
-        _overflow(case, contract, size, y),
-    )
+    if not contract.truncates and not factors:
+        terms = depth + fused + 1
+        chance = math.sqrt(2 * math.log(2 * max(1, y.size) * terms / DELTA))
+        sharp = chance * math.sqrt(terms) * roundoff(contract) * weighed + (1 + c) * lost + own
+        statistical = np.minimum(with_epilogue(case, contract, y, sharp)[0], largest)
+    mask = may_overflow(size, contract) | beyond | factor_hazards(case, contract)
+    return Bound.of(largest, mask, y, contract, statistical)
+
+
+def _integer_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """int8 products summed in int32: exact in any order (`int8_sum_is_exact`), so the bound is 0.
+
+    Raises `UsageError` where K products may leave int32, for factors that are no int8 values, and
+    for any output but int32: no requantisation is specified yet. Bias and residual may still
+    leave int32; elements where that can happen are not judged.
+    """
+    depth = depth_of(case, contract)
+    if not int8_sum_is_exact(depth):
+        raise UsageError(f"{depth:,} products of int8 values may leave int32: no bound exists")
+    if contract.output != "int32":
+        raise UsageError(
+            f"an int32 sum stored as {contract.output} is requantised, and how is not specified"
+        )
+    inputs, weights = case.wide()
+    for factor in (inputs[0], weights[0]):
+        if not ((np.rint(factor) == factor) & (factor >= -128) & (factor <= 127)).all():
+            raise UsageError("a contract that sums in int32 multiplies int8 values alone")
+    size = magnitude(case.problem, inputs, weights) + sum(np.abs(a) for a in addends_of(case))
+    return Bound.of(np.zeros(y.shape), size > 2**31 - 1, y, contract)
+
+
+WINOGRAD_ROUNDINGS = {2: 16, 4: 26}
+"""Roundings of a term besides those of the sum over channels; see `winograd_sum`."""
+
+WINOGRAD_UNDERFLOWS = 150
+"""How many times an operation's underflow enters a transformed value; see `winograd_sum`."""
 
 
 def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """Winograd F(m×m, 3×3): E ≤ γ_n·M with M = |Aᵀ|[Σ_c (|G||g||Gᵀ|)⊙(|Bᵀ||d||B|)]|A|.
 
-    n counts the roundings on the longest path of a term: C products summed, and the additions and
-    constants of the three transforms: C + 16 for F(2×2), C + 26 for F(4×4), plus one for each of
-    bias and residual. Overflow of a transform counts like overflow of a sum.
+    n counts the roundings on the longest path of a term, for each side of each transform:
+
+    |                        | F(2×2)                     | F(4×4)                              |
+    |------------------------|----------------------------|-------------------------------------|
+    | Bᵀ d B                 | 1 addition: 2              | 5·d and 2 additions, or 3: 6        |
+    | G g Gᵀ                 | 2 additions: 4             | ⅙ or 1/24, product, 2 additions: 8  |
+    | product, sum over C    | 1 + (C − 1)                | 1 + (C − 1)                         |
+    | Aᵀ(·)A                 | 2 additions: 4             | 4 additions: 8                      |
+    | together               | C + 10                     | C + 22                              |
+
+    C + 16 and C + 26 leave room for kernels that round transformed filters once more, or scale
+    the rows of B and G against each other (M does not change then). Bias and residual add one
+    each; sums that are cut off count as in `summation_error`. Where the transformed factors are
+    rounded to a narrower format, f·M comes on top, as in `sum_of_products`.
+
+    Underflow: an operation loses at most L (η, or 2⁻¹²⁶ flushed). Through |Bᵀ||·||B|, whose rows
+    add to 10 at most, a flushed input and its sums reach a transformed value as at most
+    (100 + 40 + 4)L, through G less; so `spread`, the gain of an error of 1 in every factor and
+    product, is taken WINOGRAD_UNDERFLOWS·L times, which leaves room for the output transform.
+
+    A transform mixes a whole tile: beside an infinity or NaN, or where a transform may overflow,
+    nothing in the tile can be judged.
     """
     op = case.problem.op
     if not isinstance(op, Conv2d):
         raise UsageError(f"{contract.algorithm} is an algorithm of conv2d, not of {op.name}")
+    if op.kernel_size != (3, 3) or op.stride != (1, 1):
+        raise UsageError(f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}")
     tile = {"winograd_f2x2": 2, "winograd_f4x4": 4}[contract.algorithm]
     inputs, weights = case.wide()
-    size = winograd.magnitude(tile, inputs[0], weights[0], op.padding)
-    whole = size + sum(np.abs(a) for a in _addends(case))
-    depth = op.in_channels + {2: 16, 4: 26}[tile] + op.bias + op.residual
-    u = format_of(contract.accumulate).u * (2 if contract.truncates else 1)
+    sizes = winograd.sizes(tile, inputs[0], weights[0], op.padding)
+    addends = addends_of(case)
+    whole = sizes.magnitude + sum(np.abs(a) for a in addends)
+    steps = math.ceil(op.in_channels / TENSOR_CORE_BLOCK) if contract.truncates else 0
+    depth = op.in_channels + steps + WINOGRAD_ROUNDINGS[tile] + len(addends)
+    c = gamma(depth, roundoff(contract))
+    multiply = factor_format(case, contract)
+    lost = WINOGRAD_UNDERFLOWS * least_loss(case, contract) * (sizes.spread + 1)
+    if multiply is not None:
+        lost = lost + multiply.eta * sizes.spread
     error = (
-        gamma(depth, u) * whole
-        + factor_rounding(case, contract) * size
-        + underflow(36 * op.in_channels, case, contract) * 100  # constants of F(4×4) reach 10²
-        + gamma(_terms(case) + 1, _F64) * whole
+        c * whole
+        + (1 + c) * (factor_rounding(case, contract) * sizes.magnitude + lost)
+        + gamma(op.depth + len(addends) + 1, F64) * whole
     )
-    # A transform mixes a whole tile: beside an infinity or NaN nothing in the tile can be judged.
-    mixed = ~(whole < format_of(contract.accumulate).largest / 200)
-    return Bound(
-        _with_epilogue(case, contract, y, error),
-        None,
-        mixed if bool(mixed.any()) else None,
-    )
+    largest, beyond = with_epilogue(case, contract, y, error)
+    mask = beyond | may_overflow(np.maximum(sizes.reach, whole), contract)
+    if multiply is not None:
+        mask |= sizes.reach > multiply.largest / 2
+    return Bound.of(largest, mask, y, contract)
 
 
 def elementwise(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """Add: one rounding in the accumulator's format, u|a + b|, and one to storage.
 
+    Flushed to zero, both operands and the sum may each lose a subnormal; else nothing underflows.
     `stored_sum` says that the sum is stored before the ReLU, which is exact: nothing more.
     """
     if not isinstance(case.problem.op, Add):
         raise UsageError(f"'elementwise' is a contract of add, not of {case.problem.op.name}")
-    (a, b), _ = case.wide()
-    u = format_of(contract.accumulate).u
-    error = (u + _F64) * np.abs(a + b) + underflow(0, case, contract) * _flushes(case)
-    return Bound(stored(error, y, contract), None, _overflow(case, contract, np.abs(a + b), y))
-
-
-def _flushes(case: Case) -> float:
-    return 3.0 if case.precision.flush_to_zero else 0.0
+    (a, b), _ = finite_part(case)
+    flushed = 3 * least_loss(case, contract) if case.precision.flush_to_zero else 0.0
+    error = stored((roundoff(contract) + F64) * np.abs(a + b) + flushed, y, contract)
+    return Bound.of(error, beyond_range(y, error, contract.output), y, contract)
 
 
 def exact(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """Ops that move or compare values (ReLU, max-pooling, relayout): not one rounding."""
-    flush = 2 * FORMATS["float32"].tiny if case.precision.flush_to_zero else 0.0
+    """Ops that move or compare values (ReLU, max-pooling, relayout): not one rounding.
+
+    Flushed to zero, a subnormal value may be lost.
+    """
+    flush = format_of(contract.accumulate).tiny if case.precision.flush_to_zero else 0.0
     return Bound(np.full(y.shape, flush))
 
 
-def batchnorm(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """(x − m) / √(v + eps) · w + b, as written.
+BATCHNORM_ROUNDINGS = 10
+"""On any term of a BatchNorm, in either form; see `batchnorm` and `scale_shift`."""
 
-    With every δ at most u: x − m rounds once; eps and v + eps round once each and the root halves
-    what comes in and rounds once: (1+δ)²; division (or reciprocal and product) twice; the product
-    with w once; the sum with b once. So E ≤ γ_8·(|x − m||w|/√(v+eps) + |b|).
+
+def batchnorm(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """(x − m) / √(v + eps) · w + b, as written, or by a reciprocal root, factors in any order.
+
+    With every δ at most u: x − m rounds once; eps and v + eps round once each, which the root
+    halves; root and reciprocal once each, or a reciprocal root within 2 ulp, which is 4u (CUDA
+    C++ Programming Guide, table of `rsqrtf`); two products; the sum with b once. That is
+    1 + 1 + 4 + 2 + 1 = 9, so E ≤ γ_10·(|x − m||w|/√(v+eps) + |b|).
     """
-    x, scale, shift, mean, _ = _batchnorm_parts(case)
-    u = format_of(contract.accumulate).u
-    size = np.abs(x - mean) * np.abs(scale) + np.abs(shift)
-    error = (gamma(8, u) + gamma(8, _F64)) * size + _batchnorm_underflow(case, contract, scale)
-    return Bound(stored(error, y, contract), None, _overflow(case, contract, size, y))
+    x, _, root, weight, bias, mean = _batchnorm_parts(case, contract)
+    size = np.abs(x - mean) * np.abs(weight) / root + np.abs(bias)
+    return _batchnorm_bound(case, contract, y, size)
 
 
 def scale_shift(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """x·a + c with a = w/√(v + eps) and c = b − m·a, computed first.
+    """x·a + c with a = w/√(v + eps) and c = b − m·a, computed first and kept as sums are.
 
-    a carries (1+δ)⁵ (eps, sum, root, division by the root, product or reciprocal); x·a rounds
-    once more, c twice (product, difference), the sum once: at most seven roundings on any term, so
-    E ≤ γ_8·(|x||a| + |m||a| + |b|). Where m·a cancels against x·a this is much larger than the
-    bound of the form as written: that is the price of the form, and why it is declared.
+    a carries at most six roundings (v + eps 1, reciprocal root 4, product 1; see `batchnorm`);
+    x·a rounds once more and c twice (product, difference), the sum once: at most nine on any
+    term, so E ≤ γ_10·(|x||a| + |m||a| + |b|). Where m·a cancels against x·a this is much larger
+    than the bound of the form as written: that is the price of the form, and why it is declared.
     """
-    x, scale, shift, mean, _ = _batchnorm_parts(case)
-    u = format_of(contract.accumulate).u
-    size = (np.abs(x) + np.abs(mean)) * np.abs(scale) + np.abs(shift)
-    error = (gamma(8, u) + gamma(8, _F64)) * size + _batchnorm_underflow(case, contract, scale)
-    return Bound(stored(error, y, contract), None, _overflow(case, contract, size, y))
+    x, _, root, weight, bias, mean = _batchnorm_parts(case, contract)
+    size = (np.abs(x) + np.abs(mean)) * np.abs(weight) / root + np.abs(bias)
+    return _batchnorm_bound(case, contract, y, size)
 
 
-def _batchnorm_parts(case: Case) -> tuple[Array, ...]:
+def _batchnorm_bound(case: Case, contract: RoundingContract, y: Array, size: Array) -> Bound:
+    """γ_10 of the size, the reference's γ_8, and what underflows.
+
+    Each of at most 8 operations may lose L, which the factors not yet applied to it (w, 1/root, x
+    or m) carry to the result. The same factors, in whatever order, may overflow in between. What
+    one form makes of an infinite weight, or of an infinite x or m where w/root underflows, another
+    makes NaN.
+    """
+    x, inverse, _, weight, bias, mean = _batchnorm_parts(case, contract)
+    reach = 1 + np.abs(x) + np.abs(mean)
+    c = gamma(BATCHNORM_ROUNDINGS, roundoff(contract))
+    lost = 8 * least_loss(case, contract) * (1 + inverse) * (np.abs(weight) + reach)
+    error = stored((c + gamma(8, F64)) * size + (1 + c) * lost, y, contract)
+    peak = reach * np.maximum(1, inverse) * np.maximum(1, np.abs(weight)) + np.abs(bias)
+    given, parameters = case.wide()
+    faint = np.abs(weight) * np.minimum(1, inverse) < format_of(contract.accumulate).tiny
+    w, _, m, _ = (~np.isfinite(a[:, None, None]) for a in parameters)
+    wild = w | (faint & (m | ~np.isfinite(given[0])))
+    mask = may_overflow(peak, contract) | wild | beyond_range(y, error, contract.output)
+    return Bound.of(error, mask, y, contract)
+
+
+def _batchnorm_parts(case: Case, contract: RoundingContract) -> tuple[Array, ...]:
+    """x, 1/√(v + eps), √(v + eps), w, b, m, finite; all but x as columns of channels."""
     op = case.problem.op
     if not isinstance(op, BatchNorm):
-        raise UsageError(f"a batchnorm contract on {op.name}")
-    (x,), weights = case.wide()
+        raise UsageError(f"'{contract.algorithm}' is a contract of batchnorm, not of {op.name}")
+    accumulate = format_of(contract.accumulate)
+    if op.eps < accumulate.tiny / accumulate.u:
+        raise UsageError(f"an eps of {op.eps:g} is lost in {contract.accumulate}")
+    (x,), weights = finite_part(case)
     weight, bias, mean, var = (w[:, None, None] for w in weights)
-    return x, weight / np.sqrt(var + op.eps), bias, mean, var
-
-
-def _batchnorm_underflow(case: Case, contract: RoundingContract, scale: Array) -> Array:
-    least = underflow(8, case, contract)
-    return least * (1 + np.abs(scale)) * (2 if case.precision.flush_to_zero else 1)
+    root = np.sqrt(var + op.eps)
+    return x, 1 / root, root, weight, bias, mean
 
 
 def mean(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """The sum of n values in any order, and one division or product with a rounded reciprocal.
 
-    n − 1 additions and at most two roundings: E ≤ γ_{n+1}·Σ|x|/n.
+    n − 1 additions and at most two roundings, before or after: E ≤ γ_{n+1}·Σ|x|/n. Each of n
+    products, or the quotient, may underflow; flushed inputs and sums are divided by n.
     """
     if not isinstance(case.problem.op, GlobalAvgPool):
         raise UsageError(f"'mean' is a contract of gap, not of {case.problem.op.name}")
-    (x,), _ = case.wide()
+    (x,), _ = finite_part(case)
     n = x.shape[2] * x.shape[3]
     size = np.abs(x).sum(axis=(2, 3))
-    error = (
-        (summation_error(n + 1, contract) + gamma(n + 1, _F64)) * size / n
-        + underflow(1, case, contract)
-        + _flushed_inputs(case, 1) * _flushes(case)
-    )
-    return Bound(stored(error, y, contract), None, _overflow(case, contract, size, y))
+    c = summation_error(n + 1, contract, 1)
+    lost = (1 + c) * underflow(n + 2, case, contract)
+    error = stored((c + gamma(n + 1, F64)) * size / n + lost, y, contract)
+    mask = may_overflow(size, contract) | beyond_range(y, error, contract.output)
+    return Bound.of(error, mask, y, contract)
 
 
 EXP_ULPS = 4.0
-"""What an implementation of exp may be off by, in u: CUDA's expf and SLEEF's are within 2 ulp."""
+"""What an implementation of exp may be off by, in ulp: CUDA's expf and SLEEF's are within 2."""
 
 
 def softmax(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """exp(d_i)/Σ exp(d_j), d = x − max.
+    """exp(d_i)/Σ exp(d_j), d = x − max, formed before anything else is done to x.
 
     d rounds once, so exp(d) carries a relative error of |d|u besides its own, EXP_ULPS·2u; an exp
-    by way of 2^(d·log₂e) rounds d·log₂e too, another 2|d|u. So term i is off by at most
-    ρ_i = (3|d_i| + 2·EXP_ULPS)u, the sum of F of them by Σ y_jρ_j + γ_F, the quotient by u more:
-    E_i ≤ y_i·(ρ_i + Σ_j y_jρ_j + γ_F + 2u)·(1 + small), and an underflow of η or, flushed, of the
-    smallest normal a term.
+    by way of 2^(d·log₂e) rounds log₂e and the product too, another 2|d|u, and CUDA's __expf is
+    off by 2 + 1.18|d| ulp, 2.4|d|u: 4|d| covers each. So term i is off by at most
+    ρ_i = (4|d_i| + 2·EXP_ULPS)u, the sum of F of them by Σ y_jρ_j + γ_F, the quotient (or
+    reciprocal and product) by 2u more: E_i ≤ y_i·(ρ_i + Σ_j y_jρ_j + γ_F + 2u)·(1 + small), and
+    an underflow of the smallest normal in the term and in the quotient. The same in float64 for
+    the reference.
     """
     if not isinstance(case.problem.op, Softmax):
         raise UsageError(f"'softmax' is a contract of softmax, not of {case.problem.op.name}")
     (x,), _ = case.wide()
-    accumulate = format_of(contract.accumulate)
     distance = x - x.max(axis=1, keepdims=True)
     # Beyond 800 exp is 0 in every format, and so is the error that its argument could cause.
     distance = np.where(np.isnan(distance), np.nan, np.minimum(np.abs(distance), 800.0))
-    rho = (3 * distance + 2 * EXP_ULPS) * (accumulate.u + _F64)
+    u = roundoff(contract)
+    rho = (4 * distance + 2 * EXP_ULPS) * (u + F64)
     total = (y * rho).sum(axis=1, keepdims=True)
     features = x.shape[1]
-    relative = rho + total + gamma(features, accumulate.u) + 2 * accumulate.u
-    # e^ρ − 1 ≤ ρ + ρ² for ρ ≤ 1: products of relative errors.
-    error = np.minimum(y * relative * (1 + relative), 1.0) + 2 * accumulate.tiny
+    relative = rho + total + gamma(features + 2, u) + gamma(features + 2, F64)
+    # e^ρ − 1 ≤ ρ + ρ² for ρ ≤ 1: products of relative errors. A quotient is at most 1.
+    error = np.minimum(y * relative * (1 + relative), 1.0)
+    error = error + 2 * format_of(contract.accumulate).tiny
     return Bound(stored(error, y, contract))
 
 
@@ -423,14 +410,19 @@ DERIVATIONS: dict[str, Callable[[Case, RoundingContract, Array], Bound]] = {
 # -- bounds that no kernel declares ------------------------------------------------------------
 
 
-def folding_error(problem: Problem, x: Array, weight: Array, bias: Array, u: float) -> Array:
+def folding_error(
+    problem: Problem, x: Array, weight: Array, bias: Array, u: float, eta: float = 0.0
+) -> Array:
     """What rounding a folded weight and bias to unit roundoff u changes in the convolution.
 
-    ŵ = w(1+δ) and b̂ = b(1+δ'), so |Δy| ≤ u·(Σ|w||x| + |b|). x (N,C,H,W), weight OIHW, bias (O,),
-    float64, the folded values before rounding; returns (N,O,OH,OW).
+    ŵ = w(1+δ) + η' and b̂ = b(1+δ') + η'', so |Δy| ≤ u·(Σ|w||x| + |b|) + η/2·(Σ|x| + 1), with η
+    the smallest subnormal of the format: folded weights are often subnormal in float16. x
+    (N,C,H,W), weight OIHW, bias (O,), float64, the folded values before rounding; returns
+    (N,O,OH,OW). The fold itself is computed in float64, like the reference.
     """
     size = magnitude(problem, (x,), (weight,))
-    return u * (size + np.abs(bias)[:, None, None])
+    least = eta / 2 * (window_sum(problem, np.abs(x)) + 1) if eta else 0.0
+    return u * (size + np.abs(bias)[:, None, None]) + least
 
 
 def int8_sum_is_exact(depth: int) -> bool:
