@@ -316,6 +316,8 @@ def bench(
                     tell("timing", entry.contender)
             for entry in entered:
                 entry.row = _row(entry, warmup, _profile(entry.runner, repeat) if per_step else ())
+        for entry in entered:
+            del entry.runner  # with what it holds, before the next group is made
     return with_ratios([entry.row for entry in entries if entry.row is not None])
 
 

@@ -1,0 +1,409 @@
+"""Benchmarks: who is timed when, on what, and the arithmetic. Nothing here depends on speed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from r18.backend import Array, CompileOptions, DeviceInfo, StepTime
+from r18.bench import (
+    SETTLE,
+    Contender,
+    Row,
+    bench,
+    contenders,
+    random_images,
+    rotated,
+    torchvision_contender,
+    with_ratios,
+)
+from r18.cli.bench import step_table, table
+from r18.errors import BackendUnavailable, NoKernel, UsageError
+from r18.machine import machine, peak_nbytes, reset_peak, resident_nbytes
+from r18.peer import PEER, TorchvisionEager
+from r18.registry import load_backend
+from r18.schedule import resnet18, tiny
+from support import output_of, random_weights
+
+CPU = DeviceInfo("cpu", "a CPU")
+CUDA = DeviceInfo("cuda", "a GPU")
+
+
+class Stage:
+    """Fake runners on a fake clock: a run takes as long as its contender's script says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log: list[tuple[str, str, Any]] = []  # (event, contender, detail)
+        self.closed: list[str] = []
+
+    def clock(self) -> float:
+        self.log.append(("clock", "", self.now))
+        return self.now
+
+    def contender(
+        self,
+        name: str,
+        seconds: float = 0.03,
+        *,
+        device: DeviceInfo = CPU,
+        precision: str = "fp32",
+        batch: int = 1,
+        error: Exception | None = None,
+        required: bool = True,
+    ) -> Contender:
+        def make() -> FakeRunner:
+            if error is not None:
+                raise error
+            self.log.append(("make", name, None))
+            return FakeRunner(self, name, seconds)
+
+        return Contender(name, device, precision, "all", (batch, 3, 4, 4), make, required)
+
+
+class FakeRunner:
+    arena_nbytes = 1000
+    weight_nbytes = 2000
+
+    def __init__(self, stage: Stage, name: str, seconds: float) -> None:
+        self.stage, self.name, self.seconds = stage, name, seconds
+        self.profiles = 0
+
+    def load(self, images: Array) -> None:
+        self.stage.log.append(("load", self.name, images.copy()))
+
+    def run(self) -> None:
+        self.stage.log.append(("run", self.name, None))
+        self.stage.now += self.seconds
+
+    def steps(self) -> list[StepTime]:
+        self.profiles += 1
+        return [StepTime("a", "k/a", float(self.profiles)), StepTime("b", "k/b", 10.0)]
+
+    def close(self) -> None:
+        self.stage.closed.append(self.name)
+
+
+def turns(stage: Stage) -> list[str]:
+    """Who was timed, in order, where a run takes longer than SETTLE: a turn is two runs then."""
+    runs = [
+        name
+        for (before, *_), (event, name, _), (after, *_) in zip(
+            stage.log, stage.log[1:], stage.log[2:], strict=False
+        )
+        if (before, event, after) == ("clock", "run", "clock")
+    ]
+    assert runs[::2] == runs[1::2]
+    return runs[1::2]
+
+
+# -- rounds ------------------------------------------------------------------------------------
+
+
+def test_a_round_is_everyone_once_and_each_round_begins_one_further() -> None:
+    assert [rotated(3, round_) for round_ in range(4)] == [
+        [0, 1, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [0, 1, 2],
+    ]
+
+
+@given(st.integers(1, 9), st.integers(0, 50))
+def test_rotated_is_a_permutation(count: int, round_: int) -> None:
+    assert sorted(rotated(count, round_)) == list(range(count))
+
+
+def test_contenders_take_turns() -> None:
+    stage = Stage()
+    field = [stage.contender(name, seconds=1.0) for name in "abc"]
+    bench(field, warmup=2, repeat=4, clock=stage.clock)
+    assert turns(stage) == list("abcbcacababc")
+    ran = [name for event, name, _ in stage.log if event == "run"]
+    made_and_warm = list("aaabbbccc")  # once to measure memory, then the warm-up
+    assert ran == made_and_warm + [name for name in "abcbcacababc" for _ in range(2)]
+
+
+def test_a_turn_settles_before_it_is_timed_and_then_takes_other_input() -> None:
+    stage = Stage()
+    rows = bench([stage.contender("a", seconds=SETTLE / 4)], warmup=0, repeat=1, clock=stage.clock)
+    begin = max(i for i, (event, *_) in enumerate(stage.log) if event == "load")
+    settling = [i for i, (event, *_) in enumerate(stage.log[:begin]) if event == "load"][-1]
+    runs = [event for event, *_ in stage.log[settling:begin]].count("run")
+    assert runs == 4
+    assert [event for event, *_ in stage.log[begin:]] == ["load", "clock", "run", "clock"]
+    settled_on, timed_on = stage.log[settling][2], stage.log[begin][2]
+    assert not np.array_equal(settled_on, timed_on)
+    assert rows[0].samples_ms == pytest.approx([SETTLE / 4 * 1e3])
+
+
+def test_inputs_are_random_differ_and_are_the_same_for_everyone() -> None:
+    sets = random_images((2, 3, 4, 4), 3)
+    assert all(s.dtype == np.float32 and s.shape == (2, 3, 4, 4) for s in sets)
+    assert all(np.count_nonzero(s) == s.size for s in sets)
+    assert len({s.tobytes() for s in sets}) == 3
+    assert [s.tobytes() for s in sets] == [s.tobytes() for s in random_images((2, 3, 4, 4), 3)]
+
+    stage = Stage()
+    bench([stage.contender(name) for name in "ab"], warmup=0, repeat=6, clock=stage.clock)
+    seen = {
+        name: {
+            np.asarray(x).tobytes() for event, n, x in stage.log if event == "load" and n == name
+        }
+        for name in "ab"
+    }
+    assert len(seen["a"]) == 3
+    assert seen["a"] == seen["b"]
+
+
+def test_devices_and_batches_do_not_take_turns_with_each_other() -> None:
+    stage = Stage()
+    field = [
+        stage.contender("small", seconds=1.0),
+        stage.contender("large", seconds=1.0, batch=8),
+        stage.contender("gpu", seconds=1.0, device=CUDA),
+        stage.contender("narrow", seconds=1.0, precision="fp16"),
+    ]
+    rows = bench(field, warmup=0, repeat=2, clock=stage.clock)
+    assert turns(stage) == ["small", "narrow", "narrow", "small", "large", "large", "gpu", "gpu"]
+    assert [row.backend for row in rows] == ["small", "large", "gpu", "narrow"]  # as they came
+    # One group is closed before the next is made: two batches never share the memory.
+    assert stage.closed[:2] in (["narrow", "small"], ["small", "narrow"])
+
+
+# -- numbers -----------------------------------------------------------------------------------
+
+
+def row(ms: float = 10.0, **changes: object) -> Row:
+    base = Row("x", "a CPU", "cpu", "fp32", "all", 4, 1, 3, (ms, ms / 2, ms * 2))
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_times_by_a_fake_clock() -> None:
+    stage = Stage()
+    field = [stage.contender("a", 0.25, batch=4), stage.contender(PEER, 0.5, batch=4)]
+    ours, peer = bench(field, warmup=1, repeat=3, clock=stage.clock)
+    assert ours.samples_ms == (250.0, 250.0, 250.0)
+    assert (ours.median_ms, ours.ms_per_image, ours.images_per_second) == (250.0, 62.5, 16.0)
+    assert (ours.p10_ms, ours.p90_ms) == (250.0, 250.0)
+    assert (ours.ratio, peer.ratio) == (0.5, 1.0)  # time / peer's time: below 1 is faster
+    assert (ours.warmup, ours.repeat, ours.batch, ours.fusion) == (1, 3, 4, "all")
+    assert (ours.arena_nbytes, ours.weight_nbytes) == (1000, 2000)
+
+
+def test_medians_and_percentiles() -> None:
+    found = row(samples_ms=tuple(float(n) for n in range(1, 12)))
+    assert (found.median_ms, found.p10_ms, found.p90_ms) == (6.0, 2.0, 10.0)
+
+
+def test_ratios_are_to_the_peer_of_the_same_kind_precision_and_batch() -> None:
+    rows = [
+        row(30.0),
+        row(10.0, precision="fp64"),
+        row(10.0, batch=8),
+        row(10.0, device_kind="cuda"),
+        row(20.0, backend=PEER),
+        row(40.0, backend=PEER, precision="fp64"),
+    ]
+    assert [found.ratio for found in with_ratios(rows)] == [1.5, 0.25, None, None, 1.0, 1.0]
+
+
+def test_steps_are_medians_over_the_repeats() -> None:
+    stage = Stage()
+    (found,) = bench([stage.contender("a")], warmup=0, repeat=5, per_step=True, clock=stage.clock)
+    assert found.steps == (StepTime("a", "k/a", 3.0), StepTime("b", "k/b", 10.0))
+    assert "23.1%" in step_table(found)
+    (plain,) = bench([stage.contender("a")], warmup=0, repeat=1, clock=stage.clock)
+    assert plain.steps == ()
+
+
+def test_json_has_every_field_and_what_is_derived() -> None:
+    data = json.loads(json.dumps(row(steps=(StepTime("a", "k", 1.0),), ratio=2.0).to_json()))
+    assert data["samples_ms"] == [10.0, 5.0, 20.0]
+    assert data["steps"] == [{"step": "a", "kernel": "k", "milliseconds": 1.0}]
+    assert data["ms_per_image"] == 2.5
+    assert {"median_ms", "p10_ms", "p90_ms", "images_per_second"} <= data.keys()
+    assert {"backend", "device", "device_kind", "precision", "fusion", "batch"} <= data.keys()
+    assert {"warmup", "repeat", "ratio", "arena_nbytes", "peak_rss_nbytes"} <= data.keys()
+
+
+def test_the_table_leaves_out_what_is_not_known() -> None:
+    text = table([row(ratio=1.234, arena_nbytes=2_500_000), row(batch=1)])
+    first, second = text.splitlines()[2:]
+    assert "time / torchvision eager" in text.splitlines()[0]
+    assert " ".join(first.split()) == "x cpu fp32 4 2.500 1.500..4.500 400.0 1.23 2.5"
+    assert " ".join(second.split()) == "x cpu fp32 1 10.00 6.000..18.00 100.0"
+    assert "backend" in table([])
+
+
+# -- what cannot be made -----------------------------------------------------------------------
+
+
+def test_a_required_contender_that_cannot_be_made_is_an_error_and_closes_the_others() -> None:
+    stage = Stage()
+    field = [stage.contender("a"), stage.contender("b", error=NoKernel("no such kernel"))]
+    with pytest.raises(NoKernel, match="no such kernel"):
+        bench(field, clock=stage.clock)
+    assert stage.closed == ["a"]
+
+
+@pytest.mark.parametrize("error", [NoKernel("no kernel"), MemoryError("full")])
+def test_others_are_left_out_and_reported(error: Exception) -> None:
+    stage = Stage()
+    skipped: list[tuple[str, Exception]] = []
+    seen: list[tuple[int, int]] = []
+    rows = bench(
+        [stage.contender("a", required=False, error=error), stage.contender("b")],
+        warmup=1,
+        repeat=2,
+        clock=stage.clock,
+        on_skip=lambda contender, why: skipped.append((contender.name, why)),
+        progress=lambda what, done, total: seen.append((done, total)),
+    )
+    assert [found.backend for found in rows] == ["b"]
+    assert skipped == [("a", error)]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (8, 8)  # everything is accounted for, what was left out too
+
+
+@pytest.mark.parametrize("counts", [{"repeat": 0}, {"warmup": -1}, {"input_sets": 0}])
+def test_counts_are_checked(counts: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="at least"):
+        bench([], **counts)  # type: ignore[arg-type]
+
+
+def test_contenders_are_every_combination_with_a_peer_behind_each() -> None:
+    backends = {"numpy": load_backend("numpy"), "again": load_backend("numpy")}
+    field = contenders(backends, tiny(), {}, precisions=("fp32", "fp64"), batches=(1, 3))
+    assert [(c.name, c.precision, c.shape[0]) for c in field] == [
+        (name, precision, batch)
+        for batch in (1, 3)
+        for precision in ("fp32", "fp64")
+        for name in ("numpy", "again", PEER)
+    ]
+    assert [c.required for c in field] == [True, True, False] * 4
+    for bad in ({"batches": ()}, {"batches": (2, 2)}, {"precisions": ("fp32", "fp32")}):
+        with pytest.raises(UsageError):
+            contenders(backends, tiny(), {}, **bad)
+    with pytest.raises(UsageError, match="at least one backend"):
+        contenders({}, tiny(), {})
+
+
+# -- real contenders ---------------------------------------------------------------------------
+
+
+def test_backends_on_a_tiny_network() -> None:
+    network = tiny()
+    weights = random_weights(network)
+    backends = {name: load_backend(name) for name in ("numpy", "r18_torch:cpu")}
+    skipped: list[str] = []
+    rows = bench(
+        contenders(backends, network, weights, batches=(2,)),
+        warmup=1,
+        repeat=2,
+        per_step=True,
+        on_skip=lambda contender, why: skipped.append(f"{contender.name}: {why}"),
+    )
+    assert [found.backend for found in rows] == ["numpy", "r18_torch:cpu"]
+    assert skipped == [f"{PEER}: backend '{PEER}' is not available: torchvision has no 'tiny'"]
+    for found in rows:
+        assert len(found.samples_ms) == 2
+        assert min(found.samples_ms) > 0
+        assert found.ratio is None
+        assert found.weight_nbytes
+        assert [step.step for step in found.steps][-1] == "fc"
+        plan = backends[found.backend].compile(network, weights, CompileOptions(batch=2)).plan
+        assert found.arena_nbytes == plan.arena_nbytes
+
+
+def test_a_precision_without_kernels_is_an_error_for_a_backend_that_was_named() -> None:
+    field = contenders({"numpy": load_backend("numpy")}, tiny(), {}, precisions=("int8",))
+    with pytest.raises(NoKernel, match="int8"):
+        bench(field)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_the_peer_computes_the_same_network(precision: str) -> None:
+    network = resnet18(image_size=64, classes=12)
+    weights = random_weights(network)
+    images = random_images((2, 3, 64, 64), 1)[0]
+    peer = TorchvisionEager("cpu", network, weights, precision)
+    outputs: list[Array] = []
+    peer._module.register_forward_hook(lambda m, x, y: outputs.append(y.numpy()))
+    peer.load(images)
+    peer.run()
+    options = CompileOptions(batch=2, precision=precision)
+    expected = load_backend("numpy").compile(network, weights, options)(images)
+    scale = np.abs(expected).max()
+    assert np.abs(outputs[0] - expected).max() / scale < (1e-5 if precision == "fp32" else 1e-12)
+    assert outputs[0].dtype == expected.dtype
+    assert not peer._module.training
+    assert peer.weight_nbytes > sum(w.nbytes for w in weights.values())
+    assert peer.steps() == []
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda: torchvision_contender("cpu", tiny(), {}, 1, "fp32"), "has no 'tiny'"),
+        (lambda: torchvision_contender("cpu", resnet18(), {}, 1, "tf32"), "no tf32 on cpu"),
+        (lambda: torchvision_contender("cpu", resnet18(), {}, 1, "int8"), "no int8 on cpu"),
+        (
+            lambda: torchvision_contender("npu", resnet18(), {}, 1, "fp32"),
+            "no device of kind",
+        ),
+    ],
+)
+def test_a_peer_that_does_not_exist_says_why(make: Callable[[], Contender], cause: str) -> None:
+    contender = make()
+    assert not contender.required
+    with pytest.raises(BackendUnavailable, match=cause):
+        contender.make()
+
+
+def test_the_core_times_without_pytorch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None  # importing it raises ImportError
+from r18.bench import bench, contenders
+from r18.registry import load_backend
+from r18.schedule import tiny
+from r18.synthetic import synthetic_weights
+import r18.cli.app
+network = tiny()
+field = contenders({"numpy": load_backend("numpy")}, network, synthetic_weights(network))
+skipped = []
+rows = bench(field, warmup=0, repeat=1, on_skip=lambda c, error: skipped.append(error.cause))
+print([row.backend for row in rows], skipped[0].split(":")[0])
+"""
+    assert output_of(code) == "['numpy'] it does not import"
+
+
+# -- memory and machine ------------------------------------------------------------------------
+
+
+def test_peak_memory_is_of_what_was_touched_since_it_was_reset() -> None:
+    before = resident_nbytes()
+    if before is None or not reset_peak():
+        pytest.skip("this system does not tell or reset a process's peak memory")
+    size = 64 << 20
+    np.ones(size, np.uint8)
+    grown = (peak_nbytes() or 0) - before
+    assert 0.9 * size < grown < 2 * size
+    assert reset_peak()
+    assert (peak_nbytes() or 0) - before < size / 2
+
+
+def test_the_machine_is_plain_json() -> None:
+    found = json.loads(json.dumps(machine()))
+    assert found["cpus"] >= 1
+    assert found["processor"]
+    assert math.isfinite(sum(found["load_average"] or [0.0]))
