@@ -14,12 +14,14 @@ from functools import cache
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 
 from r18.backend import Backend, Kernel
 from r18.errors import unknown
 from r18.ops import Problem
 from r18.schedule import Schedule, network
 from r18_oracle.checks import Tally, examine
+from r18_oracle.corners import corners
 from r18_oracle.findings import Failed, Finding
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.problems import problems, schedule_problems
@@ -114,7 +116,9 @@ def run_campaign(
     report = KernelReport(backend_name or backend.name, kernel.id)
     start = time.perf_counter()
 
-    def attempt(problem: Problem, data_seed: int, rounding: str, light: bool) -> bool:
+    def attempt(
+        problem: Problem, data_seed: int, rounding: str, light: bool, only: str | None = None
+    ) -> bool:
         return examine(
             backend,
             kernel,
@@ -125,10 +129,13 @@ def run_campaign(
             light=light,
             backend_name=report.backend,
             announce=announce,
+            only=only,
         )
 
     try:
         search(kernel, how, seed, attempt)
+        for index, problem in enumerate(corners(kernel.op, how.max_elements, how.max_macs)):
+            attempt(problem, seed, ROUNDING[index % len(ROUNDING)], False)
         if network_name is not None:
             for index, problem in enumerate(network_problems(network_name, how.batches)):
                 if type(problem.op) is kernel.op:
@@ -144,9 +151,12 @@ def search(
     kernel: Kernel,
     how: Profile,
     seed: int,
-    attempt: Callable[[Problem, int, str, bool], bool],
+    attempt: Callable[[Problem, int, str, bool, str | None], bool],
 ) -> None:
-    """Draw problems and inputs, and raise the smallest `Failed` that `attempt` raises on them."""
+    """Draw problems and inputs, and raise the smallest `Failed` that `attempt` raises on them.
+
+    Once there is one, its check is all that smaller problems are tried for.
+    """
     best: list[Failed] = []
     deadline = math.inf
 
@@ -170,7 +180,7 @@ def search(
         if time.monotonic() > deadline:
             raise _ShrunkEnough
         try:
-            attempt(problem, data_seed, rounding, False)
+            attempt(problem, data_seed, rounding, False, best[0].finding.check if best else None)
         except Failed as failure:
             if not best:
                 deadline = time.monotonic() + how.shrink_seconds
@@ -180,7 +190,9 @@ def search(
 
     try:
         draw()
-    except (_ShrunkEnough, Failed):
+    except (_ShrunkEnough, Failed, Flaky):  # flaky: it fails, but not each time, or not alike
+        if not best:
+            raise
         raise best[0] from None
 
 
@@ -205,7 +217,7 @@ def uncovered(
 ) -> list[tuple[str, Problem]]:
     """(precision, problem) of every network problem that no kernel of the backend takes.
 
-    Only for precisions in which the backend takes convolutions at all.
+    Only for precisions in which the backend has convolutions at all.
     """
     kernels = backend.kernels()
     wanted = schedule_problems(schedule, batches)
@@ -213,7 +225,7 @@ def uncovered(
     for name in dict.fromkeys(k.precision.name for k in kernels):
         usable = [k for k in kernels if k.precision.name == name]
         answers = {p: any(k.refusal(p) is None for k in usable) for p in wanted}
-        convolves = any(ok for p, ok in answers.items() if p.op.name == "conv2d")
+        convolves = any(k.op.name == "conv2d" for k in usable)
         layouts = {k.layout for k in usable}
         for problem, ok in answers.items():
             if ok or not convolves:
@@ -243,6 +255,7 @@ def replay(
             finding.seed,
             rounding=finding.details.get("rounding", "normal"),
             light=finding.details.get("light", False),
+            only=finding.details.get("only"),
             backend_name=backend_name,
             announce=announce,
         )

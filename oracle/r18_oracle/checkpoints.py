@@ -282,6 +282,7 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
         got=judged.got,
         expected=judged.expected,
         bound=judged.allowed,
+        picture=judged.picture,
     )
 
 

@@ -1,54 +1,66 @@
-"""What is checked on a call, each by name.
+"""What is checked on a call, each by name, in the order in which they are made.
 
 | check              | what it asks                                                                |
 |--------------------|-----------------------------------------------------------------------------|
+| `declaration`      | what the kernel declares is plausible, has a bound, and stays the same      |
+| `refusal`          | `refusal` and `workspace` give the same answer whenever they are asked      |
 | `runs`             | the call returns; nothing is raised                                         |
-| `refusal`          | `refusal` and `workspace` give the same answer when asked again             |
+| `global_state`     | no function and no floating-point mode of the process is changed            |
 | `guard_zones`      | not one byte is written outside the output and the workspace                |
-| `inputs_unchanged` | inputs and weights hold the same bytes afterwards                           |
-| `full_write`       | every output element is written                                             |
+| `inputs_unchanged` | inputs, weights and problem are the same afterwards                         |
+| `independence`     | it calls neither the oracle nor another backend                             |
 | `completion`       | nothing is still being written after `synchronize`                          |
-| `stale_memory`     | the result does not depend on what output and workspace held before         |
-| `repeatability`    | the same bits on a second run and in another stream, where deterministic    |
+| `full_write`       | every output element is written                                             |
+| `repeatability`    | the same bits in another stream, launched twice, where deterministic        |
+| `stale_memory`     | the result does not depend on what lay in and around its buffers before     |
 | `in_place`         | the same bits with the output in the first input's buffer, where declared   |
 | `exact`            | integers: equal to the reference, to the bit                                |
-| `impulse`          | one pixel, one weight: the value lies where the definition puts it          |
+| `impulse`          | one pixel, one weight, or both: values lie where the definition puts them   |
 | `bound`            | random data of four kinds: within the derived bound                         |
 | `edges`            | ±0, subnormals, largest, ±Inf, NaN: as the semantics say                    |
 | `batch_invariance` | a sample alone: the same bits where declared, else within the bound         |
 | `sample_position`  | samples in another order: the same bits where declared, else within bound   |
+
+The sharpest come first: a wrong index is named by integers, before a bound sees it as an error.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from r18.backend import Array, Backend, Kernel
-from r18.errors import R18Error
+from r18.errors import R18Error, UnknownName, UsageError
 from r18.ops import Problem
-from r18_oracle.call import POISONS, Observation, observe
+from r18_oracle.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.cases import Case
+from r18_oracle.declared import declaration, objection
 from r18_oracle.findings import Failed, Finding
-from r18_oracle.inputs import ROUNDING, kinds_for, make_case
+from r18_oracle.inputs import IMPULSES, ROUNDING, kinds_for, make_case
 from r18_oracle.judge import Judgement, judge
+from r18_oracle.reference import KernelRunning
+from r18_oracle.watch import Process
 
 T = TypeVar("T")
 
 CHECKS = (
-    "runs",
+    "declaration",
     "refusal",
+    "runs",
+    "global_state",
     "guard_zones",
     "inputs_unchanged",
-    "full_write",
+    "independence",
     "completion",
-    "stale_memory",
+    "full_write",
     "repeatability",
+    "stale_memory",
     "in_place",
     "exact",
     "impulse",
@@ -57,6 +69,15 @@ CHECKS = (
     "batch_invariance",
     "sample_position",
 )
+VALUES = ("exact", "impulse", "bound", "edges")
+"""The checks of one call on one kind of input: each can be made without the others."""
+
+SETTLE_SECONDS = 0.002
+"""How long to wait before looking again whether a kernel that said it was done still writes."""
+ELEMENTS = 32
+VARIANTS = 8
+"""A problem with few outputs says little with one set of inputs, so it is given several: as many
+as make up so many elements, but no more than this. A shrunk problem then still shows its fault."""
 
 
 @dataclass
@@ -95,6 +116,7 @@ class Examination:
     """One kernel on one problem with one seed: runs checks, raises `Failed` at the first fault.
 
     announce: called with (problem, kind, seed) before each input kind, for whoever watches.
+    only: a check of `VALUES` to make alone, while a problem that fails it is being shrunk.
     """
 
     backend: Backend
@@ -104,6 +126,7 @@ class Examination:
     tally: Tally
     backend_name: str
     announce: Callable[[Problem, str, int], None] = lambda problem, kind, seed: None
+    only: str | None = None
 
     def run(self, rounding: str = "normal", *, light: bool = False) -> bool:
         """Every check that applies; False when the kernel refuses the problem.
@@ -112,19 +135,55 @@ class Examination:
         for problems as large as the network's.
         """
         self._kind = "none"
+        # All that a replay needs besides.
+        self._how: dict[str, Any] = {"rounding": rounding, "light": light, "only": self.only}
+        self._process = Process.now()
+        declared = self._declaration()
         if not self._accepted():
             return False
         self.tally.problems += 1
-        self._structure(rounding, light)
         kinds = kinds_for(self.kernel, self.problem)
+        if self.only in VALUES and self.kernel.deterministic:
+            if self.only in (*kinds, "bound"):
+                self._values(self.only, rounding if self.only == "bound" else self.only)
+            return True
+        case = self._case(rounding)
+        first = self._observe(case, settle=not light)
+        others = [] if light else self._memory(case, first)
         if "exact" in kinds:
             self._values("exact", "exact")
-        if not light:
+        if not light and "impulse" in kinds:
             self._values("impulse", "impulse")
+        self._values("bound", rounding)
+        self._case(rounding)
+        for result in others:
+            self._judge("bound", case, result)
+        if not light:
             self._values("edges", "edges")
+            self._case(rounding)
+            if self.problem.batch > 1:
+                self._batch(case, first.output)
+            self._completion(first, 0.0)
+            self._unchanged(declared)
         return True
 
     # -- the checks ----------------------------------------------------------------------------
+
+    def _declaration(self) -> dict[str, object]:
+        declared = self._guarded(lambda: declaration(self.kernel))
+        self._contract = self.kernel.contract
+        if (reason := objection(self.kernel)) is not None:
+            self._fail("declaration", reason)
+        self._pass("declaration")
+        return declared
+
+    def _unchanged(self, declared: dict[str, object]) -> None:
+        """Having run, it says of itself and of the problem what it said before."""
+        now = self._guarded(lambda: declaration(self.kernel))
+        if other := [name for name in declared if declared[name] != now[name]]:
+            self._fail("declaration", f"its {other[0]} is not what it was before it ran")
+        if not self._accepted():
+            self._fail("refusal", "refuses the problem after it has run it")
 
     def _accepted(self) -> bool:
         reasons = [self._guarded(lambda: self.kernel.refusal(self.problem)) for _ in range(2)]
@@ -139,37 +198,44 @@ class Examination:
             return False
         return True
 
-    def _structure(self, rounding: str, light: bool) -> None:
-        """The checks on memory, then the bound, on one rounding-tier case."""
-        case = self._case(rounding)
-        first = self._observe(case, settle=not light)
-        if not light:
-            second = self._observe(case, poison=POISONS[1])
-            self._full_write(first, second)
-            if self.kernel.deterministic:
-                self._same("stale_memory", first.raw, second.raw, "what its buffers held before")
-                again = self._observe(case)
-                self._same("repeatability", first.raw, again.raw, "the run")
-                if self.kernel.in_place and self._may_alias(case):
-                    aliased = self._observe(case, alias=True)
-                    self._same("in_place", first.raw, aliased.raw, "its output's being its input")
-        self._judge("bound", case, first.output)
-        if not light and self.problem.batch > 1:
-            self._batch(case, first.output)
+    def _completion(self, seen: Observation, seconds: float) -> None:
+        if seen.in_flight(seconds):
+            self._fail("completion", "memory still changed after synchronize had returned")
+        self._pass("completion")
+
+    def _memory(self, case: Case, first: Observation) -> list[Array]:
+        """Again, and with other things in memory: the outputs that need not be the same bits."""
+        second = self._observe(case, times=2)
+        other = self._observe(case, noisy=True, watched=True)
+        if not self.kernel.deterministic:
+            return [second.output, other.output]
+        self._same("repeatability", first.output, second.output, "depends on the run")
+        if bits_differ(first.output, other.output).any():  # is it memory, or one run in three?
+            again = self._observe(case, times=2)
+            self._same("repeatability", first.output, again.output, "depends on the run")
+        how = "depends on what lay in and around its buffers"
+        self._same("stale_memory", first.output, other.output, how)
+        if self.kernel.in_place and self._may_alias(case):
+            aliased = self._observe(case, alias=True)
+            how = "depends on the output's being the input"
+            self._same("in_place", first.output, aliased.output, how)
+        return []
 
     def _may_alias(self, case: Case) -> bool:
         same_size = self.problem.inputs[0] == self.problem.output
         return same_size and case.inputs[0].dtype == case.precision.dtype
 
-    def _full_write(self, first: Observation, second: Observation) -> None:
-        item = first.output.dtype.itemsize
-        untouched = (first.raw == POISONS[0]) & (second.raw == POISONS[1])
-        elements = np.flatnonzero(untouched.reshape(-1, item).all(axis=1))
-        if elements.size:
+    def _full_write(self, case: Case, seen: Observation, *, noisy: bool) -> None:
+        """What holds in two calls what memory held before, though it held two different things."""
+        untouched = seen.untouched()
+        if untouched.any():
+            untouched &= self._called(case, noisy=not noisy).untouched()
+        if untouched.any():
             self._fail(
                 "full_write",
-                f"{elements.size} of {first.output.size} output elements are never written, "
-                f"first at element {int(elements[0])} of the buffer",
+                f"{np.count_nonzero(untouched)} of {untouched.size} output elements are never "
+                "written",
+                coordinate=_first(untouched),
             )
         self._pass("full_write")
 
@@ -195,68 +261,103 @@ class Examination:
         )
 
     def _batch_result(self, check: str, case: Case, got: Array, before: Array, what: str) -> None:
-        if self.kernel.batch_invariant and got.tobytes() != before.tobytes():
-            at = np.unravel_index(int(np.argmax(got != before)), got.shape)
-            self._fail(
-                check,
-                f"{what}: declared batch-invariant, but other bits came out",
-                coordinate=tuple(int(i) for i in at),
-                got=float(got[at]),
-                expected=float(before[at]),
-                bound=0.0,
-            )
+        if self.kernel.batch_invariant:
+            self._same(check, before, got, f"is declared batch-invariant; {what}")
         self._judge(check, case, got)
 
     def _values(self, check: str, kind: str) -> None:
-        case = self._case(kind)
-        exact = kind == "exact"
-        self._judge(check, case, self._observe(case).output, exact=exact)
+        """A kind of input and its check; several variants where the problem is small."""
+        fewest = IMPULSES if kind == "impulse" else 1
+        few = min(VARIANTS, ELEMENTS // math.prod(self.problem.output))
+        for variant in range(max(fewest, few)):
+            case = self._case(kind, variant)
+            self._judge(check, case, self._observe(case).output, exact=kind == "exact")
 
     # -- pieces --------------------------------------------------------------------------------
 
-    def _case(self, kind: str) -> Case:
-        self._kind = kind
+    def _case(self, kind: str, variant: int = 0) -> Case:
+        self._kind, self._how["variant"] = kind, variant
         self.announce(self.problem, kind, self.seed)
-        return make_case(self.kernel, self.problem, kind, self.seed)
+        return make_case(self.kernel, self.problem, kind, self.seed, variant)
 
     def _guarded(self, call: Callable[[], T]) -> T:
         try:
             return call()
-        except Failed:
+        except KeyboardInterrupt:
             raise
-        except Exception as error:  # whatever a kernel raises is what it did wrong
+        except BaseException as error:  # whatever a kernel raises is what it did wrong
+            self._sane(self._process.change())
             cause = f"{type(error).__name__}: {error}"
-            self._fail("runs", f"raised {cause}")
+            self._fail(
+                "independence" if isinstance(error, KernelRunning) else "runs", f"raised {cause}"
+            )
 
-    def _observe(
-        self, case: Case, *, poison: int = POISONS[0], alias: bool = False, settle: bool = False
-    ) -> Observation:
+    def _sane(self, change: str | None) -> None:
+        if change is not None:
+            self._process.restore()  # or the next kernel would be judged by what this one left
+            self._fail("global_state", f"the call {change}")
+
+    def _called(self, case: Case, *, noisy: bool = False, **options: Any) -> Observation:
+        """One call, and nothing looked at but whether it came back."""
+        fill = noise(self.seed) if noisy else nans
         seen = self._guarded(
             lambda: observe(
-                self.backend, self.kernel, case, poison=poison, alias=alias, settle=settle
+                self.backend, self.kernel, case, fill=fill, process=self._process, **options
             )
         )
         self._pass("runs")
+        return seen
+
+    def _observe(
+        self,
+        case: Case,
+        *,
+        times: int = 1,
+        alias: bool = False,
+        noisy: bool = False,
+        watched: bool = False,
+        settle: bool = False,
+    ) -> Observation:
+        """One call, with the checks that every call is subject to. settle: `completion` too."""
+        seen = self._called(case, times=times, alias=alias, noisy=noisy, watched=watched)
+        self._sane(seen.process)
+        self._pass("global_state")
         if seen.trespass:
             self._fail("guard_zones", seen.trespass)
         self._pass("guard_zones")
         if seen.changed:
             self._fail("inputs_unchanged", seen.changed)
         self._pass("inputs_unchanged")
-        if seen.late:
-            self._fail("completion", "the output still changed after synchronize had returned")
+        if seen.called:
+            self._fail("independence", f"called {', '.join(seen.called)}")
+        if watched:
+            self._pass("independence")
         if settle:
-            self._pass("completion")
+            self._completion(seen, SETTLE_SECONDS)
+        if not alias:
+            self._full_write(case, seen, noisy=noisy)
         return seen
 
-    def _same(self, check: str, one: Array, two: Array, on: str) -> None:
-        if not np.array_equal(one, two):
-            count = int(np.count_nonzero(one != two))
-            self._fail(check, f"the result depends on {on}: {count} bytes differ")
+    def _same(self, check: str, before: Array, got: Array, how: str) -> None:
+        """To the bit; `how` ends the sentence "the result …"."""
+        differs = bits_differ(before, got)
+        if differs.any():
+            at = _first(differs)
+            self._fail(
+                check,
+                f"the result {how}: {np.count_nonzero(differs)} of {got.size} elements differ",
+                coordinate=at,
+                got=float(got[at]),
+                expected=float(before[at]),
+                bound=0.0,
+            )
         self._pass(check)
 
     def _judge(self, check: str, case: Case, got: Array, *, exact: bool = False) -> None:
-        judgement = judge(case, self.kernel.contract, got, exact=exact)
+        try:
+            judgement = judge(case, self._contract, got, exact=exact)
+        except (UnknownName, UsageError) as error:
+            self._fail("declaration", f"no error bound follows from its contract: {error}")
         if not judgement.ok:
             how = "is not what integers must give" if exact else "exceeds the bound"
             self._fail(
@@ -266,6 +367,7 @@ class Examination:
                 got=judgement.got,
                 expected=judgement.expected,
                 bound=judgement.allowed,
+                picture=judgement.picture,
             )
         self.tally.note(judgement)
         self._pass(check)
@@ -282,6 +384,7 @@ class Examination:
         got: float | None = None,
         expected: float | None = None,
         bound: float | None = None,
+        picture: dict[str, Any] | None = None,
     ) -> NoReturn:
         raise failure_type(check)(
             Finding(
@@ -296,8 +399,14 @@ class Examination:
                 got=got,
                 expected=expected,
                 bound=bound,
+                details=self._how if picture is None else self._how | {"picture": picture},
             )
         )
+
+
+def _first(mask: Array) -> tuple[int, ...]:
+    """The coordinate of the first element that is set."""
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
 
 
 def examine(
@@ -311,6 +420,7 @@ def examine(
     light: bool = False,
     backend_name: str | None = None,
     announce: Callable[[Problem, str, int], None] | None = None,
+    only: str | None = None,
 ) -> bool:
     """Run every check of a kernel on a problem; False when it refuses it.
 
@@ -320,7 +430,7 @@ def examine(
     if rounding not in ROUNDING:
         raise R18Error(f"'{rounding}' is no rounding kind; known: {', '.join(ROUNDING)}")
     examination = Examination(
-        backend, kernel, problem, seed, tally or Tally(), backend_name or backend.name
+        backend, kernel, problem, seed, tally or Tally(), backend_name or backend.name, only=only
     )
     if announce is not None:
         examination.announce = announce

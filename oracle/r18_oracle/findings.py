@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -87,7 +88,8 @@ class Finding:
     @property
     def file_name(self) -> str:
         """A name of its own for this finding's file."""
-        stem = f"{self.kernel}.{self.check}.{self.kind}.{self.seed}"
+        digest = hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        stem = f"{self.kernel}.{self.check}.{digest[:8]}"
         return "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem) + ".json"
 
 

@@ -13,7 +13,17 @@ import numpy as np
 
 from r18.backend import Array, Kernel
 from r18.errors import unknown
-from r18.ops import Add, BatchNorm, Conv2d, GlobalAvgPool, Linear, Problem, Relayout, Softmax
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Problem,
+    Relayout,
+    Softmax,
+)
 from r18_oracle.bounds import FORMATS
 from r18_oracle.cases import Case
 
@@ -30,21 +40,26 @@ _INTEGERS = {"float64": 2**30, "float32": 2**24, "float16": 2**11, "bfloat16": 2
 def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
     """The kinds of input that this kernel can be judged on for this problem."""
     algorithm, op = kernel.contract.algorithm, problem.op
+    unfit: set[str] = set()
     exact = algorithm in ("sum", "winograd_f2x2", "elementwise", "exact")
     if isinstance(op, GlobalAvgPool):
         count = problem.inputs[0][2] * problem.inputs[0][3]
         exact = algorithm == "mean" and count & (count - 1) == 0  # a power of two divides exactly
-    return KINDS if exact else KINDS[1:]
+    if not exact:
+        unfit.add("exact")
+    if not isinstance(op, Conv2d | Linear | MaxPool2d | Relayout):
+        unfit.add("impulse")  # nothing to index but the element itself
+    return tuple(kind for kind in KINDS if kind not in unfit)
 
 
-def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int) -> Case:
-    """The case of that kind and seed, for a kernel; the same arrays every time.
+def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: int = 0) -> Case:
+    """The case of that kind, seed and variant, for a kernel; the same arrays every time.
 
     Raises `UnknownName` for a kind that does not exist.
     """
     makers: dict[str, Callable[[Kernel, Problem, Rng], tuple[Arrays, Arrays]]] = {
         "exact": _exact,
-        "impulse": _impulse,
+        "impulse": lambda k, p, g: _impulse(p, g, variant),
         "normal": lambda k, p, g: _random(p, g, lambda s: g.standard_normal(s)),
         "positive": lambda k, p, g: _random(p, g, lambda s: g.random(s)),
         "cancelling": _cancelling,
@@ -53,7 +68,7 @@ def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int) -> Case:
     }
     if kind not in makers:
         raise unknown("kind of input", kind, makers)
-    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    rng = np.random.default_rng([seed, KINDS.index(kind), variant])
     return Case.of(kernel, problem, *makers[kind](kernel, problem, rng))
 
 
@@ -121,6 +136,8 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     inputs = [integers(problem.inputs[0], largest, math.sqrt(density))]
     addend = max(1, min(largest, stored // 4))
     inputs += [integers(shape, addend) for shape in problem.inputs[1:]]
+    if isinstance(problem.op, MaxPool2d):  # so that a padding of 0 would win
+        inputs[0] = -np.abs(inputs[0]) - 1
     weights = [
         integers(shape, largest, math.sqrt(density)) * unit
         if len(shape) > 1
@@ -133,32 +150,51 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
 # -- impulses ----------------------------------------------------------------------------------
 
 
-def _impulse(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
-    """One pixel and one weight that meet in one output: an index error moves the value."""
+IMPULSES = 3
+"""Variants of impulse: one pixel and one weight; one weight; one pixel."""
+
+
+def _impulse(problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
+    """One pixel and one weight that meet in one output: an index error moves the value.
+
+    Or one weight, under which all pixels pass, each with a value of its own, and come out in their
+    places; or one pixel, around which all weights come out.
+    """
     inputs = [np.zeros(shape) for shape in problem.inputs]
     weights = [np.zeros(shape) for shape in _shapes(problem)]
     op = problem.op
     if isinstance(op, Conv2d):
         n, o, i, j = _pick(rng, problem.output)
         c, r, s = _pick(rng, (op.in_channels, *op.kernel_size))
-        weights[0][o, c, r, s] = 2.0
         row, column = i * op.stride[0] - op.padding[0] + r, j * op.stride[1] - op.padding[1] + s
         _, _, h, w = problem.inputs[0]
         # A tap in the padding: the pixel nearest to it must then not be read through that tap.
-        inputs[0][n, c, min(max(row, 0), h - 1), min(max(column, 0), w - 1)] = 3.0
-        return tuple(inputs), tuple(weights)
-    if isinstance(op, Linear):
+        pixel: tuple[int, ...] = (n, c, min(max(row, 0), h - 1), min(max(column, 0), w - 1))
+        weight: tuple[int, ...] = (o, c, r, s)
+    elif isinstance(op, Linear):
         n, o = _pick(rng, problem.output)
         (k,) = _pick(rng, (op.in_features,))
-        weights[0][o, k], inputs[0][n, k] = 2.0, 3.0
-        return tuple(inputs), tuple(weights)
-    for array in inputs:
-        array[_pick(rng, array.shape)] = 3.0
-    if isinstance(op, BatchNorm):
-        weights[0][...] = weights[3][...] = 1.0
-    if isinstance(op, Relayout):  # it may only move: let every element differ
-        inputs[0][...] = np.arange(inputs[0].size).reshape(inputs[0].shape) % 251
+        pixel, weight = (n, k), (o, k)
+    else:  # no weights: one pixel alone, or all of them
+        inputs[0][...] = _all_different(inputs[0].shape)
+        if not isinstance(op, Relayout) and variant % IMPULSES != 1:
+            inputs[0][...] = 0
+            inputs[0][_pick(rng, inputs[0].shape)] = 3.0
+        return tuple(inputs), ()
+    if variant % IMPULSES == 1:
+        inputs[0][...] = _all_different(inputs[0].shape)
+    else:
+        inputs[0][pixel] = 3.0
+    if variant % IMPULSES == 2:
+        weights[0][...] = _all_different(weights[0].shape)
+    else:
+        weights[0][weight] = 2.0
     return tuple(inputs), tuple(weights)
+
+
+def _all_different(shape: tuple[int, ...]) -> Array:
+    """1, 2, 3, … in order, over again from 251: exact in every format, and prime to any extent."""
+    return (np.arange(math.prod(shape)).reshape(shape) % 251) + 1.0
 
 
 def _pick(rng: Rng, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -182,7 +218,7 @@ def _cancelling(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arr
         scale, shift, _, var = weights
         return (inputs[0] + 100.0,), (scale, shift, np.full_like(scale, 100.0), var)
     if isinstance(problem.op, Softmax):
-        return (inputs[0] + 60.0,), weights
+        return (inputs[0] + 1000.0,), weights  # where exp overflows in every format
     return (inputs[0] * 100.0, *inputs[1:]), weights
 
 
@@ -207,25 +243,33 @@ def _wide(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
 def _edges(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     """Ordinary values with a few of the format's edges among them.
 
-    Activations get ±0, subnormals, the smallest normal, the largest value, ±Inf, NaN; weights get
+    Activations get ±0, subnormals, the smallest normal, NaN, the largest value, ±Inf; weights get
     zeros and subnormals alone (a non-finite weight meets every pixel, padding included). A
-    BatchNorm variance of 0 is an edge too. Few, so that most outputs must stay ordinary.
+    BatchNorm variance of 0 is an edge too. Few, so that most outputs must stay ordinary; but
+    max-pooling must get by with little else than −Inf.
     """
     inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
     stored = FORMATS[kernel.precision.storage]
     tame = np.array([0.0, -0.0, stored.eta, -stored.eta, stored.tiny, -stored.tiny])
     if kernel.precision.flush_to_zero:
         tame = np.array([0.0, -0.0])  # a subnormal times an infinity would be NaN when flushed
-    wild = np.array([stored.largest, -stored.largest, np.inf, -np.inf, np.nan])
+    wild = np.array([stored.largest, -stored.largest, np.inf, -np.inf])
     for array in inputs:
         flat = array.reshape(-1)
-        flat[rng.integers(flat.size, size=max(1, flat.size // 16))] = rng.choice(tame)
-        count = min(3, max(1, flat.size // 64))
-        flat[rng.integers(flat.size, size=count)] = rng.choice(wild, count)
+        if isinstance(problem.op, MaxPool2d):  # so much −Inf that whole windows hold nothing else
+            flat[rng.random(flat.size) < rng.choice([0.0, 0.5, 1.0])] = -np.inf
+        _scatter(rng, flat, tame)
+        for value in [np.nan, *rng.permutation(wild)][: min(4, max(1, flat.size // 8))]:
+            flat[rng.integers(flat.size)] = value if rng.random() < 0.8 else 1.0
     for array in weights:
         if array.ndim > 1:
-            flat = array.reshape(-1)
-            flat[rng.integers(flat.size, size=max(1, flat.size // 16))] = rng.choice(tame)
+            _scatter(rng, array.reshape(-1), tame)
     if isinstance(problem.op, BatchNorm):
         weights[3][_pick(rng, weights[3].shape)] = 0.0
     return inputs, weights
+
+
+def _scatter(rng: Rng, flat: Array, values: Array) -> None:
+    """Some of the values at a sixteenth of the elements, or at one."""
+    count = max(1, flat.size // 16)
+    flat[rng.integers(flat.size, size=count)] = rng.choice(values, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from r18.backend import Array, RoundingContract
 from r18.precision import dtype_of
 from r18_oracle.bounds import Bound, bound
 from r18_oracle.cases import Case
+from r18_oracle.pictures import error_map
 from r18_oracle.reference import pre_epilogue, reference
 
 
@@ -23,8 +25,9 @@ class Judgement:
     sharp:      max(error / statistical line), or None where there is none: above 1 is a warning.
     resolution: an error of this size, relative to the root mean square of the result, would have
                 been seen at every judged element (twice the bound); None for an exact check.
-    unjudged:   elements where an intermediate may overflow.
+    unjudged:   elements where an intermediate may overflow, and did: an infinity or NaN came out.
     coordinate, got, expected, allowed: the worst element.
+    picture:    where the error sits (`r18_oracle.pictures`), of a fault.
     """
 
     ok: bool
@@ -36,6 +39,7 @@ class Judgement:
     got: float
     expected: float
     allowed: float
+    picture: dict[str, Any] | None = None
 
 
 def judge(case: Case, contract: RoundingContract, got: Array, *, exact: bool = False) -> Judgement:
@@ -45,13 +49,14 @@ def judge(case: Case, contract: RoundingContract, got: Array, *, exact: bool = F
     Raises `UnknownName` for a contract that has no derivation.
     """
     inputs, weights = case.wide()
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         y = reference(case.problem, inputs, weights)
         limits = bound(case, contract, y)
         if exact:
             y = _rounded(case, contract, y)
             limits = Bound(np.zeros(y.shape), None, limits.overflows)
-        return _compare(got.astype(np.float64), y, limits, exact)
+        relu = getattr(case.problem.op, "relu", False)
+        return _compare(got.astype(np.float64), y, limits, exact, relu)
 
 
 def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
@@ -69,14 +74,19 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
     return y.astype(storage).astype(np.float64)
 
 
-def _compare(got: Array, y: Array, limits: Bound, exact: bool) -> Judgement:
+def _compare(got: Array, y: Array, limits: Bound, exact: bool, relu: bool) -> Judgement:
     finite = np.isfinite(y)
     error = np.abs(got - y)
     ratio = np.where(error == 0, 0.0, error / limits.largest)
     # NaN in `error` means a NaN or an unlike infinity on either side: right only where both agree.
     same = (np.isnan(got) & np.isnan(y)) | (got == y)
     ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
-    judged = np.ones(y.shape, bool) if limits.overflows is None else ~limits.overflows
+    judged = np.ones(y.shape, bool)
+    if limits.overflows is not None:
+        # No later operation brings back what has overflowed, but for a ReLU, which makes −∞ zero;
+        # so whatever else is finite there did not overflow, and is judged.
+        lost = ~np.isfinite(got) | (relu & (got == 0)) | ~np.isfinite(limits.largest)
+        judged = ~(limits.overflows & lost)
     ratio = np.where(judged, ratio, 0.0)
     worst = np.unravel_index(int(np.argmax(ratio)), y.shape)
     sharp = None
@@ -99,4 +109,5 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool) -> Judgement:
         got=float(got[worst]),
         expected=float(y[worst]),
         allowed=float(limits.largest[worst]),
+        picture=None if peak <= 1.0 else error_map(ratio, [int(i) for i in worst]),
     )

@@ -28,6 +28,8 @@ import pytest
 if TYPE_CHECKING:
     from r18_oracle.worker import Pool
 
+pytest.register_assert_rewrite("r18_oracle.conformance")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("r18", "r18: differential tests of backends")
@@ -61,18 +63,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+WRONG = pytest.StashKey[str]()
+"""What is wrong with the request: collection goes on, and then ends in a usage error."""
+CHOSEN = pytest.StashKey[list[str]]()
+
+
 def chosen(config: pytest.Config) -> list[str]:
-    """The names of the backends under test: options, then `R18_BACKEND`, then all that run here."""
+    """The names of the backends under test: options, then `R18_BACKEND`, then all that run here.
+
+    An explicit choice never falls back: raises `UnknownName` or `BackendUnavailable`.
+    """
     from r18.registry import VARIABLE, available, get_backend
 
-    names: list[str] = config.getoption("--r18-backend") or []
-    if not names and os.environ.get(VARIABLE):
-        names = [os.environ[VARIABLE]]
-    if not names or names == ["all"]:
-        return [backend.name for backend in available()]
-    for name in names:
-        get_backend(name)  # an explicit choice never falls back: this raises with the cause
-    return names
+    if CHOSEN not in config.stash:
+        asked = config.getoption("--r18-backend") or os.environ.get(VARIABLE, "").split(",")
+        names = list(dict.fromkeys(name.strip() for name in asked if name.strip()))
+        if not names or names == ["all"]:
+            names = [backend.name for backend in available()]
+        else:
+            probed = {name: get_backend(name) for name in names}
+            names = [b.name if name == "auto" else name for name, b in probed.items()]
+        config.stash[CHOSEN] = names
+    return config.stash[CHOSEN]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -81,25 +93,51 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not wanted:
         return
     from r18.errors import R18Error
-    from r18.registry import load_backend
 
-    try:
-        names = chosen(metafunc.config)
-    except R18Error as error:
-        raise pytest.UsageError(str(error)) from None
-    if "r18_backend_name" in wanted:
-        metafunc.parametrize("r18_backend_name", names, scope="session")
-        return
-    glob = metafunc.config.getoption("--r18-kernels")
-    pairs: list[tuple[str, str]] = []
-    for name in names:
-        kernels = load_backend(name).kernels()
-        if "r18_kernel" in wanted:
-            pairs += [(name, k.id) for k in kernels if fnmatchcase(k.id, glob)]
-        else:
-            pairs += [(name, p) for p in dict.fromkeys(k.precision.name for k in kernels)]
-    ids = [second if "r18_kernel" in wanted else f"{name}/{second}" for name, second in pairs]
-    metafunc.parametrize(wanted.pop(), pairs, ids=ids)
+    for fixture in sorted(wanted):
+        values: dict[str, Any] = {}
+        try:
+            values = _parameters(fixture, metafunc.config)
+        except R18Error as error:
+            metafunc.config.stash[WRONG] = str(error)
+        metafunc.parametrize(
+            fixture,
+            list(values.values()),
+            ids=list(values),
+            scope="session" if fixture == "r18_backend_name" else None,
+        )
+
+
+def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
+    """The values of a fixture by their ids; raises `R18Error` for a request that makes no sense.
+
+    Nothing selected is such a request: the suite would pass without a test.
+    """
+    from r18.errors import UsageError, unknown
+    from r18.registry import load_backend
+    from r18.schedule import network
+    from r18_oracle.campaign import profile
+
+    profile(config.getoption("--r18-profile"))
+    network(config.getoption("--r18-network"))
+    names = chosen(config)
+    if not names:
+        raise UsageError("no backend can run here; `r18 backends` says why")
+    if fixture == "r18_backend_name":
+        return dict(zip(names, names, strict=True))
+    offered = [(name, kernel) for name in names for kernel in load_backend(name).kernels()]
+    if fixture == "r18_precision":
+        return {f"{name}/{k.precision.name}": (name, k.precision.name) for name, k in offered}
+    glob = config.getoption("--r18-kernels")
+    shared = len({kernel.id for _, kernel in offered}) < len(offered)  # one class, two devices
+    selected = {
+        f"{name}:{kernel.id}" if shared else kernel.id: (name, kernel.id)
+        for name, kernel in offered
+        if fnmatchcase(kernel.id, glob)
+    }
+    if not selected:
+        raise unknown("kernel", glob, [k.id for _, k in offered], hint="A glob over ids works too.")
+    return selected
 
 
 @pytest.fixture(scope="session")
@@ -115,13 +153,15 @@ def r18_pool() -> Iterator[Pool]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if WRONG in config.stash:
+        raise pytest.UsageError(config.stash[WRONG])
     path: Path | None = config.getoption("--r18-xfails")
     if path is None:
         return
     for entry in _expected_failures(path):
         mark = pytest.mark.xfail(reason=f"{entry['reason']} ({entry['link']})", strict=True)
         hits = [item for item in items if fnmatchcase(_literal(item.name), _literal(entry["test"]))]
-        if not hits:
+        if not hits and config.getoption("--r18-kernels") == "*":
             raise pytest.UsageError(f"{path}: no test matches '{entry['test']}'")
         for item in hits:
             item.add_marker(mark)

@@ -6,7 +6,9 @@ Draws shrink to the smallest failing problem: every size is drawn so that smalle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -27,6 +29,7 @@ from r18.ops import (
     Softmax,
 )
 from r18.passes import fuse
+from r18.planner import aligned
 from r18.schedule import Schedule
 
 ODD = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 31, 33)
@@ -48,99 +51,189 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes to draw from: all of them, and those near a kernel's edges once more."""
+
+    every: tuple[int, ...]
+    near: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Sizes:
+        near = sorted({e + d for e in kernel.edges for d in (-1, 0, 1) if e + d >= 1})
+        return cls(tuple(sorted({*near, *ODD})), tuple(near))
+
+    def also(self, *more: int) -> Sizes:
+        return Sizes(tuple(sorted({*self.every, *more})), self.near)
+
+    def upto(self, most: int, *, edge: bool = False) -> st.SearchStrategy[int]:
+        """One of at most `most`; where one fits, every other draw is near an edge, or with `edge`
+        every draw."""
+        every = st.sampled_from([s for s in self.every if s <= most] or [1])
+        fitting = [s for s in self.near if s <= most]
+        if not fitting:
+            return every
+        near = st.sampled_from(fitting)
+        return near if edge else every | near
+
+
 def problems(kernel: Kernel, max_elements: int, max_macs: int) -> st.SearchStrategy[Problem]:
-    """Problems of the kernel's op, at most so large, that the kernel may still refuse."""
-    near = {e + d for e in kernel.edges for d in (-1, 0, 1)}
-    sizes = sorted({s for s in (*near, *ODD) if s >= 1})
-    draw = _BY_OP[kernel.op]
-    return draw(sizes, max_elements, max_macs)
+    """Problems of the kernel's op, at most so large, or little larger.
+
+    Three in four are made to fit a kernel that takes few: it would hardly be seen to run
+    otherwise. The others it may refuse.
+    """
+
+    @cache  # to draw the same again, Hypothesis needs the same answer again
+    def taken(problem: Problem) -> bool:
+        try:
+            return kernel.refusal(problem) is None
+        except Exception:  # for the check named `runs` to find
+            return True
+
+    def fitted(problem: Problem) -> Problem:
+        near = (_rounded(problem, multiple) for multiple in (1, 4, 8, 16, 32, 64))
+        return next((p for p in near if p.macs <= 4 * max_macs and taken(p)), problem)
+
+    sizes = Sizes.of(kernel)
+    if kernel.op is Conv2d:
+        windows = [w for w in WINDOWS if any(taken(probe) for probe in _probes(w))]
+        drawn = _conv(sizes, max_elements, max_macs, windows or WINDOWS)
+    else:
+        drawn = _BY_OP[kernel.op](sizes, max_elements, max_macs)
+    fit = drawn.map(fitted).filter(taken)
+    return st.one_of(fit, fit, fit, drawn)
 
 
-def _size(sizes: Sequence[int], most: int) -> st.SearchStrategy[int]:
-    fitting = [s for s in sizes if s <= max(1, most)] or [1]
-    return st.sampled_from(fitting)
+WINDOWS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (7, 2, 3), (3, 1, 0))
+"""Kernel size, stride and padding of the convolutions of ResNets, and one without padding."""
+
+
+def _probes(window: tuple[int, int, int]) -> Iterator[Problem]:
+    """Convolutions that a kernel which can do with this window is likely to take."""
+    k, s, p = window
+    for c, o, extent in ((3, 64, 32), (8, 8, 14), (64, 64, 28), (512, 512, 7)):
+        yield Problem(Conv2d(c, o, (k, k), (s, s), (p, p)), ((1, c, extent, extent),))
+
+
+def _rounded(problem: Problem, multiple: int) -> Problem:
+    """The problem with its channels, or features, rounded up to a multiple."""
+    op = problem.op
+    if isinstance(op, Conv2d):
+        (n, c, h, w), o = problem.inputs[0], aligned(op.out_channels, multiple)
+        op = replace(op, in_channels=aligned(c, multiple), out_channels=o)
+        shape = (n, op.in_channels, h, w)
+        result = replace(op, residual=False).infer(shape)
+        return Problem(op, (shape, result) if op.residual else (shape,))
+    if isinstance(op, Linear):
+        op = Linear(aligned(op.in_features, multiple), aligned(op.out_features, multiple))
+        return Problem(op, ((problem.batch, op.in_features),))
+    return problem
 
 
 @st.composite
-def _images(draw: st.DrawFn, sizes: Sequence[int], most: int) -> tuple[int, int, int, int]:
-    """(N, C, H, W) of at most `most` elements."""
-    n = draw(st.sampled_from([1, 2, 3, 5, 8]))
-    c = draw(_size(sizes, most // n))
-    h = draw(_size(sizes, most // (n * c)))
-    w = draw(_size(sizes, most // (n * c * h)))
-    return (n, c, h, w)
+def _extents(
+    draw: st.DrawFn, sizes: Mapping[str, Sizes], limits: Sequence[tuple[int, str]]
+) -> dict[str, int]:
+    """An extent for each axis (a letter), such that products stay within limits.
 
-
-@st.composite
-def _conv(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
-    """All strides, paddings and kernel sizes; half of the draws look like ResNet's."""
-    if draw(st.booleans()):
-        k, s, p = draw(
-            st.sampled_from([(3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (7, 2, 3), (3, 1, 0)])
+    limits: (most, axes): the product over these axes is at most that. The axes are drawn in any
+    order, the first near an edge, so that each is large at times and at an edge at times; and
+    each leaves room for 3 in every one to come, so that few problems have an axis of 1.
+    """
+    extents = dict.fromkeys(sizes, 1)
+    order = draw(st.permutations(list(sizes)))
+    for index, axis in enumerate(order):
+        room = min(
+            most // math.prod(extents[a] if a in order[:index] else 3 for a in axes if a != axis)
+            for most, axes in limits
+            if axis in axes
         )
+        extents[axis] = draw(sizes[axis].upto(room, edge=index == 0))
+    return extents
+
+
+BATCHES = Sizes((1, 2, 3, 5, 8))
+
+
+@st.composite
+def _images(draw: st.DrawFn, sizes: Sizes, most: int) -> tuple[int, int, int, int]:
+    """(N, C, H, W) of at most `most` elements."""
+    axes = {"n": BATCHES, "c": sizes, "h": sizes, "w": sizes}
+    extents = draw(_extents(axes, [(most, "nchw")]))
+    return (extents["n"], extents["c"], extents["h"], extents["w"])
+
+
+EPILOGUES = (
+    *((bias, residual, relu) for relu in (False, True) for residual in (False, True)
+      for bias in (False, True)),
+    (True, True, True), (True, True, True), (True, True, True),
+)  # fmt: skip
+"""What is fused into a convolution. All at once more often: their order can be wrong only then."""
+
+
+@st.composite
+def _conv(
+    draw: st.DrawFn, sizes: Sizes, most: int, macs: int, windows: Sequence[tuple[int, int, int]]
+) -> Problem:
+    """All strides, paddings and kernel sizes; half of the draws have one of the `windows`."""
+    if draw(st.booleans()):
+        k, s, p = draw(st.sampled_from(windows))
         kernel, stride, padding = (k, k), (s, s), (p, p)
     else:
         kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
         stride = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
         padding = (draw(st.integers(0, kernel[0])), draw(st.integers(0, kernel[1])))
-    area = kernel[0] * kernel[1]
-    n = draw(st.sampled_from([1, 2, 3, 5, 8]))
-    c = draw(_size(sizes, min(most, macs // area) // n))
-    o = draw(_size(sizes, min(most, macs // (area * c)) // n))
-    rest = max(1, macs // (n * c * o * area))
-    extents: list[int] = []
-    for axis in (0, 1):
+    # Extents of the output; the input's follow from them.
+    axes = {"n": BATCHES, "c": sizes, "o": sizes, "h": sizes, "w": sizes}
+    reads = most // math.prod(stride)
+    limits = [(macs // math.prod(kernel), "ncohw"), (most, "nohw"), (reads, "nchw")]
+    extents = draw(_extents(axes, limits))
+    image: list[int] = []
+    for axis, name in enumerate("hw"):
         least = max(1, kernel[axis] - 2 * padding[axis])
-        limit = most // (n * max(c, o) * math.prod(extents))
-        out = draw(_size(sizes, min(limit, rest) if axis == 0 else rest // max(1, extents[0])))
         # From the wanted output to an input that gives it, and up to stride − 1 pixels more.
         slack = draw(st.integers(0, stride[axis] - 1))
-        extents.append(
-            max(least, (out - 1) * stride[axis] + kernel[axis] - 2 * padding[axis] + slack)
+        image.append(
+            max(
+                least,
+                (extents[name] - 1) * stride[axis] + kernel[axis] - 2 * padding[axis] + slack,
+            )
         )
-    h, w = extents
-    op = Conv2d(
-        c,
-        o,
-        kernel,
-        stride,
-        padding,
-        bias=draw(st.booleans()),
-        residual=draw(st.booleans()),
-        relu=draw(st.booleans()),
-    )
-    shape = (n, c, h, w)
-    plain = Conv2d(c, o, kernel, stride, padding)
+    bias, residual, relu = draw(st.sampled_from(EPILOGUES))
+    plain = Conv2d(extents["c"], extents["o"], kernel, stride, padding)
+    shape = (extents["n"], extents["c"], image[0], image[1])
     result = plain.infer(shape)
     assume(math.prod(shape) <= 4 * most and math.prod(result) <= 4 * most)
-    return Problem(op, (shape, result) if op.residual else (shape,))
+    op = replace(plain, bias=bias, residual=residual, relu=relu)
+    return Problem(op, (shape, result) if residual else (shape,))
 
 
 @st.composite
-def _batchnorm(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
+def _batchnorm(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
     shape = draw(_images(sizes, most))
     return Problem(BatchNorm(shape[1], draw(st.sampled_from([1e-5, 1e-3, 0.1]))), (shape,))
 
 
 @st.composite
-def _any_shape(draw: st.DrawFn, sizes: Sequence[int], most: int) -> tuple[int, ...]:
+def _any_shape(draw: st.DrawFn, sizes: Sizes, most: int) -> tuple[int, ...]:
     shape = draw(_images(sizes, most))
     return shape if draw(st.booleans()) else (shape[0], shape[1] * shape[2] * shape[3])
 
 
 @st.composite
-def _relu(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
+def _relu(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
     return Problem(ReLU(), (draw(_any_shape(sizes, most)),))
 
 
 @st.composite
-def _add(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
+def _add(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
     shape = draw(_any_shape(sizes, most))
     return Problem(Add(relu=draw(st.booleans())), (shape, shape))
 
 
 @st.composite
-def _maxpool(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
+def _maxpool(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
     if draw(st.booleans()):
         op = MaxPool2d((3, 3), (2, 2), (1, 1))
     else:
@@ -155,34 +248,33 @@ def _maxpool(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Pro
 
 
 @st.composite
-def _gap(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
+def _gap(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
     return Problem(GlobalAvgPool(), (draw(_images(sizes, most)),))
 
 
 @st.composite
-def _linear(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
-    n = draw(st.sampled_from([1, 2, 3, 5, 8]))
-    wide = sorted({*sizes, 10, 127, 512, 1000})
-    features = draw(_size(wide, min(most, macs) // n))
-    out = draw(_size(wide, min(most, macs // features) // n))
-    return Problem(Linear(features, out), ((n, features),))
+def _linear(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
+    wide = sizes.also(10, 127, 512, 1000)
+    axes = {"n": BATCHES, "k": wide, "o": wide}
+    extents = draw(_extents(axes, [(macs, "nko"), (most, "nk"), (most, "no")]))
+    return Problem(Linear(extents["k"], extents["o"]), ((extents["n"], extents["k"]),))
 
 
 @st.composite
-def _softmax(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
-    n = draw(st.sampled_from([1, 2, 3, 5, 8]))
-    return Problem(Softmax(), ((n, draw(_size(sorted({*sizes, 10, 127, 1000}), most // n))),))
+def _softmax(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
+    axes = {"n": BATCHES, "k": sizes.also(10, 127, 1000)}
+    extents = draw(_extents(axes, [(most, "nk")]))
+    return Problem(Softmax(), ((extents["n"], extents["k"]),))
 
 
 @st.composite
-def _relayout(draw: st.DrawFn, sizes: Sequence[int], most: int, macs: int) -> Problem:
+def _relayout(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
     forth = draw(st.booleans())
     source, target = (Layout.NCHW, Layout.NHWC) if forth else (Layout.NHWC, Layout.NCHW)
     return Problem(Relayout(source, target), (draw(_images(sizes, most)),))
 
 
-_BY_OP: dict[type[Op], Callable[[Sequence[int], int, int], st.SearchStrategy[Problem]]] = {
-    Conv2d: _conv,
+_BY_OP: dict[type[Op], Callable[[Sizes, int, int], st.SearchStrategy[Problem]]] = {
     BatchNorm: _batchnorm,
     ReLU: _relu,
     Add: _add,

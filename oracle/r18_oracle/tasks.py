@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from r18.backend import Backend, Kernel
-from r18.errors import unknown
+from r18.errors import UsageError, unknown
 from r18.registry import load_backend
 from r18.schedule import network
 from r18.weights import Weights, load_weights
-from r18_oracle.campaign import Announce, KernelReport, Profile, replay, run_campaign
+from r18_oracle.campaign import (
+    Announce,
+    KernelReport,
+    Profile,
+    network_problems,
+    replay,
+    run_campaign,
+)
 from r18_oracle.checkpoint_report import CheckpointReport
 from r18_oracle.checkpoints import compare_checkpoints, seeded_images
+from r18_oracle.coverage import coverage_findings, program_refusal
 from r18_oracle.findings import Finding
-from r18_oracle.worker import Job
+from r18_oracle.inputs import ROUNDING
+from r18_oracle.reference import KernelRunning
+from r18_oracle.worker import Job, Outcome, run_jobs
 
 
 def campaign_job(
@@ -66,46 +79,151 @@ class NetworkRun:
 
 
 def network_job(backend: str, run: NetworkRun, silence_seconds: float) -> Job:
-    """An end-to-end run as a job for a worker; its result is a `CheckpointReport`."""
-    label = f"{backend}/program/{run.fusion}/{run.precision}"
-    return Job(network_run, {"backend": backend, "run": run}, backend, label, silence_seconds)
-
-
-def network_run(*, backend: str, run: NetworkRun, announce: Announce) -> CheckpointReport:
-    """Compare the network on a backend with float64, checkpoint by checkpoint."""
-    schedule = network(run.network)
-    report = compare_checkpoints(
-        _loaded(backend),
-        schedule,
-        _weights(run.weights, run.network),
-        seeded_images(schedule, run.samples, run.seed),
-        precision=run.precision,
-        fusion=run.fusion,
-        backend_name=backend,
-        seed=run.seed,
-        progress=lambda step, problem: announce(problem, "network", run.seed),
+    """An end-to-end run as a job for a worker; its result is that of `network_run`."""
+    arguments = {"backend": backend, "run": run}
+    return Job(
+        network_run,
+        arguments,
+        backend,
+        program_label(backend, run.fusion, run.precision),
+        silence_seconds,
     )
+
+
+def network_run(*, backend: str, run: NetworkRun, announce: Announce) -> CheckpointReport | Finding:
+    """Compare the network on a backend with float64, checkpoint by checkpoint.
+
+    A finding instead of a report is that the program raised something. Raises `UsageError` for
+    weights and images that no precision can take, and what making a weights source raises.
+    """
+    schedule = network(run.network)
+    weights = _weights(run.weights, run.network)
+    images = seeded_images(schedule, run.samples, run.seed)
     asked = {"run": asdict(run)}
+    try:
+        report = compare_checkpoints(
+            _loaded(backend),
+            schedule,
+            weights,
+            images,
+            precision=run.precision,
+            fusion=run.fusion,
+            backend_name=backend,
+            seed=run.seed,
+            progress=lambda step, problem: announce(problem, "network", run.seed),
+        )
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a program raises is what it did wrong
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return _about_program(
+            "independence" if isinstance(error, KernelRunning) else "runs",
+            backend,
+            run,
+            f"raised {type(error).__name__} in {last.name} ({Path(last.filename).name}:"
+            f"{last.lineno}): {error}",
+        )
     findings = tuple(replace(f, details=f.details | asked) for f in report.findings)
     return replace(report, findings=findings)
 
 
-def replay_job(finding: Finding, silence_seconds: float) -> Job:
-    """A finding's replay as a job; its result is the finding that comes out, or None."""
-    arguments = {"finding": finding}
-    return Job(replay_finding, arguments, finding.backend, finding.kernel, silence_seconds)
+def no_program(backend: str, run: NetworkRun, why: str) -> Finding:
+    """The finding that a network which was asked for cannot be run."""
+    message = f"cannot run {run.network} in {run.precision}: {why}"
+    return _about_program("coverage", backend, run, message)
+
+
+def _about_program(check: str, backend: str, run: NetworkRun, message: str) -> Finding:
+    return Finding(
+        check=check,
+        backend=backend,
+        kernel=program_label(backend, run.fusion, run.precision),
+        problem=None,
+        kind="network",
+        seed=run.seed,
+        message=message,
+        details={"run": asdict(run)},
+    )
+
+
+def program_label(backend: str, fusion: str, precision: str) -> str:
+    """What a finding about a whole program names instead of a kernel."""
+    return f"{backend}/program/{fusion}/{precision}"
+
+
+# -- replay ------------------------------------------------------------------------------------
+
+
+def finding_of(outcome: Outcome) -> Finding | None:
+    """What was found by a job of this module, with all that a replay of it needs, or None.
+
+    Raises the exception that the oracle itself failed with.
+    """
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    if outcome.finding is None:
+        found = outcome.result
+        return found if isinstance(found, Finding) else getattr(found, "finding", None)
+    lost, arguments = outcome.finding, outcome.job.arguments
+    details: dict[str, Any] = {"silence_seconds": outcome.job.silence_seconds}
+    if "run" in arguments:
+        details["run"] = asdict(arguments["run"])
+    elif lost.problem is not None:
+        how: Profile = arguments["how"]
+        name = arguments["network_name"]
+        included = network_problems(name, how.batches) if name is not None else ()
+        details["rounding"] = lost.kind if lost.kind in ROUNDING else "normal"
+        details["light"] = (
+            not how.whole and lost.seed == arguments["seed"] and lost.problem in included
+        )
+    return replace(lost, details=details)
+
+
+def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
+    """Run what a finding is about again, in a worker; the finding that comes out, or None.
+
+    silence_seconds: after which it counts as hung; default as when it was found, or two minutes.
+    Raises `UnknownName` for a backend or kernel that is not there, and the oracle's own failure.
+    """
+    seconds = silence_seconds or finding.details.get("silence_seconds", 120.0)
+    job = Job(replay_finding, {"finding": finding}, finding.backend, finding.kernel, seconds)
+    (outcome,) = run_jobs([job], workers=1)
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    if outcome.finding is not None:
+        return replace(outcome.finding, details=finding.details)
+    again: Finding | None = outcome.result
+    return again
 
 
 def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
-    """Run what a finding is about again, a kernel's problem or a network."""
-    if "run" in finding.details:
-        run = NetworkRun(**finding.details["run"])
-        again = network_run(backend=finding.backend, run=run, announce=announce).findings
-        same = [f for f in again if (f.kernel, f.check) == (finding.kernel, finding.check)]
-        return next(iter([*same, *again]), None)
+    """Run what a finding is about again: a kernel's problem, a network, or what is covered."""
     loaded = _loaded(finding.backend)
+    try:
+        if "run" in finding.details:
+            run = NetworkRun(**finding.details["run"])
+            return _program_again(loaded, run, finding, announce)
+        if finding.check == "coverage":
+            name, batches = finding.details["network"], finding.details["batches"]
+            again = coverage_findings(finding.backend, loaded, name, batches, finding.seed)
+            return next((f for f in again if f.kernel == finding.kernel), None)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"a damaged finding: its details lack something: {error}") from None
     kernel = kernel_of(loaded, finding.kernel)
     return replay(loaded, kernel, finding, backend_name=finding.backend, announce=announce)
+
+
+def _program_again(
+    backend: Backend, run: NetworkRun, finding: Finding, announce: Announce
+) -> Finding | None:
+    refusal = program_refusal(backend, network(run.network), run.precision, run.fusion)
+    if refusal is not None:
+        return no_program(finding.backend, run, refusal)
+    again = network_run(backend=finding.backend, run=run, announce=announce)
+    if isinstance(again, Finding):
+        return again
+    same = [f for f in again.findings if (f.kernel, f.check) == (finding.kernel, finding.check)]
+    return next(iter([*same, *again.findings]), None)
 
 
 def kernel_of(backend: Backend, kernel_id: str) -> Kernel:

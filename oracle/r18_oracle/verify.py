@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from r18.backend import Backend, CompileOptions, DeviceInfo
-from r18.errors import NoKernel, UsageError, unknown
-from r18.executor import make_plan
+from r18.backend import Backend, DeviceInfo
+from r18.errors import unknown
 from r18.ops import Problem
 from r18.precision import PRECISIONS
 from r18.schedule import network
-from r18_oracle.campaign import KernelReport, Profile, uncovered
+from r18_oracle.campaign import KernelReport, Profile
 from r18_oracle.checkpoint_report import CheckpointReport
+from r18_oracle.coverage import coverage_findings, program_refusal
 from r18_oracle.findings import Finding
-from r18_oracle.tasks import NetworkRun, campaign_job, network_job
+from r18_oracle.tasks import NetworkRun, campaign_job, finding_of, network_job, no_program
 from r18_oracle.worker import Job, Outcome, run_jobs
 
 
@@ -59,6 +59,12 @@ class BackendResult:
     def problems(self) -> int:
         return sum(report.tally.problems for report in self.kernels)
 
+    @property
+    def executed(self) -> bool:
+        """Whether anything was judged, or called and never came back."""
+        called = any(finding.check != "coverage" for finding in self.findings)
+        return bool(self.problems or self.checkpoints or called)
+
 
 @dataclass
 class Verification:
@@ -74,22 +80,31 @@ class Verification:
 
     @property
     def executed(self) -> bool:
-        """Whether anything was judged at all."""
-        return any(result.problems or result.checkpoints for result in self.backends)
+        """Whether every backend ran something; of chosen kernels, not each backend has any."""
+        every = all if self.request.kernels == "*" else any
+        return bool(self.backends) and every(result.executed for result in self.backends)
 
     def closing(self) -> str:
         """The last line."""
         kernels = [report for result in self.backends for report in result.kernels]
         runs = sum(len(result.checkpoints) for result in self.backends)
-        names = ", ".join(result.name for result in self.backends)
+        names = ", ".join(result.name for result in self.backends) or "no backend"
         did = (
-            f"{names}: {len(kernels)} kernels on {sum(k.tally.problems for k in kernels)} problems "
-            f"and {runs} networks in {self.seconds:.0f} s"
+            f"{names}: {counted(len(kernels), 'kernel')} on "
+            f"{counted(sum(k.tally.problems for k in kernels), 'problem')} and "
+            f"{counted(runs, 'network')} in {self.seconds:.0f} s: "
+            + (counted(len(self.findings), "finding") if self.findings else "no finding")
         )
-        if not self.executed:
-            return f"{did}: nothing was executed, so nothing is verified"
-        count = len(self.findings)
-        return f"{did}: " + (f"{count} finding(s)" if count else "no finding")
+        if self.executed:
+            return did
+        idle = ", ".join(result.name for result in self.backends if not result.executed)
+        where = f" on {idle}" if any(result.executed for result in self.backends) else ""
+        return f"{did}; nothing was executed{where}, so nothing is verified"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def verify(
@@ -113,7 +128,10 @@ def verify(
         jobs += _network_jobs(name, backend, request, results[name])
         jobs += _kernel_jobs(name, backend, request)
         if request.kernels == "*":
-            results[name].findings += _uncovered(name, backend, request)
+            batches = request.profile.batches
+            results[name].findings += coverage_findings(
+                name, backend, request.network, batches, request.seed
+            )
     if request.kernels != "*" and not any(job.arguments.get("kernel") for job in jobs):
         ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
         raise unknown("kernel", request.kernels, ids, hint="A glob over ids works too.")
@@ -129,6 +147,9 @@ def verify(
         order = {kernel.id: index for index, kernel in enumerate(backend.kernels())}
         results[name].kernels.sort(key=lambda report: order[report.kernel])
         results[name].checkpoints.sort(key=lambda report: list(PRECISIONS).index(report.precision))
+        results[name].findings.sort(
+            key=lambda f: (f.kind == "network", order.get(f.kernel, len(order)))
+        )
     return Verification(request, list(results.values()), time.perf_counter() - start)
 
 
@@ -147,13 +168,6 @@ def _network_jobs(
     schedule = network(request.network)
     offered = dict.fromkeys(kernel.precision.name for kernel in backend.kernels())
     for precision in request.precisions or offered:
-        try:
-            make_plan(backend, schedule, CompileOptions(1, precision, request.fusion))
-        except NoKernel as refusal:
-            if precision in request.precisions:
-                result.findings.append(_no_program(name, precision, request, str(refusal)))
-            result.skipped[precision] = str(refusal).splitlines()[-1].strip()
-            continue
         run = NetworkRun(
             request.network,
             request.weights,
@@ -162,55 +176,27 @@ def _network_jobs(
             request.profile.samples,
             request.seed,
         )
-        yield network_job(name, run, request.profile.call_seconds)
-
-
-def _no_program(name: str, precision: str, request: Request, why: str) -> Finding:
-    return Finding(
-        check="coverage",
-        backend=name,
-        kernel=f"{name}/program/{request.fusion}/{precision}",
-        problem=None,
-        kind="network",
-        seed=request.seed,
-        message=f"cannot run {request.network} in {precision}: {why}",
-    )
-
-
-def _uncovered(name: str, backend: Backend, request: Request) -> list[Finding]:
-    """A finding for each network problem that no kernel takes."""
-    missing = uncovered(backend, network(request.network), request.profile.batches)
-    return [
-        Finding(
-            check="coverage",
-            backend=name,
-            kernel=f"{name}/{problem.op.name}/*/{precision}",
-            problem=problem,
-            kind="network",
-            seed=request.seed,
-            message=f"no {precision} kernel takes this problem of {request.network}",
-        )
-        for precision, problem in missing
-    ]
+        refusal = program_refusal(backend, schedule, precision, request.fusion)
+        if refusal is None:
+            yield network_job(name, run, request.profile.call_seconds)
+            continue
+        result.skipped[precision] = refusal
+        if precision in request.precisions:
+            result.findings.append(no_program(name, run, refusal))
 
 
 def _take(result: BackendResult, outcome: Outcome) -> None:
     """File an outcome under its backend."""
-    if isinstance(outcome.result, Exception):
-        raise outcome.result
-    if outcome.finding is not None:
-        result.findings.append(outcome.finding)
-        if "kernel" in outcome.job.arguments:
-            report = KernelReport(
-                result.name, outcome.job.kernel, finding=outcome.finding, seconds=outcome.seconds
-            )
-            result.kernels.append(report)
-    elif isinstance(outcome.result, KernelReport):
-        result.kernels.append(outcome.result)
-        if outcome.result.finding is not None:
-            result.findings.append(outcome.result.finding)
-    elif isinstance(outcome.result, CheckpointReport):
+    finding = finding_of(outcome)
+    if isinstance(outcome.result, CheckpointReport):
         result.checkpoints.append(outcome.result)
         result.findings += outcome.result.findings
-    else:
-        raise UsageError(f"a worker sent a {type(outcome.result).__name__}")
+    if finding is not None:
+        result.findings.append(finding)
+    if isinstance(outcome.result, KernelReport):
+        result.kernels.append(outcome.result)
+    elif "kernel" in outcome.job.arguments:
+        report = KernelReport(
+            result.name, outcome.job.kernel, finding=finding, seconds=outcome.seconds
+        )
+        result.kernels.append(report)

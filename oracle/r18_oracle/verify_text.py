@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,7 +12,8 @@ from tabulate import tabulate
 from r18_oracle import checkpoint_report
 from r18_oracle.campaign import KernelReport
 from r18_oracle.findings import Finding
-from r18_oracle.verify import BackendResult, Verification
+from r18_oracle.tasks import program_label
+from r18_oracle.verify import BackendResult, Verification, counted
 
 HEADS = ("kernel", "problems", "refused", "error/bound", "sees", "s", "verdict")
 LEGEND = (
@@ -33,6 +35,7 @@ def _backend(result: BackendResult) -> str:
         rows = [_row(report) for report in result.kernels]
         align = ("left", *["right"] * 5, "left")
         parts.append(tabulate(rows, HEADS, disable_numparse=True, colalign=align))
+        parts += _refusals(result)
     for report in result.checkpoints:
         words = "image" if report.images == 1 else "images"
         parts.append(
@@ -41,6 +44,20 @@ def _backend(result: BackendResult) -> str:
         )
     parts += [f"not run in {name}: {reason}" for name, reason in result.skipped.items()]
     return "\n\n".join(parts)
+
+
+def _refusals(result: BackendResult) -> list[str]:
+    """Each reason that was given, how often, and by whom."""
+    given: dict[str, list[tuple[str, int]]] = {}
+    for report in result.kernels:
+        for reason, count in report.tally.refused.items():
+            given.setdefault(reason, []).append((report.kernel, count))
+    lines = [
+        f"refused: {counted(sum(count for _, count in by), 'problem')} by "
+        f"{by[0][0] if len(by) == 1 else counted(len(by), 'kernel')}: {reason}"
+        for reason, by in given.items()
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def _row(report: KernelReport) -> tuple[str, ...]:
@@ -103,38 +120,74 @@ def _kernel_json(report: KernelReport) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A JUnit test case: it failed with these findings, or was skipped for that reason."""
+
+    name: str
+    seconds: float
+    findings: list[Finding]
+    skipped: str = ""
+
+
 def junit(verification: Verification) -> str:
     """JUnit XML: a suite a backend, a case a kernel, network and coverage problem."""
     root = ElementTree.Element("testsuites", name="r18 verify")
     for result in verification.backends:
-        cases = list(_cases(result))
-        failed = sum(len(findings) > 0 for _, _, findings in cases)
+        cases = list(_cases(result, verification.request.fusion))
         suite = ElementTree.SubElement(
-            root, "testsuite", name=result.name, tests=str(len(cases)), failures=str(failed)
+            root,
+            "testsuite",
+            name=result.name,
+            tests=str(len(cases)),
+            failures=str(sum(bool(case.findings) for case in cases)),
+            errors="0",
+            skipped=str(sum(bool(case.skipped) for case in cases)),
+            time=f"{sum(case.seconds for case in cases):.3f}",
         )
-        for name, seconds, findings in cases:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=f"r18.{result.name}", name=name, time=f"{seconds:.3f}"
+        for case in cases:
+            element = ElementTree.SubElement(
+                suite,
+                "testcase",
+                classname=f"r18.{result.name}",
+                name=case.name,
+                time=f"{case.seconds:.3f}",
             )
-            for finding in findings:
+            if case.skipped:
+                ElementTree.SubElement(element, "skipped", message=_printable(case.skipped))
+            for finding in case.findings:
                 failure = ElementTree.SubElement(
-                    case, "failure", type=finding.check, message=finding.message
+                    element, "failure", type=finding.check, message=_printable(finding.message)
                 )
-                failure.text = finding.describe()
+                failure.text = _printable(finding.describe())
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _cases(result: BackendResult) -> Iterator[tuple[str, float, list[Finding]]]:
+def _printable(text: str) -> str:
+    """Without what XML cannot hold: a kernel may raise anything, colours of a terminal too."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def _cases(result: BackendResult, fusion: str) -> Iterator[_Case]:
     told: list[Finding] = []
     for kernel in result.kernels:
         mine = [kernel.finding] if kernel.finding else []
         told += mine
-        yield kernel.kernel, kernel.seconds, mine
+        reasons = "; ".join(kernel.tally.refused)
+        refused = f"refused every problem: {reasons}" if kernel.verdict == "refused" else ""
+        yield _Case(kernel.kernel, kernel.seconds, mine, refused)
     for report in result.checkpoints:
         told += report.findings
-        name = f"{report.network}/{report.precision}/{report.fusion}"
-        yield name, 0.0, list(report.findings)
-    for finding in result.findings:
-        if finding not in told:
-            yield finding.kernel, 0.0, [finding]
+        label = program_label(result.name, report.fusion, report.precision)
+        yield _Case(label, 0.0, list(report.findings))
+    others = [finding for finding in result.findings if finding not in told]
+    for finding in others:
+        yield _Case(finding.kernel, 0.0, [finding])
+    failed = {finding.kernel for finding in others}
+    for precision, reason in result.skipped.items():
+        label = program_label(result.name, fusion, precision)
+        if label not in failed:
+            yield _Case(label, 0.0, [], reason)

@@ -70,11 +70,13 @@ class _Worker:
 class Pool:
     """Worker processes, started when there is work for them, kept until `close`.
 
-    workers: the most at once; default one a core. A worker that died is replaced.
+    workers: the most at once; default one a core. A worker that died is replaced. threads: of
+    each, where the environment does not say; default its share of the cores.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
         self._most = max(1, workers or os.cpu_count() or 1)
+        self._threads = threads or max(1, (os.cpu_count() or 1) // self._most)
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Pool:
@@ -109,9 +111,8 @@ class Pool:
         """Forget the dead and start as many as there is work for."""
         self._workers = [w for w in self._workers if w.process.is_alive()]
         busy = sum(w.job is not None for w in self._workers)
-        threads = max(1, (os.cpu_count() or 1) // self._most)
         while len(self._workers) < min(self._most, waiting + busy):
-            self._workers.append(_start(threads))
+            self._workers.append(_start(self._threads))
 
 
 def run_jobs(

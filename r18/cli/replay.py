@@ -13,24 +13,22 @@ from r18.cli.app import FOUND
 def replay(
     file: Annotated[Path, typer.Argument(help="A finding that `r18 verify` saved.")],
     seconds: Annotated[
-        float, typer.Option(help="Silence after which the run counts as hung.", min=1)
-    ] = 120.0,
+        float | None,
+        typer.Option(help="Silence after which the run counts as hung. [as when found]", min=1),
+    ] = None,
 ) -> None:
     """Run a saved finding again, in a process of its own, and say whether it is still there.
 
     Exit codes: 0 it is gone, 1 it, or another fault of the same problem, is there, 2 no finding.
     """
     from r18_oracle.findings import load
-    from r18_oracle.tasks import replay_job
-    from r18_oracle.worker import run_jobs
+    from r18_oracle.tasks import replayed
 
     finding = load(file)
-    (outcome,) = run_jobs([replay_job(finding, seconds)], workers=1)
-    if isinstance(outcome.result, Exception):
-        raise outcome.result
-    again = outcome.finding or outcome.result
+    again = replayed(finding, seconds)
     if again is None:
-        typer.echo(f"gone: {finding.kernel} passes '{finding.check}' on {finding.problem}")
+        what = finding.problem or f"the network, seed {finding.seed}"
+        typer.echo(f"gone: {finding.kernel}: no '{finding.check}' finding on {what}")
         return
     typer.echo(again.describe(file))
     same = again.to_json() == finding.to_json()

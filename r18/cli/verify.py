@@ -43,6 +43,9 @@ def verify(
     ] = Path("exports/findings"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page to this file; it loads nothing.")
+    ] = None,
 ) -> None:
     """Prove backends right: kernels by derived bounds, the network checkpoint by checkpoint.
 
@@ -57,6 +60,7 @@ def verify(
     from r18_oracle import verify_text
     from r18_oracle.campaign import profile as profile_of
     from r18_oracle.findings import save
+    from r18_oracle.report import page
     from r18_oracle.verify import Request
     from r18_oracle.verify import verify as run
 
@@ -84,7 +88,7 @@ def verify(
             chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
         )
     if as_json:
-        typer.echo(json.dumps(verify_text.to_json(verification), indent=2))
+        typer.echo(json.dumps(verify_text.to_json(verification), indent=2, allow_nan=False))
     else:
         typer.echo(verify_text.text(verification))
     for finding in verification.findings:
@@ -93,7 +97,10 @@ def verify(
     if junit is not None:
         with new_file(junit) as draft:
             draft.write_text(verify_text.junit(verification), "utf-8")
-    if not verification.executed:
-        raise typer.Exit(REFUSED)
+    if html is not None:
+        with new_file(html) as draft:
+            draft.write_text(page(verification, findings=findings), "utf-8")
     if verification.findings:
         raise typer.Exit(FOUND)
+    if not verification.executed:
+        raise typer.Exit(REFUSED)

@@ -9,9 +9,8 @@ import pytest
 
 from r18.backend import Backend, DeviceInfo, Kernel
 from r18.registry import load_backend
-from r18.schedule import network
 from r18_oracle.bounds import DERIVATIONS
-from r18_oracle.campaign import uncovered
+from r18_oracle.coverage import coverage_findings
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +45,11 @@ def test_kernel_ids_are_unique_and_stable(backend: Backend) -> None:
 
 
 def test_every_problem_of_the_network_has_a_kernel(
-    backend: Backend, pytestconfig: pytest.Config
+    backend: Backend, r18_backend_name: str, pytestconfig: pytest.Config
 ) -> None:
-    schedule = network(pytestconfig.getoption("--r18-network"))
-    missing = uncovered(backend, schedule, (1, 2))
-    assert missing == [], "\n".join(f"{precision}: {problem}" for precision, problem in missing)
+    name = pytestconfig.getoption("--r18-network")
+    missing = coverage_findings(r18_backend_name, backend, name, (1, 2), 0)
+    assert missing == [], "\n".join(finding.describe() for finding in missing)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 3, 255, 4096, 100_003])

@@ -1,0 +1,123 @@
+"""Corners: fixed problems on which kernels go wrong, shown to every kernel besides what is drawn.
+
+A drawn problem has them by luck: padding on one axis alone, every pair of extents different, sums
+so long that their operands are cut into blocks. Here they are by name, and small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+    Shape,
+    Softmax,
+)
+
+
+def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
+    """The corners of an op that are not many times larger than what is drawn."""
+    return tuple(
+        problem
+        for problem in _BY_OP[op]()
+        if problem.macs <= 2 * max_macs
+        and max(math.prod(s) for s in (*problem.inputs, problem.output)) <= 4 * max_elements
+    )
+
+
+def _fused(op: Conv2d, shape: Shape) -> Problem:
+    full = Conv2d(
+        *(op.in_channels, op.out_channels, op.kernel_size, op.stride, op.padding),
+        bias=True,
+        residual=True,
+        relu=True,
+    )
+    return Problem(full, (shape, op.infer(shape)))
+
+
+def _conv() -> Iterator[Problem]:
+    # Padding on one axis alone, as in windows that are factorised.
+    yield Problem(Conv2d(3, 5, (1, 3), (1, 1), (0, 1)), ((2, 3, 5, 7),))
+    yield Problem(Conv2d(3, 5, (3, 1), (1, 1), (1, 0)), ((2, 3, 7, 5),))
+    # Every pair differs: taps, strides, padding, height and width, channels.
+    yield _fused(Conv2d(3, 5, (3, 5), (3, 2), (1, 3)), (2, 3, 11, 9))
+    yield _fused(Conv2d(5, 3, (5, 3), (2, 3), (3, 1)), (3, 5, 8, 13))
+    # A window larger than the image without its padding; one output; pixels never read.
+    yield Problem(Conv2d(3, 2, (7, 7), (2, 2), (3, 3)), ((2, 3, 1, 2),))
+    yield _fused(Conv2d(2, 3, (3, 2)), (3, 2, 3, 2))
+    yield Problem(Conv2d(2, 3, (2, 1), (5, 4), (0, 0)), ((2, 2, 13, 11),))
+    # An image wider than its padding, and narrower than twice that.
+    yield _fused(Conv2d(2, 3, (7, 5), (1, 1), (3, 2)), (2, 2, 5, 3))
+    # Padding as wide as the window: outputs that see nothing but zeros.
+    yield _fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
+    # Long sums for one output channel: a kernel that cuts its work by the size of its operands
+    # cuts a single row here, then a batch with a few images left over, then rows of each image.
+    yield Problem(Conv2d(128, 1, (7, 7), (1, 1), (3, 3)), ((1, 128, 1, 63),))
+    yield _fused(Conv2d(64, 1, (7, 7), (1, 1), (3, 3)), (5, 64, 3, 8))
+    yield _fused(Conv2d(64, 1, (7, 7), (1, 1), (3, 3)), (2, 64, 10, 10))
+
+
+def _maxpool() -> Iterator[Problem]:
+    yield Problem(MaxPool2d((5, 3), (2, 3), (2, 1)), ((2, 3, 11, 7),))
+    yield Problem(MaxPool2d((3, 5), (3, 2), (1, 2)), ((3, 2, 8, 13),))
+    yield Problem(MaxPool2d((4, 4), (3, 3), (2, 2)), ((1, 2, 9, 10),))
+    yield Problem(MaxPool2d((1, 2), (4, 5)), ((2, 2, 9, 12),))  # pixels never read
+    yield Problem(MaxPool2d((3, 3), (2, 2), (1, 1)), ((2, 3, 1, 2),))
+    yield Problem(MaxPool2d((5, 5), (1, 1), (2, 2)), ((2, 3, 3, 3),))
+    yield Problem(MaxPool2d((5, 7), (1, 1)), ((2, 3, 5, 7),))
+
+
+def _relayout() -> Iterator[Problem]:
+    for source in Layout:
+        for target in Layout:  # to itself too: a copy
+            yield Problem(Relayout(source, target), ((2, 3, 5, 7),))
+
+
+def _linear() -> Iterator[Problem]:
+    for n, features, out in ((3, 17, 13), (1, 4097, 3), (5, 1, 1), (2, 3, 1021)):
+        yield Problem(Linear(features, out), ((n, features),))
+
+
+def _batchnorm() -> Iterator[Problem]:
+    yield Problem(BatchNorm(3), ((2, 3, 5, 7),))
+    yield Problem(BatchNorm(65, 1e-3), ((1, 65, 1, 1),))
+
+
+def _gap() -> Iterator[Problem]:
+    for shape in ((2, 3, 5, 7), (2, 3, 1, 1), (3, 2, 8, 4), (1, 65, 1, 9)):
+        yield Problem(GlobalAvgPool(), (shape,))
+
+
+def _softmax() -> Iterator[Problem]:
+    for shape in ((3, 1), (2, 1021), (7, 3)):
+        yield Problem(Softmax(), (shape,))
+
+
+def _elementwise(*ops: Op) -> Iterator[Problem]:
+    for op in ops:
+        for shape in ((2, 3, 5, 7), (3, 1021), (1, 1)):
+            yield Problem(op, (shape,) * op.arity)
+
+
+_BY_OP = {
+    Conv2d: _conv,
+    BatchNorm: _batchnorm,
+    ReLU: lambda: _elementwise(ReLU()),
+    Add: lambda: _elementwise(Add(), Add(relu=True)),
+    MaxPool2d: _maxpool,
+    GlobalAvgPool: _gap,
+    Linear: _linear,
+    Softmax: _softmax,
+    Relayout: _relayout,
+}

@@ -1,0 +1,24 @@
+"""Kernels that are wrong on purpose, and the check that must catch each.
+
+`FAULTS` are mistakes that someone makes; `r18_oracle.faults.cheats` are kernels that try to pass;
+`TWINS` are built of the same pieces and are right. `r18 verify --backend r18_oracle.faults:Backend`
+runs the faults, like any backend.
+"""
+
+from __future__ import annotations
+
+from r18_oracle.faults import conv, memory, others, winograd
+from r18_oracle.faults.fault import Fault, HostBackend
+
+FAULTS: tuple[Fault, ...] = (*conv.FAULTS, *winograd.FAULTS, *others.FAULTS, *memory.FAULTS)
+TWINS = (*conv.TWINS, *winograd.TWINS, *others.TWINS, *memory.TWINS)
+
+
+class Backend(HostBackend):
+    """Every planted fault, as a backend."""
+
+    def __init__(self) -> None:
+        super().__init__([fault.kernel for fault in FAULTS])
+
+
+__all__ = ["FAULTS", "TWINS", "Backend", "Fault", "HostBackend"]

@@ -1,0 +1,92 @@
+"""What a planted fault is, and the backend that planted ones belong to."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from r18.backend import BackendBase, DeviceInfo, Kernel, RoundingContract
+from r18.host import HostFunction, HostKernel, HostMemory, HostStream
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Op,
+    Relayout,
+    ReLU,
+    Softmax,
+)
+from r18.precision import FP32, Precision
+
+ALGORITHMS: dict[type[Op], str] = {
+    Conv2d: "sum",
+    BatchNorm: "batchnorm",
+    ReLU: "exact",
+    Add: "elementwise",
+    MaxPool2d: "exact",
+    GlobalAvgPool: "mean",
+    Linear: "sum",
+    Softmax: "softmax",
+    Relayout: "exact",
+}
+"""The rounding contract's algorithm of a plain kernel of each op."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """A kernel that is wrong on purpose.
+
+    wrong:  what is wrong with it, in words.
+    checks: the check that is meant to catch it; two where which comes first depends on the
+            numbers (a divisor that is wrong on integers is wrong on the others too, but integers
+            can be used only where the right one is a power of two).
+    """
+
+    kernel: Kernel
+    wrong: str
+    checks: tuple[str, ...]
+
+
+def kernel(
+    backend: str,
+    op: type[Op],
+    name: str,
+    run: HostFunction,
+    precision: Precision = FP32,
+    contract: RoundingContract | None = None,
+    **options: Any,
+) -> HostKernel:
+    """A host kernel `backend/op/name/precision` with a plain contract, unless another is given."""
+    plain = RoundingContract(ALGORITHMS[op], precision.accumulate, precision.storage)
+    return HostKernel(backend, op, name, precision, contract or plain, run, **options)
+
+
+def fault(
+    op: type[Op], name: str, wrong: str, checks: str, run: HostFunction, **options: Any
+) -> Fault:
+    """A fault; `checks` are separated by blanks, `options` are those of `kernel`."""
+    return Fault(kernel("fault", op, name, run, **options), wrong, tuple(checks.split()))
+
+
+class HostBackend(BackendBase):
+    """Some kernels as a backend that runs on the host."""
+
+    name = "fault"
+
+    def __init__(self, kernels: Sequence[Kernel]) -> None:
+        self.memory = HostMemory()
+        self._kernels = tuple(kernels)
+
+    def probe(self) -> DeviceInfo:
+        return DeviceInfo("cpu", f"CPU ({platform.machine()})")
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return self._kernels
+
+    def stream(self) -> HostStream:
+        return HostStream()

@@ -1,0 +1,58 @@
+"""Mutants judged equivalent by hand: no input that the semantics allow can tell them apart.
+
+`equivalent_mutants.json` lists them by backend. An entry names the file, the scope, the line as
+it stands and what it becomes, so that it outlives edits elsewhere, and the reason. An entry whose
+mutant no longer exists is an error: a judgement about code that is gone judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib.resources import files
+
+from r18.errors import UsageError
+from r18_oracle.mutation.mutants import Mutant
+
+Key = tuple[str, str, str, str, int]
+FILE = "equivalent_mutants.json"
+
+
+def listed(backend: str) -> dict[Key, str]:
+    """The reasons, by (file, scope, before, after, occurrence); none for an unlisted backend.
+
+    Raises `UsageError` for an entry without a reason, or one given twice.
+    """
+    text = files("r18_oracle.mutation").joinpath(FILE).read_text("utf-8")
+    found: dict[Key, str] = {}
+    for entry in json.loads(text).get(backend, []):
+        reason = entry["reason"].strip()
+        for after in entry["becomes"]:
+            where = (entry["file"], entry["scope"], entry["line"], after)
+            key = (*where, entry.get("occurrence", 1))
+            if key in found or not reason:
+                fault = "is listed twice" if reason else "has no reason"
+                raise UsageError(f"{FILE}: {entry['file']}, {entry['line']!r} → {after!r} {fault}")
+            found[key] = reason
+    return found
+
+
+def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
+    """The reason for each mutant that is listed, by its id, given all mutants of the backend.
+
+    Raises `UsageError` for entries that no mutant answers to.
+    """
+    reasons = listed(backend)
+    known = {key_of(mutant): mutant.id for mutant in mutants}
+    stale = [key for key in reasons if key not in known]
+    if stale:
+        lines = [f"{file} in {scope or 'the module'}: {a} → {b}" for file, scope, a, b, _ in stale]
+        raise UsageError(
+            f"{FILE} lists {len(stale)} mutant(s) of '{backend}' that no longer exist; judge the "
+            "code anew and remove or change them:\n  " + "\n  ".join(lines)
+        )
+    return {known[key]: reason for key, reason in reasons.items()}
+
+
+def key_of(mutant: Mutant) -> Key:
+    return (mutant.file, mutant.scope, mutant.before, mutant.after, mutant.occurrence)

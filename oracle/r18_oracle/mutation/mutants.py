@@ -1,0 +1,164 @@
+"""Mutants of a backend's sources: small mechanical changes, each with an identity of its own."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import random
+import textwrap
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from r18.errors import BackendUnavailable
+from r18.registry import load_backend
+from r18_oracle.mutation import python_edits
+
+
+@dataclass(frozen=True)
+class Language:
+    """How to mutate sources of one language; `LANGUAGES` says by which file names it goes.
+
+    edits:   (operator, scope, start, end, text) of every change to a source: text takes the place
+             of source[start:end], scope is the function that the change is in.
+    meaning: of (source, start, end, text): a value that is equal for changes to a source that
+             differ in form alone; None for what is no program at all. Mutants that mean what the
+             original (text = "" at an empty span) or an earlier mutant means are dropped.
+    """
+
+    edits: Callable[[str], Iterator[python_edits.Edit]]
+    meaning: Callable[[str, int, int, str], object | None]
+
+
+LANGUAGES = {".py": Language(python_edits.edits, python_edits.meaning)}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change to one file.
+
+    file:   relative to the package, with forward slashes. scope: the function it is in.
+    line, column: of the change, counted from 1. index: tells mutants of one operator at one
+    place apart.
+    before, after: the whole lines that the change touches, dedented; with the scope they outlive
+    edits elsewhere in the file. occurrence: counts, from 1, equal changes in one scope.
+    source: the file with the change made.
+    """
+
+    file: str
+    scope: str
+    operator: str
+    line: int
+    column: int
+    index: int
+    before: str
+    after: str
+    occurrence: int
+    source: str
+
+    @property
+    def id(self) -> str:
+        digest = hashlib.sha256(self.before.encode()).hexdigest()[:6]
+        return f"{self.file}:{self.line}:{self.column}:{self.operator}:{self.index}:{digest}"
+
+    def diff(self, original: str) -> str:
+        """The change as a unified diff."""
+        lines = difflib.unified_diff(
+            original.splitlines(keepends=True),
+            self.source.splitlines(keepends=True),
+            f"a/{self.file}",
+            f"b/{self.file}",
+        )
+        return "".join(lines)
+
+
+def mutants_of(file: str, source: str) -> list[Mutant]:
+    """Every mutant of a file that means something of its own, in the order of the source."""
+    language = LANGUAGES[Path(file).suffix]
+    seen: set[object] = {None}
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found: list[Mutant] = []
+    places: Counter[tuple[int, int, str]] = Counter()
+    changes: Counter[tuple[str, str, str]] = Counter()
+    for operator, scope, start, end, text in language.edits(source):
+        meaning = language.meaning(source, start, end, text)
+        if meaning in seen or meaning == language.meaning(source, start, start, ""):
+            continue
+        seen.add(meaning)
+        first = bisect_right(starts, start) - 1
+        last = bisect_right(starts, max(start, end - 1))
+        before = source[starts[first] : starts[last]]
+        after = source[starts[first] : start] + text + source[end : starts[last]]
+        before, after = (textwrap.dedent(lines).strip() for lines in (before, after))
+        column = start - starts[first] + 1
+        found.append(
+            Mutant(
+                file,
+                scope,
+                operator,
+                first + 1,
+                column,
+                places[first, column, operator],
+                before,
+                after,
+                changes[scope, before, after] + 1,
+                source[:start] + text + source[end:],
+            )
+        )
+        places[first, column, operator] += 1
+        changes[scope, before, after] += 1
+    return found
+
+
+def sample(mutants: Sequence[Mutant], limit: int, seed: int) -> list[Mutant]:
+    """At most `limit` of them, the same for a seed, spread over the operators; in order."""
+    rng = random.Random(seed)
+    decks: dict[str, list[int]] = {}
+    for position, mutant in enumerate(mutants):
+        decks.setdefault(mutant.operator, []).append(position)
+    for deck in decks.values():
+        rng.shuffle(deck)
+    chosen: list[int] = []
+    while decks and len(chosen) < limit:
+        for operator in list(decks)[: limit - len(chosen)]:
+            chosen.append(decks[operator].pop())
+            if not decks[operator]:
+                del decks[operator]
+    return [mutants[position] for position in sorted(chosen)]
+
+
+# -- a backend's sources -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """A backend whose sources are mutated: its name, and the top-level package or module it is.
+
+    path: the package's folder, or the file of a single module.
+    """
+
+    backend: str
+    package: str
+    path: Path
+
+    @classmethod
+    def of(cls, backend: str) -> Target:
+        """Of a name as `load_backend` takes it; raises what that raises."""
+        package = type(load_backend(backend)).__module__.partition(".")[0]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise BackendUnavailable(backend, f"there is no module '{package}' with a source")
+        origin = Path(spec.origin)
+        return cls(backend, package, origin.parent if spec.submodule_search_locations else origin)
+
+    def sources(self) -> dict[str, str]:
+        """The text of every file that can be mutated, by its name in the package, in order."""
+        if self.path.is_file():
+            return {self.path.name: self.path.read_text("utf-8")}
+        files = sorted(p for p in self.path.rglob("*") if p.suffix in LANGUAGES)
+        return {p.relative_to(self.path).as_posix(): p.read_text("utf-8") for p in files}

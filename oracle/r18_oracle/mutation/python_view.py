@@ -1,0 +1,168 @@
+"""A Python source to be edited: its tree, where each node stands, and which nodes are left alone.
+
+Never touched: docstrings, messages, annotations, decorators, imports, assertions, and what a
+kernel declares about itself (`DECLARATIONS`), functions given there excepted.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+Change = tuple[int, int, str]
+"""(start, end, text)."""
+
+DECLARATIONS = ("kernel", "kernels", "contract", "deviceinfo")
+"""Calls of names that end so make metadata: hints and promises, which nothing computes with."""
+
+NEUTRAL = {"optimize", "writeable", "strict", "copy"}
+"""Keywords that say how or how safely, not what, is computed."""
+
+TYPES = {"tuple", "list", "dict", "set", "type", "Callable", "Iterator", "Sequence", "Mapping"}
+"""What these are subscripted with is a type."""
+
+
+@dataclass
+class View:
+    """A source, its tree, and where things are. Offsets count characters, not bytes."""
+
+    source: str
+    tree: ast.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tree = ast.parse(self.source)
+        self._lines = self.source.splitlines(keepends=True)
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+        self._parents: dict[ast.AST, ast.AST] = {}
+        for node in ast.walk(self.tree):
+            for child in ast.iter_child_nodes(node):
+                self._parents[child] = node
+
+    def parent(self, node: ast.AST) -> ast.AST:
+        return self._parents[node]
+
+    def start(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        return self._offset(node.lineno, node.col_offset)
+
+    def end(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._offset(node.end_lineno, node.end_col_offset)
+
+    def _offset(self, line: int, byte: int) -> int:
+        before = self._lines[line - 1].encode()[:byte].decode()
+        return self._starts[line - 1] + len(before)
+
+    def text(self, node: ast.expr | ast.stmt) -> str:
+        return self.source[self.start(node) : self.end(node)]
+
+    def replace(self, node: ast.expr | ast.stmt, text: str) -> Change:
+        return self.start(node), self.end(node), text
+
+    def token(self, left: ast.expr, right: ast.expr, old: str, new: str) -> Change:
+        """Put `new` where `old` stands between two neighbours."""
+        at = self.source.index(old, self.end(left), self.start(right))
+        return at, at + len(old), new
+
+    def operands(self, node: ast.BinOp, token: str) -> tuple[str, str]:
+        """Both sides of an operator, with the parentheses that they stand in."""
+        at, after, _ = self.token(node.left, node.right, token, token)
+        left, right = self.source[self.start(node) : at], self.source[after : self.end(node)]
+        return left.strip(), right.strip()
+
+    def swap(self, left: ast.expr, right: ast.expr) -> Change:
+        between = self.source[self.end(left) : self.start(right)]
+        swapped = self.text(right) + between + self.text(left)
+        return self.start(left), self.end(right), swapped
+
+    def swaps(self, parts: list[ast.expr]) -> Iterator[Change]:
+        """Every two neighbours that differ, swapped."""
+        for left, right in pairwise(parts):
+            pair = (left, right)
+            fixed = any(isinstance(p, ast.Starred) or is_declaration(p) for p in pair)
+            if not fixed and ast.dump(left) != ast.dump(right):
+                yield self.swap(left, right)
+
+    def nudges(self, node: ast.expr) -> Iterator[Change]:
+        """An expression one more and one less."""
+        low = isinstance(node, ast.IfExp | ast.Compare | ast.BoolOp | ast.Lambda)
+        text = f"({self.text(node)})" if low else self.text(node)
+        for step in (" + 1", " - 1"):
+            yield self.replace(node, text + step)
+
+    def function(self, node: ast.AST) -> ast.FunctionDef | None:
+        """The function that a node is in."""
+        while node in self._parents:
+            node = self._parents[node]
+            if isinstance(node, ast.FunctionDef):
+                return node
+        return None
+
+    def statement(self, at: int) -> tuple[int, int]:
+        """Where the module's statement that holds an offset begins and ends."""
+        spans = ((self.start(node), self.end(node)) for node in self.tree.body)
+        return next(span for span in spans if span[0] <= at <= span[1])
+
+    def is_index(self, node: ast.AST) -> bool:
+        """Whether a node is, by itself, an element or a bound of a subscript."""
+        parent = self.parent(node)
+        if isinstance(parent, ast.UnaryOp):
+            return self.is_index(parent)
+        if isinstance(parent, ast.Tuple) and isinstance(self.parent(parent), ast.Subscript):
+            return True
+        return isinstance(parent, ast.Slice | ast.Subscript)
+
+
+def visible(node: ast.AST, scope: str) -> Iterator[tuple[ast.AST, str]]:
+    """The nodes that may be mutated, each with the function that it is in."""
+    if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in TYPES:
+        return
+    yield node, scope
+    inner = scope
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        inner = f"{scope}.{node.name}" if scope else node.name
+    for child in _children(node):
+        yield from visible(child, inner)
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    match node:
+        case ast.Module() | ast.ClassDef():
+            return list(node.body)
+        case ast.FunctionDef():
+            return [*node.args.defaults, *(d for d in node.args.kw_defaults if d), *node.body]
+        case ast.Lambda():
+            return [node.body]
+        case ast.AnnAssign():
+            return [node.target, *([node.value] if node.value else [])]
+        case ast.Import() | ast.ImportFrom() | ast.Assert() | ast.Raise() | ast.JoinedStr():
+            return []
+        case ast.Expr(value=ast.Constant()):
+            return []
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return []
+        case ast.Assign(targets=[ast.Name(id="__all__")]):
+            return []
+        case ast.Call() if is_declaration(node):
+            parts = [*node.args, *(k.value for k in node.keywords)]
+            return [part for part in parts if isinstance(part, ast.Lambda)]
+        case ast.Call():
+            keywords = [k for k in node.keywords if k.arg not in NEUTRAL]
+            return [node.func, *node.args, *keywords]
+    return list(ast.iter_child_nodes(node))
+
+
+def called(call: ast.Call) -> str:
+    """The last name of what is called: `np.maximum(…)` calls `maximum`."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def is_declaration(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and called(node).lower().endswith(DECLARATIONS)

@@ -1,0 +1,110 @@
+"""Which lines of a backend's sources belong to which of its kernels.
+
+A kernel reaches the functions that it holds, the methods of its class, and whatever of the
+backend's own these name, and so on. A mutant is shown to the kernels that reach its line; what
+none reaches (a constant of the module, the list of kernels) is shown to all that have code in its
+file, or to all there are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from r18.backend import Kernel
+
+Span = tuple[str, int, int]
+"""(file in the package, first line, last line)."""
+
+
+def reach(kernel: Kernel, root: Path) -> tuple[Span, ...]:
+    """The functions under `root` that the kernel reaches, sorted."""
+    waiting: list[Any] = [*getattr(kernel, "__dict__", {}).values(), type(kernel)]
+    seen: set[int] = set()
+    spans: set[Span] = set()
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, type):
+            waiting += [value for base in thing.__mro__ for value in vars(base).values()]
+        function = _function(thing)
+        if function is None:
+            continue
+        waiting += [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+        path = Path(function.__code__.co_filename)
+        if path.is_relative_to(root):
+            lines = list(_lines(function.__code__))
+            name = path.relative_to(root).as_posix() if path != root else path.name
+            spans.add((name, min(lines), max(lines)))
+            waiting += _named(function, root)
+    return tuple(sorted(spans))
+
+
+def _function(thing: Any) -> FunctionType | None:
+    """The plain function in a method, a property, a partial or a decorated function."""
+    for wrapper in ("fget", "__func__", "func"):
+        thing = getattr(thing, wrapper, thing)
+    try:
+        thing = inspect.unwrap(thing)
+    except ValueError:  # wrapped in itself
+        return None
+    return thing if isinstance(thing, FunctionType) else None
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _lines(code: CodeType) -> Iterator[int]:
+    for part in _codes(code):
+        yield part.co_firstlineno
+        yield from (line for _, _, line in part.co_lines() if line)
+
+
+def _named(function: FunctionType, root: Path) -> Iterator[Any]:
+    """What a function's code names: globals, and attributes of the backend's own modules."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    for thing in found:
+        if isinstance(thing, ModuleType):
+            if Path(thing.__file__ or "/").is_relative_to(root):
+                yield from (getattr(thing, name) for name in names if hasattr(thing, name))
+        elif not isinstance(thing, type) or _is_ours(thing, root):
+            yield thing
+
+
+def _is_ours(kind: type, root: Path) -> bool:
+    try:
+        return Path(inspect.getfile(kind)).is_relative_to(root)
+    except (OSError, TypeError):
+        return False
+
+
+def reaching(
+    file: str, line: int, reaches: Mapping[str, Sequence[Span]], wanted: Iterable[str]
+) -> list[str]:
+    """The kernel ids, of those wanted, that a mutant in that line is shown to."""
+    exact = [k for k, spans in reaches.items() if any(_holds(s, file, line) for s in spans)]
+    near = [k for k, spans in reaches.items() if any(span[0] == file for span in spans)]
+    chosen = set(exact or near or reaches)
+    return [kernel for kernel in wanted if kernel in chosen]
+
+
+def _holds(span: Span, file: str, line: int) -> bool:
+    return span[0] == file and span[1] <= line <= span[2]

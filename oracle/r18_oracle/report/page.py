@@ -1,0 +1,133 @@
+"""The page: its sections, its style and its script in one file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+
+from r18.machine import machine
+from r18_oracle.report import faults, glance, heatmaps, tables
+from r18_oracle.report.chart import chart
+from r18_oracle.report.markup import Markup, joined, tag
+from r18_oracle.verify import BackendResult, Verification
+
+
+def page(
+    verification: Verification,
+    *,
+    findings: Path | None = None,
+    about: Mapping[str, str] | None = None,
+) -> str:
+    """The whole document.
+
+    findings: the folder of the findings' files, for the lines that replay them.
+    about:    versions and the like, besides what the verification knows; default this process's.
+    """
+    style, script = _asset("page.css"), _asset("page.js")
+    _, words = glance.verdict(verification)
+    sections = list(_sections(verification, findings))
+    links = [tag("a", title, href=f"#{name}") for name, title, _ in sections]
+    body = [
+        glance.header(verification, surroundings() if about is None else about),
+        tag("nav", *links, aria_label="On this page") if links else None,
+        tag("main", *(_section(*section) for section in sections)),
+        tag("footer", verification.closing()),
+        tag("script", Markup(script)),
+    ]
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"r18 verify: {words}"),
+        tag("link", rel="icon", href="data:,"),
+        tag("style", Markup(style)),
+    ]
+    return f"<!doctype html>\n{tag('html', tag('head', *head), tag('body', *body), lang='en')}\n"
+
+
+def surroundings() -> dict[str, str]:
+    """The versions and the machine of this process."""
+    here = machine()
+    versions = [f"r18 {here['r18']}", f"Python {here['python']}", f"NumPy {here['numpy']}"]
+    versions.append(f"PyTorch {metadata.version('torch')}")
+    return {
+        "versions": ", ".join(versions),
+        "host": f"{here['processor']}, {here['cpus']} cores, {platform.system()}",
+    }
+
+
+def _sections(
+    verification: Verification, folder: Path | None
+) -> Iterator[tuple[str, str, tuple[str | None, ...]]]:
+    """(name, title, contents) of each section that has something to show."""
+    results = verification.backends
+    if lanes := glance.lanes(results):
+        said = (
+            "Every kernel and every step of the network, by its largest error over the bound "
+            "derived for it."
+        )
+        yield "glance", "How near to the bound", (tag("p", said), lanes)
+    if verification.findings:
+        yield "findings", "Findings", (faults.cards(verification.findings, folder),)
+    if heat := heatmaps.both(results):
+        yield "heat", "Error over bound", (heat,)
+    charts = [chart(report) for result in results for report in result.checkpoints]
+    if charts:
+        said = (
+            "What the program has lost on its way from the image, and what each step adds: where "
+            "the upper line jumps and no dot below is high, the fault lies between the steps."
+        )
+        network = tag("div", *charts, *_skipped(results), class_="charts")
+        yield "network", "Along the network", (tag("p", said), network)
+    if any(result.kernels for result in results):
+        yield "kernels", "Time, checks, refusals", tuple(_details(results))
+
+
+def _section(name: str, title: str, contents: tuple[str | None, ...]) -> Markup:
+    return tag("section", tag("h2", title), *contents, id=name)
+
+
+def _skipped(results: list[BackendResult]) -> list[Markup]:
+    return [
+        tag("p", f"{result.name} was not run in {precision}: {reason}", class_="hatch note")
+        for result in results
+        for precision, reason in result.skipped.items()
+    ]
+
+
+def _details(results: list[BackendResult]) -> Iterator[Markup]:
+    for result in results:
+        if not result.kernels:
+            continue
+        reasons = tables.refusals(result.kernels)
+        passed = tables.check_table(result.kernels)
+        yield joined(
+            [
+                tag("h3", result.name),
+                tables.kernel_table(result.kernels),
+                tag("details", tag("summary", "Checks passed, by kernel"), passed),
+                tag("details", tag("summary", "Refused, and why"), reasons) if reasons else None,
+            ]
+        )
+
+
+def _policy(script: str) -> str:
+    """Nothing is loaded, and no script runs but the page's own."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{digest}'"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("r18_oracle.report").joinpath(name).read_text("utf-8")
+
+
+__all__ = ["page", "surroundings"]

@@ -1,0 +1,189 @@
+"""Backends that are wrong in known ways, for `r18 verify` to find; the rest of each is right.
+
+The environment variable `MENDED` mends them: workers have the environment they are started in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
+from r18.host import HostFunction, HostKernel, HostMemory, HostStream
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Op,
+    ReLU,
+    Softmax,
+)
+from r18.precision import FP32
+from support import compute
+
+MENDED = "R18_TEST_MENDED"
+CONTRACTS: dict[type[Op], str] = {
+    Conv2d: "sum",
+    BatchNorm: "batchnorm",
+    ReLU: "exact",
+    Add: "elementwise",
+    MaxPool2d: "exact",
+    GlobalAvgPool: "mean",
+    Linear: "sum",
+    Softmax: "softmax",
+}
+
+Arrays = tuple[Array, ...]
+
+
+def right(op: Op, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    out[...] = compute(op, inputs, weights)
+
+
+def kernel(op: type[Op], run: HostFunction = right, algorithm: str = "plain") -> HostKernel:
+    """In float32; a function other than `right` is wrong until it is mended."""
+
+    def until_mended(*arguments: Any) -> None:
+        (right if os.environ.get(MENDED) else run)(*arguments)
+
+    contract = RoundingContract(CONTRACTS[op], "float32", "float32")
+    return HostKernel("faulty", op, algorithm, FP32, contract, run=until_mended)
+
+
+class Right(BackendBase):
+    """Every op of the network."""
+
+    name = "faulty"
+
+    def __init__(self) -> None:
+        self.memory = HostMemory()
+
+    def probe(self) -> DeviceInfo:
+        return DeviceInfo("cpu", "plain NumPy")
+
+    def stream(self) -> HostStream:
+        return HostStream()
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        """The last of an op is in no program: the first one takes every problem."""
+        return (*(kernel(op) for op in CONTRACTS if op not in self.instead()), *self.more())
+
+    def instead(self) -> dict[type[Op], HostFunction]:
+        return {}
+
+    def more(self) -> tuple[HostKernel, ...]:
+        return tuple(kernel(op, run) for op, run in self.instead().items())
+
+
+# -- one backend with many faults --------------------------------------------------------------
+
+
+def pooled_short(
+    op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """The last column of the window is left out."""
+    kh, kw = op.kernel_size
+    narrow = replace(op, kernel_size=(kh, max(1, kw - 1)))
+    out[...] = compute(narrow, inputs, weights)[..., : out.shape[3]]
+
+
+def one_less(
+    op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """The divisor is HW − 1."""
+    _, _, h, w = inputs[0].shape
+    out[...] = inputs[0].sum(axis=(2, 3)) / np.float32(max(1, h * w - 1))
+
+
+def swapped(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """The strides of height and width are swapped."""
+    turned = replace(op, stride=op.stride[::-1], residual=False, relu=False)
+    total = np.resize(compute(turned, inputs[:1], weights), out.shape)
+    residual = inputs[1] if op.residual else np.float32(0)
+    out[...] = compute(Add(op.relu), (total, residual), ())
+
+
+def crash(*arguments: Any) -> None:
+    ctypes.string_at(0)
+
+
+def sleep(*arguments: Any) -> None:
+    time.sleep(600)
+
+
+def fail(*arguments: Any) -> None:
+    raise MemoryError("out of device memory\a")
+
+
+class Faulty(Right):
+    """Max-pooling is wrong in the network too; the others are in no program."""
+
+    def instead(self) -> dict[type[Op], HostFunction]:
+        return {MaxPool2d: pooled_short}
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        """The one that hangs comes first: a run has other things to do meanwhile."""
+        return (kernel(ReLU, sleep, "sleeping"), *super().kernels())
+
+    def more(self) -> tuple[HostKernel, ...]:
+        idle = replace(kernel(GlobalAvgPool, right, "idle"), refuses=lambda problem: "not today")
+        return (
+            *super().more(),
+            kernel(Softmax, crash, "crashing"),
+            kernel(Add, fail, "raising"),
+            kernel(GlobalAvgPool, one_less, "one_less"),
+            kernel(Conv2d, swapped, "swapped"),
+            idle,
+        )
+
+
+# -- faults of programs ------------------------------------------------------------------------
+
+
+def crash_in_a_batch(op: Op, inputs: Arrays, *rest: Any) -> None:
+    """On the tiny network's pooling of two images."""
+    if inputs[0].shape == (2, 8, 16, 16):
+        crash()
+    right(op, inputs, *rest)
+
+
+class CrashingProgram(Right):
+    """Each kernel is right on what it is searched with; the network is run with more images."""
+
+    def instead(self) -> dict[type[Op], HostFunction]:
+        return {MaxPool2d: crash_in_a_batch}
+
+
+class RaisingProgram(Right):
+    """Nothing can be compiled."""
+
+    def compile(self, *arguments: Any, **options: Any) -> Any:
+        if os.environ.get(MENDED):
+            return super().compile(*arguments, **options)
+        raise MemoryError("out of device memory")
+
+
+# -- nothing -----------------------------------------------------------------------------------
+
+
+class Refusing(Right):
+    """Every kernel refuses every problem."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        return tuple(replace(k, refuses=lambda problem: "not today") for k in super().kernels())
+
+
+class WithoutSoftmax(Right):
+    """It lacks an op that a network may end in."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        mended = os.environ.get(MENDED)
+        return tuple(k for k in super().kernels() if mended or k.op is not Softmax)

@@ -1,0 +1,55 @@
+"""Campaigns: a fault that comes and goes is a finding, and corners are searched after draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+import mutation_toy
+from r18.backend import Array
+from r18.host import HostFunction, HostKernel
+from r18.ops import ReLU
+from r18_oracle.campaign import profile, run_campaign
+from r18_oracle.corners import corners
+from r18_oracle.findings import Finding
+
+QUICK = replace(profile("quick"), shrink_seconds=1.0)
+
+
+def finding_of(function: HostFunction) -> Finding | None:
+    """What a campaign finds on a ReLU that computes so."""
+    backend = mutation_toy.Backend()
+    (kernel,) = backend.kernels()
+    wrong: HostKernel = replace(kernel, run=function)
+    return run_campaign(backend, wrong, QUICK, seed=0, network_name=None).finding
+
+
+def test_a_fault_that_comes_and_goes_is_a_finding() -> None:
+    calls = count()
+
+    def flaky(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        call = next(calls)
+        if call % 3 == 1:
+            raise MemoryError("now and then")
+        np.maximum(inputs[0], 0, out=out)
+        if call % 3 == 2:
+            inputs[0][...] = 7
+
+    finding = finding_of(flaky)
+    assert finding is not None
+    assert finding.check in ("runs", "inputs_unchanged")
+
+
+def test_a_fault_on_a_corner_alone_is_found() -> None:
+    width = max(p.inputs[0][-1] for p in corners(ReLU, QUICK.max_elements, QUICK.max_macs))
+
+    def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], out.shape[-1] == width, out=out)
+
+    finding = finding_of(wrong)
+    assert finding is not None
+    assert finding.problem is not None
+    assert finding.problem.inputs[0][-1] == width
