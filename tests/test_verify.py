@@ -26,7 +26,7 @@ from r18_oracle.tasks import replay_finding, replayed
 from r18_oracle.verify import BackendResult, Request, Verification, verify
 from r18_oracle.worker import THREAD_VARIABLES, Pool, run_jobs
 
-SHORT = Profile("short", 15, 1_024, 50_000, (1,), False, 2, 3, 20)
+SHORT = Profile("short", 15, 1_024, 50_000, (1,), False, 2, 3, 10)
 """As quick, but for how long a worker may be silent."""
 FAULTS = {
     "faulty/relu/sleeping/fp32": "hang",
@@ -74,14 +74,16 @@ class Run:
     junit: Path
 
     def finding(self, kernel: str) -> Finding:
-        (found,) = (
-            f for f in self.verification.findings if f.kernel == kernel and f.kind != "network"
-        )
-        return found
+        """A kernel's own finding, or the network's."""
+        found = {
+            "network" if finding.kind == "network" else finding.kernel: finding
+            for finding in self.verification.findings
+        }
+        assert len(found) == len(self.verification.findings)
+        return found[kernel]
 
-    def file(self, part: str) -> Path:
-        (path,) = self.findings.glob(f"*{part}*")
-        return path
+    def file(self, kernel: str) -> Path:
+        return self.findings / self.finding(kernel).file_name
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_each_fault_is_found_and_the_run_goes_on(faulty: Run) -> None:
 def test_what_a_kernel_ended_in_is_told_with_its_problem(faulty: Run) -> None:
     for kernel, message in {
         "faulty/softmax/crashing/fp32": "the worker process died of SIGSEGV",
-        "faulty/relu/sleeping/fp32": "the worker process gave no sign of life for 20 s",
+        "faulty/relu/sleeping/fp32": "the worker process gave no sign of life for 10 s",
         "faulty/add/raising/fp32": "raised MemoryError: ",
     }.items():
         finding = faulty.finding(kernel)
@@ -138,7 +140,7 @@ def test_the_smallest_problem_that_shows_a_fault_is_told(faulty: Run) -> None:
 
 
 def test_the_network_names_the_step_where_it_diverges_first(faulty: Run) -> None:
-    step = faulty.verification.findings[-1]
+    step = faulty.finding("network")
     assert step.details["step"] == "maxpool"
     assert step.message.startswith("step 'maxpool', given the reference's values: error exceeds")
     table = faulty.done.out.split("against float64\n")[1].splitlines()[2:10]
@@ -220,9 +222,17 @@ def replay_here(finding: Finding) -> Finding | None:
     return replay_finding(finding=finding, announce=lambda problem, kind, seed: None)
 
 
-@pytest.mark.parametrize("part", ["gap-one_less", "add-raising", "softmax-crashing", "network"])
-def test_a_finding_is_replayed_to_the_bit(faulty: Run, part: str) -> None:
-    path = faulty.file(part)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "faulty/gap/one_less/fp32",
+        "faulty/add/raising/fp32",
+        "faulty/softmax/crashing/fp32",
+        "network",
+    ],
+)
+def test_a_finding_is_replayed_to_the_bit(faulty: Run, kernel: str) -> None:
+    path = faulty.file(kernel)
     done = r18("replay", path)
     assert (done.code, done.err) == (1, "")
     assert done.out == f"{load(path).describe(path)}\nthe same finding, to the bit\n"
@@ -230,13 +240,13 @@ def test_a_finding_is_replayed_to_the_bit(faulty: Run, part: str) -> None:
 
 def test_a_hang_is_replayed_with_the_patience_that_it_was_found_with(faulty: Run) -> None:
     finding = faulty.finding("faulty/relu/sleeping/fp32")
-    assert finding.details == {"silence_seconds": 20, "rounding": finding.kind, "light": False}
+    assert finding.details == {"silence_seconds": 10, "rounding": finding.kind, "light": False}
 
 
 def test_replay_says_when_a_fault_is_gone(faulty: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MENDED, "1")
     monkeypatch.setattr(tasks, "run_jobs", run_jobs)  # a new worker, which sees the variable
-    done = r18("replay", faulty.file("gap-one_less"))
+    done = r18("replay", faulty.file("faulty/gap/one_less/fp32"))
     assert done.code == 0, done.out
     assert (
         done.out
@@ -249,7 +259,7 @@ def test_replay_says_when_a_fault_is_gone(faulty: Run, monkeypatch: pytest.Monke
 
 
 def test_another_fault_is_told_from_the_one_saved(faulty: Run, tmp_path: Path) -> None:
-    data = json.loads(faulty.file("gap-one_less").read_text("utf-8"))
+    data = json.loads(faulty.file("faulty/gap/one_less/fp32").read_text("utf-8"))
     path = tmp_path / "edited.json"
     path.write_text(json.dumps(data | {"message": "another"}), "utf-8")
     done = r18("replay", path)
@@ -268,7 +278,7 @@ def test_another_fault_is_told_from_the_one_saved(faulty: Run, tmp_path: Path) -
 def test_replay_refuses_a_finding_that_is_none(
     faulty: Run, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    data = json.loads(faulty.file("gap-one_less").read_text("utf-8"))
+    data = json.loads(faulty.file("faulty/gap/one_less/fp32").read_text("utf-8"))
     path = tmp_path / "damaged.json"
     path.write_text(json.dumps(data | change), "utf-8")
     done = r18("replay", path)

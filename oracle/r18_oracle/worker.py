@@ -31,6 +31,10 @@ THREAD_VARIABLES = (
 )
 
 
+STARTUP_SECONDS = 120.0
+"""How long a worker may take to start and import what its job needs, on a busy machine."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One piece of work for a worker.
@@ -62,6 +66,7 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     job: Job | None = None
+    begun: bool = False
     started: float = 0.0
     heard: float = 0.0
     doing: tuple[Problem | None, str, int] = field(default=(None, "none", 0))
@@ -152,6 +157,7 @@ def _give(worker: _Worker, job: Job) -> None:
     worker.job = job
     worker.started = worker.heard = time.monotonic()
     worker.doing = (None, "none", 0)
+    worker.begun = False
     worker.pipe.send(job)
 
 
@@ -170,6 +176,9 @@ def _listen(
             yield _lost(worker, "crash", _cause_of_death(worker))
             continue
         worker.heard = time.monotonic()
+        worker.begun = True
+        if said == "begun":
+            continue
         if said == "at":
             worker.doing = content
             if on_progress is not None:
@@ -179,8 +188,10 @@ def _listen(
             yield Outcome(job, result=content, seconds=worker.heard - worker.started)
     now = time.monotonic()
     for worker in pool:
-        if worker.job is not None and now - worker.heard > worker.job.silence_seconds:
-            limit = worker.job.silence_seconds
+        if worker.job is None:
+            continue
+        limit = worker.job.silence_seconds if worker.begun else STARTUP_SECONDS
+        if now - worker.heard > limit:
             yield _lost(worker, "hang", f"gave no sign of life for {limit:g} s and was ended")
 
 
@@ -229,6 +240,7 @@ def _serve(pipe: Connection) -> None:
             job: Job = pipe.recv()
         except EOFError:
             return
+        pipe.send(("begun", None))
         try:
             result = job.task(
                 announce=lambda problem, kind, seed: pipe.send(("at", (problem, kind, seed))),
