@@ -1,6 +1,7 @@
 """Backends that are wrong in known ways, for `r18 verify` to find; the rest of each is right.
 
-The environment variable `MENDED` mends them: workers have the environment they are started in.
+They are mended, in worker processes too, while the file exists that the environment variable
+`MENDED` names.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from r18.precision import FP32
 from support import compute
 
 MENDED = "R18_TEST_MENDED"
+
 CONTRACTS: dict[type[Op], str] = {
     Conv2d: "sum",
     BatchNorm: "batchnorm",
@@ -44,6 +47,10 @@ CONTRACTS: dict[type[Op], str] = {
 Arrays = tuple[Array, ...]
 
 
+def mended() -> bool:
+    return Path(os.environ.get(MENDED, "none")).exists()
+
+
 def right(op: Op, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
     out[...] = compute(op, inputs, weights)
 
@@ -52,7 +59,7 @@ def kernel(op: type[Op], run: HostFunction = right, algorithm: str = "plain") ->
     """In float32; a function other than `right` is wrong until it is mended."""
 
     def until_mended(*arguments: Any) -> None:
-        (right if os.environ.get(MENDED) else run)(*arguments)
+        (right if mended() else run)(*arguments)
 
     contract = RoundingContract(CONTRACTS[op], "float32", "float32")
     return HostKernel("faulty", op, algorithm, FP32, contract, run=until_mended)
@@ -166,7 +173,7 @@ class RaisingProgram(Right):
     """Nothing can be compiled."""
 
     def compile(self, *arguments: Any, **options: Any) -> Any:
-        if os.environ.get(MENDED):
+        if mended():
             return super().compile(*arguments, **options)
         raise MemoryError("out of device memory")
 
@@ -185,5 +192,4 @@ class WithoutSoftmax(Right):
     """It lacks an op that a network may end in."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
-        mended = os.environ.get(MENDED)
-        return tuple(k for k in super().kernels() if mended or k.op is not Softmax)
+        return tuple(k for k in super().kernels() if mended() or k.op is not Softmax)

@@ -71,7 +71,7 @@ def test_a_kernel_that_takes_the_small_alone_leaves_the_network_uncovered() -> N
 
 def test_what_ends_or_hangs_its_process_is_a_finding_of_the_worker() -> None:
     name = "r18_oracle.faults.cheats:Backend"
-    how = replace(QUICK, call_seconds=6.0)
+    how = replace(QUICK, call_seconds=3.0)
     jobs = [campaign_job(name, kernel.id, how, 1, None) for kernel in Backend().kernels()]
     found = {o.job.kernel: o.finding for o in run_jobs(jobs, workers=2)}
     for cheat in FATAL:

@@ -25,13 +25,13 @@ pytest_plugins = ["pytester"]
 
 GUIDE = ROOT / "docs" / "write-your-backend.md"
 MOST_LINES = 60
-TWO_PAGES = 115
-"""Lines of the guide, at about 60 a page."""
+TWO_PAGES = 120
+"""Lines of the guide, at 60 a page."""
 
 BROKEN = {
-    "short_pool": ("inputs[0].mean(axis=(2, 3))", "inputs[0][..., 1:].mean(axis=(2, 3))"),
+    "short_pool": ("x.mean(axis=(2, 3))", "x[..., 1:].mean(axis=(2, 3))"),
     "no_padding": ("constant_values=fill)", "mode='edge')"),
-    "no_batchnorm": ('(BatchNorm, "batchnorm", batchnorm), ', ""),
+    "no_batchnorm": ("in zip(OPS, RULES)", "in zip(OPS, RULES) if op is not BatchNorm"),
 }
 """The guide's backend with one place changed, by the name of the module."""
 

@@ -14,7 +14,6 @@ from r18_oracle.checks import CHECKS
 from r18_oracle.faults import FAULTS, TWINS, Backend, Fault
 from r18_oracle.faults.cheats import CHEATS
 
-QUICK = replace(profile("quick"), examples=max(40, profile("quick").examples))
 SEEDS = (1, 2, 3)
 """The first is for shrinking, the others for being caught at all."""
 
@@ -33,7 +32,7 @@ SMALL = 3000
 
 
 def campaign(kernel: object, seed: int, shrink_seconds: float) -> KernelReport:
-    how = replace(QUICK, shrink_seconds=shrink_seconds)
+    how = replace(profile("quick"), shrink_seconds=shrink_seconds)
     return run_campaign(BACKEND, kernel, how, seed, network_name=None)  # type: ignore[arg-type]
 
 
@@ -58,7 +57,7 @@ def test_a_fault_is_caught_by_its_check_whatever_the_seed(fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kernel.id)
 def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
-    for seconds in (0.25, profile("quick").shrink_seconds, 60.0):  # longer on a busy machine
+    for seconds in (0.15, profile("quick").shrink_seconds, 60.0):  # longer on a busy machine
         finding = campaign(fault.kernel, SEEDS[0], seconds).finding
         assert finding is not None
         assert finding.problem is not None

@@ -78,7 +78,7 @@ def becomes(source: str, operator: str) -> list[str]:
         (
             "arithmetic",
             "a * (b - 1)",
-            ["(b - 1)", "a", "a * (b)", "a * (1)", "a + (b - 1)", "a * (b + 1)"],
+            ["(b - 1)", "a", "a * (b)", "a + (b - 1)", "a * (b + 1)"],
         ),
         ("arithmetic", "-a", ["a"]),
         ("arithmetic", "a /= b", ["a *= b"]),
@@ -144,10 +144,8 @@ def test_what_is_never_touched(source: str) -> None:
 
 
 def test_functions_in_a_declaration_are_mutated() -> None:
-    assert becomes("HostKernel(scratch=lambda p: p * 2)", "constant") == [
-        "HostKernel(scratch=lambda p: p * 1)",
-        "HostKernel(scratch=lambda p: p * 3)",
-    ]
+    changed = becomes("HostKernel(scratch=lambda p: p + 2)", "constant")
+    assert changed == ["HostKernel(scratch=lambda p: p + 1)", "HostKernel(scratch=lambda p: p + 3)"]
 
 
 def test_positions_count_characters_and_lines_are_whole() -> None:
@@ -183,7 +181,7 @@ def test_numpy_has_mutants_of_every_operator(numpy_plan: Plan) -> None:
     mutants = numpy_plan.mutants
     assert len(mutants) - len(numpy_plan.reasons) >= 150
     assert {m.operator for m in mutants} == set(OPERATORS)
-    assert {m.file for m in mutants} == {"__init__.py", "conv.py", "others.py"}
+    assert {m.file for m in mutants} == {path.name for path in SOURCES.glob("*.py")}
     assert max(Counter(m.id for m in mutants).values()) == 1
     assert len({(m.file, m.source) for m in mutants}) == len(mutants)
 
@@ -331,7 +329,7 @@ def test_equivalent_mutants_are_not_run_and_do_not_count(
     ]
     found = replace(toy, results=tuple(judged))
     assert found.percent == 100
-    assert "+HINT = 9\nreason: Nothing uses it." in found.text()
+    assert found.text().count("\nreason: Nothing uses it.\n") == 2
 
 
 def invoke(*arguments: str) -> Result:
@@ -352,7 +350,7 @@ def test_command_line(toy: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one["status"] == "killed"
     assert one["finding"]["check"] == "edges"
     assert one["problem"].startswith("relu() ")
-    result = invoke("--backend", TOY, "--require", "80")
+    result = invoke("--backend", TOY, "--require", "50")
     assert result.exit_code == 0, result.exception
     assert result.stdout.rstrip().endswith(toy.closing())
 
@@ -389,12 +387,16 @@ def pool() -> Iterator[Pool]:
 @pytest.mark.parametrize(
     ("body", "check", "message"),
     [
-        ("while True: pass", "hang", "had not ended after 3 s"),
+        ("while True: pass", "hang", "a call had not ended after 3 s"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crash", "died of SIGSEGV"),
-        ("import os; os._exit(5)", "crash", "exited with code 5"),
+        ("import os; os._exit(0)", "crash", "exited with code 0"),
         ("raise MemoryError('all')", "runs", "raised MemoryError: all"),
         ("pass\nno_such_name", "import", "NameError: name 'no_such_name' is not defined"),
-        ("pass\nBackend.kernels = lambda self: ()", "kernels", "the backend no longer lists it"),
+        (
+            "pass\nBackend.kernels = lambda self: ()",
+            "kernels",
+            "the backend no longer lists toy/relu",
+        ),
         ("pass\nBackend.kernels = None", "error", "TypeError: 'NoneType' object is not callable"),
     ],
 )
@@ -410,11 +412,12 @@ def test_each_way_to_fail_is_a_kill(
         "question": question,
         "mutant": replace(mutants_of("mutation_toy.py", source)[0], source=mutated),
         "kernels": ["toy/relu/maximum/fp32"],
-        "seconds": 3,
+        "silence_seconds": 3,
     }
     (outcome,) = pool.run([Job(trial, arguments, TOY, "")])
     found = outcome.result
     assert isinstance(found, Finding)
     assert found.check == check
     assert message in found.message
+    assert (found.problem is None) == (check in ("import", "kernels", "error"))
     assert list(tmp_path.iterdir()) == []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,11 +23,11 @@ from r18_oracle import verify as verify_module
 from r18_oracle.campaign import PROFILES, Profile
 from r18_oracle.coverage import coverage_findings, program_refusal, unavailable
 from r18_oracle.findings import Finding, load
-from r18_oracle.tasks import replay_finding, replayed
+from r18_oracle.tasks import NetworkRun, replay_finding
 from r18_oracle.verify import BackendResult, Request, Verification, verify
-from r18_oracle.worker import THREAD_VARIABLES, Pool, run_jobs
+from r18_oracle.worker import THREAD_VARIABLES, Pool
 
-SHORT = Profile("short", 15, 1_024, 50_000, (1,), False, 2, 3, 10)
+SHORT = Profile("short", 15, 1_024, 50_000, (1,), False, 2, 3, 8)
 """As quick, but for how long a worker may be silent."""
 FAULTS = {
     "faulty/relu/sleeping/fp32": "hang",
@@ -45,20 +46,40 @@ def named(backend: str) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _workers() -> Iterator[None]:
-    """Two workers for all runs here, of one thread each: what they compute is tiny."""
+def _variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Workers of one thread each, since what they compute is tiny; and no backend is chosen."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("R18_BACKEND", raising=False)
+        patched.setenv(MENDED, str(tmp_path_factory.mktemp("state") / "mended"))
         for name in THREAD_VARIABLES:
             patched.setenv(name, "1")
-        with Pool(2) as pool:
+        yield
 
-            def kept(jobs: Any, *, workers: Any = None, on_progress: Any = None) -> Any:
-                return pool.run(jobs, on_progress)
 
-            patched.setattr(verify_module, "run_jobs", kept)
-            patched.setattr(tasks, "run_jobs", kept)
-            yield
+@pytest.fixture(scope="module")
+def pool(_variables: None) -> Iterator[Pool]:
+    with Pool(1) as pool:
+        yield pool
+
+
+def kept(pool: Pool) -> Any:
+    """In place of `run_jobs`: the same workers for all runs, as starting one takes seconds."""
+    return lambda jobs, *, workers=None, on_progress=None: pool.run(jobs, on_progress)
+
+
+@pytest.fixture
+def one_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "run_jobs", kept(pool))
+    monkeypatch.setattr(tasks, "run_jobs", kept(pool))
+
+
+@pytest.fixture
+def mended() -> Iterator[None]:
+    """The faults are gone, until the test ends."""
+    flag = Path(os.environ[MENDED])
+    flag.touch()
+    yield
+    flag.unlink()
 
 
 # -- one run with every kind of fault ----------------------------------------------------------
@@ -100,6 +121,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
         done = r18(
             *("verify", "--network", "tiny", "--profile", "short", "--precision", "fp32"),
             *("--backend", named("Faulty"), "--findings", findings, "--junit", junit),
+            *("--workers", 2),
         )
     assert done.code == 1, done.err
     return Run(done, made[0], findings, junit)
@@ -119,7 +141,7 @@ def test_each_fault_is_found_and_the_run_goes_on(faulty: Run) -> None:
 def test_what_a_kernel_ended_in_is_told_with_its_problem(faulty: Run) -> None:
     for kernel, message in {
         "faulty/softmax/crashing/fp32": "the worker process died of SIGSEGV",
-        "faulty/relu/sleeping/fp32": "the worker process gave no sign of life for 10 s",
+        "faulty/relu/sleeping/fp32": "the worker process gave no sign of life for 8 s",
         "faulty/add/raising/fp32": "raised MemoryError: ",
     }.items():
         finding = faulty.finding(kernel)
@@ -218,7 +240,7 @@ def test_junit_is_xml_and_counts_whatever_a_kernel_raises(faulty: Run) -> None:
 
 
 def replay_here(finding: Finding) -> Finding | None:
-    """In this process, which sees the variables of the test."""
+    """In this process."""
     return replay_finding(finding=finding, announce=lambda problem, kind, seed: None)
 
 
@@ -227,10 +249,11 @@ def replay_here(finding: Finding) -> Finding | None:
     [
         "faulty/gap/one_less/fp32",
         "faulty/add/raising/fp32",
-        "faulty/softmax/crashing/fp32",
         "network",
+        "faulty/softmax/crashing/fp32",
     ],
 )
+@pytest.mark.usefixtures("one_worker")
 def test_a_finding_is_replayed_to_the_bit(faulty: Run, kernel: str) -> None:
     path = faulty.file(kernel)
     done = r18("replay", path)
@@ -240,24 +263,21 @@ def test_a_finding_is_replayed_to_the_bit(faulty: Run, kernel: str) -> None:
 
 def test_a_hang_is_replayed_with_the_patience_that_it_was_found_with(faulty: Run) -> None:
     finding = faulty.finding("faulty/relu/sleeping/fp32")
-    assert finding.details == {"silence_seconds": 10, "rounding": finding.kind, "light": False}
+    assert finding.details == {"silence_seconds": 8, "rounding": finding.kind, "light": False}
 
 
-def test_replay_says_when_a_fault_is_gone(faulty: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MENDED, "1")
-    monkeypatch.setattr(tasks, "run_jobs", run_jobs)  # a new worker, which sees the variable
-    done = r18("replay", faulty.file("faulty/gap/one_less/fp32"))
+@pytest.mark.usefixtures("mended", "one_worker")
+def test_replay_says_when_a_fault_is_gone(faulty: Run) -> None:
+    kernel = "faulty/gap/one_less/fp32"
+    done = r18("replay", faulty.file(kernel))
     assert done.code == 0, done.out
-    assert (
-        done.out
-        == "gone: faulty/gap/one_less/fp32: no 'bound' finding on "
-        + str(faulty.finding("faulty/gap/one_less/fp32").problem)
-        + "\n"
-    )
+    problem = faulty.finding(kernel).problem
+    assert done.out == f"gone: {kernel}: no 'bound' finding on {problem}\n"
     for finding in faulty.verification.findings:
         assert replay_here(finding) is None
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_another_fault_is_told_from_the_one_saved(faulty: Run, tmp_path: Path) -> None:
     data = json.loads(faulty.file("faulty/gap/one_less/fp32").read_text("utf-8"))
     path = tmp_path / "edited.json"
@@ -275,6 +295,7 @@ def test_another_fault_is_told_from_the_one_saved(faulty: Run, tmp_path: Path) -
         ({"check": "coverage"}, "a damaged finding"),
     ],
 )
+@pytest.mark.usefixtures("one_worker")
 def test_replay_refuses_a_finding_that_is_none(
     faulty: Run, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
@@ -286,48 +307,130 @@ def test_replay_refuses_a_finding_that_is_none(
     assert message in done.err
 
 
+# -- exit codes --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_no_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the backend of the environment, and as JSON."""
+    monkeypatch.setenv("R18_BACKEND", named("Right"))
+    monkeypatch.chdir(tmp_path)
+    done = r18("verify", "--network", "tiny", "--kernels", "faulty/[rs]*", "--json")
+    assert (done.code, done.err) == (0, "")
+    data = json.loads(done.out)
+    (backend,) = data["backends"]
+    assert backend["name"] == named("Right")
+    kernels = ["faulty/relu/plain/fp32", "faulty/softmax/plain/fp32"]
+    assert [kernel["kernel"] for kernel in backend["kernels"]] == kernels
+    problems = sum(kernel["problems"] for kernel in backend["kernels"])
+    assert data["closing"].startswith(f"{named('Right')}: 2 kernels on {problems} problems and 0 ")
+    assert data["closing"].endswith("s: no finding")
+    assert not (tmp_path / "exports").exists()
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_nothing_executed_is_no_success() -> None:
+    done = r18("verify", "--network", "tiny", "--backend", named("Refusing"))
+    assert done.code == 2, done.out
+    assert done.out.endswith("no finding; nothing was executed, so nothing is verified\n")
+    assert "not run in fp32: faulty/conv2d/plain/fp32: not today" in done.out
+    assert " by 8 kernels: not today" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--kernels", "faulty/gop/*"), "unknown kernel 'faulty/gop/*', did you mean 'faulty/gap/"),
+        (("--profile", "quik"), "unknown profile 'quik', did you mean 'quick'?"),
+        (("--network", "resnet19"), "did you mean 'resnet18'?"),
+        (("--precision", "fp23"), "did you mean 'fp32'?"),
+        (("--fusion", "most"), "unknown fusion level 'most'"),
+        (("--weights", "synthetics"), "did you mean 'synthetic'?"),
+        (("--backend", "nompy"), "unknown backend 'nompy', did you mean 'numpy'?"),
+        (("--backend", "no_such_module:Backend"), "No module named 'no_such_module'"),
+    ],
+)
+@pytest.mark.usefixtures("one_worker")
+def test_a_wrong_request_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = r18("verify", "--backend", named("Right"), "--network", "tiny", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+
+
+def verification(*results: BackendResult, kernels: str = "*") -> Verification:
+    return Verification(Request(SHORT, kernels), list(results))
+
+
+def test_every_backend_that_was_named_must_run_something(faulty: Run) -> None:
+    (busy,) = faulty.verification.backends
+    idle = BackendResult("idle", busy.device)
+    assert verification(busy).executed
+    assert not verification(busy, idle).executed
+    assert "nothing was executed on idle, so" in verification(busy, idle).closing()
+    assert verification(busy, idle, kernels="faulty/*").executed
+    assert not verification().executed
+
+
+def test_a_kernel_that_only_crashed_was_executed() -> None:
+    """Or a crash would be told as a wrong request."""
+    device = load_backend(named("Right")).probe()
+    finding = Finding("crash", "mine", "mine/relu/plain/fp32", None, "exact", 0, "died")
+    assert verification(BackendResult("mine", device, findings=[finding])).executed
+
+
+def test_an_unknown_kernel_in_the_library() -> None:
+    backends = {named("Right"): load_backend(named("Right"))}
+    with pytest.raises(UnknownName, match="A glob over ids works too"):
+        verify(backends, Request(SHORT, kernels="numpy/*"))
+
+
 # -- programs, and what is missing -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def programs() -> Verification:
+def programs(pool: Pool) -> Verification:
     """Without kernels: those are searched above."""
-    names = [named(name) for name in ("CrashingProgram", "RaisingProgram", "WithoutSoftmax")]
+    names = [named(name) for name in ("RaisingProgram", "WithoutSoftmax", "CrashingProgram")]
     request = Request(SHORT, network="tiny", precisions=("fp32", "fp16"))
-    with patch.object(verify_module, "_kernel_jobs", lambda *_: iter(())):
+    with (
+        patch.object(verify_module, "_kernel_jobs", lambda *_: iter(())),
+        patch.object(verify_module, "run_jobs", kept(pool)),
+    ):
         return verify({name: load_backend(name) for name in names}, request)
 
 
-def test_a_program_that_ends_badly_is_a_finding(
-    programs: Verification, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {finding.kernel: finding for finding in programs.findings}
-    assert len(found) == len(programs.findings)
-    crash = found[f"{named('CrashingProgram')}/program/all/fp32"]
+def one(verification: Verification, kernel: str) -> Finding:
+    (finding,) = (f for f in verification.findings if f.kernel == kernel)
+    return finding
+
+
+def test_a_program_that_crashes_is_a_finding(programs: Verification) -> None:
+    crash = one(programs, f"{named('CrashingProgram')}/program/all/fp32")
     assert (crash.check, crash.problem) == ("crash", None)
-    raised = found[f"{named('RaisingProgram')}/program/all/fp32"]
-    assert raised.check == "runs"
+    run = NetworkRun("tiny", "synthetic", "fp32", "all", SHORT.samples, 0)
+    assert crash.details == {"silence_seconds": 8, "run": asdict(run)}
+
+
+def test_a_program_that_raises_is_a_finding(programs: Verification) -> None:
+    raised = one(programs, f"{named('RaisingProgram')}/program/all/fp32")
+    assert (raised.check, raised.problem) == ("runs", None)
     assert "raised MemoryError in compile (faulty_backends.py:" in raised.message
-    assert replayed(crash) == crash
     assert replay_here(raised) == raised
-    monkeypatch.setenv(MENDED, "1")
-    assert replay_here(crash) is None
-    assert replay_here(raised) is None
 
 
-def test_every_op_of_the_network_needs_a_kernel(
-    programs: Verification, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (missing,) = (f for f in programs.findings if "/softmax/" in f.kernel)
-    assert (missing.check, missing.kernel) == (
-        "coverage",
-        f"{named('WithoutSoftmax')}/softmax/*/fp32",
-    )
+def test_every_op_of_the_network_needs_a_kernel(programs: Verification) -> None:
+    missing = one(programs, f"{named('WithoutSoftmax')}/softmax/*/fp32")
+    assert missing.check == "coverage"
     assert missing.message == "no fp32 kernel takes this problem of tiny"
     assert str(missing.problem).startswith("softmax() 1×10")
     assert replay_here(missing) == missing
-    monkeypatch.setenv(MENDED, "1")
-    assert replay_here(missing) is None
+
+
+@pytest.mark.usefixtures("mended")
+def test_what_programs_lacked_may_be_gone(programs: Verification) -> None:
+    for finding in programs.findings:
+        if not finding.kernel.endswith("/fp16"):
+            assert replay_here(finding) is None
 
 
 def test_a_precision_that_was_asked_for_and_cannot_be_run_is_a_finding(
@@ -362,77 +465,3 @@ def test_a_precision_that_is_not_to_be_had_is_no_fault() -> None:
     assert unavailable(load_backend(named("Refusing")), "fp32") == "not today"
     assert coverage_findings("mine", load_backend(named("Refusing")), "tiny", (1,), 0) == []
     assert unavailable(load_backend(named("Right")), "fp32") is None
-
-
-# -- exit codes --------------------------------------------------------------------------------
-
-
-def test_no_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the backend of the environment, and as JSON."""
-    monkeypatch.setenv("R18_BACKEND", named("Right"))
-    monkeypatch.chdir(tmp_path)
-    done = r18("verify", "--network", "tiny", "--kernels", "faulty/[rs]*", "--json")
-    assert (done.code, done.err) == (0, "")
-    data = json.loads(done.out)
-    (backend,) = data["backends"]
-    assert backend["name"] == named("Right")
-    kernels = ["faulty/relu/plain/fp32", "faulty/softmax/plain/fp32"]
-    assert [kernel["kernel"] for kernel in backend["kernels"]] == kernels
-    problems = sum(kernel["problems"] for kernel in backend["kernels"])
-    assert data["closing"].startswith(f"{named('Right')}: 2 kernels on {problems} problems and 0 ")
-    assert data["closing"].endswith("s: no finding")
-    assert not (tmp_path / "exports").exists()
-
-
-def test_nothing_executed_is_no_success() -> None:
-    done = r18("verify", "--network", "tiny", "--backend", named("Refusing"))
-    assert done.code == 2, done.out
-    assert done.out.endswith("no finding; nothing was executed, so nothing is verified\n")
-    assert "not run in fp32: faulty/conv2d/plain/fp32: not today" in done.out
-    assert " by 8 kernels: not today" in done.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--kernels", "faulty/gop/*"), "unknown kernel 'faulty/gop/*', did you mean 'faulty/gap/"),
-        (("--profile", "quik"), "unknown profile 'quik', did you mean 'quick'?"),
-        (("--network", "resnet19"), "did you mean 'resnet18'?"),
-        (("--precision", "fp23"), "did you mean 'fp32'?"),
-        (("--fusion", "most"), "unknown fusion level 'most'"),
-        (("--weights", "synthetics"), "did you mean 'synthetic'?"),
-        (("--backend", "nompy"), "unknown backend 'nompy', did you mean 'numpy'?"),
-        (("--backend", "no_such_module:Backend"), "No module named 'no_such_module'"),
-    ],
-)
-def test_a_wrong_request_is_refused(arguments: tuple[str, ...], message: str) -> None:
-    done = r18("verify", "--backend", named("Right"), "--network", "tiny", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-
-
-def verification(*results: BackendResult, kernels: str = "*") -> Verification:
-    return Verification(Request(SHORT, kernels), list(results))
-
-
-def test_every_backend_that_was_named_must_run_something(faulty: Run) -> None:
-    (busy,) = faulty.verification.backends
-    idle = BackendResult("idle", busy.device)
-    assert verification(busy).executed
-    assert not verification(busy, idle).executed
-    assert "nothing was executed on idle, so" in verification(busy, idle).closing()
-    assert verification(busy, idle, kernels="faulty/*").executed
-    assert not verification().executed
-
-
-def test_a_kernel_that_only_crashed_was_executed() -> None:
-    """Or a crash would be told as a wrong request."""
-    device = load_backend(named("Right")).probe()
-    finding = Finding("crash", "mine", "mine/relu/plain/fp32", None, "exact", 0, "died")
-    assert verification(BackendResult("mine", device, findings=[finding])).executed
-
-
-def test_an_unknown_kernel_in_the_library() -> None:
-    backends = {named("Right"): load_backend(named("Right"))}
-    with pytest.raises(UnknownName, match="A glob over ids works too"):
-        verify(backends, Request(SHORT, kernels="numpy/*"))

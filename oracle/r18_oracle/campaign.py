@@ -22,6 +22,7 @@ from r18.ops import Problem
 from r18.schedule import Schedule, network
 from r18_oracle.checks import Tally, examine
 from r18_oracle.corners import corners
+from r18_oracle.crossings import crossings
 from r18_oracle.findings import Failed, Finding
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.problems import problems, schedule_problems
@@ -134,7 +135,11 @@ def run_campaign(
 
     try:
         search(kernel, how, seed, attempt)
-        for index, problem in enumerate(corners(kernel.op, how.max_elements, how.max_macs)):
+        fixed = (
+            *corners(kernel.op, how.max_elements, how.max_macs),
+            *crossings(kernel, how.max_elements, how.max_macs),
+        )
+        for index, problem in enumerate(fixed):
             attempt(problem, seed, ROUNDING[index % len(ROUNDING)], False)
         if network_name is not None:
             for index, problem in enumerate(network_problems(network_name, how.batches)):

@@ -85,24 +85,40 @@ def problems(kernel: Kernel, max_elements: int, max_macs: int) -> st.SearchStrat
     """
 
     @cache  # to draw the same again, Hypothesis needs the same answer again
-    def taken(problem: Problem) -> bool:
-        try:
-            return kernel.refusal(problem) is None
-        except Exception:  # for the check named `runs` to find
-            return True
+    def fit(problem: Problem) -> Problem:
+        return fitted(kernel, problem, 4 * max_macs)
 
-    def fitted(problem: Problem) -> Problem:
-        near = (_rounded(problem, multiple) for multiple in (1, 4, 8, 16, 32, 64))
-        return next((p for p in near if p.macs <= 4 * max_macs and taken(p)), problem)
+    @cache
+    def taken(problem: Problem) -> bool:
+        return takes(kernel, problem)
 
     sizes = Sizes.of(kernel)
     if kernel.op is Conv2d:
-        windows = [w for w in WINDOWS if any(taken(probe) for probe in _probes(w))]
-        drawn = _conv(sizes, max_elements, max_macs, windows or WINDOWS)
+        drawn = _conv(sizes, max_elements, max_macs, windows_for(kernel))
     else:
         drawn = _BY_OP[kernel.op](sizes, max_elements, max_macs)
-    fit = drawn.map(fitted).filter(taken)
-    return st.one_of(fit, fit, fit, drawn)
+    accepted = drawn.map(fit).filter(taken)
+    return st.one_of(accepted, accepted, accepted, drawn)
+
+
+def takes(kernel: Kernel, problem: Problem) -> bool:
+    """Whether the kernel takes a problem; also where its refusal raises, for `runs` to find."""
+    try:
+        return kernel.refusal(problem) is None
+    except Exception:
+        return True
+
+
+def fitted(kernel: Kernel, problem: Problem, max_macs: int) -> Problem:
+    """The problem, its channels rounded up to what the kernel takes, where that is found."""
+    near = (_rounded(problem, multiple) for multiple in (1, 4, 8, 16, 32, 64))
+    return next((p for p in near if p.macs <= max_macs and takes(kernel, p)), problem)
+
+
+def windows_for(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
+    """Those of `WINDOWS` that a convolution kernel takes, or all where it seems to take none."""
+    taken = tuple(w for w in WINDOWS if any(takes(kernel, probe) for probe in _probes(w)))
+    return taken or WINDOWS
 
 
 WINDOWS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (7, 2, 3), (3, 1, 0))

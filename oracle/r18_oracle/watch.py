@@ -25,9 +25,17 @@ import torch
 from r18 import executor, registry
 from r18.backend import Kernel
 
-OURS = ("r18", "r18_oracle")
-LIBRARIES = ("numpy", "numpy.testing", "torch", "torch.nn.functional")
-JUDGES = ("reference", "bounds", "judge", "inputs", "checks", "campaign")
+LIBRARIES = ("numpy", "torch", "torch.nn.functional")
+JUDGES = tuple(
+    f"r18_oracle.{name}"
+    for name in ("reference", "bounds", "roundings", "judge", "inputs", "checks", "campaign")
+)
+"""The modules that know the answers."""
+TOOLS = (
+    *(f"r18_oracle.{name}" for name in ("call", "cases", "declared", "findings", "watch")),
+    *(f"r18.{name}" for name in ("backend", "executor", "host", "ops", "precision")),
+)
+"""The other modules that a verdict comes about with."""
 _ROUND_TO_NEAREST = 0  # FE_TONEAREST, on every architecture that NumPy runs on
 
 
@@ -66,7 +74,7 @@ def intrusions(kernel: Kernel) -> Iterator[list[str]]:
 
 def _intrusion(kernel: Kernel, frame: FrameType) -> str | None:
     code = frame.f_code
-    if code in _off_limits() or frame.f_globals.get("__name__") in _judges():
+    if code in _off_limits() or frame.f_globals.get("__name__") in JUDGES:
         return f"{frame.f_globals.get('__name__')}.{code.co_qualname}"
     if code.co_name == "enqueue":
         other = frame.f_locals.get("self")
@@ -77,11 +85,6 @@ def _intrusion(kernel: Kernel, frame: FrameType) -> str | None:
 
 def _backend(kernel: Kernel) -> str:
     return kernel.id.partition("/")[0]
-
-
-@cache
-def _judges() -> frozenset[str]:
-    return frozenset(f"r18_oracle.{name}" for name in JUDGES)
 
 
 @cache
@@ -141,18 +144,17 @@ class Process:
 
 @lru_cache(maxsize=1)
 def _owners(loaded: int) -> tuple[Any, ...]:
-    """The libraries, our modules, and the classes and tables of these, when so many modules are
-    loaded."""
-    modules = {name: module for name, module in sys.modules.items() if name in LIBRARIES}
-    ours = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in OURS}
-    parts = {
-        id(found): found
-        for module in ours.values()
+    """The libraries, and our modules with their classes and tables, of so many that are loaded."""
+    libraries = [sys.modules[name] for name in LIBRARIES]
+    ours = [sys.modules[name] for name in (*JUDGES, *TOOLS) if name in sys.modules]
+    parts = [
+        found
+        for module in ours
         for name, found in vars(module).items()
-        if (isinstance(found, type) and found.__module__ in ours)
+        if (isinstance(found, type) and found.__module__ == module.__name__)
         or (isinstance(found, dict) and not name.startswith("__"))
-    }
-    return (*modules.values(), *ours.values(), *parts.values())
+    ]
+    return (*libraries, *ours, *parts)
 
 
 def _watched(owner: Any) -> dict[Any, Any]:

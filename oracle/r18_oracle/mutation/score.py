@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from r18.errors import R18Error, UsageError, unknown
 from r18.registry import load_backend
-from r18_oracle.campaign import profile
+from r18_oracle.campaign import Profile, profile
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.equivalents import judged
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
@@ -31,8 +31,8 @@ SHRINK_SECONDS = 0.2
 THREADS = 2
 """Of each worker: so that kernels that share work among threads do."""
 
-BASELINE_SECONDS = 600
-"""Beyond this an unchanged kernel counts as hung."""
+NEVER = 86_400.0
+"""Seconds that a worker itself may be silent: its children, which may hang, end themselves."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def run(
             for m in chosen
             if m.id in plan.reasons
         }
-        jobs = [_job(question, m, shown[m.id], _patience(took, shown[m.id])) for m in trials]
+        jobs = [_job(question, m, shown[m.id], _patience(took, shown[m.id], how)) for m in trials]
         for outcome in pool.run(jobs):
             mutant = outcome.job.arguments["mutant"]
             finding = _result(outcome)
@@ -239,7 +239,8 @@ def _baseline(
 ) -> dict[str, float]:
     """Seconds by kernel, unchanged, through the same trial; `R18Error` at the first finding."""
     took: dict[str, float] = {}
-    jobs = [_job(question, None, [name], BASELINE_SECONDS) for name in kernels]
+    patience = round(question.how.call_seconds)
+    jobs = [_job(question, None, [name], patience) for name in kernels]
     for outcome in pool.run(jobs):
         if (finding := _result(outcome)) is not None:
             raise R18Error(
@@ -252,20 +253,21 @@ def _baseline(
     return took
 
 
-def _patience(took: Mapping[str, float], kernels: Sequence[str]) -> int:
-    """The time limit in seconds: far beyond the unchanged kernels' time, even on a busy machine."""
-    return 20 + round(10 * sum(took[name] for name in kernels))
+def _patience(took: Mapping[str, float], kernels: Sequence[str], how: Profile) -> int:
+    """The longest silence, in seconds: more than the whole campaign of the slowest kernel took."""
+    return min(round(how.call_seconds), 10 + round(2 * max(took[name] for name in kernels)))
 
 
-def _job(question: Question, mutant: Mutant | None, kernels: Sequence[str], seconds: int) -> Job:
-    """A trial ends itself in time; the worker's own limit only catches what a fork cannot."""
+def _job(
+    question: Question, mutant: Mutant | None, kernels: Sequence[str], silence_seconds: int
+) -> Job:
     arguments = {
         "question": question,
         "mutant": mutant,
         "kernels": list(kernels),
-        "seconds": seconds,
+        "silence_seconds": silence_seconds,
     }
-    return Job(trial, arguments, question.target.backend, "", silence_seconds=2.0 * seconds + 60)
+    return Job(trial, arguments, question.target.backend, "", silence_seconds=NEVER)
 
 
 def _result(outcome: Outcome) -> Any:

@@ -3,7 +3,7 @@
 A worker stays warm: it has imported PyTorch, Hypothesis, the oracle, and what the backend imports,
 and has computed nothing. For each mutant it makes a copy of the backend's package with the one
 change in it, forks, and the child imports that copy. What a mutant breaks dies with the child; a
-child that takes too long is ended by its own alarm. The working tree is never touched.
+child that is silent for too long is ended by its own alarm. The working tree is never touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ import torch
 
 from r18.backend import Backend
 from r18.errors import R18Error, UsageError
+from r18.ops import Problem
 from r18.registry import load_backend
 from r18_oracle.campaign import Profile, run_campaign
 from r18_oracle.findings import Finding
@@ -53,70 +54,100 @@ def trial(
     question: Question,
     mutant: Mutant | None,
     kernels: Sequence[str],
-    seconds: int,
+    silence_seconds: int,
 ) -> Finding | None:
-    """The first finding on these kernels in so many seconds; `mutant` None changes nothing.
+    """The first finding on these kernels, or None; `mutant` None changes nothing.
 
-    First every kernel on drawn problems, then every kernel on the network's. That an import or
-    the oracle itself fails is a finding too; what goes wrong in this machinery is raised.
+    silence_seconds: the longest that one call may take. That the process dies, or that an import
+    or the oracle itself fails, is a finding too; what goes wrong in this machinery is raised.
     """
-
-    def search(backend: Backend, root: Path) -> Finding | None:
-        found = {kernel.id: kernel for kernel in backend.kernels()}
-        missing = [name for name in kernels if name not in found]
-        if missing:
-            return _finding(question, "kernels", missing[0], "the backend no longer lists it")
-        passes = [(question.how, None), (replace(question.how, examples=1), question.network)]
-        for how, network in passes if question.network else passes[:1]:
-            for name in kernels:
-                report = run_campaign(
-                    backend,
-                    found[name],
-                    how,
-                    question.seed,
-                    backend_name=question.target.backend,
-                    network_name=network,
-                )
-                if report.finding is not None:
-                    return report.finding
-        return None
-
-    result = _isolated(question, mutant, seconds, search)
-    if isinstance(result, _Ended):
-        return _finding(question, result.check, "", result.message)
-    assert result is None or isinstance(result, Finding)
-    return result
-
-
-def _finding(question: Question, check: str, kernel: str, message: str) -> Finding:
-    backend = question.target.backend
-    return Finding(check, backend, kernel, None, "none", question.seed, message)
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """How a child ended that came to no result of its own."""
-
-    check: str
-    message: str
-
-
-Work = Callable[[Backend, Path], Any]
-
-
-def _isolated(question: Question, mutant: Mutant | None, seconds: int, work: Work) -> Any:
-    """`work` on the backend of a copy of the package with the change, in a child."""
     if not hasattr(os, "fork"):
         raise UsageError("mutation runs need a system that can fork: Linux or macOS")
     _warm_up(question.target.package)
     with tempfile.TemporaryDirectory(dir=question.root) as folder:
         root = _copy(question.target, Path(folder), mutant)
-        said, result = _forked(seconds, lambda: _in_copy(question.target, root, work))
-    if said == "broken":
-        raise R18Error(f"the mutation run itself failed:\n{result}")
-    if isinstance(result, _Ended) and mutant is None:
-        raise R18Error(f"the unchanged backend does not come through: {result.message}")
+        said = _forked(
+            silence_seconds, lambda say: _examine(question, root, kernels, silence_seconds, say)
+        )
+    result = said[-1]
+    if isinstance(result, _Ended):
+        problem, kind, seed = next((s for s in reversed(said[:-1])), (None, "none", question.seed))
+        backend = question.target.backend
+        return Finding(result.check, backend, "", problem, kind, seed, result.message)
+    if isinstance(result, str):
+        raise R18Error(f"the mutation run itself failed: {result}")
+    assert result is None or isinstance(result, Finding)
     return result
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a child ended that came to no result of the oracle's."""
+
+    check: str
+    message: str
+
+
+DONE = 33
+"""The exit code of a child that has said its result; no mutant leaves with it by chance."""
+
+Say = Callable[[Any], None]
+"""The child's way to speak: (problem, kind, seed) before each call, and last its result: a
+`Finding`, None, `_Ended`, or a sentence about what is wrong with the run itself."""
+
+
+def _examine(
+    question: Question, root: Path, kernels: Sequence[str], silence_seconds: int, say: Say
+) -> Finding | _Ended | str | None:
+    """Import the copy and search its kernels."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(root.parent))
+    target = question.target
+    try:
+        backend = load_backend(target.backend)
+    except BaseException as error:
+        return _Ended("import", f"{type(error).__name__}: {error}")
+    strays = [n for n in _modules(target.package) if not _comes_from(sys.modules[n], root)]
+    if strays:
+        return f"{', '.join(strays)} did not come from the copy in {root}"
+
+    def announce(problem: Problem | None, kind: str, seed: int) -> None:
+        signal.alarm(silence_seconds)
+        say((problem, kind, seed))
+
+    try:
+        return _search(question, backend, kernels, announce)
+    except Exception as error:  # it would end `r18 verify` too: it is seen
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return _Ended("error", f"{type(error).__name__}: {error} ({where})")
+
+
+def _search(
+    question: Question,
+    backend: Backend,
+    kernels: Sequence[str],
+    announce: Callable[[Problem | None, str, int], None],
+) -> Finding | _Ended | None:
+    found = {kernel.id: kernel for kernel in backend.kernels()}
+    for name in kernels:
+        if name not in found:
+            return _Ended("kernels", f"the backend no longer lists {name}")
+        report = run_campaign(
+            backend,
+            found[name],
+            question.how,
+            question.seed,
+            backend_name=question.target.backend,
+            network_name=question.network,
+            announce=announce,
+        )
+        if report.finding is not None:
+            return report.finding
+    return None
+
+
+# -- the copy ----------------------------------------------------------------------------------
 
 
 def _copy(target: Target, folder: Path, mutant: Mutant | None) -> Path:
@@ -132,6 +163,17 @@ def _copy(target: Target, folder: Path, mutant: Mutant | None) -> Path:
     return root
 
 
+def _modules(package: str) -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == package]
+
+
+def _comes_from(module: Any, root: Path) -> bool:
+    return Path(getattr(module, "__file__", None) or "/").is_relative_to(root)
+
+
+# -- the child ---------------------------------------------------------------------------------
+
+
 @cache
 def _warm_up(package: str) -> None:
     """Import all that the package imports, then forget the package."""
@@ -143,64 +185,47 @@ def _warm_up(package: str) -> None:
     gc.freeze()
 
 
-def _modules(package: str) -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == package]
-
-
-def _forked(seconds: int, work: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
-    """What `work` returns in a child of at most so many seconds, or how the child ended."""
+def _forked(silence_seconds: int, work: Callable[[Say], Any]) -> list[Any]:
+    """All that a child says; the last is what `work` returned, or how the child ended."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
-        _run_and_exit(seconds, work, write)
+        _run_and_exit(silence_seconds, work, write)
     os.close(write)
+    said: list[Any] = []
     with os.fdopen(read, "rb") as pipe:
-        said = pipe.read()
+        try:
+            while True:
+                said.append(pickle.load(pipe))
+        except (EOFError, pickle.UnpicklingError):  # the second: it died in the middle of a word
+            pass
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code == 0 and said:
-        result: tuple[str, Any] = pickle.loads(said)
-        return result
+    if code == DONE:
+        return said
     if code == -signal.SIGALRM:
-        return "done", _Ended("hang", f"had not ended after {seconds} s")
+        return [*said, _Ended("hang", f"a call had not ended after {silence_seconds} s")]
     if code < 0:
-        return "done", _Ended("crash", f"died of {signal.Signals(-code).name}")
-    return "done", _Ended("crash", f"exited with code {code}")
+        return [*said, _Ended("crash", f"died of {signal.Signals(-code).name}")]
+    return [*said, _Ended("crash", f"exited with code {code}")]
 
 
-def _run_and_exit(seconds: int, work: Callable[[], tuple[str, Any]], pipe: int) -> NoReturn:
+def _run_and_exit(silence_seconds: int, work: Callable[[Say], Any], pipe: int) -> NoReturn:
     """The child's whole life; the alarm's default action ends it, whatever it is doing."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
+        signal.alarm(silence_seconds)
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         with os.fdopen(pipe, "wb") as out:
-            out.write(pickle.dumps(work()))
-        os._exit(0)
+
+            def say(words: Any) -> None:
+                out.write(pickle.dumps(words))
+                out.flush()
+
+            say(work(say))
+        os._exit(DONE)
     finally:  # whatever was raised must not run the parent's code in the child
         os._exit(97)
-
-
-def _in_copy(target: Target, root: Path, work: Work) -> tuple[str, Any]:
-    sys.dont_write_bytecode = True
-    sys.path.insert(0, str(root.parent))
-    try:
-        backend = load_backend(target.backend)
-    except BaseException as error:
-        return "done", _Ended("import", f"{type(error).__name__}: {error}")
-    strays = [n for n in _modules(target.package) if not _comes_from(sys.modules[n], root)]
-    if strays:
-        return "broken", f"{', '.join(strays)} did not come from the copy in {root}"
-    try:
-        return "done", work(backend, root)
-    except Exception as error:  # it would end `r18 verify` too: it is seen
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(last.filename).name}:{last.lineno}"
-        return "done", _Ended("error", f"{type(error).__name__}: {error} ({where})")
-
-
-def _comes_from(module: Any, root: Path) -> bool:
-    return Path(getattr(module, "__file__", None) or "/").is_relative_to(root)

@@ -1,0 +1,93 @@
+"""Crossings: for each size at which a kernel says that it changes, problems one beyond it.
+
+Drawn problems come near a kernel's `edges` on some axis, now and then; here every edge is crossed
+on every axis, with all else small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from r18.backend import Kernel
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+    Softmax,
+)
+from r18_oracle.problems import fitted, windows_for
+
+
+def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem, ...]:
+    """The kernel's edges, crossed on each axis; what it takes of them, and not larger than that.
+
+    A problem that the kernel refuses is rounded up to one that it takes, where there is one.
+    """
+    found: dict[Problem, None] = {}
+    for edge in kernel.edges:
+        for problem in _BY_OP[kernel.op](kernel, edge + 1):
+            near = fitted(kernel, problem, max_macs)
+            elements = max(math.prod(shape) for shape in (*near.inputs, near.output))
+            if elements <= max_elements and near.macs <= max_macs:
+                found.setdefault(near)
+    return tuple(found)
+
+
+def _along(size: int, *base: int) -> Iterator[tuple[int, ...]]:
+    """The shape, with one extent after the other replaced by the size."""
+    for axis in range(len(base)):
+        yield (*base[:axis], size, *base[axis + 1 :])
+
+
+def _conv(kernel: Kernel, size: int) -> Iterator[Problem]:
+    k, s, p = windows_for(kernel)[0]
+    for n, c, o, oh, ow in _along(size, 2, 3, 2, 4, 3):
+        h, w = ((extent - 1) * s + max(1, k - 2 * p) for extent in (oh, ow))
+        plain = Conv2d(c, o, (k, k), (s, s), (p, p))
+        op = Conv2d(c, o, (k, k), (s, s), (p, p), bias=True, residual=True)
+        yield Problem(op, ((n, c, h, w), plain.infer((n, c, h, w))))
+
+
+def _linear(kernel: Kernel, size: int) -> Iterator[Problem]:
+    for n, k, o in _along(size, 2, 3, 2):
+        yield Problem(Linear(k, o), ((n, k),))
+
+
+def _images(make: Callable[[tuple[int, ...]], Op]) -> Callable[[Kernel, int], Iterator[Problem]]:
+    def along(kernel: Kernel, size: int) -> Iterator[Problem]:
+        for shape in _along(size, 2, 2, 4, 3):
+            op = make(shape)
+            yield Problem(op, (shape,) * op.arity)
+
+    return along
+
+
+def _flat(make: Callable[[], Op]) -> Callable[[Kernel, int], Iterator[Problem]]:
+    def along(kernel: Kernel, size: int) -> Iterator[Problem]:
+        for shape in (*_along(size, 2, 3), (1, size)):
+            op = make()
+            yield Problem(op, (shape,) * op.arity)
+
+    return along
+
+
+_BY_OP: dict[type[Op], Callable[[Kernel, int], Iterator[Problem]]] = {
+    Conv2d: _conv,
+    BatchNorm: _images(lambda shape: BatchNorm(shape[1])),
+    ReLU: _flat(ReLU),
+    Add: _flat(Add),
+    MaxPool2d: _images(lambda shape: MaxPool2d((2, 3), (1, 1), (1, 1))),
+    GlobalAvgPool: _images(lambda shape: GlobalAvgPool()),
+    Linear: _linear,
+    Softmax: _flat(Softmax),
+    Relayout: _images(lambda shape: Relayout(Layout.NCHW, Layout.NHWC)),
+}
