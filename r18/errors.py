@@ -62,6 +62,9 @@ class BackendUnavailable(R18Error):
             f"backend '{name}' is not available: {cause}" + (f"\n  {remedy}" if remedy else "")
         )
 
+    def __reduce__(self) -> tuple[type[BackendUnavailable], tuple[str, str, str]]:
+        return BackendUnavailable, (self.name, self.cause, self.remedy)  # it crosses processes
+
 
 class NoKernel(R18Error):
     """No kernel of a backend accepts a step; the message lists every refusal."""

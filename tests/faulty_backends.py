@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
-from r18.host import HostFunction, HostKernel, HostMemory, HostStream
+from r18.host import HostKernel, HostMemory, HostStream
 from r18.ops import (
     Add,
     BatchNorm,
@@ -45,6 +45,7 @@ CONTRACTS: dict[type[Op], str] = {
 }
 
 Arrays = tuple[Array, ...]
+Run = Any  # a function as `HostKernel` takes one
 
 
 def mended() -> bool:
@@ -55,7 +56,7 @@ def right(op: Op, inputs: Arrays, weights: Arrays, out: Array, workspace: Array)
     out[...] = compute(op, inputs, weights)
 
 
-def kernel(op: type[Op], run: HostFunction = right, algorithm: str = "plain") -> HostKernel:
+def kernel(op: type[Op], run: Run = right, algorithm: str = "plain") -> HostKernel:
     """In float32; a function other than `right` is wrong until it is mended."""
 
     def until_mended(*arguments: Any) -> None:
@@ -83,7 +84,7 @@ class Right(BackendBase):
         """The last of an op is in no program: the first one takes every problem."""
         return (*(kernel(op) for op in CONTRACTS if op not in self.instead()), *self.more())
 
-    def instead(self) -> dict[type[Op], HostFunction]:
+    def instead(self) -> dict[type[Op], Run]:
         return {}
 
     def more(self) -> tuple[HostKernel, ...]:
@@ -114,7 +115,7 @@ def swapped(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: 
     """The strides of height and width are swapped."""
     turned = replace(op, stride=op.stride[::-1], residual=False, relu=False)
     total = np.resize(compute(turned, inputs[:1], weights), out.shape)
-    residual = inputs[1] if op.residual else np.float32(0)
+    residual = inputs[1] if op.residual else np.zeros_like(total)
     out[...] = compute(Add(op.relu), (total, residual), ())
 
 
@@ -133,7 +134,7 @@ def fail(*arguments: Any) -> None:
 class Faulty(Right):
     """Max-pooling is wrong in the network too; the others are in no program."""
 
-    def instead(self) -> dict[type[Op], HostFunction]:
+    def instead(self) -> dict[type[Op], Run]:
         return {MaxPool2d: pooled_short}
 
     def kernels(self) -> tuple[HostKernel, ...]:
@@ -165,7 +166,7 @@ def crash_in_a_batch(op: Op, inputs: Arrays, *rest: Any) -> None:
 class CrashingProgram(Right):
     """Each kernel is right on what it is searched with; the network is run with more images."""
 
-    def instead(self) -> dict[type[Op], HostFunction]:
+    def instead(self) -> dict[type[Op], Run]:
         return {MaxPool2d: crash_in_a_batch}
 
 

@@ -15,9 +15,10 @@ import pytest
 
 from commands import Done, r18
 from faulty_backends import MENDED, Faulty
-from r18.errors import UnknownName
+from r18.errors import R18Error, UnknownName
 from r18.ops import Conv2d
 from r18.registry import load_backend
+from r18.schedule import network
 from r18_oracle import tasks, verify_text
 from r18_oracle import verify as verify_module
 from r18_oracle.campaign import PROFILES, Profile
@@ -378,6 +379,15 @@ def test_a_kernel_that_only_crashed_was_executed() -> None:
     assert verification(BackendResult("mine", device, findings=[finding])).executed
 
 
+def test_a_job_that_came_to_no_end_is_no_success() -> None:
+    backends = {named("Right"): load_backend(named("Right"))}
+    with (
+        patch.object(verify_module, "run_jobs", lambda jobs, **options: iter(())),
+        pytest.raises(R18Error, match="1 of 1 jobs came to no end"),
+    ):
+        verify(backends, Request(SHORT, kernels="*/relu/*"))
+
+
 def test_an_unknown_kernel_in_the_library() -> None:
     backends = {named("Right"): load_backend(named("Right"))}
     with pytest.raises(UnknownName, match="A glob over ids works too"):
@@ -455,7 +465,7 @@ def test_a_kernel_that_raises_when_asked_what_it_takes_stops_nothing() -> None:
     backend = load_backend(named("Right"))
     broken = [k.__class__(**{**vars(k), "refuses": refuses}) for k in backend.kernels()]
     with patch.object(type(backend), "kernels", lambda self: tuple(broken)):
-        assert program_refusal(backend, tasks.network("tiny"), "fp32", "all") is None
+        assert program_refusal(backend, network("tiny"), "fp32", "all") is None
         (finding,) = coverage_findings("mine", backend, "tiny", (1,), 0)
     assert finding.message == "asked what it takes, a kernel raised KeyError: 'no such tile'"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import time
+
 import pytest
 
 import worker_tasks
+from r18.errors import BackendUnavailable
 from r18_oracle.worker import Job, Outcome, Pool, run_jobs
 
 
@@ -87,3 +91,14 @@ def test_a_pool_keeps_its_workers_between_runs() -> None:
         assert [o.result for o in pool.run([job("process_id")])] == first
         list(pool.run([job("leave")]))
         assert [o.result for o in pool.run([job("process_id")])] != first
+
+
+def test_a_job_whose_worker_dies_while_its_parent_is_busy_is_not_lost() -> None:
+    jobs = [job("killed")]
+    outcomes = list(run_jobs(jobs, workers=1, on_progress=lambda j, problem: time.sleep(0.5)))
+    assert [o.finding is not None and o.finding.check for o in outcomes] == ["crash"]
+
+
+def test_what_backends_raise_survives_the_way_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(BackendUnavailable("mine", "no device", "plug one in")))
+    assert (error.name, error.cause, error.remedy) == ("mine", "no device", "plug one in")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from r18.backend import Backend, DeviceInfo
-from r18.errors import unknown
+from r18.errors import R18Error, unknown
 from r18.ops import Problem
 from r18.precision import PRECISIONS
 from r18.schedule import network
@@ -119,7 +119,8 @@ def verify(
 
     on_start gets the number of jobs; on_progress what is under way; on_done each job that ended.
     Raises `UnknownName` when no kernel matches the glob and what making a weights source raises.
-    A crash, a hang, or a network problem that no kernel takes is a finding.
+    A crash, a hang, or a network problem that no kernel takes is a finding. Raises `R18Error` when
+    a job came to no end, so that no kernel is left out unseen.
     """
     start = time.perf_counter()
     results = {name: BackendResult(name, backend.probe()) for name, backend in backends.items()}
@@ -136,6 +137,7 @@ def verify(
         ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
         raise unknown("kernel", request.kernels, ids, hint="A glob over ids works too.")
     on_start(len(jobs))
+    missing = len(jobs)
     for outcome in run_jobs(
         jobs,
         workers=request.workers,
@@ -143,6 +145,11 @@ def verify(
     ):
         _take(results[outcome.job.backend], outcome)
         on_done(outcome.job.kernel)
+        missing -= 1
+    if missing:
+        raise R18Error(
+            f"{missing} of {len(jobs)} jobs came to no end: this is a fault of the oracle"
+        )
     for name, backend in backends.items():
         order = {kernel.id: index for index, kernel in enumerate(backend.kernels())}
         results[name].kernels.sort(key=lambda report: order[report.kernel])

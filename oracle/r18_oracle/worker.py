@@ -99,8 +99,8 @@ class Pool:
             while waiting or any(w.job for w in self._workers):
                 self._staff(len(waiting))
                 for worker in self._workers:
-                    if worker.job is None and waiting:
-                        _give(worker, waiting.popleft())
+                    if worker.job is None and waiting and _give(worker, waiting[0]):
+                        waiting.popleft()
                 yield from _listen(self._workers, on_progress)
         except BaseException:
             self.close()
@@ -114,7 +114,8 @@ class Pool:
 
     def _staff(self, waiting: int) -> None:
         """Forget the dead and start as many as there is work for."""
-        self._workers = [w for w in self._workers if w.process.is_alive()]
+        # One that died at work stays until `_listen` has told of it.
+        self._workers = [w for w in self._workers if w.job is not None or w.process.is_alive()]
         busy = sum(w.job is not None for w in self._workers)
         while len(self._workers) < min(self._most, waiting + busy):
             self._workers.append(_start(self._threads))
@@ -135,7 +136,9 @@ def _start(threads: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    with _environment({name: str(threads) for name in THREAD_VARIABLES}):
+    # Threads that spin while they wait take the time of those that work.
+    variables = {"OMP_WAIT_POLICY": "PASSIVE"} | {name: str(threads) for name in THREAD_VARIABLES}
+    with _environment(variables):
         process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -153,12 +156,18 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _give(worker: _Worker, job: Job) -> None:
+def _give(worker: _Worker, job: Job) -> bool:
+    """Hand over a job; False to a worker that died while it was idle."""
+    try:
+        worker.pipe.send(job)
+    except OSError:
+        worker.process.join()
+        return False
     worker.job = job
+    worker.begun = False
     worker.started = worker.heard = time.monotonic()
     worker.doing = (None, "none", 0)
-    worker.begun = False
-    worker.pipe.send(job)
+    return True
 
 
 def _listen(

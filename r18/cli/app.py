@@ -35,6 +35,7 @@ COMMANDS: tuple[str, ...] = (
     "bench",
     "verify",
     "replay",
+    "mutate",
 )
 
 app = typer.Typer(
