@@ -131,10 +131,13 @@ class _Cut:
 
     Small images are taken several at a time, so that the product has enough columns; large ones
     in bands of rows, so that the columns stay in the cache. Where there are fewer blocks than
-    threads, each thread takes a slice of the output channels. Byte counts are those of a block's
-    scratch: the padded input, the columns, and the product where it cannot be written in place.
+    workers, each takes a slice of the output channels. A single image is left to one worker and
+    to BLAS's own threads: measured, that is the faster of the two ways there, and the slower one
+    from two images on. Byte counts are those of a block's scratch: the padded input, the columns,
+    and the product where it cannot be written in place.
     """
 
+    workers: int
     blocks: tuple[_Block, ...]
     slices: int
     padded_nbytes: int
@@ -144,7 +147,7 @@ class _Cut:
     @property
     def slots(self) -> int:
         """Blocks in work at once."""
-        return min(len(self.blocks), thread_count())
+        return min(len(self.blocks), self.workers)
 
     @property
     def slot_nbytes(self) -> int:
@@ -155,10 +158,11 @@ class _Cut:
         op = problem.op
         assert isinstance(op, Conv2d)
         n, channels, oh, ow = problem.output
+        workers = thread_count() if n > 1 else 1
         fitting = max(1, BLOCK_NBYTES // (op.depth * itemsize))  # columns in a block
         rows = min(oh, max(1, fitting // ow))
         rows = -(-oh // -(-oh // rows))  # as many bands, but of nearly one height
-        images = max(1, min(fitting // (oh * ow), -(-n // thread_count()))) if rows == oh else 1
+        images = max(1, min(fitting // (oh * ow), -(-n // workers))) if rows == oh else 1
         blocks = tuple(
             _Block(first, min(first + images, n), top, min(top + rows, oh))
             for first in range(0, n, images)
@@ -168,8 +172,9 @@ class _Cut:
         window = c * ((rows - 1) * op.stride[0] + op.kernel_size[0]) * (w + 2 * op.padding[1])
         columns = images * rows * ow
         return cls(
+            workers,
             blocks,
-            min(channels, -(-thread_count() // len(blocks))),
+            min(channels, -(-workers // len(blocks))),
             _align(images * window * itemsize) if op.padding != (0, 0) else 0,
             _align(op.depth * columns * itemsize),
             _align(channels * columns * itemsize) if images > 1 else 0,
@@ -211,7 +216,7 @@ def conv_im2col(
             finally:
                 free.put(scratch)
 
-        run_all(whole, cut.blocks)
+        run_all(whole, cut.blocks, cut.workers)
         return
     scratches = {block: free.get() for block in cut.blocks}  # fewer blocks than threads
     columns: dict[_Block, Array] = {}
@@ -223,10 +228,11 @@ def conv_im2col(
         block, channels = part
         call.multiply(block, columns[block], scratches[block], channels)
 
-    run_all(unfold, cut.blocks)
+    run_all(unfold, cut.blocks, cut.workers)
     size = -(-op.out_channels // cut.slices)
     starts = range(0, op.out_channels, size)
-    run_all(multiply, [(block, slice(o, o + size)) for block in cut.blocks for o in starts])
+    parts = [(block, slice(o, o + size)) for block in cut.blocks for o in starts]
+    run_all(multiply, parts, cut.workers)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,12 @@ def thread_count() -> int:
     return max((pool["num_threads"] for pool in _controller().info()), default=1)
 
 
-def run_all(task: Callable[[T], None], items: Sequence[T]) -> None:
-    """Call `task` on every item, on `thread_count()` threads; raises what a task raises."""
-    if thread_count() == 1 or len(items) == 1:
+def run_all(task: Callable[[T], None], items: Sequence[T], workers: int) -> None:
+    """Call `task` on every item: here if there is one worker, else on `thread_count()` threads.
+
+    Raises what a task raises.
+    """
+    if workers == 1 or len(items) == 1:
         for item in items:
             task(item)
         return
