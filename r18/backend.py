@@ -28,7 +28,9 @@ Activations are passed densely packed in the kernel's `layout`, in its precision
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -48,11 +50,16 @@ FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What a backend runs on: `kind` is "cpu" or "cuda", `name` the device in words."""
+    """What a backend runs on: `kind` is "cpu" or "cuda", `name` the device in words.
+
+    simulated: a device in software, which shows that kernels are right and is far too slow for
+               more: `auto` never takes it, and verification asks small problems of it.
+    """
 
     kind: str
     name: str
     details: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -67,8 +74,9 @@ class RoundingContract:
                 "scale_shift", "mean", "softmax".
     accumulate: the format in which sums are kept.
     truncates:  sums are cut off instead of rounded to nearest, as tensor cores do.
-    blocks:     the number of partial sums that the K terms of an output are split into and that
-                are then added pairwise; 1 claims nothing about the order.
+    blocks:     T, the number of partial sums of at most ⌈K/T⌉ of an output's K products each that
+                are then added pairwise; bias and residual are in no block. 1 claims nothing
+                about the order.
     output:     the format in which the result is stored; one more rounding where it is narrower
                 than `accumulate`.
     stored_sum: the sum is rounded to `output` before bias, residual and ReLU are applied, as an
@@ -132,6 +140,13 @@ class Stream(Protocol):
     def synchronize(self) -> None: ...
 
     def record(self) -> Event: ...
+
+    def trace(self) -> AbstractContextManager[list[tuple[str, Event]]]:
+        """Meanwhile, kernels that do their work in several phases leave an event after each.
+
+        Yields the list that they are appended to, as (phase, event); a phase's name may be empty.
+        """
+        ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """Record what `work` enqueues as a graph, and return its launch; None: cannot."""
@@ -201,6 +216,60 @@ class Kernel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled function takes of a multiprocessor, as the assembler reports it.
+
+    registers: a thread. shared_nbytes: static, a block. stack_nbytes and spill_nbytes: local
+    memory a thread, and how much of it holds registers that did not fit (stores and loads).
+    """
+
+    registers: int
+    shared_nbytes: int
+    stack_nbytes: int
+    spill_nbytes: int
+
+
+@runtime_checkable
+class CompiledKernel(Protocol):
+    """What a `Kernel` whose device code is compiled from sources of its own offers besides.
+
+    Optional: `r18 kernels` lists resources by it, records tell by it whether a kernel has changed
+    since it was verified, and mutation finds the sources by it. Needs the compiler, no device. An
+    architecture is named as the compiler names it, such as `sm_90`.
+    """
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all that decides the kernel's results: device sources, flags, host code."""
+        ...
+
+    @property
+    def source_files(self) -> tuple[Path, ...]:
+        """The files of device code that it is compiled from, headers of the backend included."""
+        ...
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The architectures that it is meant for."""
+        ...
+
+    def resources(self, target: str) -> Mapping[str, Resources]:
+        """What each of its functions takes on `target`, by a label that names it and its macros.
+
+        Empty for an architecture that it does not run on. Raises `R18Error` for a source that does
+        not compile, with file, line and flags.
+        """
+        ...
+
+    def machine_code(self, target: str) -> str:
+        """sha256 over the machine code that devices of `target` run: its functions, in their order.
+
+        Sources that give the same cannot be told apart there. Raises as `resources` does.
+        """
+        ...
+
+
 def input_layout(kernel: Kernel, problem: Problem) -> Layout:
     """The layout a kernel reads: its own, or a relayout's source."""
     return problem.op.source if isinstance(problem.op, Relayout) else kernel.layout
@@ -234,6 +303,18 @@ class Backend(Protocol):
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
     ) -> Program: ...
+
+
+@runtime_checkable
+class Tuned(Protocol):
+    """What a `Backend` offers besides that knows from measurement which kernel is fastest."""
+
+    def fastest(self, problem: Problem, precision: str) -> str | None:
+        """The id of the kernel that a plan prefers for the problem; None: the first that takes it.
+
+        Pure on one device.
+        """
+        ...
 
 
 class BackendBase:
@@ -283,11 +364,12 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step's share of a run, in milliseconds."""
+    """One step's share of a run, in milliseconds; of a kernel in phases, one phase's."""
 
     step: str
     kernel: str
     milliseconds: float
+    phase: str = ""
 
 
 class Program(Protocol):
@@ -308,3 +390,14 @@ class Program(Protocol):
     def fetch(self, name: str | None = None) -> Array: ...
     def profile(self) -> list[StepTime]: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class OnStream(Protocol):
+    """What a `Program` whose launches all go into one stream offers besides.
+
+    Events recorded there, before and after a launch, give its time on the device.
+    """
+
+    @property
+    def stream(self) -> Stream: ...

@@ -22,10 +22,12 @@ from r18.backend import (
     Backend,
     Buffer,
     CompileOptions,
+    Event,
     Kernel,
     Memory,
     StepTime,
     Stream,
+    Tuned,
     input_layout,
     output_layout,
 )
@@ -70,6 +72,29 @@ def choose_kernel(
     if not refusals:
         refusals = [f"precisions with kernels for {problem.op.name}: {', '.join(known) or 'none'}"]
     raise NoKernel("\n  ".join([head, *refusals]))
+
+
+def in_layout_of_input(
+    kernels: Sequence[Kernel], kernel: Kernel, problem: Problem, layout: Layout
+) -> Kernel:
+    """The chosen kernel, or its twin that reads the first input as it lies, in `layout`.
+
+    A twin has the same op, algorithm and precision, and takes the problem. What a backend prefers
+    is an algorithm; to follow its input's layout spares that algorithm a relayout.
+    """
+    if len(problem.inputs[0]) != 4 or kernel.layout is layout:
+        return kernel
+    return next(
+        (
+            twin
+            for twin in kernels
+            if (twin.op, twin.algorithm, twin.precision)
+            == (kernel.op, kernel.algorithm, kernel.precision)
+            and twin.layout is layout
+            and twin.refusal(problem) is None
+        ),
+        kernel,
+    )
 
 
 def _no_such(kernels: Iterable[Kernel], pattern: str) -> list[Kernel]:
@@ -135,6 +160,12 @@ class _Draft:
 def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> Plan:
     """Plan a schedule (at level `none`, or already at `options.fusion`) on a backend.
 
+    A step gets the kernel that its override names. Without one it gets the first that the backend
+    lists and that takes its problem, but where its first input lies in another layout than that
+    kernel reads, the same algorithm in the input's layout if there is one (see
+    `in_layout_of_input`): so pooling between NHWC convolutions stays in NHWC. Layouts that still
+    differ meet in a `Relayout` step.
+
     Pure: needs no device. Raises `NoKernel` for a step that no kernel takes, `UnknownName` for a
     tap, precision or kernel that does not exist, `UsageError` for an override that names no step
     and no op of the schedule.
@@ -170,12 +201,16 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     for step in schedule.steps:
         pattern = options.kernels.get(step.name, options.kernels.get(step.op.name))
         kernel = choose_kernel(
-            kernels,
+            _fastest_first(backend, kernels, problems[step.name], options.precision),
             problems[step.name],
             options.precision,
             pattern=pattern,
             asked_by=f"step '{step.name}' of '{schedule.name}' on backend '{backend.name}'",
         )
+        if pattern is None:
+            kernel = in_layout_of_input(
+                kernels, kernel, problems[step.name], layouts[step.inputs[0]]
+            )
         inputs = tuple(in_layout(value, kernel.layout) for value in step.inputs)
         drafts.append(
             _Draft(step.name, problems[step.name], kernel, inputs, step.output, step.weights)
@@ -217,6 +252,16 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
         },
         arena_nbytes=arena.nbytes,
     )
+
+
+def _fastest_first(
+    backend: Backend, kernels: Sequence[Kernel], problem: Problem, precision_name: str
+) -> Sequence[Kernel]:
+    """The kernels with the one that measured fastest before the others, where that is known."""
+    if not isinstance(backend, Tuned):
+        return kernels
+    fastest = backend.fastest(problem, precision_name)
+    return sorted(kernels, key=lambda kernel: kernel.id != fastest)
 
 
 def _check_overrides(schedule: Schedule, options: CompileOptions) -> None:
@@ -349,11 +394,16 @@ class ExecutorProgram:
         self.weight_nbytes = sum(b.nbytes for launch in self._launches for b in launch.weights)
         self._graph: Callable[[], None] | None = None
         if plan.options.graph:
-            self._graph = self._stream.capture(self._enqueue_all)
+            self._graph = self._stream.capture(lambda: self._enqueue(self._launches))
 
     @property
     def plan(self) -> Plan:
         return self._plan
+
+    @property
+    def stream(self) -> Stream:
+        """Where every launch goes; see `r18.backend.OnStream`."""
+        return self._stream
 
     def __call__(self, images: Array) -> Array:
         """Logits (or the schedule's output) of one batch; (N, C, H, W) in, float32 out."""
@@ -364,18 +414,8 @@ class ExecutorProgram:
 
     def load(self, images: Array) -> None:
         """Bring a batch of the program's input shape to the device; floating point only."""
-        self._check_open()
         images = np.asarray(images)
-        tensor = self._plan.tensors[self._plan.schedule.input]
-        if images.shape != tensor.shape:
-            raise ShapeError(
-                f"the program takes {tensor.shape}, got {images.shape}; its batch is fixed, "
-                "compile another for another size"
-            )
-        if images.dtype.kind != "f" and images.dtype != self._dtype:
-            raise UsageError(
-                f"the program takes preprocessed floating-point input, got {images.dtype}"
-            )
+        tensor = self._check_input(images.shape, images.dtype)
         with self._lock:
             self._stream.synchronize()  # a launch in flight may still be reading the last batch
             upload(self._memory, images, tensor.layout, self._dtype, self._buffer(tensor.value))
@@ -386,7 +426,7 @@ class ExecutorProgram:
         if self._graph is not None:
             self._graph()
         else:
-            self._enqueue_all()
+            self._enqueue(self._launches)
 
     def synchronize(self) -> None:
         """Wait until every launch is complete."""
@@ -415,19 +455,28 @@ class ExecutorProgram:
         return array if array.dtype == np.float64 else array.astype(np.float32)
 
     def profile(self) -> list[StepTime]:
-        """Time of each step of one run, by the stream's events, outside any graph."""
+        """Time of each step of one run, by the stream's events, outside any graph.
+
+        A step whose kernel works in phases has an entry for each, in order.
+        """
         self._check_open()
+        marks: list[tuple[PlannedStep, str, Event]] = []
         with self._lock:
             self._stream.synchronize()
-            marks = [self._stream.record()]
-            for launch in self._launches:
-                launch.enqueue(self._stream)
-                marks.append(self._stream.record())
+            start = self._stream.record()
+            for step, launch in zip(self._plan.steps, self._launches_now(), strict=True):
+                with self._stream.trace() as phases:
+                    launch.enqueue(self._stream)
+                if not phases:
+                    phases.append(("", self._stream.record()))
+                marks += [(step, phase, event) for phase, event in phases]
             self._stream.synchronize()
-        return [
-            StepTime(step.name, step.kernel.id, later.milliseconds_since(earlier))
-            for step, earlier, later in zip(self._plan.steps, marks, marks[1:], strict=False)
-        ]
+        times, earlier = [], start
+        for step, phase, event in marks:
+            elapsed = event.milliseconds_since(earlier)
+            times.append(StepTime(step.name, step.kernel.id, elapsed, phase))
+            earlier = event
+        return times
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
@@ -442,9 +491,26 @@ class ExecutorProgram:
         tensor = self._plan.tensors[key]
         return self._arena.view(tensor.offset, tensor.nbytes)
 
-    def _enqueue_all(self) -> None:
-        for launch in self._launches:
+    def _launches_now(self) -> tuple[Launch, ...]:
+        """The launches over the batch loaded last."""
+        return self._launches
+
+    def _enqueue(self, launches: Sequence[Launch]) -> None:
+        for launch in launches:
             launch.enqueue(self._stream)
+
+    def _check_input(self, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
+        """The input's tensor, if a batch of this shape and dtype fits it."""
+        self._check_open()
+        tensor = self._plan.tensors[self._plan.schedule.input]
+        if shape != tensor.shape:
+            raise ShapeError(
+                f"the program takes {tensor.shape}, got {shape}; its batch is fixed, "
+                "compile another for another size"
+            )
+        if dtype.kind != "f" and dtype != self._dtype:
+            raise UsageError(f"the program takes preprocessed floating-point input, got {dtype}")
+        return tensor
 
     def _check_open(self) -> None:
         if self._closed:

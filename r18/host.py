@@ -7,13 +7,14 @@ one, `HostMemory` is its allocator, `HostStream` its (synchronous) stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from r18.backend import Array, Buffer, RoundingContract, Stream, input_layout, output_layout
+from r18.backend import Array, Buffer, Event, RoundingContract, Stream, input_layout, output_layout
 from r18.ops import Layout, Op, Problem, Shape
 from r18.precision import Precision
 
@@ -90,6 +91,10 @@ class HostStream:
 
     def record(self) -> HostEvent:
         return HostEvent(time.perf_counter())
+
+    @contextmanager
+    def trace(self) -> Iterator[list[tuple[str, Event]]]:
+        yield []
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
         return None

@@ -18,16 +18,28 @@ import r18
 
 def machine() -> dict[str, Any]:
     """What a time was measured on, for a record: a time means nothing without it."""
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "cpus": len(affinity(0)) if affinity else os.cpu_count(),
+        "cpus": cpus(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "r18": r18.__version__,
     }
+
+
+def cpus() -> int:
+    """The CPUs that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def cache_folder() -> Path:
+    """`R18_CACHE`, or `r18` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
+    if chosen := os.environ.get("R18_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "r18"
 
 
 def _processor() -> str:
@@ -75,4 +87,4 @@ def _trim() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-__all__ = ["machine", "peak_nbytes", "reset_peak", "resident_nbytes"]
+__all__ = ["cpus", "machine", "peak_nbytes", "reset_peak", "resident_nbytes"]

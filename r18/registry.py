@@ -2,7 +2,7 @@
 
 Listing loads nothing. A backend is imported when it is asked for, and contacts its device in
 `probe()`. An explicit choice never falls back; `auto` takes the first of `AUTO_ORDER` that
-probes, then any other installed one by name.
+probes, then any other installed one by name, and never one that runs in a simulator.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from r18.errors import BackendUnavailable, UsageError, unknown
 
 GROUP = "r18.backends"
 VARIABLE = "R18_BACKEND"
-AUTO_ORDER = ("cupy", "numba", "torch", "numba-cpu", "numpy")
-"""The order in which `auto` tries; documented in the README."""
+AUTO_ORDER = ("cupy", "numba", "numba-cpu", "numpy", "torch")
+"""The order in which `auto` tries, on real devices alone; documented in the README."""
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -119,9 +119,13 @@ def get_backend(name: str | None = None) -> Backend:
     causes: list[str] = []
     for candidate in installed():
         try:
-            return _probed(candidate)[0]
+            backend, device = _probed(candidate)
         except BackendUnavailable as error:
             causes.append(f"{candidate}: {error.cause}")
+            continue
+        if not device.simulated:
+            return backend
+        causes.append(f"{candidate}: has a simulator alone, which auto never takes")
     raise BackendUnavailable(
         "auto",
         "no installed backend can run here: " + ("; ".join(causes) or "none is installed"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
@@ -20,6 +21,7 @@ from r18.backend import (
     BackendBase,
     CompileOptions,
     DeviceInfo,
+    Event,
     Kernel,
     RoundingContract,
     input_layout,
@@ -35,7 +37,20 @@ from r18.errors import (
     WeightsError,
 )
 from r18.executor import ExecutorProgram, Plan, choose_kernel, make_plan, run_kernel
-from r18.ops import OPS, Add, BatchNorm, Conv2d, Layout, Linear, Op, Problem, Relayout, ReLU
+from r18.ops import (
+    OPS,
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+)
 from r18.passes import fold_weights, fuse
 from r18.precision import FP32, Precision
 from r18.schedule import CANONICAL, Schedule, tiny
@@ -108,6 +123,8 @@ class ToyStream:
         self.clock = 0
         self.captures = 0
         self.replays = 0
+        self.phased = False
+        self.marks: list[tuple[str, Event]] | None = None
 
     def synchronize(self) -> None:
         while self.queue:
@@ -119,11 +136,21 @@ class ToyStream:
             self.clock += 1
 
         self.queue.append(ticking)
+        if self.marks is not None:
+            self.marks.append((f"phase {len(self.marks)}", self.record()))
 
     def record(self) -> ToyEvent:
         event = ToyEvent(self)
         self.queue.append(event.stamp)
         return event
+
+    @contextmanager
+    def trace(self) -> Iterator[list[tuple[str, Event]]]:
+        """With `phased`, each piece of work a kernel enqueues is a phase of its own."""
+        marks: list[tuple[str, Event]] = []
+        self.marks = marks if self.phased else None
+        yield marks
+        self.marks = None
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         waiting, self.queue = self.queue, []
@@ -480,6 +507,17 @@ def test_profile_lists_every_step_with_its_kernel_and_time() -> None:
     np.testing.assert_array_equal(program(images(SCHEDULE, BATCH)), after)
 
 
+def test_profile_shows_the_phases_of_a_kernel() -> None:
+    backend = toy()
+    program = compiled(backend)
+    program.load(images(SCHEDULE, BATCH))
+    program._stream.phased = True
+    times = program.profile()
+    names = list(program.plan.kernel_ids())
+    assert [(t.step, t.phase) for t in times] == [(name, "phase 0") for name in names]
+    assert [t.milliseconds for t in times] == [1.0] * len(names)
+
+
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_profile_measures_time(name: str) -> None:
     program = compiled(MAKE[name](), fusion="none")
@@ -754,6 +792,32 @@ def test_convolutions_of_one_layout_that_follow_each_other_need_no_relayout() ->
     added = [s.output for s in plan.steps if isinstance(s.problem.op, Relayout)]
     # Into the stem, around the pool, and in front of the average: nothing inside the stages.
     assert added == ["image@nhwc", "relu@nchw", "maxpool@nhwc", "layer4.0.relu_1@nchw"]
+
+
+def relayouts(*twins: ToyKernel, **overrides: str) -> list[str]:
+    """What is relaid out where convolutions are NHWC and `twins` come after the NCHW kernels."""
+    kernels = {"conv2d": NHWC["toy"], **overrides}
+    program = compiled(toy(*PLAIN, *twins), fusion="all", kernels=kernels)
+    exact = expected()[SCHEDULE.output]
+    assert np.abs(program(images(SCHEDULE, BATCH)) - exact).max() <= 1e-5 * np.abs(exact).max()
+    return [s.output for s in program.plan.steps if isinstance(s.problem.op, Relayout)]
+
+
+def test_a_kernel_follows_its_first_input_into_its_layout() -> None:
+    pool = ToyKernel(MaxPool2d, "plain", Layout.NHWC)
+    gap = ToyKernel(GlobalAvgPool, "plain", Layout.NHWC)
+    assert relayouts(pool, gap) == ["image@nhwc"]
+    assert relayouts(gap) == ["image@nhwc", "relu@nchw", "maxpool@nhwc"]
+
+
+def test_a_kernel_follows_no_input_into_what_is_not_its_own_algorithm_or_refuses() -> None:
+    around = ["image@nhwc", "relu@nchw", "maxpool@nhwc", "layer4.0.relu_1@nchw"]
+    other = ToyKernel(MaxPool2d, "other", Layout.NHWC)
+    picky = ToyKernel(MaxPool2d, "plain", Layout.NHWC, refuses=lambda problem: "no")
+    assert relayouts(other, picky) == around
+    # Its twin is there, but an override is obeyed as it stands.
+    pool = ToyKernel(MaxPool2d, "other", Layout.NHWC)
+    assert relayouts(ToyKernel(MaxPool2d, "other"), pool, maxpool2d="toy/*/other/*") == around
 
 
 def test_layouts_that_meet_without_a_relayout_kernel_are_an_error() -> None:

@@ -56,6 +56,15 @@ class NoDevice(Working):
         raise BackendUnavailable("nodevice", "no device was found", "Plug one in.")
 
 
+class Simulated(Working):
+    """A backend that has no hardware."""
+
+    name = "simulated"
+
+    def probe(self) -> DeviceInfo:
+        return DeviceInfo("cuda", "a simulator", simulated=True)
+
+
 class FaultyProbe(Working):
     """A backend whose probe raises what it should not."""
 
@@ -105,6 +114,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     for name in (
         "Working",
         "NoDevice",
+        "Simulated",
         "FaultyProbe",
         "FaultyInit",
         "UsageInit",
@@ -153,8 +163,8 @@ def test_an_unknown_name_comes_with_the_nearest_and_the_known_ones(
 
 def test_listing_is_in_the_order_of_auto_then_by_name(points: dict[str, str]) -> None:
     points.update(zeta="Working", numpy="Working", alpha="Working", cupy="Working", torch="Working")
-    assert list(installed()) == ["cupy", "torch", "numpy", "alpha", "zeta"]
-    assert AUTO_ORDER == ("cupy", "numba", "torch", "numba-cpu", "numpy")
+    assert list(installed()) == ["cupy", "numpy", "torch", "alpha", "zeta"]
+    assert AUTO_ORDER == ("cupy", "numba", "numba-cpu", "numpy", "torch")
 
 
 def test_auto_takes_the_first_that_probes_and_it_says_which(points: dict[str, str]) -> None:
@@ -165,6 +175,15 @@ def test_auto_takes_the_first_that_probes_and_it_says_which(points: dict[str, st
     chosen = get_backend()
     assert chosen is not ready
     assert chosen.name == "working"
+
+
+def test_auto_never_takes_a_simulator(points: dict[str, str]) -> None:
+    points.update(numba="Simulated", numpy="Working")
+    assert get_backend().name == "working"
+    assert get_backend("numba").name == "simulated"
+    points["numpy"] = "NoDevice"
+    with pytest.raises(BackendUnavailable, match="numba: has a simulator alone, which auto never"):
+        get_backend()
 
 
 def test_auto_takes_a_third_partys_backend_when_ours_cannot_run(points: dict[str, str]) -> None:

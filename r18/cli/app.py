@@ -24,8 +24,10 @@ REFUSED = 2
 # In the order of `r18 --help`. Each module has one function of its own name (`verify.verify`).
 COMMANDS: tuple[str, ...] = (
     "backends",
+    "kernels",
     "schedule",
     "plan",
+    "tune",
     "export",
     "fixtures",
     "step",
@@ -35,6 +37,7 @@ COMMANDS: tuple[str, ...] = (
     "bench",
     "verify",
     "replay",
+    "sanitize",
     "mutate",
 )
 
@@ -70,7 +73,7 @@ for _name in COMMANDS:
 def main() -> None:
     """Run the command line; the console script `r18` calls this."""
     try:
-        app()
+        app(prog_name="r18")  # however it was started
     except R18Error as error:
         print(f"r18: {error}", file=sys.stderr)
         raise SystemExit(REFUSED) from None

@@ -23,7 +23,8 @@ def backends(as_json: AsJson = False) -> None:
     """
     listing = survey()
     precisions = {line.name: _precisions(line.name) for line in listing if line.device}
-    auto = next((line.name for line in listing if line.device), None)
+    real = (line for line in listing if line.device and not line.device.simulated)
+    auto = next((line.name for line in real), None)
     if as_json:
         typer.echo(json.dumps([_json(line, auto, precisions) for line in listing], indent=2))
         return

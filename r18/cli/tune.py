@@ -1,0 +1,76 @@
+"""`r18 tune`: measure which kernel is fastest for each problem of a network on this device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tabulate import tabulate
+
+from r18.backend import FUSION_LEVELS
+from r18.cli.options import BackendName, NetworkName, chosen_backend, chosen_schedule, listed
+from r18.cli.progress import progress_bar
+from r18.errors import UsageError
+from r18.passes import fuse
+from r18.precision import precision as precision_named
+from r18.tuning import TUNED_OPS, read_table, users_table
+from r18.tuning import tune as tuned
+
+
+def tune(
+    backend: BackendName = None,
+    network_name: NetworkName = "resnet18",
+    precision: Annotated[str, typer.Option(help="Several separated by commas.")] = "fp32",
+    batch: Annotated[str, typer.Option(help="Several separated by commas.")] = "1,8,64,256",
+    fusion: Annotated[
+        str, typer.Option(help=f"Some of: {', '.join(FUSION_LEVELS)}; separated by commas.")
+    ] = "all",
+    out: Annotated[
+        Path | None, typer.Option(help="The table's file. [where plans on this device look]")
+    ] = None,
+) -> None:
+    """Time every kernel that takes a problem of the network, and keep the fastest as data.
+
+    What a table already holds of other problems stays. Plans on this device then use it; it
+    changes speed and nothing else. Exit code 2 when there was nothing to measure.
+    """
+    chosen, device = chosen_backend(backend)
+    path = out or users_table(chosen.name, device)
+    names = listed(precision, "--precision")
+    for name in names:
+        precision_named(name)
+    schedule = chosen_schedule(network_name, None)
+    problems = [
+        problem
+        for size in _batches(batch)
+        for level in listed(fusion, "--fusion")
+        for problem in fuse(schedule, level).problems(size).values()
+        if isinstance(problem.op, TUNED_OPS)
+    ]
+    with progress_bar() as bar:
+        bar.start(len(set(problems)) * len(names))
+        table = tuned(chosen, problems, names, bar.advance)
+    rows = [
+        (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
+        for name, found in table.choices.items()
+        for problem, batches in found.items()
+        for size, timing in batches.items()
+    ]
+    if not rows:
+        raise UsageError(f"'{chosen.name}' has no kernel in {precision} for any of the problems")
+    if path.is_file():
+        table = read_table(path).merged(table)
+    table.write(path)
+    typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
+    typer.echo(f"\nwritten: {path}")
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        sizes = [int(item) for item in listed(text, "--batch")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise UsageError(f"--batch takes whole numbers from 1, separated by commas, got '{text}'")
+    return sizes

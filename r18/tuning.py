@@ -1,0 +1,245 @@
+"""Which kernel is fastest for a problem on a device: measured once, kept as data.
+
+A table is a JSON file that a command wrote: `r18 tune` measures every kernel that takes a problem
+and keeps the fastest. Plans read it; a problem that it does not hold goes to the backend's own
+order. The choice changes speed alone: every kernel is verified by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from r18.atomic import new_file
+from r18.backend import Backend, Buffer, DeviceInfo, Kernel, Stream, input_layout
+from r18.errors import UsageError
+from r18.executor import Launch, prepare_weights
+from r18.machine import cache_folder
+from r18.ops import Conv2d, Layout, Linear, Op, Problem
+from r18.precision import Precision, precision
+from r18.records import slug
+
+TUNED_OPS: tuple[type[Op], ...] = (Conv2d, Linear)
+"""Ops worth measuring: the others have one kernel a layout."""
+FORMAT = 1
+PLACES = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel's median time on a problem, in microseconds."""
+
+    kernel: str
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """The fastest kernel: by precision, then by the problem at batch 1 as it prints itself, then
+    by batch."""
+
+    device: str
+    choices: Mapping[str, Mapping[str, Mapping[int, Timing]]]
+
+    def best(self, problem: Problem, precision: str) -> str | None:
+        """The id of the fastest kernel at the measured batch nearest by ratio, or None."""
+        found = self.choices.get(precision, {}).get(_at_batch_1(problem))
+        if not found:
+            return None
+        nearest = min(found, key=lambda batch: (abs(math.log(batch / problem.batch)), batch))
+        return found[nearest].kernel
+
+    def merged(self, other: Table) -> Table:
+        """This table with what `other` measured in its place."""
+        choices = {
+            name: {
+                problem: {**mine.get(problem, {}), **theirs.get(problem, {})}
+                for problem in sorted({*mine, *theirs})
+            }
+            for name in sorted({*self.choices, *other.choices})
+            for mine, theirs in [(self.choices.get(name, {}), other.choices.get(name, {}))]
+        }
+        return Table(other.device, choices)
+
+    def write(self, path: Path) -> None:
+        """As JSON, whole or not at all."""
+        head = {"format": FORMAT, "device": self.device, "unit": "microseconds"}
+        choices = {
+            precision: {
+                problem: {
+                    str(batch): [timing.kernel, round(timing.microseconds, 2)]
+                    for batch, timing in sorted(batches.items())
+                }
+                for problem, batches in sorted(found.items())
+            }
+            for precision, found in self.choices.items()
+        }
+        with new_file(path) as draft:
+            draft.write_text(json.dumps(head | {"choices": choices}, indent=1) + "\n")
+
+
+def _at_batch_1(problem: Problem) -> str:
+    inputs = tuple((1, *shape[1:]) for shape in problem.inputs)
+    return str(Problem(problem.op, inputs))
+
+
+def read_table(path: Path) -> Table:
+    """Raises `UsageError` for a file that is no table, `OSError` for none."""
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, expected {FORMAT}")
+        choices = {
+            precision: {
+                problem: {
+                    int(batch): Timing(str(kernel), float(time))
+                    for batch, (kernel, time) in batches.items()
+                }
+                for problem, batches in found.items()
+            }
+            for precision, found in data["choices"].items()
+        }
+        return Table(str(data["device"]), choices)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is no tuning table: {error}\n  Make one with `r18 tune`."
+        ) from error
+
+
+def users_table(backend: str, device: DeviceInfo) -> Path:
+    """Where `r18 tune` keeps a table of this device for plans to find."""
+    return cache_folder() / "tuned" / f"{backend}-{slug(device)}.json"
+
+
+def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
+    """The user's table of a device, else the one in the folder that a backend ships, or None."""
+    for path in (users_table(backend, device), shipped / f"{slug(device)}.json"):
+        if path.is_file():
+            return read_table(path)
+    return None
+
+
+class Range:
+    """A problem to measure kernels on: random inputs, in three places in memory a layout.
+
+    The launches of one measurement rotate among the places, so that no input lies in a cache
+    because the launch before has just read it. Outputs rotate with them.
+    """
+
+    def __init__(self, backend: Backend, problem: Problem, precision: Precision) -> None:
+        self.backend = backend
+        self.problem = problem
+        self.dtype = precision.dtype
+        self._inputs: dict[Layout, list[tuple[Buffer, ...]]] = {}
+        rng = np.random.default_rng(0)
+        self._weights = [
+            rng.uniform(0.5, 1, spec.shape).astype(np.float32) / math.prod(spec.shape[1:])
+            for spec in problem.op.weights()
+        ]
+        # A million values again and again: drawing every value would take longer than measuring.
+        self._values = rng.standard_normal(1 << 20, np.float32).astype(self.dtype)
+        nbytes = math.prod(problem.output) * self.dtype.itemsize
+        self._outputs = [backend.memory.empty(nbytes) for _ in range(PLACES)]
+
+    def launches(self, kernel: Kernel) -> list[Launch]:
+        """The kernel on each of the places; its weights are prepared once."""
+        roles = [spec.role for spec in self.problem.op.weights()]
+        prepared = prepare_weights(kernel, self.problem, roles, self._weights)
+        workspace = self.backend.memory.empty(kernel.workspace(self.problem))
+        inputs = self._inputs_in(input_layout(kernel, self.problem))
+        return [
+            Launch(kernel, self.problem, inputs[place], prepared, output, workspace)
+            for place, output in enumerate(self._outputs)
+        ]
+
+    def _inputs_in(self, layout: Layout) -> list[tuple[Buffer, ...]]:
+        if layout not in self._inputs:
+            memory = self.backend.memory
+            arrays = [np.resize(self._values, shape) for shape in self.problem.inputs]
+            self._inputs[layout] = []
+            for _ in range(PLACES):
+                buffers = tuple(memory.empty(array.nbytes) for array in arrays)
+                for array, buffer in zip(arrays, buffers, strict=True):
+                    memory.upload(array, buffer)
+                self._inputs[layout].append(buffers)
+        return self._inputs[layout]
+
+    def measure(self, launches: Sequence[Launch], count: int, repeat: int) -> float:
+        """Median microseconds of one of `count` launches back to back, of `repeat` such runs.
+
+        They are a graph where the backend's streams have graphs.
+        """
+        stream = self.backend.stream()
+
+        def work() -> None:
+            for index in range(count):
+                launches[index % len(launches)].enqueue(stream)
+
+        run = stream.capture(work) or work
+        return statistics.median(_timed(stream, run, repeat)) * 1e3 / count
+
+
+def _timed(stream: Stream, run: Callable[[], None], repeat: int) -> list[float]:
+    """Milliseconds of each of `repeat` runs, after two that warm up."""
+    times = []
+    for turn in range(repeat + 2):
+        before = stream.record()
+        run()
+        after = stream.record()
+        stream.synchronize()
+        if turn >= 2:
+            times.append(after.milliseconds_since(before))
+    return times
+
+
+def tune(
+    backend: Backend,
+    problems: Iterable[Problem],
+    precisions: Sequence[str],
+    progress: Callable[[str], None] = lambda text: None,
+) -> Table:
+    """Measure every kernel that takes each problem, and keep the fastest.
+
+    A first, short look leaves out what is over twice as slow as the best. `progress` is told of
+    each problem that is done, in words.
+    """
+    choices: dict[str, dict[str, dict[int, Timing]]] = {name: {} for name in precisions}
+    for problem in dict.fromkeys(problems):
+        for name in precisions:
+            place = Range(backend, problem, precision(name))
+            looks = [
+                (kernel, launches, place.measure(launches, 3, 3))
+                for kernel in backend.kernels()
+                if kernel.op is type(problem.op)
+                and kernel.precision.name == name
+                and kernel.refusal(problem) is None
+                for launches in [place.launches(kernel)]
+            ]
+            limit = 2 * min((time for *_, time in looks), default=0.0)
+            timings = [
+                Timing(kernel.id, place.measure(launches, 20, 7))
+                for kernel, launches, time in looks
+                if time <= limit
+            ]
+            if timings:
+                best = min(timings, key=lambda timing: timing.microseconds)
+                choices[name].setdefault(_at_batch_1(problem), {})[problem.batch] = best
+                progress(f"{name} {problem}: {best.kernel} {best.microseconds:.1f} µs")
+    return Table(str(backend.probe()), choices)
+
+
+__all__ = [
+    "TUNED_OPS",
+    "Table",
+    "Timing",
+    "find_table",
+    "read_table",
+    "tune",
+    "users_table",
+]
