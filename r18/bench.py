@@ -2,11 +2,13 @@
 
 Contenders of one device and batch take turns: a round is each of them once, and the next round
 begins with the next one, so that a machine that slows down slows all of them. A turn begins with
-untimed runs for `SETTLE` seconds: what the one before left (its data in the caches, its idle
-threads still spinning) is not charged to the next. Inputs are random and rotate among a few sets;
-medians and percentiles are reported, never means.
+untimed runs: what the one before left (its data in the caches, its idle threads still spinning)
+is not charged to the next. Inputs are random and rotate among a few sets; medians and percentiles
+are reported, never means.
 
 A time is of one run over a batch that lies on the device already, complete when the clock stops.
+On a GPU the clock is the device's: events around the run, which begins on an idle device, so that
+what the host takes to launch it counts. `r18.contenders` says who takes part.
 """
 
 from __future__ import annotations
@@ -20,17 +22,37 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompileOptions, DeviceInfo, Program, StepTime
+from r18.backend import Array, DeviceInfo, StepTime
 from r18.errors import UsageError
 from r18.machine import peak_nbytes, reset_peak, resident_nbytes
 from r18.ops import Shape
-from r18.peer import PEER, TorchvisionEager, torch_device
-from r18.schedule import Schedule
+from r18.peer import PEER, PEERS
 
 RATIO = f"time / {PEER}"
 """What a row's `ratio` is; below 1 is faster than the peer."""
-SETTLE = 0.05
-"""Seconds of untimed runs at the beginning of a turn, and at least one run."""
+BEST_RATIO = "time / best peer"
+"""What a row's `best_ratio` is."""
+PROFILES = 100
+"""The most runs that are profiled step by step; as many as are timed, if those are fewer."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a turn goes on a kind of device.
+
+    runs:   timed runs.
+    settle: seconds of untimed runs before them, and at least one run.
+    reload: other input is loaded after settling. Not where copies go beside the computing: the
+            first timed run would wait for its batch.
+    """
+
+    runs: int
+    settle: float
+    reload: bool
+
+
+PACES = {"cpu": Pace(1, 0.05, True), "cuda": Pace(10, 0.002, False)}
+"""By kind of device; a kind that is not here goes as the CPU."""
 
 
 class Runner(Protocol):
@@ -46,12 +68,21 @@ class Runner(Protocol):
         """Bytes of weights as they are kept for running."""
         ...
 
+    @property
+    def kernels(self) -> Mapping[str, int]:
+        """How many steps each kernel runs, by its id; empty where there are none to see."""
+        ...
+
     def load(self, images: Array) -> None:
         """Bring (N, C, H, W) float32 to the device."""
         ...
 
     def run(self) -> None:
         """One run over what was loaded, complete when this returns."""
+        ...
+
+    def time(self, clock: Callable[[], float]) -> float:
+        """Milliseconds of one run, by the device's events, or by a clock of seconds."""
         ...
 
     def steps(self) -> list[StepTime]:
@@ -68,6 +99,7 @@ class Contender:
     shape:    of its input, (N, C, H, W).
     fusion:   the fusion level, or how it runs instead.
     required: when it cannot be made, that is an error; otherwise it is left out and reported.
+    algorithm: what it was told to use where it can, as `conv2d=direct`; empty for its own choice.
     """
 
     name: str
@@ -77,20 +109,23 @@ class Contender:
     shape: Shape
     make: Callable[[], Runner]
     required: bool = True
+    algorithm: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
     """What was measured of one contender. Times are milliseconds of a whole batch.
 
-    samples_ms: one time a round, in order.
+    samples_ms: one a timed run, in order.
     ratio:      median / median of `PEER` of the same device kind, precision and batch; None
                 without one.
+    best_ratio: the same to the fastest of `PEERS`, which `best_peer` names.
     arena_nbytes, weight_nbytes: as planned; None where the contender does not say.
     peak_rss_nbytes: growth of the process from before it was made to the peak of its first run;
                 Linux and CPU only, else None. What a library allocates on its first use counts
                 for the contender that is first to use it.
     steps:      median milliseconds of each step, if asked for.
+    algorithm:  as its contender says. kernels: the steps that each kernel runs, by its id.
     """
 
     backend: str
@@ -107,6 +142,10 @@ class Row:
     weight_nbytes: int | None = None
     peak_rss_nbytes: int | None = None
     steps: tuple[StepTime, ...] = ()
+    algorithm: str = ""
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    best_ratio: float | None = None
+    best_peer: str = ""
 
     @property
     def median_ms(self) -> float:
@@ -132,110 +171,6 @@ class Row:
         """Every field, and what is derived from the samples."""
         derived = ("median_ms", "p10_ms", "p90_ms", "ms_per_image", "images_per_second")
         return asdict(self) | {name: getattr(self, name) for name in derived}
-
-
-# -- contenders --------------------------------------------------------------------------------
-
-
-def contenders(
-    backends: Mapping[str, Backend],
-    schedule: Schedule,
-    weights: Mapping[str, Array],
-    *,
-    precisions: Sequence[str] = ("fp32",),
-    batches: Sequence[int] = (1,),
-    fusion: str = "all",
-    required: bool = True,
-) -> list[Contender]:
-    """Every backend (by the name to show) in every precision and batch, with the peer behind.
-
-    `schedule` and `weights` are those of level `none`. Raises what the backends' `probe` raises.
-    """
-    if not backends or not precisions or not batches:
-        raise UsageError("a benchmark needs at least one backend, one precision and one batch")
-    if len(set(batches)) != len(batches) or len(set(precisions)) != len(precisions):
-        raise UsageError(
-            f"each batch and precision is measured once, got {list(batches)}, {list(precisions)}"
-        )
-    devices = {name: backend.probe() for name, backend in backends.items()}
-    kinds = {device.kind: device for device in devices.values()}
-    found: list[Contender] = []
-    for batch in batches:
-        for precision in precisions:
-            for name, backend in backends.items():
-                options = CompileOptions(batch=batch, precision=precision, fusion=fusion)
-                found.append(
-                    program_contender(
-                        name, devices[name], backend, schedule, weights, options, required=required
-                    )
-                )
-            found += [
-                torchvision_contender(kind, schedule, weights, batch, precision) for kind in kinds
-            ]
-    return found
-
-
-def program_contender(
-    name: str,
-    device: DeviceInfo,
-    backend: Backend,
-    schedule: Schedule,
-    weights: Mapping[str, Array],
-    options: CompileOptions,
-    *,
-    required: bool = True,
-) -> Contender:
-    """A backend's compiled program."""
-    return Contender(
-        name,
-        device,
-        options.precision,
-        options.fusion,
-        (options.batch, *schedule.input_shape),
-        lambda: _Compiled(backend.compile(schedule, weights, options)),
-        required,
-    )
-
-
-class _Compiled:
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.steps = program.profile
-        self.close = program.close
-
-    @property
-    def arena_nbytes(self) -> int | None:
-        return self.program.plan.arena_nbytes
-
-    @property
-    def weight_nbytes(self) -> int | None:
-        return getattr(self.program, "weight_nbytes", None)
-
-    def load(self, images: Array) -> None:
-        self.program.load(images)
-        self.program.synchronize()
-
-    def run(self) -> None:
-        self.program.launch()
-        self.program.synchronize()
-
-
-def torchvision_contender(
-    kind: str, schedule: Schedule, weights: Mapping[str, Array], batch: int, precision: str
-) -> Contender:
-    """The peer: the module of `torchvision.models` in eager mode, NCHW, on a kind of device.
-
-    Where PyTorch is missing, or torchvision lacks the network, it cannot be made and says why.
-    """
-    return Contender(
-        PEER,
-        DeviceInfo(kind, torch_device(kind)),
-        precision,
-        "eager",
-        (batch, *schedule.input_shape),
-        lambda: TorchvisionEager(kind, schedule, weights, precision),
-        required=False,
-    )
 
 
 # -- timing ------------------------------------------------------------------------------------
@@ -267,9 +202,9 @@ def bench(
     """Time the contenders; rows in their order.
 
     warmup:   untimed runs of each before the first round.
-    repeat:   rounds; each gives every contender one time.
-    per_step: also profile each `repeat` times, step by step, after the rounds.
-    clock:    seconds.
+    repeat:   timed runs of each, in rounds of as many as the device's pace says.
+    per_step: also profile each, step by step, after the rounds.
+    clock:    seconds; only where the device has no clock of its own.
     progress: told what is being done, and how many of how many runs are.
     on_skip:  told of each contender that is not `required` and could not be made, and why.
 
@@ -294,7 +229,8 @@ def bench(
             batch = f"{contender.precision}, batch {contender.shape[0]}"
             progress(f"{what} {contender.name}, {batch}", done, total)
 
-    for (_, shape), group in groups.items():
+    for (kind, shape), group in groups.items():
+        pace = PACES.get(kind, PACES["cpu"])
         images = random_images(shape, input_sets, seed)
         with ExitStack() as open_runners:
             entered = []
@@ -309,13 +245,15 @@ def bench(
                     entry.runner.load(images[run % input_sets])
                     entry.runner.run()
                     tell("warming up", entry.contender)
-            for round_ in range(repeat):
+            for round_ in range(-(-repeat // pace.runs)):
+                runs = min(pace.runs, repeat - round_ * pace.runs)
                 for turn in rotated(len(entered), round_):
                     entry = entered[turn]
-                    entry.samples_ms.append(_turn(entry.runner, images, round_, clock))
-                    tell("timing", entry.contender)
+                    entry.samples_ms += _turn(entry.runner, images, round_, pace, runs, clock)
+                    tell("timing", entry.contender, runs)
             for entry in entered:
-                entry.row = _row(entry, warmup, _profile(entry.runner, repeat) if per_step else ())
+                steps = _profile(entry.runner, min(repeat, PROFILES)) if per_step else ()
+                entry.row = _row(entry, warmup, steps)
         for entry in entered:
             del entry.runner  # with what it holds, before the next group is made
     return with_ratios([entry.row for entry in entries if entry.row is not None])
@@ -361,18 +299,22 @@ def _enter(
 
 
 def _turn(
-    runner: Runner, images: Sequence[Array], round_: int, clock: Callable[[], float]
-) -> float:
-    """Settle on one input set, then time one run on the next, in milliseconds."""
+    runner: Runner,
+    images: Sequence[Array],
+    round_: int,
+    pace: Pace,
+    runs: int,
+    clock: Callable[[], float],
+) -> list[float]:
+    """Settle on an input set, then time some runs, in milliseconds."""
     runner.load(images[round_ % len(images)])
-    settled = clock() + SETTLE
+    settled = clock() + pace.settle
     runner.run()
     while clock() < settled:
         runner.run()
-    runner.load(images[(round_ + 1) % len(images)])
-    begin = clock()
-    runner.run()
-    return (clock() - begin) * 1e3
+    if pace.reload:
+        runner.load(images[(round_ + 1) % len(images)])
+    return [runner.time(clock) for _ in range(runs)]
 
 
 def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...]) -> Row:
@@ -391,44 +333,54 @@ def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...]) -> Row:
         weight_nbytes=runner.weight_nbytes,
         peak_rss_nbytes=entry.peak_rss_nbytes,
         steps=steps,
+        algorithm=contender.algorithm,
+        kernels=runner.kernels,
     )
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """The rows with `ratio` to the peer's row of the same device kind, precision and batch."""
+    """The rows with their ratios to peers of the same device kind, precision and batch."""
 
     def key(row: Row) -> tuple[str, str, int]:
         return (row.device_kind, row.precision, row.batch)
 
-    peers = {key(row): row.median_ms for row in rows if row.backend == PEER}
-    return [
-        replace(row, ratio=row.median_ms / peers[key(row)]) if key(row) in peers else row
-        for row in rows
-    ]
+    peers: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        if row.backend in PEERS:
+            peers.setdefault(key(row), []).append(row)
+
+    def rated(row: Row) -> Row:
+        eager = [peer for peer in peers.get(key(row), ()) if peer.backend == PEER]
+        best = min(peers.get(key(row), ()), key=lambda peer: peer.median_ms, default=None)
+        return replace(
+            row,
+            ratio=row.median_ms / eager[0].median_ms if eager else None,
+            best_ratio=row.median_ms / best.median_ms if best else None,
+            best_peer=best.backend if best else "",
+        )
+
+    return [rated(row) for row in rows]
 
 
 def _profile(runner: Runner, repeat: int) -> tuple[StepTime, ...]:
     """Each step's median time over `repeat` runs."""
     runs = [runner.steps() for _ in range(repeat)]
     return tuple(
-        StepTime(
-            same[0].step, same[0].kernel, statistics.median(step.milliseconds for step in same)
-        )
+        replace(same[0], milliseconds=statistics.median(step.milliseconds for step in same))
         for same in zip(*runs, strict=True)
     )
 
 
 __all__ = [
-    "PEER",
+    "BEST_RATIO",
+    "PACES",
     "RATIO",
     "Contender",
+    "Pace",
     "Row",
     "Runner",
     "bench",
-    "contenders",
-    "program_contender",
     "random_images",
     "rotated",
-    "torchvision_contender",
     "with_ratios",
 ]

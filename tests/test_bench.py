@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,27 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r18.backend import Array, CompileOptions, DeviceInfo, StepTime
-from r18.bench import (
-    SETTLE,
-    Contender,
-    Row,
-    bench,
-    contenders,
-    random_images,
-    rotated,
-    torchvision_contender,
-    with_ratios,
-)
+from r18.bench import PACES, Contender, Row, bench, random_images, rotated, with_ratios
 from r18.cli.bench import step_table, table
+from r18.contenders import contenders, torchvision_contender
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.machine import machine, peak_nbytes, reset_peak, resident_nbytes
-from r18.peer import PEER, TorchvisionEager
+from r18.peer import PEER, Torchvision, Way
 from r18.registry import load_backend
 from r18.schedule import resnet18, tiny
 from support import output_of, random_weights
 
 CPU = DeviceInfo("cpu", "a CPU")
 CUDA = DeviceInfo("cuda", "a GPU")
+SETTLE = PACES["cpu"].settle
 
 
 class Stage:
@@ -72,6 +65,7 @@ class Stage:
 class FakeRunner:
     arena_nbytes = 1000
     weight_nbytes = 2000
+    kernels: ClassVar = {"k/a": 1, "k/b": 1}
 
     def __init__(self, stage: Stage, name: str, seconds: float) -> None:
         self.stage, self.name, self.seconds = stage, name, seconds
@@ -84,6 +78,12 @@ class FakeRunner:
         self.stage.log.append(("run", self.name, None))
         self.stage.now += self.seconds
 
+    def time(self, clock: Callable[[], float]) -> float:
+        self.stage.log.append(("time", self.name, None))
+        begin = clock()
+        self.run()
+        return (clock() - begin) * 1e3
+
     def steps(self) -> list[StepTime]:
         self.profiles += 1
         return [StepTime("a", "k/a", float(self.profiles)), StepTime("b", "k/b", 10.0)]
@@ -93,16 +93,8 @@ class FakeRunner:
 
 
 def turns(stage: Stage) -> list[str]:
-    """Who was timed, in order, where a run takes longer than SETTLE: a turn is two runs then."""
-    runs = [
-        name
-        for (before, *_), (event, name, _), (after, *_) in zip(
-            stage.log, stage.log[1:], stage.log[2:], strict=False
-        )
-        if (before, event, after) == ("clock", "run", "clock")
-    ]
-    assert runs[::2] == runs[1::2]
-    return runs[1::2]
+    """Who was timed, in order."""
+    return [name for event, name, _ in stage.log if event == "time"]
 
 
 # -- rounds ------------------------------------------------------------------------------------
@@ -139,10 +131,26 @@ def test_a_turn_settles_before_it_is_timed_and_then_takes_other_input() -> None:
     settling = [i for i, (event, *_) in enumerate(stage.log[:begin]) if event == "load"][-1]
     runs = [event for event, *_ in stage.log[settling:begin]].count("run")
     assert runs == 4
-    assert [event for event, *_ in stage.log[begin:]] == ["load", "clock", "run", "clock"]
+    timed = ["load", "time", "clock", "run", "clock"]
+    assert [event for event, *_ in stage.log[begin:]] == timed
     settled_on, timed_on = stage.log[settling][2], stage.log[begin][2]
     assert not np.array_equal(settled_on, timed_on)
     assert rows[0].samples_ms == pytest.approx([SETTLE / 4 * 1e3])
+
+
+def test_on_a_gpu_a_turn_is_a_few_runs_over_a_batch_that_has_arrived() -> None:
+    """A load may go on beside the computing: the run after it, which would wait, is not timed."""
+    stage = Stage()
+    field = [stage.contender(name, 1.0, device=CUDA) for name in "ab"]
+    rows = bench(field, warmup=0, repeat=25, clock=stage.clock)
+    assert PACES["cuda"].runs == 10
+    assert turns(stage) == list("a" * 10 + "b" * 20 + "a" * 10 + "a" * 5 + "b" * 5)
+    assert [len(row.samples_ms) for row in rows] == [25, 25]
+    events = [event for event, *_ in stage.log if event in ("load", "run", "time")]
+    after_load = [after for event, after in pairwise(events) if event == "load"]
+    assert set(after_load) == {"run"}
+    inputs = {x.tobytes() for event, name, x in stage.log if event == "load" and name == "a"}
+    assert len(inputs) == 3
 
 
 def test_inputs_are_random_differ_and_are_the_same_for_everyone() -> None:
@@ -174,6 +182,7 @@ def test_devices_and_batches_do_not_take_turns_with_each_other() -> None:
     ]
     rows = bench(field, warmup=0, repeat=2, clock=stage.clock)
     assert turns(stage) == ["small", "narrow", "narrow", "small", "large", "large", "gpu", "gpu"]
+    assert [row.repeat for row in rows] == [2] * 4
     assert [row.backend for row in rows] == ["small", "large", "gpu", "narrow"]  # as they came
     # One group is closed before the next is made: two batches never share the memory.
     assert stage.closed[:2] in (["narrow", "small"], ["small", "narrow"])
@@ -216,11 +225,30 @@ def test_ratios_are_to_the_peer_of_the_same_kind_precision_and_batch() -> None:
     assert [found.ratio for found in with_ratios(rows)] == [1.5, 0.25, None, None, 1.0, 1.0]
 
 
+def test_the_best_peer_is_the_fastest_in_any_way() -> None:
+    graph, compiled = Way("graph").name, Way("compile", channels_last=True).name
+    rows = [
+        row(30.0),
+        row(20.0, backend=PEER),
+        row(15.0, backend=graph),
+        row(10.0, backend=compiled),
+        row(30.0, batch=8),
+        row(10.0, batch=8, backend=graph),
+    ]
+    found = with_ratios(rows)
+    assert [r.best_ratio for r in found] == [3.0, 2.0, 1.5, 1.0, 3.0, 1.0]
+    assert [r.best_peer for r in found] == [compiled] * 4 + [graph] * 2
+    assert [r.ratio for r in found] == [1.5, 1.0, 0.75, 0.5, None, None]
+
+
 def test_steps_are_medians_over_the_repeats() -> None:
     stage = Stage()
     (found,) = bench([stage.contender("a")], warmup=0, repeat=5, per_step=True, clock=stage.clock)
     assert found.steps == (StepTime("a", "k/a", 3.0), StepTime("b", "k/b", 10.0))
     assert "23.1%" in step_table(found)
+    phases = (StepTime("a", "k", 1.0, "im2col"), StepTime("a", "k", 3.0, "gemm"))
+    lines = step_table(replace(found, steps=phases)).splitlines()
+    assert "a im2col k 1.000 25.0%" in [" ".join(line.split()) for line in lines]
     (plain,) = bench([stage.contender("a")], warmup=0, repeat=1, clock=stage.clock)
     assert plain.steps == ()
 
@@ -228,7 +256,7 @@ def test_steps_are_medians_over_the_repeats() -> None:
 def test_json_has_every_field_and_what_is_derived() -> None:
     data = json.loads(json.dumps(row(steps=(StepTime("a", "k", 1.0),), ratio=2.0).to_json()))
     assert data["samples_ms"] == [10.0, 5.0, 20.0]
-    assert data["steps"] == [{"step": "a", "kernel": "k", "milliseconds": 1.0}]
+    assert data["steps"] == [{"step": "a", "kernel": "k", "milliseconds": 1.0, "phase": ""}]
     assert data["ms_per_image"] == 2.5
     assert {"median_ms", "p10_ms", "p90_ms", "images_per_second"} <= data.keys()
     assert {"backend", "device", "device_kind", "precision", "fusion", "batch"} <= data.keys()
@@ -242,6 +270,15 @@ def test_the_table_leaves_out_what_is_not_known() -> None:
     assert " ".join(first.split()) == "x cpu fp32 4 2.500 1.500..4.500 400.0 1.23 2.5"
     assert " ".join(second.split()) == "x cpu fp32 1 10.00 6.000..18.00 100.0"
     assert "backend" in table([])
+
+
+def test_the_table_shows_the_best_peer_where_there_are_several() -> None:
+    plain = row(ratio=1.5, best_ratio=1.5, best_peer=PEER)
+    assert "best peer" not in table([plain])
+    better = row(ratio=1.5, best_ratio=3.0, best_peer=Way("graph").name)
+    head, _, line = table([better]).splitlines()
+    assert "time / torchvision eager    time / best peer" in head
+    assert line.split()[-2:] == ["1.50", "3.00"]
 
 
 # -- what cannot be made -----------------------------------------------------------------------
@@ -335,7 +372,7 @@ def test_the_peer_computes_the_same_network(precision: str) -> None:
     network = resnet18(image_size=64, classes=12)
     weights = random_weights(network)
     images = random_images((2, 3, 64, 64), 1)[0]
-    peer = TorchvisionEager("cpu", network, weights, precision)
+    peer = Torchvision("cpu", network, weights, precision)
     outputs: list[Array] = []
     peer._module.register_forward_hook(lambda m, x, y: outputs.append(y.numpy()))
     peer.load(images)
@@ -360,6 +397,10 @@ def test_the_peer_computes_the_same_network(precision: str) -> None:
             lambda: torchvision_contender("npu", resnet18(), {}, 1, "fp32"),
             "no device of kind",
         ),
+        (
+            lambda: torchvision_contender("cpu", resnet18(), {}, 1, "fp32", Way("graph")),
+            "'graph' is for CUDA graphs, not for cpu",
+        ),
     ],
 )
 def test_a_peer_that_does_not_exist_says_why(make: Callable[[], Contender], cause: str) -> None:
@@ -373,7 +414,8 @@ def test_the_core_times_without_pytorch() -> None:
     code = """
 import sys
 sys.modules["torch"] = None  # importing it raises ImportError
-from r18.bench import bench, contenders
+from r18.bench import bench
+from r18.contenders import contenders
 from r18.registry import load_backend
 from r18.schedule import tiny
 from r18.synthetic import synthetic_weights

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,13 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tabulate import tabulate
 
+from r18 import bench_record
 from r18.backend import Backend
-from r18.bench import RATIO, Contender, Row, contenders
+from r18.bench import BEST_RATIO, RATIO, Contender, Row
 from r18.bench import bench as measure
 from r18.cli.options import AsJson, FusionLevel, NetworkName, WeightsSource, listed
+from r18.contenders import Algorithm, contenders
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.machine import machine
+from r18.peer import MODES, PEER
 from r18.precision import PRECISIONS
+from r18.records import FOLDER
 from r18.registry import VARIABLE, get_backend, load_backend, survey
 from r18.schedule import network
 from r18.weights import load_weights
@@ -39,20 +44,40 @@ def bench(
         str, typer.Option(help="Images at once; several separated by commas.")
     ] = "1,8",
     fusion: FusionLevel = "all",
+    algorithms: Annotated[
+        str,
+        typer.Option(
+            help="Contenders of their own: OP=ALGORITHM, such as conv2d=direct,conv2d=im2col; an "
+            "algorithm of `r18 kernels`, a glob over ids, or OP=all."
+        ),
+    ] = "",
+    peers: Annotated[
+        str,
+        typer.Option(help=f"On CUDA, some of: {', '.join(MODES)}; or all. In both layouts."),
+    ] = "eager",
     warmup: Annotated[int, typer.Option(help="Untimed runs of each.", min=0)] = 3,
-    repeat: Annotated[int, typer.Option(help="Rounds; in each every contender once.", min=1)] = 20,
+    repeat: Annotated[int, typer.Option(help="Timed runs of each.", min=1)] = 20,
     network_name: NetworkName = "resnet18",
     weights: WeightsSource = "synthetic",
     per_step: Annotated[
         bool, typer.Option("--per-step", help="Also the time of every step and its kernel.")
     ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write the times to the devices' records.")
+    ] = False,
+    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Time backends in turns, beside torchvision's module in eager mode, in one table.
+    """Time backends in turns, beside torchvision's module, in one table.
 
     Times are medians over rounds in which the contenders take turns; p10..p90 is their spread.
-    The ratio is the time divided by torchvision's, on the same kind of device in the same
-    precision and batch: below 1 is faster. Inputs are random and already on the device.
+    The ratios are the time divided by torchvision's in eager mode, and by that of the fastest
+    peer, on the same kind of device in the same precision and batch: below 1 is faster. Inputs
+    are random and already on the device.
+
+    A contender of one algorithm uses it for every step that it takes, and the preferred kernels
+    for the others. A record's rows are replaced by those of a run with the same network,
+    precision, fusion and batch, all together: they were timed in turns.
 
     A backend named here must run; of all, those that cannot are left out, with the reason on
     stderr. Peak memory is how far the process grew (Linux, CPU).
@@ -76,6 +101,8 @@ def bench(
         batches=_integers(batch),
         fusion=fusion,
         required=not everything,
+        algorithms=_algorithms(algorithms, entrants),
+        peers=peers,
     )
 
     def on_skip(contender: Contender, error: Exception) -> None:
@@ -95,18 +122,21 @@ def bench(
             ),
             on_skip=on_skip,
         )
+    head = {
+        "network": network_name,
+        "weights": {"source": loaded.source, "sha256": loaded.sha256},
+        "machine": host,
+        "skipped": skipped,
+    }
+    if record:
+        for path in bench_record.save(rows, field, head, fusion, records):
+            typer.echo(f"recorded in {path}", err=True)
     if as_json:
-        head = {
-            "network": network_name,
-            "weights": {"source": loaded.source, "sha256": loaded.sha256},
-            "ratio": RATIO,
-            "machine": host,
-            "skipped": skipped,
-        }
-        typer.echo(json.dumps(head | {"rows": [row.to_json() for row in rows]}, indent=2))
+        data = head | {"ratio": RATIO, "rows": [row.to_json() for row in rows]}
+        typer.echo(json.dumps(data, indent=2))
         return
     typer.echo(
-        f"{network_name}, weights {loaded.source}, fusion {fusion}; median of {repeat} rounds\n"
+        f"{network_name}, weights {loaded.source}, fusion {fusion}; median of {repeat} runs\n"
         f"host: {host['processor']}, {host['cpus']} CPUs"
     )
     for line in dict.fromkeys(f"{row.backend}: {row.device}" for row in rows):
@@ -118,7 +148,8 @@ def bench(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The cross-backend table."""
+    """The cross-backend table; the ratio to the best peer where there are several."""
+    several = any(row.best_peer not in ("", PEER) for row in rows)
     headers = (
         "backend",
         "device",
@@ -128,6 +159,7 @@ def table(rows: Sequence[Row]) -> str:
         "p10..p90",
         "images/s",
         RATIO,
+        *([BEST_RATIO] if several else []),
         "arena MB",
         "weights MB",
         "peak MB",
@@ -141,7 +173,10 @@ def table(rows: Sequence[Row]) -> str:
             _digits(row.ms_per_image),
             f"{_digits(row.p10_ms / row.batch)}..{_digits(row.p90_ms / row.batch)}",
             _digits(row.images_per_second),
-            "" if row.ratio is None else f"{row.ratio:.2f}",
+            *(
+                "" if ratio is None else f"{ratio:.2f}"
+                for ratio in ((row.ratio, row.best_ratio) if several else (row.ratio,))
+            ),
             *(
                 "" if size is None else f"{size / 1e6:.1f}"
                 for size in (row.arena_nbytes, row.weight_nbytes, row.peak_rss_nbytes)
@@ -149,7 +184,7 @@ def table(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    align = ("left", "left", "left", *("right",) * 8)
+    align = ("left", "left", "left", *("right",) * (len(headers) - 3))
     return tabulate(lines, headers, disable_numparse=True, colalign=align if lines else None)
 
 
@@ -157,7 +192,12 @@ def step_table(row: Row) -> str:
     """One contender's steps: their times add up to a run outside of any graph."""
     total = sum(step.milliseconds for step in row.steps)
     lines = [
-        (step.step, step.kernel, f"{step.milliseconds:.3f}", f"{step.milliseconds / total:.1%}")
+        (
+            f"{step.step} {step.phase}".rstrip(),
+            step.kernel,
+            f"{step.milliseconds:.3f}",
+            f"{step.milliseconds / total:.1%}",
+        )
         for step in row.steps
     ]
     lines.append(("total", "", f"{total:.3f}", ""))
@@ -186,6 +226,19 @@ def _integers(text: str) -> list[int]:
     return [int(item) for item in items]
 
 
+def _algorithms(text: str, backends: Mapping[str, Backend]) -> list[Algorithm]:
+    """OP=ALGORITHM pairs; `all` stands for every algorithm that the backends have for the op."""
+    found: dict[Algorithm, None] = {}
+    for pair in listed(text, "--algorithms") if text else ():
+        op, equals, algorithm = pair.partition("=")
+        if not (op and equals and algorithm):
+            raise UsageError(f"--algorithms takes OP=ALGORITHM, separated by commas, got '{pair}'")
+        every = [k.algorithm for b in backends.values() for k in b.kernels() if k.op.name == op]
+        names = every if algorithm == "all" and every else [algorithm]
+        found |= dict.fromkeys((op, name) for name in names)
+    return list(found)
+
+
 def _named(names: Sequence[str]) -> dict[str, Backend]:
     """Each by the name to show; raises for one that is unknown or cannot run."""
     found: dict[str, Backend] = {}
@@ -196,12 +249,16 @@ def _named(names: Sequence[str]) -> dict[str, Backend]:
 
 
 def _all(skip: Callable[[str, str], None]) -> dict[str, Backend]:
-    """Every backend that can run; `skip` is told of the others, with the cause."""
-    listing = survey()
-    for line in listing:
+    """Every backend that can run on hardware; `skip` is told of the others, with the cause."""
+    found: dict[str, Backend] = {}
+    for line in survey():
         if line.device is None:
             skip(line.name, line.cause)
-    return {line.name: load_backend(line.name) for line in listing if line.device}
+        elif line.device.simulated:
+            skip(line.name, f"{line.device}: its times say nothing of hardware")
+        else:
+            found[line.name] = load_backend(line.name)
+    return found
 
 
 def _progress() -> Progress:

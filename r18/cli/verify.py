@@ -11,6 +11,7 @@ import typer
 from r18.backend import FUSION_LEVELS
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import listed
+from r18.records import FOLDER
 from r18.schedule import NETWORKS
 from r18.weights import SOURCES
 
@@ -26,8 +27,11 @@ def verify(
         str, typer.Option(help="Only kernels whose id matches this glob; no network then.")
     ] = "*",
     profile: Annotated[
-        str, typer.Option(help="How long to look: quick, ci, thorough or nightly.")
-    ] = "quick",
+        str,
+        typer.Option(
+            help="How long to look: quick, ci, thorough or nightly. [quick; thorough to record]"
+        ),
+    ] = "",
     network_name: Annotated[
         str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")
     ] = "resnet18",
@@ -41,6 +45,11 @@ def verify(
     findings: Annotated[
         Path, typer.Option(help="Folder for a file of each finding, to replay.")
     ] = Path("exports/findings"),
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="Also write what was shown to the device's record."),
+    ] = False,
+    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
     html: Annotated[
@@ -57,6 +66,7 @@ def verify(
     from r18.atomic import new_file
     from r18.cli.progress import progress_bar
     from r18.registry import get_backend, load_backend, survey
+    from r18_oracle import records as evidence
     from r18_oracle import verify_text
     from r18_oracle.campaign import profile as profile_of
     from r18_oracle.findings import save
@@ -64,12 +74,19 @@ def verify(
     from r18_oracle.verify import Request
     from r18_oracle.verify import verify as run
 
+    profile = profile or ("thorough" if record else "quick")
+    if record:
+        evidence.check_profile(profile)
     if backend == "all":
-        listing = survey()
-        chosen = {line.name: load_backend(line.name) for line in listing if line.device}
-        for line in listing:
+        chosen = {}
+        for line in survey():
             if line.device is None:
                 typer.echo(f"{line.name} is not available: {line.cause}", err=True)
+            elif line.device.simulated:  # takes longer than all the others together
+                how = f"`r18 verify --backend {line.name}` verifies it"
+                typer.echo(f"{line.name} is left out: {line.device}; {how}", err=True)
+            else:
+                chosen[line.name] = load_backend(line.name)
     else:
         found = {name: get_backend(name) for name in listed(backend, "--backend")}
         chosen = {(b.name if name == "auto" else name): b for name, b in found.items()}
@@ -100,6 +117,9 @@ def verify(
     if html is not None:
         with new_file(html) as draft:
             draft.write_text(page(verification, findings=findings), "utf-8")
+    if record:
+        for said in evidence.save(verification, chosen, records):
+            typer.echo(f"\n{said}", err=as_json)
     if verification.findings:
         raise typer.Exit(FOUND)
     if not verification.executed:

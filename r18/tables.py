@@ -1,0 +1,224 @@
+"""The tables of a document, made from the records.
+
+A table stands between two markers, of which the first says what it is:
+
+    <!-- table: bench devices=nvidia-h200,cpu precisions=fp32 batches=1,64 -->
+    <!-- /table -->
+
+bench:    devices, precisions, batches; network (resnet18), fusion (all). Times, and how they
+          compare with the peers; a line a contender and precision.
+verify:   device; backend (cupy). What was verified; a line an op and algorithm.
+sanitize: device. What compute-sanitizer's tools found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from r18 import records
+from r18.bench_record import group_name
+from r18.errors import UsageError, unknown
+
+_BLOCK = re.compile(
+    r"^(?P<head><!-- table: (?P<kind>\S+)(?P<options>[^\n]*?) -->\n)(?P<body>.*?)"
+    r"^(?P<foot><!-- /table -->)$",
+    re.MULTILINE | re.DOTALL,
+)
+_HEAD = re.compile(r"^<!-- table:", re.MULTILINE)
+MISSING = ""
+"""A cell for which there is no measurement."""
+
+Row = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: `align` has `l` or `r` a column, `caption` the line below."""
+
+    heads: Row
+    align: str
+    rows: Sequence[Row]
+    caption: str
+
+    def markdown(self) -> str:
+        rules = ["---" if side == "l" else "--:" for side in self.align]
+        lines = [f"| {' | '.join(cells)} |" for cells in (self.heads, rules, *self.rows)]
+        return "\n".join([*lines, "", self.caption, ""])
+
+
+def rendered(text: str, folder: Path) -> str:
+    """The document with every table made anew from the records in `folder`.
+
+    Raises `UsageError` for a marker that is wrong or has no end, and for a record or a measurement
+    that is not there.
+    """
+
+    def fill(block: re.Match[str]) -> str:
+        options = _options(block["options"])
+        if block["kind"] not in TABLES:
+            raise unknown("table", block["kind"], TABLES, error=UsageError)
+        make, known = TABLES[block["kind"]]
+        for name in options:
+            if name not in known:
+                raise unknown(f"option of table {block['kind']}", name, known, error=UsageError)
+        return f"{block['head']}\n{make(options, folder).markdown()}\n{block['foot']}"
+
+    if len(_HEAD.findall(text)) != len(_BLOCK.findall(text)):
+        raise UsageError("a table's marker is not followed by its end, <!-- /table -->")
+    return _BLOCK.sub(fill, text)
+
+
+def _options(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not (equals and value):
+            raise UsageError(f"a table's options are NAME=VALUE, got '{word}'")
+        found[name] = value
+    return found
+
+
+def _record(folder: Path, what: str, device: str) -> dict[str, Any]:
+    path = folder / f"{what}-{device}.json"
+    if not path.exists():
+        raise UsageError(f"there is no record {path}: run r18 {what} --record on that device")
+    return records.read(path, what)
+
+
+def _one(options: Mapping[str, str], name: str) -> str:
+    if name not in options:
+        raise UsageError(f"the table's marker does not say {name}=...")
+    return options[name]
+
+
+# -- bench -------------------------------------------------------------------------------------
+
+
+def bench_table(options: Mapping[str, str], folder: Path) -> Table:
+    """Contenders by precision; for each batch its times and ratios."""
+    devices = _one(options, "devices").split(",")
+    precisions = _one(options, "precisions").split(",")
+    batches = [int(batch) for batch in _one(options, "batches").split(",")]
+    network, fusion = options.get("network", "resnet18"), options.get("fusion", "all")
+    rows: list[Row] = []
+    captions: dict[str, None] = {}
+    for device in devices:
+        groups = _record(folder, "bench", device)["groups"]
+        for precision in precisions:
+            names = [group_name(network, precision, fusion, batch) for batch in batches]
+            here = [groups.get(name) for name in names]
+            if not any(here):
+                continue
+            captions |= {_bench_caption(group): None for group in here if group}
+            cells = [
+                {row["backend"]: row for row in group["rows"]} if group else {} for group in here
+            ]
+            for name in dict.fromkeys(name for column in cells for name in column):
+                timed = [_times(column.get(name)) for column in cells]
+                rows.append((name, device, precision, *(c for cell in timed for c in cell)))
+    if not rows:
+        raise UsageError(
+            f"no record of {', '.join(devices)} has a time of {network} in "
+            f"{', '.join(precisions)}, fusion {fusion}, batch {', '.join(map(str, batches))}"
+        )
+    heads = ["", "device", "precision"]
+    for batch in batches:
+        heads += [f"batch {batch}: ms/image", "images/s", "/ eager", "/ best peer"]
+    caption = "<br>\n".join(captions)
+    return Table(heads, "lll" + "rrrr" * len(batches), rows, caption)
+
+
+def _times(row: Mapping[str, Any] | None) -> Iterator[str]:
+    """The cells of one contender at one batch."""
+    if row is None:
+        yield from (MISSING,) * 4
+        return
+    yield f"{row['ms_per_image']:.4g}"
+    yield f"{row['images_per_second']:,.0f}"
+    for ratio in (row["ratio"], row["best_ratio"]):
+        yield MISSING if ratio is None else f"{ratio:.2f}"
+
+
+def _bench_caption(group: Mapping[str, Any]) -> str:
+    environment = group["environment"]
+    torch = environment["packages"].get("torch")
+    words = [environment["device"]["name"], *([f"PyTorch {torch}"] if torch else [])]
+    if environment.get("driver"):
+        words.append(f"driver {environment['driver']}")
+    return (
+        f"{', '.join(words)}, {group['date'][:10]}: medians of {group['repeat']} runs after "
+        f"{group['warmup']} untimed ones."
+    )
+
+
+# -- verify ------------------------------------------------------------------------------------
+
+
+def verify_table(options: Mapping[str, str], folder: Path) -> Table:
+    """What was verified, by op and algorithm."""
+    record = _record(folder, "verify", _one(options, "device"))
+    backend = options.get("backend", "cupy")
+    entries = {n: e for n, e in record["kernels"].items() if n.partition("/")[0] == backend}
+    if not entries:
+        raise UsageError(f"the record of {record['device']} has no kernel of '{backend}'")
+    families: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    for name, entry in entries.items():
+        _, op, algorithm, precision, *_ = name.split("/")
+        families.setdefault((op, algorithm), []).append((precision, entry))
+    rows = [
+        (
+            op,
+            algorithm,
+            " ".join(dict.fromkeys(precision for precision, _ in members)),
+            f"{sum(e['verified'] for _, e in members)} of {len(members)}",
+            f"{sum(e['problems'] for _, e in members):,}",
+            f"{sum(sum(e['refused'].values()) for _, e in members):,}",
+            f"{max(e['error_over_bound'] for _, e in members):.3g}",
+        )
+        for (op, algorithm), members in sorted(families.items())
+    ]
+    heads = ("op", "algorithm", "precisions", "verified", "problems", "refused", "error/bound")
+    dates = sorted({entry["date"][:10] for entry in entries.values()})
+    profiles = sorted({entry["profile"] for entry in entries.values()})
+    caption = f"{record['device']}, profile {', '.join(profiles)}, {' to '.join(_ends(dates))}."
+    return Table(heads, "lllrrrr", rows, caption)
+
+
+def _ends(items: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys((items[0], items[-1])))
+
+
+# -- sanitize ----------------------------------------------------------------------------------
+
+
+def sanitize_table(options: Mapping[str, str], folder: Path) -> Table:
+    """What each tool of compute-sanitizer looked at, and the errors that it found."""
+    record = _record(folder, "sanitize", _one(options, "device"))
+    rows = [
+        (
+            tool,
+            str(len(found["kernels"])),
+            f"{sum(kernel['problems'] for kernel in found['kernels'].values()):,}",
+            str(found["errors"]),
+            found["verdict"],
+        )
+        for tool, found in record["tools"].items()
+    ]
+    dates = sorted({found["date"][:10] for found in record["tools"].values()})
+    caption = f"{record['device']}, {record['sanitizer']}, {' to '.join(_ends(dates))}."
+    return Table(("tool", "kernels", "problems", "errors", "verdict"), "lrrrl", rows, caption)
+
+
+TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {
+    "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
+    "verify": (verify_table, ("device", "backend")),
+    "sanitize": (sanitize_table, ("device",)),
+}
+"""How each is made, and the options that its marker may have."""
+
+
+__all__ = ["Table", "bench_table", "rendered", "sanitize_table", "verify_table"]
