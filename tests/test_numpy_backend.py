@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,7 +34,8 @@ from r18.ops import (
     Shape,
     Softmax,
 )
-from r18_numpy import conv as conv_module
+from r18_numpy import blocks, conv
+from r18_numpy.threads import thread_count
 from support import Array, PoisonedMemory
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=100)
@@ -39,7 +44,7 @@ ALGORITHMS = pytest.mark.parametrize("algorithm", ["direct", "im2col"])
 # `block` makes im2col cut small images in rows and groups, as it does large ones.
 BLOCKED = pytest.mark.parametrize(
     ("algorithm", "block"),
-    [("direct", 0), *(("im2col", size) for size in (1, 600, 4000, conv_module.BLOCK_NBYTES))],
+    [("direct", 0), *(("im2col", size) for size in (1, 600, 4000, blocks.BLOCK_NBYTES))],
 )
 
 
@@ -118,7 +123,7 @@ def test_convolution_is_pytorchs(
     problem: tuple[Conv2d, Shape],
     seed: int,
 ) -> None:
-    monkeypatch.setattr(conv_module, "BLOCK_NBYTES", block)
+    monkeypatch.setattr(blocks, "BLOCK_NBYTES", block)
     assert_conv_is_pytorchs(*problem, algorithm, seed)
 
 
@@ -165,6 +170,17 @@ def test_convolution_in_blocks_of_their_real_size(op: Conv2d, image: Shape) -> N
     assert_conv_is_pytorchs(op, image, "im2col")
 
 
+@pytest.mark.parametrize("extents", list(product((1, 2, 9), (1, 4, 9), (1, 3, 9))), ids=str)
+def test_however_im2col_is_cut_it_computes_the_same(
+    extents: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(images, channels, rows) of a block, up to more than there are, is a matter of speed alone:
+    the ground on which mutants of `block_extents` are judged equivalent."""
+    monkeypatch.setattr(conv, "block_extents", lambda problem, itemsize, workers: extents)
+    op = Conv2d(3, 6, (3, 2), (2, 1), (1, 1), bias=True, residual=True, relu=True)
+    assert_conv_is_pytorchs(op, (5, 3, 13, 4), "im2col")
+
+
 @ALGORITHMS
 def test_convolution_in_float32_is_near(algorithm: str) -> None:
     op = Conv2d(16, 8, (3, 3), (2, 2), (1, 1), bias=True, residual=True, relu=True)
@@ -183,7 +199,7 @@ def test_convolution_in_float32_is_near(algorithm: str) -> None:
 def test_a_pixel_that_is_not_finite_reaches_the_outputs_that_read_it_and_no_other(
     algorithm: str, block: int, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    monkeypatch.setattr(conv_module, "BLOCK_NBYTES", block)
+    monkeypatch.setattr(blocks, "BLOCK_NBYTES", block)
     op = Conv2d(2, 3, (3, 2), (2, 1), (1, 1), bias=True)
     image = (3, 2, 7, 6)
     arrays = conv_arrays(op, image)
@@ -237,13 +253,15 @@ def test_the_epilogue_adds_before_it_clamps(algorithm: str) -> None:
 
 
 def test_im2col_never_unfolds_the_whole_image() -> None:
-    """Its workspace stays near the block's size at batch 8, far from the column matrix."""
-    backend = r18_numpy.Backend()
-    problem = Problem(Conv2d(64, 64, (3, 3), (1, 1), (1, 1)), ((8, 64, 56, 56),))
+    """Its workspace stays near a block for each worker, far from the column matrix."""
+    backend, workers = r18_numpy.Backend(), thread_count()
+    images = 8 * workers
+    problem = Problem(Conv2d(64, 64, (3, 3), (1, 1), (1, 1)), ((images, 64, 56, 56),))
     kernel = choose_kernel(backend.kernels(), problem, "fp32", pattern="numpy/conv2d/im2col/*")
-    whole = 8 * 64 * 9 * 56 * 56 * 4
+    whole = images * 64 * 9 * 56 * 56 * 4
     padded_image = 64 * 58 * 58 * 4
-    assert kernel.workspace(problem) <= padded_image + 2 * conv_module.BLOCK_NBYTES < whole / 10
+    limit = workers * (padded_image + blocks.BLOCK_NBYTES)
+    assert kernel.workspace(problem) <= limit < whole / 10
 
 
 # -- the other ops against PyTorch -------------------------------------------------------------
@@ -489,3 +507,25 @@ def test_a_kernel_that_claims_batch_invariance_keeps_it() -> None:
             batch = run(op, *[rows] * op.arity, precision=precision)
             alone = [run(op, *[row[None]] * op.arity, precision=precision) for row in rows]
             np.testing.assert_array_equal(np.concatenate(alone), batch)
+
+
+def test_blas_has_its_threads_back_after_a_call() -> None:
+    """Also when Linear is the first to set their number aside, in a process of its own."""
+    script = """
+import numpy as np
+from threadpoolctl import ThreadpoolController
+import r18_numpy
+from r18.executor import choose_kernel, run_kernel
+from r18.ops import Linear, Problem
+
+def counts():
+    return [p["num_threads"] for p in ThreadpoolController().select(user_api="blas").info()]
+
+before, backend = counts(), r18_numpy.Backend()
+problem = Problem(Linear(3, 2), ((1, 3),))
+kernel = choose_kernel(backend.kernels(), problem, "fp32")
+run_kernel(backend, kernel, problem, np.ones((1, 3)), np.ones((2, 3)), np.ones(2))
+assert counts() == before, (before, counts())
+"""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)

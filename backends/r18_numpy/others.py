@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from r18.ops import (
     Softmax,
 )
 from r18.precision import Precision
+from r18_numpy.blocks import ceil_div, cut
+from r18_numpy.taps import inside
+from r18_numpy.threads import run_all, single_threaded_blas, thread_count
 
 Arrays = tuple[Array, ...]
 
@@ -79,36 +83,33 @@ def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspac
     """Maxima down columns, then along rows: k + k comparisons an output instead of k².
 
     Columns first: those are whole rows of memory, and leave fewer for the strided second half.
-    One image at a time, which the cache holds.
+    Some channels of one image at a time, which the cache holds.
     """
-    _, c, h, w = inputs[0].shape
+    n, c, h, w = inputs[0].shape
     (kh, kw), (sh, sw), (ph, pw) = op.kernel_size, op.stride, op.padding
     oh, ow = out.shape[2:]
-    down: Array = workspace.view(out.dtype).reshape(c, oh, w)
-    for x, y in zip(inputs[0], out, strict=True):
+    size = ceil_div(c, thread_count())
+    scratch: Array = workspace.view(out.dtype).reshape(-1, size, oh, w)
+    blocks = list(product(range(n), cut(c, size)))
+
+    def pool(block: tuple[int, slice], worker: int) -> None:
+        x, y = inputs[0][block], out[block]
+        down = scratch[worker, : len(x)]
         down[...] = y[...] = -np.inf  # never wins: stands for the padding
         for r in range(kh):
-            to, rows = _inside(r - ph, sh, h, oh)
+            to, rows = inside(r - ph, sh, h, oh)
             np.maximum(down[:, to], x[:, rows], out=down[:, to])
         for s in range(kw):
-            to, columns = _inside(s - pw, sw, w, ow)
+            to, columns = inside(s - pw, sw, w, ow)
             np.maximum(y[..., to], down[..., columns], out=y[..., to])
 
-
-def _inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
-    """The outputs j < count whose source j·stride + offset lies in [0, extent); and the sources."""
-    first = max(0, -(offset // stride))
-    last = min(count - 1, (extent - 1 - offset) // stride)
-    begin = first * stride + offset
-    return (
-        slice(first, max(first, last + 1)),
-        slice(begin, max(begin, last * stride + offset + 1), stride),
-    )
+    run_all(pool, blocks, thread_count())
 
 
 def _maxpool_scratch(problem: Problem) -> int:
     _, c, _, w = problem.inputs[0]
-    return c * problem.output[2] * w
+    workers = thread_count()
+    return workers * ceil_div(c, workers) * problem.output[2] * w
 
 
 def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -116,7 +117,8 @@ def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspac
 
 
 def linear(op: Linear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    np.matmul(inputs[0], weights[0].T, out=out)
+    with single_threaded_blas():
+        np.matmul(inputs[0], weights[0].T, out=out)
     out += weights[1]
 
 

@@ -1,4 +1,4 @@
-"""Blocks of a convolution on several threads, each with a BLAS of one thread.
+"""Items of work on several threads, each with a BLAS of one thread.
 
 Copying windows, the product and the epilogue of a block then run on one core, side by side with
 those of other blocks. Products threaded inside BLAS would leave the rest to one core, and would
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import numpy as np
@@ -26,23 +27,35 @@ def thread_count() -> int:
     return max((pool["num_threads"] for pool in _controller().info()), default=1)
 
 
-def run_all(task: Callable[[T], None], items: Sequence[T], workers: int) -> None:
-    """Call `task` on every item: here if there is one worker, else on `thread_count()` threads.
+def run_all(task: Callable[[T, int], None], items: Sequence[T], workers: int) -> None:
+    """Call `task(item, worker)` on every item, on this thread and `workers` − 1 others.
 
-    Raises what a task raises.
+    Each worker takes the next item when it is done with one. `worker` counts from 0: two calls at
+    once never have the same, so it can name a scratch. Raises what a task raises, when no task is
+    running any more.
     """
-    if workers == 1 or len(items) == 1:
-        for item in items:
-            task(item)
-        return
-    with _single_threaded_blas():
-        for _ in _pool().map(lambda item: _quiet(task, item), items):
-            pass
+    queue: SimpleQueue[T] = SimpleQueue()
+    for item in items:
+        queue.put(item)
 
+    def work(worker: int) -> None:
+        with np.errstate(all="ignore"):  # the caller's setting is not that of the other threads
+            while True:
+                try:
+                    item = queue.get_nowait()
+                except Empty:
+                    return
+                task(item, worker)
 
-def _quiet(task: Callable[[T], None], item: T) -> None:
-    with np.errstate(all="ignore"):  # the caller's setting is not that of these threads
-        task(item)
+    with single_threaded_blas():
+        others = [_pool().submit(work, worker) for worker in range(1, min(workers, len(items)))]
+        try:
+            work(0)
+        finally:
+            errors = [other.exception() for other in others]  # waits for each
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 @cache
@@ -52,7 +65,8 @@ def _controller() -> ThreadpoolController:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_count(), "r18-numpy")
+    """Only asked for by one of several workers, so that there are two threads at least."""
+    return ThreadPoolExecutor(thread_count() - 1, "r18-numpy")
 
 
 _lock = threading.Lock()
@@ -60,9 +74,14 @@ _users = 0
 
 
 @contextmanager
-def _single_threaded_blas() -> Iterator[None]:
-    """One thread a product while anybody is inside; the setting is the whole process's."""
+def single_threaded_blas() -> Iterator[None]:
+    """One thread a product while anybody is inside; the setting is the whole process's.
+
+    Also around products too small to share out: a thread that BLAS has woken goes on spinning for
+    tens of milliseconds, on a core that the next step's workers want.
+    """
     global _users
+    count = thread_count()  # asked before it is changed
     with _lock:
         if _users == 0:
             _set_blas_threads(1)
@@ -73,7 +92,7 @@ def _single_threaded_blas() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
-                _set_blas_threads(thread_count())
+                _set_blas_threads(count)
 
 
 def _set_blas_threads(count: int) -> None:

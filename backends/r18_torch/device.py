@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from r18.backend import Array, Buffer
+from r18.backend import Array, Buffer, Event
 from r18.ops import Shape
 
 DTYPES = {
@@ -115,6 +116,10 @@ class TorchStream:
 
     def record(self) -> HostTime | CudaTime:
         return HostTime() if self.cuda is None else CudaTime(self.cuda)
+
+    @contextmanager
+    def trace(self) -> Iterator[list[tuple[str, Event]]]:
+        yield []  # a call of PyTorch is one phase
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
         if self.cuda is None:

@@ -1,0 +1,33 @@
+"""One tap of a window over an image: which pixels it meets at which outputs."""
+
+from __future__ import annotations
+
+from r18.backend import Array
+from r18.ops import Conv2d
+
+
+def inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
+    """The outputs j < count whose source j·stride + offset lies in [0, extent); and the sources."""
+    first = max(0, -(offset // stride))
+    last = min(count - 1, (extent - 1 - offset) // stride)
+    begin = first * stride + offset
+    return (
+        slice(first, max(first, last + 1)),
+        slice(begin, max(begin, last * stride + offset + 1), stride),
+    )
+
+
+def shift(op: Conv2d, x: Array, r: int, s: int, top: int, out: Array) -> None:
+    """What tap (r, s) meets: out[…, i, j] = x[…, (top + i)·sh + r − ph, j·sw + s − pw], and 0
+    outside the image.
+
+    x: 4-d, the last two axes H and W; out: the same with the output's rows from `top` on, and OW.
+    """
+    (sh, sw), (ph, pw), (h, w) = op.stride, op.padding, x.shape[2:]
+    to_rows, rows = inside(top * sh + r - ph, sh, h, out.shape[2])
+    to_columns, columns = inside(s - pw, sw, w, out.shape[3])
+    out[..., : to_rows.start, :] = 0
+    out[..., to_rows.stop :, :] = 0
+    out[..., : to_columns.start] = 0
+    out[..., to_columns.stop :] = 0
+    out[..., to_rows, to_columns] = x[..., rows, columns]
