@@ -1,0 +1,108 @@
+"""Raw CUDA kernels, compiled by NVRTC and loaded through CuPy: `R18_BACKEND=cupy`.
+
+Importing this contacts no device and imports no CuPy; `probe` is the first contact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Stream
+from r18.errors import BackendUnavailable
+from r18.executor import make_plan
+from r18.ops import Problem
+from r18.schedule import Schedule
+from r18.tuning import Table, find_table
+from r18_cupy.catalogue import kernels_for
+from r18_cupy.device import CupyMemory
+
+if TYPE_CHECKING:
+    from r18_cupy.program import CupyProgram
+
+TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
+INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
+
+
+class Backend(BackendBase):
+    """CUDA kernels on CuPy's current device."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        # What is known of the device once it has been probed.
+        self._capability: tuple[int, int] | None = None
+        self._tuned: Table | None = None
+
+    @cached_property
+    def memory(self) -> CupyMemory:
+        return CupyMemory()
+
+    def probe(self) -> DeviceInfo:
+        cupy = _cupy()
+        try:
+            device = cupy.cuda.Device()
+            facts = cupy.cuda.runtime.getDeviceProperties(device.id)
+            driver = cupy.cuda.runtime.driverGetVersion()
+        except Exception as error:  # CuPy raises an error class of each CUDA library
+            raise BackendUnavailable(
+                self.name,
+                f"CuPy {cupy.__version__} reaches no CUDA device: {error}",
+                "Check the driver with nvidia-smi.",
+            ) from error
+        self._capability = facts["major"], facts["minor"]
+        name = facts["name"].decode()
+        capability = f"{facts['major']}.{facts['minor']}"
+        details = {
+            "cupy": cupy.__version__,
+            "compute capability": capability,
+            "driver's CUDA": f"{driver // 1000}.{driver % 1000 // 10}",
+            "multiprocessors": str(facts["multiProcessorCount"]),
+        }
+        info = DeviceInfo("cuda", f"{name} (sm_{capability.replace('.', '')})", details)
+        if self._tuned is None:
+            self._tuned = find_table(self.name, info, TUNED)
+        return info
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel; once a device has been probed, every one that runs on it."""
+        return kernels_for(self._capability)
+
+    def fastest(self, problem: Problem, precision: str) -> str | None:
+        """By the device's tuning table; None before a device has been probed. See `r18.tuning`."""
+        return self._tuned.best(problem, precision) if self._tuned else None
+
+    def compile(
+        self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
+    ) -> CupyProgram:
+        """The executor's program, which also takes and gives arrays on the device."""
+        if self._capability is None:
+            self.probe()  # the plan may name only what the device runs
+        from r18_cupy.program import CupyProgram
+
+        return CupyProgram(self, make_plan(self, schedule, options), weights)
+
+    def stream(self) -> Stream:
+        _cupy()
+        from r18_cupy.device import CupyStream
+
+        return CupyStream()
+
+
+def _cupy() -> Any:
+    """CuPy, with the compiler's packages; `BackendUnavailable` where one does not import."""
+    try:
+        import cupy
+
+        import_module("cuda.core")  # the compiler's, needed as soon as a kernel is
+    except Exception as error:  # a missing driver shows as more than ImportError
+        raise BackendUnavailable(
+            Backend.name, f"{type(error).__name__}: {error}", INSTALL
+        ) from error
+    return cupy
+
+
+__all__ = ["Backend"]

@@ -1,0 +1,38 @@
+"""Every kernel of the backend, the preferred one for an op and precision first."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from r18.precision import BF16, FP16, FP32, TF32, Precision
+from r18_cupy.conv_direct import Direct, DirectTiled
+from r18_cupy.conv_im2col import im2col_kernels
+from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
+from r18_cupy.conv_implicit_gemm_mma import implicit_gemm_mma_kernels
+from r18_cupy.conv_winograd import winograd_kernels
+from r18_cupy.kernel import CudaKernel
+from r18_cupy.others import other_kernels
+
+PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
+
+
+@cache
+def all_kernels() -> tuple[CudaKernel, ...]:
+    return (
+        *implicit_gemm_mma_kernels(),
+        *winograd_kernels(),
+        *implicit_gemm_kernels(),
+        *im2col_kernels(),
+        *(DirectTiled(precision) for precision in PRECISIONS),
+        *(Direct(precision) for precision in PRECISIONS),
+        *(kernel for precision in (*PRECISIONS, TF32) for kernel in other_kernels(precision)),
+    )
+
+
+def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
+    """Those that a device of this compute capability runs; all of them where it is not known."""
+    return tuple(
+        kernel
+        for kernel in all_kernels()
+        if capability is None or kernel.minimum_capability <= capability
+    )

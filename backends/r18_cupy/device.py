@@ -1,0 +1,142 @@
+"""Memory, streams, events and graphs by CuPy.
+
+A plan needs the memory's alignment and nothing of CuPy, so that is imported on first use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from r18.backend import Array, Buffer, Event
+from r18.ops import Shape
+
+if TYPE_CHECKING:
+    import cupy
+
+
+@cache
+def _cupy() -> Any:
+    """CuPy, with its pool as the environment wants it."""
+    import cupy
+
+    if os.environ.get("R18_CUPY_POOL") == "0":
+        # Each buffer is then an allocation of its own, whose bounds compute-sanitizer knows.
+        cupy.cuda.set_allocator(None)
+    return cupy
+
+
+class CupyBuffer:
+    """A span of device bytes from CuPy's pool."""
+
+    __slots__ = ("memory", "nbytes")
+
+    def __init__(self, memory: cupy.cuda.MemoryPointer, nbytes: int) -> None:
+        self.memory = memory
+        self.nbytes = nbytes
+
+    @property
+    def address(self) -> int:
+        return int(self.memory.ptr)
+
+    def view(self, offset: int, nbytes: int) -> CupyBuffer:
+        """The bytes [offset, offset + nbytes), shared with this buffer."""
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            raise ValueError(f"view [{offset}, {offset + nbytes}) of a buffer of {self.nbytes}")
+        return CupyBuffer(self.memory + offset, nbytes)
+
+    def as_array(self, shape: Shape, dtype: np.dtype[Any]) -> cupy.ndarray:
+        """The leading bytes as a CuPy array; shares memory."""
+        return _cupy().ndarray(shape, dtype, self.memory)
+
+
+class CupyMemory:
+    """Bytes from CuPy's allocator, which begins them at multiples of 512."""
+
+    alignment = 256
+
+    def empty(self, nbytes: int) -> CupyBuffer:
+        return CupyBuffer(_cupy().cuda.alloc(max(1, nbytes)), nbytes)
+
+    def upload(self, array: Array, buffer: Buffer) -> None:
+        source = np.ascontiguousarray(array)
+        if source.nbytes:
+            _device(buffer).memory.copy_from_host(source.ctypes.data, source.nbytes)
+            # NOTE: a copy from pageable memory returns when it is staged, not when it has arrived.
+            _cupy().cuda.Stream.null.synchronize()
+
+    def download(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        array: Array = np.empty(shape, dtype)
+        if array.nbytes:
+            _device(buffer).memory.copy_to_host(array.ctypes.data, array.nbytes)
+        return array
+
+    def fill(self, buffer: Buffer, byte: int) -> None:
+        if buffer.nbytes:
+            _device(buffer).memory.memset(byte, buffer.nbytes)
+            _cupy().cuda.Stream.null.synchronize()
+
+
+def _device(buffer: Buffer) -> CupyBuffer:
+    if not isinstance(buffer, CupyBuffer):
+        raise TypeError(f"a CuPy kernel was given a {type(buffer).__name__}")
+    return buffer
+
+
+class CupyEvent:
+    """A point in a stream's work, with its time."""
+
+    def __init__(self, stream: cupy.cuda.Stream) -> None:
+        self.event = _cupy().cuda.Event()
+        self.event.record(stream)
+
+    def milliseconds_since(self, earlier: CupyEvent) -> float:
+        self.event.synchronize()
+        return float(_cupy().cuda.get_elapsed_time(earlier.event, self.event))
+
+
+class CupyStream:
+    """A CUDA stream of its own, that waits for no other."""
+
+    def __init__(self) -> None:
+        self.cuda = _cupy().cuda.Stream(non_blocking=True)
+        self._marks: list[tuple[str, Event]] | None = None
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+
+    def record(self) -> CupyEvent:
+        return CupyEvent(self.cuda)
+
+    @contextmanager
+    def trace(self) -> Iterator[list[tuple[str, Event]]]:
+        """Collects an event after each launch meanwhile, with its phase; see `r18.backend`."""
+        self._marks = []
+        try:
+            yield self._marks
+        finally:
+            self._marks = None
+
+    def mark(self, phase: str) -> None:
+        """A launch has been enqueued, as this phase of its kernel."""
+        if self._marks is not None:
+            self._marks.append((phase, self.record()))
+
+    def capture(self, work: Callable[[], None], *, warm: bool = True) -> Callable[[], None]:
+        """The work as a graph. `warm`: run it once before; a first run loads its functions,
+        which a capture does not allow."""
+        if warm:
+            work()
+            self.cuda.synchronize()
+        self.cuda.begin_capture()
+        try:
+            work()
+        finally:
+            graph = self.cuda.end_capture()
+        graph.upload(self.cuda)
+        return lambda: graph.launch(self.cuda)

@@ -1,0 +1,210 @@
+"""What every kernel of this backend is: declared data, pure launches, one enqueue."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, cast
+
+import numpy as np
+
+from r18.backend import Array, Buffer, Resources, RoundingContract, Stream
+from r18.ops import Layout, Op, Problem
+from r18.precision import Precision
+from r18_cupy import launch as launching
+from r18_cupy.compiler import (
+    ARCHITECTURES,
+    KERNELS,
+    Entry,
+    architecture,
+    capability,
+    compile_entry,
+    sources,
+)
+from r18_cupy.launch import Buffers, GridLaunch
+
+# C++ type of a storage format; `storage.cuh` converts between them and float.
+STORAGE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+MAX_ELEMENTS = 2**31 - 1  # of a tensor: kernels index with 32 bits
+
+
+@dataclass(frozen=True, eq=False)
+class CudaKernel(ABC):
+    """A kernel made of launches. A subclass is one algorithm; see `r18.backend.Kernel`.
+
+    Subclasses implement `launches` (pure), `entries` (all that it can ever launch), and, where
+    they need to, `refuses`, `scratch` and `pack`.
+    """
+
+    op: ClassVar[type[Op]]
+    algorithm: ClassVar[str]
+
+    precision: Precision
+    layout: Layout = Layout.NCHW
+
+    deterministic: ClassVar[bool] = True
+    batch_invariant: ClassVar[bool] = True
+    in_place: ClassVar[bool] = False
+    minimum_capability: ClassVar[tuple[int, int]] = (7, 5)
+
+    @property
+    def tile(self) -> str:
+        """The last part of the id, where one algorithm has several tilings."""
+        return ""
+
+    @property
+    def id(self) -> str:
+        parts = ["cupy", self.op.name, self.algorithm, self.precision.name]
+        if self.layout is Layout.NHWC:
+            parts.append("nhwc")
+        return "/".join([*parts, self.tile] if self.tile else parts)
+
+    @property
+    @abstractmethod
+    def contract(self) -> RoundingContract: ...
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def storage(self) -> tuple[str, str]:
+        """The macro that names the storage type."""
+        return ("STORAGE", STORAGE[self.precision.storage])
+
+    @abstractmethod
+    def entries(self) -> tuple[Entry, ...]:
+        """Every function that some problem makes it launch."""
+
+    @abstractmethod
+    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
+        """What computes the problem, in order. Pure."""
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why this algorithm does not take a problem of its op, or None. Pure."""
+        return None
+
+    def scratch(self, problem: Problem) -> int:
+        """Bytes of workspace. Pure."""
+        return 0
+
+    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Weights as the device wants them, from float32 or float64. Default: rounded."""
+        specs = problem.op.weights()
+        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+            return tuple(
+                np.ascontiguousarray(array, self.precision.weight_dtype(spec))
+                for array, spec in zip(weights, specs, strict=True)
+            )
+
+    # -- the protocol --------------------------------------------------------------------------
+
+    def refusal(self, problem: Problem) -> str | None:
+        if type(problem.op) is not self.op:
+            return f"computes {self.op.name}, not {problem.op.name}"
+        for shape in (*problem.inputs, problem.output):
+            if math.prod(shape) > MAX_ELEMENTS:
+                return f"indexes with 32 bits; a tensor of shape {shape} has too many elements"
+        return self.refuses(problem)
+
+    def workspace(self, problem: Problem) -> int:
+        return self.scratch(problem)
+
+    def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
+        from r18_cupy.device import CupyMemory
+
+        memory = CupyMemory()
+        buffers = []
+        for array in self.pack(problem, weights):
+            buffers.append(memory.empty(array.nbytes))
+            memory.upload(array, buffers[-1])
+        return tuple(buffers)
+
+    def enqueue(
+        self,
+        problem: Problem,
+        inputs: tuple[Buffer, ...],
+        weights: tuple[Buffer, ...],
+        output: Buffer,
+        workspace: Buffer,
+        stream: Stream,
+    ) -> None:
+        from r18_cupy.device import CupyStream
+
+        buffers = Buffers(inputs, weights, output, workspace)
+        cuda = cast(CupyStream, stream)
+        for launch in launches_of(self, problem):
+            launching.LAUNCHER.launch(launch, buffers, cuda.cuda)
+            cuda.mark(launch.phase)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over what decides the results: device sources and flags, and the host modules."""
+        host = _host_sources(Path(inspect.getfile(type(self))))
+        parts = [self.id, *host, *sorted(entry.digest for entry in self.entries())]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @property
+    def source_files(self) -> tuple[Path, ...]:
+        found = {name for entry in self.entries() for name, _ in sources(entry.path)}
+        return tuple(KERNELS / name for name in sorted(found))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        families = {entry.family for entry in self.entries() if entry.family}
+        common = [name for name in ARCHITECTURES if capability(name) >= self.minimum_capability]
+        return (*common, *sorted(families))
+
+    def resources(self, target: str) -> dict[str, Resources]:
+        return {
+            entry.label: compile_entry(entry, target).resources
+            for entry in self._launched_on(capability(target))
+            if architecture(entry, capability(target)) == target
+        }
+
+    def machine_code(self, target: str) -> str:
+        digest = hashlib.sha256()
+        device = capability(target)
+        for entry in self._launched_on(device):
+            digest.update(compile_entry(entry, architecture(entry, device)).cubin)
+        return digest.hexdigest()
+
+    def _launched_on(self, device: tuple[int, int]) -> tuple[Entry, ...]:
+        """The entries for devices of this compute capability."""
+        if device < self.minimum_capability:
+            return ()
+        return tuple(
+            entry
+            for entry in self.entries()
+            if entry.family is None or capability(entry.family) == device
+        )
+
+
+@lru_cache(maxsize=4096)
+def launches_of(kernel: CudaKernel, problem: Problem) -> tuple[GridLaunch, ...]:
+    """`kernel.launches(problem)`, worked out once: enqueueing is on the way of every run."""
+    return kernel.launches(problem)
+
+
+# Modules that serve every kernel, and decide the result of none.
+_INFRASTRUCTURE = {"kernel.py", "launch.py", "compiler.py", "device.py"}
+
+
+@lru_cache(maxsize=256)
+def _host_sources(path: Path) -> tuple[str, ...]:
+    """The text of a kernel's host module, and of those of this package that it imports."""
+    found: dict[str, str] = {}
+    queue = [path]
+    while queue:
+        here = queue.pop()
+        if here.name not in found and here.name not in _INFRASTRUCTURE:
+            found[here.name] = text = here.read_text()
+            names = re.findall(r"^from r18_cupy\.(\w+) import", text, re.MULTILINE)
+            queue += [here.parent / f"{name}.py" for name in names]
+    return tuple(text for _, text in sorted(found.items()))

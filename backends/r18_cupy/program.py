@@ -1,0 +1,228 @@
+"""The executor's program, with what a GPU adds: copies beside compute, and arrays on the device.
+
+Two input buffers take turns, each with pinned host memory: while a batch is computed the next is
+copied by a stream of its own. Arrays that lie on the device already are read where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import cupy
+import numpy as np
+
+from r18.backend import Array, Backend, Buffer
+from r18.errors import UsageError
+from r18.executor import ExecutorProgram, Launch, Plan
+from r18.ops import Layout
+from r18_cupy.compiler import compile_all
+from r18_cupy.device import CupyBuffer, CupyStream
+from r18_cupy.kernel import CudaKernel, launches_of
+
+_DLPACK_CUDA = 2  # kDLCUDA
+
+
+class Slot:
+    """One of the input buffers.
+
+    ready: its batch has arrived. free: the last run that read it has ended.
+    """
+
+    def __init__(self, buffer: CupyBuffer, staging: Array) -> None:
+        self.buffer = buffer
+        self.staging = staging
+        self.ready = cupy.cuda.Event(disable_timing=True)
+        self.free = cupy.cuda.Event(disable_timing=True)
+
+
+class CupyProgram(ExecutorProgram):
+    """See `r18.backend.Program`. `run` takes and gives arrays on the device."""
+
+    def __init__(self, backend: Backend, plan: Plan, weights: Mapping[str, Array]) -> None:
+        capability = cupy.cuda.Device().compute_capability
+        compile_all(
+            (
+                launch.entry
+                for step in plan.steps
+                for launch in launches_of(cast(CudaKernel, step.kernel), step.problem)
+            ),
+            (int(capability[:-1]), int(capability[-1])),
+        )
+        self._loaded: Slot | None = None
+        super().__init__(backend, plan, weights)
+        tensor = plan.tensors[plan.schedule.input]
+        shape, dtype = tensor.layout.physical(tensor.shape), self._dtype
+        self._copies = cupy.cuda.Stream(non_blocking=True)
+        self._slots = [
+            Slot(cast(CupyBuffer, buffer), _pinned(shape, dtype))
+            for buffer in (self._buffer(tensor.value), self._memory.empty(tensor.nbytes))
+        ]
+        self._next = 0
+        self._runs: dict[int, Callable[[], None]] = {}
+        reads = [tensor.value in step.inputs for step in plan.steps]
+        self._head = len(reads) - reads[::-1].index(True)  # steps up to the last that reads it
+        self._tail: Callable[[], None] | None = None
+        self._held: Any = None
+
+    @property
+    def _cuda(self) -> cupy.cuda.Stream:
+        return cast(CupyStream, self._stream).cuda
+
+    # -- from and to the host ------------------------------------------------------------------
+
+    def load(self, images: Array) -> None:
+        """Start to bring a batch to the device; returns once `images` may be changed again.
+
+        A launch in flight goes on with the batch that it was given.
+        """
+        images = np.asarray(images)
+        tensor = self._check_input(images.shape, images.dtype)
+        with self._lock:
+            slot = self._slots[self._next]
+            self._next = 1 - self._next
+            slot.ready.synchronize()
+            slot.free.synchronize()
+            source = images.transpose(0, 2, 3, 1) if tensor.layout is Layout.NHWC else images
+            with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+                slot.staging[...] = source
+            slot.buffer.memory.copy_from_host_async(
+                slot.staging.ctypes.data, slot.staging.nbytes, self._copies
+            )
+            slot.ready.record(self._copies)
+            self._loaded = slot
+
+    def launch(self) -> None:
+        """Enqueue one run over what was loaded; returns at once."""
+        self._check_open()
+        slot = self._slots[0] if self._loaded is None else self._loaded
+        self._cuda.wait_event(slot.ready)
+        self._run_of(slot)()
+        slot.free.record(self._cuda)
+
+    def _launches_now(self) -> tuple[Launch, ...]:
+        if self._loaded is None:
+            return self._launches
+        self._loaded.ready.synchronize()
+        return self._reading(self._loaded.buffer, self._launches)
+
+    def _run_of(self, slot: Slot) -> Callable[[], None]:
+        """The launches over a slot's buffer, as a graph where the options say so."""
+        if slot is self._slots[0] and self._graph is not None:
+            return self._graph
+        key = slot.buffer.address
+        if key not in self._runs:
+            self._runs[key] = self._ready(self._reading(slot.buffer, self._launches))
+        return self._runs[key]
+
+    def _ready(self, launches: tuple[Launch, ...]) -> Callable[[], None]:
+        """Launches as one call, as a graph where the options say so."""
+
+        def work() -> None:
+            self._enqueue(launches)
+
+        if not (launches and self._plan.options.graph):
+            return work
+        return cast(CupyStream, self._stream).capture(work, warm=False)
+
+    def _reading(self, source: Buffer, launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
+        """The launches with another buffer as the network's input."""
+        value = self._plan.schedule.input
+        return tuple(
+            replace(
+                launch,
+                inputs=tuple(
+                    source if key == value else buffer
+                    for key, buffer in zip(step.inputs, launch.inputs, strict=True)
+                ),
+            )
+            for step, launch in zip(self._plan.steps, launches, strict=False)
+        )
+
+    def _buffer(self, key: str) -> Buffer:
+        if key == self._plan.schedule.input and self._loaded is not None:
+            return self._loaded.buffer
+        return super()._buffer(key)
+
+    # -- on the device -------------------------------------------------------------------------
+
+    def run(self, images: Any, stream: Any = None) -> cupy.ndarray:
+        """One run over an array on the device, ordered within the caller's stream.
+
+        images: (N, C, H, W) in anything that speaks DLPack or `__cuda_array_interface__`. Dense,
+                in the program's storage format, and at a multiple of 256 bytes, it is read where
+                it is, else copied.
+        stream: the caller's, as an integer handle, or an object of PyTorch (`cuda_stream`) or
+                CuPy (`ptr`); CuPy's current stream if not given. The run begins when that has
+                done its work so far, and work put there later sees the result.
+        Returns the output, logical shape, in the storage format, without a copy: a CuPy array
+        over the program's own memory, valid until the next run. Nothing is waited for.
+        Raises `ShapeError`, and `UsageError` for integers.
+        """
+        caller = _stream(stream)
+        with self._lock, caller:
+            source = _device_array(images)
+            tensor = self._check_input(source.shape, source.dtype)
+            logical = source if tensor.layout is Layout.NCHW else source.transpose(0, 2, 3, 1)
+            dense = cupy.ascontiguousarray(logical, self._dtype)  # no copy where it fits
+            if dense.data.ptr % self._memory.alignment:
+                dense = dense.copy()  # kernels read in vectors
+            begun = cupy.cuda.Event(disable_timing=True)
+            begun.record(caller)
+            self._cuda.wait_event(begun)
+            buffer = CupyBuffer(dense.data, dense.nbytes)
+            self._enqueue(self._reading(buffer, self._launches[: self._head]))
+            self._finish()
+            done = cupy.cuda.Event(disable_timing=True)
+            done.record(self._cuda)
+            caller.wait_event(done)
+            self._held = (images, dense)  # until the next run replaces it, in the same order
+            return self._output()
+
+    def _finish(self) -> None:
+        """The launches after those that read the input: the same for every input."""
+        if self._tail is None:
+            self._tail = self._ready(self._launches[self._head :])
+        self._tail()
+
+    def _output(self) -> cupy.ndarray:
+        tensor = self._plan.tensors[self._plan.schedule.output]
+        buffer = cast(CupyBuffer, self._buffer(tensor.value))
+        array = buffer.as_array(tensor.layout.physical(tensor.shape), self._dtype)
+        nhwc = array.ndim == 4 and tensor.layout is Layout.NHWC
+        return array.transpose(0, 3, 1, 2) if nhwc else array
+
+    def close(self) -> None:
+        """Give the memory back; idempotent."""
+        if not self._closed:
+            self._copies.synchronize()
+        super().close()
+        self._slots, self._runs, self._tail, self._held = [], {}, None, None
+
+
+def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A host array that the device copies from without staging."""
+    size = int(np.prod(shape))
+    memory = cupy.cuda.alloc_pinned_memory(size * dtype.itemsize)
+    return cast(Array, np.frombuffer(memory, dtype, size).reshape(shape))
+
+
+def _device_array(images: Any) -> cupy.ndarray:
+    """A CuPy array over the same memory."""
+    if hasattr(images, "__cuda_array_interface__"):
+        return cupy.asarray(images)
+    if hasattr(images, "__dlpack_device__") and images.__dlpack_device__()[0] == _DLPACK_CUDA:
+        return cupy.from_dlpack(images)
+    raise UsageError(
+        f"run() takes an array on the GPU (DLPack or __cuda_array_interface__), got a "
+        f"{type(images).__name__} on the host; call the program with it, or load, launch, fetch"
+    )
+
+
+def _stream(stream: Any) -> cupy.cuda.Stream:
+    if stream is None:
+        return cupy.cuda.get_current_stream()
+    if isinstance(stream, (cupy.cuda.Stream, cupy.cuda.ExternalStream)):
+        return stream
+    return cupy.cuda.ExternalStream(int(getattr(stream, "cuda_stream", stream)))

@@ -1,0 +1,34 @@
+"""What the tests of CUDA kernels share: architectures, and the parameters of a `.cu` function."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from r18_cupy.compiler import ARCHITECTURES as ARCHITECTURES
+from r18_cupy.compiler import Entry, sources
+
+_SCALARS = {
+    "int": np.int32,
+    "unsigned": np.uint32,
+    "float": np.float32,
+    "long long": np.int64,
+    "size_t": np.uint64,
+}
+
+
+def parameters(entry: Entry) -> list[type[np.generic] | str]:
+    """The parameters of a function as written: "pointer", a struct's name, or a scalar type."""
+    text = "\n".join(text for _, text in sources(entry.path))
+    found = re.search(rf"\b{entry.symbol}\s*\(([^)]*)\)\s*{{", text)
+    assert found, f"{entry.symbol} is not defined in {entry.path.name}"
+    kinds: list[type[np.generic] | str] = []
+    for parameter in found[1].split(","):
+        if "*" in parameter:
+            kinds.append("pointer")
+            continue
+        words = re.sub(r"\bconst\b|__grid_constant__", "", parameter).split()
+        kind = " ".join(words[:-1])
+        kinds.append(_SCALARS.get(kind, kind))
+    return kinds

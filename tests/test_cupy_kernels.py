@@ -1,0 +1,103 @@
+"""The CUDA kernels without a GPU: they compile, and their launches fit their functions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from cuda_support import ARCHITECTURES, parameters
+from r18.backend import FUSION_LEVELS, CompileOptions
+from r18.executor import make_plan
+from r18.ops import Problem
+from r18.schedule import resnet18, tiny
+from r18_cupy import Backend
+from r18_cupy.catalogue import all_kernels
+from r18_cupy.compiler import Entry, compile_entry
+from r18_cupy.kernel import CudaKernel
+from r18_cupy.launch import GridLaunch, Pointer, Role
+from r18_oracle.problems import schedule_problems
+
+KERNELS = all_kernels()
+ENTRIES = tuple(dict.fromkeys(entry for kernel in KERNELS for entry in kernel.entries()))
+EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
+
+
+def label(entry: Entry) -> str:
+    return "-".join([entry.symbol, *(f"{name}={value}" for name, value in entry.defines)])
+
+
+def capability(target: str) -> tuple[int, int]:
+    digits = target.removeprefix("sm_").rstrip("a")
+    return int(digits[:-1]), int(digits[-1])
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=label)
+def test_every_function_compiles_for_every_architecture_that_runs_it(entry: Entry) -> None:
+    minimum = max(k.minimum_capability for k in KERNELS if entry in k.entries())
+    targets = [entry.family] if entry.family else ARCHITECTURES
+    for target in targets:
+        if capability(target) >= minimum:
+            binary = compile_entry(entry, target)
+            assert binary.cubin.startswith(b"\x7fELF")
+            assert binary.resources.registers > 0
+            assert binary.resources.spill_nbytes == 0, f"{label(entry)} spills on {target}"
+
+
+def problems(kernel: CudaKernel) -> list[Problem]:
+    """The schedules' problems that the kernel takes, at two batch sizes and every level.
+
+    Softmax and relayouts, which no step of a schedule names, are among them.
+    """
+    found = {
+        problem
+        for network in (tiny(), resnet18())
+        for problem in schedule_problems(network, (1, 5))
+        if kernel.refusal(problem) is None
+    }
+    return sorted(found, key=str)
+
+
+@EACH_KERNEL
+def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
+    """As many arguments as parameters, of their types, with buffers that exist."""
+    taken = problems(kernel)
+    assert taken, "no problem of any schedule"
+    for problem in taken:
+        launches = kernel.launches(problem)
+        assert launches
+        for launch in launches:
+            assert launch.entry in kernel.entries()
+            check_arguments(launch, problem, kernel.workspace(problem))
+
+
+def check_arguments(launch: GridLaunch, problem: Problem, workspace: int) -> None:
+    kinds = parameters(launch.entry)
+    assert len(kinds) == len(launch.arguments), launch.entry.symbol
+    counts = {
+        Role.INPUT: len(problem.inputs),
+        Role.WEIGHT: len(problem.op.weights()),
+        Role.OUTPUT: 1,
+        Role.WORKSPACE: 1 if workspace else 0,
+    }
+    for kind, argument in zip(kinds, launch.arguments, strict=True):
+        if isinstance(argument, Pointer):
+            assert kind == "pointer"
+            assert argument.index < counts[argument.role], argument
+            assert argument.role is not Role.WORKSPACE or argument.offset < workspace
+        elif isinstance(argument, np.ndarray):
+            assert isinstance(kind, str)
+            assert kind != "pointer"
+            assert argument.size == 1
+        else:
+            expected = np.uintp if kind == "pointer" else kind
+            assert type(argument) is expected, f"{launch.entry.symbol}: {argument!r} for {kind}"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("level", FUSION_LEVELS)
+def test_every_schedule_has_a_plan(precision: str, level: str) -> None:
+    plan = make_plan(Backend(), resnet18(), CompileOptions(3, precision, level))
+    assert all(step.workspace_nbytes >= 0 for step in plan.steps)
+    assert math.prod(plan.tensors[plan.schedule.output].shape) == 3 * 1000
