@@ -1,0 +1,103 @@
+"""Numba's CUDA kernels: `R18_BACKEND=numba`. With no GPU, the same kernels in Numba's simulator.
+
+Importing this contacts no device and imports no Numba; `probe` is the first contact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Program, Stream
+from r18.errors import BackendUnavailable
+from r18.ops import Problem
+from r18.tuning import Table, find_table
+from r18_numba.catalogue import all_kernels, filling, simulated_kernels
+from r18_numba.target import NAME, known_simulated, numba_cuda, simulated
+
+if TYPE_CHECKING:
+    from r18.schedule import Schedule
+
+TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
+
+
+class Backend(BackendBase):
+    """CUDA kernels on Numba's current device, or in its simulator."""
+
+    name = NAME
+
+    def __init__(self) -> None:
+        # What is known of the device once it has been probed.
+        self._device: DeviceInfo | None = None
+        self._multiprocessors = 0
+        self._tuned: Table | None = None
+
+    @cached_property
+    def memory(self) -> Any:
+        numba_cuda()
+        from r18_numba.device import NumbaMemory
+
+        return NumbaMemory()
+
+    def probe(self) -> DeviceInfo:
+        if self._device is None:
+            cuda = numba_cuda()
+            self._device = self._simulator() if simulated() else self._gpu(cuda)
+        return self._device
+
+    def _simulator(self) -> DeviceInfo:
+        return DeviceInfo("cuda", "CUDA simulator (no GPU)", _versions(), simulated=True)
+
+    def _gpu(self, cuda: Any) -> DeviceInfo:
+        try:
+            device = cuda.get_current_device()
+            name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+            major, minor = device.compute_capability
+            self._multiprocessors = device.MULTIPROCESSOR_COUNT
+        except Exception as error:  # the driver's errors are of classes of their own
+            raise BackendUnavailable(
+                self.name, f"Numba reaches no CUDA device: {error}", "Check with nvidia-smi."
+            ) from error
+        details = {
+            **_versions(),
+            "compute capability": f"{major}.{minor}",
+            "multiprocessors": str(self._multiprocessors),
+        }
+        info = DeviceInfo("cuda", f"{name} (sm_{major}{minor})", details)
+        self._tuned = find_table(self.name, info, TUNED)
+        return info
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel; once the process works with the simulator, every one that it runs."""
+        return simulated_kernels() if known_simulated() else all_kernels()
+
+    def fastest(self, problem: Problem, precision: str) -> str | None:
+        """By the device's tuning table, else by how tiles fill a GPU; None in the simulator."""
+        measured = self._tuned.best(problem, precision) if self._tuned else None
+        if measured is not None or not self._multiprocessors:
+            return measured
+        return filling(problem, precision, self._multiprocessors)
+
+    def compile(
+        self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
+    ) -> Program:
+        """The executor's program."""
+        self.probe()  # the plan may name only what the device runs
+        return super().compile(schedule, weights, options)
+
+    def stream(self) -> Stream:
+        numba_cuda()
+        from r18_numba.device import NumbaStream
+
+        return NumbaStream()
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {package: version(package) for package in ("numba", "numba-cuda")}
+
+
+__all__ = ["Backend"]

@@ -1,0 +1,86 @@
+"""Every kernel, the preferred one for an op first, and which of the tiled ones fills a GPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from r18.ops import Conv2d, Problem
+from r18_numba.conv import IMPLICIT_GEMM_TILES, WINOGRAD_TILES, DirectConv, ImplicitGemm, Winograd
+from r18_numba.kernel import PRECISIONS, NumbaKernel, ceil_div
+from r18_numba.others import (
+    LINEAR_TILES,
+    AddKernel,
+    BatchNormKernel,
+    GapKernel,
+    LinearKernel,
+    MaxPoolKernel,
+    ReluKernel,
+    SoftmaxKernel,
+)
+
+PLAIN = (
+    DirectConv,
+    BatchNormKernel,
+    ReluKernel,
+    AddKernel,
+    MaxPoolKernel,
+    GapKernel,
+    SoftmaxKernel,
+)
+WINOGRAD_CHANNELS = 64
+"""From so many channels on either side, what Winograd saves in products is more than it moves."""
+
+WARP = 32
+
+
+@cache
+def all_kernels() -> tuple[NumbaKernel, ...]:
+    """Every kernel, of the GPU and of the simulator."""
+    kernels: list[NumbaKernel] = []
+    for precision in PRECISIONS:
+        kernels += [ImplicitGemm(precision, tile) for tile in IMPLICIT_GEMM_TILES]
+        kernels += [Winograd(precision, tile) for tile in WINOGRAD_TILES]
+        kernels += [LinearKernel(precision, *tile) for tile in LINEAR_TILES]
+        kernels += [kind(precision) for kind in PLAIN]
+    return tuple(kernels)
+
+
+@cache
+def simulated_kernels() -> tuple[NumbaKernel, ...]:
+    """Those that the simulator runs in good time: of the tiled ones, the smallest tile's."""
+    return tuple(kernel for kernel in all_kernels() if kernel.simulates)
+
+
+def filling(problem: Problem, precision: str, multiprocessors: int) -> str | None:
+    """The id of the convolution kernel whose tiles leave the fewest multiprocessors idle.
+
+    For devices that were never measured; None for other ops. Of each algorithm that takes the
+    problem, a tile costs the rounds of blocks it needs, times its size, and more the smaller it is,
+    since each product then costs more reads. Tiles of less than a warp are the simulator's.
+    """
+    op = problem.op
+    if not isinstance(op, Conv2d):
+        return None
+    samples, outputs, out_height, out_width = problem.output
+    wide = min(op.in_channels, outputs) >= WINOGRAD_CHANNELS
+    kind = Winograd if wide and op.kernel_size == (3, 3) and op.stride == (1, 1) else ImplicitGemm
+    if kind is Winograd:
+        columns, layers = samples * ceil_div(out_height, 2) * ceil_div(out_width, 2), 16
+    else:
+        columns, layers = samples * out_height * out_width, 1
+
+    def cost(kernel: Winograd | ImplicitGemm) -> float:
+        tile = kernel.tile
+        blocks = ceil_div(columns, tile.n) * ceil_div(outputs, tile.m) * layers
+        reads = 1 / tile.rows + 1 / tile.columns
+        return ceil_div(blocks, multiprocessors) * tile.m * tile.n * (1 + reads)
+
+    usable = [
+        kernel
+        for kernel in all_kernels()
+        if type(kernel) is kind
+        and kernel.precision.name == precision
+        and kernel.tile.threads >= WARP
+        and kernel.refusal(problem) is None
+    ]
+    return min(usable, key=cost).id if usable else None

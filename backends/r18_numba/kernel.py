@@ -1,0 +1,176 @@
+"""What every kernel of this backend has in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+
+from r18.backend import Array, Buffer, RoundingContract, Stream
+from r18.ops import Layout, Op, Problem
+from r18.precision import FP16, FP32, Precision
+from r18_numba.target import simulated
+
+PRECISIONS = (FP32, FP16)
+MOST_ELEMENTS = 2**31 - 1
+"""Of a tensor: counts are passed as 32-bit integers."""
+
+THREADS = 256
+SIMULATED_THREADS = 4
+SIMULATED_BLOCKS = 2
+"""Of kernels that go on by the grid's size, in the simulator, where a thread is one of Python's."""
+
+
+@dataclass(frozen=True, eq=False)
+class NumbaKernel:
+    """A kernel whose device code lies in `r18_numba.kernels`. See `r18.backend.Kernel`."""
+
+    op: ClassVar[type[Op]]
+    algorithm: ClassVar[str]
+    arithmetic: ClassVar[str]  # of the contract
+    layout: ClassVar[Layout] = Layout.NCHW
+    deterministic: ClassVar[bool] = True
+    batch_invariant: ClassVar[bool] = True
+    in_place: ClassVar[bool] = False
+
+    precision: Precision
+    contract: RoundingContract = field(init=False)
+
+    def __post_init__(self) -> None:
+        p = self.precision
+        object.__setattr__(
+            self, "contract", RoundingContract(self.arithmetic, p.accumulate, p.storage)
+        )
+
+    @property
+    def id(self) -> str:
+        return f"numba/{self.op.name}/{self.algorithm}/{self.precision.name}"
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def simulates(self) -> bool:
+        """Whether the simulator, with a Python thread a CUDA thread, runs it in good time."""
+        return True
+
+    @property
+    def storage(self) -> Any:
+        """The NumPy scalar type of stored tensors, which is what device code converts with."""
+        return self.precision.dtype.type
+
+    def refusal(self, problem: Problem) -> str | None:
+        if type(problem.op) is not self.op:
+            return f"computes {self.op.name}, not {problem.op.name}"
+        sizes = (elements(shape) for shape in (*problem.inputs, problem.output))
+        if max(sizes) > MOST_ELEMENTS:
+            return f"a tensor has more than {MOST_ELEMENTS:,} elements"
+        return self.objection(problem)
+
+    def objection(self, problem: Problem) -> str | None:
+        """Why this kernel does not take a problem of its op, besides its size."""
+        return None
+
+    def workspace(self, problem: Problem) -> int:
+        return 0
+
+    def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
+        return tuple(uploaded(array) for array in self.packed(problem, weights))
+
+    def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The weights as the device code reads them; here rounded to what they are kept in."""
+        return tuple(
+            np.ascontiguousarray(array, self.precision.weight_dtype(spec))
+            for array, spec in zip(weights, problem.op.weights(), strict=True)
+        )
+
+    def enqueue(
+        self,
+        problem: Problem,
+        inputs: tuple[Buffer, ...],
+        weights: tuple[Buffer, ...],
+        output: Buffer,
+        workspace: Buffer,
+        stream: Stream,
+    ) -> None:
+        from r18_numba.device import NumbaStream
+
+        if not isinstance(stream, NumbaStream):
+            raise TypeError(f"a Numba kernel was given a {type(stream).__name__}")
+        self.launch(problem, Arrays(inputs, weights, output, workspace, self.storage), stream)
+
+    def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
+        """Put the launches into a `NumbaStream`."""
+        raise NotImplementedError
+
+
+class Arrays:
+    """A call's buffers as 1-d device arrays."""
+
+    def __init__(
+        self,
+        inputs: tuple[Buffer, ...],
+        weights: tuple[Buffer, ...],
+        output: Buffer,
+        workspace: Buffer,
+        storage: Any,
+    ) -> None:
+        from r18_numba.device import numba_buffer
+
+        self.inputs = tuple(numba_buffer(buffer).as_array(storage) for buffer in inputs)
+        self.out = numba_buffer(output).as_array(storage)
+        self._weights = weights
+        self._workspace = workspace
+        self._storage = storage
+
+    def weight(self, place: int, dtype: Any = None) -> Any:
+        """A prepared weight, of the kernel's storage format unless another is named."""
+        from r18_numba.device import numba_buffer
+
+        return numba_buffer(self._weights[place]).as_array(dtype or self._storage)
+
+    def scratch(self, *sizes: int) -> list[Any]:
+        """The workspace as float32 arrays of these sizes, one behind the other."""
+        from r18_numba.device import numba_buffer
+
+        whole = numba_buffer(self._workspace).as_array(np.float32)
+        ends = accumulate(sizes)
+        return [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """How many elements a tensor has; an exact integer."""
+    return int(np.prod(shape, dtype=object))
+
+
+def uploaded(array: Array) -> Buffer:
+    """A buffer of the device that holds the array."""
+    from r18_numba.device import NumbaMemory
+
+    memory = NumbaMemory()
+    buffer = memory.empty(array.nbytes)
+    memory.upload(array, buffer)
+    return buffer
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+Dim3 = tuple[int, int, int]
+
+
+def over(count: int) -> tuple[Dim3, Dim3]:
+    """Grid and block for a kernel that has a thread for each of `count`, or goes on from there."""
+    if simulated():
+        return (SIMULATED_BLOCKS, 1, 1), (SIMULATED_THREADS, 1, 1)
+    return (ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1)
+
+
+def reducing(count: int) -> Dim3:
+    """The block, a power of two of threads, for a kernel that reduces `count` values in each."""
+    most = SIMULATED_THREADS if simulated() else THREADS
+    return (min(most, max(2, 1 << (count - 1).bit_length())), 1, 1)

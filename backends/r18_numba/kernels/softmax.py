@@ -1,0 +1,66 @@
+"""Softmax: a block for each row, the maximum and the sum in trees over its threads."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from r18_numba.kernels.jit import kernel
+from r18_numba.kernels.reduce import MOST_THREADS
+from r18_numba.target import numba_cuda
+
+cuda = numba_cuda()
+f32, index = np.float32, np.int64
+LOWEST = np.float32(-np.inf)
+
+
+@cache
+def build(storage: Any) -> Any:
+    """exp(x − max) / Σ exp(x − max) over each row of x (rows, features).
+
+    The maximum of a row with a NaN is NaN, so the whole row is; beside +Inf, and in a row of −Inf
+    alone, a difference of infinities is NaN, and the sum spreads it.
+    """
+
+    @kernel()
+    def softmax(x, out, features):  # type: ignore[no-untyped-def]
+        partial = cuda.shared.array(MOST_THREADS, f32)
+        thread = cuda.threadIdx.x & 1023
+        first = index(cuda.blockIdx.x) * features
+        largest = LOWEST
+        for at in range(thread, features, cuda.blockDim.x):
+            value = f32(x[np.uint64(first + at)])
+            if value > largest or value != value:
+                largest = value  # a NaN stays: nothing compares greater
+        partial[thread] = largest
+        span = cuda.blockDim.x // 2
+        while span > 0:
+            cuda.syncthreads()
+            if thread < span:
+                value = partial[thread + span]
+                if value > partial[thread] or value != value:
+                    partial[thread] = value
+            span //= 2
+        cuda.syncthreads()
+        largest = partial[0]
+        cuda.syncthreads()  # all have read it before sums take its place
+        total = f32(0)
+        for at in range(thread, features, cuda.blockDim.x):
+            total += f32(math.exp(f32(x[np.uint64(first + at)]) - largest))
+        partial[thread] = total
+        span = cuda.blockDim.x // 2
+        while span > 0:
+            cuda.syncthreads()
+            if thread < span:
+                partial[thread] += partial[thread + span]
+            span //= 2
+        cuda.syncthreads()
+        total = partial[0]
+        for at in range(thread, features, cuda.blockDim.x):
+            value = f32(math.exp(f32(x[np.uint64(first + at)]) - largest))
+            out[np.uint64(first + at)] = storage(value / total)
+
+    return softmax

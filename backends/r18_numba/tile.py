@@ -1,0 +1,65 @@
+"""The tile of a register-tiled matrix product, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARED_NBYTES = 48 * 1024
+"""Static shared memory that a block may have, on every architecture."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """C[m, n] += A[k, m]·B[k, n]: what a block and a thread of it compute.
+
+    m, n:  rows and columns of a block. k: depth of one stage in shared memory (there are two).
+    rows, columns: what a thread keeps in registers, as quads (or pairs) that lie a block's width
+                   of threads apart, so that a warp's reads of shared memory do not conflict.
+    registers: the most a thread may have; None lets the compiler choose.
+    """
+
+    m: int
+    n: int
+    k: int
+    rows: int
+    columns: int
+    registers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.m % self.rows or self.n % self.columns:
+            raise ValueError(f"{self}: threads do not cover the block")
+        if self.rows % self.row_vector or self.columns % self.column_vector:
+            raise ValueError(f"{self}: a thread's rows and columns are whole vectors")
+        if self.threads % self.n or (self.k * self.m) % self.threads or self.k % self.row_step:
+            raise ValueError(f"{self}: the threads do not fill a stage in whole rounds")
+        if 2 * 4 * self.k * (self.m + self.n) > SHARED_NBYTES:
+            raise ValueError(f"{self}: two stages do not fit in shared memory")
+
+    @property
+    def threads(self) -> int:
+        return (self.m // self.rows) * (self.n // self.columns)
+
+    @property
+    def row_vector(self) -> int:
+        return min(4, self.rows)
+
+    @property
+    def column_vector(self) -> int:
+        return min(4, self.columns)
+
+    @property
+    def row_step(self) -> int:
+        """How many rows (of depth) of B all threads load at once."""
+        return self.threads // self.n
+
+    def __str__(self) -> str:
+        return f"m{self.m}n{self.n}k{self.k}"
+
+
+LARGE = Tile(128, 128, 8, 8, 8, registers=128)
+WIDE = Tile(64, 128, 8, 8, 8, registers=128)
+SMALL = Tile(32, 64, 8, 4, 4)
+TINY = Tile(8, 8, 8, 4, 2)
+"""Eight threads: the simulator has a thread of Python for each."""
+
+TILES = (LARGE, WIDE, SMALL, TINY)
