@@ -25,6 +25,7 @@ from r18.ops import (
     Linear,
     MaxPool2d,
     Op,
+    Problem,
     ReLU,
     Softmax,
 )
@@ -131,6 +132,10 @@ def fail(*arguments: Any) -> None:
     raise MemoryError("out of device memory\a")
 
 
+def not_until_mended(problem: Problem) -> str | None:
+    return None if mended() else "not today"
+
+
 class Faulty(Right):
     """Max-pooling is wrong in the network too; the others are in no program."""
 
@@ -142,7 +147,7 @@ class Faulty(Right):
         return (kernel(ReLU, sleep, "sleeping"), *super().kernels())
 
     def more(self) -> tuple[HostKernel, ...]:
-        idle = replace(kernel(GlobalAvgPool, right, "idle"), refuses=lambda problem: "not today")
+        idle = replace(kernel(GlobalAvgPool, right, "idle"), refuses=not_until_mended)
         return (
             *super().more(),
             kernel(Softmax, crash, "crashing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import mutation_toy
 from r18.backend import Array
 from r18.host import HostFunction, HostKernel
-from r18.ops import ReLU
+from r18.ops import Problem, ReLU
 from r18_oracle.campaign import profile, run_campaign
 from r18_oracle.corners import corners
 from r18_oracle.findings import Finding
@@ -19,12 +20,12 @@ from r18_oracle.findings import Finding
 QUICK = replace(profile("quick"), shrink_seconds=1.0)
 
 
-def finding_of(function: HostFunction) -> Finding | None:
+def finding_of(function: HostFunction, network: str | None = None) -> Finding | None:
     """What a campaign finds on a ReLU that computes so."""
     backend = mutation_toy.Backend()
     (kernel,) = backend.kernels()
     wrong: HostKernel = replace(kernel, run=function)
-    return run_campaign(backend, wrong, QUICK, seed=0, network_name=None).finding
+    return run_campaign(backend, wrong, QUICK, seed=0, network_name=network).finding
 
 
 def test_a_fault_that_comes_and_goes_is_a_finding() -> None:
@@ -43,6 +44,24 @@ def test_a_fault_that_comes_and_goes_is_a_finding() -> None:
     assert finding.check in ("runs", "inputs_unchanged")
 
 
+def test_a_device_that_is_lost_is_told_with_the_problem_that_lost_it() -> None:
+    """From then on every call raises, so that no smaller problem means anything."""
+    lost: list[tuple[int, ...]] = []
+
+    def once(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        if out.size > 100:
+            lost.append(out.shape)
+        if lost:
+            raise RuntimeError("an illegal memory access was encountered")
+        np.maximum(inputs[0], 0, out=out)
+
+    finding = finding_of(once)
+    assert finding is not None
+    assert finding.check == "runs"
+    assert finding.problem is not None
+    assert finding.problem.inputs[0] == lost[0]
+
+
 def test_a_fault_on_a_corner_alone_is_found() -> None:
     width = max(p.inputs[0][-1] for p in corners(ReLU, QUICK.max_elements, QUICK.max_macs))
 
@@ -51,5 +70,16 @@ def test_a_fault_on_a_corner_alone_is_found() -> None:
 
     finding = finding_of(wrong)
     assert finding is not None
+    assert finding.problem == Problem(ReLU(), ((1, width),))  # shrunk, though it was not drawn
+
+
+def test_a_fault_on_the_network_alone_is_found_and_shrunk() -> None:
+    def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], out.size > 100_000, out=out)
+
+    finding = finding_of(wrong, "resnet18")
+    assert finding is not None
     assert finding.problem is not None
-    assert finding.problem.inputs[0][-1] == width
+    assert finding.details["light"]
+    (size,) = (math.prod(shape) for shape in finding.problem.inputs)
+    assert 100_000 < size < 200_000

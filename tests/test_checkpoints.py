@@ -8,7 +8,7 @@ import json
 import pickle
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -26,7 +26,7 @@ from r18.backend import (
     RoundingContract,
 )
 from r18.errors import NoKernel, R18Error, ShapeError, UnknownName, UsageError
-from r18.executor import ExecutorProgram, PlannedStep, make_plan
+from r18.executor import ExecutorProgram, Launch, PlannedStep, make_plan
 from r18.host import HostBuffer, HostKernel, HostStream
 from r18.precision import PRECISIONS
 from r18.registry import get_backend
@@ -44,6 +44,7 @@ from r18_oracle.findings import Finding
 from r18_oracle.images import Images
 from r18_oracle.losses import END_TO_END_MULTIPLE, Allowance, LossSums, multiple
 from r18_oracle.reference import KernelRunning, reference
+from r18_oracle.winograd import growth
 
 SMALL = resnet("small", blocks=(1, 2), width=16, classes=7, image_size=40)
 NETWORKS = {"tiny": tiny(), "small": SMALL}
@@ -130,8 +131,8 @@ class Corrupting(ExecutorProgram):
         self.at, self.corrupt = step, corrupt
         self.wanted = tapped is None or tapped == bool(self.plan.options.taps)
 
-    def _enqueue_all(self) -> None:
-        for step, launch in zip(self.plan.steps, self._launches, strict=True):
+    def _enqueue(self, launches: Sequence[Launch]) -> None:
+        for step, launch in zip(self.plan.steps, launches, strict=True):
             launch.enqueue(self._stream)
             if self.wanted and step.name == self.at:
                 tensor = self.plan.tensors[step.output]
@@ -874,6 +875,9 @@ def test_a_report_is_data() -> None:
 def test_the_multiple_is_that_of_the_algorithms() -> None:
     assert multiple([]) == multiple(["sum", "winograd_f2x2", "exact"]) == END_TO_END_MULTIPLE
     assert multiple(["sum", "winograd_f4x4"]) > END_TO_END_MULTIPLE
+    assert growth(2).max() < END_TO_END_MULTIPLE
+    worst = growth(4).max()
+    assert multiple(["winograd_f4x4"]) / 2 < worst < multiple(["winograd_f4x4"])
 
 
 def loss(got: Any, own: Any, expected: Any, precision: str = "fp32") -> Any:

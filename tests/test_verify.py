@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 
 from commands import Done, r18
 from faulty_backends import MENDED, Faulty
+from r18.cli import main
 from r18.errors import R18Error, UnknownName
-from r18.ops import Conv2d
+from r18.ops import Conv2d, Problem, Softmax
 from r18.registry import load_backend
 from r18.schedule import network
 from r18_oracle import tasks, verify_text
 from r18_oracle import verify as verify_module
-from r18_oracle.campaign import PROFILES, Profile
+from r18_oracle.campaign import PROFILES, KernelReport, Profile
 from r18_oracle.coverage import coverage_findings, program_refusal, unavailable
 from r18_oracle.findings import Finding, load
 from r18_oracle.tasks import NetworkRun, replay_finding
@@ -37,6 +39,7 @@ FAULTS = {
     "faulty/add/raising/fp32": "runs",
     "faulty/gap/one_less/fp32": "bound",
     "faulty/conv2d/swapped/fp32": "exact",
+    "faulty/gap/idle/fp32": "coverage",
 }
 KERNELS = [kernel.id for kernel in Faulty().kernels()]
 NETWORK = "faulty_backends:Faulty/program/all/fp32"
@@ -132,7 +135,6 @@ def test_each_fault_is_found_and_the_run_goes_on(faulty: Run) -> None:
     (result,) = faulty.verification.backends
     assert [report.kernel for report in result.kernels] == KERNELS
     verdicts = {report.kernel: report.verdict for report in result.kernels}
-    assert verdicts.pop("faulty/gap/idle/fp32") == "refused"
     assert {kernel for kernel, verdict in verdicts.items() if verdict != "ok"} == set(FAULTS)
     found = faulty.verification.findings
     assert [(f.kernel, f.check) for f in found[:-1]] == list(FAULTS.items())
@@ -144,6 +146,8 @@ def test_what_a_kernel_ended_in_is_told_with_its_problem(faulty: Run) -> None:
         "faulty/softmax/crashing/fp32": "the worker process died of SIGSEGV",
         "faulty/relu/sleeping/fp32": "the worker process gave no sign of life for 8 s",
         "faulty/add/raising/fp32": "raised MemoryError: ",
+        "faulty/gap/idle/fp32": "takes nothing that it was offered, though fp32 is to be had here; "
+        "of this problem it says: not today",
     }.items():
         finding = faulty.finding(kernel)
         assert finding.message.startswith(message)
@@ -162,6 +166,13 @@ def test_the_smallest_problem_that_shows_a_fault_is_told(faulty: Run) -> None:
     assert conv.macs < 100
 
 
+def test_a_crash_and_a_hang_are_shrunk_in_workers_of_their_own(faulty: Run) -> None:
+    assert faulty.finding("faulty/softmax/crashing/fp32").problem == Problem(Softmax(), ((1, 1),))
+    hang = faulty.finding("faulty/relu/sleeping/fp32").problem
+    assert hang is not None
+    assert set(hang.inputs[0]) == {1}
+
+
 def test_the_network_names_the_step_where_it_diverges_first(faulty: Run) -> None:
     step = faulty.finding("network")
     assert step.details["step"] == "maxpool"
@@ -176,7 +187,7 @@ def test_each_finding_is_printed_with_all_that_shows_it(faulty: Run) -> None:
     assert summary.splitlines()[-1] == faulty.verification.closing()
     assert f": {len(KERNELS)} kernels on " in faulty.verification.closing()
     assert " problems and 1 network in " in faulty.verification.closing()
-    assert faulty.verification.closing().endswith(" s: 7 findings")
+    assert faulty.verification.closing().endswith(" s: 8 findings")
     for finding, text in zip(faulty.verification.findings, told, strict=True):
         first, *lines = (line.strip() for line in text.splitlines())
         assert f"faulty/{first}" == f"{finding.kernel}: {finding.check}: {finding.message}"
@@ -221,20 +232,29 @@ def test_junit_is_xml_and_counts_whatever_a_kernel_raises(faulty: Run) -> None:
     (suite,) = ElementTree.parse(faulty.junit).getroot()
     assert suite.attrib["name"] == named("Faulty")
     counts = [int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")]
-    assert counts == [len(KERNELS) + 1, 7, 0, 1]
+    assert counts == [len(KERNELS) + 1, 8, 0, 0]
     cases = {case.attrib["name"]: list(case) for case in suite}
     assert set(cases) == {*KERNELS, NETWORK}
-    (skipped,) = cases.pop("faulty/gap/idle/fp32")
     failures = {name: case[0].attrib["type"] for name, case in cases.items() if case}
     assert failures == FAULTS | {NETWORK: "checkpoint"}
-    assert (skipped.tag, skipped.attrib["message"]) == (
-        "skipped",
-        "refused every problem: not today",
-    )
     (raised,) = cases["faulty/add/raising/fp32"]
     assert raised.attrib["message"] == "raised MemoryError: out of device memory�"
     (wrong,) = cases["faulty/conv2d/swapped/fp32"]
     assert "expected" in str(wrong.text)
+
+
+def test_junit_skips_a_kernel_of_a_precision_that_is_not_to_be_had(faulty: Run) -> None:
+    """And says why; `verify` makes a finding of one whose precision is."""
+    (busy,) = faulty.verification.backends
+    report = KernelReport("mine", "mine/gap/plain/tf32")
+    report.tally.refused["no tensor cores"] += 3
+    result = BackendResult("mine", busy.device, [report])
+    (case,) = ElementTree.fromstring(verify_text.junit(verification(result)).encode()).iter(
+        "testcase"
+    )
+    assert [(c.tag, c.attrib["message"]) for c in case] == [
+        ("skipped", "refused every problem: no tensor cores")
+    ]
 
 
 # -- replay ------------------------------------------------------------------------------------
@@ -250,6 +270,7 @@ def replay_here(finding: Finding) -> Finding | None:
     [
         "faulty/gap/one_less/fp32",
         "faulty/add/raising/fp32",
+        "faulty/gap/idle/fp32",
         "network",
         "faulty/softmax/crashing/fp32",
     ],
@@ -475,3 +496,12 @@ def test_a_precision_that_is_not_to_be_had_is_no_fault() -> None:
     assert unavailable(load_backend(named("Refusing")), "fp32") == "not today"
     assert coverage_findings("mine", load_backend(named("Refusing")), "tiny", (1,), 0) == []
     assert unavailable(load_backend(named("Right")), "fp32") is None
+
+
+def test_the_command_has_its_name_however_it_was_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started = ["/somewhere/__main__.py", "verify", "--help"]
+    with patch.object(sys, "argv", started), pytest.raises(SystemExit):
+        main()
+    assert "Usage: r18 verify [OPTIONS]" in capsys.readouterr().out

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import worker_tasks
 from r18.errors import BackendUnavailable
-from r18_oracle.worker import Job, Outcome, Pool, run_jobs
+from r18_oracle.findings import Failed, Finding, failed
+from r18_oracle.worker import THREAD_VARIABLES, Job, Outcome, Pool, run_jobs
 
 
 def run(*jobs: Job, workers: int = 2) -> list[Outcome]:
@@ -93,10 +96,74 @@ def test_a_pool_keeps_its_workers_between_runs() -> None:
         assert [o.result for o in pool.run([job("process_id")])] != first
 
 
+def test_a_result_that_says_so_ends_its_worker() -> None:
+    with Pool(workers=1) as pool:
+        (first,) = pool.run([job("spent")])
+        (again,) = pool.run([job("process_id")])
+    assert again.result != first.result.process_id
+
+
 def test_a_job_whose_worker_dies_while_its_parent_is_busy_is_not_lost() -> None:
     jobs = [job("killed")]
     outcomes = list(run_jobs(jobs, workers=1, on_progress=lambda j, problem: time.sleep(0.5)))
     assert [o.finding is not None and o.finding.check for o in outcomes] == ["crash"]
+
+
+def test_a_failed_check_survives_the_way_between_processes() -> None:
+    problem = worker_tasks.problem(3)
+    finding = Finding("exact", "mine", "mine/relu/plain/fp32", problem, "exact", 0, "not right")
+    error = pickle.loads(pickle.dumps(failed(finding)))
+    assert isinstance(error, Failed)
+    assert type(error) is type(failed(finding)) is not type(failed(replace(finding, check="runs")))
+    assert error.finding == finding
+
+
+def test_an_exception_that_does_not_survive_it_is_told_in_words() -> None:
+    outcomes = run(job("fail_in_its_own_way"), job("double", number=1), workers=1)
+    assert str(outcomes[0].result) == "TwoParts: the oracle's, own fault"
+    assert outcomes[1].result == 2
+
+
+def test_workers_write_where_they_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
+    with Pool(workers=1) as pool:
+        (kept,) = [Path(o.result) for o in pool.run([job("hypothesis_home")])]
+        assert kept.is_dir()
+        assert list(kept.iterdir())
+    assert not kept.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("openmp", "threads", "expected"),
+    [
+        (None, 3, {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "3"}),
+        ("2", 3, {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}),
+        ("2,1", 3, {"OMP_NUM_THREADS": "2,1", "MKL_NUM_THREADS": "2"}),
+        ("8", 3, {"OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "3"}),
+    ],
+)
+def test_no_library_gets_more_threads_than_the_user_allows_openmp(
+    monkeypatch: pytest.MonkeyPatch, openmp: str | None, threads: int, expected: dict[str, str]
+) -> None:
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if openmp is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+    with Pool(workers=1, threads=threads) as pool:
+        (outcome,) = pool.run([job("variables")])
+    assert expected.items() <= outcome.result.items()
+
+
+def test_jobs_of_a_kin_go_to_one_worker_while_others_have_other_work() -> None:
+    kin = [replace(job("process_id"), kin=name) for name in "ab"]
+    with Pool(workers=2) as pool:
+        first, again = ({o.job.kin: o.result for o in pool.run(js)} for js in (kin, kin[::-1]))
+    assert first["a"] != first["b"]
+    assert first == again
 
 
 def test_what_backends_raise_survives_the_way_between_processes() -> None:

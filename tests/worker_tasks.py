@@ -6,6 +6,9 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis.configuration import storage_directory
 
 from r18.ops import Problem, ReLU
 
@@ -43,6 +46,38 @@ def killed(announce: Announce) -> None:
 
 def fail(announce: Announce) -> None:
     raise RuntimeError("the oracle's own fault")
+
+
+class TwoParts(Exception):
+    """It cannot be made again from its message, as pickle does."""
+
+    def __init__(self, whose: str, what: str) -> None:
+        super().__init__(f"{whose}, {what}")
+
+
+def fail_in_its_own_way(announce: Announce) -> None:
+    raise TwoParts("the oracle's", "own fault")
+
+
+def hypothesis_home(announce: Announce) -> str:
+    """Where Hypothesis keeps things, having kept one."""
+    folder = storage_directory("constants")
+    folder.create_if_missing()
+    return str(folder.home_directory)
+
+
+def variables(announce: Announce) -> dict[str, str]:
+    return dict(os.environ)
+
+
+@dataclass(frozen=True)
+class Spent:
+    process_id: int
+    spent: bool = True
+
+
+def spent(announce: Announce) -> Spent:
+    return Spent(os.getpid())
 
 
 def process_id(announce: Announce) -> int:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -26,6 +26,7 @@ from r18_oracle.crossings import crossings
 from r18_oracle.findings import Failed, Finding
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.problems import problems, schedule_problems
+from r18_oracle.shrink import elements, shrunk
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ class KernelReport:
             return "FAIL"
         return "ok" if self.tally.problems else "refused"
 
+    @property
+    def spent(self) -> bool:
+        """Whether the process is of no more use: what a kernel raises may be a device that is
+        lost to it, where every later call raises too."""
+        return self.finding is not None and self.finding.check == "runs"
+
 
 Announce = Callable[[Problem | None, str, int], None]
 
@@ -116,11 +123,13 @@ def run_campaign(
     """
     report = KernelReport(backend_name or backend.name, kernel.id)
     start = time.perf_counter()
+    passed: list[Callable[[], bool]] = []  # the last that did
 
     def attempt(
         problem: Problem, data_seed: int, rounding: str, light: bool, only: str | None = None
     ) -> bool:
-        return examine(
+        examined = partial(
+            examine,
             backend,
             kernel,
             problem,
@@ -132,21 +141,39 @@ def run_campaign(
             announce=announce,
             only=only,
         )
+        try:
+            accepted = examined()
+        except Failed as failure:
+            if failure.finding.check == "runs" and passed and _fails(passed[0]):
+                raise _DeviceLost(failure.finding) from None  # smaller problems would raise too
+            raise
+        if accepted:
+            passed[:] = [examined]
+        return accepted
+
+    def fixed(problem: Problem, index: int, light: bool) -> bool:
+        """A problem that was not drawn: what it fails is shrunk here."""
+        rounding = ROUNDING[index % len(ROUNDING)]
+        try:
+            return attempt(problem, seed, rounding, light)
+        except Failed as failure:
+            raise _smallest(
+                failure, how, lambda p, check: attempt(p, seed, rounding, light, check)
+            ) from None
 
     try:
         search(kernel, how, seed, attempt)
-        fixed = (
+        known = (
             *corners(kernel.op, how.max_elements, how.max_macs),
             *crossings(kernel, how.max_elements, how.max_macs),
         )
-        for index, problem in enumerate(fixed):
-            attempt(problem, seed, ROUNDING[index % len(ROUNDING)], False)
+        for index, problem in enumerate(known):
+            fixed(problem, index, False)
         if network_name is not None:
             for index, problem in enumerate(network_problems(network_name, how.batches)):
                 if type(problem.op) is kernel.op:
-                    rounding = ROUNDING[index % len(ROUNDING)]
-                    report.network_problems += attempt(problem, seed, rounding, not how.whole)
-    except Failed as failure:
+                    report.network_problems += fixed(problem, index, not how.whole)
+    except (Failed, _DeviceLost) as failure:
         report.finding = failure.finding
     report.seconds = time.perf_counter() - start
     return report
@@ -205,16 +232,47 @@ class _ShrunkEnough(BaseException):
     """Ends a search; Hypothesis lets it through, as it does KeyboardInterrupt."""
 
 
+class _DeviceLost(BaseException):
+    """What passed before now raises: ends a search with the finding that it began with."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+
+
+def _fails(examined: Callable[[], object]) -> bool:
+    try:
+        examined()
+    except Failed:
+        return True
+    return False
+
+
 def _smaller(one: Finding, other: Finding) -> bool:
     """Same fault, in less: fewer elements, or as many and a smaller seed."""
     if one.check != other.check or one.problem is None or other.problem is None:
         return False
-    return (_elements(one.problem), one.seed) < (_elements(other.problem), other.seed)
+    return (elements(one.problem), one.seed) < (elements(other.problem), other.seed)
 
 
-def _elements(problem: Problem) -> int:
-    weights = [spec.shape for spec in problem.op.weights()]
-    return sum(math.prod(shape) for shape in (*problem.inputs, *weights, problem.output))
+def _smallest(failure: Failed, how: Profile, attempt: Callable[[Problem, str], object]) -> Failed:
+    """The failure of the same check on the smallest problem that is found to fail it."""
+    best, finding = failure, failure.finding
+    deadline = time.monotonic() + how.shrink_seconds
+
+    def fails(problem: Problem) -> bool:
+        nonlocal best
+        try:
+            attempt(problem, finding.check)
+        except Failed as again:
+            if again.finding.check != finding.check:
+                return False
+            best = again
+            return True
+        return False
+
+    if finding.problem is not None:
+        shrunk(finding.problem, fails, lambda: time.monotonic() > deadline)
+    return best
 
 
 def uncovered(

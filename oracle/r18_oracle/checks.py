@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -41,7 +40,7 @@ from r18.ops import Problem
 from r18_oracle.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.cases import Case
 from r18_oracle.declared import declaration, objection
-from r18_oracle.findings import Failed, Finding
+from r18_oracle.findings import Finding, failed
 from r18_oracle.inputs import IMPULSES, ROUNDING, kinds_for, make_case
 from r18_oracle.judge import Judgement, judge
 from r18_oracle.reference import KernelRunning
@@ -105,12 +104,6 @@ class Tally:
             self.resolution = min(self.resolution or judgement.resolution, judgement.resolution)
 
 
-@cache
-def failure_type(check: str) -> type[Failed]:
-    """One exception type a check, so that a search that shrinks stays with the check it saw."""
-    return type(f"Failed_{check}", (Failed,), {})
-
-
 @dataclass
 class Examination:
     """One kernel on one problem with one seed: runs checks, raises `Failed` at the first fault.
@@ -145,22 +138,23 @@ class Examination:
         kinds = kinds_for(self.kernel, self.problem)
         if self.only in VALUES and self.kernel.deterministic:
             if self.only in (*kinds, "bound"):
-                self._values(self.only, rounding if self.only == "bound" else self.only)
+                kind = rounding if self.only == "bound" else self.only
+                self._values(self.only, kind, range(self._variants(kind)))
             return True
         case = self._case(rounding)
         first = self._observe(case, settle=not light)
         others = [] if light else self._memory(case, first)
         if "exact" in kinds:
-            self._values("exact", "exact")
+            self._values("exact", "exact", range(self._variants("exact")))
         if not light and "impulse" in kinds:
-            self._values("impulse", "impulse")
-        self._values("bound", rounding)
-        self._case(rounding)
-        for result in others:
-            self._judge("bound", case, result)
+            self._values("impulse", "impulse", range(self._variants("impulse")))
+        self._about(rounding)
+        for result in (first.output, *others):
+            self._judge("bound", case, result, variant=0)
+        self._values("bound", rounding, range(1, self._variants(rounding)))
         if not light:
-            self._values("edges", "edges")
-            self._case(rounding)
+            self._values("edges", "edges", range(self._variants("edges")))
+            self._about(rounding)
             if self.problem.batch > 1:
                 self._batch(case, first.output)
             self._completion(first, 0.0)
@@ -267,19 +261,27 @@ class Examination:
             self._same(check, before, got, f"is declared batch-invariant; {what}")
         self._judge(check, case, got)
 
-    def _values(self, check: str, kind: str) -> None:
-        """A kind of input and its check; several variants where the problem is small."""
+    def _variants(self, kind: str) -> int:
+        """How many sets of inputs of a kind; several where the problem is small."""
         fewest = IMPULSES if kind == "impulse" else 1
-        few = min(VARIANTS, ELEMENTS // math.prod(self.problem.output))
-        for variant in range(max(fewest, few)):
+        return max(fewest, min(VARIANTS, ELEMENTS // math.prod(self.problem.output)))
+
+    def _values(self, check: str, kind: str, variants: Iterable[int]) -> None:
+        """A kind of input and its check."""
+        for variant in variants:
             case = self._case(kind, variant)
-            self._judge(check, case, self._observe(case).output, exact=kind == "exact")
+            got = self._observe(case).output
+            self._judge(check, case, got, exact=kind == "exact", variant=variant)
 
     # -- pieces --------------------------------------------------------------------------------
 
-    def _case(self, kind: str, variant: int = 0) -> Case:
+    def _about(self, kind: str, variant: int = 0) -> None:
+        """What is found from here on is found on these inputs."""
         self._kind, self._how["variant"] = kind, variant
         self.announce(self.problem, kind, self.seed)
+
+    def _case(self, kind: str, variant: int = 0) -> Case:
+        self._about(kind, variant)
         return make_case(self.kernel, self.problem, kind, self.seed, variant)
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -355,9 +357,22 @@ class Examination:
             )
         self._pass(check)
 
-    def _judge(self, check: str, case: Case, got: Array, *, exact: bool = False) -> None:
+    def _judge(
+        self,
+        check: str,
+        case: Case,
+        got: Array,
+        *,
+        exact: bool = False,
+        variant: int | None = None,
+    ) -> None:
+        """By the reference; `variant` is that of the case, where `make_case` made it just so."""
+        key = None
+        if variant is not None:
+            asked = (self.problem, self._kind, self.seed, variant)
+            key = (*asked, case.precision, self._contract)
         try:
-            judgement = judge(case, self._contract, got, exact=exact)
+            judgement = judge(case, self._contract, got, exact=exact, key=key)
         except (UnknownName, UsageError) as error:
             self._fail("declaration", f"no error bound follows from its contract: {error}")
         if not judgement.ok:
@@ -388,7 +403,7 @@ class Examination:
         bound: float | None = None,
         picture: dict[str, Any] | None = None,
     ) -> NoReturn:
-        raise failure_type(check)(
+        raise failed(
             Finding(
                 check=check,
                 backend=self.backend_name,

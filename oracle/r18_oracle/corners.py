@@ -31,8 +31,8 @@ def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ..
     return tuple(
         problem
         for problem in _BY_OP[op]()
-        if problem.macs <= 2 * max_macs
-        and max(math.prod(s) for s in (*problem.inputs, problem.output)) <= 4 * max_elements
+        if problem.macs <= 4 * max_macs
+        and max(math.prod(s) for s in (*problem.inputs, problem.output)) <= 8 * max_elements
     )
 
 
@@ -61,11 +61,14 @@ def _conv() -> Iterator[Problem]:
     yield _fused(Conv2d(2, 3, (7, 5), (1, 1), (3, 2)), (2, 2, 5, 3))
     # Padding as wide as the window: outputs that see nothing but zeros.
     yield _fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
-    # Long sums for one output channel: a kernel that cuts its work by the size of its operands
-    # cuts a single row here, then a batch with a few images left over, then rows of each image.
-    yield Problem(Conv2d(128, 1, (7, 7), (1, 1), (3, 3)), ((1, 128, 1, 63),))
-    yield _fused(Conv2d(64, 1, (7, 7), (1, 1), (3, 3)), (5, 64, 3, 8))
-    yield _fused(Conv2d(64, 1, (7, 7), (1, 1), (3, 3)), (2, 64, 10, 10))
+    # Long sums for one output channel: a kernel that cuts its work by the size of its operands (4
+    # MiB of unfolded columns, say) cuts within a single row here; then a batch with a few images
+    # left over, in float64 and in float32; then each image into bands of rows, the last narrower.
+    wide = Conv2d(64, 1, (7, 7), (1, 1), (3, 3))
+    yield Problem(Conv2d(128, 1, (7, 7), (1, 1), (3, 3)), ((1, 128, 1, 84),))
+    yield _fused(wide, (7, 64, 3, 8))
+    yield _fused(wide, (15, 64, 3, 8))
+    yield _fused(wide, (2, 64, 17, 11))
 
 
 def _maxpool() -> Iterator[Problem]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
-from r18.backend import Backend, CompileOptions
+from r18.backend import Backend, CompileOptions, Kernel
 from r18.errors import NoKernel, R18Error, UnknownName
 from r18.executor import make_plan
 from r18.ops import Problem
 from r18.precision import precision as precision_of
 from r18.schedule import Schedule, network
-from r18_oracle.campaign import uncovered
+from r18_oracle.campaign import network_problems, uncovered
 from r18_oracle.corners import corners
 from r18_oracle.findings import Finding
 from r18_oracle.losses import Allowance
@@ -57,6 +58,44 @@ def unavailable(backend: Backend, precision: str) -> str | None:
             if reason is None:
                 return None
     return reason
+
+
+def idle_finding(
+    name: str,
+    backend: Backend,
+    kernel: Kernel,
+    network_name: str,
+    batches: Sequence[int],
+    seed: int,
+) -> Finding | None:
+    """The finding about a kernel that took nothing, though its precision is to be had; or None.
+
+    Nothing of it is verified then, and a person would take it for a kernel that is. It names the
+    first problem of the network, or the first corner, that the kernel refuses.
+    """
+    first = next(
+        chain(
+            (p for p in network_problems(network_name, tuple(batches)) if type(p.op) is kernel.op),
+            corners(kernel.op, SMALL, SMALL),
+        )
+    )
+    try:
+        if unavailable(backend, kernel.precision.name) is not None:
+            return None
+        reason = kernel.refusal(first)
+    except Exception as error:  # whatever a kernel raises is what it did wrong
+        reason = f"{type(error).__name__}: {error}"
+    return Finding(
+        check="coverage",
+        backend=name,
+        kernel=kernel.id,
+        problem=first,
+        kind="none",
+        seed=seed,
+        message=f"takes nothing that it was offered, though {kernel.precision} is to be had here; "
+        f"of this problem it says: {reason}",
+        details={"network": network_name, "batches": list(batches)},
+    )
 
 
 def coverage_findings(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,19 @@ class Failed(R18Error):
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
         super().__init__(finding.describe())
+
+    def __reduce__(self) -> tuple[Callable[[Finding], Failed], tuple[Finding]]:
+        return failed, (self.finding,)  # it crosses processes; its type is made at run time
+
+
+def failed(finding: Finding) -> Failed:
+    """The exception to raise: of one type a check, so that a search that shrinks stays with it."""
+    return _failure_type(finding.check)(finding)
+
+
+@cache
+def _failure_type(check: str) -> type[Failed]:
+    return type(f"Failed_{check}", (Failed,), {})
 
 
 def save(finding: Finding, folder: Path) -> Path:

@@ -121,9 +121,12 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     depth = _depth(problem)
     unit = 1
     if kernel.contract.algorithm == "winograd_f2x2":
-        # G g Gᵀ divides by 4; the transforms grow |x| by 4, |w| by 9/4, the output by 9.
-        unit, room = 4, room // 81
-    largest = min(math.isqrt(max(1, room // (2 * unit * (depth + 1)))), factor // unit, stored)
+        # G g Gᵀ divides by 4, so weights are multiples of 4. The transforms grow |x| by 4, |w| by
+        # 9/4 (so a transformed weight is at most 9 times the integer), the output by 9.
+        unit, room, factor = 4, room // 81, factor // 9
+    largest = min(math.isqrt(max(1, room // (2 * unit * (depth + 1)))), factor, stored)
+    if isinstance(problem.op, GlobalAvgPool):
+        largest = min(largest, room // math.prod(problem.inputs[0][2:]))
     density = 1.0
     if stored < room:
         largest = 1 if depth > 1 else min(largest, stored // 4)

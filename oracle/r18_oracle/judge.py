@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from r18.precision import dtype_of
 from r18_oracle.bounds import Bound, bound
 from r18_oracle.cases import Case
 from r18_oracle.pictures import error_map
-from r18_oracle.reference import pre_epilogue, reference
+from r18_oracle.reference import no_kernel_running, pre_epilogue, reference
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,81 @@ class Judgement:
     picture: dict[str, Any] | None = None
 
 
-def judge(case: Case, contract: RoundingContract, got: Array, *, exact: bool = False) -> Judgement:
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a right kernel computes from a case: the float64 result, and how far it may be off."""
+
+    y: Array
+    limits: Bound
+
+    @property
+    def nbytes(self) -> int:
+        limits = self.limits
+        arrays = (self.y, limits.largest, limits.statistical, limits.overflows)
+        return sum(a.nbytes for a in arrays if a is not None)
+
+
+class Answers:
+    """Answers by what they follow from, at most so many bytes: those asked for last.
+
+    Kernels of one contract are asked the same questions, and an answer costs two convolutions in
+    float64. No kernel can ask while it runs (`KernelRunning`).
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._nbytes = 0
+        self._known: OrderedDict[Hashable, Answer] = OrderedDict()
+
+    def get(self, key: Hashable) -> Answer | None:
+        """The answer, or None where it is not remembered."""
+        no_kernel_running()
+        if key in self._known:
+            self._known.move_to_end(key)
+        return self._known.get(key)
+
+    def put(self, key: Hashable, answer: Answer) -> None:
+        """Remember an answer, and forget those that were asked for longest ago."""
+        self._known[key] = answer
+        self._nbytes += answer.nbytes
+        while self._nbytes > self._most:
+            self._nbytes -= self._known.popitem(last=False)[1].nbytes
+
+
+ANSWERS = Answers(256 << 20)  # ResNet-18's convolutions at batch 1, and all that is drawn
+
+
+def judge(
+    case: Case,
+    contract: RoundingContract,
+    got: Array,
+    *,
+    exact: bool = False,
+    key: Hashable | None = None,
+) -> Judgement:
     """Compare an output (logical shape, storage dtype) with the float64 reference.
 
-    With `exact`, the result must equal the reference, rounded to storage as the contract says.
-    Raises `UnknownName` for a contract that has no derivation.
+    With `exact`, the result must equal the reference, rounded to storage as the contract says: no
+    bound is asked for, and the inputs are such that nothing can overflow. Else raises
+    `UnknownName` for a contract that has no derivation.
+
+    key: what case, contract and `exact` follow from; the answer to it is remembered.
     """
-    inputs, weights = case.wide()
+    answer = None if key is None else ANSWERS.get(key)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        y = reference(case.problem, inputs, weights)
-        limits = bound(case, contract, y)
-        if exact:
-            y = _rounded(case, contract, y)
-            limits = Bound(np.zeros(y.shape), None, limits.overflows)
+        if answer is None:
+            answer = _answer(case, contract, exact)
+            if key is not None:
+                ANSWERS.put(key, answer)
         relu = getattr(case.problem.op, "relu", False)
-        return _compare(got.astype(np.float64), y, limits, exact, relu)
+        return _compare(got.astype(np.float64), answer.y, answer.limits, exact, relu)
+
+
+def _answer(case: Case, contract: RoundingContract, exact: bool) -> Answer:
+    y = reference(case.problem, *case.wide())
+    if not exact:
+        return Answer(y, bound(case, contract, y))
+    return Answer(_rounded(case, contract, y), Bound(np.zeros(1)))
 
 
 def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
@@ -77,7 +139,8 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
 def _compare(got: Array, y: Array, limits: Bound, exact: bool, relu: bool) -> Judgement:
     finite = np.isfinite(y)
     error = np.abs(got - y)
-    ratio = np.where(error == 0, 0.0, error / limits.largest)
+    largest = np.broadcast_to(limits.largest, y.shape)
+    ratio = np.where(error == 0, 0.0, error / largest)
     # NaN in `error` means a NaN or an unlike infinity on either side: right only where both agree.
     same = (np.isnan(got) & np.isnan(y)) | (got == y)
     ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
@@ -85,7 +148,7 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, relu: bool) -> Ju
     if limits.overflows is not None:
         # No later operation brings back what has overflowed, but for a ReLU, which makes −∞ zero;
         # so whatever else is finite there did not overflow, and is judged.
-        lost = ~np.isfinite(got) | (relu & (got == 0)) | ~np.isfinite(limits.largest)
+        lost = ~np.isfinite(got) | (relu & (got == 0)) | ~np.isfinite(largest)
         judged = ~(limits.overflows & lost)
     ratio = np.where(judged, ratio, 0.0)
     worst = np.unravel_index(int(np.argmax(ratio)), y.shape)
@@ -97,7 +160,7 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, relu: bool) -> Ju
     resolution = None
     if not exact and compared.any():
         rms = float(np.sqrt(np.mean(np.square(y[compared]))))
-        resolution = float(2 * np.max(limits.largest[compared]) / rms) if rms > 0 else None
+        resolution = float(2 * np.max(largest[compared]) / rms) if rms > 0 else None
     peak = float(ratio[worst])
     return Judgement(
         ok=peak <= 1.0,
@@ -108,6 +171,6 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, relu: bool) -> Ju
         coordinate=tuple(int(i) for i in worst),
         got=float(got[worst]),
         expected=float(y[worst]),
-        allowed=float(limits.largest[worst]),
+        allowed=float(largest[worst]),
         picture=None if peak <= 1.0 else error_map(ratio, [int(i) for i in worst]),
     )

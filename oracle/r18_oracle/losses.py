@@ -18,27 +18,27 @@ from r18.precision import Precision
 from r18_oracle.bounds import format_of
 
 END_TO_END_MULTIPLE = 8.0
-"""A program may lose this many times what PyTorch's own arithmetic loses.
+"""A program may lose this many times what PyTorch's own arithmetic loses: √64.
 
-Both losses are those of one correct order of summation among many, so their ratio is near 1 and
-scatters. Measured over the canonical checkpoints of ResNet-18 (trained weights on photographs,
-synthetic ones on seeded images) and of the tiny network (six seeds), on CPUs and an H200:
-
-| program                                                    | rms, in PyTorch's | largest error |
-|------------------------------------------------------------|-------------------|---------------|
-| fp32: BLAS, tap by tap, folded or not                      | 0.7 to 1.3        | up to 3.0     |
-| fp32: one product after another; cuDNN on plain cores      | 0.7 to 3.1        | up to 3.5     |
-| tf32, fp16 and bf16 on tensor cores                        | 0.7 to 1.3        | up to 2.3     |
-| any in fp32, the ten logits of a single image              | up to 3.5         | up to 4.1     |
-
-Twice the largest is 8. A wrong epsilon, tap or tile costs hundreds of times more.
+Both losses are those of one correct order of summation among many. Each addition rounds the
+partial sum that it makes, and of terms of either sign a partial sum of k has a size of about √k
+terms: K terms one after another have an error with variance ∝ Σ k ≈ K²/2, in T partial sums of K/T
+each T·(K/T)²/2, which is √T times less in rms (the model of Higham and Mary 2019, with random
+data). A library may hold up to 64 partial sums of an output (16 lanes of a vector register, four
+registers to hide the latency of an addition; or a pairwise or blocked sum of such depth), a plain
+loop one; so a right program may lose up to √64 times what PyTorch does. A fault changes values by
+parts of themselves, not by parts of their last bit.
 """
 
 ALGORITHM_MULTIPLE = {"winograd_f4x4": 32.0}
 """Algorithms that lose more by themselves: a program with a kernel of one may, too.
 
-F(4×4, 3×3) in every 3×3 convolution of stride 1 lost up to 7.1 times (rms) and 17.3 times (largest
-error) as much as PyTorch on trained weights, and 2 to 4 times (7.0) on synthetic ones.
+F(4×4, 3×3): of random data, a product of transformed factors at (i, j) has the variance
+C·|G_i|²|G_j|²|B_i|²|B_j|² (rows of G and Bᵀ), and enters output (p, q) of a tile with the weight
+A_pi·A_qj (rows of Aᵀ). With s_p = Σ_i A_pi²|G_i|²|B_i|², what the products round off thus has a
+variance of C·s_p·s_q at (p, q), where those of a plain sum have 9C: √(s_p·s_q/9) times the error,
+at the worst place of a tile less than this multiple, the power of two above it
+(`r18_oracle.winograd.growth`). F(2×2, 3×3) grows by less than END_TO_END_MULTIPLE.
 """
 
 _F64_IN_F32 = 2.0 ** (24 - 53)  # the ratio of the roundoffs

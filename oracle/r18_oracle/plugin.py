@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="NAME",
         help="backend under test: a name or module:attr; repeat it for several "
-        "[R18_BACKEND, or every backend that can run here]",
+        "[R18_BACKEND, or every backend that can run here, but for simulators]",
     )
     group.addoption(
         "--r18-profile",
@@ -71,6 +71,8 @@ CHOSEN = pytest.StashKey[list[str]]()
 def chosen(config: pytest.Config) -> list[str]:
     """The names of the backends under test: options, then `R18_BACKEND`, then all that run here.
 
+    Of these, none that runs in a simulator: `r18 verify` asks less of it than the suite does.
+
     An explicit choice never falls back: raises `UnknownName` or `BackendUnavailable`.
     """
     from r18.registry import VARIABLE, available, get_backend
@@ -79,7 +81,8 @@ def chosen(config: pytest.Config) -> list[str]:
         asked = config.getoption("--r18-backend") or os.environ.get(VARIABLE, "").split(",")
         names = list(dict.fromkeys(name.strip() for name in asked if name.strip()))
         if not names or names == ["all"]:
-            names = [backend.name for backend in available()]
+            found = [b for b in available() if not b.probe().simulated]
+            names = [backend.name for backend in found]
         else:
             probed = {name: get_backend(name) for name in names}
             names = [b.name if name == "auto" else name for name, b in probed.items()]

@@ -51,6 +51,12 @@ def kernel_running() -> Iterator[None]:
         _running.clear()
 
 
+def no_kernel_running() -> None:
+    """Raise `KernelRunning` when a kernel under test has control."""
+    if _running.is_set():
+        raise KernelRunning("a kernel under test called the oracle's reference")
+
+
 def reference(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
     """The result in float64 of float64 inputs and weights (logical shapes, `op.weights()` order).
 
@@ -77,8 +83,7 @@ def _run(
     inputs: tuple[Array, ...],
     weights: tuple[Array, ...],
 ) -> Array:
-    if _running.is_set():
-        raise KernelRunning("a kernel under test called the oracle's reference")
+    no_kernel_running()
     if type(op) not in table:
         raise UsageError(f"the oracle has no float64 reference for {op.label}")
     for array in (*inputs, *weights):

@@ -23,7 +23,7 @@ from r18_oracle.campaign import (
 )
 from r18_oracle.checkpoint_report import CheckpointReport
 from r18_oracle.checkpoints import compare_checkpoints, seeded_images
-from r18_oracle.coverage import coverage_findings, program_refusal
+from r18_oracle.coverage import coverage_findings, idle_finding, program_refusal
 from r18_oracle.findings import Finding
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.reference import KernelRunning
@@ -41,7 +41,8 @@ def campaign_job(
         "seed": seed,
         "network_name": network_name,
     }
-    return Job(campaign, arguments, backend, kernel, how.call_seconds)
+    _, op, _, precision, *_ = (*kernel.split("/"), "", "", "")  # whatever it calls itself
+    return Job(campaign, arguments, backend, kernel, how.call_seconds, f"{op}/{precision}")
 
 
 def campaign(
@@ -54,7 +55,7 @@ def campaign(
     announce: Announce,
 ) -> KernelReport:
     """Run a campaign on a backend that `load_backend` knows by that name."""
-    loaded = _loaded(backend)
+    loaded = loaded_backend(backend)
     return run_campaign(
         loaded,
         kernel_of(loaded, kernel),
@@ -87,6 +88,7 @@ def network_job(backend: str, run: NetworkRun, silence_seconds: float) -> Job:
         backend,
         program_label(backend, run.fusion, run.precision),
         silence_seconds,
+        f"{run.network}/{run.weights}",
     )
 
 
@@ -102,7 +104,7 @@ def network_run(*, backend: str, run: NetworkRun, announce: Announce) -> Checkpo
     asked = {"run": asdict(run)}
     try:
         report = compare_checkpoints(
-            _loaded(backend),
+            loaded_backend(backend),
             schedule,
             weights,
             images,
@@ -198,19 +200,28 @@ def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding 
 
 def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
     """Run what a finding is about again: a kernel's problem, a network, or what is covered."""
-    loaded = _loaded(finding.backend)
+    loaded = loaded_backend(finding.backend)
     try:
         if "run" in finding.details:
             run = NetworkRun(**finding.details["run"])
             return _program_again(loaded, run, finding, announce)
         if finding.check == "coverage":
-            name, batches = finding.details["network"], finding.details["batches"]
-            again = coverage_findings(finding.backend, loaded, name, batches, finding.seed)
-            return next((f for f in again if f.kernel == finding.kernel), None)
+            return _coverage_again(loaded, finding)
     except (KeyError, TypeError) as error:
         raise UsageError(f"a damaged finding: its details lack something: {error}") from None
     kernel = kernel_of(loaded, finding.kernel)
     return replay(loaded, kernel, finding, backend_name=finding.backend, announce=announce)
+
+
+def _coverage_again(backend: Backend, finding: Finding) -> Finding | None:
+    name, batches = finding.details["network"], tuple(finding.details["batches"])
+    if "*" not in finding.kernel:
+        kernel = kernel_of(backend, finding.kernel)
+        if finding.problem is None or kernel.refusal(finding.problem) is None:
+            return None
+        return idle_finding(finding.backend, backend, kernel, name, batches, finding.seed)
+    again = coverage_findings(finding.backend, backend, name, batches, finding.seed)
+    return next((f for f in again if f.kernel == finding.kernel), None)
 
 
 def _program_again(
@@ -235,7 +246,8 @@ def kernel_of(backend: Backend, kernel_id: str) -> Kernel:
 
 
 @cache
-def _loaded(name: str) -> Backend:
+def loaded_backend(name: str) -> Backend:
+    """The backend that `load_backend` knows by that name, probed; once a process."""
     backend = load_backend(name)
     backend.probe()
     return backend

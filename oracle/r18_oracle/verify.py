@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from r18.backend import Backend, DeviceInfo
@@ -18,10 +18,18 @@ from r18.precision import PRECISIONS
 from r18.schedule import network
 from r18_oracle.campaign import KernelReport, Profile
 from r18_oracle.checkpoint_report import CheckpointReport
-from r18_oracle.coverage import coverage_findings, program_refusal
+from r18_oracle.coverage import coverage_findings, idle_finding, program_refusal
 from r18_oracle.findings import Finding
-from r18_oracle.tasks import NetworkRun, campaign_job, finding_of, network_job, no_program
-from r18_oracle.worker import Job, Outcome, run_jobs
+from r18_oracle.lost import smallest
+from r18_oracle.tasks import (
+    NetworkRun,
+    campaign_job,
+    finding_of,
+    kernel_of,
+    network_job,
+    no_program,
+)
+from r18_oracle.worker import Job, Outcome, Pool, run_jobs
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,30 @@ class Request:
     fusion: str = "all"
     seed: int = 0
     workers: int | None = None
+
+
+SIMULATED_NETWORK = "tiny"
+
+
+def suited(request: Request, device: DeviceInfo) -> Request:
+    """The request as the device can bear it.
+
+    A simulated one takes microseconds for a multiplication: it gets the tiny network in place of
+    any other, and fewer and smaller problems.
+    """
+    if not device.simulated:
+        return request
+    how = request.profile
+    smaller = replace(
+        how,
+        examples=max(3, how.examples // 4),
+        max_elements=how.max_elements // 16,
+        max_macs=how.max_macs // 200,
+        batches=(1,),
+        whole=False,
+        samples=1,
+    )
+    return replace(request, profile=smaller, network=SIMULATED_NETWORK)
 
 
 @dataclass
@@ -124,14 +156,15 @@ def verify(
     """
     start = time.perf_counter()
     results = {name: BackendResult(name, backend.probe()) for name, backend in backends.items()}
+    asked = {name: suited(request, result.device) for name, result in results.items()}
     jobs: list[Job] = []
     for name, backend in backends.items():
-        jobs += _network_jobs(name, backend, request, results[name])
-        jobs += _kernel_jobs(name, backend, request)
-        if request.kernels == "*":
-            batches = request.profile.batches
+        own = asked[name]
+        jobs += _network_jobs(name, backend, own, results[name])
+        jobs += _kernel_jobs(name, backend, own)
+        if own.kernels == "*":
             results[name].findings += coverage_findings(
-                name, backend, request.network, batches, request.seed
+                name, backend, own.network, own.profile.batches, own.seed
             )
     if request.kernels != "*" and not any(job.arguments.get("kernel") for job in jobs):
         ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
@@ -151,6 +184,7 @@ def verify(
             f"{missing} of {len(jobs)} jobs came to no end: this is a fault of the oracle"
         )
     for name, backend in backends.items():
+        _complete(results[name], backend, asked[name])
         order = {kernel.id: index for index, kernel in enumerate(backend.kernels())}
         results[name].kernels.sort(key=lambda report: order[report.kernel])
         results[name].checkpoints.sort(key=lambda report: list(PRECISIONS).index(report.precision))
@@ -190,6 +224,23 @@ def _network_jobs(
         result.skipped[precision] = refusal
         if precision in request.precisions:
             result.findings.append(no_program(name, run, refusal))
+
+
+def _complete(result: BackendResult, backend: Backend, request: Request) -> None:
+    """What is to be said of kernels when all jobs are done: who was idle, and on what who died."""
+    how = request.profile
+    with Pool(1) as pool:
+        for report in result.kernels:
+            before = report.finding
+            if report.verdict == "refused":
+                kernel = kernel_of(backend, report.kernel)
+                asked = (request.network, how.batches, request.seed)
+                report.finding = idle_finding(result.name, backend, kernel, *asked)
+            elif before is not None:
+                report.finding = smallest(before, how, pool)
+            if report.finding is not before:
+                result.findings = [f for f in result.findings if f is not before]
+                result.findings += [f for f in [report.finding] if f is not None]
 
 
 def _take(result: BackendResult, outcome: Outcome) -> None:

@@ -94,7 +94,7 @@ def to_json(verification: Verification) -> dict[str, Any]:
                 "name": result.name,
                 "device": {"kind": result.device.kind, "name": result.device.name}
                 | dict(result.device.details),
-                "kernels": [_kernel_json(report) for report in result.kernels],
+                "kernels": [kernel_json(report) for report in result.kernels],
                 "checkpoints": [report.to_json() for report in result.checkpoints],
                 "skipped": result.skipped,
             }
@@ -103,7 +103,8 @@ def to_json(verification: Verification) -> dict[str, Any]:
     }
 
 
-def _kernel_json(report: KernelReport) -> dict[str, Any]:
+def kernel_json(report: KernelReport) -> dict[str, Any]:
+    """One kernel's report, as plain data."""
     tally = report.tally
     return {
         "kernel": report.kernel,

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import LibController, ThreadpoolController
 
 from r18 import executor, registry
 from r18.backend import Kernel
@@ -102,16 +103,24 @@ class Process:
 
     names: what the modules and classes that are watched hold by which name.
     errors: what NumPy does about floating-point errors. dtype: PyTorch's default.
+    blas_threads: how many threads each BLAS library computes with.
     """
 
     names: tuple[tuple[Any, dict[Any, Any]], ...]
     errors: Any
     dtype: torch.dtype
+    blas_threads: tuple[int, ...]
 
     @classmethod
     def now(cls) -> Process:
-        names = tuple((owner, _watched(owner)) for owner in _owners(len(sys.modules)))
-        return cls(names, np.geterr(), torch.get_default_dtype())
+        """What it is like; the last answer again where nothing has changed since."""
+        owners = _owners(len(sys.modules))
+        if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
+            names = tuple((owner, _watched(owner)) for owner in owners)
+            dtype = torch.get_default_dtype()
+            _latest[:] = owners, cls(names, np.geterr(), dtype, _blas_threads())
+        latest: Process = _latest[1]
+        return latest
 
     def change(self) -> str | None:
         """What is no longer as it was, in words; or None."""
@@ -124,6 +133,8 @@ class Process:
             return "changed what NumPy does about floating-point errors"
         if torch.get_default_dtype() != self.dtype:
             return "changed PyTorch's default dtype"
+        if _blas_threads() != self.blas_threads:
+            return "left BLAS with another number of threads"
         return _arithmetic()
 
     def restore(self) -> None:
@@ -138,8 +149,15 @@ class Process:
                     setattr(owner, name, value)
         np.seterr(**self.errors)
         torch.set_default_dtype(self.dtype)
+        for library, count in zip(_blas(), self.blas_threads, strict=True):
+            library.set_num_threads(count)
         torch.set_flush_denormal(False)
         round_to(_ROUND_TO_NEAREST)
+
+
+_latest: list[Any] = []
+"""The owners whose names `Process.now` looked at last, and what it returned. A list, since a name
+that is bound anew would itself be a change."""
 
 
 @lru_cache(maxsize=1)
@@ -182,6 +200,16 @@ def _mentioned() -> frozenset[str]:
         found.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(found)
+
+
+@cache
+def _blas() -> tuple[LibController, ...]:
+    """The BLAS libraries that are loaded when first asked for."""
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+def _blas_threads() -> tuple[int, ...]:
+    return tuple(library.get_num_threads() for library in _blas())
 
 
 def _arithmetic() -> str | None:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from r18.errors import R18Error
 from r18.ops import Problem
 from r18_oracle.findings import Finding
 
@@ -40,8 +43,10 @@ class Job:
     """One piece of work for a worker.
 
     task: a function `task(announce=…, **arguments)` at the top of a module; its result is pickled
-    back. backend, kernel: what a finding is laid to if the worker dies. silence_seconds: how long
-    it may go without announcing anything before it counts as hung.
+    back, and ends the worker if it has an attribute `spent` that is true. backend, kernel: what a
+    finding is laid to if the worker dies. silence_seconds: how long it may go without announcing
+    anything before it counts as hung. kin: jobs of one kin profit from what a worker remembers of
+    them, and go to the same one while others have other work.
     """
 
     task: Callable[..., Any]
@@ -49,6 +54,7 @@ class Job:
     backend: str
     kernel: str
     silence_seconds: float = 60.0
+    kin: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     job: Job | None = None
+    kin: str = ""
     begun: bool = False
     started: float = 0.0
     heard: float = 0.0
@@ -76,13 +83,18 @@ class Pool:
     """Worker processes, started when there is work for them, kept until `close`.
 
     workers: the most at once; default one a core. A worker that died is replaced. threads: of
-    each, where the environment does not say; default its share of the cores.
+    each, where the environment does not say; default its share of the cores, but two at least:
+    kernels cut their work by the number of threads, and would never do so with one.
+
+    What libraries keep between runs, as Hypothesis does, goes to a folder that `close` removes:
+    nothing is written where the workers were started.
     """
 
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
         self._most = max(1, workers or os.cpu_count() or 1)
-        self._threads = threads or max(1, (os.cpu_count() or 1) // self._most)
+        self._threads = threads or max(2, (os.cpu_count() or 1) // self._most)
         self._workers: list[_Worker] = []
+        self._folder: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Pool:
         return self
@@ -94,13 +106,15 @@ class Pool:
         self, jobs: Sequence[Job], on_progress: Callable[[Job, Problem | None], None] | None = None
     ) -> Iterator[Outcome]:
         """Every job's one outcome, as they come; closing the iterator early ends the workers."""
-        waiting = deque(jobs)
+        waiting = list(jobs)
         try:
             while waiting or any(w.job for w in self._workers):
                 self._staff(len(waiting))
                 for worker in self._workers:
-                    if worker.job is None and waiting and _give(worker, waiting[0]):
-                        waiting.popleft()
+                    if worker.job is None and waiting:
+                        job = self._next(worker, waiting)
+                        if _give(worker, job):
+                            waiting.remove(job)
                 yield from _listen(self._workers, on_progress)
         except BaseException:
             self.close()
@@ -111,6 +125,16 @@ class Pool:
         for worker in self._workers:
             _end(worker)
         self._workers.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _next(self, worker: _Worker, waiting: list[Job]) -> Job:
+        """Of the kin that it did last; else of one that no other worker does; else the first."""
+        others = {w.kin for w in self._workers if w is not worker and w.job is not None}
+        kindred = (job for job in waiting if job.kin == worker.kin)
+        free = (job for job in waiting if job.kin not in others)
+        return next(chain(kindred, free, waiting))
 
     def _staff(self, waiting: int) -> None:
         """Forget the dead and start as many as there is work for."""
@@ -118,7 +142,9 @@ class Pool:
         self._workers = [w for w in self._workers if w.job is not None or w.process.is_alive()]
         busy = sum(w.job is not None for w in self._workers)
         while len(self._workers) < min(self._most, waiting + busy):
-            self._workers.append(_start(self._threads))
+            if self._folder is None:
+                self._folder = TemporaryDirectory(prefix="r18-", ignore_cleanup_errors=True)
+            self._workers.append(_start(_variables(self._threads, self._folder.name)))
 
 
 def run_jobs(
@@ -132,12 +158,21 @@ def run_jobs(
         yield from pool.run(jobs, on_progress)
 
 
-def _start(threads: int) -> _Worker:
+def _variables(threads: int, folder: str) -> dict[str, str]:
+    """The environment of a worker, where the user's does not say otherwise."""
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # of nested levels the first
+    if limit.isdecimal() and int(limit):
+        threads = min(threads, int(limit))  # MKL and OpenBLAS would not stop at what OpenMP may
+    return {name: str(threads) for name in THREAD_VARIABLES} | {
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the time of those that work
+        "HYPOTHESIS_STORAGE_DIRECTORY": folder,
+    }
+
+
+def _start(variables: dict[str, str]) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    # Threads that spin while they wait take the time of those that work.
-    variables = {"OMP_WAIT_POLICY": "PASSIVE"} | {name: str(threads) for name in THREAD_VARIABLES}
     with _environment(variables):
         process.start()
     theirs.close()
@@ -163,7 +198,7 @@ def _give(worker: _Worker, job: Job) -> bool:
     except OSError:
         worker.process.join()
         return False
-    worker.job = job
+    worker.job, worker.kin = job, job.kin
     worker.begun = False
     worker.started = worker.heard = time.monotonic()
     worker.doing = (None, "none", 0)
@@ -194,6 +229,8 @@ def _listen(
                 on_progress(job, content[0])
         else:
             worker.job = None
+            if getattr(content, "spent", False):
+                _end(worker)
             yield Outcome(job, result=content, seconds=worker.heard - worker.started)
     now = time.monotonic()
     for worker in pool:
@@ -256,5 +293,14 @@ def _serve(pipe: Connection) -> None:
                 **job.arguments,
             )
         except Exception as error:  # the oracle's own failure must reach the user, not vanish
-            result = error
+            result = _portable(error)
         pipe.send(("done", result))
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception, or one that says the same, if it does not survive the way to the parent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return R18Error(f"{type(error).__name__}: {error}")
+    return error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +15,8 @@ from tabulate import tabulate
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, asked_backend
 from r18.errors import UsageError
-from r18.registry import VARIABLE
+from r18.records import FOLDER
+from r18.registry import VARIABLE, load_backend
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.score import Plan
@@ -26,6 +29,9 @@ def mutate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sample and of the oracle.")] = 0,
     kernels: Annotated[str, typer.Option(metavar="GLOB", help="Kernel ids to examine.")] = "*",
+    files: Annotated[
+        str, typer.Option(metavar="GLOB", help="Files to change, such as kernels/*.")
+    ] = "*",
     profile: Annotated[str, typer.Option(help="How long the oracle looks at a kernel.")] = "quick",
     network_name: Annotated[
         str, typer.Option("--network", help="Whose problems to include, or none.")
@@ -36,23 +42,29 @@ def mutate(
     show: Annotated[
         str | None, typer.Option(metavar="ID", help="Show one mutant's diff; run none.")
     ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write the score to the device's record.")
+    ] = False,
+    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Mutation-test the oracle on a backend: make many small changes to its kernels' sources, one
     at a time, and count those that the oracle catches.
 
     The unchanged kernels must pass first. Mutants judged equivalent by hand are listed with their
-    reasons and not run. score = killed / (all - equivalent).
+    reasons and not run. A change of device code that does not compile does not count, and one that
+    compiles to the same machine code is equivalent. score = killed / (all - equivalent - invalid).
 
     Exit codes: 0 the score is reached, 1 it is not, 2 nothing was run.
     """
     from r18_oracle.mutation.score import Plan, run
+    from r18_oracle.records import save_score
 
     name = asked_backend(backend)
     if name == "auto":
         raise UsageError(f"say whose kernels to mutate: --backend NAME or {VARIABLE}=NAME")
     if show_list or show is not None:
-        _look(Plan.of(name), show, as_json)
+        _look(Plan.of(name), show, files, as_json)
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -67,6 +79,7 @@ def mutate(
             seed=seed,
             limit=limit,
             kernels=kernels,
+            files=files,
             profile_name=profile,
             network=None if network_name == "none" else network_name,
             workers=workers,
@@ -75,21 +88,26 @@ def mutate(
             ),
         )
     typer.echo(json.dumps(score.to_json(), indent=1) if as_json else score.text())
+    if record:
+        path = save_score(score, load_backend(name).probe(), records)
+        typer.echo(f"recorded in {path}", err=True)
     if score.percent < require:
         raise typer.Exit(FOUND)
 
 
-def _look(plan: Plan, show: str | None, as_json: bool) -> None:
+def _look(plan: Plan, show: str | None, files: str, as_json: bool) -> None:
     """Print mutants without running any."""
     if show is not None:
         mutant = plan.find(show)
         reason = plan.reasons.get(mutant.id)
         typer.echo(plan.diff(mutant) + (f"equivalent: {reason}" if reason else ""))
         return
-    rows = [(m.id, m.scope, "equivalent" if m.id in plan.reasons else "") for m in plan.mutants]
+    chosen = [m for m in plan.mutants if fnmatchcase(m.file, files)]
+    rows = [(m.id, m.scope, "equivalent" if m.id in plan.reasons else "") for m in chosen]
     if as_json:
         keys = ("id", "scope", "judged")
         typer.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
         return
     typer.echo(tabulate(rows, ("mutant", "in", "judged"), disable_numparse=True))
-    typer.echo(f"\n{len(rows)} mutants, {len(plan.reasons)} of them equivalent")
+    judged = sum(bool(row[2]) for row in rows)
+    typer.echo(f"\n{len(rows)} mutants, {judged} of them equivalent")

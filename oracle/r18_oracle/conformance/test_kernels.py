@@ -6,8 +6,8 @@ import pytest
 
 from r18.registry import load_backend
 from r18_oracle.campaign import profile
-from r18_oracle.checks import Tally
-from r18_oracle.coverage import unavailable
+from r18_oracle.coverage import idle_finding, unavailable
+from r18_oracle.lost import smallest
 from r18_oracle.tasks import campaign_job, finding_of, kernel_of
 from r18_oracle.worker import Pool
 
@@ -23,19 +23,19 @@ def test_kernel(r18_kernel: tuple[str, str], r18_pool: Pool, pytestconfig: pytes
     network = pytestconfig.getoption("--r18-network")
     (outcome,) = r18_pool.run([campaign_job(backend, kernel, how, seed, network)])
     finding = finding_of(outcome)
-    again = (
-        f"  again     pytest --pyargs r18_oracle.conformance -k test_kernel "
-        f"--r18-backend {backend} --r18-kernels '{kernel}' "
-        f"--r18-profile {how.name} --r18-seed {seed} --r18-network {network}"
-    )
     if finding is not None:
-        pytest.fail(f"{finding.describe()}\n{again}", pytrace=False)
-    tally: Tally = outcome.result.tally
-    if not tally.problems:
+        finding = smallest(finding, how, r18_pool)
+    elif not outcome.result.tally.problems:
         loaded = load_backend(backend)
-        reason = unavailable(loaded, kernel_of(loaded, kernel).precision.name)
+        idle = kernel_of(loaded, kernel)
+        reason = unavailable(loaded, idle.precision.name)
         if reason is not None:
             pytest.skip(reason)
-        pytest.fail(
-            f"{kernel} refused every problem: {dict(tally.refused)}\n{again}", pytrace=False
+        finding = idle_finding(backend, loaded, idle, network, how.batches, seed)
+    if finding is not None:
+        again = (
+            f"  again     pytest --pyargs r18_oracle.conformance -k test_kernel "
+            f"--r18-backend {backend} --r18-kernels '{kernel}' "
+            f"--r18-profile {how.name} --r18-seed {seed} --r18-network {network}"
         )
+        pytest.fail(f"{finding.describe()}\n{again}", pytrace=False)

@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 
 from r18.backend import Array, Buffer, Kernel, RoundingContract, Stream
 from r18.host import HostFunction, HostKernel, host
@@ -124,6 +125,11 @@ class _Raises(HostKernel):
         np.seterr(all="raise")
 
 
+def _one_blas_thread_more() -> None:
+    for library in ThreadpoolController().select(user_api="blas").lib_controllers:
+        library.set_num_threads(library.get_num_threads() + 1)
+
+
 _UPWARD = 0x400000 if platform.machine() in ("aarch64", "arm64") else 0x800  # FE_UPWARD
 
 _TOOLS = (
@@ -177,6 +183,13 @@ _TOOLS = (
         "leaves the processor without subnormal numbers, as some libraries do",
         "global_state",
         after(lambda: torch.set_flush_denormal(True)),
+    ),
+    cheat(
+        ReLU,
+        "rethreads_blas",
+        "leaves BLAS with one thread more than it had",
+        "global_state",
+        after(_one_blas_thread_more),
     ),
 )  # fmt: skip
 

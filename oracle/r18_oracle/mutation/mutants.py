@@ -15,7 +15,7 @@ from pathlib import Path
 
 from r18.errors import BackendUnavailable
 from r18.registry import load_backend
-from r18_oracle.mutation import python_edits
+from r18_oracle.mutation import cuda_edits, python_edits
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,21 @@ class Language:
     meaning: of (source, start, end, text): a value that is equal for changes to a source that
              differ in form alone; None for what is no program at all. Mutants that mean what the
              original (text = "" at an empty span) or an earlier mutant means are dropped.
+    compiled: it is compiled to machine code of its own, which tells whether a mutant is a program,
+             and another one; see `r18.backend.CompiledKernel`.
     """
 
     edits: Callable[[str], Iterator[python_edits.Edit]]
     meaning: Callable[[str, int, int, str], object | None]
+    compiled: bool = False
 
 
-LANGUAGES = {".py": Language(python_edits.edits, python_edits.meaning)}
+CUDA = Language(cuda_edits.edits, cuda_edits.meaning, compiled=True)
+LANGUAGES = {
+    ".py": Language(python_edits.edits, python_edits.meaning),
+    ".cu": CUDA,
+    ".cuh": CUDA,
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,11 @@ class Mutant:
     after: str
     occurrence: int
     source: str
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is a change to device code."""
+        return LANGUAGES[Path(self.file).suffix].compiled
 
     @property
     def id(self) -> str:

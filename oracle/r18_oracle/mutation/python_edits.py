@@ -25,8 +25,12 @@ Edit = tuple[str, str, int, int, str]
 UNORDERED = {"axis", "axes"}
 """Keywords whose tuples are sets."""
 
-COMMUTATIVE = {"maximum", "minimum", "fmax", "fmin", "add", "multiply", "min", "max"}
-UNTOUCHED_CALLS = {"isinstance", "cast", "getattr", "hasattr", "print", "super"}
+COMMUTATIVE = {"maximum", "minimum", "fmax", "fmin", "add", "multiply", "min", "max", "swapaxes"}
+"""Functions of two arguments that mean the same the other way round."""
+
+UNTOUCHED_CALLS = {"isinstance", "cast", "getattr", "hasattr", "print", "super", "TypeVar"}
+"""Calls that are about types or names alone, or that nothing is computed from."""
+
 BUILTINS = {"int", "float", "bool", "str", "len", "tuple", "list", "set", "dict", "range", "iter"}
 
 RENAMES = {

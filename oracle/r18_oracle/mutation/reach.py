@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from r18.backend import Kernel
+from r18.backend import CompiledKernel, Kernel
 
 Span = tuple[str, int, int]
 """(file in the package, first line, last line)."""
@@ -43,6 +43,15 @@ def reach(kernel: Kernel, root: Path) -> tuple[Span, ...]:
             spans.add((name, min(lines), max(lines)))
             waiting += _named(function, root)
     return tuple(sorted(spans))
+
+
+def device_code(kernel: Kernel, root: Path) -> tuple[Span, ...]:
+    """The files under `root` that the kernel is compiled from, whole; none of one that is not."""
+    if not isinstance(kernel, CompiledKernel):
+        return ()
+    files = [path for path in kernel.source_files if path.is_relative_to(root)]
+    lines = {path: len(path.read_text("utf-8").splitlines()) for path in files}
+    return tuple((path.relative_to(root).as_posix(), 1, lines[path]) for path in files)
 
 
 def _function(thing: Any) -> FunctionType | None:
@@ -83,7 +92,7 @@ def _named(function: FunctionType, root: Path) -> Iterator[Any]:
     found = [function.__globals__[name] for name in names if name in function.__globals__]
     for thing in found:
         if isinstance(thing, ModuleType):
-            if Path(thing.__file__ or "/").is_relative_to(root):
+            if Path(getattr(thing, "__file__", None) or "/").is_relative_to(root):
                 yield from (getattr(thing, name) for name in names if hasattr(thing, name))
         elif not isinstance(thing, type) or _is_ours(thing, root):
             yield thing

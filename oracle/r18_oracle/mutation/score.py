@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import Any
 
 from tabulate import tabulate
 
+from r18.backend import CompiledKernel
 from r18.errors import R18Error, UsageError, unknown
 from r18.registry import load_backend
 from r18_oracle.campaign import Profile, profile
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.equivalents import judged
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
-from r18_oracle.mutation.reach import Span, reach, reaching
-from r18_oracle.mutation.trial import Question, trial
+from r18_oracle.mutation.reach import Span, device_code, reach, reaching
+from r18_oracle.mutation.trial import INVALID, SAME_CODE, SAME_REASON, Question, trial
 from r18_oracle.worker import Job, Outcome, Pool
 
 REQUIRED = 97.0
@@ -39,7 +40,8 @@ NEVER = 86_400.0
 class Result:
     """One mutant's fate.
 
-    status: `killed` by a finding, `survived`, or `equivalent`, which is not run, for a reason.
+    status: `killed` by a finding, or `survived`; `equivalent`, judged by hand (then it is not run)
+    or proved by its machine code; `invalid`, since it does not compile. The last two for a reason.
     kernels: those that were to be examined, up to the first finding.
     """
 
@@ -52,6 +54,7 @@ class Result:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
+        """Without the diff, which `r18 mutate --show ID` prints, and the finding in short."""
         return {
             "id": self.mutant.id,
             "file": self.mutant.file,
@@ -60,14 +63,18 @@ class Result:
             "operator": self.mutant.operator,
             "before": self.mutant.before,
             "after": self.mutant.after,
-            "diff": self.diff,
             "status": self.status,
             "reason": self.reason,
             "kernels": list(self.kernels),
-            "finding": None if self.finding is None else self.finding.to_json(),
+            "finding": None if self.finding is None else self._found(self.finding),
             "problem": None if self.finding is None else str(self.finding.problem or ""),
             "seconds": round(self.seconds, 3),
         }
+
+    @staticmethod
+    def _found(finding: Finding) -> dict[str, Any]:
+        fields = ("check", "kernel", "kind", "seed", "message")
+        return {name: getattr(finding, name) for name in fields}
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,13 @@ class Score:
 
     @property
     def percent(self) -> float:
-        """Killed / (all − equivalent), in percent."""
-        return 100 * self.count("killed") / (len(self.results) - self.count("equivalent"))
+        """Killed / (all − equivalent − invalid), in percent; 0 when that is none."""
+        return 100 * self.count("killed") / self.tried if self.tried else 0.0
+
+    @property
+    def tried(self) -> int:
+        """The mutants that could have been caught."""
+        return self.count("killed") + self.count("survived")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,6 +108,7 @@ class Score:
             "killed": self.count("killed"),
             "survived": self.count("survived"),
             "equivalent": self.count("equivalent"),
+            "invalid": self.count("invalid"),
             "score": self.percent,
             "results": [result.to_json() for result in self.results],
         }
@@ -105,7 +118,7 @@ class Score:
         parts = [
             f"equivalent: {result.mutant.id}\n{result.diff}reason: {result.reason}"
             for result in self.results
-            if result.status == "equivalent"
+            if result.status == "equivalent" and result.reason != SAME_REASON
         ]
         parts += [
             f"SURVIVED: {result.mutant.id}\n{result.diff}shown to: {', '.join(result.kernels)}"
@@ -114,7 +127,7 @@ class Score:
         ]
         operators = dict.fromkeys(result.mutant.operator for result in self.results)
         rows = [self._row(name, name) for name in operators]
-        heads = ("operator", "mutants", "killed", "survived", "equivalent")
+        heads = ("operator", "mutants", *self._statuses())
         parts.append(tabulate([*rows, self._row("all", None)], heads))
         checks = Counter(result.finding.check for result in self.results if result.finding)
         parts.append(tabulate(checks.most_common(), ("killed by", "mutants")))
@@ -123,15 +136,21 @@ class Score:
 
     def _row(self, head: str, operator: str | None) -> tuple[str | int, ...]:
         chosen = [r.status for r in self.results if operator in (None, r.mutant.operator)]
-        statuses = ("killed", "survived", "equivalent")
-        return (head, len(chosen), *(chosen.count(status) for status in statuses))
+        return (head, len(chosen), *(chosen.count(status) for status in self._statuses()))
+
+    def _statuses(self) -> tuple[str, ...]:
+        """The table's; no language but a compiled one has invalid mutants."""
+        invalid = ("invalid",) if self.count("invalid") else ()
+        return ("killed", "survived", "equivalent", *invalid)
 
     def closing(self) -> str:
         """The last line."""
-        tried = len(self.results) - self.count("equivalent")
+        invalid = self.count("invalid")
         return (
-            f"{self.backend}: {self.count('killed')} of {tried} mutants caught "
-            f"({self.count('equivalent')} more are equivalent): score {self.percent:.2f} %"
+            f"{self.backend}: {self.count('killed')} of {self.tried} mutants caught "
+            f"({self.count('equivalent')} more are equivalent"
+            + (f", {invalid} do not compile" if invalid else "")
+            + f"): score {self.percent:.2f} %"
         )
 
 
@@ -158,7 +177,10 @@ class Plan:
         if not mutants:
             raise UsageError(f"backend '{backend}' has no source that can be mutated")
         kernels = load_backend(backend).kernels()
-        reaches = {kernel.id: reach(kernel, target.path) for kernel in kernels}
+        reaches = {
+            kernel.id: (*reach(kernel, target.path), *device_code(kernel, target.path))
+            for kernel in kernels
+        }
         return cls(target, tuple(mutants), judged(backend, mutants), originals, reaches)
 
     def find(self, name: str) -> Mutant:
@@ -182,6 +204,7 @@ def run(
     seed: int = 0,
     limit: int | None = None,
     kernels: str = "*",
+    files: str = "*",
     profile_name: str = "quick",
     network: str | None = "resnet18",
     workers: int | None = None,
@@ -191,6 +214,7 @@ def run(
 
     limit:   a sample of so many, spread over the operators, the same for a seed.
     kernels: a glob over kernel ids: these are examined, on the mutants that they reach.
+    files:   a glob over the files to change, such as `kernels/*`.
 
     The unchanged kernels come first. Raises `R18Error` when they do not pass, `UsageError` when
     nothing would be run, and what `Plan.of` raises.
@@ -201,7 +225,7 @@ def run(
     if not wanted:
         raise unknown("kernel", kernels, plan.reaches, hint="A glob over ids works too.")
     shown = {m.id: reaching(m.file, m.line, plan.reaches, wanted) for m in plan.mutants}
-    chosen = [m for m in plan.mutants if shown[m.id]]
+    chosen = [m for m in plan.mutants if shown[m.id] and fnmatchcase(m.file, files)]
     chosen = chosen if limit is None else sample(chosen, limit, seed)
     trials = [m for m in chosen if m.id not in plan.reasons]
     if not trials:
@@ -210,8 +234,11 @@ def run(
         tempfile.TemporaryDirectory(prefix="r18-mutate-") as folder,
         Pool(workers, THREADS) as pool,
     ):
-        question = Question(plan.target, Path(folder), how, seed, network)
         used = {name for m in trials for name in shown[m.id]}
+        architecture, codes = "", dict[str, str]()
+        if any(m.compiled for m in trials):
+            architecture, codes = _machine_code(backend, used)
+        question = Question(plan.target, Path(folder), how, seed, network, architecture, codes)
         took = _baseline(pool, question, [name for name in wanted if name in used], progress)
         fates = {
             m.id: Result(m, "equivalent", plan.diff(m), reason=plan.reasons[m.id])
@@ -221,17 +248,39 @@ def run(
         jobs = [_job(question, m, shown[m.id], _patience(took, shown[m.id], how)) for m in trials]
         for outcome in pool.run(jobs):
             mutant = outcome.job.arguments["mutant"]
-            finding = _result(outcome)
-            fates[mutant.id] = Result(
-                mutant,
-                "survived" if finding is None else "killed",
-                plan.diff(mutant),
-                tuple(shown[mutant.id]),
-                finding,
-                seconds=outcome.seconds,
-            )
+            fates[mutant.id] = _fate(mutant, plan.diff(mutant), tuple(shown[mutant.id]), outcome)
             progress(len(fates), len(chosen), mutant.id)
     return Score(backend, profile_name, seed, tuple(fates[m.id] for m in chosen))
+
+
+def _fate(mutant: Mutant, diff: str, kernels: tuple[str, ...], outcome: Outcome) -> Result:
+    """What a trial says about a mutant."""
+    finding = _result(outcome)
+    seconds = outcome.seconds
+    if finding is None:
+        return Result(mutant, "survived", diff, kernels, seconds=seconds)
+    nothing = {INVALID: "invalid", SAME_CODE: "equivalent"}
+    if finding.check in nothing:
+        status = nothing[finding.check]
+        return Result(mutant, status, diff, kernels, reason=finding.message, seconds=seconds)
+    return Result(mutant, "killed", diff, kernels, finding, seconds=seconds)
+
+
+def _machine_code(backend: str, kernels: Collection[str]) -> tuple[str, dict[str, str]]:
+    """The device's architecture, and the machine code for it of each kernel that is compiled.
+
+    Raises `UsageError` for a backend that does not tell its device's compute capability.
+    """
+    loaded = load_backend(backend)
+    capability = loaded.probe().details.get("compute capability")
+    if capability is None:
+        raise UsageError(f"backend '{backend}' does not say for which architecture it compiles")
+    target = f"sm_{capability.replace('.', '')}"
+    return target, {
+        kernel.id: kernel.machine_code(target)
+        for kernel in loaded.kernels()
+        if kernel.id in kernels and isinstance(kernel, CompiledKernel)
+    }
 
 
 def _baseline(

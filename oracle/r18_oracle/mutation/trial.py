@@ -17,15 +17,15 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from r18.backend import Backend
+from r18.backend import Backend, CompiledKernel, Kernel
 from r18.errors import R18Error, UsageError
 from r18.ops import Problem
 from r18.registry import load_backend
@@ -39,7 +39,8 @@ class Question:
     """How mutants are examined.
 
     root: where the copies are made. network: whose problems to include, or None. seed, how: as
-    `run_campaign` takes them.
+    `run_campaign` takes them. architecture, codes: the device's, and the machine code of each
+    unchanged kernel for it, by id, of kernels that are compiled.
     """
 
     target: Target
@@ -47,6 +48,8 @@ class Question:
     how: Profile
     seed: int
     network: str | None
+    architecture: str = ""
+    codes: Mapping[str, str] = field(default_factory=dict)
 
 
 def trial(
@@ -60,14 +63,17 @@ def trial(
 
     silence_seconds: the longest that one call may take. That the process dies, or that an import
     or the oracle itself fails, is a finding too; what goes wrong in this machinery is raised.
+    The checks `INVALID` and `SAME_CODE` say that there was nothing to find.
     """
     if not hasattr(os, "fork"):
         raise UsageError("mutation runs need a system that can fork: Linux or macOS")
     _warm_up(question.target.package)
+    compiled = mutant is not None and mutant.compiled
     with tempfile.TemporaryDirectory(dir=question.root) as folder:
         root = _copy(question.target, Path(folder), mutant)
         said = _forked(
-            silence_seconds, lambda say: _examine(question, root, kernels, silence_seconds, say)
+            silence_seconds,
+            lambda say: _examine(question, root, kernels, compiled, silence_seconds, say),
         )
     result = said[-1]
     if isinstance(result, _Ended):
@@ -88,6 +94,12 @@ class _Ended:
     message: str
 
 
+INVALID = "invalid"
+"""The check of a mutant that does not compile: it is no program."""
+SAME_CODE = "same code"
+"""The check of a mutant that compiles to the machine code of the original: equivalent, and proved
+so (Papadakis et al., Trivial compiler equivalence, ICSE 2015)."""
+SAME_REASON = "It compiles to the same machine code."
 DONE = 33
 """The exit code of a child that has said its result; no mutant leaves with it by chance."""
 
@@ -97,10 +109,16 @@ Say = Callable[[Any], None]
 
 
 def _examine(
-    question: Question, root: Path, kernels: Sequence[str], silence_seconds: int, say: Say
+    question: Question,
+    root: Path,
+    kernels: Sequence[str],
+    compiled: bool,
+    silence_seconds: int,
+    say: Say,
 ) -> Finding | _Ended | str | None:
-    """Import the copy and search its kernels."""
+    """Import the copy and search its kernels; after a change of device code, those it changed."""
     sys.dont_write_bytecode = True
+    os.environ["R18_CACHE"] = str(question.root / "cache")  # what mutants compile to goes with it
     sys.path.insert(0, str(root.parent))
     target = question.target
     try:
@@ -116,7 +134,7 @@ def _examine(
         say((problem, kind, seed))
 
     try:
-        return _search(question, backend, kernels, announce)
+        return _search(question, backend, kernels, compiled, announce)
     except Exception as error:  # it would end `r18 verify` too: it is seen
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
@@ -127,12 +145,22 @@ def _search(
     question: Question,
     backend: Backend,
     kernels: Sequence[str],
+    compiled: bool,
     announce: Callable[[Problem | None, str, int], None],
 ) -> Finding | _Ended | None:
     found = {kernel.id: kernel for kernel in backend.kernels()}
+    searched = 0
     for name in kernels:
         if name not in found:
             return _Ended("kernels", f"the backend no longer lists {name}")
+        if compiled:
+            announce(None, "none", 0)
+            try:
+                if not _changed(question, found[name]):
+                    continue
+            except R18Error as error:
+                return _Ended(INVALID, str(error))
+        searched += 1
         report = run_campaign(
             backend,
             found[name],
@@ -144,7 +172,14 @@ def _search(
         )
         if report.finding is not None:
             return report.finding
-    return None
+    return None if searched else _Ended(SAME_CODE, SAME_REASON)
+
+
+def _changed(question: Question, kernel: Kernel) -> bool:
+    """Whether it compiles to other machine code than the unchanged one; raises if it does not."""
+    if kernel.id not in question.codes or not isinstance(kernel, CompiledKernel):
+        return True
+    return kernel.machine_code(question.architecture) != question.codes[kernel.id]
 
 
 # -- the copy ----------------------------------------------------------------------------------

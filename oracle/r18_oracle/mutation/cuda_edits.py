@@ -1,0 +1,342 @@
+"""The operators on CUDA C++: what a tired programmer gets wrong, one change at a time.
+
+Only code in functions is changed, and the constants that `constexpr` and `#define` name. Left
+alone are comments, text, static assertions, launch bounds, and the lists of templates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from r18_oracle.mutation.cuda_tokens import KEYWORDS, Source, words
+from r18_oracle.mutation.python_edits import Edit
+
+Change = tuple[int, int, str]
+"""(start, end, text): what takes the place of what."""
+
+SWAPPED = {"+": "-", "-": "+", "*": "+", "/": "*", "%": "/", "<<": ">>", ">>": "<<", "^": "|"}
+BOUNDARIES = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+EQUALITIES = {"==": "!=", "!=": "=="}
+ACCUMULATIONS = {"+=": ("=", "-="), "-=": ("=", "+="), "*=": ("=",), "|=": ("=",), "^=": ("=",)}
+LOGIC = {"&&": "||", "||": "&&"}
+PARTNERS = {"sh": "sw", "ph": "pw", "kh": "kw", "oh": "ow", "h": "w", "x": "y", "n": "c", "o": "c"}
+PARTNERS |= {other: name for name, other in PARTNERS.items() if other not in PARTNERS}
+"""Members that are easily taken for one another: the two image axes, and a shape's extents."""
+RENAMES = {
+    "fmaxf": "fminf",
+    "fminf": "fmaxf",
+    "max": "min",
+    "min": "max",
+    "expf": "exp2f",
+    "__shfl_down_sync": "__shfl_up_sync",
+    "__float2half_rn": "__float2half_rz",
+    "__float2bfloat16_rn": "__float2bfloat16_rz",
+}
+SYNCHRONISATION = ("__syncthreads", "__syncwarp", "__threadfence", "cluster_sync")
+UNTOUCHED = {"static_assert", "__launch_bounds__", "__align__", "alignas", "template", "asm"}
+"""What is followed by brackets whose content is no arithmetic of the kernel's."""
+
+
+class View:
+    """A source with the tokens that may be changed marked."""
+
+    def __init__(self, text: str) -> None:
+        self.source = Source(text)
+        self.tokens = self.source.tokens
+        self.allowed = self._allowed()
+        self.statements = list(self._statements())
+
+    def text(self, first: int, last: int) -> str:
+        """The source from the first to the last of these tokens."""
+        return self.source.text[self.tokens[first].start : self.tokens[last].end]
+
+    def replace(self, index: int, text: str) -> Change:
+        return self.tokens[index].start, self.tokens[index].end, text
+
+    def _allowed(self) -> list[bool]:
+        tokens, partners = self.tokens, self.source.partners
+        allowed = [bool(scope) for scope in self.source.scopes]
+        defined = self._constants()
+        index = 0
+        while index < len(tokens):
+            allowed[index] = allowed[index] or index in defined
+            if tokens[index].text in UNTOUCHED:
+                end = index + 1
+                while end < len(tokens) and tokens[end].text not in ("(", "<", ";", "{"):
+                    end += 1
+                if end < len(tokens) and tokens[end].text == "<":
+                    end = self._angle(end)
+                end = partners.get(end, end)
+                for inside in range(index, min(end + 1, len(tokens))):
+                    allowed[inside] = False
+                index = end
+            index += 1
+        return allowed
+
+    def _angle(self, index: int) -> int:
+        """The `>` that closes a template's list."""
+        depth = 0
+        while index < len(self.tokens):
+            depth += {"<": 1, ">": -1, ">>": -2}.get(self.tokens[index].text, 0)
+            if depth <= 0:
+                return index
+            index += 1
+        return index - 1
+
+    def _constants(self) -> set[int]:
+        """Tokens of what `constexpr` and `#define` set, outside of functions."""
+        found: set[int] = set()
+        for index, token in enumerate(self.tokens):
+            if token.text == "constexpr" and not self.source.scopes[index]:
+                end = index
+                while end < len(self.tokens) and self.tokens[end].text not in (";", "{"):
+                    end += 1
+                equals = [i for i in range(index, end) if self.tokens[i].text == "="]
+                if equals:
+                    found |= set(range(equals[0] + 1, end))
+        for line in _defines(self.source.text):
+            found |= {i for i, t in enumerate(self.tokens) if line[0] <= t.start < line[1]}
+        return found
+
+    def _statements(self) -> Iterator[tuple[int, int]]:
+        """(first, last) token of each simple statement in a function, its `;` included."""
+        begin: int | None = None
+        index = 0
+        while index < len(self.tokens):
+            token = self.tokens[index]
+            if not self.source.scopes[index]:
+                begin = None
+            elif token.text in ("{", "}", ";"):
+                if token.text == ";" and begin is not None:
+                    yield begin, index
+                begin = None
+            elif begin is None:
+                begin = index
+            if token.text in ("(", "["):  # what is in brackets is part of the statement
+                index = self.source.partners.get(index, index)
+            index += 1
+
+
+def edits(source: str) -> Iterator[Edit]:
+    """Every change that an operator makes, in the order of the source."""
+    view = _view(source)
+    found = [
+        (start, order, end, text, view.source.scopes[view.source.at(start)], name)
+        for order, (name, operator) in enumerate(OPERATORS.items())
+        for start, end, text in operator(view)
+        if view.allowed[view.source.at(start)]
+    ]
+    for start, _, end, text, scope, name in sorted(found):
+        yield name, scope, start, end, text
+
+
+def meaning(source: str, start: int, end: int, text: str) -> object | None:
+    """The lines with the change in them as words, and their place."""
+    first, last = _view(source).source.line(start, end)
+    return first, words(source[first:start] + text + source[end:last])
+
+
+@lru_cache(maxsize=8)
+def _view(source: str) -> View:
+    return View(source)
+
+
+def _defines(text: str) -> Iterator[tuple[int, int]]:
+    """The spans of directives, continued lines included."""
+    for found in re.finditer(r"^[ \t]*#(?:\\\n|[^\n])*", text, re.MULTILINE):
+        yield found.span()
+
+
+# -- the operators -----------------------------------------------------------------------------
+
+
+def _binary(view: View, index: int) -> bool:
+    """Whether an operator stands between two operands."""
+    if not 0 < index < len(view.tokens) - 1 or view.source.spaced(index) is None:
+        return False
+    before, after = view.tokens[index - 1], view.tokens[index + 1]
+    left = before.kind in ("name", "number") or before.text in (")", "]")
+    right = after.kind in ("name", "number") or after.text in ("(", "-", "*", "&", "!")
+    return left and right and before.text not in KEYWORDS
+
+
+def _index(view: View) -> Iterator[Change]:
+    """Subscripts one off."""
+    for index, token in enumerate(view.tokens):
+        close = view.source.partners.get(index)
+        if token.text == "[" and close is not None and close > index + 1:
+            inside = view.text(index + 1, close - 1)
+            span = view.tokens[index + 1].start, view.tokens[close - 1].end
+            yield *span, f"({inside}) + 1"
+            if inside.strip() != "0":
+                yield *span, f"({inside}) - 1"
+
+
+def _bound(view: View) -> Iterator[Change]:
+    """< for ≤."""
+    for index, token in enumerate(view.tokens):
+        if token.text in BOUNDARIES and view.source.spaced(index) and _binary(view, index):
+            yield view.replace(index, BOUNDARIES[token.text])
+
+
+def _stride(view: View) -> Iterator[Change]:
+    """A member for its neighbour: the other image axis, another extent."""
+    for (left, right), index in zip(pairwise(view.tokens), range(len(view.tokens)), strict=False):
+        if left.text == "." and right.text in PARTNERS:
+            yield view.replace(index + 1, PARTNERS[right.text])
+
+
+def _constant(view: View) -> Iterator[Change]:
+    """A number one off; of fractions, another one."""
+    for index, token in enumerate(view.tokens):
+        if token.kind != "number":
+            continue
+        digits = token.text.rstrip("uUlL").replace("'", "")
+        if digits.isdecimal():
+            value, suffix = int(digits), token.text[len(token.text.rstrip("uUlL")) :]
+            yield view.replace(index, f"{value + 1}{suffix}")
+            if value:
+                yield view.replace(index, f"{value - 1}{suffix}")
+        elif digits[:2].lower() != "0x":
+            zero = float(digits.rstrip("fF")) == 0
+            yield view.replace(index, "1.0f" if zero else f"(2 * {token.text})")
+
+
+def _arithmetic(view: View) -> Iterator[Change]:
+    """An operator for another; one side of it alone."""
+    for index, token in enumerate(view.tokens):
+        if token.text in SWAPPED and _binary(view, index):
+            yield view.replace(index, SWAPPED[token.text])
+            after = view.tokens[index + 1]
+            if after.kind in ("name", "number") and view.tokens[index + 2].text in (")", "]", ";"):
+                before = view.tokens[index - 1]
+                yield before.end, after.end, ""
+
+
+def _accumulator(view: View) -> Iterator[Change]:
+    """A sum that forgets what it had."""
+    for index, token in enumerate(view.tokens):
+        for other in ACCUMULATIONS.get(token.text, ()):
+            yield view.replace(index, other)
+        if token.text in ("fmaf", "__fmaf_rn"):
+            arguments = _arguments(view, index + 1)
+            if len(arguments) == 3:
+                first, last = arguments[2]
+                yield view.tokens[first].start, view.tokens[last].end, "0.0f"
+
+
+def _synchronisation(view: View) -> Iterator[Change]:
+    """A barrier that is not there."""
+    for first, last in view.statements:
+        if view.tokens[first].text in SYNCHRONISATION:
+            yield view.tokens[first].start, view.tokens[last].end, ";"
+
+
+def _statement(view: View) -> Iterator[Change]:
+    """A statement that is not there: an assignment, a call, a condition with what it guards."""
+    for first, last in view.statements:
+        head = view.tokens[first].text
+        if head in SYNCHRONISATION or head == "else":
+            continue
+        if head in ("if", "for", "while") and view.tokens[first + 1].text == "(":
+            body = view.source.partners.get(first + 1, last) + 1
+            if head == "if" and view.tokens[body].text in ("return", "continue", "break"):
+                yield view.tokens[first].start, view.tokens[last].end, ";"
+            elif head == "if":
+                yield view.tokens[body].start, view.tokens[last].end, ";"
+        elif _effect(view, first, last):
+            yield view.tokens[first].start, view.tokens[last].end, ";"
+
+
+def _effect(view: View, first: int, last: int) -> bool:
+    """Whether a statement is an assignment or a call, and no declaration."""
+    if view.tokens[first].kind != "name":
+        return view.tokens[first].text in ("++", "--", "*")
+    after = first + 1
+    while view.tokens[after].text in (".", "->", "::", "["):
+        if view.tokens[after].text == "[":
+            after = view.source.partners.get(after, after) + 1
+        else:
+            after += 2
+    text = view.tokens[after].text
+    if text == "<":
+        return True  # a call with its template's arguments, if it compiles without
+    return text in ("(", "=", "++", "--") or text in ACCUMULATIONS
+
+
+def _comparison(view: View) -> Iterator[Change]:
+    """= for ≠."""
+    for index, token in enumerate(view.tokens):
+        if token.text in EQUALITIES:
+            yield view.replace(index, EQUALITIES[token.text])
+
+
+def _condition(view: View) -> Iterator[Change]:
+    """And for or; a condition turned round; one of a choice's two sides."""
+    for index, token in enumerate(view.tokens):
+        if token.text in LOGIC and _binary(view, index):
+            yield view.replace(index, LOGIC[token.text])
+        close = view.source.partners.get(index + 1)
+        if token.text == "if" and view.tokens[index + 1].text == "(" and close is not None:
+            inside = view.text(index + 2, close - 1)
+            span = view.tokens[index + 2].start, view.tokens[close - 1].end
+            yield *span, f"!({inside})"
+        if token.text == "?":
+            yield view.replace(index, "|| true ?")
+            yield view.replace(index, "&& false ?")
+
+
+def _argument(view: View) -> Iterator[Change]:
+    """Two neighbouring arguments in each other's place."""
+    for index, token in enumerate(view.tokens[:-1]):
+        if token.kind != "name" or token.text in {*KEYWORDS, *RENAMES, "fmaf"}:
+            continue
+        arguments = _arguments(view, index + 1)
+        for (a, b), (c, d) in pairwise(arguments):
+            one, other = view.text(a, b), view.text(c, d)
+            if one != other:
+                between = view.source.text[view.tokens[b].end : view.tokens[c].start]
+                yield view.tokens[a].start, view.tokens[d].end, f"{other}{between}{one}"
+
+
+def _arguments(view: View, index: int) -> list[tuple[int, int]]:
+    """(first, last) token of each argument of the brackets that open there; none if none do."""
+    close = view.source.partners.get(index)
+    if view.tokens[index].text != "(" or close is None or close == index + 1:
+        return []
+    found: list[tuple[int, int]] = []
+    first = here = index + 1
+    while here < close:
+        if view.tokens[here].text in ("(", "[", "{"):
+            here = view.source.partners.get(here, here)
+        elif view.tokens[here].text == ",":
+            found.append((first, here - 1))
+            first = here + 1
+        here += 1
+    return [*found, (first, close - 1)] if all(a <= b for a, b in found) and first < close else []
+
+
+def _function(view: View) -> Iterator[Change]:
+    """A function taken for its neighbour."""
+    for index, token in enumerate(view.tokens):
+        if token.text in RENAMES and view.tokens[index + 1].text == "(":
+            yield view.replace(index, RENAMES[token.text])
+
+
+OPERATORS: dict[str, Callable[[View], Iterator[Change]]] = {
+    "index": _index,
+    "bound": _bound,
+    "stride": _stride,
+    "constant": _constant,
+    "arithmetic": _arithmetic,
+    "accumulator": _accumulator,
+    "synchronisation": _synchronisation,
+    "statement": _statement,
+    "comparison": _comparison,
+    "condition": _condition,
+    "argument": _argument,
+    "function": _function,
+}

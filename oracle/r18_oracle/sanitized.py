@@ -1,0 +1,101 @@
+"""The process that runs under compute-sanitizer: a backend's kernels on the problems of a profile.
+
+Each call has buffers of its own, as the allocator gives them: between the guard zones of one
+large allocation, as `r18 verify` calls a kernel, an access past the end would hurt nothing that
+memcheck knows of, and poisoned memory would count as initialised. Values are not judged here.
+
+    python -m r18_oracle.sanitized '{"backend": ..., "kernels": [...], ...}'
+
+Says a line of JSON for each kernel when it begins, and when it ends. Ends with `BROKEN` at the
+first call that raises: of a device that was left in error, nothing more can be asked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Backend, Kernel
+from r18.executor import run_kernel
+from r18.ops import Problem
+from r18.registry import load_backend
+from r18_oracle.campaign import Profile, network_problems, profile, search
+from r18_oracle.corners import corners
+from r18_oracle.crossings import crossings
+from r18_oracle.inputs import ROUNDING, make_case
+from r18_oracle.tasks import kernel_of
+
+BROKEN = 41
+"""The exit code after a call that raised."""
+
+
+class Broken(BaseException):
+    """A call raised; not an `Exception`, so that Hypothesis does not try it again."""
+
+
+def exercise(
+    backend: Backend, kernel: Kernel, how: Profile, seed: int, network_name: str | None
+) -> int:
+    """Call the kernel on the problems that a campaign would; how many it took.
+
+    Raises `Broken` with what the first failing call raised.
+    """
+    taken = 0
+
+    def attempt(
+        problem: Problem, data_seed: int, rounding: str, light: bool, only: str | None = None
+    ) -> bool:
+        nonlocal taken
+        if kernel.refusal(problem) is not None:
+            return False
+        case = make_case(kernel, problem, rounding, data_seed)
+        weights = (array.astype(np.float64) for array in case.weights)
+        try:
+            run_kernel(backend, kernel, problem, *case.inputs, *weights)
+        except Exception as error:
+            raise Broken(f"{problem}: {type(error).__name__}: {error}") from error
+        taken += 1
+        return True
+
+    search(kernel, how, seed, attempt)
+    fixed = [
+        *corners(kernel.op, how.max_elements, how.max_macs),
+        *crossings(kernel, how.max_elements, how.max_macs),
+    ]
+    if network_name is not None:
+        every = network_problems(network_name, how.batches)
+        fixed += [problem for problem in every if type(problem.op) is kernel.op]
+    for index, problem in enumerate(fixed):
+        attempt(problem, seed, ROUNDING[index % len(ROUNDING)], True)
+    return taken
+
+
+def main(asked: str) -> int:
+    """Run what the JSON asks for; the exit code."""
+    request: dict[str, Any] = json.loads(asked)
+    backend = load_backend(request["backend"])
+    device = backend.probe()
+    how = profile(request["profile"])
+    _say(device={"kind": device.kind, "name": device.name, "details": dict(device.details)})
+    for name in request["kernels"]:
+        _say(begins=name)
+        try:
+            taken = exercise(
+                backend, kernel_of(backend, name), how, request["seed"], request["network"]
+            )
+        except Broken as broken:
+            _say(broken=name, error=str(broken))
+            return BROKEN
+        _say(ends=name, problems=taken)
+    return 0
+
+
+def _say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

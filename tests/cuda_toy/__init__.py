@@ -1,0 +1,75 @@
+"""A backend with a kernel that is compiled from a `.cu` file, for mutation runs without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Array, BackendBase, DeviceInfo, Resources, RoundingContract
+from r18.errors import R18Error
+from r18.host import HostKernel, HostMemory, HostStream
+from r18.ops import ReLU
+from r18.precision import FP32
+
+SOURCE = Path(__file__).parent / "relu.cu"
+
+
+def compiled(text: str) -> str:
+    """Python for the line that sets out[i]; `+ 0.0f` costs no instruction.
+
+    Raises `R18Error` for a register that is not there.
+    """
+    if "threadIdx.y" in text:
+        raise R18Error("relu.cu(3): error: blocks have one dimension")
+    found = re.search(r"out(\[.*?\]) = (.*);", text)
+    if found is None:
+        return "pass"
+    return f"out{found[1]} = {found[2].replace('0.0f', '0.0').removesuffix(' + 0.0')}"
+
+
+def fmaxf(a: Any, b: Any) -> Any:
+    return np.where(np.isnan(a) | (a > b), a, b)
+
+
+def run(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace: Array) -> None:
+    values = {"x": inputs[0].reshape(-1), "out": out.reshape(-1), "fmaxf": fmaxf}
+    values |= {"fminf": np.fmin, "i": np.arange(out.size)}
+    exec(compiled(SOURCE.read_text()), values)
+
+
+class Compiled(HostKernel):
+    """What `r18.backend.CompiledKernel` asks for."""
+
+    digest = "toy"
+    source_files = (SOURCE,)
+    targets = ("sm_90",)
+
+    def resources(self, target: str) -> dict[str, Resources]:
+        self.machine_code(target)
+        return {"relu": Resources(8, 0, 0, 0)}
+
+    def machine_code(self, target: str) -> str:
+        return hashlib.sha256(compiled(SOURCE.read_text()).encode()).hexdigest()
+
+
+class Backend(BackendBase):
+    """ReLU, right."""
+
+    name = "cuda-toy"
+
+    def __init__(self) -> None:
+        self.memory = HostMemory()
+
+    def probe(self) -> DeviceInfo:
+        return DeviceInfo("cpu", "a toy", {"compute capability": "9.0"})
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        contract = RoundingContract("exact", "float32", "float32")
+        return (Compiled("toy", ReLU, "maximum", FP32, contract, run=run),)
+
+    def stream(self) -> HostStream:
+        return HostStream()

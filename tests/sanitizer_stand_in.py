@@ -1,0 +1,42 @@
+"""Stands in for compute-sanitizer: runs the command it is given, and writes the log it is told to.
+
+Beside the script lies `script.json`: by tool, for each process in turn, the log's text, the exit
+code in place of the command's, and whether the command runs at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        print("NVIDIA (R) Compute Sanitizer\nVersion 2025.3.1.0 (build 1)")
+        return 0
+    here = Path(sys.argv[0]).parent
+    with (here / "calls.jsonl").open("a") as calls:
+        calls.write(
+            json.dumps({"arguments": arguments, "pool": os.environ["R18_CUPY_POOL"]}) + "\n"
+        )
+    tool = arguments[arguments.index("--tool") + 1]
+    script = json.loads((here / "script.json").read_text())
+    turn = script[tool].pop(0)
+    (here / "script.json").write_text(json.dumps(script))
+    log = arguments[arguments.index("--log-file") + 1].replace("%p", str(os.getpid()))
+    if turn["log"] is not None:
+        Path(log).write_text(turn["log"])
+    time.sleep(turn.get("sleep", 0))
+    code = 0
+    if turn.get("run", True):
+        code = subprocess.run(arguments[arguments.index(sys.executable) :], check=False).returncode
+    return int(turn.get("code", code))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Mutants of CUDA C++: the operators, what is left alone, and what counts."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from r18_cupy import compiler
+from r18_cupy.catalogue import all_kernels
+from r18_cupy.compiler import CompileError, Entry, compile_entry
+from r18_oracle.mutation.cuda_edits import OPERATORS
+from r18_oracle.mutation.cuda_tokens import Source, words
+from r18_oracle.mutation.mutants import mutants_of, sample
+from r18_oracle.mutation.score import Plan, run
+
+KERNELS = compiler.KERNELS
+
+
+def body(*lines: str) -> str:
+    return "__global__ void f(int n, const float* a) {\n" + "\n".join(lines) + "\n}\n"
+
+
+def becomes(operator: str, *lines: str) -> list[str]:
+    """What the lines of a function become under one operator."""
+    return [m.after for m in mutants_of("a.cu", body(*lines)) if m.operator == operator]
+
+
+# -- tokens ------------------------------------------------------------------------------------
+
+
+def test_comments_text_and_directives_are_no_code() -> None:
+    text = '#include "a.cuh"\nint x = 1; // 2\n/* 3 */ auto y = "4"; \n#if A > 5\n#endif\n'
+    assert [t.text for t in Source(text).tokens if t.kind == "number"] == ["1"]
+    assert words("a  +\tb // c") == words("a + /* c */ b") == ("a", "+", "b")
+    assert words("a + b") != words("a - b")
+
+
+def test_what_a_define_defines_is_code() -> None:
+    tokens = Source("#define WARPS 4\n#define F(x) \\\n  ((x) + 1)\n").tokens
+    assert [t.text for t in tokens] == ["4", "(", "(", "x", ")", "+", "1", ")"]
+    assert [m.after for m in mutants_of("a.cu", "#define WARPS 4\n")] == [
+        "#define WARPS 3",
+        "#define WARPS 5",
+    ]
+    continued = mutants_of("a.cu", "#define F(x) \\\n  ((x) + 1)\n")
+    assert "((x) - 1)" in [m.after for m in continued]
+
+
+def test_every_token_knows_its_function() -> None:
+    text = (
+        "struct S { int a; };\nint f(int b) { if (b) { b = 1; } return b; }\nint g() { return 2; }"
+    )
+    source = Source(text)
+    scopes = {t.text: scope for t, scope in zip(source.tokens, source.scopes, strict=True)}
+    assert (scopes["1"], scopes["2"], scopes["a"]) == ("f", "g", "")
+    assert all(source.text[t.start : t.end] == t.text for t in source.tokens)
+
+
+# -- the operators -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operator", "line", "expected"),
+    [
+        ("index", "y = a[i];", ["y = a[(i) + 1];", "y = a[(i) - 1];"]),
+        ("index", "y = a[0];", ["y = a[(0) + 1];"]),
+        ("bound", "if (i < n) g();", ["if (i <= n) g();"]),
+        ("bound", "y = a >= b;", ["y = a > b;"]),
+        ("bound", "g<float>(a);", []),
+        ("stride", "y = p.sh + p.w;", ["y = p.sw + p.w;", "y = p.sh + p.h;"]),
+        ("constant", "int i = 0;", ["int i = 1;"]),
+        ("constant", "i = 32u;", ["i = 33u;", "i = 31u;"]),
+        ("constant", "y = 0.0f;", ["y = 1.0f;"]),
+        ("constant", "y = 0.5f;", ["y = (2 * 0.5f);"]),
+        ("constant", "y = 0xffffffff;", []),
+        ("arithmetic", "y = a * b + c;", ["y = a + b + c;", "y = a * b - c;", "y = a * b;"]),
+        ("arithmetic", "const float* y = x;", []),
+        ("arithmetic", "y = -x;", []),
+        ("arithmetic", "y = a / 2;", ["y = a * 2;", "y = a;"]),
+        ("accumulator", "y += a;", ["y = a;", "y -= a;"]),
+        ("accumulator", "y = fmaf(a, b, y);", ["y = fmaf(a, b, 0.0f);"]),
+        ("synchronisation", "__syncthreads();", [";"]),
+        ("statement", "__syncthreads();", []),
+        ("statement", "y = a;", [";"]),
+        ("statement", "a[i].b = c;", [";"]),
+        ("statement", "load<4>(a, b);", [";"]),
+        ("statement", "int y = a;", []),
+        ("statement", "if (i >= n) return;", [";"]),
+        ("statement", "if (bias) y += bias[c];", ["if (bias) ;"]),
+        ("statement", "for (int i = 0; i < n; ++i) {", []),
+        ("comparison", "if (a == b) g();", ["if (a != b) g();"]),
+        ("condition", "if (a) g();", ["if (!(a)) g();"]),
+        ("condition", "y = a && b;", ["y = a || b;"]),
+        ("condition", "y = a ? b : c;", ["y = a || true ? b : c;", "y = a && false ? b : c;"]),
+        ("argument", "g(a, b + 1, c);", ["g(b + 1, a, c);", "g(a, c, b + 1);"]),
+        ("argument", "y = fmaxf(a, b);", []),
+        ("function", "y = fmaxf(a, b);", ["y = fminf(a, b);"]),
+    ],
+)
+def test_operators(operator: str, line: str, expected: list[str]) -> None:
+    closing = ["}"] if line.endswith("{") else []
+    assert sorted(becomes(operator, line, *closing)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        body("// a[i] = b + 1;"),
+        body('static_assert(A % 4 == 0, "A + 1");'),
+        body('asm volatile("cp.async.wait_group 1;");'),
+        "template <int N = 4>\nstruct S { int a[4]; };\n",
+        'extern "C" __global__ void __launch_bounds__(256) f(int n);\n',
+        "#if WARPS > 4\n#endif\n",
+    ],
+)
+def test_what_is_never_touched(source: str) -> None:
+    assert [m.after for m in mutants_of("a.cu", source)] == []
+
+
+def test_constants_outside_of_functions_are_mutated() -> None:
+    found = [m.after for m in mutants_of("a.cu", "constexpr int WARPS = 4;\nint other = 4;\n")]
+    assert found == ["constexpr int WARPS = 3;", "constexpr int WARPS = 5;"]
+
+
+# -- the real kernels --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return Plan.of("cupy")
+
+
+def test_the_kernels_have_mutants_of_every_operator(plan: Plan) -> None:
+    mutants = [m for m in plan.mutants if m.compiled]
+    assert len(mutants) >= 200
+    assert {m.operator for m in mutants} == set(OPERATORS)
+    assert max(Counter(m.id for m in mutants).values()) == 1
+    assert len({(m.file, m.source) for m in mutants}) == len(mutants)
+    chosen = sample(mutants, 200, seed=0)
+    assert len(chosen) == 200
+    assert {m.operator for m in chosen} == set(OPERATORS)
+
+
+def test_a_mutant_is_shown_to_the_kernels_that_are_compiled_from_its_file(plan: Plan) -> None:
+    for kernel in all_kernels():
+        ours = {path.relative_to(KERNELS.parent).as_posix() for path in kernel.source_files}
+        reached = {file for file, _, _ in plan.reaches[kernel.id] if file.startswith("kernels/")}
+        assert reached == ours
+        assert f"kernels/{kernel.entries()[0].source}.cu" in ours
+
+
+def test_most_mutants_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a copy of the kernels, as a mutation run compiles them."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(KERNELS, folder)
+    original = (folder / "conv2d_direct.cu").read_text()
+    entry = Entry("conv2d_direct", "conv2d_direct", (("STORAGE", "float"),))
+    monkeypatch.setenv("R18_CACHE", str(tmp_path / "cache"))
+    before = compile_entry(entry, "sm_90").cubin
+    monkeypatch.setattr(compiler, "KERNELS", folder)
+    chosen = sample(mutants_of("kernels/conv2d_direct.cu", original), 16, seed=0)
+    fates: Counter[str] = Counter()
+    for mutant in chosen:
+        (folder / "conv2d_direct.cu").write_text(mutant.source)
+        try:
+            same = compile_entry(entry, "sm_90").cubin == before
+            fates["same" if same else "changed"] += 1
+        except CompileError:
+            fates["invalid"] += 1
+    assert fates["changed"] >= 12, fates
+
+
+def test_comments_and_layout_do_not_change_machine_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes equal machine code a proof of equivalence, and a useful one."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(KERNELS, folder)
+    path = folder / "conv2d_direct.cu"
+    path.write_text("// A remark.\n\n" + path.read_text().replace("++c)", "c += 1)"))
+    monkeypatch.setenv("R18_CACHE", str(tmp_path / "cache"))
+    entry = Entry("conv2d_direct", "conv2d_direct", (("STORAGE", "float"),))
+    before = compile_entry(entry, "sm_90").cubin
+    monkeypatch.setattr(compiler, "KERNELS", folder)
+    assert compile_entry(entry, "sm_90").cubin == before
+
+
+# -- a run -------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_invalid_and_equivalent_mutants_from_survivors() -> None:
+    done: list[int] = []
+    score = run(
+        "cuda_toy:Backend",
+        files="*.cu",
+        network=None,
+        workers=2,
+        progress=lambda count, total, what: done.append(count),
+    )
+    fates = {result.mutant.after: result for result in score.results}
+    assert {m.file for m in (result.mutant for result in score.results)} == {"relu.cu"}
+
+    def status(line: str) -> str:
+        return fates[line].status
+
+    assert status("out[i] = fminf(x[i], 0.0f) + 0.0f;") == "killed"
+    assert status("out[i] = fmaxf(x[(i) - 1], 0.0f) + 0.0f;") == "killed"
+    assert status("out[i] = fmaxf(x[i], 1.0f) + 0.0f;") == "killed"
+    assert status("out[i] = fmaxf(x[i], 0.0f) + 1.0f;") == "killed"
+    assert status(";") == "killed"  # the last of them: nothing is written
+    assert status("if (i > n) return;") == "equivalent"  # to this compiler
+    assert status("out[i] = fmaxf(x[i], 0.0f) - 0.0f;") == "survived"
+    assert status("const int i = threadIdx.y;") == "invalid"
+    assert "blocks have one dimension" in fates["const int i = threadIdx.y;"].reason
+    counts = Counter(result.status for result in score.results)
+    assert score.tried == counts["killed"] + counts["survived"]
+    assert score.percent == 100 * counts["killed"] / score.tried
+    assert f"{counts['invalid']} do not compile" in score.closing()
+    data = score.to_json()
+    assert (data["invalid"], data["equivalent"]) == (counts["invalid"], counts["equivalent"])
+    assert "SURVIVED: relu.cu" in score.text()
+    assert done[-1] == len(score.results)
