@@ -1,4 +1,4 @@
-"""How fast: contenders timed side by side in one run, next to torchvision's own module.
+"""How fast: contenders timed side by side in one run, next to their peers.
 
 Contenders of one device and batch take turns: a round is each of them once, and the next round
 begins with the next one, so that a machine that slows down slows all of them. A turn begins with
@@ -26,7 +26,7 @@ from r18.backend import Array, DeviceInfo, StepTime
 from r18.errors import UsageError
 from r18.machine import peak_nbytes, reset_peak, resident_nbytes
 from r18.ops import Shape
-from r18.peer import PEER, PEERS
+from r18.peers import PEER, PEERS
 
 RATIO = f"time / {PEER}"
 """What a row's `ratio` is; below 1 is faster than the peer."""
@@ -81,6 +81,10 @@ class Runner(Protocol):
         """One run over what was loaded, complete when this returns."""
         ...
 
+    def fetch(self) -> Array:
+        """What the last run put out: a copy on the host, in a floating-point format of NumPy's."""
+        ...
+
     def time(self, clock: Callable[[], float]) -> float:
         """Milliseconds of one run, by the device's events, or by a clock of seconds."""
         ...
@@ -126,6 +130,8 @@ class Row:
                 for the contender that is first to use it.
     steps:      median milliseconds of each step, if asked for.
     algorithm:  as its contender says. kernels: the steps that each kernel runs, by its id.
+    loss:       what its output lost against float64, in parts of what it may lose: above 1 it is
+                wrong. None where nobody looked.
     """
 
     backend: str
@@ -146,6 +152,7 @@ class Row:
     kernels: Mapping[str, int] = field(default_factory=dict)
     best_ratio: float | None = None
     best_peer: str = ""
+    loss: float | None = None
 
     @property
     def median_ms(self) -> float:
@@ -195,6 +202,7 @@ def bench(
     input_sets: int = 3,
     seed: int = 0,
     per_step: bool = False,
+    judge: Callable[[Contender, Runner], float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str, int, int], None] | None = None,
     on_skip: Callable[[Contender, Exception], None] | None = None,
@@ -204,6 +212,8 @@ def bench(
     warmup:   untimed runs of each before the first round.
     repeat:   timed runs of each, in rounds of as many as the device's pace says.
     per_step: also profile each, step by step, after the rounds.
+    judge:    gives the loss of each row; asked after the rounds, so that what it loads and leaves
+              behind changes no time and no memory of its group.
     clock:    seconds; only where the device has no clock of its own.
     progress: told what is being done, and how many of how many runs are.
     on_skip:  told of each contender that is not `required` and could not be made, and why.
@@ -253,7 +263,8 @@ def bench(
                     tell("timing", entry.contender, runs)
             for entry in entered:
                 steps = _profile(entry.runner, min(repeat, PROFILES)) if per_step else ()
-                entry.row = _row(entry, warmup, steps)
+                loss = None if judge is None else judge(entry.contender, entry.runner)
+                entry.row = _row(entry, warmup, steps, loss)
         for entry in entered:
             del entry.runner  # with what it holds, before the next group is made
     return with_ratios([entry.row for entry in entries if entry.row is not None])
@@ -317,7 +328,7 @@ def _turn(
     return [runner.time(clock) for _ in range(runs)]
 
 
-def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...]) -> Row:
+def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...], loss: float | None) -> Row:
     contender, runner = entry.contender, entry.runner
     return Row(
         backend=contender.name,
@@ -335,6 +346,7 @@ def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...]) -> Row:
         steps=steps,
         algorithm=contender.algorithm,
         kernels=runner.kernels,
+        loss=loss,
     )
 
 

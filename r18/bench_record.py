@@ -13,7 +13,7 @@ from typing import Any
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench import RATIO, Contender, Row
-from r18.peer import PEERS
+from r18.peers import PEERS
 
 WHAT = "bench"
 

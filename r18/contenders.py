@@ -20,7 +20,7 @@ from r18.backend import (
 from r18.bench import Contender
 from r18.errors import NoKernel, UsageError, unknown
 from r18.passes import fuse
-from r18.peer import Torchvision, Way, torch_device, ways
+from r18.peers import Way, device_words, made, ways
 from r18.schedule import Schedule
 
 Algorithm = tuple[str, str]
@@ -53,7 +53,7 @@ def contenders(
             f"each batch and precision is measured once, got {list(batches)}, {list(precisions)}"
         )
     devices = {name: backend.probe() for name, backend in backends.items()}
-    kinds = {device.kind: ways(peers, device.kind) for device in devices.values()}
+    asked_peers = ways(peers, (device.kind for device in devices.values()))
     for algorithm in algorithms:
         _check_algorithm(backends.values(), algorithm)
     found: list[Contender] = []
@@ -71,8 +71,8 @@ def contenders(
                     if _of_algorithm(backend, algorithm)
                 ]
             found += [
-                torchvision_contender(kind, schedule, weights, batch, precision, way)
-                for kind, asked in kinds.items()
+                peer_contender(kind, schedule, weights, batch, precision, way)
+                for kind, asked in asked_peers.items()
                 for way in asked
             ]
     return found
@@ -210,6 +210,9 @@ class Compiled:
         self.program.launch()
         self.program.synchronize()
 
+    def fetch(self) -> Array:
+        return self.program.fetch()
+
     def time(self, clock: Callable[[], float]) -> float:
         if self._stream is None:
             begin = clock()
@@ -225,7 +228,7 @@ class Compiled:
 # -- peers -------------------------------------------------------------------------------------
 
 
-def torchvision_contender(
+def peer_contender(
     kind: str,
     schedule: Schedule,
     weights: Mapping[str, Array],
@@ -233,17 +236,17 @@ def torchvision_contender(
     precision: str,
     way: Way = Way(),
 ) -> Contender:
-    """The peer: the module of `torchvision.models` on a kind of device, run in one of its ways.
+    """A peer on a kind of device.
 
-    Where PyTorch is missing, or torchvision lacks the network, it cannot be made and says why.
+    Where its library is missing, or cannot run the network so, it cannot be made and says why.
     """
     return Contender(
         way.name,
-        DeviceInfo(kind, torch_device(kind)),
+        DeviceInfo(kind, device_words(way, kind)),
         precision,
         way.mode,
         (batch, *schedule.input_shape),
-        lambda: Torchvision(kind, schedule, weights, precision, way),
+        lambda: made(way, kind, schedule, weights, batch, precision),
         required=False,
     )
 
@@ -254,6 +257,6 @@ __all__ = [
     "algorithm_contender",
     "algorithm_kernels",
     "contenders",
+    "peer_contender",
     "program_contender",
-    "torchvision_contender",
 ]

@@ -1,4 +1,4 @@
-"""The host: what it is, how busy it is, and how much memory this process holds."""
+"""The host: what it is, how busy it is, and what of it this process holds: threads and memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 import r18
+from r18.errors import UsageError
+
+THREADS = "OMP_NUM_THREADS"
+"""The variable that says how many threads CPU work may use: most libraries read it."""
+OTHER_THREADS = (
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+"""Those of libraries that would rather have their own."""
+NUMBA_THREADS = "NUMBA_NUM_THREADS"
 
 
 def machine() -> dict[str, Any]:
@@ -22,6 +35,7 @@ def machine() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cpus": cpus(),
+        "threads": thread_count(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -33,6 +47,41 @@ def cpus() -> int:
     """The CPUs that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def thread_count() -> int:
+    """The threads that CPU work may use: `OMP_NUM_THREADS`, else the CPUs of this process."""
+    first = os.environ.get(THREADS, "").partition(",")[0].strip()  # then those of inner levels
+    return int(first) if first.isdecimal() and int(first) else cpus()
+
+
+def set_threads(count: int) -> None:
+    """Let CPU work use `count` threads, in whatever library and for the rest of this process.
+
+    Variables of the environment tell the libraries and backends that are loaded later, also in
+    processes that are started; those that are loaded (BLAS, OpenMP, PyTorch, Numba) are told
+    themselves. Call it before backends are used: they may keep the count that they saw first.
+
+    Raises `UsageError` for a count below 1, and for one that Numba, loaded already, cannot have.
+    """
+    if count < 1:
+        raise UsageError(f"work needs at least 1 thread, got {count}")
+    numba, torch = sys.modules.get("numba"), sys.modules.get("torch")
+    if numba is not None:
+        most = numba.config.NUMBA_NUM_THREADS
+        if count > most:
+            raise UsageError(
+                f"Numba was loaded with {most} threads and cannot have {count}\n"
+                f"  set {NUMBA_THREADS}={count} before Python starts"
+            )
+        numba.set_num_threads(count)
+    else:  # once loaded, Numba refuses another value of it
+        os.environ[NUMBA_THREADS] = str(count)
+    for name in (THREADS, *OTHER_THREADS):
+        os.environ[name] = str(count)
+    threadpool_limits(count)
+    if torch is not None:
+        torch.set_num_threads(count)
 
 
 def cache_folder() -> Path:
@@ -87,4 +136,13 @@ def _trim() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-__all__ = ["cpus", "machine", "peak_nbytes", "reset_peak", "resident_nbytes"]
+__all__ = [
+    "cache_folder",
+    "cpus",
+    "machine",
+    "peak_nbytes",
+    "reset_peak",
+    "resident_nbytes",
+    "set_threads",
+    "thread_count",
+]

@@ -6,7 +6,7 @@ A table stands between two markers, of which the first says what it is:
     <!-- /table -->
 
 bench:    devices, precisions, batches; network (resnet18), fusion (all). Times, and how they
-          compare with the peers; a line a contender and precision.
+          compare with the peers; a line a contender, precision and batch.
 verify:   device; backend (cupy). What was verified; a line an op and algorithm.
 sanitize: device. What compute-sanitizer's tools found.
 """
@@ -99,7 +99,10 @@ def _one(options: Mapping[str, str], name: str) -> str:
 
 
 def bench_table(options: Mapping[str, str], folder: Path) -> Table:
-    """Contenders by precision; for each batch its times and ratios."""
+    """Contenders by precision and batch: what took turns stands together.
+
+    Peak memory is shown where there is any: a process on a CPU has one.
+    """
     devices = _one(options, "devices").split(",")
     precisions = _one(options, "precisions").split(",")
     batches = [int(batch) for batch in _one(options, "batches").split(",")]
@@ -109,44 +112,65 @@ def bench_table(options: Mapping[str, str], folder: Path) -> Table:
     for device in devices:
         groups = _record(folder, "bench", device)["groups"]
         for precision in precisions:
-            names = [group_name(network, precision, fusion, batch) for batch in batches]
-            here = [groups.get(name) for name in names]
-            if not any(here):
-                continue
-            captions |= {_bench_caption(group): None for group in here if group}
-            cells = [
-                {row["backend"]: row for row in group["rows"]} if group else {} for group in here
-            ]
-            for name in dict.fromkeys(name for column in cells for name in column):
-                timed = [_times(column.get(name)) for column in cells]
-                rows.append((name, device, precision, *(c for cell in timed for c in cell)))
+            for batch in batches:
+                group = groups.get(group_name(network, precision, fusion, batch))
+                if group is None:
+                    continue
+                captions[_bench_caption(group)] = None
+                rows += [
+                    (row["backend"], device, precision, str(batch), *_measured(row))
+                    for row in group["rows"]
+                ]
     if not rows:
         raise UsageError(
             f"no record of {', '.join(devices)} has a time of {network} in "
             f"{', '.join(precisions)}, fusion {fusion}, batch {', '.join(map(str, batches))}"
         )
-    heads = ["", "device", "precision"]
-    for batch in batches:
-        heads += [f"batch {batch}: ms/image", "images/s", "/ eager", "/ best peer"]
-    caption = "<br>\n".join(captions)
-    return Table(heads, "lll" + "rrrr" * len(batches), rows, caption)
+    if all(row[-1] == MISSING for row in rows):
+        rows = [row[:-1] for row in rows]
+    heads = BENCH_HEADS[: len(rows[0])]
+    return Table(heads, ("lll" + "r" * len(heads))[: len(heads)], rows, "<br>\n".join(captions))
 
 
-def _times(row: Mapping[str, Any] | None) -> Iterator[str]:
-    """The cells of one contender at one batch."""
-    if row is None:
-        yield from (MISSING,) * 4
-        return
+BENCH_HEADS = (
+    "backend",
+    "device",
+    "precision",
+    "batch",
+    "ms/image",
+    "images/s",
+    "/ PyTorch",
+    "/ best peer",
+    "peak MB",
+)
+
+
+def _measured(row: Mapping[str, Any]) -> Iterator[str]:
+    """The cells of a contender behind its batch."""
     yield f"{row['ms_per_image']:.4g}"
     yield f"{row['images_per_second']:,.0f}"
     for ratio in (row["ratio"], row["best_ratio"]):
         yield MISSING if ratio is None else f"{ratio:.2f}"
+    peak = row["peak_rss_nbytes"]
+    yield MISSING if peak is None else f"{peak / 1e6:,.0f}"
+
+
+LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+"""Packages of which a caption tells the version."""
 
 
 def _bench_caption(group: Mapping[str, Any]) -> str:
     environment = group["environment"]
-    torch = environment["packages"].get("torch")
-    words = [environment["device"]["name"], *([f"PyTorch {torch}"] if torch else [])]
+    device, versions = environment["device"], environment["packages"]
+    words = [device["name"]]
+    if device["kind"] == "cpu":
+        host = group["machine"]
+        threads = f"{host['threads']} threads" if "threads" in host else f"{host['cpus']} CPUs"
+        words += [host["processor"], threads]
+    timed = {"torch", *(row["backend"] for row in group["rows"])}
+    words += [
+        f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed & set(versions)
+    ]
     if environment.get("driver"):
         words.append(f"driver {environment['driver']}")
     return (

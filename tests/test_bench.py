@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from r18.backend import Array, CompileOptions, DeviceInfo, StepTime
 from r18.bench import PACES, Contender, Row, bench, random_images, rotated, with_ratios
 from r18.cli.bench import step_table, table
-from r18.contenders import contenders, torchvision_contender
+from r18.contenders import contenders, peer_contender
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.machine import machine, peak_nbytes, reset_peak, resident_nbytes
-from r18.peer import PEER, Torchvision, Way
+from r18.peers import PEER, Way
+from r18.peers.torchvision import Torchvision
 from r18.registry import load_backend
 from r18.schedule import resnet18, tiny
 from support import output_of, random_weights
@@ -77,6 +78,9 @@ class FakeRunner:
     def run(self) -> None:
         self.stage.log.append(("run", self.name, None))
         self.stage.now += self.seconds
+
+    def fetch(self) -> Array:
+        return np.zeros((1, 10), np.float32)
 
     def time(self, clock: Callable[[], float]) -> float:
         self.stage.log.append(("time", self.name, None))
@@ -281,6 +285,23 @@ def test_the_table_shows_the_best_peer_where_there_are_several() -> None:
     assert line.split()[-2:] == ["1.50", "3.00"]
 
 
+def test_outputs_are_judged_once_each_when_everything_is_timed() -> None:
+    stage = Stage()
+
+    def judge(contender: Contender, runner: Any) -> float:
+        stage.log.append(("judge", contender.name, runner.name))
+        return {"a": 0.5, "b": 2.0}[contender.name]
+
+    field = [stage.contender(name) for name in "ab"]
+    rows = bench(field, warmup=0, repeat=2, judge=judge, clock=stage.clock)
+    assert [found.loss for found in rows] == [0.5, 2.0]
+    judged = [index for index, (event, *_) in enumerate(stage.log) if event == "judge"]
+    assert [stage.log[index][1:] for index in judged] == [("a", "a"), ("b", "b")]
+    assert judged[0] > max(i for i, (event, *_) in enumerate(stage.log) if event == "time")
+    (plain,) = bench([stage.contender("a")], warmup=0, repeat=1, clock=stage.clock)
+    assert plain.loss is None
+
+
 # -- what cannot be made -----------------------------------------------------------------------
 
 
@@ -373,15 +394,14 @@ def test_the_peer_computes_the_same_network(precision: str) -> None:
     weights = random_weights(network)
     images = random_images((2, 3, 64, 64), 1)[0]
     peer = Torchvision("cpu", network, weights, precision)
-    outputs: list[Array] = []
-    peer._module.register_forward_hook(lambda m, x, y: outputs.append(y.numpy()))
     peer.load(images)
     peer.run()
+    output = peer.fetch()
     options = CompileOptions(batch=2, precision=precision)
     expected = load_backend("numpy").compile(network, weights, options)(images)
     scale = np.abs(expected).max()
-    assert np.abs(outputs[0] - expected).max() / scale < (1e-5 if precision == "fp32" else 1e-12)
-    assert outputs[0].dtype == expected.dtype
+    assert np.abs(output - expected).max() / scale < (1e-5 if precision == "fp32" else 1e-12)
+    assert output.dtype == expected.dtype
     assert not peer._module.training
     assert peer.weight_nbytes > sum(w.nbytes for w in weights.values())
     assert peer.steps() == []
@@ -390,15 +410,15 @@ def test_the_peer_computes_the_same_network(precision: str) -> None:
 @pytest.mark.parametrize(
     ("make", "cause"),
     [
-        (lambda: torchvision_contender("cpu", tiny(), {}, 1, "fp32"), "has no 'tiny'"),
-        (lambda: torchvision_contender("cpu", resnet18(), {}, 1, "tf32"), "no tf32 on cpu"),
-        (lambda: torchvision_contender("cpu", resnet18(), {}, 1, "int8"), "no int8 on cpu"),
+        (lambda: peer_contender("cpu", tiny(), {}, 1, "fp32"), "has no 'tiny'"),
+        (lambda: peer_contender("cpu", resnet18(), {}, 1, "tf32"), "no tf32 on cpu"),
+        (lambda: peer_contender("cpu", resnet18(), {}, 1, "int8"), "no int8 on cpu"),
         (
-            lambda: torchvision_contender("npu", resnet18(), {}, 1, "fp32"),
+            lambda: peer_contender("npu", resnet18(), {}, 1, "fp32"),
             "no device of kind",
         ),
         (
-            lambda: torchvision_contender("cpu", resnet18(), {}, 1, "fp32", Way("graph")),
+            lambda: peer_contender("cpu", resnet18(), {}, 1, "fp32", Way("graph")),
             "'graph' is for CUDA graphs, not for cpu",
         ),
     ],

@@ -15,7 +15,7 @@ from r18.bench import Row, bench, with_ratios
 from r18.cli.app import REFUSED
 from r18.contenders import Compiled, algorithm_kernels, contenders
 from r18.errors import NoKernel, UnknownName, UsageError
-from r18.peer import PEER, PEERS, WAYS
+from r18.peers import PEER, PEERS, ways
 from r18.registry import load_backend
 from r18.schedule import resnet18, tiny
 from r18.synthetic import synthetic_weights
@@ -93,11 +93,15 @@ def test_an_algorithm_that_no_backend_has_is_an_error() -> None:
         contenders({"numpy": NUMPY}, tiny(), {}, algorithms=[("conv3d", "direct")])
 
 
-def test_more_peers_are_for_cuda_only() -> None:
+def test_each_kind_of_device_has_its_peers() -> None:
     gpu: Any = Gpu()
     field = contenders({"numpy": NUMPY, "gpu": gpu}, tiny(), {}, peers="all")
     peers = [(c.device.kind, c.name) for c in field if c.name in PEERS]
-    assert peers == [("cpu", PEER), *(("cuda", way.name) for way in WAYS)]
+    assert peers == [
+        *(("cpu", name) for name in (PEER, "onnxruntime", "openvino")),
+        *(("cuda", way.name) for way in ways("all", ["cuda"])["cuda"]),
+    ]
+    assert len(peers) == 3 + 6
 
 
 # -- timing a program --------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""The peers on CUDA, with a stand-in for the device: what is built, and what is timed, when."""
+"""Which peers there are; and torchvision's on CUDA, with a stand-in for the device: what is built,
+and what is timed, when.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import torch._dynamo  # whole, before a stand-in takes the place of what it impo
 from r18.backend import CompileOptions
 from r18.bench import random_images
 from r18.errors import UnknownName, UsageError
-from r18.peer import BUILD_RUNS, PEER, PEERS, WAYS, Torchvision, Way, ways
+from r18.peers import PEER, PEERS, WAYS, Way, ways
+from r18.peers.torchvision import BUILD_RUNS, Torchvision
 from r18.registry import load_backend
 from r18.schedule import resnet18
 from support import random_weights
@@ -80,7 +83,7 @@ class Device:
         }.items():
             patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(torch, "compile", compiled)
-        patch.setattr("r18.peer.place", lambda kind: "cpu")
+        patch.setattr("r18.peers.torchvision.place", lambda kind: "cpu")
 
 
 @pytest.fixture
@@ -98,6 +101,7 @@ def peer_of(device: Device, way: Way, precision: str = "fp32") -> Torchvision:
 
 
 IMAGES = random_images((2, 3, 64, 64), 2)
+ON_CUDA = tuple(way for way in WAYS if way.mode in ("eager", "graph", "compile"))
 
 
 # -- which -------------------------------------------------------------------------------------
@@ -105,20 +109,34 @@ IMAGES = random_images((2, 3, 64, 64), 2)
 
 def test_ways_to_run() -> None:
     assert PEERS[0] == PEER == "torchvision eager"
-    assert len(set(PEERS)) == 6
-    assert ways("all", "cuda") == WAYS
-    assert ways("eager", "cuda") == (Way(),)
-    assert ways("eager,graph,compile", "cuda") == WAYS
-    assert [way.name for way in ways("graph", "cuda")] == [
+    assert len(set(PEERS)) == 8
+    exported = (Way("onnxruntime"), Way("openvino"))
+    assert ways("all", ["cuda", "cpu"]) == {"cuda": ON_CUDA, "cpu": (Way(), *exported)}
+    assert ways("eager", ["cuda", "cpu"]) == {"cuda": (Way(),), "cpu": (Way(),)}
+    assert ways("eager,graph,compile", ["cuda"]) == {"cuda": ON_CUDA}
+    assert [way.name for way in ways("graph", ["cuda"])["cuda"]] == [
         "torchvision eager",
         "torchvision graph",
         "torchvision graph, channels-last",
     ]
-    assert ways("all", "cpu") == (Way(),)
+    assert ways("eager,openvino", ["cuda", "cpu"]) == {
+        "cuda": (Way(),),
+        "cpu": (Way(), Way("openvino")),
+    }
+    assert ways("all", []) == {}
     with pytest.raises(UnknownName, match="did you mean 'graph'"):
-        ways("graf", "cuda")
+        ways("graf", ["cuda"])
     with pytest.raises(UsageError, match="twice"):
-        ways("graph,graph", "cuda")
+        ways("graph,graph", ["cuda"])
+
+
+def test_what_suits_no_device_is_only_there_when_it_was_named() -> None:
+    """It will say why it cannot be made; of all, those that can are meant."""
+    assert ways("graph", ["cpu"]) == {"cpu": (Way(), Way("graph"))}
+    assert ways("onnxruntime", ["cuda"]) == {"cuda": (Way(), Way("onnxruntime"))}
+    assert ways("onnxruntime", ["cuda", "cpu"])["cuda"] == (Way(),)
+    assert Way("graph") not in ways("all", ["cpu"])["cpu"]
+    assert ways("eager", ["npu"]) == {"npu": (Way(),)}
 
 
 # -- what is built and timed -------------------------------------------------------------------
@@ -163,7 +181,7 @@ def test_compiling_comes_before_anything_is_timed(device: Device) -> None:
     assert device.log == ["synchronize", "event", "module", "event", "wait for event"]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", ON_CUDA, ids=lambda way: way.name)
 def test_every_way_computes_the_network_in_its_layout(device: Device, way: Way) -> None:
     peer = peer_of(device, way)
     peer.load(IMAGES[0])
@@ -172,7 +190,7 @@ def test_every_way_computes_the_network_in_its_layout(device: Device, way: Way) 
         peer.run()
         program = load_backend("numpy").compile(NETWORK, WEIGHTS, CompileOptions(batch=2))
         expected = program(IMAGES[1])
-        error = np.abs(peer._output.numpy() - expected).max()
+        error = np.abs(peer.fetch() - expected).max()
         assert error < 1e-5 * np.abs(expected).max()
     layout = torch.channels_last if way.channels_last else torch.contiguous_format
     assert peer._images.is_contiguous(memory_format=layout)
@@ -202,6 +220,8 @@ def test_each_precision_has_its_switches_and_dtype(
     assert (cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32) == (tf32, True, tf32)
     assert {p.dtype for p in peer._module.parameters()} == {dtype}
     assert peer._images.dtype == dtype
+    peer.run()
+    assert peer.fetch().dtype == np.float32  # NumPy has no bfloat16
     peer.close()
     assert (cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32) == before
 

@@ -35,6 +35,7 @@ def group(batch: int, *rows: tuple[str, float, float | None]) -> dict[str, Any]:
                 "images_per_second": 1e3 / ms,
                 "ratio": ratio,
                 "best_ratio": ratio,
+                "peak_rss_nbytes": None,
             }
             for name, ms, ratio in rows
         ],
@@ -91,18 +92,44 @@ def test_a_table_of_times(folder: Path) -> None:
     marker = "bench devices=nvidia-h200 precisions=fp32,fp16 batches=1,64"
     text = rendered(block(marker), folder)
     assert lines(text) == [
-        "|  | device | precision | batch 1: ms/image | images/s | / eager | / best peer "
-        "| batch 64: ms/image | images/s | / eager | / best peer |",
-        "| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: | --: |",
-        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 | 0.25 | 0.25 | 0.0625 | 16,000 |  |  |",
-        "| cupy (direct) | nvidia-h200 | fp32 | 12.35 | 81 | 6.20 | 6.20 |  |  |  |  |",
-        "| cupy | nvidia-h200 | fp16 | 0.25 | 4,000 | 0.50 | 0.50 |  |  |  |  |",
+        "| backend | device | precision | batch | ms/image | images/s | / PyTorch | / best peer |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 1 | 0.5 | 2,000 | 0.25 | 0.25 |",
+        "| cupy (direct) | nvidia-h200 | fp32 | 1 | 12.35 | 81 | 6.20 | 6.20 |",
+        "| cupy | nvidia-h200 | fp32 | 64 | 0.0625 | 16,000 |  |  |",
+        "| cupy | nvidia-h200 | fp16 | 1 | 0.25 | 4,000 | 0.50 | 0.50 |",
     ]
     caption = "NVIDIA H200 (sm_90), PyTorch 2.11.0, driver 580.1, 2026-11-20: medians of 1000 runs"
     assert text.count(caption) == 1
     assert text.startswith(f"before\n<!-- table: {marker} -->\n")
     assert text.endswith("<!-- /table -->\nafter\n")
     assert "old" not in text
+
+
+def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: Path) -> None:
+    found = group(8, ("numpy", 4.0, 1.5), ("onnxruntime", 2.0, 0.75))
+    found["environment"] = {
+        "device": {"kind": "cpu", "name": "CPU (x86_64), NumPy 2.4.6"},
+        "packages": {"torch": "2.11.0", "onnxruntime": "1.20", "openvino": "2025.1"},
+    }
+    found["machine"] = {"processor": "EPYC", "cpus": 4, "threads": 2}
+    found["rows"][0]["peak_rss_nbytes"] = 1_234_567_890
+    data = {
+        "record": "bench",
+        "format": 1,
+        "device": "CPU",
+        "groups": {"resnet18/fp32/all/b8": found},
+    }
+    records.write(tmp_path / "bench-cpu.json", data)
+    text = rendered(block("bench devices=cpu precisions=fp32 batches=1,8"), tmp_path)
+    head, _, ours, peer = lines(text)
+    assert head.endswith("| / PyTorch | / best peer | peak MB |")
+    assert ours == "| numpy | cpu | fp32 | 8 | 4 | 250 | 1.50 | 1.50 | 1,235 |"
+    assert peer == "| onnxruntime | cpu | fp32 | 8 | 2 | 500 | 0.75 | 0.75 |  |"
+    words = (
+        "CPU (x86_64), NumPy 2.4.6, EPYC, 2 threads, PyTorch 2.11.0, ONNX Runtime 1.20, 2026-11-20"
+    )
+    assert words in text  # OpenVINO is installed and was not timed
 
 
 def test_a_table_of_what_was_verified(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`r18 bench`: backends timed side by side, next to torchvision's own module."""
+"""`r18 bench`: backends timed side by side, next to their peers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from tabulate import tabulate
 
 from r18 import bench_record
 from r18.backend import Backend
-from r18.bench import BEST_RATIO, RATIO, Contender, Row
+from r18.bench import BEST_RATIO, RATIO, Contender, Row, Runner, with_ratios
 from r18.bench import bench as measure
+from r18.cli.app import FOUND
 from r18.cli.options import AsJson, FusionLevel, NetworkName, WeightsSource, listed
 from r18.contenders import Algorithm, contenders
 from r18.errors import BackendUnavailable, R18Error, UsageError
-from r18.machine import machine
-from r18.peer import MODES, PEER
+from r18.machine import machine, set_threads
+from r18.peers import MODES, PEER
 from r18.precision import PRECISIONS
 from r18.records import FOLDER
 from r18.registry import VARIABLE, get_backend, load_backend, survey
-from r18.schedule import network
-from r18.weights import load_weights
+from r18.schedule import Schedule, network
+from r18.weights import Weights, load_weights
 
 
 def bench(
@@ -53,8 +54,19 @@ def bench(
     ] = "",
     peers: Annotated[
         str,
-        typer.Option(help=f"On CUDA, some of: {', '.join(MODES)}; or all. In both layouts."),
+        typer.Option(
+            help=f"Some of: {', '.join(MODES)}; or all that run on the backends' devices. "
+            "graph and compile are for CUDA, onnxruntime and openvino for the CPU."
+        ),
     ] = "eager",
+    threads: Annotated[
+        int | None,
+        typer.Option(help="CPU threads of backends and peers alike. [OMP_NUM_THREADS]", min=1),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Judge every output against float64; a wrong one is no row."),
+    ] = False,
     warmup: Annotated[int, typer.Option(help="Untimed runs of each.", min=0)] = 3,
     repeat: Annotated[int, typer.Option(help="Timed runs of each.", min=1)] = 20,
     network_name: NetworkName = "resnet18",
@@ -68,7 +80,7 @@ def bench(
     records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Time backends in turns, beside torchvision's module, in one table.
+    """Time backends in turns, beside their peers, in one table.
 
     Times are medians over rounds in which the contenders take turns; p10..p90 is their spread.
     The ratios are the time divided by torchvision's in eager mode, and by that of the fastest
@@ -80,8 +92,12 @@ def bench(
     precision, fusion and batch, all together: they were timed in turns.
 
     A backend named here must run; of all, those that cannot are left out, with the reason on
-    stderr. Peak memory is how far the process grew (Linux, CPU).
+    stderr; so are peers. Peak memory is how far the process grew (Linux, CPU).
+
+    Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
+    if threads is not None:
+        set_threads(threads)  # before anything is loaded that would look at it
     asked = backends or os.environ.get(VARIABLE) or "all"
     everything = asked == "all"
     skipped: list[dict[str, str]] = []
@@ -117,11 +133,17 @@ def bench(
             warmup=warmup,
             repeat=repeat,
             per_step=per_step,
+            judge=_judge(schedule, loaded, field) if check else None,
             progress=lambda what, done, total: bar.update(
                 task, description=what, completed=done, total=total
             ),
             on_skip=on_skip,
         )
+    wrong = [row for row in rows if (row.loss or 0.0) > 1]
+    for row in wrong:
+        what = f"its output is wrong: it loses {row.loss:.3g} times what it may against float64"
+        skip(f"{row.backend}, {row.precision}, batch {row.batch}", what)
+    rows = with_ratios([row for row in rows if row not in wrong])
     head = {
         "network": network_name,
         "weights": {"source": loaded.source, "sha256": loaded.sha256},
@@ -134,17 +156,22 @@ def bench(
     if as_json:
         data = head | {"ratio": RATIO, "rows": [row.to_json() for row in rows]}
         typer.echo(json.dumps(data, indent=2))
-        return
-    typer.echo(
-        f"{network_name}, weights {loaded.source}, fusion {fusion}; median of {repeat} runs\n"
-        f"host: {host['processor']}, {host['cpus']} CPUs"
-    )
-    for line in dict.fromkeys(f"{row.backend}: {row.device}" for row in rows):
-        typer.echo(line)
-    typer.echo(f"\n{table(rows)}")
-    for row in rows if per_step else ():
-        if row.steps:
-            typer.echo(f"\n{row.backend}, {row.precision}, batch {row.batch}\n{step_table(row)}")
+    else:
+        typer.echo(
+            f"{network_name}, weights {loaded.source}, fusion {fusion}; median of {repeat} runs\n"
+            f"host: {host['processor']}, {host['cpus']} CPUs, {host['threads']} threads"
+        )
+        for line in dict.fromkeys(f"{row.backend}: {row.device}" for row in rows):
+            typer.echo(line)
+        typer.echo(f"\n{table(rows)}")
+        for row in rows if per_step else ():
+            if row.steps:
+                what = f"{row.backend}, {row.precision}, batch {row.batch}"
+                typer.echo(f"\n{what}\n{step_table(row)}")
+        if check:
+            typer.echo(f"\n{_checked(rows)}")
+    if wrong:
+        raise typer.Exit(FOUND)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -204,6 +231,30 @@ def step_table(row: Row) -> str:
     headers = ("step", "kernel", "ms/batch", "share")
     align = ("left", "left", "right", "right")
     return tabulate(lines, headers, disable_numparse=True, colalign=align)
+
+
+def _judge(
+    schedule: Schedule, weights: Weights, field: Sequence[Contender]
+) -> Callable[[Contender, Runner], float]:
+    """The oracle's, which the core does not depend on."""
+    try:
+        from r18_oracle.outputs import judge_of
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--check asks the oracle, which does not import: {error}\n  pip install 'r18[oracle]'"
+        ) from None
+    return judge_of(schedule, weights, {contender.precision for contender in field})
+
+
+def _checked(rows: Sequence[Row]) -> str:
+    """How near the outputs came to what they may lose."""
+    worst = max(rows, key=lambda row: row.loss or 0.0, default=None)
+    if worst is None:
+        return "no output was judged"
+    return (
+        f"outputs of {len(rows)} rows judged against float64: at most {worst.loss:.3g} of what is "
+        f"allowed ({worst.backend}, {worst.precision}, batch {worst.batch})"
+    )
 
 
 def _reason(error: Exception) -> str:

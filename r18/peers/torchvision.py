@@ -1,27 +1,25 @@
-"""The peers that benchmarks compare with: torchvision's own module, run as its users run it.
+"""torchvision's own module, run as its users run it.
 
 eager:   called as it is.
 graph:   captured in a CUDA graph, replayed.
 compile: `torch.compile(mode="reduce-overhead")`, which brings CUDA graphs of its own.
 
 Each in NCHW and in channels-last memory. What is built (captured, compiled, searched for by
-cuDNN) is built before anything is timed. PyTorch is imported when it is needed: the core works
-without.
+cuDNN) is built before anything is timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array, StepTime
-from r18.errors import BackendUnavailable, UsageError, unknown
+from r18.errors import BackendUnavailable
+from r18.peers.ways import Way
 from r18.schedule import Schedule
 
-MODES = ("eager", "graph", "compile")
 TORCHVISION = ("resnet18", "resnet34")
 """The networks that it has, of ours."""
 BUILD_RUNS = 4
@@ -32,42 +30,8 @@ COMPILED_MODULES = 64
 layout and batch."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """How a peer runs: one of `MODES`, in channels-last memory or in NCHW."""
-
-    mode: str = "eager"
-    channels_last: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"torchvision {self.mode}" + (", channels-last" if self.channels_last else "")
-
-
-PEER = Way().name
-WAYS = tuple(Way(mode, channels_last) for mode in MODES for channels_last in (False, True))
-PEERS = tuple(way.name for way in WAYS)
-
-
-def ways(modes: str, kind: str) -> tuple[Way, ...]:
-    """The ways of running that `--peers` asks for on a kind of device.
-
-    modes: some of `MODES` separated by commas, or "all". `PEER` is always among them. On a CPU it
-    is alone: the others are ways around a GPU's launches. Raises `UnknownName`.
-    """
-    asked = MODES if modes == "all" else tuple(name.strip() for name in modes.split(","))
-    for name in asked:
-        if name not in MODES:
-            raise unknown("peer", name, [*MODES, "all"])
-    if len(set(asked)) != len(asked):
-        raise UsageError(f"--peers names one twice: '{modes}'")
-    if kind != "cuda" or asked == ("eager",):
-        return (Way(),)
-    return tuple(way for way in WAYS if way.mode in asked or way == Way())
-
-
-def torch_device(kind: str) -> str:
-    """PyTorch's device in words; imports what the peer needs, so that it counts for nobody."""
+def device_words(kind: str) -> str:
+    """PyTorch's device; imports what the peer needs."""
     try:
         import torch
         import torchvision
@@ -172,6 +136,12 @@ class Torchvision:
         after.synchronize()
         return float(before.elapsed_time(after))
 
+    def fetch(self) -> Array:
+        output = self._output.cpu()
+        narrow = output.dtype in (self._torch.float16, self._torch.bfloat16)
+        found: Array = (output.float() if narrow else output).numpy()  # NumPy has no bfloat16
+        return found.copy()
+
     def steps(self) -> list[StepTime]:
         return []
 
@@ -234,4 +204,4 @@ class Torchvision:
             self._torch.cuda.synchronize()
 
 
-__all__ = ["MODES", "PEER", "PEERS", "WAYS", "Torchvision", "Way", "torch_device", "ways"]
+__all__ = ["BUILD_RUNS", "Torchvision", "device_words"]
