@@ -28,6 +28,7 @@ from r18.backend import (
 from r18.errors import NoKernel, R18Error, ShapeError, UnknownName, UsageError
 from r18.executor import ExecutorProgram, Launch, PlannedStep, make_plan
 from r18.host import HostBuffer, HostKernel, HostStream
+from r18.margins import END_TO_END_MULTIPLE, Allowance, multiple
 from r18.precision import PRECISIONS
 from r18.registry import get_backend
 from r18.schedule import CANONICAL, Schedule, resnet, tiny
@@ -42,7 +43,7 @@ from r18_oracle.checkpoints import (
 )
 from r18_oracle.findings import Finding
 from r18_oracle.images import Images
-from r18_oracle.losses import END_TO_END_MULTIPLE, Allowance, LossSums, multiple
+from r18_oracle.losses import LossSums
 from r18_oracle.reference import KernelRunning, reference
 from r18_oracle.winograd import growth
 

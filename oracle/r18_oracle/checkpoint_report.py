@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from r18.backend import CompileOptions
+from r18.margins import Call
 from r18.ops import Problem
 from r18.schedule import Schedule
 from r18_oracle.findings import Finding
@@ -69,17 +70,6 @@ class CheckpointError:
     def ok(self) -> bool:
         """The loss is allowed; what the steps did alone is theirs to say."""
         return self.loss.ok
-
-
-@dataclass(frozen=True)
-class Call:
-    """One image's classes in float64, the first and the second, by how much; and the class got."""
-
-    image: int
-    margin: float
-    first: int
-    second: int
-    got: int
 
 
 @dataclass(frozen=True)
@@ -290,7 +280,6 @@ def text(report: CheckpointReport) -> str:
 
 __all__ = [
     "UNTAPPED",
-    "Call",
     "CheckpointError",
     "CheckpointReport",
     "StepError",

@@ -19,6 +19,7 @@ import numpy as np
 from r18.backend import Array, Backend, CompileOptions, Kernel, Program
 from r18.errors import R18Error, ShapeError, UsageError
 from r18.executor import Plan, PlannedStep
+from r18.margins import Allowance, Call, calls, multiple
 from r18.ops import Problem
 from r18.passes import fold_weights, fuse
 from r18.precision import precision as precision_of
@@ -28,7 +29,6 @@ from r18_oracle.call import Observation, observe
 from r18_oracle.cases import Case
 from r18_oracle.checkpoint_report import (
     UNTAPPED,
-    Call,
     CheckpointError,
     CheckpointReport,
     StepError,
@@ -39,7 +39,7 @@ from r18_oracle.checkpoint_report import (
 from r18_oracle.dumps import checkpoint_names
 from r18_oracle.images import Images
 from r18_oracle.judge import judge
-from r18_oracle.losses import Allowance, LossSums, multiple
+from r18_oracle.losses import LossSums
 from r18_oracle.reference import kernel_running
 from r18_oracle.walks import Walk, pytorch_walk, reference_walk
 
@@ -229,7 +229,7 @@ class _Comparison:
                 )
             self._sums[name].add(got, expected, first)
             if name == "logits" and expected.ndim == 2 and expected.shape[1] > 1:
-                self._calls += _calls(got, expected, first)
+                self._calls += calls(got, expected, first)
 
     def rows(self) -> tuple[CheckpointError, ...]:
         allowance = Allowance.of(self._precision, self.multiple)
@@ -256,8 +256,8 @@ class _Comparison:
         return TopOne(
             len(self._calls),
             bound,
-            tuple(c for c in self._calls if c.margin <= 2 * bound),
-            tuple(c for c in self._calls if c.margin > 2 * bound and c.got != c.first),
+            tuple(c for c in self._calls if c.is_tie(bound)),
+            tuple(c for c in self._calls if not c.is_tie(bound) and c.got != c.first),
         )
 
 
@@ -309,15 +309,6 @@ def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> No
             )
 
 
-def _calls(got: Array, expected: Array, first: int) -> list[Call]:
-    found = []
-    for index, (logits, exact) in enumerate(zip(got, expected, strict=True)):
-        second, best = np.argsort(exact, kind="stable")[-2:]
-        margin = float(exact[best] - exact[second])
-        found.append(Call(first + index, margin, int(best), int(second), int(np.argmax(logits))))
-    return found
-
-
 # -- input -------------------------------------------------------------------------------------
 
 
@@ -349,7 +340,6 @@ def seeded_images(schedule: Schedule, count: int, seed: int = 0) -> Images:
 __all__ = [
     "DEFAULT_BATCH",
     "UNTAPPED",
-    "Call",
     "CheckpointError",
     "CheckpointReport",
     "StepError",

@@ -8,13 +8,13 @@ from itertools import chain
 from r18.backend import Backend, CompileOptions, Kernel
 from r18.errors import NoKernel, R18Error, UnknownName
 from r18.executor import make_plan
+from r18.margins import Allowance
 from r18.ops import Problem
 from r18.precision import precision as precision_of
 from r18.schedule import Schedule, network
 from r18_oracle.campaign import network_problems, uncovered
 from r18_oracle.corners import corners
 from r18_oracle.findings import Finding
-from r18_oracle.losses import Allowance
 
 SMALL = 1 << 16
 """Elements and multiplications of the largest corner that a precision is tried with."""

@@ -8,69 +8,12 @@ precision (`r18_oracle.walks.pytorch_walk`), on the same weights and images, at 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from r18.backend import Array
-from r18.precision import Precision
-from r18_oracle.bounds import format_of
-
-END_TO_END_MULTIPLE = 8.0
-"""A program may lose this many times what PyTorch's own arithmetic loses: √64.
-
-Both losses are those of one correct order of summation among many. Each addition rounds the
-partial sum that it makes, and of terms of either sign a partial sum of k has a size of about √k
-terms: K terms one after another have an error with variance ∝ Σ k ≈ K²/2, in T partial sums of K/T
-each T·(K/T)²/2, which is √T times less in rms (the model of Higham and Mary 2019, with random
-data). A library may hold up to 64 partial sums of an output (16 lanes of a vector register, four
-registers to hide the latency of an addition; or a pairwise or blocked sum of such depth), a plain
-loop one; so a right program may lose up to √64 times what PyTorch does. A fault changes values by
-parts of themselves, not by parts of their last bit.
-"""
-
-ALGORITHM_MULTIPLE = {"winograd_f4x4": 32.0}
-"""Algorithms that lose more by themselves: a program with a kernel of one may, too.
-
-F(4×4, 3×3): of random data, a product of transformed factors at (i, j) has the variance
-C·|G_i|²|G_j|²|B_i|²|B_j|² (rows of G and Bᵀ), and enters output (p, q) of a tile with the weight
-A_pi·A_qj (rows of Aᵀ). With s_p = Σ_i A_pi²|G_i|²|B_i|², what the products round off thus has a
-variance of C·s_p·s_q at (p, q), where those of a plain sum have 9C: √(s_p·s_q/9) times the error,
-at the worst place of a tile less than this multiple, the power of two above it
-(`r18_oracle.winograd.growth`). F(2×2, 3×3) grows by less than END_TO_END_MULTIPLE.
-"""
-
-_F64_IN_F32 = 2.0 ** (24 - 53)  # the ratio of the roundoffs
-
-
-def multiple(algorithms: Iterable[str]) -> float:
-    """The multiple for a program of kernels with these algorithms in their contracts."""
-    own = (ALGORITHM_MULTIPLE.get(name, 0.0) for name in algorithms)
-    return max([END_TO_END_MULTIPLE, *own])
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """From PyTorch's loss to what is allowed: factor · max(loss, floor · size of the reference).
-
-    factor: the multiple. PyTorch's loss in float64 cannot be seen from float64; it is taken as that
-            of float32 times the ratio of the roundoffs, since there every rounding scales alike,
-            and as the reference loses as much as what is compared with it, that of both is allowed.
-    floor:  PyTorch's loss counts as that of one rounding to storage at least, however lucky it
-            was: errors spread evenly over ±u/2 to ±u have a root mean square of u/√12 to u/√3.
-    """
-
-    factor: float
-    floor: float
-
-    @classmethod
-    def of(cls, precision: Precision, multiple: float) -> Allowance:
-        """Raises `UnknownName` for a storage format that is no floating-point one."""
-        u = format_of(precision.storage).u
-        if precision.accumulate == "float64":
-            return cls(multiple * 2 * _F64_IN_F32, u / _F64_IN_F32 / 3)
-        return cls(multiple, u / 3)
+from r18.margins import Allowance
 
 
 @dataclass(frozen=True)
@@ -165,9 +108,8 @@ class LossSums:
             math.sqrt(squares / self.count)
             for squares in (self.squares, self.expected_squares, self.own_squares)
         )
-        allowed_rms = allowance.factor * max(own, allowance.floor * size)
-        peak = max(self.own_largest, allowance.floor * self.expected_largest)
-        allowed_max = allowance.factor * peak
+        allowed_rms = allowance.most(own, size)
+        allowed_max = allowance.most(self.own_largest, self.expected_largest)
         lengths = math.sqrt(self.got_squares) * math.sqrt(self.expected_squares)
         return Loss(
             max_abs=self.largest,
@@ -193,11 +135,4 @@ def _ratio(error: float, allowed: float) -> float:
     return error / allowed if allowed else math.inf
 
 
-__all__ = [
-    "ALGORITHM_MULTIPLE",
-    "END_TO_END_MULTIPLE",
-    "Allowance",
-    "Loss",
-    "LossSums",
-    "multiple",
-]
+__all__ = ["Loss", "LossSums"]

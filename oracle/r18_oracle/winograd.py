@@ -57,7 +57,7 @@ def growth(tile: int) -> Array:
     """How many times the rounding errors of products grow in F(m×m, 3×3) over those of a plain sum.
 
     (m, m), by place in a tile: √(s_p·s_q/9) with s_p = Σ_i A_pi²·|G_i|²·|B_i|², for random data
-    (see `r18_oracle.losses.ALGORITHM_MULTIPLE`).
+    (see `r18.margins.ALGORITHM_MULTIPLE`).
     """
     b, g, a = (np.square(matrix) for matrix in MATRICES[tile])
     s = a @ (g.sum(axis=1) * b.sum(axis=1))

@@ -1,0 +1,95 @@
+"""What is known of an image when its batch is done: a row; and the rows of a batch with its times.
+
+A row holds what was seen, not what is concluded: whether a change of class is a near tie follows
+from the margin and the bound of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+TOP = 5
+"""How many classes of each image are kept: the most probable ones, of the lower class on ties."""
+
+OK = "ok"
+UNREADABLE = "unreadable"
+NOT_FINITE = "not finite"
+STATUSES = (OK, UNREADABLE, NOT_FINITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One image.
+
+    status:    `ok`; `unreadable`, the image could not be decoded; `not finite`, one of the
+               programs put out a NaN or an infinity.
+    backend, reference: the `TOP` classes of each, the most probable first; empty without them.
+    margin:    how far the reference's first logit is above its second.
+    error:     why the status is not `ok`.
+    """
+
+    file: str
+    label: int | None
+    status: str
+    backend: tuple[int, ...] = ()
+    reference: tuple[int, ...] = ()
+    margin: float | None = None
+    error: str = ""
+
+    @property
+    def agree_top1(self) -> bool:
+        """The most probable class is the same."""
+        return self.status == OK and self.backend[:1] == self.reference[:1]
+
+    @property
+    def agree_top5(self) -> bool:
+        """The five most probable classes are the same, in any order."""
+        return self.status == OK and set(self.backend) == set(self.reference)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Row:
+        """Raises `TypeError` or `KeyError` for what is no row."""
+        row = cls(**data)
+        return cls(
+            row.file,
+            row.label,
+            row.status,
+            tuple(row.backend),
+            tuple(row.reference),
+            row.margin,
+            row.error,
+        )
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds an image of one batch, computing alone; None without a reference."""
+
+    backend_ms: float
+    reference_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """What one batch came to; without times where none of its images could be read."""
+
+    rows: tuple[Row, ...]
+    times: Times | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        times = None if self.times is None else asdict(self.times)
+        return {"rows": [row.to_json() for row in self.rows], "times": times}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> BatchRows:
+        """Raises `TypeError` or `KeyError` for what is no batch."""
+        times = data["times"]
+        rows = tuple(Row.from_json(row) for row in data["rows"])
+        return cls(rows, None if times is None else Times(**times))
+
+
+__all__ = ["NOT_FINITE", "OK", "STATUSES", "TOP", "UNREADABLE", "BatchRows", "Row", "Times"]

@@ -1,0 +1,250 @@
+"""Which images are evaluated, and their labels, from a folder in one of ImageNet's layouts.
+
+- A CSV with a heading: a column for the file and one for the class index; `labels.csv` in the
+  folder, or any other by name.
+- A list of lines `FILE CLASS`, as Caffe's `val.txt`: `val.txt` in the folder, or any other by name.
+- One folder per class: the classes are the folders' names in sorted order, as torchvision's
+  `ImageFolder` counts them, or what they say, where all of them are class indices.
+- Otherwise images without labels.
+
+Files in a list are evaluated and no others. Paths are relative to the folder, with `/`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from r18.errors import UsageError
+
+NO_LABELS = "none"
+"""As a labels file: take the images of the folder, whatever it says about their classes."""
+LISTS = ("labels.csv", "val.txt")
+"""The lists that are found without being named."""
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"),
+    *(".bmp", ".gif", ".ppm", ".pgm", ".jp2", ".avif"),
+)
+FILE_COLUMNS = ("file", "filename", "path", "image")
+CLASS_COLUMNS = ("class_index", "label", "class", "target")
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image: its path in the folder, and its class, where it is known."""
+
+    file: str
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """The images of an evaluation, in order; each path once.
+
+    layout: in words, how the labels were found.
+    """
+
+    folder: Path
+    items: tuple[Item, ...]
+    layout: str
+
+    def path(self, item: Item) -> Path:
+        return self.folder / item.file
+
+    @cached_property
+    def sha256(self) -> str:
+        """A digest over paths, labels and sizes: that of another set, or of other files, differs.
+
+        Files are not read: of a million photographs that would take longer than classifying them.
+        """
+        digest = hashlib.sha256()
+        for item in self.items:
+            try:
+                size = self.path(item).stat().st_size
+            except OSError:
+                size = -1
+            digest.update(f"{item.file}\0{item.label}\0{size}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+
+def find_images(folder: Path, classes: int, labels: str | Path | None = None) -> ImageSet:
+    """The images of a folder for a network of so many classes.
+
+    labels: a list to use, relative to here; `NO_LABELS` for none; None to find out.
+
+    Raises `UsageError` for a folder that holds no image or more than one layout, and for a list
+    that is damaged or not of these images.
+    """
+    if not folder.is_dir():
+        what = "no folder" if folder.exists() else "no such folder"
+        raise UsageError(f"images '{folder}': {what}; name the folder that holds the photographs")
+    if labels == NO_LABELS:
+        files = list(_images_below(folder))
+        return _checked(folder, [Item(file) for file in files], "no labels", classes)
+    if labels is not None:
+        return _listed(folder, Path(labels), classes)
+    lists = [folder / name for name in LISTS if (folder / name).is_file()]
+    if len(lists) > 1:
+        raise _ambiguous(folder, f"both {lists[0].name} and {lists[1].name}")
+    if lists:
+        return _listed(folder, lists[0], classes)
+    files = list(_images_below(folder))
+    flat = [file for file in files if "/" not in file]
+    if flat and len(flat) < len(files):
+        raise _ambiguous(folder, f"images beside folders of images ({flat[0]}, {files[-1]})")
+    if flat or not files:
+        return _checked(folder, [Item(file) for file in flat], "no labels", classes)
+    return _by_folder(folder, files, classes)
+
+
+def _ambiguous(folder: Path, found: str) -> UsageError:
+    return UsageError(
+        f"images '{folder}': it holds {found}; which says what is in it?\n"
+        f"  name the list with --labels FILE, or --labels {NO_LABELS} for no labels at all"
+    )
+
+
+def _images_below(folder: Path) -> Iterator[str]:
+    """Relative paths of the images, sorted, at any depth; what is hidden is left out."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        inside = Path(where).relative_to(folder)
+        for name in sorted(names):
+            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
+                yield (inside / name).as_posix()
+
+
+def _checked(folder: Path, items: Sequence[Item], layout: str, classes: int) -> ImageSet:
+    if not items:
+        raise UsageError(
+            f"images '{folder}': it holds no image\n"
+            f"  files are known by their suffix: {', '.join(SUFFIXES)}"
+        )
+    for item in items:
+        if item.label is not None and not 0 <= item.label < classes:
+            raise UsageError(
+                f"images '{folder}': '{item.file}' has class {item.label}, the network's are 0 to "
+                f"{classes - 1}\n  classes are torchvision's, counted from 0; --labels {NO_LABELS} "
+                "compares without them"
+            )
+    return ImageSet(folder.resolve(), tuple(items), layout)
+
+
+# -- one folder per class ----------------------------------------------------------------------
+
+
+def _by_folder(folder: Path, files: Sequence[str], classes: int) -> ImageSet:
+    names = sorted({file.partition("/")[0] for file in files})
+    if all(name.isdecimal() and name.isascii() for name in names):
+        index = {name: int(name) for name in names}
+        layout = f"{len(names)} folders named by class index"
+    elif len(names) == classes:
+        index = {name: rank for rank, name in enumerate(names)}
+        layout = f"one folder for each of {classes} classes"
+    else:
+        raise UsageError(
+            f"images '{folder}': {len(names)} folders ({names[0]} … {names[-1]}), and the network "
+            f"has {classes} classes: which is which?\n"
+            "  name the folders by class index, write a CSV and give it with --labels, or compare "
+            f"without labels: --labels {NO_LABELS}"
+        )
+    items = [Item(file, index[file.partition("/")[0]]) for file in files]
+    return _checked(folder, items, layout, classes)
+
+
+# -- lists -------------------------------------------------------------------------------------
+
+
+def _listed(folder: Path, path: Path, classes: int) -> ImageSet:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            lines = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"labels '{path}': cannot be read: {error}") from None
+    read = _csv_items if path.suffix.lower() == ".csv" else _text_items
+    items = read(path, lines)
+    if not items:
+        raise UsageError(f"labels '{path}': it lists no image")
+    seen: set[str] = set()
+    for item in items:
+        if item.file in seen:
+            raise UsageError(f"labels '{path}': '{item.file}' is listed twice; list it once")
+        seen.add(item.file)
+        parts = PurePosixPath(item.file)
+        if parts.is_absolute() or ".." in parts.parts or Path(item.file).is_absolute():
+            raise UsageError(
+                f"labels '{path}': '{item.file}' leaves the folder; paths are relative to the "
+                "folder of images"
+            )
+    if not any((folder / item.file).exists() for item in items):
+        raise UsageError(
+            f"labels '{path}': none of its {len(items)} files is in '{folder}', such as "
+            f"'{items[0].file}'; paths are relative to the folder of images"
+        )
+    return _checked(folder, items, f"labels from {path.name}", classes)
+
+
+def _csv_items(path: Path, text: str) -> list[Item]:
+    rows = csv.reader(StringIO(text, newline=""))
+    try:
+        return _items_of_rows(path, rows)
+    except csv.Error as error:
+        raise UsageError(f"labels '{path}', line {rows.line_num}: {error}") from None
+
+
+def _items_of_rows(path: Path, rows: Any) -> list[Item]:
+    heading = [name.strip().lower() for name in next(rows, [])]
+    file, label = (_column(path, heading, known) for known in (FILE_COLUMNS, CLASS_COLUMNS))
+    items = []
+    for row in filter(None, rows):
+        if len(row) <= max(file, label):
+            raise UsageError(
+                f"labels '{path}', line {rows.line_num}: {len(row)} columns, the heading has "
+                f"{len(heading)}"
+            )
+        items.append(Item(row[file], _class_of(path, rows.line_num, row[label])))
+    return items
+
+
+def _column(path: Path, heading: Sequence[str], known: Sequence[str]) -> int:
+    found = [name for name in known if name in heading]
+    if not found:
+        raise UsageError(
+            f"labels '{path}': its heading is {', '.join(heading) or 'empty'}; one column must be "
+            f"named {' or '.join(known)}"
+        )
+    return heading.index(found[0])
+
+
+def _text_items(path: Path, text: str) -> list[Item]:
+    items = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        file, _, label = line.strip().rpartition(" ")
+        if not file:
+            raise UsageError(
+                f"labels '{path}', line {number}: expected FILE CLASS, got '{line.strip()}'\n"
+                "  ImageNet's own ground truth has a number a line, in a count of classes of its "
+                "own; Caffe's val.txt, or a CSV, has what is needed"
+            )
+        items.append(Item(file.strip(), _class_of(path, number, label)))
+    return items
+
+
+def _class_of(path: Path, line: int, text: str) -> int:
+    if not (text.strip().isdecimal() and text.isascii()):
+        raise UsageError(
+            f"labels '{path}', line {line}: '{text}' is no class index, counted from 0"
+        )
+    return int(text)
+
+
+__all__ = ["LISTS", "NO_LABELS", "ImageSet", "Item", "find_images"]

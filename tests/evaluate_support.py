@@ -1,0 +1,144 @@
+"""Folders of small photographs, a small network's request, and backends that are wrong on purpose.
+
+Subprocesses and workers reach the backends as `evaluate_support:NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import r18_numpy
+from r18.backend import Array
+from r18.evaluation.evaluate import Here
+from r18.evaluation.request import Request
+from r18.evaluation.sources import ImageSet, find_images
+from r18.schedule import tiny
+from r18.weights import Weights, load_weights
+
+CLASSES = 10
+KILL_AT = "R18_TEST_KILL_AT"
+"""The run, counted from 1, in which `Killed` kills its own process; never where it is not set."""
+
+
+@cache
+def pixels(seed: int) -> Array:
+    """(40, 48, 3) uint8 of coarse coloured noise, which a network tells apart."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8), "RGB")
+    return np.asarray(coarse.resize((48, 40), Image.Resampling.BICUBIC))
+
+
+def photographs(folder: Path, names: Sequence[str]) -> Path:
+    """Writes a photograph for each name, all different."""
+    for seed, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(seed), "RGB").save(path)
+    return folder
+
+
+def numbered(count: int) -> list[str]:
+    return [f"image{index:03d}.png" for index in range(count)]
+
+
+@cache
+def weights() -> Weights:
+    return load_weights("synthetic", tiny())
+
+
+def request(**changes: Any) -> Request:
+    """NumPy in float32 against itself in float64, in batches of 3."""
+    plain = {"against": "numpy", "against_precision": "fp64", "batch": 3}
+    return Request.of("tiny", weights(), **{"backend": "numpy"} | plain | changes)
+
+
+def image_set(folder: Path, labels: str | Path | None = None) -> ImageSet:
+    return find_images(folder, CLASSES, labels)
+
+
+def here(asked: Request, images: ImageSet) -> Here:
+    return Here(asked, asked.load(), images.folder, threads=2)
+
+
+class _Program:
+    """A program whose output is altered as it is fetched."""
+
+    def __init__(self, program: Any, backend: Altered) -> None:
+        self._program, self._backend = program, backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    def __call__(self, images: Array) -> Array:
+        self._program.load(images)
+        self._program.launch()
+        return self.fetch()
+
+    def fetch(self, name: str | None = None) -> Array:
+        return self._backend.alter(self._program.fetch(name))
+
+
+class Altered(r18_numpy.Backend):
+    """NumPy's, with every output altered."""
+
+    def alter(self, logits: Array) -> Array:
+        raise NotImplementedError
+
+    def compile(self, *arguments: Any, **named: Any) -> Any:
+        return _Program(super().compile(*arguments, **named), self)
+
+
+class Rolled(Altered):
+    """Every image has the class after its own."""
+
+    def alter(self, logits: Array) -> Array:
+        return np.roll(logits, 1, axis=1)
+
+
+class Spoiled(Altered):
+    """The first image of every batch has a logit that is NaN."""
+
+    def alter(self, logits: Array) -> Array:
+        logits[0, 3] = np.nan
+        return logits
+
+
+class Swapped(Altered):
+    """The two best logits of every image have changed places."""
+
+    def alter(self, logits: Array) -> Array:
+        for row in logits:
+            second, best = np.argsort(row)[-2:]
+            row[[best, second]] = row[[second, best]]
+        return logits
+
+
+class Killed(Altered):
+    """Kills its own process in a run; see `KILL_AT`. The first run of a program counts."""
+
+    runs = 0
+
+    def alter(self, logits: Array) -> Array:
+        Killed.runs += 1
+        if Killed.runs == int(os.environ.get(KILL_AT, "0")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return logits
+
+
+def twins(gap: float) -> Weights:
+    """Weights of two best classes for every image, 0 before 1 by `gap`."""
+    made = dict(weights())
+    for name in ("fc.weight", "fc.bias"):
+        made[name] = made[name].copy()
+        made[name][1] = made[name][0]
+    made["fc.bias"] += np.array([30, 30, *[0] * (CLASSES - 2)], np.float32)
+    made["fc.bias"][1] -= np.float32(gap)
+    return Weights(made, "twins", weights().preprocess)
