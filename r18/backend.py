@@ -126,6 +126,39 @@ class Memory(Protocol):
     def fill(self, buffer: Buffer, byte: int) -> None: ...
 
 
+@runtime_checkable
+class Adopts(Protocol):
+    """What a `Memory` offers besides that works within another library's memory and streams.
+
+    Optional: with it kernels read and write tensors of that library where they are; `r18.torch`
+    needs it.
+    """
+
+    def adopt(self, address: int, nbytes: int, owner: object) -> Buffer:
+        """The bytes at an address of this device, as a buffer without a copy.
+
+        `owner` is what the bytes belong to, and lives as long as the buffer. The caller sees to
+        it that they are there, and that the address is a multiple of `alignment`.
+        """
+        ...
+
+    def adopt_stream(self, handle: int) -> Stream:
+        """The device's stream of that handle, 0 for the default one, to enqueue in.
+
+        Where kernels run at once there is one stream, whatever the handle.
+        """
+        ...
+
+    def allocating(
+        self, allocate: Callable[[int], tuple[int, object]]
+    ) -> AbstractContextManager[None]:
+        """Meanwhile, what this thread asks for comes from `allocate`: bytes → (address, owner).
+
+        So that one device has one pool. A memory without a pool of its own has nothing to do.
+        """
+        ...
+
+
 class Event(Protocol):
     """A point in a stream's work."""
 

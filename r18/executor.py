@@ -201,7 +201,7 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     for step in schedule.steps:
         pattern = options.kernels.get(step.name, options.kernels.get(step.op.name))
         kernel = choose_kernel(
-            _fastest_first(backend, kernels, problems[step.name], options.precision),
+            fastest_first(backend, kernels, problems[step.name], options.precision),
             problems[step.name],
             options.precision,
             pattern=pattern,
@@ -254,7 +254,7 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     )
 
 
-def _fastest_first(
+def fastest_first(
     backend: Backend, kernels: Sequence[Kernel], problem: Problem, precision_name: str
 ) -> Sequence[Kernel]:
     """The kernels with the one that measured fastest before the others, where that is known."""
@@ -366,6 +366,42 @@ def prepare_weights(
     return kernel.prepare(problem, tuple(weights))
 
 
+def prepare_plan(plan: Plan, weights: Mapping[str, Array]) -> tuple[tuple[Buffer, ...], ...]:
+    """Each step's weights in device form, from those of level `none`; see `prepare_weights`."""
+    read = fold_weights(plan.schedule, weights)
+    return tuple(
+        prepare_weights(step.kernel, step.problem, step.weights, [read[n] for n in step.weights])
+        for step in plan.steps
+    )
+
+
+def bind(
+    plan: Plan,
+    prepared: Sequence[tuple[Buffer, ...]],
+    arena: Buffer,
+    given: Mapping[str, Buffer] | None = None,
+) -> tuple[Launch, ...]:
+    """The plan's steps over an arena, ready to enqueue; the first part of `prepared` is the first
+    step's weights. `given` buffers take the place of the tensors of those keys."""
+    given = given or {}
+
+    def place(key: str) -> Buffer:
+        tensor = plan.tensors[key]
+        return given[key] if key in given else arena.view(tensor.offset, tensor.nbytes)
+
+    return tuple(
+        Launch(
+            step.kernel,
+            step.problem,
+            tuple(place(key) for key in step.inputs),
+            weights,
+            place(step.output),
+            arena.view(step.workspace_offset, step.workspace_nbytes),
+        )
+        for step, weights in zip(plan.steps, prepared, strict=True)
+    )
+
+
 class ExecutorProgram:
     """A plan with its memory and launches. See `r18.backend.Program`."""
 
@@ -376,21 +412,9 @@ class ExecutorProgram:
         self._dtype = precision(plan.options.precision).dtype
         self._lock = threading.RLock()
         self._closed = False
-        read = fold_weights(plan.schedule, weights)
+        prepared = prepare_plan(plan, weights)
         self._arena = self._memory.empty(plan.arena_nbytes)
-        self._launches = tuple(
-            Launch(
-                step.kernel,
-                step.problem,
-                tuple(self._buffer(key) for key in step.inputs),
-                prepare_weights(
-                    step.kernel, step.problem, step.weights, [read[n] for n in step.weights]
-                ),
-                self._buffer(step.output),
-                self._arena.view(step.workspace_offset, step.workspace_nbytes),
-            )
-            for step in plan.steps
-        )
+        self._launches = bind(plan, prepared, self._arena)
         self.weight_nbytes = sum(b.nbytes for launch in self._launches for b in launch.weights)
         self._graph: Callable[[], None] | None = None
         if plan.options.graph:

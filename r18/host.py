@@ -65,6 +65,34 @@ class HostMemory:
     def fill(self, buffer: Buffer, byte: int) -> None:
         host(buffer).array.fill(byte)
 
+    # -- see `r18.backend.Adopts` --------------------------------------------------------------
+
+    def adopt(self, address: int, nbytes: int, owner: object) -> HostBuffer:
+        return HostBuffer(np.asarray(_Span(address, nbytes, owner)) if nbytes else _NOTHING)
+
+    def adopt_stream(self, handle: int) -> HostStream:
+        return HostStream()
+
+    @contextmanager
+    def allocating(self, allocate: Callable[[int], tuple[int, object]]) -> Iterator[None]:
+        yield
+
+
+class _Span:
+    """Bytes of somebody else, as NumPy's array interface states them; the array keeps this."""
+
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "data": (address, False),
+        }
+
+
+_NOTHING = np.empty(0, np.uint8)  # an address of no bytes may be null
+
 
 def host(buffer: Buffer) -> HostBuffer:
     """The buffer as the host buffer that it is; a `TypeError` for another device's."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,48 @@ class CupyMemory:
             _device(buffer).memory.memset(byte, buffer.nbytes)
             _cupy().cuda.Stream.null.synchronize()
 
+    # -- see `r18.backend.Adopts` --------------------------------------------------------------
+
+    def adopt(self, address: int, nbytes: int, owner: object) -> CupyBuffer:
+        return CupyBuffer(_foreign(address, nbytes, owner), nbytes)
+
+    def adopt_stream(self, handle: int) -> CupyStream:
+        return CupyStream(_external(handle))
+
+    @contextmanager
+    def allocating(self, allocate: Callable[[int], tuple[int, object]]) -> Iterator[None]:
+        def allocator(nbytes: int) -> cupy.cuda.MemoryPointer:
+            address, owner = allocate(nbytes)
+            return _foreign(address, nbytes, owner)
+
+        with _cupy().cuda.using_allocator(allocator):
+            yield
+
+
+def _foreign(address: int, nbytes: int, owner: object) -> cupy.cuda.MemoryPointer:
+    """Device bytes of somebody else, who lives as long as the pointer."""
+    cuda = _cupy().cuda
+    device = cuda.device.get_device_id()  # else CuPy would ask the driver about the address
+    return cuda.MemoryPointer(cuda.UnownedMemory(address, nbytes, owner, device), 0)
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """A stream by its handle, as the CUDA stream protocol states it."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def _external(handle: int) -> cupy.cuda.Stream:
+    """CuPy's object for a stream of somebody else."""
+    cuda = _cupy().cuda
+    if hasattr(cuda.Stream, "from_external"):  # from CuPy 14, which deprecates the other
+        return cuda.Stream.from_external(_Handle(handle))
+    return cuda.ExternalStream(handle)
+
 
 def _device(buffer: Buffer) -> CupyBuffer:
     if not isinstance(buffer, CupyBuffer):
@@ -101,10 +144,10 @@ class CupyEvent:
 
 
 class CupyStream:
-    """A CUDA stream of its own, that waits for no other."""
+    """A CUDA stream: of its own, that waits for no other, or one that is given."""
 
-    def __init__(self) -> None:
-        self.cuda = _cupy().cuda.Stream(non_blocking=True)
+    def __init__(self, cuda: cupy.cuda.Stream | None = None) -> None:
+        self.cuda = _cupy().cuda.Stream(non_blocking=True) if cuda is None else cuda
         self._marks: list[tuple[str, Event]] | None = None
 
     def synchronize(self) -> None:

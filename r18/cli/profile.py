@@ -1,0 +1,127 @@
+"""`r18 profile`: CPU and CUDA time of the drop-in at each level, beside torchvision's module."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from tabulate import tabulate
+
+from r18.cli.options import AsJson, BackendName, ImageSize, WeightsSource, asked_backend, listed
+from r18.errors import BackendUnavailable, UsageError
+from r18.machine import machine
+from r18.profile import BATCHES, LEVELS, MODEL, PRECISIONS, Row
+from r18.profile import profile as measure
+from r18.registry import get_backend
+from r18.schedule import resnet18
+from r18.weights import load_weights
+
+
+def profile(
+    backend: BackendName = None,
+    batch: Annotated[
+        str, typer.Option(help="Images at once; several separated by commas.")
+    ] = ",".join(map(str, BATCHES)),
+    fusion: Annotated[
+        str, typer.Option(help=f"Some of: {', '.join(LEVELS)}; separated by commas.")
+    ] = ",".join(LEVELS),
+    precision: Annotated[str, typer.Option(help=f"One of: {', '.join(PRECISIONS)}.")] = "fp32",
+    repeat: Annotated[int, typer.Option(help="Rounds; the best counts.", min=1)] = 5,
+    weights: WeightsSource = "synthetic",
+    image_size: ImageSize = None,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Module and images in channels-last memory.")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="A folder for Chrome traces, of the best run of each."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Profile torchvision's ResNet-18 and the drop-in at each fusion level with PyTorch's profiler.
+
+    CPU time is the host's from the call to its return, CUDA time the sum over what runs on the
+    GPU; the best of the rounds, in which the contenders take turns. The ratios are to the module:
+    below 1 is faster. A profiler has a cost of its own: `r18 bench` measures without.
+
+    A level that the backend has no kernels for is left out, with the reason on stderr.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would log each of its starts
+    name, kind = _chosen(backend)
+    schedule = resnet18() if image_size is None else resnet18(image_size=image_size)
+    loaded = load_weights(weights, schedule)
+    host = machine()
+    with Console(stderr=True).status("profiling") as status:
+        report = measure(
+            name,
+            kind,
+            schedule,
+            loaded,
+            batches=_integers(batch),
+            levels=listed(fusion, "--fusion"),
+            precision=precision,
+            repeat=repeat,
+            channels_last=channels_last,
+            traces=trace,
+            progress=status.update,
+        )
+    for skipped in report.skipped:
+        typer.echo(f"left out: {skipped.contender}: {skipped.reason}", err=True)
+    if as_json:
+        head = {"weights": {"source": loaded.source, "sha256": loaded.sha256}, "machine": host}
+        typer.echo(json.dumps(asdict(report) | head, indent=2))
+        return
+    typer.echo(
+        f"{report.device}\nbackend {report.backend}, {report.precision}, weights {loaded.source}, "
+        f"best of {repeat}\nhost: {host['processor']}, {host['cpus']} CPUs\n\n{table(report.rows)}"
+    )
+    if trace is not None:
+        typer.echo(f"\ntraces: {trace}")
+
+
+def _chosen(asked: str | None) -> tuple[str, str]:
+    """The backend's name in the registry, and the kind of its device.
+
+    `auto` is what `optimize_resnet18` takes for a model on the GPU, if PyTorch sees one.
+    """
+    name = asked_backend(asked)
+    if name != "auto":
+        return name, get_backend(name).probe().kind
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendUnavailable(
+            MODEL, f"it does not import: {error}", "pip install 'r18[torch]'"
+        ) from error
+    from r18.torch.choice import choose
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return choose("auto", kind, LEVELS[0], "fp32").backend, kind
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line a batch and contender; no columns of CUDA on a CPU."""
+    cuda = any(row.cuda_ms is not None for row in rows)
+    heads = ["batch", "", "CPU ms", f"/ {MODEL}"]
+    heads += ["CUDA ms", f"/ {MODEL}"] if cuda else []
+    lines = []
+    for row in rows:
+        times = [(row.cpu_ms, row.cpu_ratio)]
+        times += [(row.cuda_ms or 0.0, row.cuda_ratio or 0.0)] if cuda else []
+        cells = (cell for ms, ratio in times for cell in (f"{ms:.3f}", f"{ratio:.2f}"))
+        lines.append((str(row.batch), row.contender, *cells))
+    align = ("right", "left", *("right",) * (len(heads) - 2))
+    return tabulate(lines, heads, disable_numparse=True, colalign=align)
+
+
+def _integers(text: str) -> list[int]:
+    items = listed(text, "--batch")
+    if not all(item.isdecimal() for item in items):
+        raise UsageError(f"--batch takes integers separated by commas, got '{text}'")
+    return [int(item) for item in items]

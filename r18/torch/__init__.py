@@ -1,0 +1,78 @@
+"""A torchvision ResNet-18 whose blocks, layers or whole forward pass run on a backend's kernels.
+
+    from r18.torch import optimize_resnet18
+    fast = optimize_resnet18(model, fuse="all")
+
+How it works
+
+- Kernels run over PyTorch's own memory. A backend's `Memory` that also `Adopts` (see
+  `r18.backend`) makes a buffer of an address, so tensors are read and written where they lie, by
+  `Launch.enqueue` as everywhere else. Outputs, workspaces, arenas and packed weights come from
+  PyTorch's allocator, and the work goes into PyTorch's current stream. `storage` does this.
+- Three custom operators (`operators`), which work on any device that a backend has:
+  `r18::add_relu`, `r18::conv_bn_relu` and `r18::resnet18`. They are functions of the tensors they
+  are given: the model's own parameters are arguments. What is derived from those (folded, packed)
+  is kept between calls in a `Followed` cache, whose handle is an argument too; without one it is
+  derived anew.
+- A level of `fuse` is what those operators replace. Kernels are chosen as plans choose them, and
+  where single operators run, of those that read the tensor as it lies: NCHW, or channels-last.
+  At level `all` the plan decides layouts, and on a GPU all but the steps that touch the caller's
+  tensors is a CUDA graph.
+- The fast module owns nothing: its submodules and parameters are the model's own. A weight that
+  is changed in place or replaced, a module that is replaced, and a model that is moved or cast are
+  seen at the next call and followed; packed weights are rewritten where they are, so that CUDA
+  graphs that read them stay valid. Training mode, hooks and an architecture that is no longer
+  ResNet-18's are errors. `fast.to(...)`, `fast.train()` and `fast.load_state_dict(...)` would
+  change the model and are errors: do that to the model.
+
+`docs/drop-in.md` tells users. PyTorch is imported when `optimize_resnet18` is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from r18.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from r18.torch.module import FastResNet18
+
+INSTALL = "pip install 'r18[torch]'"
+
+
+def optimize_resnet18(
+    model: nn.Module,
+    fuse: str = "all",
+    precision: str | None = None,
+    backend: str | None = None,
+) -> FastResNet18:
+    """The model, for inference, with kernels of a backend in it; the model stays as it is.
+
+    model:     torchvision's ResNet-18, in evaluation mode, on a CPU or a GPU; any number of
+               classes, any image size.
+    fuse:      `add_relu`: the residual sum and ReLU of each block; `conv_bn_relu`: and each
+               convolution with its BatchNorm and ReLU; `all`: everything.
+    precision: a name of `r18.precision.PRECISIONS` that the backend computes in. None: the
+               model's own (float32 is fp32). Whatever it is, images go in and logits come out in
+               the model's dtype. At level `add_relu` the model computes, so it must be None.
+    backend:   as `r18.registry.get_backend` takes it; it must compute where the model is. None:
+               `R18_BACKEND`, else the first that can.
+
+    Raises `UsageError` for a model that is not as described, `UnknownName` for a fusion level,
+    precision or backend that does not exist, `BackendUnavailable` for one that cannot run or does
+    not compute where the model is, `NoKernel` when it has no kernels in that precision.
+    """
+    try:
+        from r18.torch.module import FastResNet18
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torchvision"):
+            raise
+        raise UsageError(
+            f"optimize_resnet18 needs PyTorch and torchvision: {error}\n  {INSTALL}"
+        ) from error
+    return FastResNet18(model, fuse, precision, backend)
+
+
+__all__ = ["optimize_resnet18"]

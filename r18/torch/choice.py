@@ -1,0 +1,84 @@
+"""Which backend computes for a model: one that runs where the model is, and has the kernels."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from r18.backend import Backend, CompileOptions
+from r18.errors import BackendUnavailable, NoKernel, R18Error
+from r18.executor import choose_kernel, make_plan
+from r18.ops import Add, Conv2d, Layout, Op
+from r18.passes import fuse
+from r18.registry import VARIABLE, get_backend, installed
+from r18.schedule import resnet18
+from r18.torch.storage import check_adopts
+
+LEVELS = ("add_relu", "conv_bn_relu", "all")
+"""The values of `fuse`."""
+
+_OPERATORS: dict[str, tuple[type[Op], ...]] = {
+    "add_relu": (Add,),
+    "conv_bn_relu": (Add, Conv2d),
+}
+"""The ops that are computed by the backend, where it does not compute all of them."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes: a backend by name, and the layouts that its convolutions read."""
+
+    backend: str
+    precision: str
+    layouts: tuple[Layout, ...]
+
+
+def choose(asked: str | None, kind: str, level: str, precision: str) -> Choice:
+    """What computes for a model on a kind of device ("cpu", "cuda").
+
+    asked: a name, `module:attr` or "auto"; None: `R18_BACKEND`, else "auto". A name is taken or is
+           an error; "auto" takes the first in its order that can.
+    Raises as `optimize_resnet18` says.
+    """
+    name = asked or os.environ.get(VARIABLE) or "auto"
+    if name != "auto":
+        return _checked(get_backend(name), name, kind, level, precision)
+    causes: list[str] = []
+    for candidate in installed():
+        try:
+            backend = get_backend(candidate)
+            if backend.probe().simulated:
+                raise BackendUnavailable(candidate, "it is a simulator, which auto never takes")
+            return _checked(backend, candidate, kind, level, precision)
+        except (BackendUnavailable, NoKernel) as error:
+            causes.append(f"{candidate}: {_cause(error)}")
+    raise BackendUnavailable(
+        "auto",
+        f"none computes a drop-in at level {level} in {precision} on {kind}",
+        "\n  ".join([*causes, "`r18 backends` shows what each one needs."]),
+    )
+
+
+def _checked(backend: Backend, name: str, kind: str, level: str, precision: str) -> Choice:
+    """The backend as a choice; raises unless it computes that level on that kind of device."""
+    check_adopts(backend)
+    found = backend.probe().kind
+    if found != kind:
+        raise BackendUnavailable(
+            name,
+            f"it computes on {found}, the model is on {kind}",
+            f"Move the model with model.to('{found}'), or choose another backend.",
+        )
+    kernels = backend.kernels()
+    if level in _OPERATORS:
+        for problem in fuse(resnet18(), level).problems(1).values():
+            if isinstance(problem.op, _OPERATORS[level]):
+                choose_kernel(kernels, problem, precision, asked_by=f"backend '{name}'")
+    else:
+        make_plan(backend, resnet18(), CompileOptions(precision=precision, fusion=level))
+    convs = [k for k in kernels if k.op is Conv2d and k.precision.name == precision]
+    return Choice(name, precision, tuple(dict.fromkeys(kernel.layout for kernel in convs)))
+
+
+def _cause(error: R18Error) -> str:
+    return error.cause if isinstance(error, BackendUnavailable) else str(error).splitlines()[0]

@@ -1,0 +1,255 @@
+"""The fast module: what `optimize_resnet18` returns. See `r18.torch` for how it works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from r18.errors import ShapeError, UsageError, unknown
+from r18.torch.architecture import STAGES, examine
+from r18.torch.choice import LEVELS, Choice, choose
+from r18.torch.convolution import WEIGHTS
+from r18.torch.followed import Followed
+from r18.torch.operators import ops
+from r18.torch.storage import FORMATS, layout_of, precision_of, shape_of, storage_dtype
+
+CONV_WEIGHTS = len(WEIGHTS)
+
+OWN = "do that to the model that was given to optimize_resnet18: this one follows it"
+
+
+class FastResNet18(nn.Module):
+    """A model's forward pass with a backend's kernels in it, and the model's own parameters.
+
+    Called as the model is: images (N, 3, H, W) in its dtype on its device, to logits. Inference
+    only. Raises `UsageError` when the model is in training mode, has hooks, or is no ResNet-18
+    any more, and for images of another dtype or device; `ShapeError` for another shape.
+    """
+
+    _model: nn.Module
+
+    def __init__(
+        self, model: nn.Module, fuse: str, precision: str | None, backend: str | None
+    ) -> None:
+        super().__init__()
+        if fuse not in LEVELS:
+            raise unknown("fusion level of a drop-in", fuse, LEVELS, error=UsageError)
+        self.fuse = fuse
+        self._asked_precision = precision
+        self._asked_backend = backend
+        self.training = False
+        # The model is no submodule, its submodules are: names are those of the model, and what is
+        # replaced in the one is replaced in the other.
+        self.__dict__["_model"] = model
+        self.__dict__["_modules"] = model._modules
+        self._begin()
+
+    def _begin(self) -> None:
+        self._architecture = examine(self._model)
+        self._choices: dict[tuple[str, torch.dtype], Choice] = {}
+        self._whole = Followed()
+        self._convs = [Followed() for _ in self._architecture.norms]
+        self._choice()
+
+    def _follow(self) -> None:
+        """Look at the model again, if it is not as it was."""
+        if not self._architecture.stands:
+            self._examine()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _examine(self) -> None:
+        """NOTE: not for torch.compile to trace; with fullgraph=True, call the module once itself
+        after a module of the model was replaced."""
+        self._architecture = examine(self._model)
+
+    def _choice(self) -> Choice:
+        """What computes for the model as it is now."""
+        weight = self._architecture.tensors()[0]
+        key = (weight.device.type, weight.dtype)
+        if key not in self._choices:
+            self._choose(*key)
+        return self._choices[key]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _choose(self, kind: str, dtype: torch.dtype) -> None:
+        precision = self._precision_in(dtype)
+        self._choices[kind, dtype] = choose(self._asked_backend, kind, self.fuse, precision)
+
+    def _precision_in(self, dtype: torch.dtype) -> str:
+        own = precision_of(dtype)
+        asked = self._asked_precision or own
+        storage_dtype(asked)
+        if self.fuse == "add_relu" and asked != own:
+            raise UsageError(
+                f"at level add_relu the model computes in its own {dtype}, {asked} was asked for\n"
+                "  cast the model, or take level conv_bn_relu or all"
+            )
+        return asked
+
+    @property
+    def precision(self) -> str:
+        """The precision that the backend computes in."""
+        return self._choice().precision
+
+    @property
+    def backend(self) -> str:
+        """The backend that computes where the model is now."""
+        return self._choice().backend
+
+    # -- running -------------------------------------------------------------------------------
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self._follow()
+        weights = self._architecture.tensors()
+        self._check_images(images, weights[0])
+        choice = self._choice()
+        with torch.no_grad():
+            if self.fuse == "add_relu":
+                return self._forward_add_relu(images, choice)
+            if self.fuse == "conv_bn_relu":
+                return self._forward_conv_bn_relu(images, weights, choice)
+            eps = [norm.eps for norm in self._architecture.norms]
+            logits: torch.Tensor = ops.resnet18.default(
+                images, weights, eps, self._whole.handle, choice.backend, choice.precision
+            )
+            return logits
+
+    def _check_images(self, images: torch.Tensor, weight: torch.Tensor) -> None:
+        if images.dim() != 4 or images.shape[1] != 3:
+            raise ShapeError(f"the model takes images (N, 3, H, W), got {shape_of(images)}")
+        if (images.dtype, images.device) != (weight.dtype, weight.device):
+            raise UsageError(
+                f"images are {images.dtype} on {images.device}, "
+                f"the model is {weight.dtype} on {weight.device}"
+            )
+        if images.requires_grad and torch.is_grad_enabled():
+            raise UsageError(
+                "the fast module is for inference and has no gradient\n"
+                "  call it under torch.no_grad(), or the model itself"
+            )
+
+    def _forward_add_relu(self, images: torch.Tensor, choice: Choice) -> torch.Tensor:
+        """torchvision's forward pass, with another sum."""
+        model: Any = self._model
+        x = model.maxpool(model.relu(model.bn1(model.conv1(images))))
+        for block in self._blocks():
+            y = block.relu(block.bn1(block.conv1(x)))
+            y = block.bn2(block.conv2(y))
+            shortcut = x if block.downsample is None else block.downsample(x)
+            x = ops.add_relu.default(y, shortcut, choice.backend)
+        return self._classify(x)
+
+    def _forward_conv_bn_relu(
+        self, images: torch.Tensor, weights: list[torch.Tensor], choice: Choice
+    ) -> torch.Tensor:
+        """torchvision's forward pass, with a convolution and its BatchNorm and ReLU as one."""
+        model: Any = self._model
+        x = images.to(storage_dtype(choice.precision))
+        if layout_of(x) not in choice.layouts:
+            x = x.contiguous(memory_format=FORMATS[choice.layouts[0]])
+        x = model.maxpool(self._fused(0, model.conv1, x, True, weights, choice))
+        count = 1
+        for block in self._blocks():
+            y = self._fused(count, block.conv1, x, True, weights, choice)
+            y = self._fused(count + 1, block.conv2, y, False, weights, choice)
+            count += 2
+            if block.downsample is not None:
+                x = self._fused(count, block.downsample[0], x, False, weights, choice)
+                count += 1
+            x = ops.add_relu.default(y, x, choice.backend)
+        return self._classify(x.to(images.dtype))
+
+    def _fused(
+        self,
+        number: int,
+        conv: nn.Conv2d,
+        x: torch.Tensor,
+        relu: bool,
+        weights: list[torch.Tensor],
+        choice: Choice,
+    ) -> torch.Tensor:
+        """The convolution of that number in the order of the steps, with its BatchNorm."""
+        y: torch.Tensor = ops.conv_bn_relu.default(
+            x,
+            *weights[CONV_WEIGHTS * number : CONV_WEIGHTS * (number + 1)],
+            self._architecture.norms[number].eps,
+            conv.stride,
+            conv.padding,
+            relu,
+            self._convs[number].handle,
+            choice.backend,
+            choice.precision,
+        )
+        return y
+
+    def _blocks(self) -> list[Any]:
+        return [block for stage in STAGES for block in getattr(self._model, stage)]
+
+    def _classify(self, x: torch.Tensor) -> torch.Tensor:
+        model: Any = self._model
+        logits: torch.Tensor = model.fc(torch.flatten(model.avgpool(x), 1))
+        return logits
+
+    def refresh(self) -> None:
+        """Read the model's weights again, for changes that PyTorch does not count.
+
+        Those are what is written through `.data`, and any change at all for whoever replays a
+        CUDA graph: packed weights are rewritten where they are, and the graph reads them there.
+        """
+        self._follow()
+        tensors = self._architecture.tensors()
+        self._whole.refresh(tensors)
+        for number, conv in enumerate(self._convs):
+            conv.refresh(tensors[CONV_WEIGHTS * number : CONV_WEIGHTS * (number + 1)])
+
+    # -- what belongs to the model -------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> FastResNet18:
+        if mode:
+            raise UsageError(f"the fast module is for inference: train the model\n  {OWN}")
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FastResNet18:
+        """Behind `to`, `cuda`, `half` and the like: an error, unless it changes nothing."""
+        for tensor in self._architecture.tensors():
+            probe = torch.empty((1,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
+            made = fn(probe)
+            if (made.dtype, made.device) != (tensor.dtype, tensor.device):
+                raise UsageError(
+                    "the fast module reads the model's weights, and moves or casts none\n"
+                    f"  call .to(...) of the model itself: {OWN}"
+                )
+        return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> NoReturn:
+        raise UsageError(f"the fast module owns no weights to load into\n  {OWN}")
+
+    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
+        raise UsageError(f"the fast module owns no weights\n  {OWN}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, (nn.Module, torch.Tensor)):
+            raise UsageError(f"'{name}' cannot be set on the fast module\n  {OWN}")
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is derived: a copy, or one that was saved, derives it anew."""
+        state = self.__dict__.copy()
+        for name in ("_architecture", "_choices", "_whole", "_convs"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._begin()
+
+    def extra_repr(self) -> str:
+        return f"fuse={self.fuse}, precision={self.precision}, backend={self.backend}"
+
+
+__all__ = ["FastResNet18"]

@@ -1,0 +1,246 @@
+"""The custom operators: kernels of a backend as functions of PyTorch's tensors.
+
+`r18::add_relu(a, b, backend)`
+    ReLU(a + b), of one shape and dtype; the result lies as `a` does.
+`r18::conv_bn_relu(x, weight, bn_weight, bn_bias, running_mean, running_var, eps, stride, padding,
+relu, cache, backend, precision)`
+    Convolution without bias, BatchNorm with running statistics, and ReLU if `relu`. `x` is in the
+    precision's storage dtype, (N, C, H, W); the result lies as `x` does.
+`r18::resnet18(images, weights, eps, cache, backend, precision)`
+    Logits of images (N, 3, H, W). `weights` are the tensors of torchvision's `state_dict` in the
+    order of `network_schedule(...).weight_specs`, `eps` the BatchNorms' in the order of the steps.
+
+`backend` is a name of the registry. `cache` is the handle of a `Followed`, which keeps what is
+derived from the weights; 0 for none. All are for inference: a backward pass through one is an
+error. Importing this module registers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from r18.backend import Backend
+from r18.errors import ShapeError, UsageError
+from r18.ops import Conv2d, Layout, Shape
+from r18.registry import get_backend
+from r18.torch.convolution import Convolution, Sum, make_sum
+from r18.torch.followed import followed
+from r18.torch.network import Network, network_schedule
+from r18.torch.storage import (
+    check_adopts,
+    check_alike,
+    empty,
+    layout_of,
+    precision_of,
+    shape_of,
+    storage_dtype,
+)
+
+DEVICES = ("cpu", "cuda")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
+SCHEMAS = {
+    "r18::add_relu": "(Tensor a, Tensor b, str backend) -> Tensor",
+    "r18::conv_bn_relu": (
+        "(Tensor x, Tensor weight, Tensor bn_weight, Tensor bn_bias, Tensor running_mean, "
+        "Tensor running_var, float eps, int[2] stride, int[2] padding, bool relu, int cache, "
+        "str backend, str precision) -> Tensor"
+    ),
+    "r18::resnet18": (
+        "(Tensor images, Tensor[] weights, float[] eps, int cache, str backend, str precision) "
+        "-> Tensor"
+    ),
+}
+
+
+@cache
+def backend_named(name: str) -> Backend:
+    """The backend of that name, probed once; raises as `get_backend` and `check_adopts` do."""
+    backend = get_backend(name)
+    check_adopts(backend)
+    return backend
+
+
+# -- add, ReLU ---------------------------------------------------------------------------------
+
+
+def add_relu(a: torch.Tensor, b: torch.Tensor, backend: str) -> torch.Tensor:
+    check_alike("r18::add_relu", (a, b))
+    if a.shape != b.shape:
+        raise ShapeError(
+            f"r18::add_relu: shapes differ, {shape_of(a)} and {shape_of(b)}; it broadcasts nothing"
+        )
+    if not a.numel():
+        return empty(a.shape, layout_of(a), a.dtype, a.device)
+    found = _sum(backend, shape_of(a), layout_of(a), precision_of(a.dtype), a.device)
+    return found.run(a, b)
+
+
+@lru_cache(maxsize=1024)
+def _sum(backend: str, shape: Shape, layout: Layout, precision: str, device: torch.device) -> Sum:
+    return make_sum(backend_named(backend), shape, layout, precision)
+
+
+def _add_relu_fake(a: torch.Tensor, b: torch.Tensor, backend: str) -> torch.Tensor:
+    torch._check(a.shape == b.shape, lambda: f"r18::add_relu: {a.shape} and {b.shape} differ")
+    return empty(a.shape, layout_of(a), a.dtype, a.device)
+
+
+# -- convolution, BatchNorm, ReLU --------------------------------------------------------------
+
+
+def conv_bn_relu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bn_weight: torch.Tensor,
+    bn_bias: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    relu: bool,
+    cache: int,
+    backend: str,
+    precision: str,
+) -> torch.Tensor:
+    weights = (weight, bn_weight, bn_bias, running_mean, running_var)
+    if x.dtype != storage_dtype(precision):
+        raise UsageError(
+            f"r18::conv_bn_relu in {precision} takes {storage_dtype(precision)}, got {x.dtype}"
+        )
+    _check_devices("r18::conv_bn_relu", x, weights)
+    if not x.numel():
+        return _conv_bn_relu_fake(
+            x, *weights, eps, stride, padding, relu, cache, backend, precision
+        )
+    op = _conv(weight, stride, padding, relu)
+    key = (shape_of(x), layout_of(x), x.device, op, eps, backend, precision)
+    kept = followed(cache)
+    found = kept.find(
+        key,
+        weights,
+        lambda: Convolution(backend_named(backend), op, eps, x, weights, precision),
+    )
+    return found.run(x)
+
+
+def _conv(
+    weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], relu: bool
+) -> Conv2d:
+    o, c, kh, kw = weight.shape
+    (sh, sw), (ph, pw) = stride, padding
+    return Conv2d(c, o, (kh, kw), (sh, sw), (ph, pw), relu=relu)
+
+
+def _conv_bn_relu_fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bn_weight: torch.Tensor,
+    bn_bias: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    eps: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    relu: bool,
+    cache: int,
+    backend: str,
+    precision: str,
+) -> torch.Tensor:
+    o, c, *kernel = weight.shape
+    torch._check(x.dim() == 4, lambda: f"r18::conv_bn_relu takes (N, C, H, W), got {x.shape}")
+    torch._check(x.shape[1] == c, lambda: f"r18::conv_bn_relu takes {c} channels, got {x.shape}")
+    extents = (
+        (extent + 2 * pad - size) // step + 1
+        for extent, size, step, pad in zip(x.shape[2:], kernel, stride, padding, strict=True)
+    )
+    return empty((x.shape[0], o, *extents), layout_of(x), x.dtype, x.device)
+
+
+# -- the network -------------------------------------------------------------------------------
+
+
+def resnet18(
+    images: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    eps: Sequence[float],
+    cache: int,
+    backend: str,
+    precision: str,
+) -> torch.Tensor:
+    precision_of(images.dtype)
+    if images.dim() != 4 or images.shape[1] != 3:
+        raise ShapeError(f"r18::resnet18 takes images (N, 3, H, W), got {shape_of(images)}")
+    _check_devices("r18::resnet18", images, weights)
+    batch, _, height, width = images.shape
+    classes = len(weights[-1])
+    if not batch:
+        return empty((0, classes), Layout.NCHW, images.dtype, images.device)
+    variances = tuple(eps)
+    kept = followed(cache)
+    found = kept.find(
+        (shape_of(images), classes, variances, images.device, backend, precision),
+        weights,
+        lambda: Network(
+            backend_named(backend),
+            network_schedule(classes, height, width, variances),
+            batch,
+            precision,
+            images.device,
+            weights,
+        ),
+    )
+    return found.run(images)
+
+
+def _resnet18_fake(
+    images: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    eps: Sequence[float],
+    cache: int,
+    backend: str,
+    precision: str,
+) -> torch.Tensor:
+    torch._check(images.dim() == 4, lambda: f"r18::resnet18 takes (N, 3, H, W), got {images.shape}")
+    shape = (images.shape[0], weights[-1].shape[0])
+    return empty(shape, Layout.NCHW, images.dtype, images.device)
+
+
+# -- registration ------------------------------------------------------------------------------
+
+
+def _check_devices(name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+    """Raise `UsageError` unless the weights lie where the input does."""
+    elsewhere = dict.fromkeys(str(w.device) for w in weights if w.device != x.device)
+    if elsewhere:
+        raise UsageError(f"{name}: input is on {x.device}, weights on {', '.join(elsewhere)}")
+
+
+def _no_gradient(context: object, *gradients: object) -> None:
+    raise UsageError(
+        "r18's operators are for inference and have no gradient\n"
+        "  train the model that was given to optimize_resnet18; the fast one follows its weights"
+    )
+
+
+def _register() -> None:
+    implementations: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+        "r18::add_relu": (add_relu, _add_relu_fake),
+        "r18::conv_bn_relu": (conv_bn_relu, _conv_bn_relu_fake),
+        "r18::resnet18": (resnet18, _resnet18_fake),
+    }
+    for name, (real, fake) in implementations.items():
+        torch.library.define(name, SCHEMAS[name], tags=_TAGS)
+        torch.library.impl(name, DEVICES, real)
+        torch.library.register_fake(name, fake)
+        torch.library.register_autograd(name, _no_gradient)
+
+
+_register()
+ops: Any = torch.ops.r18
+"""The operators, as PyTorch calls them."""

@@ -1,0 +1,213 @@
+"""PyTorch's tensors as a backend's buffers: formats, layouts, memory, streams.
+
+Nothing here copies but `dense` and `host_array`, which say when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import cast
+
+import torch
+
+from r18.backend import Adopts, Array, Backend, Buffer, Kernel
+from r18.errors import BackendUnavailable, UsageError
+from r18.executor import Launch
+from r18.ops import Layout, Problem, Shape
+from r18.precision import precision as precision_named
+
+STORAGE = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+"""PyTorch's name of a storage format."""
+
+PRECISIONS = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+}
+"""The precision that a model in a dtype computes in."""
+
+FORMATS = {Layout.NCHW: torch.contiguous_format, Layout.NHWC: torch.channels_last}
+
+
+def storage_dtype(precision: str) -> torch.dtype:
+    """The dtype of stored tensors; raises `UnknownName`, and `UsageError` for int8."""
+    storage = precision_named(precision).storage
+    if storage not in STORAGE:
+        known = ", ".join([*PRECISIONS.values(), "tf32"])
+        raise UsageError(f"{precision} needs quantised weights; a drop-in computes in {known}")
+    return STORAGE[storage]
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """The precision of a model in that dtype; raises `UsageError`."""
+    if dtype not in PRECISIONS:
+        known = ", ".join(str(known) for known in PRECISIONS)
+        raise UsageError(f"weights and images must be in one of {known}, got {dtype}")
+    return PRECISIONS[dtype]
+
+
+# -- layouts -----------------------------------------------------------------------------------
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """How a tensor lies: NHWC in channels-last memory, NCHW in any other.
+
+    What is dense in both, such as one pixel an image, counts as NCHW.
+    """
+    if tensor.dim() != 4 or tensor.is_contiguous():
+        return Layout.NCHW
+    channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
+    return Layout.NHWC if channels_last else Layout.NCHW
+
+
+def empty(
+    shape: Sequence[int], layout: Layout, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A new dense tensor of a logical shape in a layout."""
+    format = FORMATS[layout] if len(shape) == 4 else torch.contiguous_format
+    return torch.empty(tuple(shape), dtype=dtype, device=device, memory_format=format)
+
+
+def dense(tensor: torch.Tensor, layout: Layout, alignment: int) -> torch.Tensor:
+    """The tensor, dense in a layout and at an aligned address; a copy where it is not."""
+    format = FORMATS[layout] if tensor.dim() == 4 else torch.contiguous_format
+    tensor = tensor.detach().contiguous(memory_format=format)
+    if tensor.data_ptr() % alignment:
+        tensor = tensor.clone(memory_format=format)  # kernels read in vectors
+    return tensor
+
+
+# -- memory and streams ------------------------------------------------------------------------
+
+
+def check_adopts(backend: Backend) -> None:
+    """Raise `BackendUnavailable` unless the backend's memory lays buffers over tensors."""
+    if not isinstance(backend.memory, Adopts):
+        raise BackendUnavailable(
+            backend.name,
+            "its memory cannot adopt PyTorch's tensors",
+            "Choose a backend whose memory does: cupy on CUDA, numba-cpu or numpy on a CPU.",
+        )
+
+
+def adopting(backend: Backend) -> Adopts:
+    """The memory of a backend that was checked; this is on the way of every call."""
+    return cast(Adopts, backend.memory)
+
+
+def buffer_of(memory: Adopts, tensor: torch.Tensor, nbytes: int | None = None) -> Buffer:
+    """A dense tensor's bytes, or the first of them; the tensor lives as long as the buffer."""
+    return memory.adopt(tensor.data_ptr(), tensor.nbytes if nbytes is None else nbytes, tensor)
+
+
+def bytes_of(nbytes: int, device: torch.device) -> torch.Tensor:
+    """New bytes of PyTorch's allocator; never none, which would have no address."""
+    return torch.empty(max(1, nbytes), dtype=torch.uint8, device=device)
+
+
+def kept_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
+    """New bytes that outlive the call; on a GPU, all work on it has ended when they are there.
+
+    NOTE: while torch.compile makes a CUDA graph, what the calling thread allocates belongs to that
+    graph, which uses it again as it sees fit. So another thread asks for what is to be kept.
+    """
+    if device.type != "cuda":
+        return bytes_of(nbytes, device)
+    found = _keeper().submit(bytes_of, nbytes, device).result()
+    wait(device)  # work in some stream may still use them for what they were before
+    return found
+
+
+@cache
+def _keeper() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "r18-memory")
+
+
+def kept_span(nbytes: int, device: torch.device) -> tuple[int, object]:
+    """As `Adopts.allocating` asks for them: the address of kept bytes, and their owner."""
+    tensor = kept_bytes(nbytes, device)
+    return tensor.data_ptr(), tensor
+
+
+def host_array(tensor: torch.Tensor) -> Array:
+    """A tensor's values in NumPy, narrow formats widened exactly; from a GPU, waits and copies."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.float()
+    array: Array = tensor.numpy()
+    return array
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Meanwhile that GPU is the current one; nothing to do where it is, or for a CPU."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def stream_handle(device: torch.device) -> int:
+    """PyTorch's current stream on a device; 0 for a CPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def wait(device: torch.device) -> None:
+    """Wait for all work on a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def forbid_capture(device: torch.device, what: str) -> None:
+    """Raise `UsageError` in a capture, which `what` cannot be part of."""
+    if capturing(device):
+        raise UsageError(
+            f"{what} cannot be captured in a CUDA graph\n"
+            "  call the model once with input of this shape before the capture"
+        )
+
+
+def enqueue(
+    backend: Backend,
+    kernel: Kernel,
+    problem: Problem,
+    inputs: Sequence[torch.Tensor],
+    weights: tuple[Buffer, ...],
+    output: torch.Tensor,
+) -> None:
+    """One kernel over dense tensors, in PyTorch's current stream."""
+    memory, device = adopting(backend), output.device
+    scratch = kernel.workspace(problem)
+    workspace = bytes_of(scratch, device)
+    launch = Launch(
+        kernel,
+        problem,
+        tuple(buffer_of(memory, tensor) for tensor in inputs),
+        weights,
+        buffer_of(memory, output),
+        buffer_of(memory, workspace, scratch),
+    )
+    launch.enqueue(memory.adopt_stream(stream_handle(device)))
+
+
+def check_alike(what: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `UsageError` unless they are of one dtype, on one device."""
+    kinds = dict.fromkeys(f"{t.dtype} on {t.device}" for t in tensors)
+    if len(kinds) > 1:
+        raise UsageError(f"{what} takes tensors of one dtype on one device, got {', '.join(kinds)}")
+
+
+def shape_of(tensor: torch.Tensor) -> Shape:
+    return tuple(tensor.shape)

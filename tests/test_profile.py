@@ -1,0 +1,178 @@
+"""The profile: rows, ratios, traces, and the two ways to ask for it. No times are asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands import r18
+from r18 import profile as profiling
+from r18.errors import BackendUnavailable, UnknownName, UsageError
+from r18.profile import LEVELS, MODEL, Report, profile
+from r18.schedule import resnet18
+from support import ROOT, random_weights
+
+SIZE = 32
+SCHEDULE = resnet18(classes=5, image_size=SIZE)
+WEIGHTS = random_weights(SCHEDULE)
+QUICK = ("--image-size", SIZE, "--repeat", 1)
+
+
+def profiled(**options: Any) -> Report:
+    return profile("numpy", "cpu", SCHEDULE, WEIGHTS, **{"repeat": 2, "batches": (1,), **options})
+
+
+def test_every_contender_at_every_batch() -> None:
+    told: list[str] = []
+    report = profiled(batches=(1, 3), progress=told.append)
+    names = (MODEL, *LEVELS)
+    assert [(row.batch, row.contender) for row in report.rows] == [
+        (batch, name) for batch in (1, 3) for name in names
+    ]
+    assert (report.backend, report.precision, report.skipped) == ("numpy", "fp32", ())
+    assert report.device.startswith("CPU, ")
+    for row in report.rows:
+        (model,) = (r for r in report.rows if (r.batch, r.contender) == (row.batch, MODEL))
+        assert row.cpu_ms > 0
+        assert row.cpu_ratio == row.cpu_ms / model.cpu_ms
+        assert row.cuda_ms is row.cuda_ratio is None
+    assert set(told) == {f"batch {batch}: {name}" for batch in (1, 3) for name in names}
+
+
+def test_the_best_of_the_rounds_counts() -> None:
+    """Of each column by itself."""
+    runs = {
+        MODEL: [profiling._Run(4.0, 3.0, None), profiling._Run(5.0, 2.0, None)],
+        "all": [profiling._Run(2.0, 1.0, None), profiling._Run(1.0, 1.5, None)],
+    }
+    model, fast = profiling._rows(8, runs)
+    assert (model.cpu_ms, model.cuda_ms, model.cpu_ratio, model.cuda_ratio) == (4, 2, 1, 1)
+    assert (fast.cpu_ms, fast.cuda_ms, fast.cpu_ratio, fast.cuda_ratio) == (1, 1, 0.25, 0.5)
+
+
+def test_contenders_take_turns() -> None:
+    told: list[str] = []
+    profiled(repeat=3, levels=("all",), progress=told.append)
+    first, second = (f"batch 1: {name}" for name in (MODEL, "all"))
+    assert told == [first, second, first, second, second, first, first, second]
+
+
+def test_the_module_computes_what_the_drop_ins_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are those that were given, and each level is what its name says."""
+    seen: dict[str, torch.Tensor] = {}
+    calls_of = profiling._rounds
+
+    def watched(torch_: Any, calls: Any, images: Any, *rest: Any) -> Any:
+        seen.update({name: call(images) for name, call in calls.items()})
+        assert {n: getattr(c, "fuse", MODEL) for n, c in calls.items()} == {n: n for n in calls}
+        assert torch.equal(calls["all"].conv1.weight, torch.from_numpy(WEIGHTS["conv1.weight"]))
+        return calls_of(torch_, calls, images, *rest)
+
+    monkeypatch.setattr(profiling, "_rounds", watched)
+    profiled(repeat=1)
+    assert set(seen) == {MODEL, *LEVELS}
+    for name in LEVELS:
+        torch.testing.assert_close(seen[name], seen[MODEL], rtol=1e-4, atol=1e-4)
+
+
+def test_a_level_without_kernels_is_left_out_with_the_reason() -> None:
+    report = profiled(precision="fp16", repeat=1)
+    assert [row.contender for row in report.rows] == [MODEL]
+    assert [skipped.contender for skipped in report.skipped] == list(LEVELS)
+    assert all("in fp16" in skipped.reason for skipped in report.skipped)
+
+
+def test_traces_are_chromes(tmp_path: Path) -> None:
+    profiled(repeat=1, levels=("all",), traces=tmp_path / "traces")
+    files = sorted((tmp_path / "traces").iterdir())
+    assert [file.name for file in files] == ["all-batch1.json", f"{MODEL}-batch1.json"]
+    for file, operator in zip(files, ("r18::resnet18", "aten::conv2d"), strict=True):
+        names = {event.get("name") for event in json.loads(file.read_text())["traceEvents"]}
+        assert {operator, "r18 profile"} <= names
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"levels": ("al",)}, UnknownName, "did you mean 'all'"),
+        ({"precision": "int8"}, UnknownName, "unknown precision of a profile 'int8'"),
+        ({"batches": ()}, UsageError, r"different batches of at least 1, got \[\]"),
+        ({"batches": (1, 1)}, UsageError, r"got \[1, 1\]"),
+        ({"repeat": 0}, UsageError, "at least 1 round"),
+    ],
+)
+def test_wrong_requests(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        profiled(**options)
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendUnavailable, match="sees no device of kind 'cuda'"):
+        profile("numpy", "cuda", SCHEDULE, WEIGHTS)
+
+
+# -- the command and the tool ------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table(tmp_path: Path) -> None:
+    done = r18("profile", "--backend", "numpy", "--batch", "1,2", *QUICK, "--trace", tmp_path / "t")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("CPU, ")
+    assert lines[1] == "backend numpy, fp32, weights synthetic:0, best of 1"
+    (head,) = (index for index, line in enumerate(lines) if "CPU ms" in line)
+    assert "CUDA" not in lines[head]
+    found = [line.split()[:2] for line in lines[head + 2 : head + 10]]
+    assert found == [[str(batch), name] for batch in (1, 2) for name in (MODEL, *LEVELS)]
+    assert len(list((tmp_path / "t").iterdir())) == 8
+
+
+def test_the_command_prints_json() -> None:
+    done = r18("profile", "--backend", "numpy", "--batch", "1", *QUICK, "--fusion", "all", "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert [row["contender"] for row in data["rows"]] == [MODEL, "all"]
+    assert data["backend"] == "numpy"
+    assert data["weights"]["source"] == "synthetic:0"
+    assert data["machine"]["cpus"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "nunpy"), "did you mean 'numpy'"),
+        (("--backend", "numpy", "--batch", "1,x"), "--batch takes integers"),
+        (("--backend", "numpy", "--fusion", "al"), "did you mean 'all'"),
+        (("--backend", "torch", "--batch", "1"), "cannot adopt PyTorch's tensors"),
+    ],
+)
+def test_the_command_refuses_wrong_requests(arguments: tuple[str, ...], message: str) -> None:
+    done = r18("profile", *arguments, *QUICK)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_the_tool_is_the_command(tmp_path: Path) -> None:
+    tool = ROOT / "tools" / "resnet_profile.py"
+    command = [sys.executable, tool, "--backend", "numpy", "--batch", "1", "--fusion", "all"]
+    done = subprocess.run(
+        [*map(str, (*command, *QUICK))], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert [MODEL in done.stdout, " all " in done.stdout] == [True, True]
+    done = subprocess.run(
+        [sys.executable, str(tool), "--backend", "nunpy"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("resnet_profile: unknown backend 'nunpy'")
