@@ -182,10 +182,8 @@ class HostKernel:
         return self.scratch(problem) if self.scratch else 0
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
-        stored = tuple(
-            np.ascontiguousarray(array, self.precision.weight_dtype(spec))
-            for array, spec in zip(weights, problem.op.weights(), strict=True)
-        )
+        specs = problem.op.weights()
+        stored = tuple(map(self.precision.stored, weights, specs))
         if self.pack:
             stored = self.pack(problem.op, stored)
         return tuple(PackedWeight.of(array) for array in stored)

@@ -7,12 +7,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from r18.errors import unknown
 from r18.ops import WeightSpec
+
+Array = npt.NDArray[Any]
 
 BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
 
@@ -71,6 +75,11 @@ class Precision:
         narrow storage format would cost accuracy and save nothing.
         """
         return dtype_of(self.storage if len(spec.shape) > 1 else self.accumulate)
+
+    def stored(self, array: Array, spec: WeightSpec) -> Array:
+        """A float32 or float64 weight rounded to the dtype that it is kept in, dense."""
+        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+            return np.ascontiguousarray(array, self.weight_dtype(spec))
 
     def __str__(self) -> str:
         return self.name

@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, cast
 
-import numpy as np
-
 from r18.backend import Array, Buffer, Resources, RoundingContract, Stream
 from r18.ops import Layout, Op, Problem
 from r18.precision import Precision
@@ -96,12 +94,7 @@ class CudaKernel(ABC):
 
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         """Weights as the device wants them, from float32 or float64. Default: rounded."""
-        specs = problem.op.weights()
-        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
-            return tuple(
-                np.ascontiguousarray(array, self.precision.weight_dtype(spec))
-                for array, spec in zip(weights, specs, strict=True)
-            )
+        return tuple(map(self.precision.stored, weights, problem.op.weights()))
 
     # -- the protocol --------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -80,7 +79,7 @@ class TorchKernel:
         memory = TorchMemory(self.device)
         buffers = []
         for array, spec in zip(weights, problem.op.weights(), strict=True):
-            stored = np.ascontiguousarray(array, self.precision.weight_dtype(spec))
+            stored = self.precision.stored(array, spec)
             buffers.append(memory.empty(stored.nbytes))
             memory.upload(stored, buffers[-1])
         return tuple(buffers)

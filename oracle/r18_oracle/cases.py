@@ -34,10 +34,7 @@ class Case:
                 problem,
                 precision,
                 tuple(np.ascontiguousarray(a, precision.dtype) for a in inputs),
-                tuple(
-                    np.ascontiguousarray(a, precision.weight_dtype(spec))
-                    for a, spec in zip(weights, problem.op.weights(), strict=True)
-                ),
+                tuple(map(precision.stored, weights, problem.op.weights())),
             )
 
     def wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
