@@ -82,10 +82,7 @@ class NumbaKernel:
 
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         """The weights as the device code reads them; here rounded to what they are kept in."""
-        return tuple(
-            np.ascontiguousarray(array, self.precision.weight_dtype(spec))
-            for array, spec in zip(weights, problem.op.weights(), strict=True)
-        )
+        return tuple(map(self.precision.stored, weights, problem.op.weights()))
 
     def enqueue(
         self,

@@ -1,4 +1,4 @@
-"""The way to the compiled kernels: Numba is imported on first use, and one kernel runs at a time."""
+"""The way to the compiled kernels: Numba is imported on first use; one kernel runs at a time."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.host import HostKernel
-from r18.ops import Conv2d, Layout, Problem
+from r18.ops import Conv2d, Layout, Problem, Shape
 from r18.precision import FP32
 from r18_numba.cpu.compiled import NAME, RUNNING, ceil_div, module, most_threads, panels, workers
 
@@ -83,7 +84,7 @@ SHARING_TILES = 8
 
 # -- implicit GEMM -----------------------------------------------------------------------------
 
-BAND_NBYTES = 256 << 10
+BAND_NBYTES = 128 << 10
 """A band of the padded image of about this size stays in a core's second-level cache."""
 
 
@@ -162,8 +163,7 @@ def implicit_gemm(
 ) -> None:
     n, height, width, channels = inputs[0].shape
     out_h, out_w, outputs = out.shape[1:]
-    problem = Problem(op, ((n, channels, height, width), *([(n, outputs, out_h, out_w)] * op.residual)))
-    cut = bands(problem, most_threads())
+    cut = bands(_problem(op, inputs[0].shape, out.shape), most_threads())
     with RUNNING:
         module("implicit_gemm").implicit_gemm(
             *_flat(inputs[0], weights[0], weights[1], inputs[-1], out),
@@ -288,10 +288,9 @@ def pack_filters(op: Conv2d, weights: Arrays) -> Arrays:
 
 
 def winograd(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    n, height, width, channels = inputs[0].shape
+    height, width, channels = inputs[0].shape[1:]
     out_h, out_w, outputs = out.shape[1:]
-    problem = Problem(op, ((n, channels, height, width), *([(n, outputs, out_h, out_w)] * op.residual)))
-    cut = tiling(problem)
+    cut = tiling(_problem(op, inputs[0].shape, out.shape))
     arrays = _flat(inputs[0], weights[0], weights[1], inputs[-1], out)
     sizes = (channels, height, width, outputs, out_h, out_w, *op.padding, cut.rows, cut.columns)
     layout = (cut.place, cut.stride, cut.sums_place, cut.sums_stride, op.residual, op.relu)
@@ -305,9 +304,14 @@ def winograd(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace:
             return
         for first in range(0, cut.tiles, cut.chunk):
             count = min(cut.chunk, cut.tiles - first)
-            kernels.by_places(
-                *arrays, scratch, workers(), cut.slot, first, count, *sizes, *layout
-            )
+            kernels.by_places(*arrays, scratch, workers(), cut.slot, first, count, *sizes, *layout)
+
+
+@lru_cache(maxsize=1024)
+def _problem(op: Conv2d, read: Shape, written: Shape) -> Problem:
+    """The problem of arrays of these shapes, (N, H, W, C); worked out once: every run asks."""
+    logical = [(n, channels, height, width) for n, height, width, channels in (read, written)]
+    return Problem(op, tuple(logical[: op.arity]))
 
 
 def _flat(*arrays: Array) -> tuple[Any, ...]:

@@ -36,10 +36,8 @@ def other_kernels() -> tuple[HostKernel, ...]:
         op: type[Op], algorithm: str, contract: str, run: Callable[..., None], **options: Any
     ) -> HostKernel:
         rounding = RoundingContract(contract, FP32.accumulate, FP32.storage)
-        options = {"edges": LINES, "batch_invariant": True} | options
-        return HostKernel(
-            NAME, op, algorithm, FP32, rounding, run, layout=Layout.NHWC, **options
-        )
+        options = {"edges": LINES, "batch_invariant": True, **options}
+        return HostKernel(NAME, op, algorithm, FP32, rounding, run, layout=Layout.NHWC, **options)
 
     return (
         kernel(BatchNorm, "scale_shift", "scale_shift", batchnorm, in_place=True),

@@ -15,7 +15,7 @@ from r18_numba.cpu.kernels.vector import LANES, load, load_first, relu, store, s
 
 
 @part
-def copy_band(  # type: ignore[no-untyped-def]
+def copy_band(
     x, sample, top, rows, padded_w, height, width, channels, kernel_h, stride_h, pad_w, band, at
 ):  # fmt: skip
     """Rows `top` … of the padded image into band[at :], (rows, padded_w, channels).
@@ -39,7 +39,7 @@ def copy_band(  # type: ignore[no-untyped-def]
 
 
 @part
-def finish(  # type: ignore[no-untyped-def]
+def finish(
     sums, at, bias, residual, out, pixel, count, channel, outputs, has_residual, has_relu
 ):  # fmt: skip
     """The epilogue of a tile: bias, residual and ReLU, for `count` pixels from `pixel` on."""
@@ -62,7 +62,7 @@ def finish(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def implicit_gemm(  # type: ignore[no-untyped-def]
+def implicit_gemm(
     x, weight, bias, residual, out, scratch, workers, slot,
     samples, channels, height, width, outputs, out_h, out_w,
     kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba.core.config
 from numba import njit
-from numba.core import config
 
 from r18.machine import cache_folder
 
@@ -25,6 +25,9 @@ def _folder() -> Path:
 
 
 FOLDER = _folder()
+
+
+config: Any = numba.core.config
 
 
 def kernel(function: Callable[..., None]) -> Any:

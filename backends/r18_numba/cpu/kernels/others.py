@@ -25,7 +25,7 @@ SPAN = 4096
 
 
 @kernel
-def rectify(x, out, spans):  # type: ignore[no-untyped-def]
+def rectify(x, out, spans):
     """out = ReLU(x), elementwise; `out` may be x."""
     for span in prange(spans):
         last = min(x.size, (span + 1) * SPAN)
@@ -37,7 +37,7 @@ def rectify(x, out, spans):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add(a, b, out, spans, has_relu):  # type: ignore[no-untyped-def]
+def add(a, b, out, spans, has_relu):
     """out = a + b, elementwise; `out` may be a."""
     for span in prange(spans):
         last = min(a.size, (span + 1) * SPAN)
@@ -52,7 +52,7 @@ def add(a, b, out, spans, has_relu):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def scale_shift(x, scale, shift, out, pixels, channels):  # type: ignore[no-untyped-def]
+def scale_shift(x, scale, shift, out, pixels, channels):
     """out[p, c] = x[p, c]·scale[c] + shift[c]; `out` may be x."""
     for p in prange(pixels):
         for c in range(0, channels, LANES):
@@ -65,7 +65,7 @@ def scale_shift(x, scale, shift, out, pixels, channels):  # type: ignore[no-unty
 
 
 @kernel
-def maxpool(  # type: ignore[no-untyped-def]
+def maxpool(
     x, out, samples, channels, height, width, out_h, out_w,
     kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w,
 ):  # fmt: skip
@@ -92,7 +92,7 @@ def maxpool(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def mean(x, out, samples, pixels, channels):  # type: ignore[no-untyped-def]
+def mean(x, out, samples, pixels, channels):
     """out[n, c] = Σ_p x[n, p, c] / pixels, pixel after pixel."""
     vectors = (channels + LANES - 1) // LANES
     for item in prange(samples * vectors):
@@ -109,7 +109,7 @@ def mean(x, out, samples, pixels, channels):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def linear(x, weight, bias, out, sums, samples, features, outputs):  # type: ignore[no-untyped-def]
+def linear(x, weight, bias, out, sums, samples, features, outputs):
     """out (N, O) = x (N, F)·weight + bias; weight in panels (⌈O/COLUMNS⌉, F, COLUMNS).
 
     sums: a scratch of a tile for each panel.
@@ -130,7 +130,7 @@ def linear(x, weight, bias, out, sums, samples, features, outputs):  # type: ign
 
 
 @kernel
-def softmax(x, out, samples, classes):  # type: ignore[no-untyped-def]
+def softmax(x, out, samples, classes):
     """exp(x − max) / Σ exp(x − max) of each row."""
     for n in prange(samples):
         first = n * classes
@@ -149,7 +149,7 @@ def softmax(x, out, samples, classes):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def to_channels_last(x, out, samples, channels, height, width):  # type: ignore[no-untyped-def]
+def to_channels_last(x, out, samples, channels, height, width):
     """(N, C, H, W) to (N, H, W, C)."""
     for line in prange(samples * height):
         sample, row = line // height, line % height
@@ -160,7 +160,7 @@ def to_channels_last(x, out, samples, channels, height, width):  # type: ignore[
 
 
 @kernel
-def to_channels_first(x, out, samples, channels, height, width):  # type: ignore[no-untyped-def]
+def to_channels_first(x, out, samples, channels, height, width):
     """(N, H, W, C) to (N, C, H, W)."""
     for line in prange(samples * height):
         sample, row = line // height, line % height

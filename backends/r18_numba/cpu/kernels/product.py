@@ -9,7 +9,6 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from r18_numba.cpu.kernels.jit import part
 from r18_numba.cpu.kernels.vector import (
@@ -20,6 +19,7 @@ from r18_numba.cpu.kernels.vector import (
     VECTOR,
     address,
     as_vector_pointer,
+    intrinsic,
     splat,
 )
 
@@ -67,9 +67,7 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
     a_base = address(context, builder, kinds[1], a, a_at)
     c_base = address(context, builder, kinds[6], c, c_at)
     kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR])
-    multiply_add = cgutils.get_or_insert_function(
-        builder.module, kind, f"llvm.fmuladd.v{LANES}f32"
-    )
+    multiply_add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
 
     # LLVM keeps these in registers: nothing takes their addresses.
     sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(rows * VECTORS)]
@@ -137,17 +135,15 @@ def _rolled(builder: Any, count: Any) -> Iterator[Any]:
 
 
 @part
-def multiply(  # type: ignore[no-untyped-def]
+def multiply(
     rows, a, a_at, a_row, b, b_at, c, c_at, c_row, taps_h, taps_w, run, tap_h, tap_w
 ):  # fmt: skip
     """See `multiply_tile`: its code, once."""
-    multiply_tile(
-        rows, a, a_at, a_row, b, b_at, c, c_at, c_row, taps_h, taps_w, run, tap_h, tap_w
-    )
+    multiply_tile(rows, a, a_at, a_row, b, b_at, c, c_at, c_row, taps_h, taps_w, run, tap_h, tap_w)
 
 
 @part
-def group(count, most):  # type: ignore[no-untyped-def]
+def group(count, most):
     """The size of groups, of at most `most`, that share `count` evenly."""
     groups = (count + most - 1) // most
     return (count + groups - 1) // groups

@@ -12,9 +12,11 @@ from typing import Any
 
 import llvmlite.binding
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import models, overload, register_model
+
+intrinsic: Any = extending.intrinsic
 
 FEATURES = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4
@@ -37,7 +39,7 @@ vector = VectorType()
 
 
 @register_model(VectorType)
-class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, numba_type: Any) -> None:
         super().__init__(manager, numba_type, VECTOR)
 
@@ -121,9 +123,7 @@ def store_first(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = address(context, builder, signature.args[0], *values[:2])
-        kind = ir.FunctionType(
-            ir.VoidType(), [VECTOR, VECTOR.as_pointer(), ir.IntType(32), MASK]
-        )
+        kind = ir.FunctionType(ir.VoidType(), [VECTOR, VECTOR.as_pointer(), ir.IntType(32), MASK])
         name = f"llvm.masked.store.v{LANES}f32.p0v{LANES}f32"
         function = cgutils.get_or_insert_function(builder.module, kind, name)
         builder.call(
@@ -187,7 +187,7 @@ def _lanewise(operation: Any, method: str) -> None:
         return vector(vector, vector), generate
 
     @overload(operation)
-    def overloaded(a, b):  # type: ignore[no-untyped-def]
+    def overloaded(a, b):
         if isinstance(a, VectorType) and isinstance(b, VectorType):
             return lambda a, b: apply(a, b)
         return None

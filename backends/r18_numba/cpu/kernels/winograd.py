@@ -29,7 +29,7 @@ PLACES = 36
 
 
 @part
-def pixel(x, at, inside, lanes):  # type: ignore[no-untyped-def]
+def pixel(x, at, inside, lanes):
     """Some channels of a pixel, zeros outside the image and beyond the channels."""
     if inside:
         if lanes == LANES:
@@ -39,7 +39,7 @@ def pixel(x, at, inside, lanes):  # type: ignore[no-untyped-def]
 
 
 @part
-def patch_row(d, stride, at, to, out, out_stride):  # type: ignore[no-untyped-def]
+def patch_row(d, stride, at, to, out, out_stride):
     """Bᵀ times six vectors of d, from `at` on and `stride` apart, into out."""
     two, four = broadcast(np.float32(2)), broadcast(np.float32(4))
     d0, d1, d2 = load(d, at), load(d, at + stride), load(d, at + 2 * stride)
@@ -55,7 +55,7 @@ def patch_row(d, stride, at, to, out, out_stride):  # type: ignore[no-untyped-de
 
 
 @part
-def transform_patches(  # type: ignore[no-untyped-def]
+def transform_patches(
     x, patches, patches_at, place, stride, tile, count, channels, channel,
     height, width, pad_h, pad_w, tiles_h, tiles_w, corner, corner_at,
 ):  # fmt: skip
@@ -85,7 +85,7 @@ def transform_patches(  # type: ignore[no-untyped-def]
 
 
 @part
-def multiply_places(  # type: ignore[no-untyped-def]
+def multiply_places(
     filters, patches, patches_at, place, stride, sums, sums_at, sums_place, sums_stride,
     count, channels, panels, first, last,
 ):  # fmt: skip
@@ -107,7 +107,7 @@ def multiply_places(  # type: ignore[no-untyped-def]
 
 
 @part
-def sums_row(m, stride, at, to, out):  # type: ignore[no-untyped-def]
+def sums_row(m, stride, at, to, out):
     """Aᵀ times six vectors of m, from `at` on and `stride` apart, into four of out."""
     two, four = broadcast(np.float32(2)), broadcast(np.float32(4))
     eight = broadcast(np.float32(8))
@@ -122,7 +122,7 @@ def sums_row(m, stride, at, to, out):  # type: ignore[no-untyped-def]
 
 
 @part
-def transform_sums(  # type: ignore[no-untyped-def]
+def transform_sums(
     sums, sums_at, place, stride, bias, residual, out, tile, count, outputs, channel,
     out_h, out_w, tiles_h, tiles_w, corner, corner_at, has_residual, has_relu,
 ):  # fmt: skip
@@ -158,7 +158,7 @@ def transform_sums(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def by_tiles(  # type: ignore[no-untyped-def]
+def by_tiles(
     x, filters, bias, residual, out, scratch, workers, slot, chunk,
     channels, height, width, outputs, out_h, out_w, pad_h, pad_w, tiles_h, tiles_w, tiles,
     place, stride, sums_place, sums_stride, has_residual, has_relu,
@@ -196,7 +196,7 @@ def by_tiles(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def by_places(  # type: ignore[no-untyped-def]
+def by_places(
     x, filters, bias, residual, out, scratch, workers, slot, tile, count,
     channels, height, width, outputs, out_h, out_w, pad_h, pad_w, tiles_h, tiles_w,
     place, stride, sums_place, sums_stride, has_residual, has_relu,
