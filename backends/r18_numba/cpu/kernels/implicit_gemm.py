@@ -11,7 +11,7 @@ from numba import prange
 
 from r18_numba.cpu.kernels.jit import kernel, part
 from r18_numba.cpu.kernels.product import COLUMNS, ROWS, group, multiply
-from r18_numba.cpu.kernels.vector import LANES, load, load_first, relu, store, store_first, take
+from r18_numba.cpu.kernels.vector import LANES, finish, load, take
 
 
 @part
@@ -23,7 +23,7 @@ def copy_band(
     Rows that lie between windows are not read by any tap, and are left out.
     """
     length = padded_w * channels
-    left = pad_w * channels
+    left = min(pad_w * channels, length)  # a narrow window may see of the padding alone
     right = left + min(width * channels, length - left)
     for row in range(rows):
         if row % stride_h >= kernel_h:
@@ -39,26 +39,18 @@ def copy_band(
 
 
 @part
-def finish(
+def finish_tile(
     sums, at, bias, residual, out, pixel, count, channel, outputs, has_residual, has_relu
 ):  # fmt: skip
-    """The epilogue of a tile: bias, residual and ReLU, for `count` pixels from `pixel` on."""
+    """The epilogue of a tile: `count` pixels from `pixel` on, COLUMNS channels from `channel`."""
     for p in range(count):
         for v in range(0, COLUMNS, LANES):
             here = channel + v
-            lanes = min(LANES, outputs - here)
-            if lanes <= 0:
+            if here >= outputs:
                 break
-            to = (pixel + p) * outputs + here
-            value = load(sums, at + p * COLUMNS + v) + load(bias, here)
-            if lanes == LANES:
-                if has_residual:
-                    value = value + load(residual, to)
-                store(out, to, relu(value) if has_relu else value)
-            else:
-                if has_residual:
-                    value = value + load_first(residual, to, lanes)
-                store_first(out, to, relu(value) if has_relu else value, lanes)
+            value, shift = load(sums, at + p * COLUMNS + v), load(bias, here)
+            to, lanes = (pixel + p) * outputs + here, min(LANES, outputs - here)
+            finish(value, shift, residual, out, to, lanes, has_residual, has_relu)
 
 
 @kernel
@@ -105,7 +97,7 @@ def implicit_gemm(
                             kernel_h, 1, kernel_w * channels, padded_w * channels, 0,
                         )  # fmt: skip
                         pixel = (sample * out_h + first_row + row) * out_w + column
-                        finish(
+                        finish_tile(
                             scratch, sums, bias, residual, out, pixel, count,
                             panel * COLUMNS, outputs, has_residual, has_relu,
                         )  # fmt: skip

@@ -9,16 +9,7 @@ from numba import prange
 
 from r18_numba.cpu.kernels.jit import kernel
 from r18_numba.cpu.kernels.product import COLUMNS, ROWS, multiply
-from r18_numba.cpu.kernels.vector import (
-    LANES,
-    broadcast,
-    load,
-    load_first,
-    maximum,
-    relu,
-    store,
-    store_first,
-)
+from r18_numba.cpu.kernels.vector import LANES, broadcast, maximum, read, relu, write
 
 SPAN = 4096
 """Elements that a thread takes at a time where each stands for itself."""
@@ -30,10 +21,8 @@ def rectify(x, out, spans):
     for span in prange(spans):
         last = min(x.size, (span + 1) * SPAN)
         for at in range(span * SPAN, last, LANES):
-            if last - at >= LANES:
-                store(out, at, relu(load(x, at)))
-            else:
-                store_first(out, at, relu(load_first(x, at, last - at)), last - at)
+            lanes = min(LANES, last - at)
+            write(out, at, relu(read(x, at, lanes)), lanes)
 
 
 @kernel
@@ -42,13 +31,9 @@ def add(a, b, out, spans, has_relu):
     for span in prange(spans):
         last = min(a.size, (span + 1) * SPAN)
         for at in range(span * SPAN, last, LANES):
-            if last - at >= LANES:
-                value = load(a, at) + load(b, at)
-                store(out, at, relu(value) if has_relu else value)
-            else:
-                lanes = last - at
-                value = load_first(a, at, lanes) + load_first(b, at, lanes)
-                store_first(out, at, relu(value) if has_relu else value, lanes)
+            lanes = min(LANES, last - at)
+            value = read(a, at, lanes) + read(b, at, lanes)
+            write(out, at, relu(value) if has_relu else value, lanes)
 
 
 @kernel
@@ -57,11 +42,8 @@ def scale_shift(x, scale, shift, out, pixels, channels):
     for p in prange(pixels):
         for c in range(0, channels, LANES):
             lanes, at = min(LANES, channels - c), p * channels + c
-            if lanes == LANES:
-                store(out, at, load(x, at) * load(scale, c) + load(shift, c))
-            else:
-                value = load_first(x, at, lanes) * load_first(scale, c, lanes)
-                store_first(out, at, value + load_first(shift, c, lanes), lanes)
+            value = read(x, at, lanes) * read(scale, c, lanes) + read(shift, c, lanes)
+            write(out, at, value, lanes)
 
 
 @kernel
@@ -80,15 +62,8 @@ def maxpool(
                 for row in range(max(0, top), min(height, top + kernel_h)):
                     for column in range(max(0, left), min(width, left + kernel_w)):
                         at = ((sample * height + row) * width + column) * channels + c
-                        if lanes == LANES:
-                            best = maximum(best, load(x, at))
-                        else:
-                            best = maximum(best, load_first(x, at, lanes))
-                to = (line * out_w + j) * channels + c
-                if lanes == LANES:
-                    store(out, to, best)
-                else:
-                    store_first(out, to, best, lanes)
+                        best = maximum(best, read(x, at, lanes))
+                write(out, (line * out_w + j) * channels + c, best, lanes)
 
 
 @kernel
@@ -100,12 +75,8 @@ def mean(x, out, samples, pixels, channels):
         lanes, first = min(LANES, channels - c), sample * pixels * channels + c
         total = broadcast(np.float32(0))
         for p in range(pixels):
-            if lanes == LANES:
-                total = total + load(x, first + p * channels)
-            else:
-                total = total + load_first(x, first + p * channels, lanes)
-        share = total / broadcast(np.float32(pixels))
-        store_first(out, sample * channels + c, share, lanes)
+            total = total + read(x, first + p * channels, lanes)
+        write(out, sample * channels + c, total / broadcast(np.float32(pixels)), lanes)
 
 
 @kernel

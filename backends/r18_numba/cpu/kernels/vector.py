@@ -16,6 +16,8 @@ from numba import extending, types
 from numba.core import cgutils
 from numba.extending import models, overload, register_model
 
+from r18_numba.cpu.kernels.jit import part
+
 intrinsic: Any = extending.intrinsic
 
 FEATURES = llvmlite.binding.get_host_cpu_features()
@@ -80,7 +82,7 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
     return types.void(array, types.int64, vector), generate
 
 
-def first_lanes(builder: Any, count: Any) -> Any:
+def _first_lanes(builder: Any, count: Any) -> Any:
     """The mask of the lanes below `count`."""
     lanes = ir.Constant(ir.VectorType(INDEX, LANES), list(range(LANES)))
     return builder.icmp_signed("<", lanes, splat(builder, count))
@@ -109,7 +111,7 @@ def load_first(typing: Any, array: Any, at: Any, count: Any) -> Any:
             [
                 as_vector_pointer(builder, pointer),
                 ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
-                first_lanes(builder, values[2]),
+                _first_lanes(builder, values[2]),
                 ir.Constant(VECTOR, None),
             ],
         )
@@ -132,7 +134,7 @@ def store_first(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any
                 values[2],
                 as_vector_pointer(builder, pointer),
                 ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
-                first_lanes(builder, values[3]),
+                _first_lanes(builder, values[3]),
             ],
         )
         return context.get_dummy_value()
@@ -208,3 +210,32 @@ def take(typing: Any, tickets: Any) -> Any:
         return builder.atomic_rmw("add", counter, ir.Constant(INDEX, 1), "monotonic")
 
     return types.int64(tickets), generate
+
+
+# -- some lanes --------------------------------------------------------------------------------
+
+
+@part
+def read(array, at, lanes):
+    """array[at : at + lanes] in the first lanes, zeros in the others; lanes ≤ LANES."""
+    if lanes == LANES:
+        return load(array, at)
+    return load_first(array, at, lanes)
+
+
+@part
+def write(array, at, value, lanes):
+    """array[at : at + lanes] = the first lanes; lanes ≤ LANES."""
+    if lanes == LANES:
+        store(array, at, value)
+    else:
+        store_first(array, at, value, lanes)
+
+
+@part
+def finish(value, bias, residual, out, at, lanes, has_residual, has_relu):
+    """The epilogue of a convolution: bias, residual and ReLU, into out[at : at + lanes]."""
+    value = value + bias
+    if has_residual:
+        value = value + read(residual, at, lanes)
+    write(out, at, relu(value) if has_relu else value, lanes)

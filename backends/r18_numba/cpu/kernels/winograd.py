@@ -16,11 +16,10 @@ from r18_numba.cpu.kernels.product import COLUMNS, ROWS, group, multiply
 from r18_numba.cpu.kernels.vector import (
     LANES,
     broadcast,
+    finish,
     load,
-    load_first,
-    relu,
+    read,
     store,
-    store_first,
     take,
 )
 
@@ -32,9 +31,7 @@ PLACES = 36
 def pixel(x, at, inside, lanes):
     """Some channels of a pixel, zeros outside the image and beyond the channels."""
     if inside:
-        if lanes == LANES:
-            return load(x, at)
-        return load_first(x, at, lanes)
+        return read(x, at, lanes)
     return broadcast(np.float32(0))
 
 
@@ -146,15 +143,8 @@ def transform_sums(
         for i in range(min(4, out_h - top)):
             for j in range(min(4, out_w - left)):
                 to = ((sample * out_h + top + i) * out_w + left + j) * outputs + channel
-                value = load(corner, turned + (4 * i + j) * LANES) + shift
-                if lanes == LANES:
-                    if has_residual:
-                        value = value + load(residual, to)
-                    store(out, to, relu(value) if has_relu else value)
-                else:
-                    if has_residual:
-                        value = value + load_first(residual, to, lanes)
-                    store_first(out, to, relu(value) if has_relu else value, lanes)
+                value = load(corner, turned + (4 * i + j) * LANES)
+                finish(value, shift, residual, out, to, lanes, has_residual, has_relu)
 
 
 @kernel
