@@ -198,6 +198,7 @@ class Kernel(Protocol):
     deterministic:   the same inputs give the same bits, on every run and in every stream.
     batch_invariant: a sample's result is the same bits alone and anywhere in any batch.
     in_place:  the output buffer may be the first input's.
+    reads:     optional; the layout of the inputs where it is not `layout`, that of the output.
     """
 
     @property
@@ -304,8 +305,11 @@ class CompiledKernel(Protocol):
 
 
 def input_layout(kernel: Kernel, problem: Problem) -> Layout:
-    """The layout a kernel reads: its own, or a relayout's source."""
-    return problem.op.source if isinstance(problem.op, Relayout) else kernel.layout
+    """The layout a kernel reads: its own but for a relayout and a kernel that `reads` another."""
+    if isinstance(problem.op, Relayout):
+        return problem.op.source
+    reads: Layout | None = getattr(kernel, "reads", None)
+    return reads or kernel.layout
 
 
 def output_layout(kernel: Kernel, problem: Problem) -> Layout:

@@ -82,7 +82,7 @@ def in_layout_of_input(
     A twin has the same op, algorithm and precision, and takes the problem. What a backend prefers
     is an algorithm; to follow its input's layout spares that algorithm a relayout.
     """
-    if len(problem.inputs[0]) != 4 or kernel.layout is layout:
+    if len(problem.inputs[0]) != 4 or input_layout(kernel, problem) is layout:
         return kernel
     return next(
         (
@@ -90,7 +90,7 @@ def in_layout_of_input(
             for twin in kernels
             if (twin.op, twin.algorithm, twin.precision)
             == (kernel.op, kernel.algorithm, kernel.precision)
-            and twin.layout is layout
+            and input_layout(twin, problem) is layout
             and twin.refusal(problem) is None
         ),
         kernel,
@@ -211,7 +211,8 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
             kernel = in_layout_of_input(
                 kernels, kernel, problems[step.name], layouts[step.inputs[0]]
             )
-        inputs = tuple(in_layout(value, kernel.layout) for value in step.inputs)
+        reads = input_layout(kernel, problems[step.name])
+        inputs = tuple(in_layout(value, reads) for value in step.inputs)
         drafts.append(
             _Draft(step.name, problems[step.name], kernel, inputs, step.output, step.weights)
         )

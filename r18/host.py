@@ -161,6 +161,7 @@ class HostKernel:
     contract: RoundingContract
     run: HostFunction
     layout: Layout = Layout.NCHW
+    reads: Layout | None = None
     edges: tuple[int, ...] = ()
     deterministic: bool = True
     batch_invariant: bool = False
@@ -171,7 +172,8 @@ class HostKernel:
 
     @property
     def id(self) -> str:
-        return f"{self.backend}/{self.op.name}/{self.algorithm}/{self.precision.name}"
+        name = f"{self.backend}/{self.op.name}/{self.algorithm}/{self.precision.name}"
+        return f"{name}/from_{self.reads.value}" if self.reads else name
 
     def refusal(self, problem: Problem) -> str | None:
         if type(problem.op) is not self.op:

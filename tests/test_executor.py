@@ -191,6 +191,7 @@ class ToyKernel:
     op: type[Op]
     algorithm: str
     layout: Layout = Layout.NCHW
+    reads: Layout | None = None
     in_place: bool = False
     scratch: int = 0
     refuses: Callable[[Problem], str | None] = lambda problem: None
@@ -818,6 +819,18 @@ def test_a_kernel_follows_no_input_into_what_is_not_its_own_algorithm_or_refuses
     # Its twin is there, but an override is obeyed as it stands.
     pool = ToyKernel(MaxPool2d, "other", Layout.NHWC)
     assert relayouts(ToyKernel(MaxPool2d, "other"), pool, maxpool2d="toy/*/other/*") == around
+
+
+def test_a_kernel_that_reads_another_layout_than_it_writes_needs_no_relayout() -> None:
+    stem = ToyKernel(Conv2d, "stem", Layout.NHWC, reads=Layout.NCHW)
+    twin = ToyKernel(Conv2d, "nhwc", Layout.NHWC, reads=Layout.NCHW)
+    pools = [ToyKernel(op, "plain", Layout.NHWC) for op in (MaxPool2d, GlobalAvgPool)]
+    assert relayouts(stem, *pools, conv1=stem.id) == []
+    # Not asked for, it is found by the layout that it reads.
+    backend = toy(PLAIN[-2], twin, *pools, *PLAIN[:-2])
+    plan = make_plan(backend, SCHEDULE, CompileOptions(batch=BATCH, fusion="all"))
+    assert plan.steps[0].kernel is twin
+    assert not any(isinstance(step.problem.op, Relayout) for step in plan.steps)
 
 
 def test_layouts_that_meet_without_a_relayout_kernel_are_an_error() -> None:

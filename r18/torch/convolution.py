@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from r18.backend import Backend, Kernel
+from r18.backend import Backend, Kernel, input_layout
 from r18.errors import NoKernel
 from r18.executor import choose_kernel, fastest_first, prepare_weights
 from r18.ops import Add, BatchNorm, Conv2d, Layout, Problem, ReLU, Shape
@@ -35,7 +35,11 @@ def pick(backend: Backend, problem: Problem, precision: str, layout: Layout) -> 
     """
     kernels = fastest_first(backend, backend.kernels(), problem, precision)
     try:
-        as_it_lies = [kernel for kernel in kernels if kernel.layout is layout]
+        as_it_lies = [
+            kernel
+            for kernel in kernels
+            if kernel.layout is layout and input_layout(kernel, problem) is layout
+        ]
         return choose_kernel(as_it_lies, problem, precision)
     except NoKernel:
         return choose_kernel(kernels, problem, precision, asked_by=f"backend '{backend.name}'")
@@ -141,10 +145,11 @@ class Convolution(Derived):
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """Dense output in the layout of `x`; between them the kernel's own, if it has another."""
         shape, theirs = self._problem.output, self._kernel.layout
+        reads = input_layout(self._kernel, self._problem)
         with on_device(x.device):
             if not self._ready:
                 forbid_capture(x.device, "the first run of a kernel")
-            source = dense(x, theirs, self._backend.memory.alignment)
+            source = dense(x, reads, self._backend.memory.alignment)
             output = empty(shape, theirs, x.dtype, x.device)
             (weights,) = self.prepared.packed
             enqueue(self._backend, self._kernel, self._problem, [source], weights, output)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,37 +25,42 @@ GROUPS = (6, 14)
 """The most pixels in a tile of the product, of narrow and wide registers."""
 
 
+@cache
 def conv_kernels() -> tuple[HostKernel, ...]:
-    """The preferred algorithm first, where neither is known to be faster."""
-    return (
-        HostKernel(
-            NAME,
-            Conv2d,
-            "implicit_gemm",
-            FP32,
-            RoundingContract("sum", FP32.accumulate, FP32.storage),
-            implicit_gemm,
-            layout=Layout.NHWC,
-            edges=(*GROUPS, *LINES),
-            batch_invariant=True,
-            scratch=implicit_gemm_nbytes,
-            pack=pack_panels,
-        ),
-        HostKernel(
-            NAME,
-            Conv2d,
-            "winograd_f4x4",
-            FP32,
-            RoundingContract("winograd_f4x4", FP32.accumulate, FP32.storage),
-            winograd,
-            layout=Layout.NHWC,
-            edges=(4, 6, *GROUPS, *LINES),
-            batch_invariant=True,
-            refuses=winograd_refuses,
-            scratch=winograd_nbytes,
-            pack=pack_filters,
-        ),
+    """The preferred first, where neither algorithm is known to be faster.
+
+    The third reads the image as it comes, (N, C, H, W): a plan then needs no relayout.
+    """
+    gemm = HostKernel(
+        NAME,
+        Conv2d,
+        "implicit_gemm",
+        FP32,
+        RoundingContract("sum", FP32.accumulate, FP32.storage),
+        implicit_gemm,
+        layout=Layout.NHWC,
+        edges=(*GROUPS, *LINES),
+        batch_invariant=True,
+        scratch=implicit_gemm_nbytes,
+        pack=pack_panels,
     )
+    winograd_f4x4 = replace(
+        gemm,
+        algorithm="winograd_f4x4",
+        contract=RoundingContract("winograd_f4x4", FP32.accumulate, FP32.storage),
+        run=winograd,
+        edges=(4, 6, *GROUPS, *LINES),
+        refuses=winograd_refuses,
+        scratch=winograd_nbytes,
+        pack=pack_filters,
+    )
+    from_planes = replace(
+        gemm,
+        run=implicit_gemm_from_planes,
+        reads=Layout.NCHW,
+        refuses=_from_planes_refuses,
+    )
+    return gemm, winograd_f4x4, from_planes
 
 
 def fastest(problem: Problem) -> str | None:
@@ -67,7 +72,7 @@ def fastest(problem: Problem) -> str | None:
     op = problem.op
     if not isinstance(op, Conv2d):
         return None
-    gemm, winograd = conv_kernels()
+    gemm, winograd, _ = conv_kernels()
     if winograd.refusal(problem) is not None or min(op.in_channels, op.out_channels) < LINES[0]:
         return gemm.id
     filters = PLACES * op.in_channels * op.out_channels * FLOAT_NBYTES
@@ -161,9 +166,30 @@ def _whole_bias(op: Conv2d, weights: Arrays) -> Array:
 def implicit_gemm(
     op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    n, height, width, channels = inputs[0].shape
+    _implicit_gemm(op, inputs, weights, out, workspace, inputs[0].shape, planes=False)
+
+
+def implicit_gemm_from_planes(
+    op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    n, channels, height, width = inputs[0].shape
+    shape = (n, height, width, channels)
+    _implicit_gemm(op, inputs, weights, out, workspace, shape, planes=True)
+
+
+def _implicit_gemm(
+    op: Conv2d,
+    inputs: Arrays,
+    weights: Arrays,
+    out: Array,
+    workspace: Array,
+    shape: Shape,
+    planes: bool,
+) -> None:
+    """On an input of shape (N, H, W, C), whether it lies so or in planes."""
+    n, height, width, channels = shape
     out_h, out_w, outputs = out.shape[1:]
-    cut = bands(_problem(op, inputs[0].shape, out.shape), most_threads())
+    cut = bands(_problem(op, shape, out.shape), most_threads())
     with RUNNING:
         module("implicit_gemm").implicit_gemm(
             *_flat(inputs[0], weights[0], weights[1], inputs[-1], out),
@@ -171,7 +197,7 @@ def implicit_gemm(
             *(workers(), _implicit_gemm_slot(cut)),
             *(n, channels, height, width, outputs, out_h, out_w),
             *(*op.kernel_size, *op.stride, *op.padding),
-            *(cut.rows, cut.panels, op.residual, op.relu),
+            *(cut.rows, cut.panels, planes, op.residual, op.relu),
         )
 
 
@@ -264,6 +290,12 @@ def tiling(problem: Problem) -> Tiling:
 
 def _whole_lines(elements: int, line: int = LINES[0]) -> int:
     return ceil_div(elements, line) * line
+
+
+def _from_planes_refuses(problem: Problem) -> str | None:
+    if _conv(problem).residual:
+        return "the residual lies as the output does, the input does not"
+    return None
 
 
 def winograd_refuses(problem: Problem) -> str | None:

@@ -15,6 +15,25 @@ from r18_numba.cpu.kernels.vector import LANES, finish, load, take
 
 
 @part
+def copy_planes(
+    x, sample, top, rows, padded_w, height, width, channels, kernel_h, stride_h, pad_w, band, at
+):  # fmt: skip
+    """As `copy_band`, from an image (N, C, H, W)."""
+    length = padded_w * channels
+    columns = min(width, padded_w - pad_w)
+    for row in range(rows):
+        if row % stride_h >= kernel_h:
+            continue
+        to = at + row * length
+        band[to : to + length] = np.float32(0)
+        if top + row >= 0 and top + row < height:
+            for c in range(channels):
+                source = ((sample * channels + c) * height + top + row) * width
+                for j in range(columns):
+                    band[to + (pad_w + j) * channels + c] = x[source + j]
+
+
+@part
 def copy_band(
     x, sample, top, rows, padded_w, height, width, channels, kernel_h, stride_h, pad_w, band, at
 ):  # fmt: skip
@@ -58,9 +77,11 @@ def implicit_gemm(
     x, weight, bias, residual, out, scratch, workers, slot,
     samples, channels, height, width, outputs, out_h, out_w,
     kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w,
-    band_rows, panels, has_residual, has_relu,
+    band_rows, panels, planes, has_residual, has_relu,
 ):  # fmt: skip
     """out (N, OH, OW, O) from x (N, H, W, C), flat; weight in panels (⌈O/COLUMNS⌉, taps, COLUMNS).
+
+    planes: x is (N, C, H, W).
 
     Workers take one block after another: `band_rows` rows of outputs of a sample, in `panels`
     panels of channels. Each has `slot` elements of scratch: a tile's sums and a band.
@@ -82,10 +103,17 @@ def implicit_gemm(
             first_row = block // splits % bands * band_rows
             sample = block // splits // bands
             rows = min(band_rows, out_h - first_row)
-            copy_band(
-                x, sample, first_row * stride_h - pad_h, (rows - 1) * stride_h + kernel_h,
-                padded_w, height, width, channels, kernel_h, stride_h, pad_w, scratch, band,
-            )  # fmt: skip
+            top, seen = first_row * stride_h - pad_h, (rows - 1) * stride_h + kernel_h
+            if planes:
+                copy_planes(
+                    x, sample, top, seen, padded_w, height, width, channels,
+                    kernel_h, stride_h, pad_w, scratch, band,
+                )  # fmt: skip
+            else:
+                copy_band(
+                    x, sample, top, seen, padded_w, height, width, channels,
+                    kernel_h, stride_h, pad_w, scratch, band,
+                )  # fmt: skip
             for panel in range(split * panels, min(all_panels, (split + 1) * panels)):
                 for row in range(rows):
                     for column in range(0, out_w, across):
