@@ -26,6 +26,7 @@ class Architecture:
     sizes:   how many modules there were in each dictionary.
     weights: the dictionary and the name of every tensor, in the order of the schedule's weights.
     norms:   the BatchNorms, in the order of the steps.
+    settings: the attributes of layers that the schedule relies on, and what they were.
     """
 
     model: nn.Module
@@ -33,15 +34,18 @@ class Architecture:
     sizes: tuple[tuple[dict[str, nn.Module | None], int], ...]
     weights: tuple[tuple[dict[str, torch.Tensor | None], str], ...]
     norms: tuple[nn.BatchNorm2d, ...]
+    settings: tuple[tuple[dict[str, Any], str, object], ...]
 
     @property
     def stands(self) -> bool:
-        """Whether every module is in its place still, in evaluation mode and without hooks."""
+        """Whether every module is in its place still, set as it was, in evaluation mode and
+        without hooks."""
         return not (
             self.model.training
             or _hooked(self.model)
             or any(norm.training for norm in self.norms)
             or any(len(found) != size for found, size in self.sizes)
+            or any(found.get(name) != value for found, name, value in self.settings)
             or any(
                 found.get(name) is not module or (module is not None and _hooked(module))
                 for found, name, module in self.places
@@ -91,6 +95,7 @@ def examine(model: nn.Module) -> Architecture:
         tuple((parent._modules, len(parent._modules)) for parent in model.modules()),
         tuple((found, name) for _, found, name in weights),
         tuple(module for module in modules.values() if isinstance(module, nn.BatchNorm2d)),
+        tuple(_settings(schedule, modules)),
     )
 
 
@@ -148,6 +153,18 @@ def _step_modules(model: nn.Module, schedule: Schedule) -> Iterator[tuple[str, n
             if found != wanted and _pair(found) != _pair(wanted):
                 raise _wrong(f"has {path} with {what}={getattr(module, what)}, not {wanted}")
         yield step.name, module
+
+
+def _settings(
+    schedule: Schedule, modules: dict[str, nn.Module]
+) -> Iterator[tuple[dict[str, Any], str, object]]:
+    """The attributes that `_step_modules` compared; a missing bias is found as a missing tensor."""
+    for step in schedule.steps:
+        if step.name in modules:
+            attributes = vars(modules[step.name])
+            _, settings = _LAYERS[type(step.op)]
+            for name in settings(step.op).keys() - {"bias"}:
+                yield attributes, name, attributes[name]
 
 
 def _pair(value: object) -> object:
