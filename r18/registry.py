@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -41,8 +42,9 @@ def _claims() -> dict[str, tuple[EntryPoint, ...]]:
 def load_backend(name: str) -> Backend:
     """Import and make the backend of an entry point's name or a `module:attr`.
 
-    Contacts no device. Raises `UnknownName` with the known names and the nearest,
-    `BackendUnavailable` when its import or its making raises, or when several plugins claim it.
+    The module is looked for on the path, then in the current folder. Contacts no device. Raises
+    `UnknownName` with the known names and the nearest, `BackendUnavailable` when its import or its
+    making raises, or when several plugins claim it.
     """
     if ":" in name:
         module, _, attribute = name.partition(":")
@@ -61,6 +63,9 @@ def load_backend(name: str) -> Backend:
 
 
 def _attribute(module: str, path: str) -> object:
+    here = os.getcwd()  # where a console script, unlike `python -m`, does not look
+    if here not in sys.path:
+        sys.path.append(here)  # behind all that is installed, which it cannot hide
     found: object = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
