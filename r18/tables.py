@@ -116,7 +116,7 @@ def bench_table(options: Mapping[str, str], folder: Path) -> Table:
                 group = groups.get(group_name(network, precision, fusion, batch))
                 if group is None:
                     continue
-                captions[_bench_caption(group)] = None
+                captions[bench_caption(group)] = None
                 rows += [
                     (row["backend"], device, precision, str(batch), *_measured(row))
                     for row in group["rows"]
@@ -159,7 +159,8 @@ LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "Ope
 """Packages of which a caption tells the version."""
 
 
-def _bench_caption(group: Mapping[str, Any]) -> str:
+def bench_caption(group: Mapping[str, Any]) -> str:
+    """Of a record's group: the device, what it was timed with, when, and how often."""
     environment = group["environment"]
     device, versions = environment["device"], environment["packages"]
     words = [device["name"]]
@@ -245,4 +246,4 @@ TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, .
 """How each is made, and the options that its marker may have."""
 
 
-__all__ = ["Table", "bench_table", "rendered", "sanitize_table", "verify_table"]
+__all__ = ["Table", "bench_caption", "bench_table", "rendered", "sanitize_table", "verify_table"]

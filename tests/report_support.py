@@ -1,16 +1,16 @@
-"""Verifications made by hand, and a reader of pages, for the tests of `r18_oracle.report`."""
+"""Verifications made by hand, for the tests of `r18_oracle.report`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from page_reader import Reader
 from r18.backend import DeviceInfo
 from r18.ops import Conv2d, Problem
 from r18_oracle.campaign import KernelReport, profile
@@ -20,7 +20,6 @@ from r18_oracle.findings import Finding
 from r18_oracle.losses import Loss
 from r18_oracle.pictures import error_map
 from r18_oracle.report import page
-from r18_oracle.report.markup import VOID
 from r18_oracle.verify import BackendResult, Request, Verification
 
 CONV = Problem(Conv2d(3, 8, (3, 3), (1, 1), (1, 1)), ((2, 3, 9, 40),))
@@ -115,7 +114,7 @@ def verification(results: list[BackendResult], **changes: Any) -> Verification:
 def result(name: str, kernels: list[KernelReport], *runs: CheckpointReport) -> BackendResult:
     found = [report.finding for report in kernels if report.finding is not None]
     device = DeviceInfo("CPU", "a <fast> one")
-    return BackendResult(name, device, kernels, list(runs), {}, found)
+    return BackendResult(name, device, kernels, list(runs), findings=found)
 
 
 def clean() -> Verification:
@@ -165,7 +164,8 @@ def hostile() -> Verification:
     ratios, losses = {HOSTILE: 0.5}, {HOSTILE: loss(1e-7)}
     report = replace(run(HOSTILE, HOSTILE, ratios, losses), network=HOSTILE, fusion=HOSTILE)
     assert bad.finding is not None
-    ours = BackendResult(HOSTILE, device, [bad, other], [report], {HOSTILE: HOSTILE}, [bad.finding])
+    skipped, found = {HOSTILE: HOSTILE}, [bad.finding]
+    ours = BackendResult(HOSTILE, device, [bad, other], [report], skipped=skipped, findings=found)
     return verification([ours], network=HOSTILE, weights=HOSTILE, kernels=HOSTILE)
 
 
@@ -178,80 +178,6 @@ def nothing_ran() -> Verification:
 
 
 MADE = (clean, faulty, hostile, empty, nothing_ran)
-
-
-# -- a reader ----------------------------------------------------------------------------------
-
-
-class Cell:
-    """A cell of a table: its text, and the exact number that it shows."""
-
-    def __init__(self, attributes: dict[str, str | None]) -> None:
-        self.attributes = attributes
-        self.text = ""
-        self.value: str | None = None
-
-    @property
-    def kinds(self) -> set[str]:
-        return set((self.attributes.get("class") or "").split())
-
-
-class Reader(HTMLParser):
-    """A page's elements and tables, without `small` notes; all are closed, and as they nest."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.tables: list[tuple[str, list[list[Cell]]]] = []
-        self.title = ""
-        self.feed(text)
-        self.close()
-        assert self.stack == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        got = dict(attrs)
-        assert len(got) == len(attrs), f"an attribute twice: {attrs}"
-        self.elements.append((tag, got))
-        if tag not in VOID:
-            self.stack.append(tag)
-        if tag == "table":
-            self.tables.append((got.get("class") or "", []))
-        elif tag == "tr":
-            self.tables[-1][1].append([])
-        elif tag in ("th", "td"):
-            self.tables[-1][1][-1].append(Cell(got))
-        elif tag == "data" and "table" in self.stack:
-            self.tables[-1][1][-1][-1].value = got["value"]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-        if self.stack == ["html", "head", "title"]:
-            self.title += data
-        if {"td", "th"} & set(self.stack) and "small" not in self.stack:
-            self.tables[-1][1][-1][-1].text += data
-
-    def attribute(self, name: str) -> list[str]:
-        return [got[name] or "" for _, got in self.elements if name in got]
-
-    def heat(self, corner: str) -> dict[tuple[str, str, str], Cell]:
-        """(row, backend, precision) → cell of the heat map with that corner."""
-        rows = next(r for c, r in self.tables if c.startswith("heat") and r[0][0].text == corner)
-        backends = [c.text for c in rows[0][1:] for _ in range(int(c.attributes["colspan"] or 0))]
-        columns = list(zip(backends, [c.text for c in rows[1]], strict=True))
-        return {
-            (row[0].text, *column): cell
-            for row in rows[2:]
-            for column, cell in zip(columns, row[1:], strict=True)
-        }
-
-    def plain(self, head: str) -> list[list[Cell]]:
-        """The rows of the tables whose first heading that is."""
-        return [row for _, rows in self.tables if rows[0][0].text == head for row in rows[1:]]
 
 
 def read(made: Verification) -> Reader:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
-import json
 import math
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from browser import PHONE, browse, needs_chromium, on_a_phone
+from page_reader import Reader
+from r18.report.scale import fault, shade
 from r18_oracle.pictures import error_map
 from r18_oracle.report import page
 from r18_oracle.report.chart import allowed
-from r18_oracle.report.markup import Markup, escaped, tag
-from r18_oracle.report.scale import fault, place, ratio_text, shade
+from r18_oracle.report.glance import place
 from report_support import (
     ABOUT,
     HOSTILE,
     MADE,
-    Reader,
     clean,
     empty,
     faulty,
@@ -208,25 +206,7 @@ def test_without_a_folder_no_line_to_replay() -> None:
     assert "r18 replay" not in page(faulty(), about=ABOUT)
 
 
-# -- the scale ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ratio", "kind"),
-    [
-        (0.0, "q0"),
-        (1e-9, "q1"),
-        (0.05, "q4"),
-        (1.0, "q6"),
-        (np.nextafter(1.0, 2), "f1"),
-        (1e9, "f3"),
-        (math.inf, "f3"),
-        (math.nan, "f3"),
-    ],
-)
-def test_a_shade_tells_a_fault_from_what_is_within_the_bound(ratio: float, kind: str) -> None:
-    assert shade(ratio) == kind
-    assert fault(ratio) == kind.startswith("f")
+# -- lanes and pictures ------------------------------------------------------------------------
 
 
 @given(st.floats(0, math.inf), st.floats(0, math.inf))
@@ -234,32 +214,6 @@ def test_places_keep_the_order_and_stay_in_the_lane(one: float, other: float) ->
     low, high = sorted((one, other))
     assert 0 < place(low) <= place(high) < 100
     assert (place(high) > 78) <= fault(high)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [
-        (0.0, "0"),
-        (1.0, "1"),
-        (0.99997, "0.99997"),
-        (1.0000001, "1.0000001"),
-        (0.0234567, "0.023"),
-        (1.2e-5, "1.2e−5"),
-        (455.7, "456"),
-        (3.2e7, "3.2e7"),
-        (math.inf, "∞"),
-        (math.nan, "NaN"),
-    ],
-)
-def test_a_ratio_says_on_which_side_of_one_it_is(ratio: float, text: str) -> None:
-    assert ratio_text(ratio) == text
-
-
-def test_markup_is_escaped_once() -> None:
-    assert tag("b", "<", Markup("<i></i>"), class_='a"b', title=None, hidden=True) == (
-        '<b class="a&quot;b" hidden>&lt;<i></i></b>'
-    )
-    assert escaped(escaped("&")) == "&amp;"
 
 
 @pytest.mark.parametrize(
@@ -308,84 +262,37 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
 
 # -- in a browser ------------------------------------------------------------------------------
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--v=0",
-    "--virtual-time-budget=3000",
-)
 PROBE = """
-for (const part of document.querySelectorAll("details")) part.open = true;
-const channels = (color) => color.match(/[\\d.]+/g).slice(0, 3).map(Number);
-const light = (color) => channels(color)
-  .map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, c, index) => sum + c * [0.2126, 0.7152, 0.0722][index], 0);
-const contrast = (element) => {
-  const style = getComputedStyle(element);
-  const both = [light(style.color), light(style.backgroundColor)].sort((a, b) => b - a);
-  return (both[0] + 0.05) / (both[1] + 0.05);
-};
 const cell = document.querySelector("table.heat td[data-tip]");
 cell?.focus();
 const shades = [...document.querySelectorAll(".legend .swatch, .heat td")]
   .filter((element) => /\\b[qf]\\d/.test(element.className));
-parent.postMessage({
+const seen = {
   width: innerWidth,
   scroll: document.documentElement.scrollWidth,
   tip: cell ? document.getElementById("tip").textContent === cell.dataset.tip : null,
   titles: document.querySelectorAll("[title], svg title").length,
   contrast: Math.min(...shades.map(contrast)),
   ground: light(getComputedStyle(document.body).backgroundColor),
-}, "*");
+};
 """
 
 
-def browse(path: Path, folder: Path, *options: str) -> tuple[str, list[str]]:
-    """The document's title after its scripts ran, and what the console said."""
-    assert CHROMIUM
-    command = [CHROMIUM, *QUIET, *options, f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    done = subprocess.run(
-        [*command, path.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    found = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
-    assert found, done.stderr
-    return found[1], [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+@needs_chromium
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
 @pytest.mark.parametrize("make", [clean, faulty])
 def test_in_a_browser(make: Any, scheme: str, dark: bool, tmp_path: Path) -> None:
     """No word on the console; on a phone nothing sticks out; cells are legible; tips show."""
-    text = page(make(), about=ABOUT)
-    probed = re.sub(r"<meta http-equiv[^>]*>", "", text)
-    probed = probed.replace("</body>", f"<script>{PROBE}</script></body>")
-    (tmp_path / "inner.html").write_text(probed, "utf-8")
-    (tmp_path / "outer.html").write_text(
-        "<title></title><script>onmessage = (e) => document.title = JSON.stringify(e.data)</script>"
-        '<iframe src="inner.html" width="390" height="844" style="border:0"></iframe>',
-        "utf-8",
-    )
-    setting = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    title, console = browse(tmp_path / "outer.html", tmp_path, setting)
+    seen, console = on_a_phone(page(make(), about=ABOUT), PROBE, tmp_path, dark=dark)
     assert console == []
-    seen = json.loads(title)
-    assert seen["scroll"] <= seen["width"] == 390
+    assert seen["scroll"] <= seen["width"] == PHONE
     assert seen["tip"] is True
     assert seen["titles"] == 0
     assert seen["contrast"] >= 4.5
     assert (seen["ground"] < 0.1) == dark
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+@needs_chromium
 def test_a_browser_runs_no_script_but_the_page_s_own(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     target.write_text(page(clean(), about=ABOUT), "utf-8")

@@ -1,8 +1,8 @@
 """The command-line application: subcommands, exit codes, and how errors are shown.
 
 Exit codes: 0 success; 1 a finding (a difference, a failed check); 2 a wrong request, missing or
-damaged input, or nothing executed. Errors of the `R18Error` tree are one message on stderr;
-anything else is a bug and keeps its traceback.
+damaged input, a package that is not installed, or nothing executed. Errors of the `R18Error` tree
+and missing extras are one message on stderr; anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -37,11 +37,16 @@ COMMANDS: tuple[str, ...] = (
     "evaluate",
     "bench",
     "profile",
+    "roofline",
     "verify",
     "replay",
     "sanitize",
     "mutate",
+    "report",
 )
+
+EXTRAS = {"torch": "oracle", "torchvision": "oracle", "hypothesis": "oracle", "pytest": "oracle"}
+"""What commands import without asking, and the extra that brings it."""
 
 app = typer.Typer(
     name="r18",
@@ -78,4 +83,10 @@ def main() -> None:
         app(prog_name="r18")  # however it was started
     except R18Error as error:
         print(f"r18: {error}", file=sys.stderr)
+        raise SystemExit(REFUSED) from None
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        remedy = f"pip install 'r18[{EXTRAS[error.name]}]'"
+        print(f"r18: this needs {error.name}, which is not installed\n  {remedy}", file=sys.stderr)
         raise SystemExit(REFUSED) from None

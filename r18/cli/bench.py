@@ -18,7 +18,14 @@ from r18.backend import Backend
 from r18.bench import BEST_RATIO, RATIO, Contender, Row, Runner, with_ratios
 from r18.bench import bench as measure
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, FusionLevel, NetworkName, WeightsSource, listed
+from r18.cli.options import (
+    AsJson,
+    FusionLevel,
+    NetworkName,
+    WeightsSource,
+    integers,
+    listed,
+)
 from r18.contenders import Algorithm, contenders
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.machine import machine, set_threads
@@ -114,7 +121,7 @@ def bench(
         schedule,
         loaded,
         precisions=listed(precision, "--precision"),
-        batches=_integers(batch),
+        batches=integers(batch, "--batch"),
         fusion=fusion,
         required=not everything,
         algorithms=_algorithms(algorithms, entrants),
@@ -268,13 +275,6 @@ def _reason(error: Exception) -> str:
 def _digits(value: float) -> str:
     """Four significant digits, and no exponent."""
     return f"{value:.0f}" if value >= 1000 else f"{value:#.4g}"
-
-
-def _integers(text: str) -> list[int]:
-    items = listed(text, "--batch")
-    if not all(item.isdecimal() for item in items):
-        raise UsageError(f"--batch takes integers separated by commas, got '{text}'")
-    return [int(item) for item in items]
 
 
 def _algorithms(text: str, backends: Mapping[str, Backend]) -> list[Algorithm]:

@@ -56,6 +56,14 @@ def listed(text: str, what: str) -> list[str]:
     return items
 
 
+def integers(text: str, what: str) -> list[int]:
+    """The integers of a list separated by commas; raises `UsageError` for anything else."""
+    items = listed(text, what)
+    if not all(item.isdecimal() for item in items):
+        raise UsageError(f"{what} takes integers separated by commas, got '{text}'")
+    return [int(item) for item in items]
+
+
 def kernel_overrides(pairs: Iterable[str]) -> dict[str, str]:
     """`STEP=KERNEL` or `OP=KERNEL`, as in conv2d=numpy/conv2d/direct/*; raises `UsageError`."""
     overrides: dict[str, str] = {}

@@ -13,8 +13,16 @@ import typer
 from rich.console import Console
 from tabulate import tabulate
 
-from r18.cli.options import AsJson, BackendName, ImageSize, WeightsSource, asked_backend, listed
-from r18.errors import BackendUnavailable, UsageError
+from r18.cli.options import (
+    AsJson,
+    BackendName,
+    ImageSize,
+    WeightsSource,
+    asked_backend,
+    integers,
+    listed,
+)
+from r18.errors import BackendUnavailable
 from r18.machine import machine
 from r18.profile import BATCHES, LEVELS, MODEL, PRECISIONS, Row
 from r18.profile import profile as measure
@@ -63,7 +71,7 @@ def profile(
             kind,
             schedule,
             loaded,
-            batches=_integers(batch),
+            batches=integers(batch, "--batch"),
             levels=listed(fusion, "--fusion"),
             precision=precision,
             repeat=repeat,
@@ -118,10 +126,3 @@ def table(rows: Sequence[Row]) -> str:
         lines.append((str(row.batch), row.contender, *cells))
     align = ("right", "left", *("right",) * (len(heads) - 2))
     return tabulate(lines, heads, disable_numparse=True, colalign=align)
-
-
-def _integers(text: str) -> list[int]:
-    items = listed(text, "--batch")
-    if not all(item.isdecimal() for item in items):
-        raise UsageError(f"--batch takes integers separated by commas, got '{text}'")
-    return [int(item) for item in items]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from r18.atomic import new_file
 from r18.errors import R18Error, UsageError
-from r18.evaluation.rows import OK, TOP, Row
+from r18.evaluation.rows import OK, STATUSES, TOP, Row
 from r18.evaluation.summary import near_tie
 
 FORMATS = (".csv", ".parquet")
@@ -37,15 +38,20 @@ COLUMNS: dict[str, str] = {
 
 def check_target(path: Path) -> None:
     """Raise `UsageError` for a file that could not be written in the end, before anything runs."""
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(
-            f"--out '{path}': nothing is known about '{path.suffix or path.name}'; known are "
-            f"{' and '.join(FORMATS)}"
-        )
+    check_suffix(path, "--out")
     if path.is_dir():
         raise UsageError(f"--out '{path}' is a folder; name a file in it")
     if path.suffix.lower() == ".parquet":
         _arrow()
+
+
+def check_suffix(path: Path, what: str) -> None:
+    """Raise `UsageError` for a file that is no table by its name."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(
+            f"{what} '{path}': nothing is known about '{path.suffix or path.name}'; known are "
+            f"{' and '.join(FORMATS)}"
+        )
 
 
 def write_table(
@@ -63,6 +69,23 @@ def write_table(
             write(draft, records, about)
     except OSError as error:
         raise R18Error(f"cannot write '{path}': {error}") from error
+
+
+def read_table(path: Path) -> tuple[list[tuple[Row, bool | None]], dict[str, Any]]:
+    """What `write_table` wrote: each row and whether it is a near tie, and `about`.
+
+    A CSV tells nothing about itself: `about` is empty. Raises `UsageError` for a file that is
+    damaged or no such table.
+    """
+    check_suffix(path, "the evaluation")
+    read = _read_csv if path.suffix.lower() == ".csv" else _read_parquet
+    try:
+        records, about = read(path)
+        return [_row(found) for found in records], about
+    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+        raise UsageError(
+            f"the evaluation '{path}' cannot be read: {error}\n  r18 evaluate --out writes it"
+        ) from None
 
 
 def record(row: Row, bound: float | None) -> dict[str, Any]:
@@ -125,6 +148,60 @@ def _write_parquet(
     parquet.write_table(arrow.Table.from_arrays(arrays, schema=schema), path)
 
 
+def _read_csv(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        reader = csv.DictReader(stream, strict=True)
+        if tuple(reader.fieldnames or ()) != tuple(COLUMNS):
+            raise ValueError("its heading is not that of an evaluation")
+        found = []
+        for line in reader:
+            if None in line or None in line.values():
+                raise ValueError(f"line {reader.line_num} has not {len(COLUMNS)} columns")
+            found.append({name: _value(COLUMNS[name], line[name]) for name in COLUMNS})
+    return found, {}
+
+
+def _value(kind: str, cell: str) -> Any:
+    if kind == "string":
+        return cell
+    if not cell:
+        return None
+    if kind == "bool":
+        return {"true": True, "false": False}[cell]
+    if kind != "float64":
+        return int(cell)
+    if not math.isfinite(number := float(cell)):
+        raise ValueError(f"'{cell}' is no finite number")
+    return number
+
+
+def _read_parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    _, parquet = _arrow()
+    table = parquet.read_table(path)
+    if tuple(table.column_names) != tuple(COLUMNS):
+        raise ValueError("its columns are not those of an evaluation")
+    return table.to_pylist(), json.loads((table.schema.metadata or {}).get(b"r18", b"{}"))
+
+
+def _row(found: Mapping[str, Any]) -> tuple[Row, bool | None]:
+    if found["status"] not in STATUSES:
+        raise ValueError(f"'{found['status']}' is no status")
+    classes = {
+        who: tuple(found[name] for name, of, _ in _CLASSES if of == who and found[name] is not None)
+        for who in ("backend", "reference")
+    }
+    row = Row(
+        found["file"],
+        found["label"],
+        found["status"],
+        classes["backend"],
+        classes["reference"],
+        found["margin"],
+        found["error"],
+    )
+    return row, found["near_tie"]
+
+
 def _arrow() -> tuple[Any, Any]:
     try:
         import pyarrow
@@ -137,4 +214,4 @@ def _arrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-__all__ = ["COLUMNS", "FORMATS", "check_target", "printable", "record", "write_table"]
+__all__ = ["COLUMNS", "FORMATS", "check_target", "printable", "read_table", "record", "write_table"]

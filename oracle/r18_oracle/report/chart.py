@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from r18.report.markup import Markup, joined, scrolled, tag
+from r18.report.scale import fault, shade, short, value
 from r18_oracle.checkpoint_report import CheckpointError, CheckpointReport, StepError
 from r18_oracle.losses import Loss
-from r18_oracle.report.markup import Markup, joined, tag
-from r18_oracle.report.scale import fault, shade, short, value
 
 LEFT, RIGHT, GAP = 52.0, 14.0, 46.0
 TOP, ABOVE, BETWEEN, BELOW, FOOT = 16.0, 150.0, 38.0, 100.0, 76.0
@@ -105,7 +105,7 @@ def chart(report: CheckpointReport) -> Markup:
     return tag(
         "figure",
         tag("h3", report.backend, " ", tag("span", report.precision, class_="chip")),
-        tag("div", picture, class_="scroll", tabindex=0, role="region", aria_label="chart"),
+        scrolled(picture, "chart"),
         _key(report),
         _caption(report),
         tag("details", tag("summary", "The numbers"), _table(report)),
@@ -244,7 +244,7 @@ def _table(report: CheckpointReport) -> Markup:
         lines.append(tag("tr", tag("th", row.name, scope="row"), *cells))
     head = tag("tr", *(tag("th", name, scope="col") for name in heads))
     table = tag("table", tag("thead", head), tag("tbody", *lines), class_="plain")
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label="numbers")
+    return scrolled(table, "numbers")
 
 
 def _tip(row: CheckpointError) -> str:

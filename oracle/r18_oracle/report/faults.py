@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from r18.report.markup import Markup, joined, tag
+from r18.report.scale import shade, short
 from r18_oracle.findings import Finding
 from r18_oracle.pictures import read_rows
-from r18_oracle.report.markup import Markup, joined, tag
-from r18_oracle.report.scale import shade, short
 
 AXES = ("sample", "channel", "row", "column")
 SPAN, LEAST, MOST = 252, 6, 20
 """Of a map, in CSS pixels: its longest side at most, and a cell's side."""
+
+
+def severity(finding: Finding) -> float:
+    """Error/bound of a finding's worst element; infinite where it has none or the bound is 0."""
+    if finding.got is None or finding.expected is None or not finding.bound:
+        return math.inf
+    ratio = abs(finding.got - finding.expected) / finding.bound
+    return math.inf if math.isnan(ratio) else ratio
 
 
 def cards(findings: Iterable[Finding], folder: Path | None) -> Markup:
@@ -130,4 +139,4 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-__all__ = ["cards"]
+__all__ = ["cards", "severity"]

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from r18_oracle.report.heatmaps import Column, in_order, split_id
-from r18_oracle.report.markup import Markup, joined, tag
-from r18_oracle.report.scale import fault, place, ratio_text, severity, shade, value
+from r18.report.heat import Column, in_order, split_id
+from r18.report.markup import Markup, joined, tag
+from r18.report.scale import fault, ratio_text, shade, value
+from r18_oracle.report.faults import severity
 from r18_oracle.verify import BackendResult, Verification, counted
 
 
@@ -113,6 +114,18 @@ TICKS = {0.0: "exact", 1e-4: "10⁻⁴", 1e-2: "1/100", 0.1: "1/10", 1.0: "bound
 NEAR = 2.3
 """Dots nearer than so many hundredths of the lane would hide each other."""
 LEVELS = (0, 1, -1, 2, -2)
+LEAST, MOST = -4, 4
+"""Decades shown."""
+
+
+def place(ratio: float) -> float:
+    """Where error/bound lies between left (0) and right (100): exact, within by decade, beyond."""
+    if ratio == 0:
+        return 3.0
+    if not ratio < math.inf:
+        return 97.5
+    decades = min(max(math.log10(ratio), LEAST), MOST)
+    return 78 + decades * (70 / -LEAST if decades <= 0 else 16 / MOST)
 
 
 def lanes(results: Sequence[BackendResult]) -> Markup | None:
@@ -191,4 +204,4 @@ def _levels(places: Sequence[float]) -> list[int]:
     return levels
 
 
-__all__ = ["duration", "header", "lanes", "verdict"]
+__all__ = ["duration", "header", "lanes", "place", "verdict"]

@@ -1,19 +1,17 @@
-"""The page: its sections, its style and its script in one file that loads nothing."""
+"""The page: its sections, in the shell of every page."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import platform
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 
 from r18.machine import machine
+from r18.report.markup import Markup, joined, tag
+from r18.report.shell import asset, document
 from r18_oracle.report import faults, glance, heatmaps, tables
 from r18_oracle.report.chart import chart
-from r18_oracle.report.markup import Markup, joined, tag
 from r18_oracle.verify import BackendResult, Verification
 
 
@@ -28,27 +26,14 @@ def page(
     findings: the folder of the findings' files, for the lines that replay them.
     about:    versions and the like, besides what the verification knows; default this process's.
     """
-    style, script = _asset("page.css"), _asset("page.js")
     _, words = glance.verdict(verification)
-    sections = list(_sections(verification, findings))
-    links = [tag("a", title, href=f"#{name}") for name, title, _ in sections]
-    body = [
+    return document(
+        f"r18 verify: {words}",
         glance.header(verification, surroundings() if about is None else about),
-        tag("nav", *links, aria_label="On this page") if links else None,
-        tag("main", *(_section(*section) for section in sections)),
-        tag("footer", verification.closing()),
-        tag("script", Markup(script)),
-    ]
-    head = [
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"r18 verify: {words}"),
-        tag("link", rel="icon", href="data:,"),
-        tag("style", Markup(style)),
-    ]
-    return f"<!doctype html>\n{tag('html', tag('head', *head), tag('body', *body), lang='en')}\n"
+        list(_sections(verification, findings)),
+        verification.closing(),
+        [asset("r18_oracle.report", "verify.css")],
+    )
 
 
 def surroundings() -> dict[str, str]:
@@ -89,10 +74,6 @@ def _sections(
         yield "kernels", "Time, checks, refusals", tuple(_details(results))
 
 
-def _section(name: str, title: str, contents: tuple[str | None, ...]) -> Markup:
-    return tag("section", tag("h2", title), *contents, id=name)
-
-
 def _skipped(results: list[BackendResult]) -> list[Markup]:
     return [
         tag("p", f"{result.name} was not run in {precision}: {reason}", class_="hatch note")
@@ -115,19 +96,6 @@ def _details(results: list[BackendResult]) -> Iterator[Markup]:
                 tag("details", tag("summary", "Refused, and why"), reasons) if reasons else None,
             ]
         )
-
-
-def _policy(script: str) -> str:
-    """Nothing is loaded, and no script runs but the page's own."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-        f"script-src 'sha256-{digest}'"
-    )
-
-
-def _asset(name: str) -> str:
-    return files("r18_oracle.report").joinpath(name).read_text("utf-8")
 
 
 __all__ = ["page", "surroundings"]

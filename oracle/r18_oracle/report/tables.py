@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from r18.report.markup import Markup, joined, scrolled, tag
+from r18.report.scale import ratio_text, shade, short, value
 from r18_oracle.campaign import KernelReport
 from r18_oracle.checks import CHECKS
+from r18_oracle.report.faults import severity
 from r18_oracle.report.glance import duration
-from r18_oracle.report.markup import Markup, joined, tag
-from r18_oracle.report.scale import ratio_text, severity, shade, short, value
 
 HEADS = ("kernel", "verdict", "problems", "refused", "error/bound", "sees", "seconds")
 
@@ -21,9 +22,10 @@ def kernel_table(reports: Sequence[KernelReport]) -> Markup:
     rows = [_row(report, longest) for report in reports]
     total = duration(sum(report.seconds for report in reports))
     foot = tag("tr", tag("th", "all", scope="row"), tag("td", colspan=5), tag("td", total))
-    return _boxed(
-        tag("table", tag("thead", head), tag("tbody", *rows), tag("tfoot", foot), class_="plain")
+    table = tag(
+        "table", tag("thead", head), tag("tbody", *rows), tag("tfoot", foot), class_="plain"
     )
+    return scrolled(table, "table")
 
 
 def _row(report: KernelReport, longest: float) -> Markup:
@@ -78,7 +80,7 @@ def check_table(reports: Sequence[KernelReport]) -> Markup:
                 cells.append(tag("td", str(count)) if count else tag("td", "·", class_="none"))
         rows.append(tag("tr", *cells))
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="checks")
-    return _boxed(table)
+    return scrolled(table, "table")
 
 
 def refusals(reports: Sequence[KernelReport]) -> Markup | None:
@@ -90,11 +92,7 @@ def refusals(reports: Sequence[KernelReport]) -> Markup | None:
     ]
     if not lines:
         return None
-    return _boxed(tag("table", tag("tbody", *lines), class_="plain reasons"))
-
-
-def _boxed(table: Markup) -> Markup:
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label="table")
+    return scrolled(tag("table", tag("tbody", *lines), class_="plain reasons"), "table")
 
 
 __all__ = ["check_table", "kernel_table", "refusals"]

@@ -1,4 +1,4 @@
-"""The one scale of the page: what shade an error/bound has, how it is written, where it lies.
+"""The one scale of the pages: what shade an error/bound has, and how it is written.
 
 Within the bound a single hue from pale to deep; beyond it another, told apart by a sign as well;
 exact, refused and not run are no shades at all. So it reads in grey and with any colour vision.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from r18_oracle.findings import Finding
-from r18_oracle.report.markup import Markup, joined, tag
+from r18.report.markup import Markup, joined, tag
 
 WITHIN = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 """The largest error/bound of each shade within the bound, `q1` the first."""
@@ -59,27 +58,6 @@ def value(number: float, text: str) -> Markup:
     return tag("data", text, value=repr(float(number)))
 
 
-def severity(finding: Finding) -> float:
-    """Error/bound of a finding's worst element; infinite where it has none or the bound is 0."""
-    if finding.got is None or finding.expected is None or not finding.bound:
-        return math.inf
-    ratio = abs(finding.got - finding.expected) / finding.bound
-    return math.inf if math.isnan(ratio) else ratio
-
-
-LEAST, MOST = -4, 4  # decades shown
-
-
-def place(ratio: float) -> float:
-    """Where error/bound lies between left (0) and right (100): exact, within by decade, beyond."""
-    if ratio == 0:
-        return 3.0
-    if not ratio < math.inf:
-        return 97.5
-    decades = min(max(math.log10(ratio), LEAST), MOST)
-    return 78 + decades * (70 / -LEAST if decades <= 0 else 16 / MOST)
-
-
 def legend(*, refused: bool = False, warned: bool = False) -> Markup:
     """What the shades mean."""
     edges = ["0", *(f"{edge:g}" for edge in WITHIN)]
@@ -104,9 +82,7 @@ __all__ = [
     "WITHIN",
     "fault",
     "legend",
-    "place",
     "ratio_text",
-    "severity",
     "shade",
     "short",
     "value",

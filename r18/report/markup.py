@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable
 
-VOID = frozenset({"br", "link", "meta"})
+VOID = frozenset({"br", "img", "link", "meta"})
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f￾￿]")
 
 
@@ -33,6 +33,11 @@ def tag(
     return Markup(opening) if name in VOID else Markup(f"{opening}{joined(children)}</{name}>")
 
 
+def scrolled(content: Markup, said: str) -> Markup:
+    """Content that may be wider than the page, in a box that scrolls; `said` names it."""
+    return tag("div", content, class_="scroll", tabindex=0, role="region", aria_label=said)
+
+
 def joined(parts: Iterable[str | None], between: str = "") -> Markup:
     """Parts one after another; text among them is escaped."""
     return Markup(escaped(between).join(escaped(part) for part in parts if part is not None))
@@ -46,4 +51,4 @@ def escaped(text: str) -> Markup:
     return Markup(html.escape(_CONTROL.sub("�", whole)))
 
 
-__all__ = ["VOID", "Markup", "escaped", "joined", "tag"]
+__all__ = ["VOID", "Markup", "escaped", "joined", "scrolled", "tag"]

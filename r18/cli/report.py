@@ -1,0 +1,75 @@
+"""`r18 report`: one page of all that was measured, and pictures for a README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from r18 import records
+from r18.atomic import new_file
+from r18.cli.options import NetworkName
+from r18.errors import UsageError
+
+
+def report(
+    record_folder: Annotated[
+        Path, typer.Option("--records", help="Folder of the records.")
+    ] = records.FOLDER,
+    evaluation: Annotated[
+        Path | None, typer.Option(help="What r18 evaluate wrote: a .csv or .parquet file.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="The folder that was evaluated, to show its photographs.")
+    ] = None,
+    network_name: NetworkName = "resnet18",
+    dumps: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Two dumps, EXPECTED and GOT, compared as r18 diff does."),
+    ] = None,
+    atol: Annotated[float, typer.Option(help="Of --dumps: the largest difference.")] = 1e-4,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("exports/report.html"),
+    svg: Annotated[
+        Path | None, typer.Option(help="Also write pictures for a README to this folder.")
+    ] = None,
+) -> None:
+    """Make one self-contained page of records, an evaluation and dumps.
+
+    Throughput and latency with the roofline, time per layer, error over bound, agreement with the
+    hardest photographs, and checkpoints. The page loads nothing and needs no network. What is
+    missing is left out, with the command that makes it.
+
+    --network says which classes an evaluation in CSV has; in Parquet the file does.
+    """
+    from r18.report import gather, page, pictures
+
+    diff = None
+    if dumps is not None:
+        try:
+            from r18_oracle.dumps import diff_dumps
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"--dumps asks the oracle, which does not import: {error}\n"
+                "  pip install 'r18[oracle]'"
+            ) from None
+        diff = diff_dumps(*dumps, atol=atol).to_json()
+    found = gather(record_folder, evaluation, images, network_name, diff)
+    drawn = pictures(found.groups) if svg is not None else {}
+    if svg is not None and not drawn:
+        raise UsageError(
+            f"--svg: '{record_folder}' holds no times of resnet18, fusion all\n"
+            "  r18 bench --record writes them"
+        )
+    _write(out, page(found))
+    for name, text in drawn.items():
+        assert svg is not None
+        _write(svg / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    if path.is_dir():
+        raise UsageError(f"'{path}' is a folder; name a file in it")
+    with new_file(path) as draft:
+        draft.write_text(text, "utf-8")
+    typer.echo(f"wrote {path}", err=True)
