@@ -265,12 +265,10 @@ class Resources:
 
 
 @runtime_checkable
-class CompiledKernel(Protocol):
+class SourcedKernel(Protocol):
     """What a `Kernel` whose device code is compiled from sources of its own offers besides.
 
-    Optional: `r18 kernels` lists resources by it, records tell by it whether a kernel has changed
-    since it was verified, and mutation finds the sources by it. Needs the compiler, no device. An
-    architecture is named as the compiler names it, such as `sm_90`.
+    Optional: records tell by it whether a kernel has changed since it was verified.
     """
 
     @property
@@ -282,6 +280,16 @@ class CompiledKernel(Protocol):
     def source_files(self) -> tuple[Path, ...]:
         """The files of device code that it is compiled from, headers of the backend included."""
         ...
+
+
+@runtime_checkable
+class CompiledKernel(SourcedKernel, Protocol):
+    """What one offers besides whose compiler needs no device.
+
+    Optional: `r18 kernels` lists resources by it, and mutation finds the sources by it and tells
+    from their machine code whether a change is one. An architecture is named as the compiler names
+    it, such as `sm_90`.
+    """
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -361,7 +361,7 @@ def test_contenders_are_every_combination_with_a_peer_behind_each() -> None:
 def test_backends_on_a_tiny_network() -> None:
     network = tiny()
     weights = random_weights(network)
-    backends = {name: load_backend(name) for name in ("numpy", "r18_torch:cpu")}
+    backends = {name: load_backend(name) for name in ("numpy", "numba-cpu", "r18_torch:cpu")}
     skipped: list[str] = []
     rows = bench(
         contenders(backends, network, weights, batches=(2,)),
@@ -370,7 +370,7 @@ def test_backends_on_a_tiny_network() -> None:
         per_step=True,
         on_skip=lambda contender, why: skipped.append(f"{contender.name}: {why}"),
     )
-    assert [found.backend for found in rows] == ["numpy", "r18_torch:cpu"]
+    assert [found.backend for found in rows] == list(backends)
     assert skipped == [f"{PEER}: backend '{PEER}' is not available: torchvision has no 'tiny'"]
     for found in rows:
         assert len(found.samples_ms) == 2

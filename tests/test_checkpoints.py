@@ -155,6 +155,7 @@ RUNS = [
     ("torch", "fp64"),
     ("torch", "fp16"),
     ("torch", "bf16"),
+    ("numba-cpu", "fp32"),
 ]
 
 

@@ -324,7 +324,7 @@ def test_classify_without_weights_that_exist(command: Command, photo: Path, tmp_
     assert "no such file; check the path" in text
 
 
-@pytest.mark.parametrize("backend", ["numpy", "r18_torch:cpu"])
+@pytest.mark.parametrize("backend", ["numpy", "numba-cpu", "r18_torch:cpu"])
 def test_photographs_get_their_classes(shared: Path, backend: str) -> None:
     labels: list[tuple[str, int]] = [
         ("n01440764_tench.JPEG", 0),

@@ -158,6 +158,7 @@ def backends() -> list[Any]:
     return [
         pytest.param("numpy", id="numpy"),
         pytest.param("r18_torch:cpu", id="torch"),
+        pytest.param("numba-cpu", id="numba-cpu"),
     ]
 
 
@@ -175,8 +176,11 @@ def test_every_step_runs_within_its_tolerance(
         assert result.ok, result.text()
         assert result.comparison.max_abs < 1e-5
         if fusion == "none":
-            assert [time.step for time in result.times] == [s.name for s in fixture.schedule.steps]
+            steps = [t.step for t in result.times if not t.step.startswith("relayout ")]
+            assert steps == [step.name for step in fixture.schedule.steps]
         assert result.text().endswith("[OK] within atol 1e-4")
+    if name == "numba-cpu":  # float32 alone
+        return
     double = run_step(fixture, backend, weights, precision="fp64", repeat=1)
     assert double.comparison.max_abs < 1e-7  # the expected values' own rounding
 

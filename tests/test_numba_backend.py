@@ -6,31 +6,41 @@ tiles of a GPU, which one is chosen, graphs, and how the simulator comes to be u
 
 from __future__ import annotations
 
+import json
+import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import r18_numba
-from r18.backend import CompileOptions, DeviceInfo
+from commands import r18
+from r18.backend import Array, CompiledKernel, CompileOptions, DeviceInfo, SourcedKernel
 from r18.executor import make_plan, run_kernel
 from r18.ops import Conv2d, Linear, Problem
 from r18.precision import FP16, FP32, Precision
+from r18.registry import Listing
 from r18.schedule import resnet18
+from r18_numba import sources
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels
 from r18_numba.conv import MOST_EXTENT, DirectConv, ImplicitGemm, Winograd
 from r18_numba.kernel import NumbaKernel
 from r18_numba.others import LINEAR_TILES, LinearKernel
 from r18_numba.tile import LARGE, SMALL, TILES, TINY, WIDE, Tile
+from r18_oracle import records as evidence
 from r18_oracle.campaign import profile
 from r18_oracle.corners import corners
 from r18_oracle.reference import reference
-from r18_oracle.verify import Request, suited
-from support import output_of
+from r18_oracle.verify import Request, Verification, suited
+from support import output_of, run_python
 
 SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
+IGNORED = shutil.ignore_patterns("__pycache__")
 
 
 @pytest.fixture(scope="module")
@@ -167,25 +177,260 @@ def test_phases_of_winograd_are_traced(backend: r18_numba.Backend, precision: Pr
     assert phases[2][1].milliseconds_since(phases[0][1]) >= 0
 
 
-def test_threads_of_a_simulated_block_share_what_they_ask_for_at_once() -> None:
-    """The simulator's own dictionary may give each an array of its own."""
+# -- the simulator -----------------------------------------------------------------------------
+
+
+def simulate(backend: r18_numba.Backend, name: str, out: Array, *arguments: int) -> Array:
+    """What a kernel of `simulated` leaves in an array: as many blocks as the array has rows."""
+    import simulated
+
+    buffer = backend.memory.empty(out.nbytes)
+    backend.memory.upload(out, buffer)
+    grid, block = (len(out), 1, 1), (simulated.THREADS, 1, 1)
+    stream = backend.stream()
+    stream.launch(  # type: ignore[attr-defined]
+        getattr(simulated, name), grid, block, buffer.as_array(out.dtype.type), *arguments
+    )
+    stream.synchronize()
+    found: Array = backend.memory.download(buffer, out.shape, out.dtype)
+    return found
+
+
+def test_threads_of_a_simulated_block_take_turns_in_a_known_order(
+    backend: r18_numba.Backend,
+) -> None:
+    """Forwards to the first barrier, backwards to the next; odd blocks the other way around."""
+    found = simulate(backend, "noting", np.zeros((2, 13), np.int32)).ravel()
+    assert found[0] == 24
+    forwards, backwards = [0, 1, 2, 3], [3, 2, 1, 0]
+    assert found[1:13].tolist() == [*forwards, *backwards, *forwards]
+    assert found[13:25].tolist() == [*backwards, *forwards, *backwards]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_missing_barrier_shows_in_every_run(backend: r18_numba.Backend, step: int) -> None:
+    """Whichever way the threads look, some look too early, and find NaN."""
+    right = (np.arange(4) + step) % 4
+    nothing = np.zeros((2, 4), np.float32)
+    np.testing.assert_array_equal(
+        simulate(backend, "passing_on", nothing, step, 1), np.stack([right, right])
+    )
+    runs = [simulate(backend, "passing_on", nothing, step, 0) for _ in range(3)]
+    assert all(np.isnan(run).any(axis=1).all() for run in runs)
+    assert len({run.tobytes() for run in runs}) == 1
+
+
+def test_a_barrier_does_not_wait_for_threads_that_are_done(backend: r18_numba.Backend) -> None:
+    found = simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))
+    assert found.tolist() == [[6, 1, 2, 3]]
+
+
+def test_memory_of_a_simulated_block_is_new_and_holds_no_number(
+    backend: r18_numba.Backend,
+) -> None:
+    found = simulate(backend, "unwritten", np.zeros((3, 2), np.float32))
+    assert np.isnan(found[:, 0]).all()
+    assert (found[:, 1] == -1).all()
+
+
+def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
+    backend: r18_numba.Backend,
+) -> None:
+    before = threading.enumerate()
+    with pytest.raises(ZeroDivisionError, match=r"tid=\[1, 0, 0\] ctaid=\[0, 0, 0\]: on purpose"):
+        simulate(backend, "failing", np.zeros((1, 1), np.float32))
+    assert threading.enumerate() == before
+    assert simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))[0, 0] == 6
+
+
+# -- the oracle, in the simulator --------------------------------------------------------------
+
+
+def test_the_quick_profile_finds_nothing_on_any_simulated_kernel() -> None:
+    """By the command, with all that it asks of a simulated device."""
+    done = r18("verify", "--backend", "numba", "--profile", "quick", "--json")
+    assert done.code == 0, done.out + done.err
+    data = json.loads(done.out)
+    (found,) = data["backends"]
+    assert (found["device"]["name"], found["left_out"]) == ("CUDA simulator (no GPU)", "")
+    assert [kernel["kernel"] for kernel in found["kernels"]] == [k.id for k in simulated_kernels()]
+    for kernel in found["kernels"]:
+        assert (kernel["verdict"], kernel["network_problems"] > 0) == ("ok", True), kernel
+        assert kernel["problems"] > kernel["network_problems"]
+        assert kernel["checks"]["repeatability"] >= kernel["problems"] - kernel["network_problems"]
+    runs = [(run["network"], run["precision"], run["ok"]) for run in found["checkpoints"]]
+    assert runs == [("tiny", "fp32", True), ("tiny", "fp16", True)]
+
+
+def test_among_all_backends_a_simulated_one_compares_the_network_alone(
+    backend: r18_numba.Backend, tmp_path: Path
+) -> None:
+    """And says so; and what it ran in software is no record."""
+    line = Listing("numba", "r18", backend.probe())
+    page, junit, records = (tmp_path / name for name in ("page.html", "junit.xml", "records"))
+    with patch("r18.registry.survey", lambda: [line]):
+        done = r18(
+            *("verify", "--precision", "fp16", "--html", page, "--junit", junit),
+            *("--record", "--records", records),
+        )
+    assert done.code == 0, done.out + done.err
+    lines = done.out.splitlines()
+    assert lines[0] == (
+        "numba: CUDA simulator (no GPU): the network 'tiny' only; its kernels with --backend numba"
+    )
+    assert any(line.startswith("tiny on numba in fp16, fusion 'all', ") for line in lines)
+    assert any(
+        line.startswith("numba: 0 kernels on 0 problems and 1 network in ") for line in lines
+    )
+    assert lines[-1] == "numba: not recorded: CUDA simulator (no GPU) is simulated"
+    assert not records.exists()
+    assert "numba/program/all/fp16" in junit.read_text()
+    assert "numba" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "searched"),
+    [((), False), (("--kernels", "numba/relu/*"), True), (("--backend", "numba"), True)],
+)
+def test_simulated_kernels_are_searched_when_they_are_asked_for(
+    arguments: tuple[str, ...], searched: bool, backend: r18_numba.Backend
+) -> None:
+    asked: list[Request] = []
+
+    def verify(backends: object, request: Request, **options: object) -> Verification:
+        asked.append(request)
+        return Verification(request, [])
+
+    line = Listing("numba", "r18", backend.probe())
+    with (
+        patch("r18.registry.survey", lambda: [line]),
+        patch("r18_oracle.verify.verify", verify),
+    ):
+        r18("verify", *arguments)
+    assert [request.simulated_kernels for request in asked] == [searched]
+
+
+# -- what a GPU compiles -----------------------------------------------------------------------
+
+
+def test_every_kernel_compiles_for_a_gpu_and_keeps_its_arrays_in_registers() -> None:
+    """The simulator takes any Python: types that Numba cannot infer show only here."""
+    if not libnvvm():
+        pytest.skip("no libnvvm: pip install 'numba-cuda[cu13]' brings it")
     code = """
-import threading
-from r18_numba.simulator import Allocations
-kept, start, got = Allocations(), threading.Barrier(8), []
-def ask():
-    start.wait()
-    found = kept.get("line")
-    if found is None:
-        found = object()
-        kept["line"] = found
-    got.append(found)
-threads = [threading.Thread(target=ask) for _ in range(8)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(len(got), len(set(map(id, got))))
+from types import SimpleNamespace
+import numpy as np
+from r18_numba import target
+target.gpu_count = lambda: 1  # so that it is not the simulator that is chosen
+from r18_numba.catalogue import all_kernels
+from r18_oracle.corners import corners
+from r18_oracle.crossings import crossings
+cuda = target.numba_cuda()
+from numba.cuda import dispatcher, types
+from numba.cuda.np import numpy_support
+dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(7, 5))
+launched = {}
+
+class Launches:
+    def launch(self, function, grid, block, *arguments, phase=""):
+        launched[function] = arguments
+
+class Hosted:
+    def __init__(self, problem, storage):
+        self.inputs = [np.empty(1, storage) for _ in problem.inputs]
+        self.out, self.storage = np.empty(1, storage), storage
+    def weight(self, place, dtype=None):
+        return np.empty(1, dtype or self.storage)
+    def scratch(self, *sizes):
+        return [np.empty(1, np.float32) for _ in sizes]
+
+def type_of(argument):
+    if isinstance(argument, np.ndarray):
+        return types.Array(numpy_support.from_dtype(argument.dtype), 1, "C")
+    return types.int32
+
+for kernel in all_kernels():
+    known = (*corners(kernel.op, 4096, 400_000), *crossings(kernel, 4096, 400_000))
+    problem = next(p for p in known if kernel.refusal(p) is None)
+    kernel.launch(problem, Hosted(problem, kernel.storage), Launches())
+for function, arguments in launched.items():
+    signature = tuple(map(type_of, arguments))
+    code, _ = cuda.compile(function.py_func, signature, device=False, cc=(7, 5), abi="numba")
+    print(function.py_func.__name__, ".target sm_75" in code, ".local" in code)
 """
-    assert output_of(code, env=SIMULATED).split() == ["8", "1"]
+    rows = [
+        line.split() for line in output_of(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).splitlines()
+    ]
+    assert {row[0] for row in rows} >= {
+        *("direct_conv", "implicit_gemm", "winograd_input", "winograd_sums", "winograd_output"),
+        *("tiled_linear", "batchnorm", "relu", "add", "maxpool", "gap", "softmax"),
+    }
+    assert {tuple(row[1:]) for row in rows} == {("True", "False")}
+
+
+def libnvvm() -> bool:
+    code = "from numba.cuda.cudadrv.nvvm import NVVM; NVVM()"
+    return run_python(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).returncode == 0
+
+
+# -- what a record knows a kernel by -----------------------------------------------------------
+
+
+def test_a_kernel_is_known_by_the_modules_that_it_is_made_of() -> None:
+    kernel = ImplicitGemm(FP32, LARGE)
+    assert isinstance(kernel, SourcedKernel)
+    assert not isinstance(kernel, CompiledKernel)
+    names = {
+        type(k): [path.name for path in k.source_files] for k in all_kernels() if k.source_files
+    }
+    assert len(names) == len({type(k) for k in all_kernels()})
+    assert names[ImplicitGemm] == ["implicit_gemm.py", "jit.py", "product.py"]
+    assert names[Winograd] == ["jit.py", "product.py", "winograd.py"]
+    assert names[DirectConv] == ["direct.py", "jit.py"]
+    assert [path.name for path in sources.host_files(ImplicitGemm)] == [
+        "conv.py",
+        "kernel.py",
+        "tile.py",
+    ]
+    digests = [k.digest for k in all_kernels()]
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize(
+    ("module", "stale"),
+    [
+        ("kernels/product.py", {"conv2d/implicit_gemm", "conv2d/winograd_f2x2"}),
+        ("kernels/reduce.py", {"gap/tree", "softmax/tree", "maxpool2d/direct"}),
+        ("conv.py", {"conv2d/implicit_gemm", "conv2d/winograd_f2x2", "conv2d/direct"}),
+        ("device.py", set()),
+    ],
+)
+def test_a_changed_module_makes_the_kernels_stale_that_it_is_part_of(
+    module: str, stale: set[str], tmp_path: Path
+) -> None:
+    """In a copy of the package; what a GPU verified is recorded before the change."""
+    package = tmp_path / "r18_numba"
+    shutil.copytree(Path(r18_numba.__file__).parent, package, ignore=IGNORED)
+    code = """
+import json, r18_numba
+print(r18_numba.__file__)
+print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
+"""
+    file, before = output_of(code, path=[tmp_path]).splitlines()
+    assert Path(file).parent == package
+    assert json.loads(before) == {k.id: k.digest for k in all_kernels()}
+    with (package / module).open("a") as stream:
+        stream.write("# changed\n")
+    _, after = output_of(code, path=[tmp_path]).splitlines()
+    entries = {
+        name: {"verified": True, "digest": digest, "findings": []}
+        for name, digest in json.loads(after).items()
+    }
+    reasons = evidence.stale(all_kernels(), [{"kernels": entries}])
+    assert set(reasons.values()) <= {"has changed since it was verified"}
+    by_id = {kernel.id: kernel for kernel in all_kernels()}
+    found = {f"{by_id[name].op.name}/{by_id[name].algorithm}" for name in reasons}
+    assert found == stale
 
 
 # -- refusals and choices ----------------------------------------------------------------------

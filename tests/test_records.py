@@ -19,8 +19,6 @@ from r18_oracle import records as evidence
 from r18_oracle.campaign import KernelReport, profile
 from r18_oracle.checks import Tally
 from r18_oracle.findings import Finding
-from r18_oracle.mutation.mutants import mutants_of
-from r18_oracle.mutation.score import Result, Score
 from r18_oracle.verify import BackendResult, Request, Verification
 from support import ROOT
 
@@ -213,21 +211,6 @@ def test_the_command_line_writes_one(tmp_path: Path) -> None:
     (entry,) = records.read(tmp_path / "verify-cpu.json", "verify")["kernels"].values()
     assert (entry["verified"], entry["digest"], entry["profile"]) == (False, None, "thorough")
     assert entry["findings"][0]["kernel"] == "toy/relu/maximum/fp32"
-
-
-def test_a_mutation_run_is_recorded_by_backend(tmp_path: Path) -> None:
-    (mutant, other) = mutants_of("a.py", "x = 2\n")
-    results = (
-        Result(mutant, "killed", "the diff", finding=fault("gpu/relu/a/fp32")),
-        Result(other, "survived", "the other diff", ("gpu/relu/a/fp32",)),
-    )
-    evidence.save_score(Score("other", "quick", 1, results[:1]), H200, tmp_path)
-    path = evidence.save_score(Score("gpu", "quick", 1, results), H200, tmp_path)
-    found = records.read(path, "mutate")["backends"]
-    assert path == tmp_path / "mutate-nvidia-h200.json"
-    assert list(found) == ["gpu", "other"]
-    assert (found["gpu"]["score"], found["gpu"]["mutants"], found["gpu"]["seed"]) == (50.0, 2, 1)
-    assert [left["id"] for left in found["gpu"]["not_killed"]] == [other.id]
 
 
 # -- what is stale -----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import warnings
@@ -159,16 +158,10 @@ class NumbaStream:
 
 @contextmanager
 def _simulation() -> Iterator[None]:
-    """One kernel in the simulator, its overflows unreported and its threads soon taking turns.
+    """One kernel in the simulator, its overflows unreported.
 
-    NumPy's error state is each thread's own, and the threads are the simulator's. Its block
-    manager polls them; with Python's usual interval of 5 ms it would mostly wait for itself.
+    NumPy's error state is each thread's own, and the threads are the simulator's.
     """
     with _SIMULATOR, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-4)
-        try:
-            yield
-        finally:
-            sys.setswitchinterval(interval)
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from r18.backend import Array, Buffer, RoundingContract, Stream
 from r18.ops import Layout, Op, Problem
 from r18.precision import FP16, FP32, Precision
+from r18_numba import sources
 from r18_numba.target import simulated
 
 PRECISIONS = (FP32, FP16)
@@ -25,7 +27,7 @@ SIMULATED_BLOCKS = 2
 
 @dataclass(frozen=True, eq=False)
 class NumbaKernel:
-    """A kernel whose device code lies in `r18_numba.kernels`. See `r18.backend.Kernel`."""
+    """A kernel whose device code lies in `r18_numba.kernels`. See `r18.backend.SourcedKernel`."""
 
     op: ClassVar[type[Op]]
     algorithm: ClassVar[str]
@@ -61,6 +63,15 @@ class NumbaKernel:
     def storage(self) -> Any:
         """The NumPy scalar type of stored tensors, which is what device code converts with."""
         return self.precision.dtype.type
+
+    @property
+    def digest(self) -> str:
+        return sources.digest(type(self), self.id)
+
+    @property
+    def source_files(self) -> tuple[Path, ...]:
+        kind: type = type(self)
+        return sources.device_files(kind)
 
     def refusal(self, problem: Problem) -> str | None:
         if type(problem.op) is not self.op:

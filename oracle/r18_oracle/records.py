@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from r18 import records
-from r18.backend import Backend, CompiledKernel, DeviceInfo, Kernel
+from r18.backend import Backend, Kernel, SourcedKernel
 from r18.errors import UsageError
 from r18_oracle.findings import Finding
-from r18_oracle.mutation.score import Score
 from r18_oracle.verify import BackendResult, Verification, counted
 from r18_oracle.verify_text import kernel_json
 
@@ -38,11 +37,15 @@ def save(verification: Verification, backends: Mapping[str, Backend], folder: Pa
 
     backends: those that were verified, by the names in `verification`. Entries of kernels and
     networks that were not run stay as they are, except for kernels that the backend no longer
-    has. A kernel about which anything was found is written as not verified.
+    has. A kernel about which anything was found is written as not verified. What a simulated
+    device ran is no evidence of what a compiler makes of it, and is not recorded.
     """
     said: list[str] = []
     for result in verification.backends:
         if not result.executed:
+            continue
+        if result.device.simulated:
+            said.append(f"{result.name}: not recorded: {result.device} is simulated")
             continue
         path = records.path_of(folder, WHAT, result.device)
         record = records.read(path, WHAT)
@@ -105,26 +108,9 @@ def merged(
     }
 
 
-def save_score(score: Score, device: DeviceInfo, folder: Path) -> Path:
-    """Write a mutation run to the device's record, in place of the backend's last; returns it.
-
-    Of the mutants only those that were not killed are told one by one.
-    """
-    path = records.path_of(folder, "mutate", device)
-    record = records.read(path, "mutate")
-    environment = records.environment(device)
-    data = score.to_json()
-    left = [result for result in data.pop("results") if result["status"] != "killed"]
-    run = {"date": records.now(), "environment": environment, **data, "not_killed": left}
-    backends = record.get("backends", {}) | {score.backend: run}
-    head = {"record": "mutate", "format": records.FORMAT, "device": device.name}
-    records.write(path, head | {"backends": dict(sorted(backends.items()))})
-    return path
-
-
 def digest_of(kernel: Kernel) -> str | None:
     """The kernel's digest; None of one that is not compiled from sources of its own."""
-    return kernel.digest if isinstance(kernel, CompiledKernel) else None
+    return kernel.digest if isinstance(kernel, SourcedKernel) else None
 
 
 def stale(kernels: Iterable[Kernel], verified: Iterable[Mapping[str, Any]]) -> dict[str, str]:

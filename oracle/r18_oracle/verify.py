@@ -40,6 +40,8 @@ class Request:
     network, weights: whose problems are included and what runs end to end; a weights source.
     precisions: of the end-to-end runs; empty for all that the backend can run.
     workers:    processes at once.
+    simulated_kernels: whether kernels of simulated devices are searched too; they take longer than
+                those of all others together. If not, such a device runs its network alone.
     """
 
     profile: Profile
@@ -50,6 +52,7 @@ class Request:
     fusion: str = "all"
     seed: int = 0
     workers: int | None = None
+    simulated_kernels: bool = True
 
 
 SIMULATED_NETWORK = "tiny"
@@ -67,7 +70,7 @@ def suited(request: Request, device: DeviceInfo) -> Request:
     smaller = replace(
         how,
         examples=max(3, how.examples // 4),
-        max_elements=how.max_elements // 16,
+        max_elements=how.max_elements // 20,
         max_macs=how.max_macs // 200,
         batches=(1,),
         whole=False,
@@ -78,13 +81,17 @@ def suited(request: Request, device: DeviceInfo) -> Request:
 
 @dataclass
 class BackendResult:
-    """What was found on one backend; `skipped` says why a precision was not run end to end."""
+    """What was found on one backend.
+
+    skipped: why a precision was not run end to end. left_out: what else was not run, and how to.
+    """
 
     name: str
     device: DeviceInfo
     kernels: list[KernelReport] = field(default_factory=list)
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    left_out: str = ""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -161,7 +168,12 @@ def verify(
     for name, backend in backends.items():
         own = asked[name]
         jobs += _network_jobs(name, backend, own, results[name])
-        jobs += _kernel_jobs(name, backend, own)
+        if request.simulated_kernels or not results[name].device.simulated:
+            jobs += _kernel_jobs(name, backend, own)
+        else:
+            results[
+                name
+            ].left_out = f"the network '{own.network}' only; its kernels with --backend {name}"
         if own.kernels == "*":
             results[name].findings += coverage_findings(
                 name, backend, own.network, own.profile.batches, own.seed

@@ -30,7 +30,7 @@ def text(verification: Verification) -> str:
 
 
 def _backend(result: BackendResult) -> str:
-    parts = [f"{result.name}: {result.device}"]
+    parts = [": ".join(filter(None, (result.name, str(result.device), result.left_out)))]
     if result.kernels:
         rows = [_row(report) for report in result.kernels]
         align = ("left", *["right"] * 5, "left")
@@ -97,6 +97,7 @@ def to_json(verification: Verification) -> dict[str, Any]:
                 "kernels": [kernel_json(report) for report in result.kernels],
                 "checkpoints": [report.to_json() for report in result.checkpoints],
                 "skipped": result.skipped,
+                "left_out": result.left_out,
             }
             for result in verification.backends
         ],

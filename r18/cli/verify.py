@@ -60,6 +60,7 @@ def verify(
 
     Draws problems that chase each kernel's edges, includes every problem of the network, and
     judges against float64. Each finding is shrunk, explained, and saved for `r18 replay`.
+    Of a simulated device, `all` compares the network alone.
 
     Exit codes: 0 no finding, 1 findings, 2 a wrong request or nothing was executed.
     """
@@ -82,9 +83,6 @@ def verify(
         for line in survey():
             if line.device is None:
                 typer.echo(f"{line.name} is not available: {line.cause}", err=True)
-            elif line.device.simulated:  # takes longer than all the others together
-                how = f"`r18 verify --backend {line.name}` verifies it"
-                typer.echo(f"{line.name} is left out: {line.device}; {how}", err=True)
             else:
                 chosen[line.name] = load_backend(line.name)
     else:
@@ -99,6 +97,7 @@ def verify(
         fusion,
         seed,
         workers or None,
+        simulated_kernels=backend != "all" or kernels != "*",
     )
     with progress_bar() as bar:
         verification = run(
