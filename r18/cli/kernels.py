@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from tabulate import tabulate
 
-from r18.backend import CompiledKernel, Kernel, Resources, RoundingContract
+from r18.backend import CompiledKernel, Kernel, Resources, RoundingContract, SourcedKernel
 from r18.cli.options import AsJson, BackendName, asked_backend, chosen_backend, listed
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown
@@ -177,8 +177,9 @@ def _json(kernel: Kernel, usage: Usage) -> dict[str, Any]:
         "batch_invariant": kernel.batch_invariant,
         "in_place": kernel.in_place,
     }
-    if isinstance(kernel, CompiledKernel):
+    if isinstance(kernel, SourcedKernel):
         data["digest"] = kernel.digest
+    if isinstance(kernel, CompiledKernel):
         data["functions"] = [
             {"function": label, "target": target} | asdict(resources)
             for target, functions in usage.items()

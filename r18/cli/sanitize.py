@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,10 +17,11 @@ from tabulate import tabulate
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, listed
 from r18.errors import UsageError, unknown
+from r18.machine import cpus
 from r18.records import FOLDER
 
 if TYPE_CHECKING:
-    from r18_oracle.sanitize import ToolResult
+    from r18_oracle.sanitize import KernelResult
 
 
 def sanitize(
@@ -35,6 +39,15 @@ def sanitize(
         str, typer.Option("--network", help="Whose problems to include, or none.")
     ] = "resnet18",
     seed: Annotated[int, typer.Option(min=0, help="Of problems and inputs.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes side by side. [one a core]")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many; what is left is left.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run also what is recorded of the same sources.")
+    ] = False,
     seconds: Annotated[
         float, typer.Option(min=1, help="The longest that one kernel may take under a tool.")
     ] = 3600.0,
@@ -42,7 +55,7 @@ def sanitize(
         str | None, typer.Option(metavar="PATH", help="compute-sanitizer, if it is not found.")
     ] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="Also write what was found to the device's record.")
+        bool, typer.Option("--record", help="Write the device's record, and go on from it.")
     ] = False,
     records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: AsJson = False,
@@ -52,64 +65,98 @@ def sanitize(
     Each kernel is called on the problems that `r18 verify` would call it on, with every buffer an
     allocation of its own. Values are not judged here.
 
-    Exit codes: 0 every tool is clean, 1 an error or a kernel that came to no end, 2 a wrong
-    request, or no compute-sanitizer.
+    With --record each process's kernels are recorded as soon as it ends. What the record holds of
+    sources that are still the same is not run, so the same command goes on where it stopped.
+
+    Exit codes: 0 every tool is clean, 1 an error, a kernel that came to no end, or kernels that are
+    left, 2 a wrong request, or no compute-sanitizer.
     """
     from r18.cli.progress import progress_bar
     from r18.registry import load_backend
     from r18_oracle.campaign import profile as profile_of
-    from r18_oracle.sanitize import TOOLS, Request, find, run_tool, save, version_of
+    from r18_oracle.sanitize import TOOLS, Request, Runner, find, parts, version_of
+    from r18_oracle.sanitize_record import Record
 
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     asked = list(TOOLS) if tools == "all" else listed(tools, "--tools")
     for tool in asked:
         if tool not in TOOLS:
             raise unknown("tool", tool, TOOLS)
     profile_of(profile)
-    chosen = load_backend(backend)  # not probed: the device is for the process under the tool
-    ids = tuple(kernel.id for kernel in chosen.kernels() if fnmatchcase(kernel.id, kernels))
-    if not ids:
-        raise unknown("kernel", kernels, [kernel.id for kernel in chosen.kernels()])
     if backend == "auto":
         raise UsageError("say whose kernels: --backend NAME")
+    chosen = load_backend(backend)
+    if not any(fnmatchcase(kernel.id, kernels) for kernel in chosen.kernels()):
+        raise unknown("kernel", kernels, [kernel.id for kernel in chosen.kernels()])
     program = find(sanitizer)
     version = version_of(program)
+    device = chosen.probe()  # from now on it lists the kernels of this device
+    ids = tuple(kernel.id for kernel in chosen.kernels() if fnmatchcase(kernel.id, kernels))
     network = None if network_name == "none" else network_name
     request = Request(backend, ids, profile, network, seed, seconds)
+    kept = Record(records, device, chosen, request, version) if record else None
+    results = kept.fresh(asked, ids) if kept and not again else []
+    known = {(result.tool, result.kernel) for result in results}
+    todo = {tool: [name for name in ids if (tool, name) not in known] for tool in asked}
+    workers = jobs or cpus()
     with progress_bar() as bar:
-        bar.start(len(asked) * len(ids))
-        results = []
-        for tool in asked:
-            bar.show(tool, None)
-            results.append(run_tool(program, tool, request, lambda t, kernel: bar.advance(kernel)))
-    if record and (path := save(results, request, chosen, version, records)) is not None:
-        typer.echo(f"recorded in {path}", err=True)
+        bar.start(sum(map(len, todo.values())))
+        bar.show(f"{len(known)} recorded before" if known else "starting", None)
+        for found in Runner(program, request, workers, deadline).run(parts(todo, workers)):
+            results += found
+            if kept is not None and found:
+                kept.write(found)
+            for result in found:
+                bar.advance(result.kernel)
+                bar.show(f"{result.tool} {result.kernel}", None)
+    if kept is not None and results:
+        typer.echo(f"recorded in {kept.path}", err=True)
+    by_tool = {tool: [r for r in results if r.tool == tool] for tool in asked}
     if as_json:
         data = [asdict(result) | {"verdict": result.verdict} for result in results]
-        typer.echo(json.dumps({"sanitizer": version, "tools": data}, indent=2))
+        typer.echo(json.dumps({"sanitizer": version, "kernels": data}, indent=2))
     else:
-        typer.echo(text(results, version))
-    if any(result.verdict != "clean" for result in results):
+        typer.echo(text(by_tool, len(ids), len(known), version))
+    left = len(ids) * len(asked) - len(results)
+    if left or any(result.verdict != "clean" for result in results):
         raise typer.Exit(FOUND)
 
 
-def text(results: list[ToolResult], version: str) -> str:
-    """A line a tool, then the first things that each found."""
+def text(
+    results: Mapping[str, Sequence[KernelResult]], asked: int, known: int, version: str
+) -> str:
+    """A line a tool, then what each complained of, and how much is left of what was asked."""
+    from r18_oracle.sanitize_record import verdict
+
     rows = [
         (
-            result.tool,
-            len(result.problems),
-            sum(result.problems.values()),
-            result.errors,
-            result.verdict,
+            tool,
+            len(found),
+            asked - len(found),
+            sum(result.problems for result in found),
+            sum(result.errors or 0 for result in found),
+            verdict(found),
         )
-        for result in results
+        for tool, found in results.items()
     ]
-    parts = [tabulate(rows, ("tool", "kernels", "problems", "errors", "verdict"))]
-    for result in results:
-        lines = [f"  {complaint}" for complaint in result.complaints[:10]]
-        more = len(result.complaints) - len(lines)
-        lines += [f"  and {more} more"] if more > 0 else []
-        lines += [f"  {kernel}: {why}" for kernel, why in result.broken.items()]
+    heads = ("tool", "kernels", "left", "problems", "errors", "verdict")
+    parts = [tabulate(rows, heads)]
+    for tool, found in results.items():
+        bad = [result for result in found if result.verdict != "clean"]
+        lines = [line for result in bad for line in _complaints(result)]
         if lines:
-            parts.append("\n".join([f"{result.tool}:", *lines]))
+            parts.append("\n".join([f"{tool}:", *lines]))
+    if known:
+        parts.append(f"{known} of these results are from the record")
+    left = sum(row[2] for row in rows)
+    if left:
+        parts.append(f"STOPPED early: {left} are left; with --record the same command goes on")
     return "\n\n".join([*parts, version])
+
+
+def _complaints(result: KernelResult) -> list[str]:
+    """About one kernel: why it is not clean, and the first things that the tool found in it."""
+    lines = [f"  {result.kernel}: {result.broken or result.verdict}"]
+    lines += [f"    {complaint}" for complaint in result.complaints[:10]]
+    more = len(result.complaints) - 10
+    return [*lines, f"    and {more} more"] if more > 0 else lines

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompiledKernel, CompileOptions, DeviceInfo, Program
+from r18.backend import Array, Backend, CompileOptions, DeviceInfo, Program, SourcedKernel
 from r18.bench import random_images, rotated
 from r18.contenders import Compiled
 from r18.errors import ImageError, NoKernel
@@ -217,7 +217,7 @@ def _kernels_sha256(program: Program) -> str:
     """Over the steps of the plan, their kernels, and the sources of those that are compiled."""
     digest = hashlib.sha256()
     for step in program.plan.steps:
-        source = step.kernel.digest if isinstance(step.kernel, CompiledKernel) else ""
+        source = step.kernel.digest if isinstance(step.kernel, SourcedKernel) else ""
         digest.update(f"{step.name} {step.kernel.id} {source}\n".encode())
     return digest.hexdigest()
 
