@@ -1,23 +1,52 @@
-"""A backend with a kernel that raises, as one does whose device is left in error."""
+"""Backends for runs under a sanitizer: one with a kernel that raises, one of several kernels."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import cuda_toy
 from mutation_toy import Backend as Right
 from r18.backend import Array, RoundingContract
 from r18.host import HostKernel
 from r18.ops import ReLU
 from r18.precision import FP32
 
+CONTRACT = RoundingContract("exact", "float32", "float32")
+
 
 def raises(op: ReLU, inputs: Any, weights: Any, out: Array, workspace: Array) -> None:
+    """As on a device that is left in error."""
     raise RuntimeError("an illegal address")
+
+
+def dawdles(op: ReLU, inputs: Any, weights: Any, out: Array, workspace: Array) -> None:
+    time.sleep(0.2)
 
 
 class Backend(Right):
     """ReLU, wrong and right."""
 
     def kernels(self) -> tuple[HostKernel, ...]:
-        contract = RoundingContract("exact", "float32", "float32")
-        return (HostKernel("toy", ReLU, "raises", FP32, contract, run=raises), *super().kernels())
+        wrong = HostKernel("toy", ReLU, "raises", FP32, CONTRACT, run=raises)
+        return (wrong, *super().kernels())
+
+
+class Several(cuda_toy.Backend):
+    """ReLU from sources, by three names."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        return tuple(
+            cuda_toy.Compiled("toy", ReLU, name, FP32, CONTRACT, run=cuda_toy.run)
+            for name in ("a", "b", "c")
+        )
+
+
+class Slow(Right):
+    """ReLU that takes longer than there is time for."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        return (
+            HostKernel("toy", ReLU, "slow", FP32, CONTRACT, run=dawdles),
+            *super().kernels(),
+        )

@@ -1,7 +1,8 @@
 """Stands in for compute-sanitizer: runs the command it is given, and writes the log it is told to.
 
 Beside the script lies `script.json`: by tool, for each process in turn, the log's text, the exit
-code in place of the command's, and whether the command runs at all.
+code in place of the command's, and whether the command runs at all; or one turn for all processes,
+whose log may be told by a kernel that it is asked to run (`guilty`) and one that it is not.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ def main() -> int:
         )
     tool = arguments[arguments.index("--tool") + 1]
     script = json.loads((here / "script.json").read_text())
-    turn = script[tool].pop(0)
-    (here / "script.json").write_text(json.dumps(script))
+    turn = script[tool]
+    if isinstance(turn, list):
+        turn = turn.pop(0)
+        (here / "script.json").write_text(json.dumps(script))
+    text = turn["log"]
+    if "guilty" in turn and turn["guilty"] not in json.loads(arguments[-1])["kernels"]:
+        text = turn["else"]
     log = arguments[arguments.index("--log-file") + 1].replace("%p", str(os.getpid()))
-    if turn["log"] is not None:
-        Path(log).write_text(turn["log"])
+    if text is not None:
+        Path(log).write_text(text)
     time.sleep(turn.get("sleep", 0))
     code = 0
     if turn.get("run", True):

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mutation_tasks import Told, asked_thrice, one_after_another
 from r18_cupy import compiler
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.compiler import CompileError, Entry, compile_entry
+from r18_oracle.campaign import profile
+from r18_oracle.findings import Finding
 from r18_oracle.mutation.cuda_edits import OPERATORS
 from r18_oracle.mutation.cuda_tokens import Source, words
-from r18_oracle.mutation.mutants import mutants_of, sample
-from r18_oracle.mutation.score import Plan, run
+from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
+from r18_oracle.mutation.plan import Plan
+from r18_oracle.mutation.process import Ended
+from r18_oracle.mutation.run import run
+from r18_oracle.mutation.trial import INVALID, Passed, Question
+from r18_oracle.worker import Job, Pool
 
 KERNELS = compiler.KERNELS
 
@@ -139,9 +148,12 @@ def test_the_kernels_have_mutants_of_every_operator(plan: Plan) -> None:
     assert {m.operator for m in mutants} == set(OPERATORS)
     assert max(Counter(m.id for m in mutants).values()) == 1
     assert len({(m.file, m.source) for m in mutants}) == len(mutants)
-    chosen = sample(mutants, 200, seed=0)
-    assert len(chosen) == 200
-    assert {m.operator for m in chosen} == set(OPERATORS)
+    chosen = sample(mutants, 250, seed=0)
+    assert len(chosen) == 250
+    shares = Counter(m.operator for m in mutants)
+    common = {name for name, count in shares.items() if 250 * count >= len(mutants)}
+    assert common <= {m.operator for m in chosen}
+    assert len(common) >= 10
 
 
 def test_a_mutant_is_shown_to_the_kernels_that_are_compiled_from_its_file(plan: Plan) -> None:
@@ -223,3 +235,79 @@ def test_a_run_tells_invalid_and_equivalent_mutants_from_survivors() -> None:
     assert (data["invalid"], data["equivalent"]) == (counts["invalid"], counts["equivalent"])
     assert "SURVIVED: relu.cu" in score.text()
     assert done[-1] == len(score.results)
+
+
+# -- processes that are kept -------------------------------------------------------------------
+
+TOY = "cuda_toy:Backend"
+KERNEL = "toy/relu/maximum/fp32"
+
+
+def toy_mutants(*values: str) -> list[Mutant]:
+    """Of the toy, with these expressions for what is written."""
+    source = Target.of(TOY).sources()["relu.cu"]
+    some = mutants_of("relu.cu", source)[0]
+    before = "fmaxf(x[i], 0.0f) + 0.0f;"
+    assert before in source
+    return [replace(some, source=source.replace(before, f"{value};")) for value in values]
+
+
+def tried(root: Path, mutants: Sequence[Mutant | None]) -> list[Told]:
+    """What one worker finds, one mutant after another."""
+    codes = {KERNEL: "of the original"}
+    question = Question(
+        Target.of(TOY), root, profile("quick"), 0, None, architecture="sm_90", codes=codes
+    )
+    arguments = {"question": question, "mutants": mutants, "kernels": [KERNEL]}
+    with Pool(1) as pool:
+        (outcome,) = pool.run([Job(one_after_another, arguments, TOY, "")])
+    assert isinstance(outcome.result, list), outcome
+    return outcome.result
+
+
+def test_one_process_goes_from_mutant_to_mutant_as_long_as_values_are_all_that_is_wrong(
+    tmp_path: Path,
+) -> None:
+    mutants = toy_mutants("fminf(x[i], 0.0f)", "fmaxf(x[i], 0.0f) - 0.0f", "x[i]", "y[i]", "x[i]")
+    right, wrong, same, also_wrong, raises, after = tried(tmp_path, [None, *mutants])
+    assert isinstance(right.found, Passed)
+    assert isinstance(wrong.found, Finding)
+    assert wrong.found.check == "exact"
+    assert same.found is None
+    assert isinstance(also_wrong.found, Finding)
+    assert len({right.kept, wrong.kept, same.kept, also_wrong.kept}) == 1
+    assert isinstance(raises.found, Finding)
+    assert (raises.found.check, raises.kept) == ("runs", None)
+    assert after.kept not in (None, right.kept)
+    assert after.found == also_wrong.found
+
+
+def test_what_a_used_process_raises_is_looked_at_in_a_new_one(tmp_path: Path) -> None:
+    """The first leaves something behind that the second, which is right, falls over."""
+    spoils, falls = toy_mutants(
+        "x[i] + 0 * __import__('builtins').__dict__.setdefault('spoiled', 1)",
+        "fmaxf(x[i], 0.0f) + 0 / (0 if 'spoiled' in __import__('builtins').__dict__ else 1)",
+    )
+    first, second, again = tried(tmp_path, [spoils, falls, falls])
+    assert isinstance(first.found, Finding)
+    assert first.found.check == "exact"
+    assert second.found is None
+    assert second.kept not in (None, first.kept)
+    assert again == second
+
+
+def test_a_process_is_asked_until_it_dies() -> None:
+    with Pool(1) as pool:
+        (outcome,) = pool.run([Job(asked_thrice, {}, TOY, "")])
+    assert outcome.result == [
+        ["to a", True],
+        ["to b", True],
+        ["to die", Ended("crash", "exited with code 0")],
+    ]
+
+
+def test_what_is_no_program_leaves_a_process_as_it_was(tmp_path: Path) -> None:
+    no_program, wrong = toy_mutants("threadIdx.y", "x[i]")
+    invalid, after = tried(tmp_path, [no_program, wrong])
+    assert isinstance(invalid.found, Finding)
+    assert (invalid.found.check, invalid.kept) == (INVALID, after.kept)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +17,38 @@ import typer
 from typer.testing import CliRunner, Result
 
 import r18_numpy
+from r18 import records
 from r18.cli.app import FOUND
 from r18.cli.mutate import mutate
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18_oracle.campaign import profile
 from r18_oracle.findings import Finding
-from r18_oracle.mutation import equivalents, score
-from r18_oracle.mutation.mutants import Target, mutants_of, sample
+from r18_oracle.mutation import equivalents
+from r18_oracle.mutation import run as running
+from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
+from r18_oracle.mutation.plan import Pace, Plan, eager, patience
 from r18_oracle.mutation.python_edits import OPERATORS
 from r18_oracle.mutation.reach import reach, reaching
-from r18_oracle.mutation.score import Plan, Score, run
-from r18_oracle.mutation.trial import Question, trial
+from r18_oracle.mutation.run import run
+from r18_oracle.mutation.score import Score
+from r18_oracle.mutation.trial import LATE, Question, trial
 from r18_oracle.worker import Job, Pool
 
 TOY = "mutation_toy:Backend"
-SAMPLE_SEED = 1
+SAMPLE_SEED = 4
 SOURCES = Path(r18_numpy.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(1) as pool:
+        yield pool
+
+
+@pytest.fixture
+def quick_runs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs have a worker that is warm already."""
+    monkeypatch.setattr(running, "Pool", lambda workers, threads: nullcontext(pool))
 
 
 @pytest.fixture(scope="module")
@@ -188,29 +206,48 @@ def test_numpy_has_mutants_of_every_operator(numpy_plan: Plan) -> None:
 
 def test_each_mutant_is_a_program_and_another_one(numpy_plan: Plan) -> None:
     for mutant in sample(numpy_plan.mutants, 60, seed=0):
-        original = numpy_plan.originals[mutant.file]
+        original = numpy_plan.texts[mutant.file]
         assert ast.dump(ast.parse(mutant.source)) != ast.dump(ast.parse(original))
         diff = numpy_plan.diff(mutant)
         assert diff.count("\n@@") == 1
         assert mutant.before != mutant.after
 
 
-def test_a_sample_is_the_same_for_a_seed_and_spread_over_the_operators(numpy_plan: Plan) -> None:
-    chosen = sample(numpy_plan.mutants, 26, seed=3)
-    assert chosen == sample(numpy_plan.mutants, 26, seed=3)
-    assert chosen != sample(numpy_plan.mutants, 26, seed=4)
-    assert set(Counter(m.operator for m in chosen)) == set(OPERATORS)
-    lines = [(m.file, m.line) for m in chosen]
-    assert lines == sorted(lines)
-    few = mutants_of("a.py", "a = 0")
-    assert sample(few, 10, seed=0) == few
+def test_a_sample_is_the_same_for_a_seed_and_any_first_part_of_it_is_one_too(
+    numpy_plan: Plan,
+) -> None:
+    mutants = numpy_plan.mutants
+    chosen = sample(mutants, 60, seed=3)
+    assert chosen == sample(mutants, 60, seed=3) == sample(list(reversed(mutants)), 60, seed=3)
+    assert chosen != sample(mutants, 60, seed=4)
+    assert sample(mutants, None, seed=3)[:60] == chosen
+    assert sample(chosen[:1], 10, seed=3) == chosen[:1]
+    everything = sample(mutants, None, seed=0)
+    assert sorted(m.id for m in everything) == sorted(m.id for m in mutants)
+
+
+@pytest.mark.parametrize("limit", [60, 150, 400])
+def test_every_operator_has_its_share_of_a_sample(numpy_plan: Plan, limit: int) -> None:
+    mutants = numpy_plan.mutants
+    shares = Counter(m.operator for m in mutants)
+    counts = Counter(m.operator for m in sample(mutants, limit, seed=5))
+    for operator, count in shares.items():
+        assert abs(counts[operator] - limit * count / len(mutants)) < 1.5
+
+
+def test_a_place_in_the_order_says_nothing_about_a_mutant() -> None:
+    """The files that come first in the source do not come first in the sample."""
+    mutants = mutants_of("a.py", "\n".join(f"a{i} = {i + 1}" for i in range(200)))
+    order = {m.id: place for place, m in enumerate(sample(mutants, None, seed=0))}
+    early = [order[m.id] for m in mutants[: len(mutants) // 2]]
+    assert abs(sum(early) / len(early) / len(mutants) - 0.5) < 0.05
 
 
 def test_a_kernel_reaches_its_own_code_and_its_helpers(numpy_plan: Plan) -> None:
     reaches = {k.id: reach(k, SOURCES) for k in r18_numpy.Backend().kernels()}
 
     def shown(text: str, file: str, wanted: str = "fp32") -> set[str]:
-        line = 1 + numpy_plan.originals[file][: numpy_plan.originals[file].index(text)].count("\n")
+        line = 1 + numpy_plan.texts[file][: numpy_plan.texts[file].index(text)].count("\n")
         names = [name for name in reaches if name.endswith(wanted)]
         return {name.split("/")[2] for name in reaching(file, line, reaches, names)}
 
@@ -220,7 +257,7 @@ def test_a_kernel_reaches_its_own_code_and_its_helpers(numpy_plan: Plan) -> None
     assert shown("return workers * ceil_div", "others.py") == {"separable"}  # in a lambda
     assert shown("fitting = ", "blocks.py") == {"im2col"}
     assert shown("y += bias", "conv.py") == {"im2col", "direct"}
-    assert shown("BLOCK_NBYTES =", "blocks.py") == {"im2col", "separable"}  # of the module
+    assert shown("BLOCK_NBYTES =", "blocks.py") == {"im2col"}  # named by a helper
     everything = {name.split("/")[2] for name in reaches}
     assert shown("for precision in (FP32", "__init__.py") == everything
     assert reaching("conv.py", 1, reaches, ["numpy/relu/maximum/fp32"]) == []
@@ -229,17 +266,19 @@ def test_a_kernel_reaches_its_own_code_and_its_helpers(numpy_plan: Plan) -> None
 # -- judged by hand ----------------------------------------------------------------------------
 
 
-def test_every_judged_mutant_exists_and_has_a_reason(numpy_plan: Plan) -> None:
+def test_every_judged_mutant_exists_and_has_a_reason() -> None:
     """`Plan.of` raises for one that does not."""
-    for reason in numpy_plan.reasons.values():
-        assert len(reason.split()) >= 5
-        assert reason.endswith(".")
+    backends = json.loads((Path(equivalents.__file__).parent / equivalents.FILE).read_text("utf-8"))
+    for backend in backends:
+        for reason in Plan.of(backend).reasons.values():
+            assert len(reason.split()) >= 5
+            assert reason.endswith(".")
 
 
 def test_judgements_outlive_edits_elsewhere_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "def f(a):\n    return a + 1\n"
     mutant = next(m for m in mutants_of("a.py", source) if m.after == "return a - 1")
-    key = equivalents.key_of(mutant)
+    key = mutant.key
     monkeypatch.setattr(equivalents, "listed", lambda backend: {key: "Because."})
     moved = mutants_of("a.py", "import os\n\n\n" + source)
     assert list(equivalents.judged("toy", moved).values()) == ["Because."]
@@ -266,7 +305,8 @@ def test_a_faulty_list_is_refused(
 # -- running -----------------------------------------------------------------------------------
 
 
-def test_a_fixed_sample_of_numpys_mutants_is_caught() -> None:
+def test_a_fixed_sample_of_numpys_mutants_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # with one, nothing is cut up for threads
     before = {path: path.read_bytes() for path in SOURCES.rglob("*.py")}
     seen: list[tuple[int, int]] = []
     found = run(
@@ -301,6 +341,7 @@ def test_a_mutant_that_changes_nothing_survives_and_is_shown(toy: Score) -> None
     assert killed["np.maximum(inputs[1], 0, out=out)"] == "runs"
     survivors = [r for r in toy.results if r.status == "survived"]
     assert [r.mutant.after for r in survivors] == ["HINT = 7", "HINT = 9"]
+    assert toy.left == 0
     assert {r.kernels for r in toy.results} == {("toy/relu/maximum/fp32",)}
     text = toy.text()
     assert f"SURVIVED: {survivors[0].mutant.id}\n--- a/mutation_toy.py\n" in text
@@ -322,7 +363,7 @@ def test_equivalent_mutants_are_not_run_and_do_not_count(
 ) -> None:
     key = ("mutation_toy.py", "", "HINT = 8", "HINT = 9", 1)
     monkeypatch.setattr(equivalents, "listed", lambda backend: {key: "Nothing uses it."})
-    monkeypatch.setattr(score, "sample", lambda mutants, limit, seed: mutants[1:2])
+    monkeypatch.setattr(running, "sample", lambda mutants, limit, seed: mutants[1:2])
     with pytest.raises(UsageError, match="nothing would be measured"):
         run(TOY, limit=1, network=None)
     judged = [
@@ -334,6 +375,159 @@ def test_equivalent_mutants_are_not_run_and_do_not_count(
     assert found.text().count("\nreason: Nothing uses it.\n") == 2
 
 
+# -- going on ----------------------------------------------------------------------------------
+
+
+class Told:
+    """What a run says it has judged."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if what != "the unchanged kernels":
+            self.ids.append(what)
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    return records.read(folder / "mutate-cpu.json", "mutate")["backends"][TOY]
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_the_same_command_goes_on_where_it_stopped(toy: Score, tmp_path: Path) -> None:
+    first, second, third = Told(), Told(), Told()
+    some = run(TOY, network=None, workers=1, limit=3, records_folder=tmp_path, progress=first)
+    assert [r.mutant.id for r in some.results] == sorted(first.ids, key=place_of)
+    everything = run(TOY, network=None, workers=1, records_folder=tmp_path, progress=second)
+    assert sorted([*first.ids, *second.ids]) == sorted(r.mutant.id for r in toy.results)
+    assert everything.closing() == toy.closing()
+    assert [r.status for r in everything.results] == [r.status for r in toy.results]
+    again = run(TOY, network=None, workers=1, records_folder=tmp_path, progress=third)
+    assert third.ids == []
+    assert again.text() == everything.text()
+    written = recorded(tmp_path)
+    assert (written["mutants"], written["left"], written["network"]) == (len(toy.results), 0, None)
+    assert list(written["unchanged"]) == ["toy/relu/maximum/fp32"]
+
+
+def place_of(name: str) -> tuple[int, int]:
+    _, line, column, *_ = name.split(":")
+    return int(line), int(column)
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_each_mutant_is_on_the_disk_when_it_is_judged(tmp_path: Path) -> None:
+    """Of the one that is told, only those before are sure to be there."""
+    held: list[int] = []
+
+    def look(done: int, total: int, what: str) -> None:
+        if (tmp_path / "mutate-cpu.json").exists():
+            held.append(len(recorded(tmp_path)["results"]))
+
+    run(TOY, network=None, workers=1, records_folder=tmp_path, progress=look)
+    assert held == list(range(1, 1 + len(held)))
+    assert len(recorded(tmp_path)["results"]) == len(held) + 1
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_what_has_changed_is_run_again_and_what_is_asked_for(tmp_path: Path) -> None:
+    def rerun(**options: Any) -> list[str]:
+        told = Told()
+        common = {"network": None, "workers": 1, "records_folder": tmp_path, "progress": told}
+        run(TOY, **(common | options))
+        return told.ids
+
+    everything = rerun()
+    survivors = [k for k, v in recorded(tmp_path)["results"].items() if v["status"] == "survived"]
+    assert len(survivors) == 2
+    assert sorted(rerun(again="survived")) == survivors
+    assert sorted(rerun(again="all")) == sorted(everything)
+    path = tmp_path / "mutate-cpu.json"
+    data = json.loads(path.read_text())
+    changed = min(data["backends"][TOY]["results"])
+    data["backends"][TOY]["results"][changed]["digest"] = "of other sources"
+    path.write_text(json.dumps(data))
+    assert rerun() == [changed]
+    assert len(rerun(seed=1)) == len(everything)  # on other inputs
+    with pytest.raises(UnknownName, match="did you mean 'survived'"):
+        rerun(again="survive")
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_what_was_judged_equivalent_meanwhile_is_not_what_the_record_says(
+    toy: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(TOY, network=None, workers=1, records_folder=tmp_path)
+    key = ("mutation_toy.py", "", "HINT = 8", "HINT = 9", 1)
+    monkeypatch.setattr(equivalents, "listed", lambda backend: {key: "Nothing uses it."})
+    found = run(TOY, network=None, workers=1, records_folder=tmp_path)
+    assert (found.count("survived"), found.count("equivalent")) == (1, 1)
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_time_that_is_up_leaves_mutants(toy: Score, tmp_path: Path) -> None:
+    found = run(TOY, network=None, workers=1, minutes=0, records_folder=tmp_path)
+    assert (found.results, found.left) == ((), len(toy.results))
+    assert f"STOPPED early: {found.left} of {found.left} mutants" in found.closing()
+    assert recorded(tmp_path)["left"] == found.left
+    after = run(TOY, network=None, workers=1, minutes=60, records_folder=tmp_path)
+    assert (after.closing(), after.left) == (toy.closing(), 0)
+
+
+def test_the_score_is_of_a_first_part_of_the_sample(toy: Score, numpy_plan: Plan) -> None:
+    """Mutants that take long are the ones that survive: the quick ones alone say too much."""
+    plan = replace(numpy_plan, mutants=tuple(r.mutant for r in toy.results), reasons={})
+    order = list(toy.results)
+    state = running._State(
+        plan, [r.mutant for r in order], running.Known(), TOY, toy.profile, toy.seed
+    )
+    state.fates = {r.mutant.id: r for r in order if r is not order[3]}
+    found = state.score()
+    assert found.results == tuple(order[:3])
+    assert found.further == tuple(order[4:])
+    assert found.left == 1
+    assert found.percent == replace(toy, results=found.results).percent
+    state.fates[order[3].mutant.id] = order[3]
+    assert state.score() == toy
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_records_of_other_backends_stay(tmp_path: Path) -> None:
+    path = tmp_path / "mutate-cpu.json"
+    other = {"score": 98.0}
+    head = {"record": "mutate", "format": 1, "device": "a toy"}
+    records.write(path, head | {"backends": {"other": other}})
+    run(TOY, network=None, workers=1, limit=1, records_folder=tmp_path)
+    assert records.read(path, "mutate")["backends"]["other"] == other
+
+
+def test_kernels_of_each_algorithm_come_first_and_cheap_ones_before_others() -> None:
+    took = {"b/conv/im2col/1": 3, "b/conv/im2col/2": 2, "b/conv/direct/1": 9, "b/add/x/1": 1}
+    paces = {kernel: Pace(seconds, seconds / 4) for kernel, seconds in took.items()}
+    assert eager(took, paces) == [
+        "b/add/x/1",
+        "b/conv/im2col/2",
+        "b/conv/direct/1",
+        "b/conv/im2col/1",
+    ]
+    assert eager(["b/conv/im2col/2", "b/add/x/1", "b/conv/im2col/1"], {}) == [
+        "b/add/x/1",
+        "b/conv/im2col/2",
+        "b/conv/im2col/1",
+    ]
+
+
+def test_a_mutant_may_be_silent_for_far_longer_than_what_it_was_made_from() -> None:
+    paces = {"a": Pace(30.0, 2.0), "b": Pace(90.0, 5.0)}
+    assert patience(["a"], paces, 60) == 18
+    assert patience(["a", "b"], paces, 60) == 30
+    assert patience(["a", "b"], paces, 20) == 20
+    assert patience(["c"], paces, 60) == 60
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
 def invoke(*arguments: str) -> Result:
     app = typer.Typer()
     app.command()(mutate)
@@ -342,10 +536,11 @@ def invoke(*arguments: str) -> Result:
 
 def test_command_line(toy: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(score, "run", lambda name, **options: (asked.append(options), toy)[1])
+    monkeypatch.setattr(running, "run", lambda name, **options: (asked.append(options), toy)[1])
     result = invoke("--backend", TOY, "--json", "--limit", "3", "--network", "none")
     assert result.exit_code == FOUND, result.exception
     assert (asked[0]["limit"], asked[0]["network"]) == (3, None)
+    assert (asked[0]["minutes"], asked[0]["records_folder"]) == (None, None)
     data = json.loads(result.stdout)
     assert data["mutants"] == len(data["results"]) == data["killed"] + data["survived"]
     one = next(r for r in data["results"] if r["after"].startswith("np.fmax"))
@@ -355,6 +550,14 @@ def test_command_line(toy: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke("--backend", TOY, "--require", "50")
     assert result.exit_code == 0, result.exception
     assert result.stdout.rstrip().endswith(toy.closing())
+    left = replace(toy, results=toy.results[:1], further=toy.results[2:], left=1)
+    monkeypatch.setattr(running, "run", lambda name, **options: left)
+    result = invoke("--backend", TOY, "--minutes", "1")
+    assert result.exit_code == FOUND  # whatever the score
+    assert "STOPPED early: 1 of" in result.stdout
+    result = invoke("--backend", TOY, "--again", "all")
+    assert isinstance(result.exception, UsageError)
+    assert "needs --record" in str(result.exception)
 
 
 def test_looking_runs_nothing() -> None:
@@ -363,7 +566,11 @@ def test_looking_runs_nothing() -> None:
     assert lines[2].startswith("mutation_toy.py:14:8:constant:0:")
     assert lines[-1].endswith(" mutants, 0 of them equivalent")
     name = lines[2].split()[0]
-    assert "+HINT = 7" in invoke("--backend", TOY, "--show", name).stdout
+    shown = invoke("--backend", TOY, "--show", name).stdout
+    assert "+HINT = 7" in shown
+    entry = json.loads(shown[shown.index("\n{") :])
+    assert (entry.pop("reason"), entry.pop("becomes")) == ("", ["HINT = 7"])
+    assert entry == {"file": "mutation_toy.py", "scope": "", "line": "HINT = 8"}
     missing = invoke("--backend", TOY, "--show", "mutation_toy.py:1:1:constant:0:abcdef")
     assert isinstance(missing.exception, UnknownName)
 
@@ -380,10 +587,29 @@ def test_what_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "toy/relu/maximum/fp32: full_write: " in str(e.value)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(1) as pool:
-        yield pool
+def tried(pool: Pool, root: Path, mutant: Mutant, **limits: Any) -> Any:
+    """What a trial of a mutant of the toy finds."""
+    question = Question(Target.of(TOY), root, profile("quick"), seed=0, network=None, **limits)
+    arguments = {
+        "question": question,
+        "mutant": mutant,
+        "kernels": ["toy/relu/maximum/fp32"],
+        "silence_seconds": 3,
+    }
+    (outcome,) = pool.run([Job(trial, arguments, TOY, "")])
+    return outcome.result
+
+
+def test_a_trial_that_is_late_has_found_nothing(tmp_path: Path, pool: Pool) -> None:
+    """Not that it hangs, though it does: before it could show, time was up."""
+    (source,) = Target.of(TOY).sources().values()
+    mutated = source.replace("np.maximum(inputs[0], 0, out=out)", "while True: pass", 1)
+    right, *_ = mutants_of("mutation_toy.py", source)
+    assert tried(pool, tmp_path, right) is None  # it survives, and the worker is warm
+    mutant = replace(right, source=mutated)
+    for seconds, message in ((1.5, "its time was up"), (0, "there was no time for it")):
+        found = tried(pool, tmp_path, mutant, deadline=time.monotonic() + seconds)
+        assert (found.check, found.message) == (LATE, message)
 
 
 @pytest.mark.parametrize(
@@ -409,15 +635,7 @@ def test_each_way_to_fail_is_a_kill(
     (source,) = target.sources().values()
     body, _, rest = body.partition("\n")
     mutated = source.replace("np.maximum(inputs[0], 0, out=out)", body, 1) + rest
-    question = Question(target, tmp_path, profile("quick"), seed=0, network=None)
-    arguments = {
-        "question": question,
-        "mutant": replace(mutants_of("mutation_toy.py", source)[0], source=mutated),
-        "kernels": ["toy/relu/maximum/fp32"],
-        "silence_seconds": 3,
-    }
-    (outcome,) = pool.run([Job(trial, arguments, TOY, "")])
-    found = outcome.result
+    found = tried(pool, tmp_path, replace(mutants_of("mutation_toy.py", source)[0], source=mutated))
     assert isinstance(found, Finding)
     assert found.check == check
     assert message in found.message

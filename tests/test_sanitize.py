@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from r18.backend import DeviceInfo
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import UsageError
 from r18.registry import load_backend
+from r18.tables import sanitize_table
 from r18_oracle.campaign import profile
-from r18_oracle.sanitize import Request, ToolResult, find, run_tool, save
-from r18_oracle.sanitized import BROKEN, Broken, exercise
+from r18_oracle.sanitize import KernelResult, Part, Request, Runner, find, parts
+from r18_oracle.sanitize_record import Record, verdict
+from r18_oracle.sanitized import BROKEN, Broken, TimeIsUp, exercise
 from r18_oracle.sanitizer_report import Complaint, parse
 
 CLEAN = """\
@@ -126,9 +129,12 @@ def test_a_complaint_in_words() -> None:
 # -- a tool on a backend -----------------------------------------------------------------------
 
 KERNEL = "toy/relu/maximum/fp32"
+SEVERAL = tuple(f"toy/relu/{name}/fp32" for name in "abc")
+
+Script = dict[str, Any]
 
 
-def stand_in(folder: Path, script: dict[str, list[dict[str, Any]]]) -> Path:
+def stand_in(folder: Path, script: Script) -> Path:
     """An executable that plays the script; see `sanitizer_stand_in`."""
     source = Path(__file__).with_name("sanitizer_stand_in.py").read_text()
     path = folder / "compute-sanitizer"
@@ -138,8 +144,22 @@ def stand_in(folder: Path, script: dict[str, list[dict[str, Any]]]) -> Path:
     return path
 
 
+def calls(folder: Path) -> list[dict[str, Any]]:
+    """What each process was asked."""
+    return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+
+
+def asked(folder: Path) -> list[tuple[str, ...]]:
+    """The kernels of each process."""
+    return [tuple(json.loads(call["arguments"][-1])["kernels"]) for call in calls(folder)]
+
+
 def request(*kernels: str, **changes: Any) -> Request:
     return Request("mutation_toy:Backend", kernels, network="tiny", **changes)
+
+
+def several(**changes: Any) -> Request:
+    return Request("sanitize_toy:Several", SEVERAL, network=None, **changes)
 
 
 @pytest.fixture
@@ -150,13 +170,11 @@ def path_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("path_of_tests")
 def test_a_clean_run(tmp_path: Path) -> None:
     program = stand_in(tmp_path, {"memcheck": [{"log": CLEAN}]})
-    told: list[tuple[str, str]] = []
-    result = run_tool(program, "memcheck", request(KERNEL), lambda t, k: told.append((t, k)))
-    assert (result.verdict, result.errors, result.broken) == ("clean", 0, {})
-    assert result.problems[KERNEL] > 20
-    assert result.device == DeviceInfo("cpu", "a toy")
-    assert told == [("memcheck", KERNEL)]
-    (call,) = (json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines())
+    (result,) = Runner(program, request(KERNEL)).part(Part("memcheck", (KERNEL,)))
+    assert (result.tool, result.kernel, result.verdict) == ("memcheck", KERNEL, "clean")
+    assert (result.errors, result.broken, result.complaints) == (0, "", ())
+    assert result.problems > 20
+    (call,) = calls(tmp_path)
     arguments = " ".join(call["arguments"])
     assert call["pool"] == "0"
     assert arguments.startswith("--tool memcheck --report-api-errors no --target-processes all")
@@ -165,7 +183,7 @@ def test_a_clean_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("path_of_tests")
 def test_errors_are_counted_and_shown(tmp_path: Path) -> None:
     program = stand_in(tmp_path, {"memcheck": [{"log": MEMCHECK}]})
-    result = run_tool(program, "memcheck", request(KERNEL))
+    (result,) = Runner(program, request(KERNEL)).part(Part("memcheck", (KERNEL,)))
     assert (result.verdict, result.errors) == ("FAIL", 5)
     assert result.complaints[0].function == "conv2d_direct"
 
@@ -174,18 +192,33 @@ def test_errors_are_counted_and_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("log", [None, "========= COMPUTE-SANITIZER\n"])
 def test_a_log_without_a_summary_is_not_clean(tmp_path: Path, log: str | None) -> None:
     program = stand_in(tmp_path, {"initcheck": [{"log": log}]})
-    assert run_tool(program, "initcheck", request(KERNEL)).verdict == "1 logs without a summary"
+    (result,) = Runner(program, request(KERNEL)).part(Part("initcheck", (KERNEL,)))
+    assert (result.verdict, result.errors) == ("a log without a summary", None)
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_errors_are_laid_to_the_kernel_that_has_them_alone(tmp_path: Path) -> None:
+    """A log tells of a process; so those of one with errors run again, each by itself."""
+    guilty = SEVERAL[1]
+    turn = {"log": MEMCHECK, "guilty": guilty, "else": CLEAN}
+    program = stand_in(tmp_path, {"memcheck": turn})
+    results = Runner(program, several()).part(Part("memcheck", SEVERAL))
+    assert {r.kernel: r.verdict for r in results} == {
+        kernel: "FAIL" if kernel == guilty else "clean" for kernel in SEVERAL
+    }
+    assert asked(tmp_path) == [SEVERAL, *((kernel,) for kernel in SEVERAL)]
 
 
 @pytest.mark.usefixtures("path_of_tests")
 def test_a_new_process_goes_on_after_a_kernel_that_broke(tmp_path: Path) -> None:
     program = stand_in(tmp_path, {"memcheck": [{"log": CLEAN}, {"log": CLEAN}]})
-    backend = "sanitize_toy:Backend"
-    asked = Request(backend, ("toy/relu/raises/fp32", KERNEL), network=None)
-    result = run_tool(program, "memcheck", asked)
-    assert list(result.problems) == [KERNEL]
-    assert "RuntimeError: an illegal address" in result.broken["toy/relu/raises/fp32"]
-    assert result.verdict == "FAIL"
+    wrong = "toy/relu/raises/fp32"
+    both = Request("sanitize_toy:Backend", (wrong, KERNEL), network=None)
+    broken, right = Runner(program, both).part(Part("memcheck", both.kernels))
+    assert (broken.kernel, broken.verdict, right.kernel) == (wrong, "FAIL", KERNEL)
+    assert "RuntimeError: an illegal address" in broken.broken
+    assert right.verdict == "clean"
+    assert asked(tmp_path) == [both.kernels, (KERNEL,)]
 
 
 @pytest.mark.usefixtures("path_of_tests")
@@ -199,9 +232,66 @@ def test_a_new_process_goes_on_after_a_kernel_that_broke(tmp_path: Path) -> None
 )
 def test_a_process_that_comes_to_nothing(tmp_path: Path, turn: dict[str, Any], why: str) -> None:
     program = stand_in(tmp_path, {"synccheck": [turn]})
-    result = run_tool(program, "synccheck", request(KERNEL, seconds=1.0))
-    assert why in result.broken[KERNEL]
+    runner = Runner(program, request(KERNEL, seconds=1.0))
+    (result,) = runner.part(Part("synccheck", (KERNEL,)))
+    assert why in result.broken
     assert result.verdict == "FAIL"
+
+
+# -- side by side, and in time -----------------------------------------------------------------
+
+
+def test_parts_are_small_enough_for_all_jobs_and_large_enough_to_be_worth_a_process() -> None:
+    names = [f"k{number}" for number in range(92)]
+    todo = parts({"memcheck": names, "racecheck": names, "initcheck": names[:2]}, 16)
+    assert {part.tool for part in todo[:3]} == {"memcheck", "racecheck", "initcheck"}
+    assert max(len(part.kernels) for part in todo) == 3
+    for tool in ("memcheck", "racecheck"):
+        assert [k for part in todo if part.tool == tool for k in part.kernels] == names
+    assert [part.kernels for part in parts({"memcheck": names[:13]}, 1)] == [
+        ("k0", "k1", "k2", "k3"),
+        ("k4", "k5", "k6", "k7"),
+        ("k8", "k9", "k10", "k11"),
+        ("k12",),
+    ]
+    assert max(len(part.kernels) for part in parts({"memcheck": names}, 1)) == 6
+    assert parts({"memcheck": []}, 4) == []
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_several_processes_run_side_by_side(tmp_path: Path) -> None:
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}, "racecheck": {"log": CLEAN}})
+    todo = [Part(tool, SEVERAL[:1]) for tool in ("memcheck", "racecheck")]
+    found = [r for results in Runner(program, several(), jobs=2).run(todo) for r in results]
+    assert {(r.tool, r.kernel) for r in found} == {(p.tool, *p.kernels) for p in todo}
+    assert {r.verdict for r in found} == {"clean"}
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_whoever_stops_listening_ends_what_runs(tmp_path: Path) -> None:
+    sleeps = {"log": CLEAN, "run": False, "sleep": 600}
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}, "racecheck": sleeps})
+    runner = Runner(program, several(), jobs=2)
+    todo = [Part("memcheck", SEVERAL[:1]), Part("racecheck", SEVERAL[:1])]
+    results = runner.run([*todo, *todo])
+    assert [r.tool for r in next(results)] == ["memcheck"]
+    results.close()  # comes back, though there are ten minutes to sleep
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_what_there_is_no_time_for_has_no_result(tmp_path: Path) -> None:
+    """The process ends in order, and what it has come to the end of counts."""
+    both = Request("sanitize_toy:Slow", (KERNEL, "toy/relu/slow/fp32"), network=None)
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}})
+    started = time.monotonic()
+    known = Runner(program, both).part(Part("memcheck", (KERNEL,)))
+    took = time.monotonic() - started
+    deadline = time.monotonic() + 1.5 * took + 0.5  # the slow kernel takes far longer than this
+    found = Runner(program, both, deadline=deadline).part(Part("memcheck", both.kernels))
+    assert found == known
+    late = Runner(program, both, deadline=time.monotonic())
+    assert list(late.run([Part("memcheck", (KERNEL,))])) == [[]]
+    assert len(calls(tmp_path)) == 2
 
 
 def test_each_call_has_buffers_of_its_own() -> None:
@@ -220,6 +310,12 @@ def test_a_call_that_raises_ends_it_at_once() -> None:
     with pytest.raises(Broken, match="RuntimeError: an illegal address"):
         exercise(backend, backend.kernels()[0], profile("quick"), 0, None)
     assert BROKEN != 0
+
+
+def test_time_that_is_up_ends_it_before_the_next_call() -> None:
+    backend = load_backend("mutation_toy:Backend")
+    with pytest.raises(TimeIsUp):
+        exercise(backend, backend.kernels()[0], profile("quick"), 0, None, time.monotonic())
 
 
 # -- where it is -------------------------------------------------------------------------------
@@ -245,53 +341,100 @@ def test_it_is_found_on_the_path_in_cuda_home_and_where_it_is_said_to_be(
 
 # -- the record --------------------------------------------------------------------------------
 
+H200 = DeviceInfo("cuda", "NVIDIA H200 (sm_90)")
 
-def result_of(tool: str, problems: dict[str, int], **changes: Any) -> ToolResult:
-    gpu = DeviceInfo("cuda", "NVIDIA H200 (sm_90)")
-    return ToolResult(tool, problems, device=gpu, **changes)
+
+def record_of(folder: Path, backend: Any, **changes: Any) -> Record:
+    return Record(folder, H200, backend, Request("cupy", (), **changes), "cs 1")
+
+
+def clean(tool: str, kernel: str, problems: int = 5) -> KernelResult:
+    return KernelResult(tool, kernel, problems, 0)
+
+
+def bad(tool: str, kernel: str) -> KernelResult:
+    complaint = Complaint("Invalid __global__ write of size 4 bytes", "gemm", 2)
+    return KernelResult(tool, kernel, 5, 2, (complaint,), "RuntimeError: an illegal address")
 
 
 def test_a_record_keeps_what_was_not_run_again(tmp_path: Path) -> None:
     backend = load_backend("cupy")
     first, second = (kernel.id for kernel in backend.kernels()[:2])
-    both, one = Request("cupy", (first, second)), Request("cupy", (second,))
-    path = save([result_of("memcheck", {first: 5, second: 6})], both, backend, "cs 1", tmp_path)
-    assert path == tmp_path / "sanitize-nvidia-h200.json"
-    bad = result_of("memcheck", {}, broken={second: "crashed"})
-    save([bad, result_of("racecheck", {second: 1})], one, backend, "cs 1", tmp_path)
-    tools = json.loads(path.read_text())["tools"]
+    record = record_of(tmp_path, backend)
+    record.write([clean("memcheck", first), clean("memcheck", second, 6)])
+    assert record.path == tmp_path / "sanitize-nvidia-h200.json"
+    later = record_of(tmp_path, backend)
+    later.write([bad("memcheck", second), clean("racecheck", second)])
+    tools = json.loads(record.path.read_text())["tools"]
     assert list(tools) == ["memcheck", "racecheck"]
-    assert tools["memcheck"]["verdict"] == "FAIL"
+    assert (tools["memcheck"]["verdict"], tools["memcheck"]["errors"]) == ("FAIL", 2)
+    assert tools["memcheck"]["missing"] == len(backend.kernels()) - 2
     assert tools["memcheck"]["kernels"][first]["problems"] == 5
-    assert tools["memcheck"]["kernels"][second]["broken"] == "crashed"
-    save([result_of("memcheck", {second: 7})], one, backend, "cs 1", tmp_path)
-    tools = json.loads(path.read_text())["tools"]
+    assert tools["memcheck"]["kernels"][second]["broken"] == "RuntimeError: an illegal address"
+    assert tools["memcheck"]["kernels"][second]["complaints"][0]["function"] == "gemm"
+    again = record_of(tmp_path, backend)
+    everything = again.fresh(["memcheck"], [first, second])
+    assert everything == [clean("memcheck", first), bad("memcheck", second)]
+    again.write([clean("memcheck", second, 7)])
+    tools = json.loads(record.path.read_text())["tools"]
     assert (tools["memcheck"]["verdict"], tools["memcheck"]["errors"]) == ("clean", 0)
-    data = json.loads(path.read_text())
-    data["tools"]["memcheck"]["kernels"][first]["digest"] = "another"
-    path.write_text(json.dumps(data))
-    save([result_of("memcheck", {second: 7})], one, backend, "cs 1", tmp_path)
-    assert list(json.loads(path.read_text())["tools"]["memcheck"]["kernels"]) == [second]
+    table = sanitize_table({"device": "nvidia-h200"}, tmp_path)
+    assert list(table.rows) == [
+        ("memcheck", "2", "12", "0", "clean"),
+        ("racecheck", "1", "5", "0", "clean"),
+    ]
 
 
-def test_after_errors_every_kernel_is_to_be_run_again(tmp_path: Path) -> None:
+def test_what_is_fresh_is_of_the_same_sources_and_problems(tmp_path: Path) -> None:
     backend = load_backend("cupy")
     first, second = (kernel.id for kernel in backend.kernels()[:2])
-    both, one = Request("cupy", (first, second)), Request("cupy", (second,))
-    faulty = result_of("memcheck", {first: 5, second: 6}, errors=3)
-    save([faulty], both, backend, "cs 1", tmp_path)
-    path = save([result_of("memcheck", {second: 6})], one, backend, "cs 1", tmp_path)
-    assert path is not None
-    assert list(json.loads(path.read_text())["tools"]["memcheck"]["kernels"]) == [second]
+    record = record_of(tmp_path, backend)
+    record.write([clean("memcheck", first), clean("memcheck", second)])
+
+    def fresh(**changes: Any) -> list[str]:
+        found = record_of(tmp_path, backend, **changes).fresh(["memcheck"], [first, second])
+        return [result.kernel for result in found]
+
+    assert fresh() == [first, second]
+    assert fresh(seconds=9.0) == [first, second]
+    assert fresh(profile="ci") == fresh(seed=1) == fresh(network=None) == []
+    assert record_of(tmp_path, backend).fresh(["racecheck"], [first]) == []
+    data = json.loads(record.path.read_text())
+    data["tools"]["memcheck"]["kernels"][first]["digest"] = "another"
+    data["tools"]["memcheck"]["kernels"]["other/relu/x/fp32"] = {
+        **data["tools"]["memcheck"]["kernels"][second],
+        "digest": None,
+    }
+    record.path.write_text(json.dumps(data))
+    assert fresh() == [second]
+    record_of(tmp_path, backend).write([clean("memcheck", second)])
+    left = json.loads(record.path.read_text())["tools"]["memcheck"]["kernels"]
+    assert list(left) == [second, "other/relu/x/fp32"]  # the second is of another backend
 
 
-def test_nothing_is_recorded_where_no_device_was_reached(tmp_path: Path) -> None:
-    backend = load_backend("cupy")
-    assert save([ToolResult("memcheck")], Request("cupy", ()), backend, "cs", tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
+def test_kernels_of_no_known_sources_are_never_fresh(tmp_path: Path) -> None:
+    backend = load_backend("mutation_toy:Backend")
+    record = Record(tmp_path, backend.probe(), backend, request(KERNEL), "cs 1")
+    record.write([clean("memcheck", KERNEL)])
+    again = Record(tmp_path, backend.probe(), backend, request(KERNEL), "cs 1")
+    assert again.fresh(["memcheck"], [KERNEL]) == []
+
+
+def test_a_verdict_is_the_worst() -> None:
+    unread = KernelResult("memcheck", "a", 3, None)
+    idle = KernelResult("memcheck", "b", 0, 0)
+    assert verdict([]) == "nothing ran"
+    assert verdict([clean("memcheck", "c")]) == "clean"
+    assert verdict([clean("memcheck", "c"), idle]) == "nothing ran"
+    assert verdict([clean("memcheck", "c"), idle, unread]) == "a log without a summary"
+    assert verdict([clean("memcheck", "c"), unread, bad("memcheck", "d")]) == "FAIL"
 
 
 # -- the command -------------------------------------------------------------------------------
+
+
+def row_of(out: str, tool: str) -> list[str]:
+    return next(line.split() for line in out.splitlines() if line.startswith(f"{tool} "))
 
 
 @pytest.mark.usefixtures("path_of_tests")
@@ -301,14 +444,44 @@ def test_the_command_line(tmp_path: Path) -> None:
     done = r18(
         *("sanitize", "--backend", "mutation_toy:Backend", "--tools", "memcheck,racecheck"),
         *("--network", "none", "--sanitizer", program, "--record", "--records", tmp_path),
+        *("--jobs", 1),
     )
     assert done.code == FOUND
-    lines = [" ".join(line.split()) for line in done.out.splitlines()]
-    assert any(line.startswith("memcheck 1 ") and line.endswith(" 0 clean") for line in lines)
-    assert any(line.startswith("racecheck 1 ") and line.endswith(" 1 FAIL") for line in lines)
-    assert "Race reported between Write access in sgemm_tiled" in done.out
+    assert row_of(done.out, "memcheck")[1:3] == ["1", "0"]
+    assert row_of(done.out, "memcheck")[-2:] == ["0", "clean"]
+    assert row_of(done.out, "racecheck")[-2:] == ["1", "FAIL"]
+    assert f"{KERNEL}: FAIL\n    Race reported between Write access in sgemm_tiled" in done.out
     assert "compute-sanitizer Version 2025.3.1.0 (build 1)" in done.out
     assert (tmp_path / "sanitize-cpu.json").exists()
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_the_same_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}})
+
+    def run(*options: object) -> tuple[int, str, set[str]]:
+        """The exit code, what it prints, and the kernels that it runs."""
+        (tmp_path / "calls.jsonl").write_text("")
+        done = r18(
+            *("sanitize", "--backend", "sanitize_toy:Several", "--tools", "memcheck"),
+            *("--network", "none", "--sanitizer", program, "--record", "--records", tmp_path),
+            *options,
+        )
+        return done.code, done.out, {name for names in asked(tmp_path) for name in names}
+
+    code, out, ran = run("--minutes", 0)
+    assert (code, ran) == (FOUND, set())
+    assert "STOPPED early: 3 are left" in out
+    code, out, ran = run("--kernels", SEVERAL[2])
+    assert (code, ran) == (0, {SEVERAL[2]})
+    code, out, ran = run("--minutes", 30)
+    assert (code, ran) == (0, set(SEVERAL) - {SEVERAL[2]})
+    assert row_of(out, "memcheck")[1:3] == ["3", "0"]
+    assert "1 of these results are from the record" in out
+    assert run()[2] == set()
+    assert run("--again", "--jobs", 2)[2] == set(SEVERAL)
+    path = tmp_path / "sanitize-cpu.json"
+    assert json.loads(path.read_text())["tools"]["memcheck"]["missing"] == 0
 
 
 def test_wrong_requests() -> None:

@@ -2,11 +2,15 @@
 
 memcheck: accesses out of bounds or misaligned. racecheck: hazards in shared memory. initcheck:
 reads of global memory that nothing wrote. synccheck: barriers that not all threads reach.
+
+A process takes seconds to start under a tool, and its tool's errors are laid to no kernel; so it
+runs a few kernels, and where there are errors, each of them again by itself.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -14,19 +18,18 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r18 import records
-from r18.backend import Backend, DeviceInfo
 from r18.errors import R18Error, UsageError
-from r18_oracle.records import digest_of
+from r18.machine import THREADS, cpus
 from r18_oracle.sanitized import BROKEN
 from r18_oracle.sanitizer_report import Complaint, Report, parse
 
-WHAT = "sanitize"
 # What each tool is told besides. NOTE: memcheck also reports calls of CUDA's API that fail, such
 # as a driver's being asked for a function that it lacks; a failing launch raises by itself.
 TOOLS: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +40,14 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
 }
 POOL_OFF = {"R18_CUPY_POOL": "0"}
 """So that each buffer is an allocation that the tools know of; see `r18_cupy.device`."""
+
+MOST_KERNELS = 6
+"""Of a process."""
+ROUNDS = 4
+"""Processes that each job runs one after another, so that all end at about the same time."""
+GRACE_SECONDS = 20.0
+"""A process ends by itself when its time is up, after the call that it is in; if not, so much
+later."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +65,37 @@ class Request:
     seconds: float = 3600.0
 
 
-@dataclass
-class ToolResult:
-    """What one tool found.
+@dataclass(frozen=True)
+class Part:
+    """Kernels to run under a tool in one process."""
 
-    problems: calls of each kernel that came to its end. errors: as the tool counts them.
-    broken: what ended a kernel's run before its end, by kernel. complaints: those printed.
-    unreadable: processes whose log has no summary.
+    tool: str
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """What a tool found in one kernel.
+
+    problems: calls that came to their end. errors: as the tool counts them; None without a
+    summary. complaints: those printed. broken: what ended its run before its end, if anything did.
     """
 
     tool: str
-    problems: dict[str, int] = field(default_factory=dict)
-    errors: int = 0
-    broken: dict[str, str] = field(default_factory=dict)
-    complaints: list[Complaint] = field(default_factory=list)
-    unreadable: int = 0
-    device: DeviceInfo | None = None
+    kernel: str
+    problems: int
+    errors: int | None
+    complaints: tuple[Complaint, ...] = ()
+    broken: str = ""
 
     @property
     def verdict(self) -> str:
-        """`clean` only when every kernel came to its end and every log says so."""
+        """`clean` only when the kernel came to its end and the log says so."""
         if self.errors or self.broken:
             return "FAIL"
-        if not sum(self.problems.values()):
+        if not self.problems:
             return "nothing ran"
-        return f"{self.unreadable} logs without a summary" if self.unreadable else "clean"
+        return "clean" if self.errors == 0 else "a log without a summary"
 
 
 def find(asked: str | None = None) -> Path:
@@ -117,82 +134,171 @@ def version_of(sanitizer: Path) -> str:
     return f"compute-sanitizer {lines[-1].strip()}" if lines else "compute-sanitizer"
 
 
-def run_tool(
-    sanitizer: Path,
-    tool: str,
-    request: Request,
-    progress: Callable[[str, str], None] = lambda tool, kernel: None,
-) -> ToolResult:
-    """Run the kernels under one tool; a new process goes on after one that broke.
+def parts(kernels: Mapping[str, Sequence[str]], jobs: int) -> list[Part]:
+    """What each process runs, of the kernels that are asked for by tool, in the order to run it.
 
-    progress: told of the tool and each kernel that is done with.
+    Every tool comes to the first kernels before any comes to the last.
     """
-    result = ToolResult(tool)
-    left = list(request.kernels)
-    while left:
-        with tempfile.TemporaryDirectory(prefix="r18-sanitize-") as folder:
-            _run_once(sanitizer, request, left, Path(folder), result, progress)
-            for report in _reports(Path(folder)):
-                result.errors += report.errors or 0
-                result.unreadable += report.errors is None
-                result.complaints += report.complaints
-        done = {*result.problems, *result.broken}
-        left = [name for name in left if name not in done]
-    return result
-
-
-def _run_once(
-    sanitizer: Path,
-    request: Request,
-    kernels: Sequence[str],
-    folder: Path,
-    result: ToolResult,
-    progress: Callable[[str, str], None],
-) -> None:
-    """One process, over as many of the kernels as it gets through; at least one is filed."""
-    asked = asdict(request) | {"kernels": list(kernels)}
-    command = [
-        *(str(sanitizer), "--tool", result.tool, *TOOLS[result.tool]),
-        *("--target-processes", "all", "--print-limit", "100"),
-        *("--log-file", str(folder / "%p.log")),
-        *(sys.executable, "-m", "r18_oracle.sanitized", json.dumps(asked)),
+    share = math.ceil(sum(map(len, kernels.values())) / (jobs * ROUNDS))
+    size = max(1, min(MOST_KERNELS, share))
+    found = [
+        (first, Part(tool, tuple(names[first : first + size])))
+        for tool, names in kernels.items()
+        for first in range(0, len(names), size)
     ]
-    under = kernels[0]
-    stderr = folder / "stderr"
-    with (
-        stderr.open("w") as errors,
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | POOL_OFF,
-        ) as process,
-    ):
-        watch = _Watch(process, request.seconds)
-        assert process.stdout is not None
-        for line in process.stdout:
-            said = _words(line)
-            watch.heard()
-            if "device" in said:
-                result.device = DeviceInfo(**said["device"])
-            under = said.get("begins", under)
-            if "ends" in said:
-                result.problems[said["ends"]] = said["problems"]
-                progress(result.tool, said["ends"])
-            if "broken" in said:
-                result.broken[said["broken"]] = said["error"]
-                progress(result.tool, said["broken"])
-        code = process.wait()
-        watch.stop()
+    return [part for _, part in sorted(found, key=lambda pair: pair[0])]
+
+
+class Runner:
+    """Runs parts of a request, some of them side by side.
+
+    jobs: how many processes at a time; they share the cores and the device. deadline: by
+    `time.monotonic`; what has not come to its end by then has no result.
+    """
+
+    def __init__(
+        self, sanitizer: Path, request: Request, jobs: int = 1, deadline: float = math.inf
+    ) -> None:
+        self._sanitizer = sanitizer
+        self._request = request
+        self._jobs = jobs
+        self._deadline = deadline
+        self._over = threading.Event()
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def run(self, todo: Sequence[Part]) -> Iterator[list[KernelResult]]:
+        """The results of each part as it comes to its end; closing the iterator ends them all."""
+        with ThreadPoolExecutor(self._jobs) as threads:
+            started = [threads.submit(self.part, part) for part in todo]
+            try:
+                for done in as_completed(started):
+                    yield done.result()
+            finally:
+                self._over.set()
+                for future in started:
+                    future.cancel()
+                for process in tuple(self._running):
+                    process.kill()
+
+    def part(self, part: Part) -> list[KernelResult]:
+        """A result for each kernel, but for those that there was no time for.
+
+        A new process goes on after one that broke, and with each kernel of one that had errors.
+        """
+        found: list[KernelResult] = []
+        waiting = [part.kernels]
+        while waiting and not self._is_late():
+            kernels = waiting.pop(0)
+            process = self._process(part.tool, kernels)
+            if process.errors == 0 or len(process.begun) == 1:
+                found += process.results(part.tool)
+            else:  # whose are they?
+                waiting += [(kernel,) for kernel in process.begun]
+            if rest := tuple(kernel for kernel in kernels if kernel not in process.begun):
+                waiting.append(rest)
+        return found
+
+    def _is_late(self) -> bool:
+        return self._over.is_set() or time.monotonic() >= self._deadline
+
+    def _process(self, tool: str, kernels: Sequence[str]) -> _Process:
+        """One, over as many of the kernels as it gets through; at least one is begun."""
+        with tempfile.TemporaryDirectory(prefix="r18-sanitize-") as name:
+            folder = Path(name)
+            stop = None if self._deadline == math.inf else self._deadline
+            asked = asdict(self._request) | {"kernels": list(kernels), "deadline": stop}
+            command = [
+                *(str(self._sanitizer), "--tool", tool, *TOOLS[tool]),
+                *("--target-processes", "all", "--print-limit", "100"),
+                *("--log-file", str(folder / "%p.log")),
+                *(sys.executable, "-m", "r18_oracle.sanitized", json.dumps(asked)),
+            ]
+            found = _Process()
+            stderr = folder / "stderr"
+            with (
+                stderr.open("w") as errors,
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=_environment(self._jobs),
+                ) as process,
+            ):
+                self._running.add(process)
+                if self._over.is_set():  # since just now: nobody else will end it
+                    process.kill()
+                watch = _Watch(process, self._request.seconds, self._deadline + GRACE_SECONDS)
+                assert process.stdout is not None
+                for line in process.stdout:
+                    watch.heard()
+                    _note(found, _words(line))
+                code = process.wait()
+                watch.stop()
+                self._running.discard(process)
+            found.errors, found.complaints = _summed(_reports(folder))
+            if not found.begun:  # going on would go on for ever
+                found.begun.append(kernels[0])
+            under = found.begun[-1]
+            ended = under in found.problems or under in found.broken
+            if not ended and not self._is_late():
+                found.broken[under] = _cause(watch, code, stderr.read_text("utf-8", "replace"))
+        return found
+
+
+@dataclass
+class _Process:
+    """What one process came to.
+
+    begun: the kernels that it came to. problems, broken: of those that came to their end, and of
+    those that something ended. errors, complaints: the tool's, of all of it.
+    """
+
+    begun: list[str] = field(default_factory=list)
+    problems: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    errors: int | None = None
+    complaints: tuple[Complaint, ...] = ()
+
+    def results(self, tool: str) -> list[KernelResult]:
+        """Of those that ended, one way or the other."""
+        return [
+            KernelResult(
+                tool,
+                kernel,
+                self.problems.get(kernel, 0),
+                self.errors,
+                self.complaints,
+                self.broken.get(kernel, ""),
+            )
+            for kernel in self.begun
+            if kernel in self.problems or kernel in self.broken
+        ]
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """Of a process: the pool off, and no more threads than its share of the cores."""
+    threads = max(1, cpus() // jobs)
+    return {THREADS: str(threads)} | os.environ | POOL_OFF
+
+
+def _note(found: _Process, said: Mapping[str, Any]) -> None:
+    """What a process says of a kernel: that it begins, that it ended, or what broke it."""
+    if "begins" in said:
+        found.begun.append(said["begins"])
+    if "ends" in said:
+        found.problems[said["ends"]] = said["problems"]
+    if "broken" in said:
+        found.broken[said["broken"]] = said["error"]
+
+
+def _cause(watch: _Watch, code: int, stderr: str) -> str:
+    """Why a process came to no end of its kernel."""
     if watch.ended:
-        result.broken[under] = f"said nothing for {request.seconds:g} s and was ended"
-    elif code not in (0, BROKEN) and under not in result.problems:
-        tail = " ".join(stderr.read_text("utf-8", "replace").split()[-40:])
-        result.broken[under] = f"its process ended with code {code}: {tail}"
-    missing = [k for k in kernels if k not in result.problems and k not in result.broken]
-    if missing == list(kernels):  # nothing was said: going on would go on for ever
-        result.broken[under] = f"its process ended with code {code} and said nothing"
+        return f"said nothing for {watch.seconds:g} s and was ended"
+    if code in (0, BROKEN):
+        return f"its process ended with code {code} and said nothing"
+    return f"its process ended with code {code}: {' '.join(stderr.split()[-40:])}"
 
 
 def _words(line: str) -> dict[str, Any]:
@@ -205,16 +311,18 @@ def _words(line: str) -> dict[str, Any]:
 
 
 class _Watch:
-    """Ends a process that says nothing for too long."""
+    """Ends a process that says nothing for too long, or that is late."""
 
-    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
+    def __init__(self, process: subprocess.Popen[str], seconds: float, latest: float) -> None:
         self._process = process
-        self._seconds = seconds
+        self._latest = latest
+        self.seconds = seconds
         self.ended = False
         self._timer = self._started()
 
     def _started(self) -> threading.Timer:
-        timer = threading.Timer(self._seconds, self._end)
+        patience = min(self.seconds, max(0.0, self._latest - time.monotonic()))
+        timer = threading.Timer(patience, self._end)
         timer.start()
         return timer
 
@@ -231,73 +339,27 @@ class _Watch:
         self._process.kill()
 
 
-def _reports(folder: Path) -> Iterable[Report]:
+def _reports(folder: Path) -> list[Report]:
     """Of the processes that the tool looked into."""
-    logs = sorted(folder.glob("*.log"))
-    if not logs:
-        yield Report(None, ())
-    for log in logs:
-        yield parse(log.read_text("utf-8", "replace"))
+    return [parse(log.read_text("utf-8", "replace")) for log in sorted(folder.glob("*.log"))]
 
 
-# -- the record --------------------------------------------------------------------------------
+def _summed(reports: Sequence[Report]) -> tuple[int | None, tuple[Complaint, ...]]:
+    """The errors of all, None where one does not tell, or there is none; and the complaints."""
+    counts = [report.errors for report in reports]
+    known = [count for count in counts if count is not None]
+    complete = bool(counts) and len(known) == len(counts)
+    errors = sum(known) if complete or any(known) else None
+    return errors, tuple(complaint for report in reports for complaint in report.complaints)
 
 
-def save(
-    results: Sequence[ToolResult],
-    request: Request,
-    backend: Backend,
-    sanitizer: str,
-    folder: Path,
-) -> Path | None:
-    """Write what the tools found to the device's record; None when no kernel ran.
-
-    A tool's kernels that were not run now stay, as long as their digest is the present one; not
-    after errors, which no tool lays to a kernel: then all are to be run anew.
-    """
-    device = next((result.device for result in results if result.device), None)
-    if device is None:
-        return None
-    path = records.path_of(folder, WHAT, device)
-    record = records.read(path, WHAT)
-    digests = {kernel.id: digest_of(kernel) for kernel in backend.kernels()}
-    tools = dict(record.get("tools", {}))
-    for result in results:
-        old = tools.get(result.tool, {"kernels": {}, "errors": 0})
-        kept = {
-            name: entry
-            for name, entry in old["kernels"].items()
-            if name not in request.kernels
-            and entry["digest"] == digests.get(name, "")
-            and not old["errors"]
-        }
-        broken = {k: v["broken"] for k, v in kept.items() if "broken" in v} | result.broken
-        now = {
-            name: {"digest": digests[name], "problems": result.problems.get(name, 0)}
-            | ({"broken": result.broken[name]} if name in result.broken else {})
-            for name in request.kernels
-        }
-        tools[result.tool] = {
-            "date": records.now(),
-            "profile": request.profile,
-            "seed": request.seed,
-            "errors": result.errors,
-            "verdict": "FAIL" if broken else result.verdict,
-            "complaints": [asdict(complaint) for complaint in result.complaints],
-            "kernels": dict(sorted((kept | now).items())),
-        }
-    records.write(
-        path,
-        {
-            "record": WHAT,
-            "format": records.FORMAT,
-            "device": device.name,
-            "sanitizer": sanitizer,
-            "environment": records.environment(device),
-            "tools": tools,
-        },
-    )
-    return path
-
-
-__all__ = ["TOOLS", "Request", "ToolResult", "find", "run_tool", "save", "version_of"]
+__all__ = [
+    "TOOLS",
+    "KernelResult",
+    "Part",
+    "Request",
+    "Runner",
+    "find",
+    "parts",
+    "version_of",
+]

@@ -7,13 +7,19 @@ memcheck knows of, and poisoned memory would count as initialised. Values are no
     python -m r18_oracle.sanitized '{"backend": ..., "kernels": [...], ...}'
 
 Says a line of JSON for each kernel when it begins, and when it ends. Ends with `BROKEN` at the
-first call that raises: of a device that was left in error, nothing more can be asked.
+first call that raises: of a device that was left in error, nothing more can be asked. When its time
+is up it ends in order, after the call that it is in, so that the tool tells what it has found; and
+at once when the tool is gone, which has started it.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -36,12 +42,22 @@ class Broken(BaseException):
     """A call raised; not an `Exception`, so that Hypothesis does not try it again."""
 
 
+class TimeIsUp(BaseException):
+    """There is no time for the next call; no `Exception`, for the same reason."""
+
+
 def exercise(
-    backend: Backend, kernel: Kernel, how: Profile, seed: int, network_name: str | None
+    backend: Backend,
+    kernel: Kernel,
+    how: Profile,
+    seed: int,
+    network_name: str | None,
+    deadline: float = math.inf,
 ) -> int:
     """Call the kernel on the problems that a campaign would; how many it took.
 
-    Raises `Broken` with what the first failing call raised.
+    Raises `Broken` with what the first failing call raised, and `TimeIsUp` after the deadline, by
+    `time.monotonic`.
     """
     taken = 0
 
@@ -49,6 +65,8 @@ def exercise(
         problem: Problem, data_seed: int, rounding: str, light: bool, only: str | None = None
     ) -> bool:
         nonlocal taken
+        if time.monotonic() >= deadline:
+            raise TimeIsUp
         if kernel.refusal(problem) is not None:
             return False
         case = make_case(kernel, problem, rounding, data_seed)
@@ -76,21 +94,31 @@ def exercise(
 def main(asked: str) -> int:
     """Run what the JSON asks for; the exit code."""
     request: dict[str, Any] = json.loads(asked)
+    threading.Thread(target=_go_with, args=(os.getppid(),), daemon=True).start()
     backend = load_backend(request["backend"])
-    device = backend.probe()
+    backend.probe()
     how = profile(request["profile"])
-    _say(device={"kind": device.kind, "name": device.name, "details": dict(device.details)})
+    stop = request.get("deadline")
+    deadline = math.inf if stop is None else float(stop)
     for name in request["kernels"]:
+        kernel = kernel_of(backend, name)
         _say(begins=name)
         try:
-            taken = exercise(
-                backend, kernel_of(backend, name), how, request["seed"], request["network"]
-            )
+            taken = exercise(backend, kernel, how, request["seed"], request["network"], deadline)
         except Broken as broken:
             _say(broken=name, error=str(broken))
             return BROKEN
+        except TimeIsUp:
+            return 0
         _say(ends=name, problems=taken)
     return 0
+
+
+def _go_with(parent: int) -> None:
+    """End this process as soon as its parent has ended: nobody would hear what it says."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _say(**words: Any) -> None:

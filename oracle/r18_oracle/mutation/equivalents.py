@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from importlib.resources import files
+from typing import Any
 
 from r18.errors import UsageError
 from r18_oracle.mutation.mutants import Mutant
@@ -43,7 +44,7 @@ def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
     Raises `UsageError` for entries that no mutant answers to.
     """
     reasons = listed(backend)
-    known = {key_of(mutant): mutant.id for mutant in mutants}
+    known = {mutant.key: mutant.id for mutant in mutants}
     stale = [key for key in reasons if key not in known]
     if stale:
         lines = [f"{file} in {scope or 'the module'}: {a} → {b}" for file, scope, a, b, _ in stale]
@@ -54,5 +55,13 @@ def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
     return {known[key]: reason for key, reason in reasons.items()}
 
 
-def key_of(mutant: Mutant) -> Key:
-    return (mutant.file, mutant.scope, mutant.before, mutant.after, mutant.occurrence)
+def entry_of(mutant: Mutant) -> dict[str, Any]:
+    """An entry of the list for a mutant, which lacks nothing but its reason."""
+    entry: dict[str, Any] = {
+        "file": mutant.file,
+        "scope": mutant.scope,
+        "line": mutant.before,
+        "becomes": [mutant.after],
+        "reason": "",
+    }
+    return entry if mutant.occurrence == 1 else entry | {"occurrence": mutant.occurrence}

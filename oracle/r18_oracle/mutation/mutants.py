@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
-import random
 import textwrap
 from bisect import bisect_right
 from collections import Counter
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r18.errors import BackendUnavailable
-from r18.registry import load_backend
+from r18.registry import installed, load_backend
 from r18_oracle.mutation import cuda_edits, python_edits
 
 
@@ -73,6 +72,11 @@ class Mutant:
         return LANGUAGES[Path(self.file).suffix].compiled
 
     @property
+    def key(self) -> tuple[str, str, str, str, int]:
+        """What it is, wherever in its scope it stands by now."""
+        return (self.file, self.scope, self.before, self.after, self.occurrence)
+
+    @property
     def id(self) -> str:
         digest = hashlib.sha256(self.before.encode()).hexdigest()[:6]
         return f"{self.file}:{self.line}:{self.column}:{self.operator}:{self.index}:{digest}"
@@ -128,21 +132,29 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     return found
 
 
-def sample(mutants: Sequence[Mutant], limit: int, seed: int) -> list[Mutant]:
-    """At most `limit` of them, the same for a seed, spread over the operators; in order."""
-    rng = random.Random(seed)
-    decks: dict[str, list[int]] = {}
+def sample(mutants: Sequence[Mutant], limit: int | None, seed: int) -> list[Mutant]:
+    """The first `limit` of them, or all, in an order that follows from the seed and what they are.
+
+    A mutant's place says nothing about it: of each operator, any first part has about its share.
+    So a run that stops early has seen a fair sample, the one of a smaller limit.
+    """
+    decks: dict[str, list[tuple[float, int]]] = {}
     for position, mutant in enumerate(mutants):
-        decks.setdefault(mutant.operator, []).append(position)
-    for deck in decks.values():
-        rng.shuffle(deck)
-    chosen: list[int] = []
-    while decks and len(chosen) < limit:
-        for operator in list(decks)[: limit - len(chosen)]:
-            chosen.append(decks[operator].pop())
-            if not decks[operator]:
-                del decks[operator]
-    return [mutants[position] for position in sorted(chosen)]
+        decks.setdefault(mutant.operator, []).append((_draw(seed, *mutant.key), position))
+    order: list[tuple[float, int]] = []
+    for operator, deck in decks.items():
+        offset = _draw(seed, operator)  # or all decks would begin with one at the same place
+        order += [
+            ((rank + offset) / len(deck), position)
+            for rank, (_, position) in enumerate(sorted(deck))
+        ]
+    return [mutants[position] for _, position in sorted(order)[:limit]]
+
+
+def _draw(*words: object) -> float:
+    """A number in [0, 1) that looks like chance, and is the same for the same words."""
+    digest = hashlib.sha256("\0".join(map(str, words)).encode()).digest()
+    return int.from_bytes(digest[:6]) / 2**48
 
 
 # -- a backend's sources -----------------------------------------------------------------------
@@ -153,25 +165,60 @@ class Target:
     """A backend whose sources are mutated: its name, and the top-level package or module it is.
 
     path: the package's folder, or the file of a single module.
+    own: the folder in the package, empty for all of it, that is the backend's; without `others`,
+    the folders in there that are other backends'.
     """
 
     backend: str
     package: str
     path: Path
+    own: str = ""
+    others: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, backend: str) -> Target:
         """Of a name as `load_backend` takes it; raises what that raises."""
-        package = type(load_backend(backend)).__module__.partition(".")[0]
+        module = type(load_backend(backend)).__module__
+        package = module.partition(".")[0]
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
             raise BackendUnavailable(backend, f"there is no module '{package}' with a source")
         origin = Path(spec.origin)
-        return cls(backend, package, origin.parent if spec.submodule_search_locations else origin)
+        if not spec.submodule_search_locations:
+            return cls(backend, package, origin)
+        root = origin.parent
+        own = _folder(root, module)
+        found = {
+            _folder(root, point.module)
+            for point in installed().values()
+            if point.module.partition(".")[0] == package
+        }
+        inside = sorted(folder for folder in found if folder != own and _in(folder, own))
+        return cls(backend, package, root, own, tuple(inside))
 
     def sources(self) -> dict[str, str]:
-        """The text of every file that can be mutated, by its name in the package, in order."""
+        """The text of every file of the backend's that can be mutated, as `texts`."""
+        return {
+            name: text
+            for name, text in self.texts().items()
+            if _in(name, self.own) and not any(_in(name, other) for other in self.others)
+        }
+
+    def texts(self) -> dict[str, str]:
+        """The text of every source of the package, by its name in there, in order."""
         if self.path.is_file():
             return {self.path.name: self.path.read_text("utf-8")}
         files = sorted(p for p in self.path.rglob("*") if p.suffix in LANGUAGES)
         return {p.relative_to(self.path).as_posix(): p.read_text("utf-8") for p in files}
+
+
+def _folder(root: Path, module: str) -> str:
+    """The innermost package that a module is or is in: its folder, as seen from the outermost."""
+    parts = module.split(".")[1:]
+    if parts and not root.joinpath(*parts).is_dir():
+        parts.pop()
+    return "/".join(parts)
+
+
+def _in(name: str, folder: str) -> bool:
+    return not folder or name == folder or name.startswith(f"{folder}/")

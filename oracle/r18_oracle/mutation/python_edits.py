@@ -87,11 +87,20 @@ def edits(source: str) -> Iterator[Edit]:
 def meaning(source: str, start: int, end: int, text: str) -> object | None:
     """The syntax tree, in text, of the module's statement with the change in it, and its place."""
     first, last = _view(source).statement(start)
+    changed = source[first:start] + text + source[end:last]
+    return _meaning(first, changed) if text or start < end else _unchanged(first, changed)
+
+
+def _meaning(first: int, statement: str) -> object | None:
     try:
-        tree = ast.parse(source[first:start] + text + source[end:last])
+        tree = ast.parse(statement)
     except SyntaxError:
         return None
     return first, ast.dump(_Folded().visit(tree))
+
+
+_unchanged = lru_cache(maxsize=8)(_meaning)
+"""Of a statement as it stands: every change in it is compared with that."""
 
 
 class _Folded(ast.NodeTransformer):

@@ -2,12 +2,13 @@
 
 A kernel reaches the functions that it holds, the methods of its class, and whatever of the
 backend's own these name, and so on. A mutant is shown to the kernels that reach its line; what
-none reaches (a constant of the module, the list of kernels) is shown to all that have code in its
-file, or to all there are.
+none reaches (the list of kernels, say) is shown to all that have code in its file, or to all there
+are.
 """
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,20 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from r18.backend import CompiledKernel, Kernel
+from r18_oracle.mutation.mutants import Mutant
+from r18_oracle.mutation.names import Names, Span
 
-Span = tuple[str, int, int]
-"""(file in the package, first line, last line)."""
+
+def reach(kernel: Kernel, root: Path, names: Names | None = None) -> tuple[Span, ...]:
+    """The functions and definitions under `root` that the kernel reaches, sorted.
+
+    names: of the sources under `root`, for many kernels; read when not given.
+    """
+    return tuple(sorted((names or Names(root)).followed(_held(kernel, root))))
 
 
-def reach(kernel: Kernel, root: Path) -> tuple[Span, ...]:
-    """The functions under `root` that the kernel reaches, sorted."""
+def _held(kernel: Kernel, root: Path) -> set[Span]:
+    """The functions under `root` that the kernel holds, and those that they name."""
     waiting: list[Any] = [*getattr(kernel, "__dict__", {}).values(), type(kernel)]
     seen: set[int] = set()
     spans: set[Span] = set()
@@ -42,7 +50,7 @@ def reach(kernel: Kernel, root: Path) -> tuple[Span, ...]:
             name = path.relative_to(root).as_posix() if path != root else path.name
             spans.add((name, min(lines), max(lines)))
             waiting += _named(function, root)
-    return tuple(sorted(spans))
+    return spans
 
 
 def device_code(kernel: Kernel, root: Path) -> tuple[Span, ...]:
@@ -88,8 +96,14 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 def _named(function: FunctionType, root: Path) -> Iterator[Any]:
     """What a function's code names: globals, and attributes of the backend's own modules."""
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
-    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    codes = list(_codes(function.__code__))
+    names = {name for code in codes for name in code.co_names}
+    found = [
+        function.__globals__[step.argval]
+        for code in codes
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in function.__globals__
+    ]
     for thing in found:
         if isinstance(thing, ModuleType):
             if Path(getattr(thing, "__file__", None) or "/").is_relative_to(root):
@@ -117,3 +131,20 @@ def reaching(
 
 def _holds(span: Span, file: str, line: int) -> bool:
     return span[0] == file and span[1] <= line <= span[2]
+
+
+def shown(
+    mutants: Iterable[Mutant], reaches: Mapping[str, Sequence[Span]], wanted: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The kernels that each mutant is shown to, by its id: as `reaching`, for many at once."""
+    by_file: dict[str, dict[str, list[Span]]] = {}
+    lines: dict[tuple[str, int], tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    for mutant in mutants:
+        file, line = place = mutant.file, mutant.line
+        if file not in by_file:
+            by_file[file] = {k: [s for s in spans if s[0] == file] for k, spans in reaches.items()}
+        if place not in lines:
+            lines[place] = tuple(reaching(file, line, by_file[file], wanted))
+        found[mutant.id] = lines[place]
+    return found

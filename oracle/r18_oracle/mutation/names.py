@@ -1,0 +1,189 @@
+"""What the names in a package's sources stand for, read from the text: nothing is imported.
+
+Kernels import their device code when they need it, or find it by the name of its module, since it
+needs a GPU or a compiler. Where such a name leads is in the sources all the same.
+"""
+
+from __future__ import annotations
+
+import ast
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+Span = tuple[str, int, int]
+"""(file in the package, first line, last line)."""
+
+UNKNOWN = "."
+"""The base of an attribute of something that has no name, such as what a call returns."""
+PREFIX = "..."
+"""The base of a text that a module's name is made with: `f"package.folder.{name}"`."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file's names.
+
+    definitions: (first line, last line) of what the module's own statements define.
+    imports: by the name here, the module and the name there; none of a module itself.
+    words: (line, base, word) of every name, of every attribute of a base, and (with the base
+    `UNKNOWN`) of every string that could be a name, with `PREFIX` of what begins a dotted one; in
+    the order of the lines.
+    """
+
+    definitions: dict[str, tuple[int, int]]
+    imports: dict[str, tuple[str, str]]
+    words: list[tuple[int, str, str]]
+
+    @classmethod
+    def of(cls, source: str, dotted: str) -> Module:
+        """Of a module's source and its full name, of a package that of its `__init__`."""
+        tree = ast.parse(source)
+        definitions = {
+            name: (_first_line(node), node.end_lineno or node.lineno)
+            for node in tree.body
+            for name in _defined(node)
+        }
+        imports: dict[str, tuple[str, str]] = {}
+        words: list[tuple[int, str, str]] = []
+        for node in ast.walk(tree):
+            match node:
+                case ast.ImportFrom(names=names, level=level, module=module):
+                    base = dotted.split(".")[:-level] if level else []
+                    origin = ".".join([*base, *([module] if module else [])])
+                    imports |= {a.asname or a.name: (origin, a.name) for a in names}
+                case ast.Import(names=names):
+                    imports |= {a.asname: (a.name, "") for a in names if a.asname}
+                case ast.Name(id=name):
+                    words.append((node.lineno, "", name))
+                case ast.Attribute(value=ast.Name(id=base_name), attr=name):
+                    words.append((node.lineno, base_name, name))
+                case ast.Attribute(attr=name):
+                    words.append((node.lineno, UNKNOWN, name))
+                case ast.Constant(value=str(text)) if text.isidentifier():
+                    words.append((node.lineno, UNKNOWN, text))
+                case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+                    words.append((node.lineno, PREFIX, text))
+        return cls(definitions, imports, sorted(words))
+
+    def within(self, first: int, last: int) -> Iterator[tuple[str, str]]:
+        """(base, word) of every word in these lines."""
+        begin = bisect_left(self.words, (first,))
+        end = bisect_right(self.words, (last + 1,))
+        return ((base, word) for _, base, word in self.words[begin:end])
+
+
+@dataclass
+class Links:
+    """Where the words of some lines lead: to definitions; and words, each of which may complete a
+    prefix to a module's name, or be an attribute of such a module."""
+
+    spans: set[Span] = field(default_factory=set)
+    prefixes: set[str] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)
+
+
+class Names:
+    """The modules of a package, or the one module that it is."""
+
+    def __init__(self, root: Path) -> None:
+        files = [root] if root.is_file() else sorted(root.rglob("*.py"))
+        self._package = root.stem
+        self._modules = {
+            name: Module.of(path.read_text("utf-8"), self._dotted(name))
+            for path in files
+            for name in [path.name if path == root else path.relative_to(root).as_posix()]
+        }
+        self._links = cache(self._linked)
+
+    def followed(self, spans: Iterable[Span]) -> set[Span]:
+        """The spans, and every definition of the package that what they name leads to."""
+        waiting, seen = list(spans), set(spans)
+        prefixes: set[str] = set()
+        loose: set[str] = set()
+        while waiting:
+            found: set[Span] = set()
+            for span in waiting:
+                links = self._links(span)
+                found |= links.spans
+                prefixes |= links.prefixes
+                loose |= links.loose
+            named = {self._file(prefix + word) for prefix in prefixes for word in loose}
+            for name in (name for name in named if name is not None):
+                defined = self._modules[name].definitions
+                found |= {(name, *defined[word]) for word in loose & defined.keys()}
+            waiting = sorted(found - seen)
+            seen |= found
+        return seen
+
+    def _linked(self, span: Span) -> Links:
+        file, first, last = span
+        links = Links()
+        if (module := self._modules.get(file)) is None:
+            return links
+        for base, word in module.within(first, last):
+            if base == "":
+                links.spans |= self._meant(file, word)
+                continue
+            there = self._imported(module, base)
+            if there is not None:
+                links.spans |= self._meant(there, word)
+                continue
+            if base == PREFIX:
+                links.prefixes.add(word)
+            else:
+                links.loose.add(word)
+        return links
+
+    def _meant(self, file: str, name: str) -> set[Span]:
+        """The definition of a name that a module has, or has imported."""
+        seen: set[tuple[str, str]] = set()
+        while (file, name) not in seen:  # modules may import from each other
+            seen.add((file, name))
+            module = self._modules[file]
+            if name in module.definitions:
+                return {(file, *module.definitions[name])}
+            origin, there = module.imports.get(name, ("", ""))
+            found = self._file(origin)
+            if found is None or not there:
+                break
+            file, name = found, there
+        return set()
+
+    def _imported(self, module: Module, name: str) -> str | None:
+        """The file of the module that a name stands for; None for any other name."""
+        if name not in module.imports:
+            return None
+        origin, there = module.imports[name]
+        return self._file(f"{origin}.{there}" if there else origin)
+
+    def _file(self, dotted: str) -> str | None:
+        package, _, inner = dotted.partition(".")
+        if package != self._package:
+            return None
+        path = inner.replace(".", "/")
+        names = (f"{path}.py", f"{path}/__init__.py") if path else ("__init__.py",)
+        return next((name for name in names if name in self._modules), None)
+
+    def _dotted(self, name: str) -> str:
+        """The full name of a module; a package's ends in `__init__`, as relative imports see it."""
+        return ".".join((self._package, *Path(name).with_suffix("").parts))
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement of a module defines."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign(targets=targets):
+            for target in targets:
+                yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name

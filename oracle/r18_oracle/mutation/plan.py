@@ -1,0 +1,104 @@
+"""A backend's mutants, and what is known of them before any is run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from r18.errors import UsageError, unknown
+from r18.registry import load_backend
+from r18_oracle.mutation.equivalents import judged
+from r18_oracle.mutation.mutants import Mutant, Target, mutants_of
+from r18_oracle.mutation.names import Names, Span
+from r18_oracle.mutation.reach import device_code, reach
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The mutants of a backend.
+
+    reasons: why, for each that is equivalent, by id. texts: every source of the package as it is.
+    reaches: the source of each kernel, by its id, in the backend's order.
+    """
+
+    target: Target
+    mutants: tuple[Mutant, ...]
+    reasons: Mapping[str, str]
+    texts: Mapping[str, str]
+    reaches: Mapping[str, tuple[Span, ...]]
+    _digests: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, backend: str) -> Plan:
+        """Of an installed backend; raises `UsageError` for a stale list of equivalent mutants."""
+        target = Target.of(backend)
+        sources = target.sources()
+        mutants = [m for file, source in sources.items() for m in mutants_of(file, source)]
+        if not mutants:
+            raise UsageError(f"backend '{backend}' has no source that can be mutated")
+        names = Names(target.path)
+        reaches = {
+            kernel.id: (*reach(kernel, target.path, names), *device_code(kernel, target.path))
+            for kernel in load_backend(backend).kernels()
+        }
+        return cls(target, tuple(mutants), judged(backend, mutants), target.texts(), reaches)
+
+    def find(self, name: str) -> Mutant:
+        """The mutant of that id; raises `UnknownName`."""
+        for mutant in self.mutants:
+            if mutant.id == name:
+                return mutant
+        raise unknown("mutant", name, [m.id for m in self.mutants if m.file == name.split(":")[0]])
+
+    def diff(self, mutant: Mutant) -> str:
+        return mutant.diff(self.texts[mutant.file])
+
+    def digest(self, kernels: Iterable[str], mutant: Mutant | None = None) -> str:
+        """Of the sources of these kernels, with a mutant's change in them: sha256, shortened."""
+        chosen = tuple(kernels)
+        if chosen not in self._digests:
+            files = sorted({span[0] for kernel in chosen for span in self.reaches[kernel]})
+            parts = [*chosen, *(f"{file}\0{self.texts[file]}" for file in files)]
+            self._digests[chosen] = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        if mutant is None:
+            return self._digests[chosen][:16]
+        changed = f"{self._digests[chosen]}\0{mutant.file}\0{mutant.source}"
+        return hashlib.sha256(changed.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What an unchanged kernel took: the seconds of all of it, and of its longest silence."""
+
+    seconds: float
+    silence: float
+
+
+def eager(kernels: Iterable[str], paces: Mapping[str, Pace]) -> list[str]:
+    """The kernels in the order in which to show them a mutant: what most likely sees it first.
+
+    A kernel of each algorithm, then a second of each, and so on; cheap ones first.
+    """
+
+    def seconds(kernel: str) -> float:
+        return paces[kernel].seconds if kernel in paces else 0.0
+
+    decks: dict[str, list[str]] = {}
+    for kernel in sorted(kernels, key=seconds):
+        decks.setdefault("/".join(kernel.split("/")[1:3]), []).append(kernel)
+    ranked = [
+        (rank, seconds(kernel), kernel)
+        for deck in decks.values()
+        for rank, kernel in enumerate(deck)
+    ]
+    return [kernel for _, _, kernel in sorted(ranked)]
+
+
+def patience(kernels: Iterable[str], paces: Mapping[str, Pace], most: float) -> int:
+    """The longest silence, in seconds: far more than any of the unchanged kernels.
+
+    most: what is never exceeded, and holds where nothing is known yet.
+    """
+    silences = [paces[kernel].silence for kernel in kernels if kernel in paces]
+    return min(round(most), round(10 + 4 * max(silences))) if silences else round(most)
