@@ -159,15 +159,21 @@ LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "Ope
 """Packages of which a caption tells the version."""
 
 
+def device_words(group: Mapping[str, Any]) -> str:
+    """What a record's group was timed on: of a CPU the processor and threads, which all share."""
+    device = group["environment"]["device"]
+    if device["kind"] != "cpu":
+        return str(device["name"])
+    host = group["machine"]
+    threads = f"{host['threads']} threads" if "threads" in host else f"{host['cpus']} CPUs"
+    return f"{host['processor']}, {threads}"
+
+
 def bench_caption(group: Mapping[str, Any]) -> str:
     """Of a record's group: the device, what it was timed with, when, and how often."""
     environment = group["environment"]
-    device, versions = environment["device"], environment["packages"]
-    words = [device["name"]]
-    if device["kind"] == "cpu":
-        host = group["machine"]
-        threads = f"{host['threads']} threads" if "threads" in host else f"{host['cpus']} CPUs"
-        words += [host["processor"], threads]
+    versions = environment["packages"]
+    words = [device_words(group)]
     timed = {"torch", *(row["backend"] for row in group["rows"])}
     words += [
         f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed & set(versions)
@@ -246,4 +252,12 @@ TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, .
 """How each is made, and the options that its marker may have."""
 
 
-__all__ = ["Table", "bench_caption", "bench_table", "rendered", "sanitize_table", "verify_table"]
+__all__ = [
+    "Table",
+    "bench_caption",
+    "bench_table",
+    "device_words",
+    "rendered",
+    "sanitize_table",
+    "verify_table",
+]

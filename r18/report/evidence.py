@@ -15,6 +15,7 @@ from r18.precision import PRECISIONS
 from r18.roofline import WHAT as CEILINGS
 from r18.roofline import Ceilings, Limit, limits
 from r18.schedule import network
+from r18.tables import device_words
 
 VERIFY = "verify"
 
@@ -42,7 +43,7 @@ class Group:
 
     @property
     def device_name(self) -> str:
-        return str(self.data["environment"]["device"]["name"])
+        return device_words(self.data)
 
     @property
     def floor_ms(self) -> float | None:
