@@ -361,7 +361,8 @@ def test_the_roofline_is_the_sum_of_the_floors(everything: Evidence) -> None:
 
 def test_without_ceilings_there_is_no_roofline_and_the_page_says_so(everything: Evidence) -> None:
     text = page(everything)
-    (found,) = (one for one in figures(text, "fp32, batch 1</h3>") if "a processor, 2 threads" in one)
+    headed = figures(text, "fp32, batch 1</h3>")
+    (found,) = (one for one in headed if "a processor, 2 threads" in one)
     assert 'class="line"' not in found
     assert "No roofline: the ceilings of the device were not measured." in found
     assert "a roofline of cpu: " in Reader(text).said("missing")

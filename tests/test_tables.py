@@ -126,9 +126,7 @@ def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: P
     assert head.endswith("| / PyTorch | / best peer | peak MB |")
     assert ours == "| numpy | cpu | fp32 | 8 | 4 | 250 | 1.50 | 1.50 | 1,235 |"
     assert peer == "| onnxruntime | cpu | fp32 | 8 | 2 | 500 | 0.75 | 0.75 |  |"
-    words = (
-        "EPYC, 2 threads, PyTorch 2.11.0, ONNX Runtime 1.20, 2026-11-20"
-    )
+    words = "EPYC, 2 threads, PyTorch 2.11.0, ONNX Runtime 1.20, 2026-11-20"
     assert words in text  # OpenVINO is installed and was not timed
 
 
