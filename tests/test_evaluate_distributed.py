@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 from collections.abc import Iterator
@@ -53,6 +54,23 @@ def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out.read_text()
 
 
+def check_same(table: Path, expected: str) -> None:
+    """The same images in the same order, with the same answers.
+
+    A margin may differ in its last bits: a worker has one thread, and BLAS sums in another order
+    on several. The reference's sums are float64, and end at classes that are not close.
+    """
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    wanted = list(csv.DictReader(expected.splitlines()))
+    assert len(rows) == len(wanted) == COUNT
+    for row, other in zip(rows, wanted, strict=True):
+        ours, theirs = row.pop("margin"), other.pop("margin")
+        assert row == other
+        assert (ours == "") == (theirs == "")
+        if ours:
+            assert float(ours) == pytest.approx(float(theirs), rel=1e-9)
+
+
 def test_a_killed_worker_loses_and_repeats_nothing(
     client: Any, folder: Path, expected: str, tmp_path: Path
 ) -> None:
@@ -70,7 +88,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(
 
     engine = Cluster(client, asked, images.folder)
     summary = evaluate(engine, images, asked, weights(), out, on_progress=kill).summary
-    assert out.read_text() == expected
+    check_same(out, expected)
     assert [progress.done for progress in seen] == [*range(0, COUNT + 1, 3)]
     assert (summary.images, summary.unreadable, summary.agree_top1) == (COUNT, 1, COUNT - 1)
     assert victim not in client.run(os.getpid).values()
@@ -99,7 +117,7 @@ def test_the_command_with_a_scheduler(
     assert f"agree_top1 = {COUNT - 1} (100.00 %)" in done.out
     assert f"going on: 3 of {COUNT} images are done" in done.err
     assert "backend: numpy, CPU" in done.err
-    assert out.read_text() == expected
+    check_same(out, expected)
 
 
 def test_what_a_task_raises_is_raised_here(client: Any, folder: Path) -> None:
