@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from r18.cli.kernels import compile_kernels, contract_words
 from r18.errors import UsageError
 from r18.registry import load_backend
 from r18_cupy.compiler import ARCHITECTURES, CompileError, architecture, capability
+from r18_cupy.kernel import CudaKernel
 
 DIRECT = "cupy/conv2d/direct/f*"
 
@@ -94,9 +96,15 @@ def test_every_kernel_says_what_it_is_meant_for() -> None:
 def test_architectures_and_their_capabilities() -> None:
     found = [capability(name) for name in ("sm_75", "sm_90", "sm_90a", "sm_120")]
     assert found == [(7, 5), (9, 0), (9, 0), (12, 0)]
-    kernel = load_backend("cupy").kernels()[0]
-    (entry, *_) = kernel.entries()  # type: ignore[attr-defined]
-    assert architecture(entry, (9, 0)) == "sm_90"
+    kernels = cast("tuple[CudaKernel, ...]", load_backend("cupy").kernels())
+    targets = {architecture(e, (9, 0)) for k in kernels for e in k.entries() if not k.family}
+    assert targets == {"sm_90"}
+    hopper = [kernel for kernel in kernels if kernel.family == "sm_90a"]
+    assert hopper
+    for kernel in hopper:
+        assert {architecture(entry, (9, 0)) for entry in kernel.entries()} == {"sm_90a"}
+        assert kernel.targets == ("sm_90a",)
+        assert not any(kernel.runs_on(capability(name)) for name in ("sm_80", "sm_100"))
     with pytest.raises(UsageError):
         capability("90")
 

@@ -9,6 +9,7 @@ from r18_cupy.conv_direct import Direct, DirectTiled
 from r18_cupy.conv_im2col import im2col_kernels
 from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv_implicit_gemm_mma import implicit_gemm_mma_kernels
+from r18_cupy.conv_implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.conv_winograd import winograd_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.others import other_kernels
@@ -19,6 +20,7 @@ PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
 @cache
 def all_kernels() -> tuple[CudaKernel, ...]:
     return (
+        *implicit_gemm_wgmma_kernels(),
         *implicit_gemm_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),
@@ -32,7 +34,5 @@ def all_kernels() -> tuple[CudaKernel, ...]:
 def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
     """Those that a device of this compute capability runs; all of them where it is not known."""
     return tuple(
-        kernel
-        for kernel in all_kernels()
-        if capability is None or kernel.minimum_capability <= capability
+        kernel for kernel in all_kernels() if capability is None or kernel.runs_on(capability)
     )

@@ -50,6 +50,8 @@ class CudaKernel(ABC):
     batch_invariant: ClassVar[bool] = True
     in_place: ClassVar[bool] = False
     minimum_capability: ClassVar[tuple[int, int]] = (7, 5)
+    # The one architecture whose own instructions it needs (`sm_90a`): it runs on no other.
+    family: ClassVar[str | None] = None
 
     @property
     def tile(self) -> str:
@@ -150,9 +152,17 @@ class CudaKernel(ABC):
 
     @property
     def targets(self) -> tuple[str, ...]:
+        if self.family is not None:
+            return (self.family,)
         families = {entry.family for entry in self.entries() if entry.family}
         common = [name for name in ARCHITECTURES if capability(name) >= self.minimum_capability]
         return (*common, *sorted(families))
+
+    def runs_on(self, device: tuple[int, int]) -> bool:
+        """Whether a device of this compute capability has what the kernel needs."""
+        if self.family is not None:
+            return capability(self.family) == device
+        return device >= self.minimum_capability
 
     def resources(self, target: str) -> dict[str, Resources]:
         return {
@@ -170,7 +180,7 @@ class CudaKernel(ABC):
 
     def _launched_on(self, device: tuple[int, int]) -> tuple[Entry, ...]:
         """The entries for devices of this compute capability."""
-        if device < self.minimum_capability:
+        if not self.runs_on(device):
             return ()
         return tuple(
             entry

@@ -44,17 +44,29 @@ class Pointer:
     offset: int = 0
 
 
+class Located(Protocol):
+    """An argument that follows from a buffer's address: see `tensor_map`."""
+
+    @property
+    def pointer(self) -> Pointer: ...
+
+    def at(self, address: int) -> np.ndarray[Any, Any]:
+        """The argument, for a buffer at this address."""
+        ...
+
+
 NULL = np.uintp(0)  # a pointer argument that is not given
 X, OUT, WORKSPACE = Pointer(Role.INPUT), Pointer(Role.OUTPUT), Pointer(Role.WORKSPACE)
-Argument = Pointer | np.generic | np.ndarray[Any, Any]
+Argument = Pointer | Located | np.generic | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class GridLaunch:
     """One launch of a `__global__` function.
 
-    arguments: in the function's order: `Pointer`, NumPy scalars of exactly the parameter's type,
-               and structs as arrays of one element (see `struct`).
+    arguments: in the function's order: `Pointer` and what follows from one (`Located`), NumPy
+               scalars of exactly the parameter's type, and structs as arrays of one element (see
+               `struct`).
     shared_nbytes: dynamic shared memory a block.
     phase:     the name under which `Program.profile` shows it, where a kernel has several.
     """
@@ -97,6 +109,14 @@ class Buffers:
     weights: Sequence[Buffer]
     output: Buffer
     workspace: Buffer
+
+    def resolved(self, argument: Argument) -> np.generic | np.ndarray[Any, Any]:
+        """The argument's value, now that there are buffers."""
+        if isinstance(argument, Pointer):
+            return self.address(argument)
+        if isinstance(argument, np.generic | np.ndarray):
+            return argument
+        return argument.at(int(self.address(argument.pointer)))
 
     def address(self, pointer: Pointer) -> np.uintp:
         buffer: Any = {
@@ -148,9 +168,7 @@ class Launcher:
         function = self.function(launch.entry)
         if launch.shared_nbytes > DEFAULT_SHARED:
             self._allow_shared(function, launch.shared_nbytes)
-        arguments = tuple(
-            buffers.address(a) if isinstance(a, Pointer) else a for a in launch.arguments
-        )
+        arguments = tuple(map(buffers.resolved, launch.arguments))
         function(launch.grid, launch.block, arguments, launch.shared_nbytes, stream=stream)
 
 

@@ -1,0 +1,292 @@
+"""Implicit GEMM on Hopper's tensor cores: fp16, bf16 and tf32 products, sums in float32. NHWC.
+
+The product of `conv_implicit_gemm_mma` turned around: M = O channels, N = N·OH·OW output pixels,
+K = kh·kw·C. TMA gathers the pixels, `wgmma` multiplies; see kernels/conv2d_implicit_gemm_wgmma.cu.
+Where there are too few tiles to fill a GPU, the blocks of a cluster divide K among themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar, cast
+
+import numpy as np
+
+from r18.backend import Array, RoundingContract
+from r18.ops import Conv2d, Layout, Problem
+from r18.precision import BF16, FP16, TF32, Precision
+from r18_cupy.compiler import Entry
+from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
+from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
+from r18_cupy.kernel import MAX_ELEMENTS
+from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
+from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
+from r18_cupy.tile import TileConfig
+
+CHUNK_BYTES = 16  # of an output pixel's channels, written at once
+GROUP_M = 64  # channels of a warpgroup
+FEEDER_THREADS = 32
+BARRIER_NBYTES = 16  # of a stage
+ALIGNMENT = 1024  # of the stages, in shared memory that the device begins where it likes
+
+
+@dataclass(frozen=True)
+class WgmmaTile(TileConfig):
+    """`m` channels by `n` pixels a block, over `k` products (128 bytes) a step.
+
+    groups_m, groups_n: the grid of warpgroups among which they are divided.
+    stages: steps whose weights and pixels are in shared memory at once.
+    blocks: of a multiprocessor at once.
+    parts:  of K, each a block of a cluster's.
+    """
+
+    groups_m: int
+    groups_n: int
+    stages: int
+    blocks: int
+    parts: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups_m * self.groups_n + FEEDER_THREADS
+
+    @property
+    def shared_nbytes(self) -> int:
+        stage = (self.m + self.n) * ROW_BYTES + BARRIER_NBYTES
+        return self.stages * stage + ALIGNMENT
+
+    @property
+    def name(self) -> str:
+        """`m64n64k64`, and `p4` where K has four parts."""
+        return super().name + (f"p{self.parts}" if self.parts > 1 else "")
+
+
+def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
+    """The tilings that are compiled.
+
+    A warpgroup of many pixels reads the fewest bytes of shared memory a product; two blocks of a
+    multiprocessor hide the end of one behind the products of the other. 96 pixels divide some
+    problems more evenly.
+    """
+    k = ROW_BYTES // precision.dtype.itemsize
+    return (
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
+        WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
+        WgmmaTile(128, 256, k, groups_m=2, groups_n=1, stages=4, blocks=1),
+        WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=4, blocks=2),
+        *(
+            WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3, parts=parts)
+            for parts in (1, 2, 4, 8)
+        ),
+    )
+
+
+def chunk_of(precision: Precision) -> int:
+    """Channels of one 16-byte write."""
+    return CHUNK_BYTES // precision.dtype.itemsize
+
+
+def packed_channels(op: Conv2d, precision: Precision) -> int:
+    """Elements of K at a position of the window: C, padded to whole steps of a tile."""
+    step = ROW_BYTES // precision.dtype.itemsize
+    return ceil_div(op.in_channels, step) * step
+
+
+def packed_depth(op: Conv2d, precision: Precision) -> int:
+    """K as weights are packed: every position of the window."""
+    return math.prod(op.kernel_size) * packed_channels(op, precision)
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+# What the choice is made for, an H200; see conv_implicit_gemm_mma.py.
+MULTIPROCESSORS = 132
+PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
+SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
+STEP_LATENCY = 150  # cycles of a block from a step's arrival until its products are done
+BLOCK_LATENCY = 2500  # cycles until the first step is there, and for the epilogue
+CLUSTER_LATENCY = 1500  # cycles of a cluster's barriers and of its shares
+
+
+def step_cycles(tile: WgmmaTile) -> float:
+    """What a multiprocessor is busy with one step of a block: products, or shared memory.
+
+    The copy engine writes a row of weights or pixels once; each warpgroup reads its own 64 rows of
+    weights and its pixels.
+    """
+    products = tile.m * tile.n * ROW_BYTES / PRODUCT_BYTES_A_CYCLE
+    rows = tile.m * (1 + tile.groups_n) + tile.n * (1 + tile.groups_m)
+    return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
+
+
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
+    """Cycles, roughly: the busier of the units and of waiting, on the busiest multiprocessor."""
+    op = cast(Conv2d, problem.op)
+    n, o, oh, ow = problem.output
+    steps = ceil_div(packed_depth(op, precision) // tile.k, tile.parts)
+    blocks = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m) * tile.parts
+    share = ceil_div(blocks, MULTIPROCESSORS)
+    work = step_cycles(tile)
+    waiting = ceil_div(share, tile.blocks) * (steps * (work + STEP_LATENCY) + BLOCK_LATENCY)
+    return max(share * steps * work, waiting) + (CLUSTER_LATENCY if tile.parts > 1 else 0)
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: Problem, precision: Precision) -> WgmmaTile:
+    """The tile with the least estimate. Pure."""
+    return min(tiles_of(precision), key=lambda tile: estimate(problem, precision, tile))
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
+    """OIHW to [O][depth], in storage format: position (r, s), then channels, zeros else.
+
+    tf32: rounded to 11 significand bits. The unit itself cuts off what is beyond, as it does of the
+    pixels.
+    """
+    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        stored = np.asarray(weight, precision.dtype)
+    shape = (op.out_channels, *op.kernel_size, packed_channels(op, precision))
+    packed = np.zeros(shape, precision.dtype)
+    packed[..., : op.in_channels] = stored.transpose(0, 2, 3, 1)
+    packed = packed.reshape(op.out_channels, -1)
+    return round_to_tf32(packed) if precision.multiply == "tf32" else packed
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitGemmWgmma(ConvKernel):
+    """Tiles of an implicit matrix product on `wgmma`; subclasses say which tile."""
+
+    algorithm = "implicit_gemm_wgmma"
+    minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
+    family: ClassVar[str | None] = "sm_90a"
+
+    layout: Layout = Layout.NHWC
+
+    @abstractmethod
+    def tile_for(self, problem: Problem) -> WgmmaTile:
+        """The tile that computes it. Pure."""
+
+    @property
+    def contract(self) -> RoundingContract:
+        p = self.precision
+        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
+
+    def entry(self, tile: WgmmaTile) -> Entry:
+        name = "conv2d_implicit_gemm_wgmma"
+        return Entry(name, name, (self.storage, *tile.defines), self.family)
+
+    def pixels(self, problem: Problem, run: int) -> PixelsMap:
+        """What the copy engine is told of the input."""
+        op = cast(Conv2d, problem.op)
+        n, c, h, w = problem.inputs[0]
+        windows = (op.kernel_size, op.stride, op.padding)
+        return PixelsMap(X, self.precision.storage, (n, c, h, w), *windows, run)
+
+    def refuses(self, problem: Problem) -> str | None:
+        op = cast(Conv2d, problem.op)
+        chunk = chunk_of(self.precision)
+        if op.out_channels % chunk:
+            return f"writes {chunk} channels at once, and {op.out_channels} is no multiple of it"
+        if op.in_channels % chunk:
+            return f"copies {chunk} channels at once, and {op.in_channels} is no multiple of it"
+        if reason := self.pixels(problem, 1).refusal():
+            return f"the copy engine takes {reason}"
+        if op.out_channels * packed_depth(op, self.precision) > MAX_ELEMENTS:
+            return "indexes with 32 bits; the packed weights have too many elements"
+        return None
+
+    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        op = cast(Conv2d, problem.op)
+        biases = (np.ascontiguousarray(bias, np.float32) for bias in weights[1:])
+        return (pack_weight(weights[0], op, self.precision), *biases)
+
+    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
+        op = cast(Conv2d, problem.op)
+        tile = self.tile_for(problem)
+        n, o, oh, ow = problem.output
+        depth = packed_depth(op, self.precision)
+        weight = MatrixMap(Pointer(Role.WEIGHT), self.precision.storage, o, depth, tile.m)
+        bias, residual = bias_and_residual(op)
+        return (
+            GridLaunch(
+                self.entry(tile),
+                (ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m), tile.parts, 1),
+                (tile.threads, 1, 1),
+                (
+                    self.pixels(problem, tile.n),
+                    weight,
+                    bias,
+                    residual,
+                    OUT,
+                    conv_shape(problem),
+                    np.int32(depth // tile.k),
+                ),
+                tile.shared_nbytes,
+            ),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenWgmma(ImplicitGemmWgmma):
+    """The tile that suits the problem best; see `choose`."""
+
+    # The parts of K depend on how many tiles the batch has.
+    batch_invariant: ClassVar[bool] = False
+
+    def tile_for(self, problem: Problem) -> WgmmaTile:
+        return choose(problem, self.precision)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(map(self.entry, tiles_of(self.precision)))
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        sizes = {size for tile in tiles_of(self.precision) for size in tile.edges}
+        return tuple(sorted({chunk_of(self.precision), *sizes}))
+
+
+@dataclass(frozen=True, eq=False)
+class FixedWgmma(ImplicitGemmWgmma):
+    """One tile for every problem."""
+
+    config: WgmmaTile = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.config not in tiles_of(self.precision):
+            raise ValueError(f"{self.config} is no tile of {self.precision}")
+
+    @property
+    def tile(self) -> str:
+        return self.config.name
+
+    def tile_for(self, problem: Problem) -> WgmmaTile:
+        return self.config
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (self.entry(self.config),)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        return tuple(sorted({chunk_of(self.precision), *self.config.edges}))
+
+
+def implicit_gemm_wgmma_kernels() -> tuple[ImplicitGemmWgmma, ...]:
+    """Per precision the one that chooses, then its tiles."""
+    return tuple(
+        kernel
+        for precision in (FP16, BF16, TF32)
+        for kernel in (
+            ChosenWgmma(precision),
+            *(FixedWgmma(precision, config=tile) for tile in tiles_of(precision)),
+        )
+    )

@@ -1,0 +1,94 @@
+// Tensor-core instructions of a warpgroup, four warps: D = A·Bᵀ + D, A and B read from shared
+// memory while the threads go on. sm_90a alone (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Multiply-Accumulate Instructions").
+//
+// A has 64 rows, B has N, each of 128 bytes of K; a step multiplies 32 bytes of each row: 16 values
+// of fp16 or bf16, 8 of tf32. The 16-byte chunks of a row are permuted, chunk c of row i at
+// c ^ i % 8, as TMA does in its 128-byte mode; a matrix begins at a multiple of 1024 bytes.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// A matrix in shared memory, as the instruction wants it: the address, the 1024 bytes from eight
+// rows to the next eight, the permutation; all in units of 16 bytes.
+__device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address) {
+  constexpr unsigned long long PERMUTED_128 = 1ull << 62, EIGHT_ROWS = 1024 / 16;
+  return PERMUTED_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3FFFF) >> 4;
+}
+
+constexpr unsigned long long STEP_OF_K = 32 / 16;  // from one step's descriptor to the next's
+
+// Before the first product: what the threads have written to the sums is seen by the unit.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// Closes a group: the products since the last one.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits until at most the latest PENDING groups are still under way.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Lane i of warp w holds of D rows 16·w + i / 4 (d[4j], d[4j + 1]) and 8 more (d[4j + 2],
+// d[4j + 3]), at columns 8·j + 2·(i % 4) and the next.
+template <typename T, int N>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
+                                      unsigned long long b);
+
+// The instruction names each register of the sums.
+#define WGMMA_NAMES_32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
+  "%30, %31"
+#define WGMMA_NAMES_48 \
+  WGMMA_NAMES_32 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
+  "%46, %47"
+#define WGMMA_NAMES_64 \
+  WGMMA_NAMES_48 ", " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
+  "%62, %63"
+#define WGMMA_NAMES_128 \
+  WGMMA_NAMES_64 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, " \
+  "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
+  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, " \
+  "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, " \
+  "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define WGMMA_SUMS_8(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+  "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_SUMS_16(i) WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8)
+#define WGMMA_SUMS_32 WGMMA_SUMS_16(0), WGMMA_SUMS_16(16)
+#define WGMMA_SUMS_48 WGMMA_SUMS_32, WGMMA_SUMS_16(32)
+#define WGMMA_SUMS_64 WGMMA_SUMS_48, WGMMA_SUMS_16(48)
+#define WGMMA_SUMS_128 \
+  WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80), WGMMA_SUMS_16(96), WGMMA_SUMS_16(112)
+
+// `A`, `B`: the numbers of the descriptors' operands, which follow the sums. `ORDER`: that both
+// matrices have their rows along K, which tf32 need not say, as it knows no other.
+#define WGMMA(T, N, STEP_AND_TYPES, COUNT, A, B, ORDER)                                     \
+  template <>                                                                               \
+  __device__ __forceinline__ void wgmma<T, N>(float (&d)[N / 2], unsigned long long a,      \
+                                              unsigned long long b) {                       \
+    asm volatile(                                                                           \
+        "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"                                      \
+        "wgmma.mma_async.sync.aligned.m64n" #N STEP_AND_TYPES " {" WGMMA_NAMES_##COUNT      \
+        "}, %" #A ", %" #B ", add, 1, 1" ORDER ";\n}"                                       \
+        : WGMMA_SUMS_##COUNT                                                                \
+        : "l"(a), "l"(b));                                                                  \
+  }
+#define WGMMA_OF_EACH_TYPE(N, COUNT, A, B)                          \
+  WGMMA(__half, N, "k16.f32.f16.f16", COUNT, A, B, ", 0, 0")        \
+  WGMMA(__nv_bfloat16, N, "k16.f32.bf16.bf16", COUNT, A, B, ", 0, 0") \
+  WGMMA(float, N, "k8.f32.tf32.tf32", COUNT, A, B, "")
+
+WGMMA_OF_EACH_TYPE(64, 32, 32, 33)
+WGMMA_OF_EACH_TYPE(96, 48, 48, 49)
+WGMMA_OF_EACH_TYPE(128, 64, 64, 65)
+WGMMA_OF_EACH_TYPE(256, 128, 128, 129)
