@@ -232,6 +232,7 @@ class ImplicitGemmWgmma(ConvKernel):
                     np.int32(depth // tile.k),
                 ),
                 tile.shared_nbytes,
+                overlaps=True,
             ),
         )
 

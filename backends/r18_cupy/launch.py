@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from r18.backend import Buffer
+from r18.errors import R18Error
 from r18_cupy.compiler import Entry, architecture, compile_entry
 
 Dim3 = tuple[int, int, int]
@@ -55,6 +56,10 @@ class Located(Protocol):
         ...
 
 
+class LaunchError(R18Error):
+    """The driver does not launch a kernel."""
+
+
 NULL = np.uintp(0)  # a pointer argument that is not given
 X, OUT, WORKSPACE = Pointer(Role.INPUT), Pointer(Role.OUTPUT), Pointer(Role.WORKSPACE)
 Argument = Pointer | Located | np.generic | np.ndarray[Any, Any]
@@ -69,6 +74,9 @@ class GridLaunch:
                `struct`).
     shared_nbytes: dynamic shared memory a block.
     phase:     the name under which `Program.profile` shows it, where a kernel has several.
+    overlaps:  it may begin before the launch before it in the stream has ended, because the
+               function itself waits for that before it reads or writes what others do (see
+               kernels/dependent_launch.cuh); from compute capability 9.0 on.
     """
 
     entry: Entry
@@ -77,6 +85,7 @@ class GridLaunch:
     arguments: tuple[Argument, ...]
     shared_nbytes: int = 0
     phase: str = ""
+    overlaps: bool = False
 
     def __post_init__(self) -> None:
         if not all(1 <= g <= limit for g, limit in zip(self.grid, MAX_GRID, strict=True)):
@@ -169,7 +178,38 @@ class Launcher:
         if launch.shared_nbytes > DEFAULT_SHARED:
             self._allow_shared(function, launch.shared_nbytes)
         arguments = tuple(map(buffers.resolved, launch.arguments))
-        function(launch.grid, launch.block, arguments, launch.shared_nbytes, stream=stream)
+        if launch.overlaps:
+            _launch_overlapping(function.ptr, launch, arguments, stream.ptr)
+        else:
+            function(launch.grid, launch.block, arguments, launch.shared_nbytes, stream=stream)
+
+
+def _launch_overlapping(
+    function: int,
+    launch: GridLaunch,
+    arguments: Sequence[np.generic | np.ndarray[Any, Any]],
+    stream: int,
+) -> None:
+    """A programmatic dependent launch (CUDA C++ Programming Guide), which CuPy does not offer."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.shared_nbytes
+    config.hStream = driver.CUstream(stream)
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    values = [np.atleast_1d(argument) for argument in arguments]  # live until the call has copied
+    addresses = np.array([value.ctypes.data for value in values], np.uint64)
+    (status,) = driver.cuLaunchKernelEx(
+        config, driver.CUfunction(function), addresses.ctypes.data, 0
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise LaunchError(f"{status.name} from launching {launch.entry.label} on {launch.grid}")
 
 
 LAUNCHER = Launcher()

@@ -15,6 +15,7 @@
 #include "async_copy.cuh"
 #include "cluster.cuh"
 #include "conv.cuh"
+#include "dependent_launch.cuh"
 #include "tensor_copy.cuh"
 #include "vector.cuh"
 #include "wgmma.cuh"
@@ -63,7 +64,8 @@ struct Barriers {
   __device__ __forceinline__ unsigned empty(int stage) const { return first + 16 * stage + 8; }
 };
 
-// The tiles [first, last) of K, one after the other into the stages. One thread.
+// The tiles [first, last) of K, one after the other into the stages. One thread. Weights of the
+// first tiles are on their way before the launch before this one has ended.
 __device__ __forceinline__ void feed(const TensorMap& pixels, const TensorMap& weights,
                                      const ConvShape& p, const Barriers& barriers, unsigned tiles,
                                      unsigned pixel0, int channel0, int first, int last) {
@@ -72,13 +74,20 @@ __device__ __forceinline__ void feed(const TensorMap& pixels, const TensorMap& w
                             (int)(line / p.oh)};
   const int runs = (p.c + TILE_K - 1) / TILE_K;  // of channels, at each position of the window
   int run = first % runs, s = first / runs % p.kw, r = first / runs / p.kw;
+  const auto begin = [&](int k, int stage) {
+    barrier_arrive_expecting(barriers.full(stage), STAGE_BYTES);
+    copy_box(tiles + stage * STAGE_BYTES, weights, barriers.full(stage), k * TILE_K, channel0);
+  };
+  for (int i = 0; i < TILE_STAGES && first + i < last; ++i) begin(first + i, i);
+  wait_for_launch_before();
   Turn turn;
   for (int k = first; k < last; ++k, turn.advance()) {
-    barrier_wait(barriers.empty(turn.stage), turn.parity ^ 1);  // passes while nothing is in it
-    const unsigned full = barriers.full(turn.stage), target = tiles + turn.stage * STAGE_BYTES;
-    barrier_arrive_expecting(full, STAGE_BYTES);
-    copy_box(target, weights, full, k * TILE_K, channel0);
-    copy_pixels(target + BYTES_A, pixels, full, run * TILE_K, corner, r, s);
+    if (k - first >= TILE_STAGES) {
+      barrier_wait(barriers.empty(turn.stage), turn.parity ^ 1);
+      begin(k, turn.stage);
+    }
+    copy_pixels(tiles + turn.stage * STAGE_BYTES + BYTES_A, pixels, barriers.full(turn.stage),
+                run * TILE_K, corner, r, s);
     if (++run == runs) {
       run = 0;
       if (++s == p.kw) s = 0, ++r;
@@ -215,6 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
   const int first = (int)blockIdx.y * k_tiles / TILE_PARTS;
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
 
+  let_next_launch_begin();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < TILE_STAGES; ++stage) {
       barrier_init(barriers.full(stage), 1);
@@ -241,6 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
   }
   if constexpr (TILE_PARTS > 1) cluster_barrier();
   if (threadIdx.x < MULTIPLIERS) {
+    wait_for_launch_before();
     const int share = TILE_PARTS == 1 ? 0 : (int)blockIdx.y * SHARE;
     const int end = min(min(share + SHARE, TILE_N), (int)(pixels - pixel0));
     write_out(p, tile, pixel0, channel0, share, end, bias, residual, out);

@@ -1,0 +1,219 @@
+"""The Hopper convolution without a GPU: packed weights, tensor maps, the choice of tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from r18.backend import Array
+from r18.ops import Conv2d, Layout, Problem
+from r18.passes import fuse
+from r18.precision import BF16, FP16, TF32, Precision
+from r18.schedule import resnet18
+from r18_cupy.catalogue import kernels_for
+from r18_cupy.conv_implicit_gemm_wgmma import (
+    ChosenWgmma,
+    FixedWgmma,
+    ImplicitGemmWgmma,
+    WgmmaTile,
+    choose,
+    chunk_of,
+    estimate,
+    implicit_gemm_wgmma_kernels,
+    pack_weight,
+    packed_channels,
+    packed_depth,
+    tiles_of,
+)
+from r18_cupy.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
+from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
+
+PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
+SHARED_NBYTES = 227 * 1024  # a block's on sm_90
+MULTIPROCESSOR_NBYTES = 228 * 1024
+RESERVED_NBYTES = 1024  # of each block, by the device
+
+
+def problem_of(op: Conv2d, n: int, h: int, w: int) -> Problem:
+    x = (n, op.in_channels, h, w)
+    return Problem(op, (x, replace(op, residual=False).infer(x)) if op.residual else (x,))
+
+
+def windows_of(pixels: PixelsMap) -> Iterator[tuple[int, int, int]]:
+    """Where the windows of a run begin, (n, h, w), as the copy engine goes through them: along a
+    row until its upper corner, then from the lower corner of the next row, then the next image.
+
+    CUDA Driver API, `cuTensorMapEncodeIm2col`.
+    """
+    n, _, h, w = pixels.shape
+    lower, upper = pixels.corners
+    for image in range(n):
+        for row in range(lower[0], h + upper[0], pixels.stride[0]):
+            for column in range(lower[1], w + upper[1], pixels.stride[1]):
+                yield image, row, column
+
+
+@PRECISIONS
+@pytest.mark.parametrize(
+    "op",
+    [
+        Conv2d(64, 8, (3, 3), (1, 1), (1, 1)),
+        Conv2d(8, 16, (3, 3), (2, 2), (1, 1)),
+        Conv2d(16, 8, (1, 1), (2, 2)),
+        Conv2d(40, 8, (2, 5), (3, 1), (0, 2)),
+        Conv2d(8, 8, (1, 4), (1, 3), (2, 1)),
+    ],
+    ids=lambda op: f"c{op.in_channels}k{op.kernel_size[0]}x{op.kernel_size[1]}s{op.stride[0]}",
+)
+def test_copied_pixels_times_packed_weights_are_the_convolution(
+    precision: Precision, op: Conv2d
+) -> None:
+    """Small integers: every product and sum is exact, so the results are equal."""
+    rng = np.random.default_rng(1)
+    problem = problem_of(op, 2, 7, 9)
+    x = rng.integers(-4, 5, problem.inputs[0]).astype(np.float64)
+    weight = rng.integers(-4, 5, (op.out_channels, op.in_channels, *op.kernel_size))
+    packed = pack_weight(weight.astype(np.float64), op, precision).astype(np.float64)
+    pixels = ChosenWgmma(precision).pixels(problem, 64)
+    n, o, oh, ow = problem.output
+    channels = packed_channels(op, precision)
+    found = np.array([packed @ copied(x, op, channels, *at) for at in windows_of(pixels)])
+    assert len(found) == n * oh * ow
+    got = found.reshape(n, oh, ow, o).transpose(0, 3, 1, 2)
+    padding = ((0, 0), (0, 0), *((p, p) for p in op.padding))
+    views = np.lib.stride_tricks.sliding_window_view(np.pad(x, padding), op.kernel_size, (2, 3))
+    strided = views[:, :, :: op.stride[0], :: op.stride[1]]
+    np.testing.assert_array_equal(got, np.einsum("ocrs,nchwrs->nohw", weight, strided))
+
+
+def copied(x: Array, op: Conv2d, channels: int, n: int, row: int, column: int) -> Array:
+    """All of K for one window, as the tiles of pixels hold it; what is outside arrives as zero."""
+    _, c, h, w = x.shape
+    found = np.zeros((*op.kernel_size, channels))
+    for r in range(op.kernel_size[0]):
+        for s in range(op.kernel_size[1]):
+            if 0 <= row + r < h and 0 <= column + s < w:
+                found[r, s, :c] = x[n, :, row + r, column + s]
+    return found.reshape(-1)
+
+
+@PRECISIONS
+def test_packed_weights_are_whole_steps(precision: Precision) -> None:
+    for op in (Conv2d(8, 8, (7, 7)), Conv2d(64, 8, (3, 3)), Conv2d(72, 8, (1, 1))):
+        assert packed_depth(op, precision) * precision.dtype.itemsize % ROW_BYTES == 0
+        weight = np.ones((op.out_channels, op.in_channels, *op.kernel_size))
+        packed = pack_weight(weight, op, precision)
+        assert packed.shape == (op.out_channels, packed_depth(op, precision))
+        assert packed.dtype == precision.dtype
+        # The weights themselves, and nothing but zeros beside them.
+        assert packed.astype(np.float64).sum() == weight.size
+
+
+def test_weights_of_tf32_are_rounded() -> None:
+    """To nearest: the unit would cut off."""
+    op = Conv2d(4, 4, (1, 1))
+    weight = np.full((4, 4, 1, 1), 1 + 3 * 2.0**-12)
+    assert pack_weight(weight, op, TF32)[0, 0] == np.float32(1 + 2.0**-10)
+
+
+@PRECISIONS
+def test_tiles_fit_a_multiprocessor(precision: Precision) -> None:
+    tiles = tiles_of(precision)
+    assert len({tile.name for tile in tiles}) == len(tiles)
+    for tile in tiles:
+        assert tile.k * precision.dtype.itemsize == ROW_BYTES
+        assert tile.m == 64 * tile.groups_m
+        assert tile.n % (8 * tile.groups_n) == 0
+        assert tile.n <= 256, "the rows of a box"
+        assert tile.parts <= 8, "the blocks of a cluster"
+        assert tile.threads <= MAX_THREADS
+        assert tile.shared_nbytes <= SHARED_NBYTES
+        assert tile.blocks * (tile.shared_nbytes + RESERVED_NBYTES) <= MULTIPROCESSOR_NBYTES
+
+
+@PRECISIONS
+def test_the_choice(precision: Precision) -> None:
+    """The least estimate; many parts of K where there are few tiles, and none where many."""
+    for batch in (1, 64):
+        for problem in fuse(resnet18(), "all").problems(batch).values():
+            if ChosenWgmma(precision).refusal(problem) is None:
+                chosen = choose(problem, precision)
+                assert estimate(problem, precision, chosen) == min(
+                    estimate(problem, precision, tile) for tile in tiles_of(precision)
+                )
+    deep = Conv2d(512, 512, (3, 3), (1, 1), (1, 1))
+    assert choose(problem_of(deep, 1, 7, 7), precision).parts > 1
+    assert choose(problem_of(deep, 256, 7, 7), precision).parts == 1
+    narrow = choose(problem_of(Conv2d(64, 64, (3, 3), (1, 1), (1, 1)), 256, 56, 56), precision)
+    assert narrow.m == 64
+
+
+def launch_of(kernel: ImplicitGemmWgmma, problem: Problem) -> GridLaunch:
+    (launch,) = kernel.launches(problem)
+    return launch
+
+
+@PRECISIONS
+def test_a_launch(precision: Precision) -> None:
+    op = Conv2d(64, 72, (3, 3), (2, 1), (1, 0), bias=True, residual=True)
+    problem = problem_of(op, 3, 20, 21)
+    tile = next(tile for tile in tiles_of(precision) if tile.parts == 4)
+    launch = launch_of(FixedWgmma(precision, config=tile), problem)
+    n, o, oh, ow = problem.output
+    assert launch.grid == (math.ceil(n * oh * ow / tile.n) * math.ceil(o / tile.m), 4, 1)
+    assert launch.block == (tile.threads, 1, 1)
+    assert launch.overlaps
+    pixels, weight, bias, residual, out, _, k_tiles = launch.arguments
+    windows = ((3, 3), (2, 1), (1, 0))
+    assert pixels == PixelsMap(X, precision.storage, (3, 64, 20, 21), *windows, tile.n)
+    depth = 9 * packed_channels(op, precision)
+    assert weight == MatrixMap(Pointer(Role.WEIGHT), precision.storage, 72, depth, tile.m)
+    assert (bias, residual, out) == (Pointer(Role.WEIGHT, 1), Pointer(Role.INPUT, 1), OUT)
+    assert k_tiles == depth // tile.k
+
+
+@PRECISIONS
+def test_refusals(precision: Precision) -> None:
+    kernel = ChosenWgmma(precision)
+    chunk = chunk_of(precision)
+
+    def refused(op: Conv2d, h: int = 9, w: int = 9) -> str:
+        return kernel.refusal(problem_of(op, 1, h, w)) or ""
+
+    taken = Conv2d(chunk, chunk, (3, 3), (1, 1), (1, 1))
+    assert refused(taken) == ""
+    assert "writes" in refused(replace(taken, out_channels=chunk + 1))
+    assert "copies" in refused(replace(taken, in_channels=chunk + 1))
+    assert "strides" in refused(replace(taken, stride=(9, 1)))
+    assert refused(replace(taken, stride=(8, 8))) == ""
+    assert "windows" in refused(replace(taken, kernel_size=(257, 3), padding=(130, 1)))
+    assert "padding" in refused(replace(taken, padding=(129, 1)))
+    assert refused(replace(taken, padding=(128, 1))) == ""
+
+
+def test_only_hopper_runs_them() -> None:
+    found = implicit_gemm_wgmma_kernels()
+    listed = {
+        (device, kernel.id)
+        for device in [(8, 0), (9, 0), (10, 0)]
+        for kernel in kernels_for(device)
+    }
+    for kernel in found:
+        assert kernel.layout is Layout.NHWC
+        assert ((9, 0), kernel.id) in listed
+        assert ((8, 0), kernel.id) not in listed
+        assert ((10, 0), kernel.id) not in listed
+
+
+def test_a_tile_of_another_precision() -> None:
+    with pytest.raises(ValueError, match="no tile of fp16"):
+        FixedWgmma(FP16, config=tiles_of(TF32)[0])
+
+
+def test_a_tile_names_its_parts() -> None:
+    assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3).name == "m64n64k32"
+    assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3, parts=8).name == "m64n64k32p8"
