@@ -215,5 +215,5 @@ def test_a_tile_of_another_precision() -> None:
 
 
 def test_a_tile_names_its_parts() -> None:
-    assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3).name == "m64n64k32"
-    assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3, parts=8).name == "m64n64k32p8"
+    assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3).name == "m64n64k32s4"
+    assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3, parts=8).name == "m64n64k32s4p8"

@@ -10,6 +10,7 @@ from r18_cupy.conv_im2col import im2col_kernels
 from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv_implicit_gemm_mma import implicit_gemm_mma_kernels
 from r18_cupy.conv_implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
+from r18_cupy.conv_implicit_gemm_wgmma_rows import implicit_gemm_wgmma_rows_kernels
 from r18_cupy.conv_winograd import winograd_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.others import other_kernels
@@ -21,6 +22,7 @@ PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
 def all_kernels() -> tuple[CudaKernel, ...]:
     return (
         *implicit_gemm_wgmma_kernels(),
+        *implicit_gemm_wgmma_rows_kernels(),
         *implicit_gemm_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),

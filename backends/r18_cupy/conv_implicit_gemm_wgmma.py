@@ -60,8 +60,9 @@ class WgmmaTile(TileConfig):
 
     @property
     def name(self) -> str:
-        """`m64n64k64`, and `p4` where K has four parts."""
-        return super().name + (f"p{self.parts}" if self.parts > 1 else "")
+        """`m64n64k64s4` of four stages, and `p2` where K has two parts."""
+        parts = f"p{self.parts}" if self.parts > 1 else ""
+        return f"{super().name}s{self.stages}{parts}"
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
@@ -78,10 +79,12 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
         WgmmaTile(128, 256, k, groups_m=2, groups_n=1, stages=4, blocks=1),
         WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=4, blocks=2),
-        *(
-            WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3, parts=parts)
-            for parts in (1, 2, 4, 8)
-        ),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
+        # Few tiles, each waiting by itself: all that fits is on its way at once.
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=12, blocks=1),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=2),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=4),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=10, blocks=1, parts=8),
     )
 
 
@@ -162,8 +165,29 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
 # -- kernels -----------------------------------------------------------------------------------
 
 
+class WgmmaWeights:
+    """What the kernels on `wgmma` share: which channels they take, and how they pack weights."""
+
+    precision: Precision
+
+    def refuses_channels(self, op: Conv2d) -> str | None:
+        chunk = chunk_of(self.precision)
+        if op.out_channels % chunk:
+            return f"writes {chunk} channels at once, and {op.out_channels} is no multiple of it"
+        if op.in_channels % chunk:
+            return f"copies {chunk} channels at once, and {op.in_channels} is no multiple of it"
+        if op.out_channels * packed_depth(op, self.precision) > MAX_ELEMENTS:
+            return "indexes with 32 bits; the packed weights have too many elements"
+        return None
+
+    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        op = cast(Conv2d, problem.op)
+        biases = (np.ascontiguousarray(bias, np.float32) for bias in weights[1:])
+        return (pack_weight(weights[0], op, self.precision), *biases)
+
+
 @dataclass(frozen=True, eq=False)
-class ImplicitGemmWgmma(ConvKernel):
+class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
     """Tiles of an implicit matrix product on `wgmma`; subclasses say which tile."""
 
     algorithm = "implicit_gemm_wgmma"
@@ -194,21 +218,11 @@ class ImplicitGemmWgmma(ConvKernel):
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)
-        chunk = chunk_of(self.precision)
-        if op.out_channels % chunk:
-            return f"writes {chunk} channels at once, and {op.out_channels} is no multiple of it"
-        if op.in_channels % chunk:
-            return f"copies {chunk} channels at once, and {op.in_channels} is no multiple of it"
+        if reason := self.refuses_channels(op):
+            return reason
         if reason := self.pixels(problem, 1).refusal():
             return f"the copy engine takes {reason}"
-        if op.out_channels * packed_depth(op, self.precision) > MAX_ELEMENTS:
-            return "indexes with 32 bits; the packed weights have too many elements"
         return None
-
-    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        op = cast(Conv2d, problem.op)
-        biases = (np.ascontiguousarray(bias, np.float32) for bias in weights[1:])
-        return (pack_weight(weights[0], op, self.precision), *biases)
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)

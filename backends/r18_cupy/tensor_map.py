@@ -64,6 +64,39 @@ class MatrixMap:
 
 
 @dataclass(frozen=True)
+class PatchMap:
+    """Boxes of whole pixels of an NHWC tensor, zeros outside of its images.
+
+    shape:  logical, (N, C, H, W).
+    height, width: pixels of a box; its channels are 128 bytes.
+    """
+
+    pointer: Pointer
+    dtype: str
+    shape: tuple[int, int, int, int]
+    height: int
+    width: int
+
+    def at(self, address: int) -> np.ndarray[Any, Any]:
+        """The map of the tensor at this address, as an argument passed by value."""
+        return _encoded(self, address)
+
+    def encode(self, driver: Any, address: int) -> Any:
+        size = dtype_of(self.dtype).itemsize
+        n, c, h, w = self.shape
+        return driver.cuTensorMapEncodeTiled(
+            _data_type(driver, self.dtype),
+            4,
+            address,
+            _integers(driver.cuuint64_t, c, w, h, n),
+            _integers(driver.cuuint64_t, c * size, w * c * size, h * w * c * size),
+            _integers(driver.cuuint32_t, ROW_BYTES // size, self.width, self.height, 1),
+            _integers(driver.cuuint32_t, 1, 1, 1, 1),
+            *_modes(driver),
+        )
+
+
+@dataclass(frozen=True)
 class PixelsMap:
     """Runs of output pixels of a convolution over an NHWC tensor: of each one pixel of its window.
 
@@ -146,7 +179,7 @@ def _modes(driver: Any) -> tuple[Any, Any, Any, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _encoded(tensor_map: MatrixMap | PixelsMap, address: int) -> np.ndarray[Any, Any]:
+def _encoded(tensor_map: MatrixMap | PatchMap | PixelsMap, address: int) -> np.ndarray[Any, Any]:
     from cuda.bindings import driver
 
     status, encoded = tensor_map.encode(driver, address)

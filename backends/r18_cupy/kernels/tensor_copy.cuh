@@ -58,6 +58,17 @@ __device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, 
       : "memory");
 }
 
+// Channels from `c` of a box of pixels of an NHWC image, from row `h` and column `w`. Outside of the
+// image is zero.
+__device__ __forceinline__ void copy_patch(unsigned target, const TensorMap& map,
+                                           unsigned barrier, int c, int w, int h, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(target),
+      "l"(&map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+      : "memory");
+}
+
 // Where an output pixel's window begins, in the coordinates of an NHWC image.
 struct WindowCorner {
   int w, h, n;
