@@ -167,11 +167,13 @@ def test_a_launch(precision: Precision) -> None:
     assert launch.grid == (math.ceil(n * oh * ow / tile.n) * math.ceil(o / tile.m), 4, 1)
     assert launch.block == (tile.threads, 1, 1)
     assert launch.overlaps
-    pixels, weight, bias, residual, out, _, k_tiles = launch.arguments
+    pixels, weight, added, written, bias, residual, out, _, k_tiles = launch.arguments
     windows = ((3, 3), (2, 1), (1, 0))
     assert pixels == PixelsMap(X, precision.storage, (3, 64, 20, 21), *windows, tile.n)
     depth = 9 * packed_channels(op, precision)
     assert weight == MatrixMap(Pointer(Role.WEIGHT), precision.storage, 72, depth, tile.m)
+    assert written == MatrixMap(OUT, precision.storage, n * oh * ow, o, tile.n)
+    assert added == replace(written, pointer=Pointer(Role.INPUT, 1))
     assert (bias, residual, out) == (Pointer(Role.WEIGHT, 1), Pointer(Role.INPUT, 1), OUT)
     assert k_tiles == depth // tile.k
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar, cast
 
@@ -26,7 +26,7 @@ from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
 from r18_cupy.tile import TileConfig
 
-CHUNK_BYTES = 16  # of an output pixel's channels, written at once
+CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
 GROUP_M = 64  # channels of a warpgroup
 FEEDER_THREADS = 32
 BARRIER_NBYTES = 16  # of a stage
@@ -89,7 +89,7 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
 
 
 def chunk_of(precision: Precision) -> int:
-    """Channels of one 16-byte write."""
+    """Channels of 16 bytes."""
     return CHUNK_BYTES // precision.dtype.itemsize
 
 
@@ -226,11 +226,11 @@ class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)
-        tile = self.tile_for(problem)
+        tile, storage = self.tile_for(problem), self.precision.storage
         n, o, oh, ow = problem.output
         depth = packed_depth(op, self.precision)
-        weight = MatrixMap(Pointer(Role.WEIGHT), self.precision.storage, o, depth, tile.m)
         bias, residual = bias_and_residual(op)
+        out = MatrixMap(OUT, storage, n * oh * ow, o, tile.n)
         return (
             GridLaunch(
                 self.entry(tile),
@@ -238,7 +238,9 @@ class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
                 (tile.threads, 1, 1),
                 (
                     self.pixels(problem, tile.n),
-                    weight,
+                    MatrixMap(Pointer(Role.WEIGHT), storage, o, depth, tile.m),
+                    replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
+                    out,
                     bias,
                     residual,
                     OUT,

@@ -7,7 +7,7 @@ places. See kernels/conv2d_implicit_gemm_wgmma_rows.cu.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, cast
 
 import numpy as np
@@ -29,11 +29,22 @@ from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
 from r18_cupy.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
 
 SHARED_NBYTES = 227 * 1024  # a block's, of the device
-PITCH_PADDING = 4  # channels between the sums of two pixels, as they are laid down
 
 # The host's side of `RowsShape` in the device code.
 ROWS_SHAPE = np.dtype(
-    [(name, np.int32) for name in ("rows", "padded", "patches", "patch_nbytes", "patch_pitch")]
+    [
+        (name, np.int32)
+        for name in (
+            "rows",
+            "padded",
+            "per_place",
+            "slots",
+            "slot_pitch",
+            "patch_nbytes",
+            "slab_pitch",
+            "shared_nbytes",
+        )
+    ]
 )
 
 
@@ -53,50 +64,78 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
 class RowsBlocking:
     """How a block covers a problem.
 
-    rows:    of output.
-    padded:  pixels of an image row, padding included.
-    height:  image rows under them.
-    patches: chunks of channels of these in shared memory at once.
+    rows:   of output, of `width` pixels each.
+    padded: pixels of an image row, padding included.
+    height: image rows under them.
+    chunks: of the input's channels, 128 bytes each.
+    slabs:  of the residual's channels, likewise.
     """
 
     rows: int
+    width: int
     padded: int
     height: int
-    patches: int
+    chunks: int
+    slabs: int
 
     @property
     def patch_nbytes(self) -> int:
+        """A chunk of the image rows."""
         return self.height * self.padded * ROW_BYTES
 
     @property
-    def patch_pitch(self) -> int:
-        return ceil_div(self.patch_nbytes, ALIGNMENT) * ALIGNMENT
+    def slab_pitch(self) -> int:
+        """A slab of outputs, and a row behind it for what is none."""
+        return _aligned((self.rows * self.width + 1) * ROW_BYTES)
+
+    @property
+    def slots(self) -> int:
+        """Chunks, and then slabs, that are in shared memory at once."""
+        return min(2, self.chunks + self.slabs)
+
+    @property
+    def slot_pitch(self) -> int:
+        return _aligned(max(self.patch_nbytes, self.rows * self.width * ROW_BYTES))
+
+    @property
+    def slots_nbytes(self) -> int:
+        """Of one chunk alone, the second slot has to hold no more than a slab."""
+        if self.slots == 1:
+            return self.slot_pitch
+        return self.slot_pitch + (self.slot_pitch if self.chunks > 1 else self.slab_pitch)
+
+
+def _aligned(nbytes: int) -> int:
+    return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
 
 
 def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
     """As many rows as the tile's pixels hold; none where a row is longer. Pure."""
     op = cast(Conv2d, problem.op)
     _, c, _, w = problem.inputs[0]
+    _, _, oh, ow = problem.output
     kh, kw = op.kernel_size
     padded = w + 2 * op.padding[1]
-    rows = min((tile.n + kw - 1) // padded, problem.output[2])
-    return RowsBlocking(rows, padded, rows + kh - 1, min(2, ceil_div(c, tile.k)))
+    rows = min((tile.n + kw - 1) // padded, oh)
+    slabs = tile.m // tile.k if op.residual else 0
+    return RowsBlocking(rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
 
 
 def shared_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
-    """What a block asks for: image rows and weights, and beyond these what is only reached into.
+    """What a block asks for: slots and weights, and beyond these what is only reached into.
 
-    The sums take their place at the end. Where the rows are fewer than the tile's pixels, products
+    Outputs take their place at the end. Where the rows are fewer than the tile's pixels, products
     that nobody wants read on behind the image rows.
     """
     weights = tile.stages * tile.m * ROW_BYTES
-    barriers = (tile.stages + blocking.patches) * BARRIER_NBYTES
-    sums = tile.n * (tile.m + PITCH_PADDING) * 4
+    barriers = (tile.stages + blocking.slots) * BARRIER_NBYTES
+    last_slot = (blocking.slots - 1) * blocking.slot_pitch
     reach = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
     return ALIGNMENT + max(
-        blocking.patches * blocking.patch_pitch + weights + barriers,
-        (blocking.patches - 1) * blocking.patch_pitch + (reach + MAX_BOX) * ROW_BYTES,
-        sums,
+        blocking.slots_nbytes + weights + barriers,
+        last_slot + (reach + MAX_BOX) * ROW_BYTES if blocking.chunks > 1 else 0,
+        (reach + MAX_BOX) * ROW_BYTES,
+        tile.m // tile.k * blocking.slab_pitch,
     )
 
 
@@ -142,7 +181,7 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
         if blocking.rows < 1:
             most = self.config.n + op.kernel_size[1] - 1
             return f"holds rows of {most} pixels with their padding, got {blocking.padded}"
-        if max(blocking.height, blocking.padded) > MAX_BOX:
+        if max(blocking.height, blocking.padded, blocking.rows * blocking.width) > MAX_BOX:
             return f"copies at most {MAX_BOX} rows of {MAX_BOX} pixels, got {blocking}"
         needed = shared_nbytes(blocking, self.config)
         if needed > SHARED_NBYTES:
@@ -152,17 +191,21 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)
         tile, blocking = self.config, blocking_of(problem, self.config)
-        n, o, oh, _ = problem.output
-        storage, depth = self.precision.storage, packed_depth(op, self.precision)
+        n, o, oh, ow = problem.output
         _, c, h, w = problem.inputs[0]
-        fields = (
+        storage, depth = self.precision.storage, packed_depth(op, self.precision)
+        bias, residual = bias_and_residual(op)
+        out = MatrixMap(OUT, storage, oh * ow, o, blocking.rows * ow, n)
+        shape = (
             blocking.rows,
             blocking.padded,
-            blocking.patches,
+            ceil_div(2**16, blocking.padded),
+            blocking.slots,
+            blocking.slot_pitch,
             blocking.patch_nbytes,
-            blocking.patch_pitch,
+            blocking.slab_pitch,
+            blocking.slots_nbytes,
         )
-        bias, residual = bias_and_residual(op)
         return (
             GridLaunch(
                 self.entry,
@@ -171,11 +214,12 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
                 (
                     PatchMap(X, storage, (n, c, h, w), blocking.height, blocking.padded),
                     MatrixMap(Pointer(Role.WEIGHT), storage, o, depth, tile.m),
+                    replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
+                    out,
                     bias,
-                    residual,
-                    OUT,
+                    np.int32(op.residual),
                     conv_shape(problem),
-                    struct(np.array([fields], ROWS_SHAPE)),
+                    struct(np.array([shape], ROWS_SHAPE)),
                 ),
                 shared_nbytes(blocking, tile),
                 overlaps=True,

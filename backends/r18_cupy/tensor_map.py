@@ -33,10 +33,13 @@ class TensorMapError(R18Error):
 
 @dataclass(frozen=True)
 class MatrixMap:
-    """Boxes of a row-major matrix, `columns` elements of a row wide; zeros beyond its last row.
+    """Boxes of one or several row-major matrices, one behind the other.
+
+    Beyond a matrix's last row and column zeros are read, and nothing is written.
 
     dtype:    a storage format's name, as `Precision.storage`.
     box_rows: rows of a box; its columns are 128 bytes.
+    matrices: None for one, whose boxes are named by column and row alone.
     """
 
     pointer: Pointer
@@ -44,6 +47,7 @@ class MatrixMap:
     rows: int
     columns: int
     box_rows: int
+    matrices: int | None = None
 
     def at(self, address: int) -> np.ndarray[Any, Any]:
         """The map of the matrix at this address, as an argument passed by value."""
@@ -51,14 +55,16 @@ class MatrixMap:
 
     def encode(self, driver: Any, address: int) -> Any:
         size = dtype_of(self.dtype).itemsize
+        more = () if self.matrices is None else (self.matrices,)
+        pitches = (self.columns * size, self.rows * self.columns * size)
         return driver.cuTensorMapEncodeTiled(
             _data_type(driver, self.dtype),
-            2,
+            2 + len(more),
             address,
-            _integers(driver.cuuint64_t, self.columns, self.rows),
-            _integers(driver.cuuint64_t, self.columns * size),
-            _integers(driver.cuuint32_t, ROW_BYTES // size, self.box_rows),
-            _integers(driver.cuuint32_t, 1, 1),
+            _integers(driver.cuuint64_t, self.columns, self.rows, *more),
+            _integers(driver.cuuint64_t, *pitches[: 1 + len(more)]),
+            _integers(driver.cuuint32_t, ROW_BYTES // size, self.box_rows, *(1 for _ in more)),
+            _integers(driver.cuuint32_t, 1, 1, *(1 for _ in more)),
             *_modes(driver),
         )
 

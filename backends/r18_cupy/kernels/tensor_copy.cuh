@@ -58,6 +58,16 @@ __device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, 
       : "memory");
 }
 
+// The same of a stack of matrices.
+__device__ __forceinline__ void copy_box(unsigned target, const TensorMap& map, unsigned barrier,
+                                         int column, int row, int matrix) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(target),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(matrix)
+      : "memory");
+}
+
 // Channels from `c` of a box of pixels of an NHWC image, from row `h` and column `w`. Outside of the
 // image is zero.
 __device__ __forceinline__ void copy_patch(unsigned target, const TensorMap& map,
@@ -85,4 +95,35 @@ __device__ __forceinline__ void copy_pixels(unsigned target, const TensorMap& ma
       "l"(&map), "r"(barrier), "r"(c), "r"(corner.w), "r"(corner.h), "r"(corner.n),
       "h"((unsigned short)s), "h"((unsigned short)r)
       : "memory");
+}
+
+// -- from shared memory ---------------------------------------------------------------------------
+
+// Before a barrier that precedes a store: what the thread has written is seen by the copy engine.
+__device__ __forceinline__ void store_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A box of a matrix; what lies past its last row or column is not written.
+__device__ __forceinline__ void store_box(const TensorMap& map, int column, int row,
+                                          unsigned source) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+                   &map),
+               "r"(column), "r"(row), "r"(source)
+               : "memory");
+}
+
+// The same of a stack of matrices.
+__device__ __forceinline__ void store_box(const TensorMap& map, int column, int row, int matrix,
+                                          unsigned source) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+      "r"(column), "r"(row), "r"(matrix), "r"(source)
+      : "memory");
+}
+
+// The thread's stores have read their source, which may go.
+__device__ __forceinline__ void store_wait() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }

@@ -9,29 +9,26 @@
 #include "conv.cuh"
 #include "dependent_launch.cuh"
 #include "tensor_copy.cuh"
-#include "vector.cuh"
+#include "transposing.cuh"
 #include "wgmma.cuh"
 
-constexpr int CHUNK = WIDTH<STORAGE>;  // channels that a thread writes at once
 constexpr int ROW_BYTES = 128;         // of K in a tile
 constexpr int STEPS = ROW_BYTES / 32;  // of a tile
 constexpr int WARPGROUPS = TILE_GROUPS_M * TILE_GROUPS_N;
 constexpr int MULTIPLIERS = 128 * WARPGROUPS;  // threads
 constexpr int THREADS = MULTIPLIERS + 32;
 constexpr int GROUP_N = TILE_N / TILE_GROUPS_N;  // pixels of a warpgroup
-// Four channels of padding: a warp's sums, of 8 channels of every second pixel, lie in 32 banks.
-constexpr int PITCH = TILE_M + 4;
-constexpr int GROUPS = TILE_M / CHUNK;          // chunks of a pixel's channels
-constexpr int ROWS_OUT = MULTIPLIERS / GROUPS;  // pixels that the block writes at once
-constexpr int BATCH = 4;  // chunks of the residual that a thread asks for at once
+// A slab: 128 bytes of channels of each of the tile's pixels, permuted as TMA wants it. Outputs leave
+// in slabs, residuals come in them.
+constexpr int SLAB_CHANNELS = ROW_BYTES / sizeof(STORAGE);
+constexpr int SLABS = TILE_M / SLAB_CHANNELS, SLABS_GROUP = 64 / SLAB_CHANNELS;
 
 static_assert(TILE_K * sizeof(STORAGE) == ROW_BYTES, "a row of a tile is 128 bytes");
 static_assert(TILE_M == 64 * TILE_GROUPS_M, "a warpgroup multiplies 64 channels");
 static_assert(TILE_N % TILE_GROUPS_N == 0 && GROUP_N % 8 == 0, "a matrix begins at 1024 bytes");
 static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
-static_assert(MULTIPLIERS % GROUPS == 0, "a thread writes the same channels of each pixel");
 
-using Chunk = Run<STORAGE, CHUNK>;
+using Sums = float[GROUP_N / 2];  // of a thread, see wgmma.cuh
 
 // Barrier of the multiplying threads alone.
 __device__ __forceinline__ void multipliers_barrier() {
@@ -68,7 +65,7 @@ struct Turn {
 };
 
 // sums += A·Bᵀ over one tile of K; `a` and `b` are where the warpgroup's rows begin.
-__device__ __forceinline__ void multiply(float (&sums)[GROUP_N / 2], unsigned a, unsigned b) {
+__device__ __forceinline__ void multiply(Sums& sums, unsigned a, unsigned b) {
   const unsigned long long left = matrix_descriptor(a), right = matrix_descriptor(b);
   wgmma_fence();
 #pragma unroll
@@ -78,83 +75,142 @@ __device__ __forceinline__ void multiply(float (&sums)[GROUP_N / 2], unsigned a,
   wgmma_commit();
 }
 
-// From registers to shared memory, [TILE_N][PITCH]: transposed, so that a pixel's channels lie
-// side by side. `at` is the lane's first pixel and channel.
-__device__ __forceinline__ void lay_down(const float (&sums)[GROUP_N / 2], float* at) {
-#pragma unroll
-  for (int j = 0; j < GROUP_N / 8; ++j) {
-    float* pixel = at + 8 * j * PITCH;
-    pixel[0] = sums[4 * j], pixel[PITCH] = sums[4 * j + 1];
-    pixel[8] = sums[4 * j + 2], pixel[PITCH + 8] = sums[4 * j + 3];
-  }
+// -- the end of a tile ----------------------------------------------------------------------------
+
+// Two pixels of one channel, as they are stored in 16 bits each.
+template <typename T>
+__device__ __forceinline__ unsigned pack(float first, float second);
+template <typename T>
+__device__ __forceinline__ float2 unpack(unsigned pair);
+
+template <>
+__device__ __forceinline__ unsigned pack<__half>(float first, float second) {
+  const __half2 pair = __floats2half2_rn(first, second);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+template <>
+__device__ __forceinline__ unsigned pack<__nv_bfloat16>(float first, float second) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+template <>
+__device__ __forceinline__ float2 unpack<__half>(unsigned pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
 }
 
-// Epilogue and store of the places [first, last) of the tile: a thread takes CHUNK channels of
-// every ROWS_OUT-th. `pixel_at(place)` is the output pixel there, or negative where there is none;
-// `sums_at(sum, chunk, swap)` reads a chunk of sums, its halves in an order of the thread's own, so
-// that eight lanes read from 32 banks.
-template <typename PixelAt, typename SumsAt>
-__device__ __forceinline__ void write_out(const ConvShape& p, const float* tile, int channel0,
-                                          int first, int last, const float* bias,
-                                          const STORAGE* residual, STORAGE* out,
-                                          const PixelAt& pixel_at, const SumsAt& sums_at) {
-  const int group = threadIdx.x % GROUPS, channel = channel0 + group * CHUNK;
-  if (channel >= p.o) return;
-  const int swap = (group ^ group >> 2) & 1;
-  float held[CHUNK];  // an absent bias is a zero here: a pointer that may be null would keep the
-                      // array in memory, not in registers
+// Where chunk `chunk` of a slab's row lies.
+__device__ __forceinline__ unsigned slab_address(unsigned slab, int row, int chunk) {
+  return slab + row * ROW_BYTES + (chunk ^ row % 8) * 16;
+}
+
+// Goes through the warpgroup's sums and their places in its slabs, the first at `slab`, one
+// `pitch` after the other. `row_of(place)` is the slab's row of a place of the tile.
+//
+// 16-bit storage: `visit(sums of 4 matrices of 8 channels by 8 pixels, their number, address)`: lane
+// i has the address of row i % 8 of matrix i / 8, for stmatrix and ldmatrix, which transpose.
+// float: `visit(a sum, address)`.
+template <typename RowOf, typename Visit>
+__device__ __forceinline__ void visit_slabs(Sums& sums, unsigned slab, int pitch,
+                                            const RowOf& row_of, const Visit& visit) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  int place = sizeof(STORAGE) == 2 ? lane / 16 * 8 + lane % 8 : lane % 4 * 2;
+  asm volatile("" : "+r"(place));  // or addresses are kept, in registers that there are not, from
+                                   // one visit to the next
+  if constexpr (sizeof(STORAGE) == 2) {
+    const int chunk = 2 * warp + lane / 8 % 2;
 #pragma unroll
-  for (int v = 0; v < CHUNK; ++v) held[v] = bias ? bias[channel + v] : 0.0f;
-#pragma unroll 1
-  for (int place0 = first + threadIdx.x / GROUPS; place0 < last; place0 += BATCH * ROWS_OUT) {
-    int pixel[BATCH];
-    Chunk added[BATCH];  // all loaded before the first is needed: one wait for a batch
+    for (int j = 0; j + 1 < GROUP_N / 8; j += 2) {
+      visit(sums + 4 * j, 4, slab_address(slab, row_of(8 * j + place), chunk));
+    }
+    if constexpr (GROUP_N / 8 % 2) {  // two matrices: the upper lanes' addresses are not used
+      constexpr int LAST = GROUP_N / 8 - 1;
+      visit(sums + 4 * LAST, 2, slab_address(slab, row_of(8 * LAST + place % 8), chunk));
+    }
+  } else {
+    const unsigned at = slab + warp / 2 * pitch;
+    const int chunk = warp % 2 * 4 + lane / 16, word = lane / 4 % 4 * 4;
 #pragma unroll
-    for (int j = 0; j < BATCH; ++j) {
-      const int place = place0 + j * ROWS_OUT;
-      pixel[j] = place < last ? pixel_at(place) : -1;
-      if (residual && pixel[j] >= 0) {
-        added[j] = *reinterpret_cast<const Chunk*>(residual + (size_t)pixel[j] * p.o + channel);
+    for (int j = 0; j < GROUP_N / 8; ++j) {
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int row = row_of(8 * j + place + v);
+        visit(sums + 4 * j + v, 1, slab_address(at, row, chunk) + word);
+        visit(sums + 4 * j + 2 + v, 1, slab_address(at, row, chunk + 2) + word);
       }
     }
+  }
+}
+
+// sums += bias, of the lane's two channels; `channel0` is the warpgroup's first.
+__device__ __forceinline__ void add_bias(Sums& sums, const ConvShape& p, const float* bias,
+                                         int channel0) {
+  const int channel = channel0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const float low = channel < p.o ? bias[channel] : 0.0f;
+  const float high = channel + 8 < p.o ? bias[channel + 8] : 0.0f;
 #pragma unroll
-    for (int j = 0; j < BATCH; ++j) {
-      if (pixel[j] < 0) continue;
-      float sum[CHUNK];
-      sums_at(sum, tile + (place0 + j * ROWS_OUT) * PITCH + group * CHUNK, swap);
-      Chunk result;
-#pragma unroll
-      for (int v = 0; v < CHUNK; ++v) {
-        result.at[v] =
-            epilogue<STORAGE>(p, sum[v], v, v, held, residual ? added[j].at : nullptr);
-      }
-      *reinterpret_cast<Chunk*>(out + (size_t)pixel[j] * p.o + channel) = result;
+  for (int i = 0; i < GROUP_N / 2; ++i) sums[i] += i % 4 < 2 ? low : high;
+}
+
+// Adds what is stored at `address` to sums, see `visit_slabs`.
+template <typename T>
+__device__ __forceinline__ void add_stored(float* sums, int matrices, unsigned address) {
+  if constexpr (sizeof(T) == 2) {
+    unsigned found[4];
+    if (matrices == 4) {
+      load_transposed(found, address);
+    } else {
+      load_transposed_pair(found, address);
     }
-  }
-}
-
-// The same chunk's halves, in the order in which `swap` had them read.
-__device__ __forceinline__ void unswap(float (&sum)[CHUNK], const float4 (&value)[CHUNK / 4],
-                                       int swap) {
-  constexpr int QUADS = CHUNK / 4;
 #pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-    const float4 quad = QUADS == 2 && swap ? value[QUADS - 1 - q] : value[q];
-    sum[4 * q] = quad.x, sum[4 * q + 1] = quad.y, sum[4 * q + 2] = quad.z, sum[4 * q + 3] = quad.w;
+    for (int i = 0; i < 4; ++i) {
+      if (i >= matrices) break;
+      const float2 pair = unpack<T>(found[i]);
+      sums[2 * i] += pair.x, sums[2 * i + 1] += pair.y;
+    }
+  } else {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    *sums += value;
   }
 }
 
-// Where quad `q` of a chunk is to be read from.
-__device__ __forceinline__ const float* swapped_quad(const float* chunk, int q, int swap) {
-  return chunk + 4 * (CHUNK == 8 ? q ^ swap : q);
-}
-
-// A chunk of sums from the block's own shared memory.
-__device__ __forceinline__ void own_sums(float (&sum)[CHUNK], const float* chunk, int swap) {
-  float4 value[CHUNK / 4];
+template <typename T>
+__device__ __forceinline__ void store_rounded(const float* sums, int matrices, unsigned address) {
+  if constexpr (sizeof(T) == 2) {
+    unsigned pairs[4];
 #pragma unroll
-  for (int q = 0; q < CHUNK / 4; ++q) {
-    value[q] = *reinterpret_cast<const float4*>(swapped_quad(chunk, q, swap));
+    for (int i = 0; i < 4; ++i) {
+      if (i < matrices) pairs[i] = pack<T>(sums[2 * i], sums[2 * i + 1]);
+    }
+    if (matrices == 4) {
+      store_transposed(address, pairs);
+    } else {
+      store_transposed_pair(address, pairs);
+    }
+  } else {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(*sums) : "memory");
   }
-  unswap(sum, value, swap);
+}
+
+// sums += residual, which lies in the warpgroup's slabs.
+template <typename RowOf>
+__device__ __forceinline__ void add_residual(Sums& sums, unsigned slab, int pitch,
+                                             const RowOf& row_of) {
+  visit_slabs(sums, slab, pitch, row_of, add_stored<STORAGE>);
+}
+
+__device__ __forceinline__ void clamp_at_zero(Sums& sums) {
+#pragma unroll
+  for (int i = 0; i < GROUP_N / 2; ++i) sums[i] = relu(sums[i]);
+}
+
+// The sums, as they are stored, into the warpgroup's slabs.
+template <typename RowOf>
+__device__ __forceinline__ void fill_slabs(Sums& sums, unsigned slab, int pitch,
+                                           const RowOf& row_of) {
+  visit_slabs(sums, slab, pitch, row_of, store_rounded<STORAGE>);
 }
