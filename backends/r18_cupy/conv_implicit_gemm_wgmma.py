@@ -106,13 +106,16 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# What the choice is made for, an H200; see conv_implicit_gemm_mma.py.
+# What the choice is made for, an H200: another Hopper computes the same, perhaps less evenly. The
+# latencies are those with which the estimates order an H200's times best.
 MULTIPROCESSORS = 132
 PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
-STEP_LATENCY = 150  # cycles of a block from a step's arrival until its products are done
-BLOCK_LATENCY = 2500  # cycles until the first step is there, and for the epilogue
-CLUSTER_LATENCY = 1500  # cycles of a cluster's barriers and of its shares
+COPY_LATENCY = 1200  # cycles from asking for a stage until it is there
+STEP_LATENCY = 100  # cycles of a block's barriers and of the products' end
+BLOCK_LATENCY = 3500  # cycles until the first step is there, and for the epilogue
+CLUSTER_LATENCY = 1000  # cycles of a cluster's barriers
+PART_LATENCY = 400  # cycles for each block of a cluster: launching it, adding its sums
 
 
 def step_cycles(tile: WgmmaTile) -> float:
@@ -127,15 +130,23 @@ def step_cycles(tile: WgmmaTile) -> float:
 
 
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
-    """Cycles, roughly: the busier of the units and of waiting, on the busiest multiprocessor."""
+    """Cycles, roughly: rounds of blocks, each of whose steps waits for a unit or for its copy."""
     op = cast(Conv2d, problem.op)
     n, o, oh, ow = problem.output
     steps = ceil_div(packed_depth(op, precision) // tile.k, tile.parts)
     blocks = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m) * tile.parts
     share = ceil_div(blocks, MULTIPROCESSORS)
+    rounds: float = ceil_div(share, tile.blocks)
+    if rounds > 3:  # blocks no longer end together
+        rounds = blocks / MULTIPROCESSORS / tile.blocks
     work = step_cycles(tile)
-    waiting = ceil_div(share, tile.blocks) * (steps * (work + STEP_LATENCY) + BLOCK_LATENCY)
-    return max(share * steps * work, waiting) + (CLUSTER_LATENCY if tile.parts > 1 else 0)
+    step = max(
+        work * min(tile.blocks, share), work + STEP_LATENCY, COPY_LATENCY / (tile.stages - 1)
+    )
+    cycles = rounds * (steps * step + BLOCK_LATENCY)
+    if tile.parts > 1:
+        cycles += CLUSTER_LATENCY + PART_LATENCY * rounds * tile.parts
+    return cycles
 
 
 @lru_cache(maxsize=4096)

@@ -54,9 +54,12 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; and half as many for small batches.
     """
     k = ROW_BYTES // precision.dtype.itemsize
-    return tuple(
-        WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
-        for n in (232, 224, 208, 128)
+    return (
+        *(
+            WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
+            for n in (232, 224, 208, 128)
+        ),
+        WgmmaTile(64, 120, k, groups_m=1, groups_n=1, stages=3, blocks=3),
     )
 
 

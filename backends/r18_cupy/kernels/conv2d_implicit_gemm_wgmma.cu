@@ -205,9 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
       __syncwarp();
       if (lane == 0) barrier_arrive(ring.empty(turn.stage));
     }
-    if (p.relu) clamp_at_zero(sums);
     multipliers_barrier();  // all have done with the stages, which the outputs overwrite
-    fill_slabs(sums, tiles + m * SLABS_GROUP * BYTES_B + n * ROW_BYTES, BYTES_B, row_of);
+    fill_slabs(sums, tiles + m * SLABS_GROUP * BYTES_B + n * ROW_BYTES, BYTES_B, row_of, p.relu);
     store_fence();
     multipliers_barrier();
     if (threadIdx.x == 0) {

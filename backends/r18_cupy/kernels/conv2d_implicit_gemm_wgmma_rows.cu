@@ -141,9 +141,8 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
     __syncwarp();
     if (speaks) barrier_arrive(slot_ring.empty(slot.stage));
   }
-  if (p.relu) clamp_at_zero(sums);
   multipliers_barrier();  // all have done with the slots, which the outputs overwrite
-  fill_slabs(sums, slots, shape.slab_pitch, row_of);
+  fill_slabs(sums, slots, shape.slab_pitch, row_of, p.relu);
   store_fence();
   multipliers_barrier();
   if (threadIdx.x == 0) {

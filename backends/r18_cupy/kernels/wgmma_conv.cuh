@@ -82,6 +82,9 @@ template <typename T>
 __device__ __forceinline__ unsigned pack(float first, float second);
 template <typename T>
 __device__ __forceinline__ float2 unpack(unsigned pair);
+// max(x, 0) of both; NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ unsigned clamp_pair(unsigned pair);
 
 template <>
 __device__ __forceinline__ unsigned pack<__half>(float first, float second) {
@@ -102,6 +105,17 @@ __device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
 }
 
+template <>
+__device__ __forceinline__ unsigned clamp_pair<__half>(unsigned pair) {
+  asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(0));
+  return pair;
+}
+template <>
+__device__ __forceinline__ unsigned clamp_pair<__nv_bfloat16>(unsigned pair) {
+  asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(0));
+  return pair;
+}
+
 // Where chunk `chunk` of a slab's row lies.
 __device__ __forceinline__ unsigned slab_address(unsigned slab, int row, int chunk) {
   return slab + row * ROW_BYTES + (chunk ^ row % 8) * 16;
@@ -118,8 +132,6 @@ __device__ __forceinline__ void visit_slabs(Sums& sums, unsigned slab, int pitch
                                             const RowOf& row_of, const Visit& visit) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   int place = sizeof(STORAGE) == 2 ? lane / 16 * 8 + lane % 8 : lane % 4 * 2;
-  asm volatile("" : "+r"(place));  // or addresses are kept, in registers that there are not, from
-                                   // one visit to the next
   if constexpr (sizeof(STORAGE) == 2) {
     const int chunk = 2 * warp + lane / 8 % 2;
 #pragma unroll
@@ -131,6 +143,8 @@ __device__ __forceinline__ void visit_slabs(Sums& sums, unsigned slab, int pitch
       visit(sums + 4 * LAST, 2, slab_address(slab, row_of(8 * LAST + place % 8), chunk));
     }
   } else {
+    asm volatile("" : "+r"(place));  // or addresses are kept, in registers that there are not, from
+                                     // one visit to the next
     const unsigned at = slab + warp / 2 * pitch;
     const int chunk = warp % 2 * 4 + lane / 16, word = lane / 4 % 4 * 4;
 #pragma unroll
@@ -178,13 +192,16 @@ __device__ __forceinline__ void add_stored(float* sums, int matrices, unsigned a
   }
 }
 
+// Stores sums at `address`, clamped at zero if so wished; rounding and clamping change places.
 template <typename T>
-__device__ __forceinline__ void store_rounded(const float* sums, int matrices, unsigned address) {
+__device__ __forceinline__ void store_rounded(const float* sums, int matrices, unsigned address,
+                                              bool relu) {
   if constexpr (sizeof(T) == 2) {
     unsigned pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i < matrices) pairs[i] = pack<T>(sums[2 * i], sums[2 * i + 1]);
+      if (i < matrices && relu) pairs[i] = clamp_pair<T>(pairs[i]);
     }
     if (matrices == 4) {
       store_transposed(address, pairs);
@@ -192,7 +209,9 @@ __device__ __forceinline__ void store_rounded(const float* sums, int matrices, u
       store_transposed_pair(address, pairs);
     }
   } else {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(*sums) : "memory");
+    float sum = *sums;
+    if (relu) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum));
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(sum) : "memory");
   }
 }
 
@@ -203,14 +222,18 @@ __device__ __forceinline__ void add_residual(Sums& sums, unsigned slab, int pitc
   visit_slabs(sums, slab, pitch, row_of, add_stored<STORAGE>);
 }
 
-__device__ __forceinline__ void clamp_at_zero(Sums& sums) {
-#pragma unroll
-  for (int i = 0; i < GROUP_N / 2; ++i) sums[i] = relu(sums[i]);
-}
-
 // The sums, as they are stored, into the warpgroup's slabs.
 template <typename RowOf>
 __device__ __forceinline__ void fill_slabs(Sums& sums, unsigned slab, int pitch,
-                                           const RowOf& row_of) {
-  visit_slabs(sums, slab, pitch, row_of, store_rounded<STORAGE>);
+                                           const RowOf& row_of, bool relu) {
+  const auto fill = [&](bool clamps) {
+    visit_slabs(sums, slab, pitch, row_of, [=](float* some, int matrices, unsigned address) {
+      store_rounded<STORAGE>(some, matrices, address, clamps);
+    });
+  };
+  if (relu) {
+    fill(true);
+  } else {
+    fill(false);
+  }
 }
