@@ -13,6 +13,11 @@ Semantics of the ops (a kernel documents only how it differs, and it may not dif
 - ReLU(x) is x for x > 0, NaN for NaN, and a zero otherwise.
 - Add: a + b; with `relu`, ReLU(a + b).
 - MaxPool2d: padding never wins, not even over −Inf; a window that holds a NaN gives NaN.
+- ConvMaxPool is its convolution and then its max-pooling, each as above: every value that is
+  compared is a whole output of the convolution, with bias and ReLU, and rounded as the contract
+  declares (to store it before or after the maximum is the same, since rounding keeps order). What
+  lies outside the convolution's output is padding of the pool: it never wins, whatever the
+  convolution would give there. No kernel of it is ever needed; see `r18.fusing`.
 - GlobalAvgPool: the sum over height and width divided by height·width.
 - Linear: x·wᵀ + bias. Softmax: over the last axis, shifted by the maximum; a row that holds a NaN
   or +Inf is NaN throughout; −Inf gives 0, unless the whole row is −Inf, which is NaN.
@@ -350,6 +355,10 @@ class Backend(Protocol):
     ) -> Program: ...
 
 
+APART = "apart"
+"""In place of a kernel's id; see `Tuned.fastest`."""
+
+
 @runtime_checkable
 class Tuned(Protocol):
     """What a `Backend` offers besides that knows from measurement which kernel is fastest."""
@@ -357,6 +366,7 @@ class Tuned(Protocol):
     def fastest(self, problem: Problem, precision: str) -> str | None:
         """The id of the kernel that a plan prefers for the problem; None: the first that takes it.
 
+        `APART`, of a problem that fuses two ops: kernels of the two are faster than any for both.
         Pure on one device.
         """
         ...
@@ -385,7 +395,7 @@ class CompileOptions:
 
     batch:     images a run; fixed for a program.
     precision: a name of `r18.precision.PRECISIONS`.
-    fusion:    a level of `FUSION_LEVELS`.
+    fusion:    a level of `FUSION_LEVELS`; what each fuses is told in `r18.passes`.
     taps:      checkpoints or values to keep for `fetch`; the output is always kept. Taps extend
                lifetimes and change nothing else.
     graph:     capture the launches in a graph where the backend's streams can.

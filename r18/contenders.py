@@ -19,7 +19,8 @@ from r18.backend import (
 )
 from r18.bench import Contender
 from r18.errors import NoKernel, UsageError, unknown
-from r18.passes import fuse
+from r18.ops import ConvMaxPool
+from r18.passes import fuse, fuse_pool
 from r18.peers import Way, device_words, made, ways
 from r18.schedule import Schedule
 
@@ -141,6 +142,8 @@ def algorithm_kernels(
     Pure. Raises `NoKernel` when no step is left.
     """
     fused = fuse(schedule, options.fusion)
+    if algorithm[0] == ConvMaxPool.name:
+        fused = fuse_pool(fused)
     problems = fused.problems(options.batch)
     offered = [
         kernel

@@ -32,8 +32,9 @@ from r18.backend import (
     output_layout,
 )
 from r18.errors import NoKernel, ProgramClosed, ShapeError, UsageError, WeightsError, unknown
+from r18.fusing import schedule_for
 from r18.ops import Layout, Problem, Relayout, Shape
-from r18.passes import fold_weights, fuse
+from r18.passes import fold_weights
 from r18.planner import Lifetime, plan_arena
 from r18.precision import precision
 from r18.schedule import Schedule
@@ -160,6 +161,8 @@ class _Draft:
 def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> Plan:
     """Plan a schedule (at level `none`, or already at `options.fusion`) on a backend.
 
+    Steps are those of `r18.fusing.schedule_for`: at level `all` the backend has a say.
+
     A step gets the kernel that its override names. Without one it gets the first that the backend
     lists and that takes its problem, but where its first input lies in another layout than that
     kernel reads, the same algorithm in the input's layout if there is one (see
@@ -171,13 +174,7 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     and no op of the schedule.
     """
     storage = precision(options.precision).dtype
-    if schedule.level == "none":
-        schedule = fuse(schedule, options.fusion)
-    elif schedule.level != options.fusion:
-        raise UsageError(
-            f"schedule '{schedule.name}' is at level '{schedule.level}', "
-            f"the options ask for '{options.fusion}'"
-        )
+    schedule = schedule_for(backend, schedule, options)
     kernels = backend.kernels()
     _check_overrides(schedule, options)
     shapes = schedule.shapes(options.batch)

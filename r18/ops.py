@@ -255,6 +255,39 @@ class MaxPool2d(Op):
 
 
 @dataclass(frozen=True)
+class ConvMaxPool(Op):
+    """A convolution and the max-pooling of what it makes, which need never be stored.
+
+    The result is that of the two ops one after the other. No fusion level asks for it: a plan
+    takes it where the backend has a kernel for it (`r18.fusing`).
+    """
+
+    name: ClassVar[str] = "conv2d_maxpool2d"
+
+    conv: Conv2d
+    pool: MaxPool2d
+
+    def __post_init__(self) -> None:
+        if self.conv.residual:
+            raise ShapeError(f"{self.name}: the convolution takes no residual, got {self.label}")
+
+    @property
+    def label(self) -> str:
+        return f"{self.conv.label}+{self.pool.label}"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return self.conv.weights()
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        return self.pool.infer(self.conv.infer(*inputs))
+
+    def macs(self, *inputs: Shape) -> int:
+        self.infer(*inputs)
+        return self.conv.macs(*inputs)
+
+
+@dataclass(frozen=True)
 class GlobalAvgPool(Op):
     """The mean over height and width: (N, C, H, W) → (N, C)."""
 
@@ -329,8 +362,14 @@ class Relayout(Op):
 
 OPS: dict[str, type[Op]] = {
     op.name: op
-    for op in (Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout)
+    for op in (
+        *(Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout),
+        ConvMaxPool,
+    )
 }
+
+OPTIONAL_OPS: tuple[type[Op], ...] = (ConvMaxPool,)
+"""Ops that a backend need not have: a plan does without where there is no kernel."""
 
 
 @dataclass(frozen=True)
@@ -357,13 +396,28 @@ class Problem:
 
     def __str__(self) -> str:
         ins = ", ".join("×".join(map(str, s)) for s in self.inputs)
-        settings = ", ".join(
-            f"{f.name}={_short(getattr(self.op, f.name))}"
-            for f in fields(self.op)
-            if f.name not in ("bias", "residual", "relu")
-        )
         out = "×".join(map(str, self.output))
-        return f"{self.op.label}({settings}) {ins} → {out}"
+        return f"{self.op.label}({_settings(self.op)}) {ins} → {out}"
+
+
+def parts_of(problem: Problem) -> tuple[Problem, Problem]:
+    """A `ConvMaxPool` as its two problems: the convolution, and the pooling of what it makes."""
+    op = problem.op
+    if not isinstance(op, ConvMaxPool):
+        raise ShapeError(f"{op.label} has no parts: it is one op")
+    conv = Problem(op.conv, problem.inputs)
+    return conv, Problem(op.pool, (conv.output,))
+
+
+def _settings(op: Op) -> str:
+    """What the label does not say; of ops in an op, one after the other."""
+    if isinstance(op, ConvMaxPool):
+        return f"{_settings(op.conv)}; {_settings(op.pool)}"
+    return ", ".join(
+        f"{f.name}={_short(getattr(op, f.name))}"
+        for f in fields(op)
+        if f.name not in ("bias", "residual", "relu")
+    )
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Passes over a schedule: fold BatchNorm, fuse ReLU, fuse the residual sum. Pure functions.
+"""Passes over a schedule: fold BatchNorm, fuse ReLU, residual sum, max-pooling. Pure functions.
 
 Levels build on each other:
 
@@ -8,6 +8,11 @@ Levels build on each other:
 | `add_relu`     | the residual sum of a block with its ReLU                            |
 | `conv_bn_relu` | and each convolution with its BatchNorm (folded) and following ReLU  |
 | `all`          | and the residual sum and ReLU into the epilogue of a convolution     |
+| `all`, planned | and max-pooling with its convolution, where the backend has a kernel |
+
+`fuse` brings a schedule to a level on every backend alike. The last line is not its work: whether
+a plan fuses max-pooling is asked of the backend (`r18.fusing`), since no backend needs a kernel for
+that.
 
 A fused step keeps the first step's name and makes the last step's value. Only a value with one
 reader is fused away. Folding happens whatever is tapped: a value inside a fused step cannot be.
@@ -24,7 +29,7 @@ import numpy.typing as npt
 
 from r18.backend import FUSION_LEVELS
 from r18.errors import UsageError, WeightsError, unknown
-from r18.ops import Add, BatchNorm, Conv2d, ReLU, Shape
+from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, ReLU, Shape
 from r18.schedule import FoldedBatchNorm, Schedule, Step
 
 Array = npt.NDArray[np.floating]
@@ -113,6 +118,26 @@ def fuse_residual(schedule: Schedule) -> Schedule:
         )
 
     return _merge_chains(schedule, merge, sink=True)
+
+
+def fuse_pool(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, pool: True
+) -> Schedule:
+    """Conv2d without a residual, then MaxPool2d → ConvMaxPool, where that is wanted.
+
+    wanted: asked for each such pair, with the step that would take its place and the pool's.
+    The level stays what it is.
+    """
+
+    def merge(conv: Step, pool: Step) -> Step | None:
+        if not (isinstance(conv.op, Conv2d) and isinstance(pool.op, MaxPool2d)):
+            return None
+        if conv.op.residual:
+            return None
+        fused = replace(conv, op=ConvMaxPool(conv.op, pool.op), output=pool.output)
+        return fused if wanted(fused, pool) else None
+
+    return _merge_chains(schedule, merge)
 
 
 def _merge_chains(

@@ -7,7 +7,8 @@ is the floor, and says what binds. Both ceilings are measured on the device (`r1
 - Operations are those of the definition: two for each multiply-accumulate of a convolution or a
   linear layer. The others have a few operations an element, and bytes bind them.
 - Bytes: every input element that some window covers once, every weight once, every output element
-  once, in the precision's storage.
+  once, in the precision's storage. Of a convolution with its max-pooling the output is the pooled
+  one: what lies between need not be stored.
 
 A step may beat its floor. Winograd multiplies less than the definition says; and tensors that are
 still in a cache, as the small ones of a single image are, move faster than memory does. So time is
@@ -24,8 +25,8 @@ from typing import Any
 from r18.backend import StepTime
 from r18.errors import R18Error, UsageError
 from r18.executor import Plan
-from r18.ops import Conv2d, MaxPool2d, Problem, Shape
-from r18.passes import fuse
+from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
+from r18.passes import fuse, fuse_pool
 from r18.precision import Precision, precision
 from r18.schedule import Schedule
 
@@ -128,14 +129,22 @@ def limit(problem: Problem, precision: Precision, ceilings: Ceilings, algorithm:
 
 
 def limits(
-    schedule: Schedule, precision_name: str, fusion: str, batch: int, ceilings: Ceilings
+    schedule: Schedule,
+    precision_name: str,
+    fusion: str,
+    batch: int,
+    ceilings: Ceilings,
+    *,
+    pooled: bool = False,
 ) -> dict[str, Limit]:
     """The floor of each step of a schedule (at level `none`), fused, on any backend.
 
+    pooled: max-pooling is computed with its convolution, as a backend may (`r18.fusing`).
     Their sum is the network's: step after step, each through memory.
     """
     found = precision(precision_name)
-    problems = fuse(schedule, fusion).problems(batch)
+    fused = fuse(schedule, fusion)
+    problems = (fuse_pool(fused) if pooled else fused).problems(batch)
     return {name: limit(problem, found, ceilings) for name, problem in problems.items()}
 
 
@@ -156,10 +165,12 @@ def own_operations(problem: Problem, algorithm: str) -> int:
 
     F(m×m, 3×3) has (m + 2)² products a tile of m×m outputs, input channel and output channel.
     """
-    tile, op = WINOGRAD_TILES.get(algorithm), problem.op
+    tile = WINOGRAD_TILES.get(algorithm)
+    conv = parts_of(problem)[0] if isinstance(problem.op, ConvMaxPool) else problem
+    op = conv.op
     if tile is None or not isinstance(op, Conv2d):
         return 2 * problem.macs
-    n, out_channels, height, width = problem.output
+    n, out_channels, height, width = conv.output
     tiles = n * -(-height // tile) * -(-width // tile)
     return 2 * tiles * (tile + 2) ** 2 * op.in_channels * out_channels
 
@@ -167,17 +178,27 @@ def own_operations(problem: Problem, algorithm: str) -> int:
 def _covered(problem: Problem) -> int:
     """Elements of the first input that some window covers: all, but where strides leave gaps."""
     shape, op = problem.inputs[0], problem.op
-    if not isinstance(op, Conv2d | MaxPool2d):
+    windows: tuple[tuple[Conv2d | MaxPool2d, Problem], ...]
+    if isinstance(op, ConvMaxPool):
+        conv, pool = parts_of(problem)
+        windows = (op.pool, pool), (op.conv, conv)
+    elif isinstance(op, Conv2d | MaxPool2d):
+        windows = ((op, problem),)
+    else:
         return math.prod(shape)
-    return math.prod(shape[:2]) * math.prod(
-        _covered_extent(shape, problem.output, op, axis) for axis in (0, 1)
-    )
+    count = math.prod(shape[:2])
+    for axis in (0, 1):
+        seen = set(range(problem.output[2 + axis]))
+        for one, part in windows:  # from the output back
+            seen = _seen(one, axis, seen) & set(range(part.inputs[0][2 + axis]))
+        count *= len(seen)
+    return count
 
 
-def _covered_extent(source: Shape, target: Shape, op: Conv2d | MaxPool2d, axis: int) -> int:
-    starts = (i * op.stride[axis] - op.padding[axis] for i in range(target[2 + axis]))
-    seen = {start + offset for start in starts for offset in range(op.kernel_size[axis])}
-    return len(seen & set(range(source[2 + axis])))
+def _seen(op: Conv2d | MaxPool2d, axis: int, outputs: set[int]) -> set[int]:
+    """What the windows of some outputs cover along an axis, padding included."""
+    starts = (i * op.stride[axis] - op.padding[axis] for i in outputs)
+    return {start + offset for start in starts for offset in range(op.kernel_size[axis])}
 
 
 # -- measured ----------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 A table is a JSON file that a command wrote: `r18 tune` measures every kernel that takes a problem
 and keeps the fastest. Plans read it; a problem that it does not hold goes to the backend's own
 order. The choice changes speed alone: every kernel is verified by itself.
+
+Of a problem that fuses two ops the table may say `apart`: kernels of the two, one after the other,
+took that time, and no kernel for both took less.
 """
 
 from __future__ import annotations
@@ -17,15 +20,24 @@ from pathlib import Path
 import numpy as np
 
 from r18.atomic import new_file
-from r18.backend import Backend, Buffer, DeviceInfo, Kernel, Stream, input_layout
+from r18.backend import (
+    APART,
+    Backend,
+    Buffer,
+    DeviceInfo,
+    Kernel,
+    Stream,
+    input_layout,
+    output_layout,
+)
 from r18.errors import UsageError
 from r18.executor import Launch, prepare_weights
 from r18.machine import cache_folder
-from r18.ops import Conv2d, Layout, Linear, Op, Problem
+from r18.ops import Conv2d, ConvMaxPool, Layout, Linear, Op, Problem, Relayout, parts_of
 from r18.precision import Precision, precision
 from r18.records import slug
 
-TUNED_OPS: tuple[type[Op], ...] = (Conv2d, Linear)
+TUNED_OPS: tuple[type[Op], ...] = (Conv2d, ConvMaxPool, Linear)
 """Ops worth measuring: the others have one kernel a layout."""
 FORMAT = 1
 PLACES = 3
@@ -33,7 +45,7 @@ PLACES = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """A kernel's median time on a problem, in microseconds."""
+    """A kernel's median time on a problem, in microseconds; or that of its two ops `APART`."""
 
     kernel: str
     microseconds: float
@@ -125,6 +137,21 @@ def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
     return None
 
 
+@dataclass(frozen=True)
+class Chain:
+    """Launches that are enqueued one after the other."""
+
+    launches: tuple[Launch, ...]
+
+    def enqueue(self, stream: Stream) -> None:
+        for launch in self.launches:
+            launch.enqueue(stream)
+
+
+Link = tuple[Kernel, Problem]
+"""One of a chain."""
+
+
 class Range:
     """A problem to measure kernels on: random inputs, in three places in memory a layout.
 
@@ -170,7 +197,26 @@ class Range:
                 self._inputs[layout].append(buffers)
         return self._inputs[layout]
 
-    def measure(self, launches: Sequence[Launch], count: int, repeat: int) -> float:
+    def chains(self, links: Sequence[Link]) -> list[Chain]:
+        """Kernels each of which reads what the one before it makes, on each of the places.
+
+        The one that reads weights is given this problem's.
+        """
+        memory = self.backend.memory
+        kernel, part = links[0]
+        held = list(self._inputs_in(input_layout(kernel, part)))
+        launches: list[list[Launch]] = [[] for _ in held]
+        for kernel, part in links:
+            roles = [spec.role for spec in part.op.weights()]
+            prepared = prepare_weights(kernel, part, roles, self._weights if roles else ())
+            workspace = memory.empty(kernel.workspace(part))
+            for place, inputs in enumerate(held):
+                output = memory.empty(math.prod(part.output) * self.dtype.itemsize)
+                launches[place].append(Launch(kernel, part, inputs, prepared, output, workspace))
+                held[place] = (output,)
+        return [Chain(tuple(found)) for found in launches]
+
+    def measure(self, launches: Sequence[Launch | Chain], count: int, repeat: int) -> float:
         """Median microseconds of one of `count` launches back to back, of `repeat` such runs.
 
         They are a graph where the backend's streams have graphs.
@@ -212,26 +258,88 @@ def tune(
     choices: dict[str, dict[str, dict[int, Timing]]] = {name: {} for name in precisions}
     for problem in dict.fromkeys(problems):
         for name in precisions:
-            place = Range(backend, problem, precision(name))
-            looks = [
-                (kernel, launches, place.measure(launches, 3, 3))
-                for kernel in backend.kernels()
-                if kernel.op is type(problem.op)
-                and kernel.precision.name == name
-                and kernel.refusal(problem) is None
-                for launches in [place.launches(kernel)]
-            ]
-            limit = 2 * min((time for *_, time in looks), default=0.0)
-            timings = [
-                Timing(kernel.id, place.measure(launches, 20, 7))
-                for kernel, launches, time in looks
-                if time <= limit
-            ]
-            if timings:
-                best = min(timings, key=lambda timing: timing.microseconds)
-                choices[name].setdefault(_at_batch_1(problem), {})[problem.batch] = best
-                progress(f"{name} {problem}: {best.kernel} {best.microseconds:.1f} µs")
+            timings = _timings(backend, problem, name)
+            if not timings:
+                continue
+            best = _fastest(timings)
+            if isinstance(problem.op, ConvMaxPool):
+                fused = _kernel_of(backend, best)
+                both = _apart(backend, problem, name, input_layout(fused, problem))
+                best = _fastest([best, *both])
+            choices[name].setdefault(_at_batch_1(problem), {})[problem.batch] = best
+            progress(f"{name} {problem}: {best.kernel} {best.microseconds:.1f} µs")
     return Table(str(backend.probe()), choices)
+
+
+def _fastest(timings: Sequence[Timing]) -> Timing:
+    return min(timings, key=lambda timing: timing.microseconds)
+
+
+def _kernel_of(backend: Backend, timing: Timing) -> Kernel:
+    return next(kernel for kernel in backend.kernels() if kernel.id == timing.kernel)
+
+
+def _takers(backend: Backend, problem: Problem, name: str) -> list[Kernel]:
+    return [
+        kernel
+        for kernel in backend.kernels()
+        if kernel.op is type(problem.op)
+        and kernel.precision.name == name
+        and kernel.refusal(problem) is None
+    ]
+
+
+def _timings(backend: Backend, problem: Problem, name: str) -> list[Timing]:
+    """Every kernel that takes the problem in a precision and is not left out."""
+    place = Range(backend, problem, precision(name))
+    looks = [
+        (kernel, launches, place.measure(launches, 3, 3))
+        for kernel in _takers(backend, problem, name)
+        for launches in [place.launches(kernel)]
+    ]
+    limit = 2 * min((time for *_, time in looks), default=0.0)
+    return [
+        Timing(kernel.id, place.measure(launches, 20, 7))
+        for kernel, launches, time in looks
+        if time <= limit
+    ]
+
+
+def _apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> list[Timing]:
+    """The two ops of a problem by their own kernels, as a plan has them; nothing where it cannot.
+
+    The convolution that is fastest by itself, each pooling behind it, and relayouts where layouts
+    meet; of inputs that lie in the layout `reads`, as for the kernel that they are compared with.
+    """
+    conv, pool = parts_of(problem)
+    alone = _timings(backend, conv, name)
+    if not alone:
+        return []
+    first = _kernel_of(backend, _fastest(alone))
+    place = Range(backend, problem, precision(name))
+    found = (
+        _linked(backend, name, reads, [(first, conv), (second, pool)])
+        for second in _takers(backend, pool, name)
+    )
+    return [Timing(APART, place.measure(place.chains(links), 20, 7)) for links in found if links]
+
+
+def _linked(
+    backend: Backend, name: str, layout: Layout, links: Sequence[Link]
+) -> list[Link] | None:
+    """The links with relayouts where one reads another layout than it is given; None: no kernel."""
+    found: list[Link] = []
+    for kernel, problem in links:
+        wanted = input_layout(kernel, problem)
+        if wanted is not layout:
+            moved = Problem(Relayout(layout, wanted), problem.inputs)
+            takers = _takers(backend, moved, name)
+            if not takers:
+                return None
+            found.append((takers[0], moved))
+        found.append((kernel, problem))
+        layout = output_layout(kernel, problem)
+    return found
 
 
 __all__ = [

@@ -19,6 +19,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -79,6 +80,8 @@ def compute(op: Op, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
             return np.maximum(y, 0) if op.relu else y
         case MaxPool2d():
             return _windows(x, op, -np.inf).max(axis=(4, 5))
+        case ConvMaxPool():
+            return compute(op.pool, [compute(op.conv, inputs, weights)], ())
         case GlobalAvgPool():
             return x.mean(axis=(2, 3))
         case Linear():

@@ -20,6 +20,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Linear,
     MaxPool2d,
@@ -216,6 +217,14 @@ def large_problems(kernel: HostKernel) -> tuple[Problem, ...]:
             some = Conv2d(4, 8, (3, 3), (1, 1), (1, 1), bias=True)
             long = Conv2d(64, 4, (3, 3), (1, 1), (1, 1), bias=True)
             return Problem(some, ((4, 4, 32, 32),)), Problem(long, ((1, 64, 8, 8),))
+        case "conv2d_maxpool2d":
+            some = Conv2d(4, 8, (3, 3), (1, 1), (1, 1), bias=True)
+            stem = Conv2d(3, 8, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
+            pools = MaxPool2d((2, 2), (1, 1)), MaxPool2d((3, 3), (2, 2), (1, 1))
+            return (
+                Problem(ConvMaxPool(some, pools[0]), ((4, 4, 32, 32),)),
+                Problem(ConvMaxPool(stem, pools[1]), ((4, 3, 33, 46),)),
+            )
         case "linear":
             return dot(48, 64, 200), dot(1024, 10, 20)
         case "batchnorm":
@@ -284,6 +293,11 @@ def small_problem(kernel: HostKernel, rng: np.random.Generator) -> Problem:
             op = Conv2d(c, 3, window, (1, 1), (1, 0), bias, residual, relu)
             result = replace(op, residual=False).infer(image)
             return Problem(op, (image, result) if residual else (image,))
+        case "conv2d_maxpool2d":
+            bias, padded, relu = (bool(b) for b in rng.integers(0, 2, 3))
+            conv = Conv2d(c, 3, (2, 3), (1, 1), (1, 0), bias, False, relu)
+            pool = MaxPool2d((2, 3), (2, 1), (1, 1) if padded else (0, 0))
+            return Problem(ConvMaxPool(conv, pool), ((n, c, image[2] + 2, image[3] + 2),))
         case "linear":
             return dot(8 * c, 5, n)
         case "softmax":

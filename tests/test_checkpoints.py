@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from faulty_backends import right
+from pooling_backends import Pooling, Tuned
 from r18.backend import (
     Array,
     BackendBase,
@@ -29,6 +31,7 @@ from r18.errors import NoKernel, R18Error, ShapeError, UnknownName, UsageError
 from r18.executor import ExecutorProgram, Launch, PlannedStep, make_plan
 from r18.host import HostBuffer, HostKernel, HostStream
 from r18.margins import END_TO_END_MULTIPLE, Allowance, multiple
+from r18.ops import ConvMaxPool
 from r18.precision import PRECISIONS
 from r18.registry import get_backend
 from r18.schedule import CANONICAL, Schedule, resnet, tiny
@@ -819,6 +822,58 @@ class Shapeless(ExecutorProgram):
 def test_a_program_that_is_not_what_it_says(program: Any, message: str) -> None:
     with pytest.raises(R18Error, match=message):
         compare(Altered(program=program))
+
+
+# -- a fused stem ------------------------------------------------------------------------------
+
+
+def test_a_program_that_fuses_the_pooling_passes() -> None:
+    report = compare(Pooling())
+    assert report.ok, text(report)
+    assert report.steps[0].kernel == "faulty/conv2d_maxpool2d/plain/fp32"
+    assert [row.name for row in report.checkpoints] == [*CANONICAL, UNTAPPED]
+    assert rows(report)["stem_pool"].steps == ("conv1",)
+    apart = compare(Pooling(), kernels={"maxpool": "*"})
+    assert apart.ok
+    assert rows(apart)["stem_pool"].steps == ("conv1", "maxpool")
+    assert rows(apart)["logits"].loss == rows(report)["logits"].loss
+
+
+def test_of_all_checkpoints_those_that_a_plan_fused_are_left_out() -> None:
+    """At batch 1, the remainder, this backend keeps apart what it fuses at batch 2."""
+    for backend, count, batch, relu in (
+        (get_backend("numpy"), 2, 2, True),
+        (Pooling(), 2, 2, False),
+        (Tuned(), 1, 1, True),
+        (Tuned(), 3, 2, False),
+    ):
+        report = compare(backend, count, batch=batch, taps="all")
+        assert report.ok, text(report)
+        assert ("relu" in rows(report)) == relu
+    with pytest.raises(UnknownName, match="unknown checkpoint 'relu'"):
+        compare(Pooling(), taps=["relu"])
+    assert "relu" in rows(compare(Pooling(), taps=["relu"], kernels={"maxpool": "*"}))
+
+
+def test_a_wrong_fused_stem_is_the_first_divergence() -> None:
+    class Wrong(Pooling):
+        def kernels(self) -> tuple[HostKernel, ...]:
+            def run(op: Any, inputs: Any, weights: Any, out: Array, workspace: Array) -> None:
+                right(op, inputs, weights, out, workspace)
+                out[..., -1] = 0
+
+            return tuple(
+                replace(k, run=run) if k.op is ConvMaxPool else k for k in super().kernels()
+            )
+
+    report = compare(Wrong())
+    assert not report.ok
+    (finding,) = (f for f in report.findings if f.check == "checkpoint" and f.problem is not None)
+    assert finding.kernel == "faulty/conv2d_maxpool2d/plain/fp32"
+    assert isinstance(finding.problem and finding.problem.op, ConvMaxPool)
+    assert finding.coordinate is not None
+    assert finding.coordinate[-1] == 7
+    assert Finding.from_json(finding.to_json()) == finding
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -20,8 +20,11 @@ import r18
 from r18.cli import main
 from r18.cli.app import COMMANDS
 from r18.cli.options import kernel_overrides, listed
+from r18.cli.schedule import rows as schedule_rows
 from r18.errors import UsageError
+from r18.passes import fuse, fuse_pool
 from r18.registry import installed
+from r18.schedule import tiny
 from support import ROOT, run_python
 
 
@@ -191,6 +194,28 @@ def test_schedule_at_another_size_and_level(command: Command) -> None:
     assert data["input"] == [1, 3, 64, 64]
     assert len(data["steps"]) == 23
     assert {step["op"] for step in data["steps"]} == {"conv2d", "maxpool2d", "gap", "linear"}
+
+
+def test_a_step_of_two_ops_shows_both() -> None:
+    step = schedule_rows(fuse_pool(fuse(tiny(), "all")), 1)[0]
+    assert step["label"] == "conv2d+bias+relu 7×7/2 + maxpool2d 3×3/2"
+    assert (step["op"], step["makes"], step["output"]) == (
+        "conv2d_maxpool2d",
+        "maxpool",
+        [1, 8, 8, 8],
+    )
+    assert step["settings"]["pool"]["stride"] == (2, 2)
+    assert json.loads(json.dumps(step))["settings"]["conv"]["relu"] is True
+
+
+def test_a_plan_that_fuses_the_pooling_shows_it(command: Command) -> None:
+    asked = ("plan", "--backend", "pooling_backends:Pooling", "--network", "tiny")
+    first = json.loads(command.output(*asked, "--json"))["steps"][0]
+    assert (first["step"], first["kernel"]) == ("conv1", "faulty/conv2d_maxpool2d/plain/fp32")
+    assert first["problem"].startswith("conv2d+bias+relu+maxpool2d(in_channels=3, ")
+    apart = command.output(*asked, "--kernel", "maxpool=*")
+    assert "faulty/maxpool2d/plain/fp32" in apart
+    assert "conv2d_maxpool2d" not in apart
 
 
 @pytest.mark.parametrize(

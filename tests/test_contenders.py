@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from commands import r18
+from pooling_backends import Pooling
 from r18 import bench_record
 from r18.backend import CompileOptions, DeviceInfo, OnStream
 from r18.bench import Row, bench, with_ratios
 from r18.cli.app import REFUSED
 from r18.contenders import Compiled, algorithm_kernels, contenders
 from r18.errors import NoKernel, UnknownName, UsageError
+from r18.executor import make_plan
 from r18.peers import PEER, PEERS, ways
 from r18.registry import load_backend
 from r18.schedule import resnet18, tiny
@@ -61,6 +63,19 @@ def test_the_preferred_kernel_keeps_the_steps_that_an_algorithm_refuses(
     assert len(chosen) == 13
     assert {"layer1.0.conv1", "layer4.1.conv2"} <= chosen.keys()
     assert not {"conv1", "layer2.0.conv1", "layer2.0.downsample.0"} & chosen.keys()
+
+
+def test_an_algorithm_of_the_fused_stem_or_of_its_parts_is_what_runs() -> None:
+    options, backend = CompileOptions(), Pooling()
+    for op, stem in (
+        ("conv2d_maxpool2d", ["faulty/conv2d_maxpool2d/plain/fp32"]),
+        ("conv2d", ["faulty/conv2d/plain/fp32", "faulty/maxpool2d/plain/fp32"]),
+        ("maxpool2d", ["faulty/conv2d/plain/fp32", "faulty/maxpool2d/plain/fp32"]),
+    ):
+        chosen = algorithm_kernels(backend, tiny(), (op, "plain"), options)
+        assert ("conv1" in chosen) == (op != "maxpool2d")
+        plan = make_plan(backend, tiny(), CompileOptions(kernels=chosen))
+        assert [step.kernel.id for step in plan.steps[: len(stem)]] == stem
 
 
 def test_an_algorithm_without_a_kernel_in_the_precision_is_left_out() -> None:

@@ -22,6 +22,7 @@ from hypothesis.extra import numpy as arrays
 from typer.testing import CliRunner, Result
 
 import r18_oracle.dumps as dumps_module
+from pooling_backends import Pooling
 from r18.backend import Array, CompileOptions, Kernel, Program
 from r18.errors import (
     DumpError,
@@ -32,6 +33,7 @@ from r18.errors import (
 )
 from r18.host import HostKernel
 from r18.ops import Conv2d
+from r18.passes import fuse
 from r18.schedule import CANONICAL, network
 from r18.weights import Weights, load_weights
 from r18_numpy import Backend as NumpyBackend
@@ -385,6 +387,23 @@ def test_numpy_and_torch_agree_at_every_level(weights: Weights, tmp_path: Path) 
         report = diff_dumps(reference, folder)
         assert report.closing() == "all 7 checkpoints agree within atol 1e-4"
         assert [row.checkpoint for row in report.rows] == list(CANONICAL)
+
+
+def test_programs_agree_whether_they_fuse_the_pooling_or_not(
+    weights: Weights, tmp_path: Path
+) -> None:
+    images, options = seeded(TINY, 2), CompileOptions(fusion="all")
+    apart, fused, more = (tmp_path / name for name in ("apart", "fused", "more"))
+    write_dump(apart, NumpyBackend(), TINY, weights, images, options=options)
+    made = write_dump(fused, Pooling(), TINY, weights, images, options=options)
+    assert made.made.kernels["conv1"] == "faulty/conv2d_maxpool2d/plain/fp32"
+    assert "maxpool" not in made.made.kernels
+    assert diff_dumps(apart, fused).ok
+    every = write_dump(more, Pooling(), TINY, weights, images, checkpoints="all", options=options)
+    names = {checkpoint.name for checkpoint in every.checkpoints}
+    assert names == set(fuse(TINY, "all").taps) - {TINY.input, "relu"}
+    with pytest.raises(UnknownName, match="unknown checkpoint 'relu'"):
+        write_dump(more, Pooling(), TINY, weights, images, checkpoints="relu,fc", options=options)
 
 
 def test_a_wrong_kernel_is_found_where_it_begins(

@@ -17,6 +17,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -26,6 +27,7 @@ from r18.ops import (
     Relayout,
     ReLU,
     Softmax,
+    parts_of,
 )
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
@@ -242,6 +244,42 @@ def test_a_problem_reads_as_one_line() -> None:
     assert str(Problem(Relayout(Layout.NHWC, Layout.NCHW), ((1, 2, 3, 4),))) == (
         "relayout nhwc→nchw(source=nhwc, target=nchw) 1×2×3×4 → 1×2×3×4"
     )
+
+
+STEM = ConvMaxPool(
+    Conv2d(3, 8, (7, 5), (2, 1), (3, 2), bias=True, relu=True), MaxPool2d((3, 2), (2, 3), (1, 1))
+)
+
+
+def test_a_convolution_with_its_pooling_is_one_op_of_two() -> None:
+    problem = Problem(STEM, ((2, 3, 9, 8),))
+    assert STEM.label == "conv2d+bias+relu+maxpool2d"
+    assert STEM.arity == 1
+    assert STEM.weights() == STEM.conv.weights()
+    assert problem.output == (2, 8, 3, 3) == STEM.pool.infer(STEM.conv.infer((2, 3, 9, 8)))
+    assert problem.macs == STEM.conv.macs((2, 3, 9, 8)) == 2 * 8 * 5 * 8 * (3 * 7 * 5)
+    assert parts_of(problem) == (
+        Problem(STEM.conv, ((2, 3, 9, 8),)),
+        Problem(STEM.pool, ((2, 8, 5, 8),)),
+    )
+    assert str(problem) == (
+        "conv2d+bias+relu+maxpool2d(in_channels=3, out_channels=8, kernel_size=7×5, stride=2×1, "
+        "padding=3×2; kernel_size=3×2, stride=2×3, padding=1×1) 2×3×9×8 → 2×8×3×3"
+    )
+
+
+def test_a_convolution_with_its_pooling_refuses_what_either_refuses() -> None:
+    residual = Conv2d(3, 3, (1, 1), residual=True)
+    with pytest.raises(ShapeError, match=r"conv2d_maxpool2d: the convolution takes no residual"):
+        ConvMaxPool(residual, MaxPool2d((2, 2), (2, 2)))
+    with pytest.raises(ShapeError, match="expected 3 channels"):
+        STEM.infer((1, 4, 9, 8))
+    with pytest.raises(ShapeError, match="takes 1 input"):
+        STEM.infer((1, 3, 9, 8), (1, 3, 9, 8))
+    with pytest.raises(ShapeError, match="maxpool2d height"):  # of the convolution's output
+        ConvMaxPool(Conv2d(3, 8, (3, 3)), MaxPool2d((3, 3), (1, 1))).infer((1, 3, 4, 9))
+    with pytest.raises(ShapeError, match="relu has no parts"):
+        parts_of(Problem(ReLU(), ((1, 2),)))
 
 
 def test_physical_shapes() -> None:

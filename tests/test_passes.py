@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 import r18_numpy
 from r18.backend import FUSION_LEVELS, CompileOptions
 from r18.errors import UsageError, WeightsError
-from r18.ops import Add, BatchNorm, Conv2d, ReLU
-from r18.passes import fold_batchnorm, fold_weights, fuse, fuse_conv_relu, fuse_residual
+from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, ReLU
+from r18.passes import (
+    fold_batchnorm,
+    fold_weights,
+    fuse,
+    fuse_conv_relu,
+    fuse_pool,
+    fuse_residual,
+)
 from r18.schedule import CANONICAL, Checkpoint, Schedule, Step, resnet, resnet18, tiny
 from support import Array, images, random_weights, run_schedule
 
@@ -131,6 +138,10 @@ def add(name: str, *reads: str) -> Step:
     return Step(name, Add(), reads, name)
 
 
+def maxpool(name: str, reads: str) -> Step:
+    return Step(name, MaxPool2d((3, 3), (2, 2), (1, 1)), (reads,), name)
+
+
 def network_of(*steps: Step, channels: int = 4) -> Schedule:
     return Schedule("custom", (channels, 5, 5), steps, ())
 
@@ -235,6 +246,69 @@ def test_the_output_is_never_fused_away(level: str) -> None:
     fused = fuse(schedule, level)
     assert fused.output == "c"
     assert_same_numbers(schedule, fused)
+
+
+# -- max-pooling -------------------------------------------------------------------------------
+
+
+def test_the_stem_takes_its_pooling() -> None:
+    plain = fuse(resnet18(), "all")
+    fused = fuse_pool(plain)
+    stem, *rest = fused.steps
+    assert stem.op == ConvMaxPool(plain.steps[0].op, plain.steps[1].op)
+    assert (stem.name, stem.inputs, stem.output) == ("conv1", ("image",), "maxpool")
+    assert stem.weights == ("conv1.folded_weight", "conv1.folded_bias")
+    assert tuple(rest) == plain.steps[2:]
+    assert (fused.level, fused.folds, fused.macs) == ("all", plain.folds, plain.macs)
+    assert fused.checkpoints == plain.checkpoints
+    assert set(plain.taps) - set(fused.taps) == {"relu"}
+    assert fuse_pool(fused) == fused
+
+
+def test_whether_the_pooling_is_taken_is_asked() -> None:
+    plain = fuse(resnet18(), "all")
+    asked: list[tuple[Step, Step]] = []
+
+    def never(fused: Step, pool: Step) -> bool:
+        asked.append((fused, pool))
+        return False
+
+    assert fuse_pool(plain, never) == plain
+    assert asked == [(fuse_pool(plain).steps[0], plain.step("maxpool"))]
+
+
+@pytest.mark.parametrize("level", FUSION_LEVELS)
+def test_a_fused_pooling_computes_the_same(level: str) -> None:
+    """The network's own, and of each convolution alone behind which nothing else stands."""
+    bare = network_of(conv("c", "image"), maxpool("p", "c"), relu("r", "p"))
+    for plain in (tiny(), bare):
+        fused = fuse_pool(fuse(plain, level))
+        fits = plain is bare or level in ("conv_bn_relu", "all")
+        assert any(isinstance(step.op, ConvMaxPool) for step in fused.steps) == fits
+        assert_same_numbers(plain, fused)
+
+
+def test_a_convolution_that_is_read_twice_keeps_its_pooling_apart() -> None:
+    schedule = network_of(
+        conv("c", "image"), maxpool("p", "c"), maxpool("q", "c"), add("a", "p", "q")
+    )
+    assert fuse_pool(schedule) == schedule
+    stated = Schedule("custom", (4, 5, 5), schedule.steps[:2], (), output="c")
+    assert fuse_pool(stated) == stated
+
+
+def test_a_convolution_with_residual_keeps_its_pooling_apart() -> None:
+    """The op has no second input."""
+    schedule = network_of(conv("c", "image"), add("a", "c", "image"), maxpool("p", "a"))
+    summed = fuse_residual(schedule)
+    assert [s.op.label for s in summed.steps] == ["conv2d+residual", "maxpool2d"]
+    assert fuse_pool(summed) == summed
+
+
+def test_a_slice_of_the_network_with_its_pooling_fused_is_a_slice() -> None:
+    part = fuse_pool(fuse(resnet18(), "all")).between("image", "layer1")
+    assert part == fuse_pool(fuse(resnet18().between("image", "layer1"), "all"))
+    assert part.folds[0].conv == "conv1"
 
 
 def test_a_slice_of_the_network_fuses_like_the_network() -> None:

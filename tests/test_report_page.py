@@ -426,6 +426,38 @@ def test_the_steps_are_the_record_s_with_their_phases_together(everything: Evide
     assert picture.count('class="roof"') == 2  # no floor is known of a relayout
 
 
+def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path: Path) -> None:
+    """Its own steps have its floors, those of others theirs; the roofline is the lower one."""
+    fused, *apart = (
+        {"step": step, "kernel": f"k/{op}/a/fp32", "milliseconds": 0.5, "phase": ""}
+        for step, op in (
+            ("conv1", "conv2d_maxpool2d"),
+            ("conv1", "conv2d"),
+            ("maxpool", "maxpool2d"),
+        )
+    )
+    rows = [
+        timed("cupy", 1.0, 1, steps=[fused], kernels={fused["kernel"]: 1}),
+        timed("torch", 2.0, 1, steps=apart, kernels={one["kernel"]: 1 for one in apart}),
+    ]
+    groups = {"g": group("fp32", 1, rows)}
+    found = gather(written(tmp_path, bench_nvidia_h200={"groups": groups}, bench_cpu=None))
+    (only,) = found.groups
+    asked = resnet18(), "fp32", "all", 1, Ceilings.from_record(CEILINGS)
+    plain, pooled = limits(*asked), limits(*asked, pooled=True)
+    assert only.floors_of(rows[0]) == pooled
+    assert only.floors_of(rows[1]) == plain
+    assert only.floor_ms == sum(one.floor_ms for one in pooled.values())
+    assert only.floor_ms < sum(one.floor_ms for one in plain.values())
+    ours, theirs = (
+        Reader(figures(page(found), f"{name}, fp32, batch 1 ")[0]).plain("step")
+        for name in ("cupy", "torch")
+    )
+    assert ours[0][3].value == repr(pooled["conv1"].floor_ms)
+    assert theirs[0][3].value == repr(plain["conv1"].floor_ms)
+    assert theirs[1][3].value == repr(plain["maxpool"].floor_ms)
+
+
 def test_without_times_of_steps_the_page_says_which_command_makes_them(tmp_path: Path) -> None:
     groups = {"g": group("fp32", 1, [timed("cupy", 1.0, 1)])}
     text = page(gather(written(tmp_path, bench_nvidia_h200={"groups": groups})))

@@ -23,7 +23,16 @@ from r18.bench import Row
 from r18.cli.roofline import text
 from r18.errors import BackendUnavailable, R18Error, ShapeError, UsageError
 from r18.executor import Plan, make_plan
-from r18.ops import Add, Conv2d, GlobalAvgPool, Linear, MaxPool2d, Problem
+from r18.ops import (
+    Add,
+    Conv2d,
+    ConvMaxPool,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Problem,
+    parts_of,
+)
 from r18.precision import BF16, FP16, FP32, INT8
 from r18.registry import load_backend
 from r18.roofline import (
@@ -122,6 +131,45 @@ def test_what_no_window_covers_is_not_read(
 def test_a_pooling_window_reads_all_that_it_covers() -> None:
     problem = Problem(MaxPool2d((2, 2), (2, 2)), ((1, 4, 7, 7),))  # the last row is in no window
     assert moved_nbytes(problem, FP32) == 4 * 4 * (6 * 6 + 3 * 3)
+
+
+STEM = ConvMaxPool(
+    Conv2d(3, 5, (3, 3), (2, 2), (1, 1), bias=True, relu=True), MaxPool2d((3, 3), (2, 2), (1, 1))
+)
+
+
+def test_between_a_convolution_and_its_pooling_nothing_is_stored() -> None:
+    problem = Problem(STEM, ((2, 3, 16, 16),))
+    assert moved_nbytes(problem, FP32) == 4 * (2 * 3 * 16 * 16 + 5 * 3 * 9 + 5 + 2 * 5 * 4 * 4)
+    assert own_operations(problem, "sum") == 2 * problem.macs == 2 * 2 * 5 * 8 * 8 * 27
+    apart = [moved_nbytes(part, FP32) for part in parts_of(problem)]
+    assert sum(apart) - moved_nbytes(problem, FP32) == 4 * 2 * (2 * 5 * 8 * 8)
+
+
+def test_what_no_pooled_window_needs_is_not_read() -> None:
+    """Of a convolution's 8×8 outputs, two rows and the columns 0, 1, 3, 4, 6 and 7."""
+    op = ConvMaxPool(Conv2d(3, 5, (3, 1)), MaxPool2d((1, 2), (5, 3)))
+    problem = Problem(op, ((1, 3, 10, 8),))
+    assert moved_nbytes(problem, FP32) == 4 * (3 * (6 * 6) + 5 * 9 + 5 * 2 * 3)
+
+
+def test_winograd_with_its_pooling_multiplies_as_without() -> None:
+    conv = Conv2d(3, 5, (3, 3), (1, 1), (1, 1))
+    fused = Problem(ConvMaxPool(conv, MaxPool2d((2, 2), (2, 2))), ((2, 3, 8, 8),))
+    alone = Problem(conv, ((2, 3, 8, 8),))
+    for algorithm in ("winograd_f2x2", "winograd_f4x4"):
+        assert own_operations(fused, algorithm) == own_operations(alone, algorithm)
+
+
+def test_the_floor_of_a_network_whose_pooling_is_fused() -> None:
+    plain = limits(resnet18(), "fp32", "all", 2, CEILINGS)
+    fused = limits(resnet18(), "fp32", "all", 2, CEILINGS, pooled=True)
+    assert set(plain) - set(fused) == {"maxpool"}
+    assert {name for name in fused if fused[name] != plain[name]} == {"conv1"}
+    stored = 2 * 64 * 112 * 112 * 4  # written once, and read once
+    before = plain["conv1"].nbytes + plain["maxpool"].nbytes
+    assert fused["conv1"].nbytes == before - 2 * stored
+    assert fused["conv1"].operations == plain["conv1"].operations
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import r18_numpy
 from commands import r18
-from r18.backend import CompileOptions, DeviceInfo
+from faulty_backends import right
+from pooling_backends import Pooling
+from r18.backend import APART, CompileOptions, DeviceInfo, RoundingContract
 from r18.errors import UsageError
 from r18.executor import make_plan
-from r18.ops import Conv2d, Problem
+from r18.host import HostBuffer, HostKernel
+from r18.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, Relayout, parts_of
+from r18.precision import FP32
 from r18.schedule import tiny
-from r18.tuning import Table, Timing, find_table, read_table, tune, users_table
+from r18.tuning import Range, Table, Timing, find_table, read_table, tune, users_table
 
 SCHEDULE = tiny()
 DEVICE = DeviceInfo("cuda", "Some GPU 7 (sm_90)")
@@ -101,6 +107,124 @@ def test_tuning_measures_every_kernel_that_takes_a_problem() -> None:
                 f"numpy/conv2d/{name}/{precision}" for name in ("im2col", "direct")
             }
             assert timing.microseconds > 0
+
+
+# -- two ops, or one ---------------------------------------------------------------------------
+
+STEM = Problem(
+    ConvMaxPool(Conv2d(3, 4, (3, 3), bias=True, relu=True), MaxPool2d((2, 2), (2, 2))),
+    ((2, 3, 9, 9),),
+)
+
+
+def host(op: type, algorithm: str, layout: Layout, run: object = right) -> HostKernel:
+    contract = RoundingContract("exact", "float32", "float32")
+    return HostKernel("two", op, algorithm, FP32, contract, run, layout)  # type: ignore[arg-type]
+
+
+class TwoLayouts(Pooling):
+    """The fused kernel reads NCHW, the only convolution NHWC, and poolings are in both."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        nhwc = [host(op, "plain", Layout.NHWC) for op in (Conv2d, MaxPool2d)]
+        there = [host(op, "there", Layout.NCHW) for op in (ConvMaxPool, MaxPool2d)]
+        return (*nhwc, *there, host(Relayout, "transpose", Layout.NCHW))
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> list[list[str]]:
+    """Have kernels take what is said of them, by op; the chains that are measured, as ids."""
+    seen: list[list[str]] = []
+
+    def cost(self: Range, places: object, count: int, repeat: int) -> float:
+        one, *_ = places  # type: ignore[misc]
+        launches = getattr(one, "launches", (one,))
+        assert len(set(map(id, places))) == 3  # type: ignore[call-overload]
+        seen.append([launch.kernel.id for launch in launches])
+        for launch in launches:
+            assert launch.output.nbytes == 4 * np.prod(launch.problem.output)
+        for before, after in pairwise(launches):
+            assert after.inputs == (before.output,)
+        return sum(costs[launch.kernel.op.name] for launch in launches)
+
+    monkeypatch.setattr(Range, "measure", cost)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("together", "expected"), [(9.0, "faulty/conv2d_maxpool2d/plain/fp32"), (11.0, APART)]
+)
+def test_the_two_ops_are_measured_beside_the_kernel_for_both(
+    together: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {"conv2d_maxpool2d": together, "conv2d": 7.0, "maxpool2d": 3.0}
+    seen = measured(monkeypatch, costs)
+    found = tune(Pooling(), [STEM], ["fp32"])
+    assert found.best(STEM, "fp32") == expected
+    (timing,) = found.choices["fp32"][str(Problem(STEM.op, ((1, 3, 9, 9),)))].values()
+    assert timing == Timing(expected, min(together, 10.0))
+    assert ["faulty/conv2d/plain/fp32", "faulty/maxpool2d/plain/fp32"] in seen
+
+
+def test_relayouts_between_the_two_are_measured_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {"conv2d_maxpool2d": 9.0, "conv2d": 3.0, "maxpool2d": 3.0, "relayout": 2.0}
+    seen = measured(monkeypatch, costs)
+    assert tune(TwoLayouts(), [STEM], ["fp32"]).best(STEM, "fp32") == APART
+    moved, conv = "two/relayout/transpose/fp32", "two/conv2d/plain/fp32"
+    assert [moved, conv, "two/maxpool2d/plain/fp32"] in seen
+    assert [moved, conv, moved, "two/maxpool2d/there/fp32"] in seen
+    costs["relayout"] = 4.0
+    found = tune(TwoLayouts(), [STEM], ["fp32"])
+    assert found.best(STEM, "fp32") == "two/conv2d_maxpool2d/there/fp32"
+
+
+def test_without_kernels_of_the_two_there_is_nothing_to_compare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Alone(TwoLayouts):
+        def kernels(self) -> tuple[HostKernel, ...]:
+            return tuple(k for k in super().kernels() if k.op not in self.without)
+
+        without: tuple[type, ...] = ()
+
+    costs = {"conv2d_maxpool2d": 99.0, "conv2d": 1.0, "maxpool2d": 1.0, "relayout": 1.0}
+    measured(monkeypatch, costs)
+    for without in ((Conv2d,), (MaxPool2d,), (Relayout,)):
+        Alone.without = without
+        found = tune(Alone(), [STEM], ["fp32"])
+        assert found.best(STEM, "fp32") == "two/conv2d_maxpool2d/there/fp32"
+    Alone.without = (ConvMaxPool,)
+    assert tune(Alone(), [STEM], ["fp32"]).choices == {"fp32": {}}
+
+
+def test_a_chain_gives_what_its_launches_give() -> None:
+    """Indeed run, on a backend that computes."""
+    kernels = {k.op: k for k in Pooling().kernels() if k.precision is FP32}
+    place = Range(Pooling(), STEM, FP32)
+    parts = parts_of(STEM)
+    chains = place.chains([(kernels[Conv2d], parts[0]), (kernels[MaxPool2d], parts[1])])
+    whole = place.launches(kernels[ConvMaxPool])
+    assert len(chains) == len(whole) == 3
+    stream = Pooling().stream()
+    for chain, launch in zip(chains, whole, strict=True):
+        chain.enqueue(stream)
+        launch.enqueue(stream)
+        got, expected = chain.launches[-1].output, launch.output
+        assert isinstance(got, HostBuffer)
+        assert isinstance(expected, HostBuffer)
+        assert got.array.tobytes() == expected.array.tobytes()
+        assert np.isfinite(got.as_array(STEM.output, np.dtype(np.float32))).all()
+    assert place.measure(chains, 3, 1) > 0
+
+
+def test_the_command_measures_what_a_plan_may_fuse(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    options = ("--backend", "pooling_backends:Pooling", "--network", "tiny", "--batch", 2)
+    assert r18("tune", *options, "--out", path).code == 0
+    stems = [p for p in read_table(path).choices["fp32"] if p.startswith("conv2d+bias+relu+max")]
+    assert len(stems) == 1
+    done = r18("tune", *options, "--fusion", "conv_bn_relu", "--out", tmp_path / "other.json")
+    assert done.code == 0
+    assert not any("maxpool2d" in p for p in read_table(tmp_path / "other.json").choices["fp32"])
 
 
 def test_the_command_writes_a_table_and_keeps_what_it_held(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.ops import Add, BatchNorm, Conv2d, GlobalAvgPool, Problem, Softmax
+from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, GlobalAvgPool, Problem, Softmax
 from r18_oracle import winograd
 from r18_oracle.cases import Case
-from r18_oracle.reference import magnitude
+from r18_oracle.reference import magnitude, reference
 from r18_oracle.roundings import (
     F64,
     FORMATS,
@@ -50,6 +50,7 @@ from r18_oracle.roundings import (
     gamma,
     least_loss,
     may_overflow,
+    over_window,
     roundoff,
     stored,
     summation_error,
@@ -131,7 +132,12 @@ def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
             hint="Give it a derivation in r18_oracle.bounds before a kernel declares it.",
         ) from None
     with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(case.problem.op, ConvMaxPool):
+            return pooled(case, contract, y, derive)
         return derive(case, contract, y)
+
+
+Derivation = Callable[[Case, RoundingContract, Array], Bound]
 
 
 # -- the derivations ---------------------------------------------------------------------------
@@ -394,7 +400,44 @@ def softmax(case: Case, contract: RoundingContract, y: Array) -> Bound:
     return Bound(stored(error, y, contract))
 
 
-DERIVATIONS: dict[str, Callable[[Case, RoundingContract, Array], Bound]] = {
+def pooled(case: Case, contract: RoundingContract, y: Array, derive: Derivation) -> Bound:
+    """A convolution and then the maximum over windows of it: what `derive` says of the former.
+
+    Let the convolution's outputs in a window be y_e, each computed within E_e, and m their
+    maximum, at e*. No ŷ_e is above m by more than E_e − (m − y_e), and the computed maximum is not
+    below ŷ_e* ≥ m − E_e*, so E ≤ max over the window of E_e − (m − y_e). That is at most max E_e,
+    since the maximum is 1-Lipschitz in the maximum norm, and less where what lies far below cannot
+    win. E_e covers the rounding to storage; that keeps order, so that storing before or after the
+    maximum gives the same. The three roundings of E_e − (m − y_e) in float64 are added to E_e.
+
+    The statistical line holds for every output of the convolution at once, so the same follows of
+    it. An output that may overflow to +∞ wins each window that it is in, to −∞ it loses the one
+    that is its own.
+    """
+    op = case.problem.op
+    assert isinstance(op, ConvMaxPool)
+    conv = case.of_convolution()
+    made = reference(conv.problem, *conv.wide())
+    of_conv = derive(conv, contract, made)
+
+    def of_window(error: Array) -> Array:
+        wide = np.nan_to_num(np.broadcast_to(error, made.shape), nan=np.inf, posinf=np.inf)
+        least = (y - below for below in over_window(op.pool, made, -np.inf))
+        terms = over_window(op.pool, wide * (1 + 4 * F64), 0.0)
+        found = np.zeros(y.shape)
+        for term, distance in zip(terms, least, strict=True):
+            # NaN where the maximum is infinite: no bound is asked for there.
+            found = np.fmax(found, np.where(np.isinf(term), term, term - distance))
+        return found
+
+    overflows = None
+    if of_conv.overflows is not None:
+        overflows = np.logical_or.reduce(list(over_window(op.pool, of_conv.overflows, False)))
+    line = of_conv.statistical
+    return Bound(of_window(of_conv.largest), None if line is None else of_window(line), overflows)
+
+
+DERIVATIONS: dict[str, Derivation] = {
     "sum": sum_of_products,
     "winograd_f2x2": winograd_sum,
     "winograd_f4x4": winograd_sum,

@@ -18,7 +18,7 @@ from hypothesis.errors import Flaky
 
 from r18.backend import Backend, Kernel
 from r18.errors import unknown
-from r18.ops import Problem
+from r18.ops import OPTIONAL_OPS, Problem
 from r18.schedule import Schedule, network
 from r18_oracle.checks import Tally, examine
 from r18_oracle.corners import corners
@@ -291,7 +291,7 @@ def uncovered(
         convolves = any(k.op.name == "conv2d" for k in usable)
         layouts = {k.layout for k in usable}
         for problem, ok in answers.items():
-            if ok or not convolves:
+            if ok or not convolves or isinstance(problem.op, OPTIONAL_OPS):
                 continue
             if problem.op.name == "relayout" and len(layouts) == 1:
                 continue  # nothing of it would ever be planned

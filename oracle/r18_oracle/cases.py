@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from r18.backend import Array, Kernel
-from r18.ops import Problem
+from r18.ops import Problem, parts_of
 from r18.precision import Precision
 
 
@@ -36,6 +36,10 @@ class Case:
                 tuple(np.ascontiguousarray(a, precision.dtype) for a in inputs),
                 tuple(map(precision.stored, weights, problem.op.weights())),
             )
+
+    def of_convolution(self) -> Case:
+        """Of a `ConvMaxPool`: its convolution, of the same values."""
+        return replace(self, problem=parts_of(self.problem)[0])
 
     def wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Inputs and weights widened exactly to float64."""

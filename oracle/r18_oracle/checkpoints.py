@@ -11,7 +11,7 @@ batches: no more than one checkpoint of each is held, besides what the network i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +19,10 @@ import numpy as np
 from r18.backend import Array, Backend, CompileOptions, Kernel, Program
 from r18.errors import R18Error, ShapeError, UsageError
 from r18.executor import Plan, PlannedStep
+from r18.fusing import schedule_for
 from r18.margins import Allowance, Call, calls, multiple
-from r18.ops import Problem
-from r18.passes import fold_weights, fuse
+from r18.ops import ConvMaxPool, Problem
+from r18.passes import fold_weights, fuse, fuse_pool
 from r18.precision import precision as precision_of
 from r18.schedule import Schedule
 from r18.synthetic import IMAGE_NOISE, normal
@@ -65,7 +66,8 @@ def compare_checkpoints(
     """Run a schedule (at level `none`) on a backend and compare it with float64.
 
     batch:    images a run; `DEFAULT_BATCH`, or all of them if fewer. A remainder is a smaller run.
-    taps:     as in `checkpoint_names`, of the schedule at that fusion level.
+    taps:     as in `checkpoint_names`, of the schedule at that fusion level; of "all", those that
+              the backend's plans hold.
     kernels:  overrides, as in `CompileOptions`.
     backend_name, seed: what findings name, so that they can be replayed.
     progress: called with what is about to run: a step and its problem, or a program and None.
@@ -83,9 +85,12 @@ def compare_checkpoints(
         fusion=fusion,
         kernels=dict(kernels or {}),
     )
-    comparison = _Comparison(backend, schedule, weights, taps, options, progress)
+    firsts = range(0, count, options.batch)
+    sizes = {min(options.batch, count - first) for first in firsts}
+    names = _names(backend, schedule, options, taps, sizes)
+    comparison = _Comparison(backend, schedule, weights, names, options, progress)
     try:
-        for first in range(0, count, options.batch):
+        for first in firsts:
             comparison.add(images.values[first : first + options.batch], first)
     finally:
         comparison.close()
@@ -108,6 +113,21 @@ def compare_checkpoints(
     )
 
 
+def _names(
+    backend: Backend,
+    schedule: Schedule,
+    options: CompileOptions,
+    taps: str | Sequence[str],
+    batches: Collection[int],
+) -> list[str]:
+    """The checkpoints meant, without those that "all" would name though a plan has fused them."""
+    names = checkpoint_names(fuse(schedule, options.fusion), taps)
+    if taps != "all":
+        return names
+    plans = [schedule_for(backend, schedule, replace(options, batch=size)) for size in batches]
+    return [name for name in names if all(name in plan.taps for plan in plans)]
+
+
 class _Comparison:
     """What has been seen so far, over batches; nothing here grows with images or values."""
 
@@ -116,7 +136,7 @@ class _Comparison:
         backend: Backend,
         schedule: Schedule,
         weights: Mapping[str, Array],
-        taps: str | Sequence[str],
+        names: Sequence[str],
         options: CompileOptions,
         progress: Callable[[str, Problem | None], None] | None,
     ) -> None:
@@ -127,7 +147,7 @@ class _Comparison:
         self._progress = progress or (lambda name, problem: None)
         fused = fuse(schedule, options.fusion)
         self._fused = fused
-        self._values = {name: fused.value_of(name) for name in checkpoint_names(fused, taps)}
+        self._values = {name: fused.value_of(name) for name in names}
         self._values[UNTAPPED] = fused.output
         self._pytorch = pytorch_walk(schedule, fused, weights, self._precision)
         self._read = fold_weights(fused, weights)
@@ -287,9 +307,14 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
 
 
 def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
-    """Every step of the schedule is a launch of a kernel that the backend offers for it."""
+    """Every step of the schedule is a launch of a kernel that the backend offers for it.
+
+    Where the plan makes a max-pooling's value together with its convolution, so does the schedule.
+    """
     known = {kernel.id for kernel in backend.kernels()}
     planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
+    pooled = {v for v, step in planned.items() if isinstance(step.problem.op, ConvMaxPool)}
+    fused = fuse_pool(fused, lambda step, pool: step.output in pooled)
     problems = fused.problems(batch)
     for step in fused.steps:
         made = planned.get(step.output)

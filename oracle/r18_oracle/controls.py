@@ -20,6 +20,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -62,7 +63,14 @@ class ControlBackend(BackendBase):
 
 def controls() -> tuple[HostKernel, ...]:
     """Every control, grouped by op."""
-    return (*convolutions(), *winograds(), *linears(), *batchnorms(), *others())
+    return (
+        *convolutions(),
+        *winograds(),
+        *linears(),
+        *batchnorms(),
+        *others(),
+        *convolutions_pooled(),
+    )
 
 
 def control(
@@ -392,5 +400,49 @@ def others() -> tuple[HostKernel, ...]:
             RoundingContract("exact", "float32", "float32"),
             odd.relayout_by_channel,
             batch_invariant=True,
+        ),
+    )
+
+
+def convolutions_pooled() -> tuple[HostKernel, ...]:
+    """Convolutions in odd orders, pooled in odd orders, before or after what keeps order."""
+    fused = partial(control, ConvMaxPool, batch_invariant=True, edges=(4, 7))
+    forward, backward = sums.in_order(sums.forward), sums.in_order(sums.backward)
+    rows, back, tree = odd.maxpool_rows_first, odd.maxpool_reversed, odd.maxpool_tree
+
+    def stored(precision: Precision, total: Summation = forward) -> Compute:
+        """Rounded to storage before the maximum, as when a tile lies in shared memory."""
+        return summed(total, stored=precision)
+
+    return (
+        fused("rows_first", FP32, odd.pooled(summed(backward), rows)),
+        fused("kahan_reversed", FP32, odd.pooled(summed(sums.kahan), back)),
+        fused("tap_by_tap_tree", FP32, odd.pooled(summed(sums.tap_by_tap), tree)),
+        fused("fma_epilogue_last", FP32, odd.epilogue_last(summed(sums.fused(sums.forward)), rows)),
+        fused("started_at_zero", FP32, odd.started_at_zero(summed(forward))),
+        fused("pairwise", FP32, odd.pooled(summed(sums.pairwise), tree), blocks=EVERY_PRODUCT),
+        fused(
+            "blocked_8",
+            FP32,
+            odd.epilogue_last(summed(sums.blocked(8, forward)), back),
+            blocks=8,
+            layout=Layout.NHWC,
+        ),
+        fused("rows_first_flushed", FLUSHED, odd.pooled(summed(sums.flushed), rows)),
+        fused("rows_first", FP64, odd.pooled(summed(backward), rows)),
+        fused("reversed", FP16, odd.pooled(summed(backward), back)),
+        fused("unfused", FP16, odd.pooled(stored(FP16), rows), stored_sum=True),
+        fused(
+            "tensor_core_16",
+            FP16,
+            odd.epilogue_last(summed(sums.tensor_core(16, 2)), rows),
+            truncates=True,
+        ),
+        fused("tensor_core_4", BF16, odd.pooled(summed(sums.tensor_core(4)), tree), truncates=True),
+        fused(
+            "tensor_core_8",
+            TF32,
+            odd.pooled(summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest), rows),
+            truncates=True,
         ),
     )

@@ -13,6 +13,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -81,6 +82,37 @@ def _maxpool() -> Iterator[Problem]:
     yield Problem(MaxPool2d((5, 7), (1, 1)), ((2, 3, 5, 7),))
 
 
+def _conv_maxpool() -> Iterator[Problem]:
+    stem, overlap = MaxPool2d((3, 3), (2, 2), (1, 1)), MaxPool2d((3, 3), (1, 1), (1, 1))
+    seven = (7, 7), (2, 2), (3, 3)
+    # A ResNet's stem: rows and columns of the convolution even, odd, fewer than a window; with as
+    # many channels as a kernel may want, and with as few as there can be.
+    for n, o, bias, relu, h, w in (
+        (1, 64, True, True, 13, 18),
+        (2, 64, True, True, 8, 5),
+        (2, 64, True, True, 1, 4),
+        (2, 5, True, False, 15, 20),
+        (2, 8, False, False, 22, 9),
+        (1, 1, False, True, 2, 1),
+    ):
+        yield Problem(ConvMaxPool(Conv2d(3, o, *seven, bias, False, relu), stem), ((n, 3, h, w),))
+    # Every pair differs, in both windows.
+    conv = Conv2d(2, 3, (3, 5), (2, 1), (1, 3), bias=True)
+    yield Problem(ConvMaxPool(conv, MaxPool2d((2, 3), (3, 2), (1, 0))), ((2, 2, 11, 9),))
+    conv = Conv2d(3, 2, (5, 2), (1, 2), (0, 1), bias=True, relu=True)
+    yield Problem(ConvMaxPool(conv, MaxPool2d((5, 4), (2, 3), (1, 2))), ((1, 3, 13, 14),))
+    # The pool's padding where the convolution has none, and where it sees nothing but its own.
+    yield Problem(ConvMaxPool(Conv2d(2, 3, (3, 3)), overlap), ((2, 2, 5, 6),))
+    padded = Conv2d(2, 3, (2, 3), (1, 1), (2, 3), bias=True)
+    yield Problem(ConvMaxPool(padded, overlap), ((2, 2, 2, 3),))
+    # Windows that lie apart: outputs of the convolution that nothing needs; one output; no pooling.
+    apart = MaxPool2d((1, 2), (4, 5))
+    yield Problem(ConvMaxPool(Conv2d(3, 2, (3, 3), padding=(1, 1)), apart), ((2, 3, 9, 12),))
+    whole = MaxPool2d((3, 4), (1, 1))
+    yield Problem(ConvMaxPool(Conv2d(3, 2, (3, 2), bias=True), whole), ((3, 3, 5, 5),))
+    yield Problem(ConvMaxPool(Conv2d(3, 4, (1, 1)), MaxPool2d((1, 1), (1, 1))), ((2, 3, 3, 5),))
+
+
 def _relayout() -> Iterator[Problem]:
     for source in Layout:
         for target in Layout:  # to itself too: a copy
@@ -119,6 +151,7 @@ _BY_OP = {
     ReLU: lambda: _elementwise(ReLU()),
     Add: lambda: _elementwise(Add(), Add(relu=True)),
     MaxPool2d: _maxpool,
+    ConvMaxPool: _conv_maxpool,
     GlobalAvgPool: _gap,
     Linear: _linear,
     Softmax: _softmax,

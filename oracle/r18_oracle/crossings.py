@@ -14,6 +14,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -24,7 +25,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18_oracle.problems import fitted, windows_for
+from r18_oracle.problems import fitted, pooled_windows_for, square, windows_for
 
 
 def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem, ...]:
@@ -57,6 +58,22 @@ def _conv(kernel: Kernel, size: int) -> Iterator[Problem]:
         yield Problem(op, ((n, c, h, w), plain.infer((n, c, h, w))))
 
 
+def _conv_maxpool(kernel: Kernel, size: int) -> Iterator[Problem]:
+    """Of the pooled output's extents, and of the convolution's."""
+    of_conv, of_pool = pooled_windows_for(kernel)[0]
+    pool = MaxPool2d(*square(of_pool))
+    for pooled in (True, False):
+        for n, c, o, *made in _along(size, 2, 3, 2, 4, 3):
+            conv = Conv2d(c, o, *square(of_conv), bias=True)
+            k, s, p = of_pool
+            if pooled:
+                made = [max(1, (extent - 1) * s + k - 2 * p) for extent in made]
+            made = [max(extent, k - 2 * p) for extent in made]
+            k, s, p = of_conv
+            h, w = (max(1, (extent - 1) * s + k - 2 * p) for extent in made)
+            yield Problem(ConvMaxPool(conv, pool), ((n, c, h, w),))
+
+
 def _linear(kernel: Kernel, size: int) -> Iterator[Problem]:
     for n, k, o in _along(size, 2, 3, 2):
         yield Problem(Linear(k, o), ((n, k),))
@@ -85,6 +102,7 @@ _BY_OP: dict[type[Op], Callable[[Kernel, int], Iterator[Problem]]] = {
     BatchNorm: _images(lambda shape: BatchNorm(shape[1])),
     ReLU: _flat(ReLU),
     Add: _flat(Add),
+    ConvMaxPool: _conv_maxpool,
     MaxPool2d: _images(lambda shape: MaxPool2d((2, 3), (1, 1), (1, 1))),
     GlobalAvgPool: _images(lambda shape: GlobalAvgPool()),
     Linear: _linear,

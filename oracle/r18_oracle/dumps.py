@@ -31,7 +31,7 @@ from typing import Any
 
 from r18.backend import Array, Backend, CompileOptions
 from r18.errors import DumpError, UsageError, unknown
-from r18.passes import fuse
+from r18.fusing import schedule_for
 from r18.schedule import CANONICAL, Schedule
 from r18.weights import Weights
 from r18_oracle.compare import METRICS, Row, compare, first_bad, short, table
@@ -141,7 +141,8 @@ def write_dump(
 ) -> Dump:
     """Run a schedule (at level `none`) on a backend and write its checkpoints.
 
-    checkpoints: as in `checkpoint_names`, of the schedule at `options.fusion`.
+    checkpoints: as in `checkpoint_names`, of the schedule at `options.fusion` as the backend plans
+                 it (`r18.fusing`).
     options:     batch and taps are set here, the others count.
     dtype:       float32 or float64 to round to; else as the program gives them.
     overwrite:   replace a dump that is there; anything else is never replaced.
@@ -153,9 +154,10 @@ def write_dump(
     """
     folder = Path(folder)
     images.check(schedule)
-    names = checkpoint_names(fuse(schedule, options.fusion), checkpoints)
+    options = replace(options, batch=images.batch, taps=())
+    names = checkpoint_names(schedule_for(backend, schedule, options), checkpoints)
     check_free(folder, "dump", MANIFEST, overwrite)
-    options = replace(options, batch=images.batch, taps=tuple(names))
+    options = replace(options, taps=tuple(names))
     device = str(backend.probe())
     program = backend.compile(schedule, weights, options)
     try:

@@ -135,27 +135,36 @@ def load(path: Path) -> Finding:
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
     """{"op": name, "settings": {...}, "inputs": [[...], ...]}."""
-    settings = {
-        f.name: value.value if isinstance(value, Layout) else value
-        for f in fields(problem.op)
-        for value in [getattr(problem.op, f.name)]
-    }
-    return {
-        "op": problem.op.name,
-        "settings": settings,
-        "inputs": [list(shape) for shape in problem.inputs],
-    }
+    return {**_op_to_json(problem.op), "inputs": [list(shape) for shape in problem.inputs]}
+
+
+def _op_to_json(op: Op) -> dict[str, Any]:
+    """An op of two holds both in its settings, in the same form."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Op):
+            return _op_to_json(value)
+        return value.value if isinstance(value, Layout) else value
+
+    settings = {f.name: plain(getattr(op, f.name)) for f in fields(op)}
+    return {"op": op.name, "settings": settings}
 
 
 def problem_from_json(data: dict[str, Any]) -> Problem:
     """The problem of `problem_to_json`'s data; raises `UnknownName` or `ShapeError`."""
+    return Problem(_op_from_json(data), tuple(tuple(shape) for shape in data["inputs"]))
+
+
+def _op_from_json(data: dict[str, Any]) -> Op:
     if data["op"] not in OPS:
         raise unknown("op", data["op"], OPS)
     kind: type[Op] = OPS[data["op"]]
     settings: dict[str, Any] = {}
     for name, value in data["settings"].items():
-        if isinstance(value, list):
+        if isinstance(value, dict):
+            settings[name] = _op_from_json(value)
+        elif isinstance(value, list):
             settings[name] = tuple(value)
         else:
             settings[name] = Layout(value) if isinstance(value, str) else value
-    return Problem(kind(**settings), tuple(tuple(shape) for shape in data["inputs"]))
+    return kind(**settings)

@@ -17,12 +17,14 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Linear,
     MaxPool2d,
     Problem,
     Relayout,
     Softmax,
+    parts_of,
 )
 from r18_oracle.bounds import FORMATS
 from r18_oracle.cases import Case
@@ -47,7 +49,7 @@ def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
         exact = algorithm == "mean" and count & (count - 1) == 0  # a power of two divides exactly
     if not exact:
         unfit.add("exact")
-    if not isinstance(op, Conv2d | Linear | MaxPool2d | Relayout):
+    if not isinstance(op, Conv2d | Linear | MaxPool2d | ConvMaxPool | Relayout):
         unfit.add("impulse")  # nothing to index but the element itself
     return tuple(kind for kind in KINDS if kind not in unfit)
 
@@ -78,6 +80,8 @@ def _shapes(problem: Problem) -> list[tuple[int, ...]]:
 
 def _depth(problem: Problem) -> int:
     op = problem.op
+    if isinstance(op, ConvMaxPool):
+        op = op.conv
     if isinstance(op, Conv2d):
         return op.depth
     return op.in_features if isinstance(op, Linear) else 1
@@ -147,6 +151,11 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
         else integers(shape, addend)
         for shape in _shapes(problem)
     ]
+    if isinstance(problem.op, ConvMaxPool) and not problem.op.conv.relu and rng.random() < 0.5:
+        # No output of the convolution above zero, for the same reason; else both signs are there,
+        # which shows more of the sums.
+        inputs[0] = -np.abs(inputs[0])
+        weights = [np.abs(weights[0]), *(-np.maximum(np.abs(w), 1) for w in weights[1:])]
     return tuple(inputs), tuple(weights)
 
 
@@ -166,14 +175,14 @@ def _impulse(problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
     inputs = [np.zeros(shape) for shape in problem.inputs]
     weights = [np.zeros(shape) for shape in _shapes(problem)]
     op = problem.op
-    if isinstance(op, Conv2d):
+    if isinstance(op, ConvMaxPool):
+        conv, pool = parts_of(problem)
         n, o, i, j = _pick(rng, problem.output)
-        c, r, s = _pick(rng, (op.in_channels, *op.kernel_size))
-        row, column = i * op.stride[0] - op.padding[0] + r, j * op.stride[1] - op.padding[1] + s
-        _, _, h, w = problem.inputs[0]
-        # A tap in the padding: the pixel nearest to it must then not be read through that tap.
-        pixel: tuple[int, ...] = (n, c, min(max(row, 0), h - 1), min(max(column, 0), w - 1))
-        weight: tuple[int, ...] = (o, c, r, s)
+        r, s = _pick(rng, op.pool.kernel_size)
+        place = _pixel(op.pool, pool.inputs[0], (i, j), (r, s))
+        pixel, weight = _meeting(op.conv, conv.inputs[0], (n, o, *place), rng)
+    elif isinstance(op, Conv2d):
+        pixel, weight = _meeting(op, problem.inputs[0], _pick(rng, problem.output), rng)
     elif isinstance(op, Linear):
         n, o = _pick(rng, problem.output)
         (k,) = _pick(rng, (op.in_features,))
@@ -195,6 +204,29 @@ def _impulse(problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
     return tuple(inputs), tuple(weights)
 
 
+def _meeting(
+    op: Conv2d, image: tuple[int, ...], output: tuple[int, ...], rng: Rng
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A pixel and a weight that meet in an output."""
+    n, o, i, j = output
+    c, r, s = _pick(rng, (op.in_channels, *op.kernel_size))
+    return (n, c, *_pixel(op, image, (i, j), (r, s))), (o, c, r, s)
+
+
+def _pixel(
+    op: Conv2d | MaxPool2d, image: tuple[int, ...], output: tuple[int, int], tap: tuple[int, int]
+) -> tuple[int, int]:
+    """Row and column under a tap of an output's window.
+
+    Of a tap in the padding, the nearest: which must then not be read through that tap.
+    """
+    row, column = (
+        min(max(at * s - p + t, 0), extent - 1)
+        for at, s, p, t, extent in zip(output, op.stride, op.padding, tap, image[2:], strict=True)
+    )
+    return row, column
+
+
 def _all_different(shape: tuple[int, ...]) -> Array:
     """1, 2, 3, … in order, over again from 251: exact in every format, and prime to any extent."""
     return (np.arange(math.prod(shape)).reshape(shape) % 251) + 1.0
@@ -210,7 +242,7 @@ def _pick(rng: Rng, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _cancelling(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     """Large terms whose sum nearly vanishes: activations around 100, weights of mean zero."""
     inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
-    if isinstance(problem.op, Conv2d | Linear):
+    if isinstance(problem.op, Conv2d | ConvMaxPool | Linear):
         first = weights[0]
         axes = tuple(range(1, first.ndim))
         centred = first - first.mean(axis=axes, keepdims=True)
@@ -249,7 +281,7 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     Activations get ±0, subnormals, the smallest normal, NaN, the largest value, ±Inf; weights get
     zeros and subnormals alone (a non-finite weight meets every pixel, padding included). A
     BatchNorm variance of 0 is an edge too. Few, so that most outputs must stay ordinary; but
-    max-pooling must get by with little else than −Inf.
+    max-pooling must get by with little else than −Inf, behind a convolution too.
     """
     inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
     stored = FORMATS[kernel.precision.storage]
@@ -257,6 +289,10 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     if kernel.precision.flush_to_zero:
         tame = np.array([0.0, -0.0])  # a subnormal times an infinity would be NaN when flushed
     wild = np.array([stored.largest, -stored.largest, np.inf, -np.inf])
+    if isinstance(problem.op, ConvMaxPool) and not problem.op.conv.relu and rng.random() < 0.5:
+        flat = inputs[0].reshape(-1)
+        flat[rng.random(flat.size) < rng.choice([0.5, 1.0])] = -np.inf
+        return inputs, (np.abs(weights[0]) + stored.tiny, *weights[1:])
     for array in inputs:
         flat = array.reshape(-1)
         if isinstance(problem.op, MaxPool2d):  # so much −Inf that whole windows hold nothing else

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, RoundingContract
+from r18.ops import ConvMaxPool, Op, Problem
 from r18.precision import dtype_of
 from r18_oracle.bounds import Bound, bound
 from r18_oracle.cases import Case
@@ -110,8 +111,7 @@ def judge(
             answer = _answer(case, contract, exact)
             if key is not None:
                 ANSWERS.put(key, answer)
-        relu = getattr(case.problem.op, "relu", False)
-        return _compare(got.astype(np.float64), answer.y, answer.limits, exact, relu)
+        return _compare(got.astype(np.float64), answer.y, answer.limits, exact, case.problem.op)
 
 
 def _answer(case: Case, contract: RoundingContract, exact: bool) -> Answer:
@@ -125,6 +125,10 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
     """An exact result as the kernel stores it: once, or before and after an epilogue."""
     storage = dtype_of(contract.output)
     op = case.problem.op
+    if isinstance(op, ConvMaxPool):
+        conv = case.of_convolution()
+        made = _rounded(conv, contract, reference(conv.problem, *conv.wide()))
+        return reference(Problem(op.pool, (made.shape,)), (made,), ())
     if contract.stored_sum and contract.algorithm == "sum":
         inputs, weights = case.wide()
         total = pre_epilogue(case.problem, inputs, weights).astype(storage).astype(np.float64)
@@ -136,7 +140,7 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
     return y.astype(storage).astype(np.float64)
 
 
-def _compare(got: Array, y: Array, limits: Bound, exact: bool, relu: bool) -> Judgement:
+def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgement:
     finite = np.isfinite(y)
     error = np.abs(got - y)
     largest = np.broadcast_to(limits.largest, y.shape)
@@ -146,9 +150,14 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, relu: bool) -> Ju
     ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
     judged = np.ones(y.shape, bool)
     if limits.overflows is not None:
-        # No later operation brings back what has overflowed, but for a ReLU, which makes −∞ zero;
-        # so whatever else is finite there did not overflow, and is judged.
-        lost = ~np.isfinite(got) | (relu & (got == 0)) | ~np.isfinite(largest)
+        # No later operation brings back what has overflowed, but for a ReLU, which makes −∞ zero,
+        # and max-pooling, where another wins over −∞ and the result is too low; so whatever else
+        # is finite there did not overflow, and is judged.
+        lost = ~np.isfinite(got) | ~np.isfinite(largest)
+        if isinstance(op, ConvMaxPool):
+            lost |= got < y
+        elif getattr(op, "relu", False):
+            lost |= got == 0
         judged = ~(limits.overflows & lost)
     ratio = np.where(judged, ratio, 0.0)
     worst = np.unravel_index(int(np.argmax(ratio)), y.shape)

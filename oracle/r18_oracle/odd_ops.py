@@ -6,6 +6,7 @@ Each is a function (op, inputs, weights) → result; logical layouts, in the acc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     MaxPool2d,
@@ -155,6 +157,48 @@ def maxpool_tree(op: MaxPool2d, inputs: Arrays, weights: Arrays) -> Array:
     while len(taps) > 1:
         taps = [np.maximum(one, other) for one, other in pairwise(taps)]
     return taps[0]
+
+
+def maxpool_rows_first(op: MaxPool2d, inputs: Arrays, weights: Arrays) -> Array:
+    """Down each column first, then along the rows of what that gave."""
+    (kh, kw), (sh, sw), (ph, pw) = op.kernel_size, op.stride, op.padding
+    down = MaxPool2d((kh, 1), (sh, 1), (ph, 0))
+    along = MaxPool2d((1, kw), (1, sw), (0, pw))
+    return maxpool_reversed(along, (maxpool_reversed(down, inputs, ()),), ())
+
+
+def pooled(conv: Compute, pool: Compute) -> Compute:
+    """A convolution, and the pooling of it."""
+
+    def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
+        return pool(op.pool, (conv(op.conv, inputs, weights),), ())
+
+    return compute
+
+
+def epilogue_last(conv: Compute, pool: Compute) -> Compute:
+    """The bare sums pooled; bias and ReLU, which keep order as rounding does, come after."""
+
+    def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
+        bare = replace(op.conv, bias=False, relu=False)
+        y = pool(op.pool, (conv(bare, inputs, weights[:1]),), ())
+        if op.conv.bias:
+            y = y + weights[1][:, None, None]
+        return np.maximum(y, 0) if op.conv.relu else y
+
+    return compute
+
+
+def started_at_zero(conv: Compute) -> Compute:
+    """Each maximum begins at 0 where a ReLU follows, which is its last step then."""
+
+    def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
+        y = conv(replace(op.conv, relu=False), inputs, weights)
+        first = 0.0 if op.conv.relu else -np.inf
+        best: Array = np.maximum(windows(op.pool, y, first).max(axis=(4, 5)), y.dtype.type(first))
+        return best
+
+    return compute
 
 
 def relu_select(op: ReLU, inputs: Arrays, weights: Arrays) -> Array:

@@ -18,6 +18,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -28,7 +29,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.passes import fuse
+from r18.passes import fuse, fuse_pool
 from r18.planner import aligned
 from r18.schedule import Schedule
 
@@ -37,7 +38,10 @@ ODD = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 31, 33)
 
 
 def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Problem, ...]:
-    """Every distinct problem of a network at every fusion level, softmax and relayouts included."""
+    """Every distinct problem of a network at every fusion level, softmax and relayouts included.
+
+    Last come those that a plan has only where there is a kernel for them (`OPTIONAL_OPS`).
+    """
     found: dict[Problem, None] = {}
     for batch in batches:
         for level in FUSION_LEVELS:
@@ -48,6 +52,9 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
         for shape in {shape for shape in shapes.values() if len(shape) == 4}:
             found.setdefault(Problem(Relayout(Layout.NCHW, Layout.NHWC), (shape,)))
             found.setdefault(Problem(Relayout(Layout.NHWC, Layout.NCHW), (shape,)))
+    for batch in batches:
+        for problem in fuse_pool(fuse(schedule, FUSION_LEVELS[-1])).problems(batch).values():
+            found.setdefault(problem)
     return tuple(found)
 
 
@@ -95,6 +102,8 @@ def problems(kernel: Kernel, max_elements: int, max_macs: int) -> st.SearchStrat
     sizes = Sizes.of(kernel)
     if kernel.op is Conv2d:
         drawn = _conv(sizes, max_elements, max_macs, windows_for(kernel))
+    elif kernel.op is ConvMaxPool:
+        drawn = _conv_maxpool(sizes, max_elements, max_macs, pooled_windows_for(kernel))
     else:
         drawn = _BY_OP[kernel.op](sizes, max_elements, max_macs)
     accepted = drawn.map(fit).filter(taken)
@@ -109,13 +118,23 @@ def takes(kernel: Kernel, problem: Problem) -> bool:
         return True
 
 
+MULTIPLES = (1, 4, 8, 16, 32, 64)
+
+
 def fitted(kernel: Kernel, problem: Problem, max_macs: int) -> Problem:
     """The problem, its channels rounded up to what the kernel takes, where that is found."""
-    near = (_rounded(problem, multiple) for multiple in (1, 4, 8, 16, 32, 64))
+    if isinstance(problem.op, ConvMaxPool):
+        near = _stems(problem)
+    else:
+        near = (_rounded(problem, multiple) for multiple in MULTIPLES)
     return next((p for p in near if p.macs <= max_macs and takes(kernel, p)), problem)
 
 
-def windows_for(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
+Window = tuple[int, int, int]
+"""Kernel size, stride and padding, of a square window."""
+
+
+def windows_for(kernel: Kernel) -> tuple[Window, ...]:
     """Those of `WINDOWS` that a convolution kernel takes, or all where it seems to take none."""
     taken = tuple(w for w in WINDOWS if any(takes(kernel, probe) for probe in _probes(w)))
     return taken or WINDOWS
@@ -125,11 +144,60 @@ WINDOWS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (7, 2, 3), (3, 1, 0))
 """Kernel size, stride and padding of the convolutions of ResNets, and one without padding."""
 
 
-def _probes(window: tuple[int, int, int]) -> Iterator[Problem]:
+def _probes(window: Window) -> Iterator[Problem]:
     """Convolutions that a kernel which can do with this window is likely to take."""
     k, s, p = window
     for c, o, extent in ((3, 64, 32), (8, 8, 14), (64, 64, 28), (512, 512, 7)):
         yield Problem(Conv2d(c, o, (k, k), (s, s), (p, p)), ((1, c, extent, extent),))
+
+
+POOLED_WINDOWS: tuple[tuple[Window, Window], ...] = (
+    ((7, 2, 3), (3, 2, 1)),
+    ((3, 1, 1), (2, 2, 0)),
+    ((3, 2, 1), (3, 2, 1)),
+    ((5, 1, 2), (3, 2, 0)),
+    ((1, 1, 0), (3, 1, 1)),
+)
+"""Convolution and max-pooling behind it: of a ResNet's stem, of others, overlapping and not."""
+
+
+def pooled_windows_for(kernel: Kernel) -> tuple[tuple[Window, Window], ...]:
+    """Those of `POOLED_WINDOWS` that the kernel takes, or all where it seems to take none."""
+    probes = {
+        (of_conv, of_pool): Problem(
+            ConvMaxPool(
+                Conv2d(c, o, *square(of_conv), bias=True, relu=True), MaxPool2d(*square(of_pool))
+            ),
+            ((1, c, 32, 32),),
+        )
+        for of_conv, of_pool in POOLED_WINDOWS
+        for c, o in ((3, 64), (8, 64))
+    }
+    taken = tuple(pair for pair, probe in probes.items() if takes(kernel, probe))
+    return taken or POOLED_WINDOWS
+
+
+def square(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Kernel size, stride and padding of both axes, as ops take them."""
+    k, s, p = window
+    return (k, k), (s, s), (p, p)
+
+
+def _stems(problem: Problem) -> Iterator[Problem]:
+    """The problem and others near it, which a kernel for few input channels takes.
+
+    Such a kernel may round the output channels alone, take images of three channels and no
+    others, and always add a bias and clamp.
+    """
+    op, shape = problem.op, problem.inputs[0]
+    assert isinstance(op, ConvMaxPool)
+    for epilogue in ((op.conv.bias, op.conv.relu), (True, op.conv.relu), (True, True)):
+        for multiple in MULTIPLES:
+            c, o = op.conv.in_channels, aligned(op.conv.out_channels, multiple)
+            for channels in dict.fromkeys((c, 3, aligned(c, multiple))):
+                bias, relu = epilogue
+                conv = replace(op.conv, in_channels=channels, out_channels=o, bias=bias, relu=relu)
+                yield Problem(replace(op, conv=conv), ((shape[0], channels, *shape[2:]),))
 
 
 def _rounded(problem: Problem, multiple: int) -> Problem:
@@ -190,7 +258,7 @@ EPILOGUES = (
 
 @st.composite
 def _conv(
-    draw: st.DrawFn, sizes: Sizes, most: int, macs: int, windows: Sequence[tuple[int, int, int]]
+    draw: st.DrawFn, sizes: Sizes, most: int, macs: int, windows: Sequence[Window]
 ) -> Problem:
     """All strides, paddings and kernel sizes; half of the draws have one of the `windows`."""
     if draw(st.booleans()):
@@ -205,24 +273,85 @@ def _conv(
     reads = most // math.prod(stride)
     limits = [(macs // math.prod(kernel), "ncohw"), (most, "nohw"), (reads, "nchw")]
     extents = draw(_extents(axes, limits))
-    image: list[int] = []
-    for axis, name in enumerate("hw"):
-        least = max(1, kernel[axis] - 2 * padding[axis])
-        # From the wanted output to an input that gives it, and up to stride − 1 pixels more.
-        slack = draw(st.integers(0, stride[axis] - 1))
-        image.append(
-            max(
-                least,
-                (extents[name] - 1) * stride[axis] + kernel[axis] - 2 * padding[axis] + slack,
-            )
-        )
+    image = draw(_source((extents["h"], extents["w"]), kernel, stride, padding))
     bias, residual, relu = draw(st.sampled_from(EPILOGUES))
     plain = Conv2d(extents["c"], extents["o"], kernel, stride, padding)
-    shape = (extents["n"], extents["c"], image[0], image[1])
+    shape = (extents["n"], extents["c"], *image)
     result = plain.infer(shape)
     assume(math.prod(shape) <= 4 * most and math.prod(result) <= 4 * most)
     op = replace(plain, bias=bias, residual=residual, relu=relu)
     return Problem(op, (shape, result) if residual else (shape,))
+
+
+@st.composite
+def _source(
+    draw: st.DrawFn,
+    wanted: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> tuple[int, int]:
+    """Extents that give the wanted ones, or the least that give any, and up to stride − 1 more."""
+    found = []
+    for out, k, s, p in zip(wanted, kernel, stride, padding, strict=True):
+        slack = draw(st.integers(0, s - 1))
+        found.append(max(1, k - 2 * p, (out - 1) * s + k - 2 * p + slack))
+    return found[0], found[1]
+
+
+FEW = Sizes((1, 2, 3, 4))
+"""Channels of an image."""
+
+
+@st.composite
+def _conv_maxpool(
+    draw: st.DrawFn, sizes: Sizes, most: int, macs: int, windows: Sequence[tuple[Window, Window]]
+) -> Problem:
+    """All windows of both; half of the draws have those of `windows`, half have few channels.
+
+    Edges are met by the pooled extents and by those of the convolution, in turn.
+    """
+    if draw(st.booleans()):
+        of_conv, of_pool = draw(st.sampled_from(windows))
+        plain, pool = Conv2d(1, 1, *square(of_conv)), MaxPool2d(*square(of_pool))
+    else:
+        kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
+        stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+        padding = (draw(st.integers(0, kernel[0])), draw(st.integers(0, kernel[1])))
+        plain, pool = Conv2d(1, 1, kernel, stride, padding), draw(_pools(largest=4))
+    pooled = draw(st.booleans())
+    axes = {
+        "n": BATCHES,
+        "c": FEW if draw(st.booleans()) else sizes,
+        **dict.fromkeys("ohw", sizes),
+    }
+    grows = math.prod(pool.stride) if pooled else 1
+    limits = [
+        (macs // math.prod(plain.kernel_size) // grows, "ncohw"),
+        (most // grows, "nohw"),
+        (most // math.prod(plain.stride) // grows, "nchw"),
+    ]
+    extents = draw(_extents(axes, limits))
+    made = (extents["h"], extents["w"])
+    if pooled:
+        made = draw(_source(made, pool.kernel_size, pool.stride, pool.padding))
+    else:  # those of the convolution, where a window fits
+        (kh, kw), (ph, pw) = pool.kernel_size, pool.padding
+        made = max(made[0], kh - 2 * ph), max(made[1], kw - 2 * pw)
+    image = draw(_source(made, plain.kernel_size, plain.stride, plain.padding))
+    bias, relu = draw(st.sampled_from([(b, r) for b, residual, r in EPILOGUES if not residual]))
+    conv = replace(plain, in_channels=extents["c"], out_channels=extents["o"], bias=bias, relu=relu)
+    shape = (extents["n"], extents["c"], *image)
+    assume(math.prod(shape) <= 4 * most and math.prod(conv.infer(shape)) <= 4 * most)
+    return Problem(ConvMaxPool(conv, pool), (shape,))
+
+
+@st.composite
+def _pools(draw: st.DrawFn, largest: int = 5) -> MaxPool2d:
+    kernel = (draw(st.integers(1, largest)), draw(st.integers(1, largest)))
+    stride = (draw(st.integers(1, largest + 1)), draw(st.integers(1, largest + 1)))
+    padding = (draw(st.integers(0, kernel[0] // 2)), draw(st.integers(0, kernel[1] // 2)))
+    return MaxPool2d(kernel, stride, padding)
 
 
 @st.composite
@@ -250,13 +379,7 @@ def _add(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
 
 @st.composite
 def _maxpool(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
-    if draw(st.booleans()):
-        op = MaxPool2d((3, 3), (2, 2), (1, 1))
-    else:
-        kernel = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
-        stride = (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
-        padding = (draw(st.integers(0, kernel[0] // 2)), draw(st.integers(0, kernel[1] // 2)))
-        op = MaxPool2d(kernel, stride, padding)
+    op = MaxPool2d((3, 3), (2, 2), (1, 1)) if draw(st.booleans()) else draw(_pools())
     n, c, h, w = draw(_images(sizes, most))
     h = max(h, op.kernel_size[0] - 2 * op.padding[0])
     w = max(w, op.kernel_size[1] - 2 * op.padding[1])

@@ -21,6 +21,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Linear,
     MaxPool2d,
@@ -129,6 +130,10 @@ def _maxpool(op: MaxPool2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
     return F.max_pool2d(inputs[0], op.kernel_size, op.stride, op.padding)
 
 
+def _conv_maxpool(op: ConvMaxPool, inputs: Tensors, weights: Tensors) -> torch.Tensor:
+    return _maxpool(op.pool, (_conv(op.conv, inputs, weights),), ())
+
+
 def _gap(op: GlobalAvgPool, inputs: Tensors, weights: Tensors) -> torch.Tensor:
     return inputs[0].sum(dim=(2, 3)) / (inputs[0].shape[2] * inputs[0].shape[3])
 
@@ -155,6 +160,7 @@ _REFERENCES: dict[type[Op], Callable[[Any, Tensors, Tensors], torch.Tensor]] = {
     ReLU: _relu,
     Add: _add,
     MaxPool2d: _maxpool,
+    ConvMaxPool: _conv_maxpool,
     GlobalAvgPool: _gap,
     Linear: _linear,
     Softmax: _softmax,

@@ -6,13 +6,15 @@ Sources and notation as in `r18_oracle.bounds`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.ops import Conv2d, Linear, Problem
+from r18.ops import Conv2d, Linear, MaxPool2d, Problem
 from r18_oracle.cases import Case
 from r18_oracle.reference import pre_epilogue
 
@@ -208,6 +210,15 @@ def window_sum(problem: Problem, x: Array) -> Array:
     one = Conv2d(op.in_channels, 1, op.kernel_size, op.stride, op.padding)
     ones = np.ones((1, op.in_channels, *op.kernel_size))
     return pre_epilogue(Problem(one, (x.shape,)), (x,), (ones,))
+
+
+def over_window(op: MaxPool2d, x: Array, outside: float) -> Iterator[Array]:
+    """One place of the window after the other: what each output sees there, of (N, C, H, W)."""
+    (ph, pw), (sh, sw) = op.padding, op.stride
+    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=outside)
+    windows = sliding_window_view(padded, op.kernel_size, axis=(2, 3))[:, :, ::sh, ::sw]
+    for r, s in np.ndindex(op.kernel_size):
+        yield windows[..., r, s]
 
 
 def _weight_sum(weight: Array) -> Array:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from r18.errors import ShapeError
-from r18.ops import Add, BatchNorm, Conv2d, Linear, MaxPool2d, Op, Problem
+from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, Linear, MaxPool2d, Op, Problem
 
 Numbers = dict[str, int]
 """What a problem is made of, by name; all that matters to shrinking."""
 
 FLAGS = ("bias", "residual", "relu")
-FROM_ZERO = ("padding_h", "padding_w", *FLAGS)
+FROM_ZERO = ("padding_h", "padding_w", "pool_padding_h", "pool_padding_w", *FLAGS)
 """What may be 0; all else is at least 1."""
 
 
@@ -77,12 +77,22 @@ def _numbers(problem: Problem) -> Numbers:
     found = dict(zip("nchw", shape, strict=False))
     if isinstance(op, Linear):
         return {"n": shape[0], "k": shape[1], "o": op.out_features}
+    if isinstance(op, ConvMaxPool):
+        found |= {f"pool_{name}": n for name, n in _window(op.pool).items()}
+        op = op.conv
     if isinstance(op, Conv2d | MaxPool2d):
-        for name in ("kernel_size", "stride", "padding"):
-            found[f"{name}_h"], found[f"{name}_w"] = getattr(op, name)
+        found |= _window(op)
     if isinstance(op, Conv2d):
         found["o"] = op.out_channels
     return found | {name: int(getattr(op, name)) for name in FLAGS if hasattr(op, name)}
+
+
+def _window(op: Conv2d | MaxPool2d) -> Numbers:
+    return {
+        f"{name}_{axis}": extent
+        for name in ("kernel_size", "stride", "padding")
+        for axis, extent in zip("hw", getattr(op, name), strict=True)
+    }
 
 
 def _problem(op: Op, numbers: Numbers) -> Problem:
@@ -106,6 +116,11 @@ def _problem(op: Op, numbers: Numbers) -> Problem:
             op = Conv2d(numbers["c"], numbers["o"], *windows, *flags)
             if op.residual:
                 return Problem(op, (shape, plain.infer(shape)))
+        case ConvMaxPool():
+            windows = pair("pool_kernel_size"), pair("pool_stride"), pair("pool_padding")
+            conv = _problem(op.conv, numbers).op
+            assert isinstance(conv, Conv2d)
+            op = ConvMaxPool(conv, MaxPool2d(*windows))
         case Add():
             op = Add(relu=bool(numbers["relu"]))
     return Problem(op, (shape,) * op.arity)

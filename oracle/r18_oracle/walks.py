@@ -19,6 +19,7 @@ from r18.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Linear,
     MaxPool2d,
@@ -126,7 +127,7 @@ def pytorch_walk(
                 for name, spec in zip(step.weights, step.op.weights(), strict=True)
             ]
         given = [torch.from_numpy(array) for array in rounded]
-        if precision.multiply == "tf32" and isinstance(step.op, Conv2d | Linear):
+        if precision.multiply == "tf32" and isinstance(step.op, Conv2d | ConvMaxPool | Linear):
             tensors = (_tf32(tensors[0]), *tensors[1:])
             given[0] = _tf32(given[0])
         with torch.inference_mode():
@@ -166,6 +167,8 @@ def pytorch(op: Op, inputs: Tensors, weights: Tensors) -> torch.Tensor:
             return F.relu(x + inputs[1]) if op.relu else x + inputs[1]
         case MaxPool2d():
             return F.max_pool2d(x, op.kernel_size, op.stride, op.padding)
+        case ConvMaxPool():
+            return pytorch(op.pool, (pytorch(op.conv, inputs, weights),), ())
         case GlobalAvgPool():
             return x.mean(dim=(2, 3))
         case Linear():

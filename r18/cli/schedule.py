@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from r18.backend import FUSION_LEVELS
 from r18.cli.options import AsJson, ImageSize, NetworkName, chosen_schedule
-from r18.ops import Conv2d, MaxPool2d, Op
+from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Op
 from r18.passes import fuse
 from r18.schedule import Schedule
 
@@ -26,7 +26,8 @@ def schedule(
 ) -> None:
     """Print the network's steps: op, shapes, MACs, parameters, bytes; and the totals.
 
-    Parameters are the trainable ones. Bytes are those of the step's output in float32.
+    Parameters are the trainable ones. Bytes are those of the step's output in float32. A backend's
+    plan (`r18 plan`) may fuse max-pooling with its convolution besides.
     """
     fused = fuse(chosen_schedule(network_name, image_size), fusion)
     steps = rows(fused, batch)
@@ -84,7 +85,9 @@ def rows(schedule: Schedule, batch: int) -> list[dict[str, Any]]:
 
 
 def _label(op: Op) -> str:
-    """The op's label, with window and stride: `conv2d 3×3/2`."""
+    """The op's label, with window and stride: `conv2d 3×3/2`; of each of two ops."""
+    if isinstance(op, ConvMaxPool):
+        return f"{_label(op.conv)} + {_label(op.pool)}"
     if not isinstance(op, Conv2d | MaxPool2d):
         return op.label
     window, stride = ("×".join(map(str, pair)) for pair in (op.kernel_size, op.stride))

@@ -12,7 +12,7 @@ from r18.backend import FUSION_LEVELS
 from r18.cli.options import BackendName, NetworkName, chosen_backend, chosen_schedule, listed
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError
-from r18.passes import fuse
+from r18.passes import fuse, fuse_pool
 from r18.precision import precision as precision_named
 from r18.tuning import TUNED_OPS, read_table, users_table
 from r18.tuning import tune as tuned
@@ -33,7 +33,8 @@ def tune(
     """Time every kernel that takes a problem of the network, and keep the fastest as data.
 
     What a table already holds of other problems stays. Plans on this device then use it; it
-    changes speed and nothing else. Exit code 2 when there was nothing to measure.
+    changes speed and nothing else. At level all, kernels that compute max-pooling with its
+    convolution are measured beside the two apart. Exit code 2 when there was nothing to measure.
     """
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
@@ -41,11 +42,13 @@ def tune(
     for name in names:
         precision_named(name)
     schedule = chosen_schedule(network_name, None)
+    schedules = [fuse(schedule, level) for level in listed(fusion, "--fusion")]
+    schedules += [fuse_pool(fused) for fused in schedules if fused.level == FUSION_LEVELS[-1]]
     problems = [
         problem
         for size in _batches(batch)
-        for level in listed(fusion, "--fusion")
-        for problem in fuse(schedule, level).problems(size).values()
+        for fused in schedules
+        for problem in fused.problems(size).values()
         if isinstance(problem.op, TUNED_OPS)
     ]
     with progress_bar() as bar:

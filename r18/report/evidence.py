@@ -11,6 +11,7 @@ from r18 import bench_record, records
 from r18.errors import R18Error, UsageError
 from r18.evaluation.rows import Row
 from r18.evaluation.tables import read_table
+from r18.ops import ConvMaxPool
 from r18.precision import PRECISIONS
 from r18.roofline import WHAT as CEILINGS
 from r18.roofline import Ceilings, Limit, limits
@@ -25,13 +26,19 @@ class Group:
     """What took turns in one benchmark: a record's group, and its roofline.
 
     device: the slug of its record. data: the group as recorded. floors: of each step, by name;
-    empty where there is no roofline, and `why` says so.
+    empty where there is no roofline, and `why` says so. pooled: the same with max-pooling fused,
+    where some program did that.
     """
 
     device: str
     data: Mapping[str, Any]
     floors: Mapping[str, Limit]
     why: str = ""
+    pooled: Mapping[str, Limit] = field(default_factory=dict)
+
+    def floors_of(self, row: Mapping[str, Any]) -> Mapping[str, Limit]:
+        """The floors of a row's own steps."""
+        return self.pooled if pools(row) else self.floors
 
     @property
     def precision(self) -> str:
@@ -47,8 +54,9 @@ class Group:
 
     @property
     def floor_ms(self) -> float | None:
-        """Milliseconds of a batch at the roofline: its steps one after another."""
-        return sum(one.floor_ms for one in self.floors.values()) if self.floors else None
+        """Milliseconds of a batch at the roofline: the steps of whoever needs the least."""
+        floors = self.pooled or self.floors
+        return sum(one.floor_ms for one in floors.values()) if floors else None
 
     @property
     def title(self) -> str:
@@ -209,11 +217,17 @@ def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Gr
         why = f"timed with {threads} threads, the ceilings with {ceilings.threads}"
         return Group(slug, data, {}, why)
     try:
-        schedule = network(data["network"])
-        floors = limits(schedule, data["precision"], data["fusion"], data["batch"], ceilings)
+        asked = network(data["network"]), data["precision"], data["fusion"], data["batch"]
+        floors = limits(*asked, ceilings)
+        pooled = limits(*asked, ceilings, pooled=True) if any(map(pools, data["rows"])) else {}
     except R18Error as error:
         return Group(slug, data, {}, str(error).splitlines()[0])
-    return Group(slug, data, floors)
+    return Group(slug, data, floors, pooled=pooled)
+
+
+def pools(row: Mapping[str, Any]) -> bool:
+    """Whether a row's program computes max-pooling with its convolution."""
+    return any(f"/{ConvMaxPool.name}/" in kernel for kernel in row.get("kernels") or {})
 
 
 __all__ = ["Evaluation", "Evidence", "Group", "gather", "grouped", "in_order", "read_evaluation"]

@@ -10,6 +10,7 @@ from r18.report.evidence import Group
 from r18.report.markup import Markup, scrolled, tag
 from r18.report.scale import value
 from r18.report.speed import digits, kind_of
+from r18.roofline import Limit
 
 HEADS = ("step", "ms / batch", "share", "floor ms", "of floor", "binds", "kernel")
 
@@ -37,7 +38,7 @@ def section(groups: Sequence[Group]) -> Iterator[Markup]:
 
 def figure(group: Group, row: Mapping[str, Any]) -> Markup:
     """The steps of one row."""
-    steps = summed(row)
+    steps, floors = summed(row), group.floors_of(row)
     total = sum(ms for _, _, ms in steps)
     drawn = [
         Bar(
@@ -45,8 +46,8 @@ def figure(group: Group, row: Mapping[str, Any]) -> Markup:
             ms,
             digits(ms),
             kind_of(row),
-            _tip(group, step, kernel, ms),
-            floor=group.floors[step].floor_ms if step in group.floors else None,
+            _tip(floors, step, kernel, ms),
+            floor=floors[step].floor_ms if step in floors else None,
             note=_share(ms, total),
         )
         for step, kernel, ms in steps
@@ -63,7 +64,7 @@ def figure(group: Group, row: Mapping[str, Any]) -> Markup:
         tag("h3", f"{row['backend']}, {group.title} ", device),
         tag("div", tag("div", bars(drawn, said)), class_="panels"),
         tag("figcaption", caption),
-        tag("details", tag("summary", "The numbers"), _table(group, steps, total)),
+        tag("details", tag("summary", "The numbers"), _table(floors, steps, total)),
         class_="chart",
     )
 
@@ -81,18 +82,20 @@ def _share(ms: float, total: float) -> str:
     return f"{ms / total:.1%}" if total else "–"
 
 
-def _tip(group: Group, step: str, kernel: str, ms: float) -> str:
+def _tip(floors: Mapping[str, Limit], step: str, kernel: str, ms: float) -> str:
     lines = [step, kernel, f"{digits(ms)} ms"]
-    if (floor := group.floors.get(step)) is not None:
+    if (floor := floors.get(step)) is not None:
         lines.append(f"floor {digits(floor.floor_ms)} ms, bound by {floor.binds}")
     return "\n".join(lines)
 
 
-def _table(group: Group, steps: Sequence[tuple[str, str, float]], total: float) -> Markup:
+def _table(
+    floors: Mapping[str, Limit], steps: Sequence[tuple[str, str, float]], total: float
+) -> Markup:
     head = tag("tr", *(tag("th", name, scope="col") for name in HEADS))
     lines = []
     for step, kernel, ms in steps:
-        floor = group.floors.get(step)
+        floor = floors.get(step)
         cells: list[Markup | str] = [value(ms, digits(ms)), _share(ms, total)]
         if floor is None:
             cells += ["–", "–", "–"]

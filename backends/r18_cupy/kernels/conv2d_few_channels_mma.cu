@@ -1,0 +1,389 @@
+// Convolution of images of few channels on tensor cores, of horizontal stride 2; with POOL, and the
+// max-pooling of what it makes, which is then never stored. Reads NCHW, as images come, and writes
+// NHWC, as tensor cores go on.
+//
+// A window is made of lines: a row of it in one channel each. K runs over the lines, and in each
+// over TAPS places, of which those beside the window count as zeros. What a row of A, an output,
+// holds of a line thus lies side by side in the image: a block keeps the patch of the image that
+// its windows cover in shared memory, as it is, and lanes load fragments straight from there. Two
+// values of 16 bits are one word if the line begins at an even element; that is what the stride is
+// for. Adjacent outputs begin one word (or two) apart, so that the lanes of a load touch different
+// banks or the same word.
+//
+// A warp computes ROWS rows of WARP_COLUMNS outputs and TILE_N channels, again and again down the
+// image, while the next patch is copied. Which output and which channel a row and a column of an
+// mma tile are is free. Rows i and i + 8 are adjacent outputs, and a lane's columns of GROUP tiles
+// adjacent channels: so a lane has pairs of columns to pool, and writes 16 bytes at once.
+#include "async_copy.cuh"
+#include "conv.cuh"
+#include "mma.cuh"
+#include "pair.cuh"
+#include "reduce.cuh"
+#include "vector.cuh"
+
+constexpr int SIZE = sizeof(STORAGE);
+constexpr int CHUNK = WIDTH<STORAGE>;   // elements of one copy
+constexpr int TAPS = 8;                 // of a line
+constexpr int RUNS = TAPS * SIZE / 16;  // of a line: 16 bytes of K, half of an mma step
+constexpr int STRIDE = 2;
+constexpr int ROWS = 2;    // of outputs that a warp computes at once
+constexpr int STAGES = 2;  // patches in shared memory
+constexpr int THREADS = 32 * TILE_WARPS;
+constexpr int WARP_COLUMNS = TILE_M / (ROWS * TILE_WARPS);
+constexpr int MMAS_M = WARP_COLUMNS / 16, MMAS_N = TILE_N / 8;  // mma tiles of a row of the warp
+// A pooling window begins in what the warp to the left computes. Its last column is computed here
+// once more, instead of waiting for it; and one besides, so that pairs of columns stay pairs.
+constexpr int ADVANCE = WARP_COLUMNS - (POOL ? 2 : 0);
+constexpr int BLOCK_ADVANCE = TILE_WARPS * ADVANCE;
+constexpr int BLOCK_COLUMNS = BLOCK_ADVANCE - ADVANCE + WARP_COLUMNS;
+constexpr int PITCH_BYTES = PITCH * SIZE;
+constexpr int CHUNKS = PITCH / CHUNK;
+constexpr int GROUP = CHUNK / 2;        // mma tiles that make a lane's chunk of channels
+constexpr int GROUPS = MMAS_N / GROUP;  // chunks of channels of a lane
+constexpr int STEP_CHUNKS = TILE_N * 2;  // 16-byte chunks of the weights of an mma step
+
+static_assert(TILE_K * SIZE == 32, "a step is one mma");
+static_assert(TILE_M % (16 * ROWS * TILE_WARPS) == 0, "a warp multiplies whole tiles of 16 outputs");
+static_assert(MMAS_N % 2 == 0, "weights of two tiles of 8 channels are loaded at once");
+static_assert(MMAS_N % GROUP == 0, "a lane has whole chunks of channels");
+static_assert(PITCH % CHUNK == 0, "lines are copied in whole chunks");
+static_assert(PITCH >= (BLOCK_COLUMNS - 1) * STRIDE + TAPS + CHUNK - (SIZE == 2 ? 2 : 1),
+              "a line has the windows of every column, wherever in a chunk the first begins");
+
+// What there is to do, and how it is divided; the host's side is `TASK` in
+// conv_few_channels_mma.py.
+struct Task {
+  int rows, columns;  // of the result
+  int ph, pw;         // the pooling's padding, 0 or 1: its windows are 3×3, their stride 2
+  int strip;          // how many times a block computes ROWS rows
+  int steps;          // of K
+  int patch_nbytes;
+};
+
+// Copies the patch's lines: `rows` rows of each channel, from row `top` and element `left`, with
+// zeros outside of the image. By cp.async; or, where the image's rows are no whole chunks, so that
+// chunks are neither aligned nor wholly inside or outside, one element at a time.
+__device__ __forceinline__ void fetch(const STORAGE* image, const ConvShape& p, int rows, int top,
+                                      int left, unsigned char* patch) {
+  int line = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  int c = line / rows, row = line % rows;
+  while (c < p.c) {
+    const int y = top + row, z = left + chunk * CHUNK;
+    // Unsigned comparisons: below zero is beyond the end.
+    const bool inside = (unsigned)y < (unsigned)p.h;
+    const unsigned source = (unsigned)(c * p.h + y) * p.w + z;  // wraps where it is not inside
+    unsigned char* target = patch + line * PITCH_BYTES + chunk * 16;
+    if (p.w % CHUNK == 0) {
+      const bool valid = inside && (unsigned)z < (unsigned)p.w;
+      copy_async<16>(shared_address(target), valid ? image + source : image, valid);
+    } else {
+      Run<STORAGE, CHUNK> run;
+#pragma unroll
+      for (int v = 0; v < CHUNK; ++v) {
+        const bool valid = inside && (unsigned)(z + v) < (unsigned)p.w;
+        run.at[v] = valid ? image[source + v] : from_float<STORAGE>(0.0f);
+      }
+      *reinterpret_cast<Run<STORAGE, CHUNK>*>(target) = run;
+    }
+    // On to the thread's next chunk by steps, which are cheaper than dividing.
+    line += THREADS / CHUNKS, row += THREADS / CHUNKS, chunk += THREADS % CHUNKS;
+    if (chunk >= CHUNKS) chunk -= CHUNKS, ++line, ++row;
+    for (; row >= rows; row -= rows) ++c;
+  }
+}
+
+// All ones where the window has this tap of a line, else 0. What is beside the window is a pixel
+// too: it may be infinite, and a zero weight would not rid the sum of it.
+__device__ __forceinline__ unsigned tap_mask(const ConvShape& p, int lead, int tap) {
+  return (unsigned)(tap - (lead - p.pw)) < (unsigned)p.kw ? 0xffffffffu : 0u;
+}
+
+// Where a lane's fragments begin, and what of them counts.
+struct Operands {
+  const unsigned char* patch;  // at the lane's first output and tap
+  const uint4* weights;        // [step][MMAS_N / 2][lane], at the lane
+  const int2* runs;            // of each step: where its two runs begin in the patch
+  unsigned low, high;          // masks of the runs' taps
+};
+
+__device__ __forceinline__ unsigned word(const unsigned char* at, unsigned mask) {
+  return round_operand<STORAGE>(*reinterpret_cast<const unsigned*>(at) & mask);
+}
+
+constexpr int NEXT = STRIDE * SIZE;  // bytes of the patch from an output to the next
+
+// sums = A·B from row FIRST on; `down` is from a row to the next, in bytes of the patch.
+template <int FIRST>
+__device__ __forceinline__ void multiply(float (&sums)[ROWS][MMAS_M][MMAS_N][4],
+                                         const Operands& from, int steps, int down) {
+#pragma unroll
+  for (int i = 0; i < ROWS * MMAS_M * MMAS_N * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
+  int2 next = from.runs[0];
+#pragma unroll 2
+  for (int step = 0; step < steps; ++step) {
+    const int2 run = next;
+    next = from.runs[step + 1];  // of the last step something else, of which nothing is made
+    uint4 right[MMAS_N / 2];
+#pragma unroll
+    for (int i = 0; i < MMAS_N / 2; ++i) right[i] = from.weights[(step * (MMAS_N / 2) + i) * 32];
+#pragma unroll
+    for (int j = FIRST; j < ROWS; ++j) {
+      const unsigned char* low = from.patch + j * down + run.x;
+      const unsigned char* high = from.patch + j * down + run.y;
+#pragma unroll
+      for (int i = 0; i < MMAS_M; ++i, low += 16 * NEXT, high += 16 * NEXT) {
+        const unsigned left[4] = {word(low, from.low), word(low + NEXT, from.low),
+                                  word(high, from.high), word(high + NEXT, from.high)};
+#pragma unroll
+        for (int n = 0; n < MMAS_N; n += 2) {
+          const uint4& pair = right[n / 2];
+          multiply_add<STORAGE>(sums[j][i][n], left, pair.x, pair.y);
+          multiply_add<STORAGE>(sums[j][i][n + 1], left, pair.z, pair.w);
+        }
+      }
+    }
+  }
+}
+
+// A lane's place: columns `column` + 16·i and the next one of mma tiles i, of the convolution; and
+// CHUNK channels from `channel`, and again every 4·CHUNK.
+struct Lane {
+  int index, column, channel;
+  const float* bias;  // in shared memory, at `channel`
+};
+
+struct alignas(16) Chunk {
+  Pair<STORAGE> at[GROUP];
+};
+
+// The sums of two channels of an output, in columns of mma tile n, with their bias.
+__device__ __forceinline__ Pair<STORAGE> finished(const float* sums, const Lane& lane, int n) {
+  const float* at = lane.bias + n / GROUP * 4 * CHUNK + n % GROUP * 2;
+  const float2 bias = *reinterpret_cast<const float2*>(at);
+  return pair_of<STORAGE>(sums[0] + bias.x, sums[1] + bias.y);
+}
+
+// ReLU and store of a chunk of an output's channels, those that there are. ReLU keeps order: it may
+// come after pooling.
+__device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* out, int channel) {
+  if (p.relu) {
+#pragma unroll
+    for (int v = 0; v < GROUP; ++v) {
+      chunk.at[v] = larger(chunk.at[v], pair_of<STORAGE>(0.0f, 0.0f));
+    }
+  }
+  if (p.o % CHUNK == 0) {
+    if (channel < p.o) *reinterpret_cast<Chunk*>(out + channel) = chunk;
+  } else {
+#pragma unroll
+    for (int v = 0; v < CHUNK; ++v) {
+      if (channel + v < p.o) out[channel + v] = reinterpret_cast<const STORAGE*>(&chunk)[v];
+    }
+  }
+}
+
+// Rows of the convolution, from `row` on, as they are; `image` is where the output's image begins.
+__device__ __forceinline__ void write_rows(const float (&sums)[ROWS][MMAS_M][MMAS_N][4],
+                                           const ConvShape& p, const Lane& lane, int row,
+                                           STORAGE* image) {
+#pragma unroll
+  for (int j = 0; j < ROWS; ++j) {
+    if (row + j >= p.oh) return;
+#pragma unroll
+    for (int i = 0; i < 2 * MMAS_M; ++i) {
+      const int column = lane.column + i / 2 * 16 + i % 2;
+      if (column >= p.ow) continue;
+      STORAGE* at = image + (unsigned)((row + j) * p.ow + column) * p.o;
+#pragma unroll
+      for (int group = 0; group < GROUPS; ++group) {
+        Chunk chunk;
+#pragma unroll
+        for (int v = 0; v < GROUP; ++v) {
+          const int n = group * GROUP + v;
+          chunk.at[v] = finished(sums[j][i / 2][n] + i % 2 * 2, lane, n);
+        }
+        write(p, chunk, at, lane.channel + group * 4 * CHUNK);
+      }
+    }
+  }
+}
+
+// Of a row of pooling windows, the largest so far: [columns of tile i][channels of tile n].
+struct Pooled {
+  Pair<STORAGE> at[MMAS_M * MMAS_N];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < MMAS_M * MMAS_N; ++i) {
+      at[i] = pair_of<STORAGE>(minus_infinity(), minus_infinity());
+    }
+  }
+
+  __device__ __forceinline__ void take(const Pooled& other) {
+#pragma unroll
+    for (int i = 0; i < MMAS_M * MMAS_N; ++i) at[i] = larger(at[i], other.at[i]);
+  }
+
+  // A row of sums: of each window the lane's two columns and the one before them. Columns that the
+  // output does not have never win.
+  __device__ __forceinline__ void take(const float (&sums)[MMAS_M][MMAS_N][4], const ConvShape& p,
+                                       const Lane& lane) {
+    const Pair<STORAGE> lowest = pair_of<STORAGE>(minus_infinity(), minus_infinity());
+#pragma unroll
+    for (int n = 0; n < MMAS_N; ++n) {
+      Pair<STORAGE> last = lowest;  // the second column of tile i − 1
+#pragma unroll
+      for (int i = 0; i < MMAS_M; ++i) {
+        const unsigned column = lane.column + i * 16;  // below zero is beyond the end
+        Pair<STORAGE> even = finished(sums[i][n], lane, n);
+        Pair<STORAGE> odd = finished(sums[i][n] + 2, lane, n);
+        if (column >= (unsigned)p.ow) even = lowest;
+        if (column + 1 >= (unsigned)p.ow) odd = lowest;
+        // To the lane that has the next columns, 4 further; from the last ones to the first ones,
+        // which have columns of the next tile. The first ones of tile 0 are not written.
+        const Pair<STORAGE> given = i > 0 && lane.index >= 28 ? last : odd;
+        const Pair<STORAGE> before = from_lane(given, (lane.index + 28) % 32);
+        Pair<STORAGE>& best = at[i * MMAS_N + n];
+        best = larger(best, larger(larger(even, odd), before));
+        last = odd;
+      }
+    }
+  }
+};
+
+// A row of the result, which begins at `line` and has `columns`; the lane's first one is `column`.
+__device__ __forceinline__ void write_pooled(const Pooled& pooled, const ConvShape& p,
+                                             const Lane& lane, int columns, int column,
+                                             STORAGE* line) {
+#pragma unroll
+  for (int i = 0; i < MMAS_M; ++i) {
+    // The warp's first two columns lack the one before them: the warp to the left has all three.
+    if (column + 8 * i >= columns || i == 0 && lane.index < 4) continue;
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+      Chunk chunk;
+#pragma unroll
+      for (int v = 0; v < GROUP; ++v) chunk.at[v] = pooled.at[i * MMAS_N + group * GROUP + v];
+      write(p, chunk, line + (unsigned)(column + 8 * i) * p.o, lane.channel + group * 4 * CHUNK);
+    }
+  }
+}
+
+// Grid: x, tiles of channels, innermost; of columns; strips of rows; images.
+// `weight`: [channel tiles][steps][MMAS_N / 2][32] chunks, in the order of fragments.
+extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
+conv2d_few_channels_mma(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
+                        const float* __restrict__ bias, STORAGE* __restrict__ out,
+                        const ConvShape p, const Task task) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const weights = shared + STAGES * task.patch_nbytes;
+  int2* const runs = reinterpret_cast<int2*>(weights + task.steps * STEP_CHUNKS * 16);
+  float* const biases = reinterpret_cast<float*>(runs + (task.steps + 1) / 2 * 2);
+
+  const int channel_tiles = (p.o + TILE_N - 1) / TILE_N;
+  const int column_tiles = (task.columns * (POOL ? 2 : 1) + BLOCK_ADVANCE - 1) / BLOCK_ADVANCE;
+  const int turns = POOL ? task.rows : (task.rows + ROWS - 1) / ROWS;  // of ROWS rows of sums
+  const int strips = (turns + task.strip - 1) / task.strip;
+  unsigned block = blockIdx.x;
+  const int channel0 = block % channel_tiles * TILE_N;
+  block /= channel_tiles;
+  const int tile = block % column_tiles;
+  block /= column_tiles;
+  const int strip = block % strips * task.strip;
+  const unsigned n = block / strips;
+
+  // Row and column of the first sums. Pooled row t has rows 2t − ph to 2t − ph + 2: the last two
+  // are computed in turn t, the first in the turn before, for which a strip begins one earlier.
+  const int row0 = POOL ? 1 - task.ph : 0;
+  const int column0 = tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);
+  const int begin = strip - (POOL && (strip > 0 || task.ph == 0) ? 1 : 0);
+  const int end = min(strip + task.strip, turns);
+
+  // Windows begin at an even element, or one before it, in a patch that begins at a whole chunk.
+  const int lead = p.pw + (SIZE == 2 ? p.pw % 2 : 0);
+  const int left = (column0 * STRIDE - lead) & ~(CHUNK - 1);
+  const int patch_rows = (ROWS - 1) * p.sh + p.kh;
+  const STORAGE* const image = x + (size_t)n * p.c * p.h * p.w;
+  const auto fetch_turn = [&](int turn, int stage) {
+    const int top = (turn * ROWS + row0) * p.sh - p.ph;
+    fetch(image, p, patch_rows, top, left, shared + stage * task.patch_nbytes);
+  };
+
+  const uint4* const packed = reinterpret_cast<const uint4*>(weight) +
+                              (size_t)(channel0 / TILE_N) * task.steps * STEP_CHUNKS;
+  for (int i = threadIdx.x; i < task.steps * STEP_CHUNKS; i += THREADS) {
+    copy_async<16>(shared_address(weights + i * 16), packed + i, true);
+  }
+  fetch_turn(begin, 0);
+  copy_async_commit();
+  // Where the runs of K begin in a patch: beyond the last line, in the zeros behind the patch.
+#pragma unroll 1
+  for (unsigned i = threadIdx.x; i < 2 * task.steps; i += THREADS) {
+    const unsigned line = i / RUNS, c = line / p.kh, r = line % p.kh;
+    const int at = c < p.c ? c * patch_rows + r : p.c * patch_rows;
+    reinterpret_cast<int*>(runs)[i] = at * PITCH_BYTES + i % RUNS * 16;
+  }
+  for (int i = threadIdx.x; i < TILE_N; i += THREADS) {
+    biases[i] = bias && channel0 + i < p.o ? bias[channel0 + i] : 0.0f;
+  }
+  const int lines_nbytes = p.c * patch_rows * PITCH_BYTES;
+  for (int i = threadIdx.x * 16 + lines_nbytes; i < task.patch_nbytes; i += THREADS * 16) {
+#pragma unroll
+    for (int stage = 0; stage < STAGES; ++stage) {
+      *reinterpret_cast<uint4*>(shared + stage * task.patch_nbytes + i) = make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  const int warp = threadIdx.x / 32, index = threadIdx.x % 32;
+  const int across = warp * ADVANCE + index / 4 * 2;  // the lane's first column in the block
+  const int channel = index % 4 * CHUNK;
+  const Lane lane{index, column0 + across, channel0 + channel, biases + channel};
+  const int shift = column0 * STRIDE - lead - left;
+  const int at = (across * STRIDE + shift) * SIZE + index % 4 * 4;
+  Operands from{nullptr, reinterpret_cast<const uint4*>(weights) + index, runs};
+  if constexpr (SIZE == 2) {
+    const int tap = index % 4 * 2;
+    from.low = tap_mask(p, lead, tap) & 0xffffu | tap_mask(p, lead, tap + 1) & 0xffff0000u;
+    from.high = from.low;  // the same taps of the next line
+  } else {
+    from.low = tap_mask(p, lead, index % 4);
+    from.high = tap_mask(p, lead, index % 4 + 4);
+  }
+
+  STORAGE* const result = out + (size_t)n * task.rows * task.columns * p.o;
+  const int down = p.sh * PITCH_BYTES;
+  float sums[ROWS][MMAS_M][MMAS_N][4];
+  Pooled best;  // of the row of windows that the next turn ends
+  best.clear();
+#pragma unroll 1
+  for (int turn = begin; turn < end; ++turn) {
+    const int stage = (turn - begin) % STAGES;
+    copy_async_wait<0>();
+    __syncthreads();  // the patch is there for all, and all have done with the other one
+    if (turn + 1 < end) fetch_turn(turn + 1, 1 - stage);
+    copy_async_commit();
+    from.patch = shared + stage * task.patch_nbytes + at;
+    const int row = turn * ROWS + row0;
+    if constexpr (POOL) {
+      Pooled below;
+      below.clear();
+      if (turn < strip) {
+        multiply<1>(sums, from, task.steps, down);
+      } else {
+        multiply<0>(sums, from, task.steps, down);
+        best.take(sums[0], p, lane);
+      }
+      if (row + 1 < p.oh) below.take(sums[1], p, lane);
+      if (turn >= strip) {
+        best.take(below);
+        const int column = (tile * BLOCK_ADVANCE + across) / 2 - 1;
+        STORAGE* const line = result + (unsigned)(turn * task.columns) * p.o;
+        write_pooled(best, p, lane, task.columns, column, line);
+      }
+      best = below;
+    } else {
+      multiply<0>(sums, from, task.steps, down);
+      write_rows(sums, p, lane, row, result);
+    }
+  }
+}
