@@ -14,6 +14,7 @@ from r18_cupy.conv_implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.conv_implicit_gemm_wgmma_rows import implicit_gemm_wgmma_rows_kernels
 from r18_cupy.conv_winograd import winograd_kernels
 from r18_cupy.kernel import CudaKernel
+from r18_cupy.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.others import other_kernels
 
 PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
@@ -31,6 +32,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *(DirectTiled(precision) for precision in PRECISIONS),
         *(Direct(precision) for precision in PRECISIONS),
         *few_channels_mma_kernels(),
+        *linear_wgmma_kernels(),
         *(kernel for precision in (*PRECISIONS, TF32) for kernel in other_kernels(precision)),
     )
 

@@ -38,10 +38,7 @@ POOL = MaxPool2d((3, 3), (2, 2), (1, 1))  # the windows that are pooled, and the
 
 # The host's side of `Task` in the device code.
 TASK = np.dtype(
-    [
-        (name, np.int32)
-        for name in ("rows", "columns", "ph", "pw", "strip", "steps", "patch_nbytes")
-    ]
+    [(name, np.int32) for name in ("rows", "columns", "ph", "pw", "strip", "steps", "patch_nbytes")]
 )
 
 
