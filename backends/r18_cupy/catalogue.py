@@ -12,6 +12,7 @@ from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv_implicit_gemm_mma import implicit_gemm_mma_kernels
 from r18_cupy.conv_implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.conv_implicit_gemm_wgmma_rows import implicit_gemm_wgmma_rows_kernels
+from r18_cupy.conv_implicit_gemm_wgmma_stream import implicit_gemm_wgmma_stream_kernels
 from r18_cupy.conv_winograd import winograd_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.linear_wgmma import linear_wgmma_kernels
@@ -25,6 +26,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
     return (
         *implicit_gemm_wgmma_kernels(),
         *implicit_gemm_wgmma_rows_kernels(),
+        *implicit_gemm_wgmma_stream_kernels(),
         *implicit_gemm_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),

@@ -78,7 +78,6 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
         WgmmaTile(128, 256, k, groups_m=2, groups_n=1, stages=4, blocks=1),
         WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
-        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=4, blocks=2),
         WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
         # Few tiles, each waiting by itself: all that fits is on its way at once.
         WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=12, blocks=1),

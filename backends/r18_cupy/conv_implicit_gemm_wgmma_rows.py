@@ -54,12 +54,9 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; and half as many for small batches.
     """
     k = ROW_BYTES // precision.dtype.itemsize
-    return (
-        *(
-            WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
-            for n in (232, 224, 208, 128)
-        ),
-        WgmmaTile(64, 120, k, groups_m=1, groups_n=1, stages=3, blocks=3),
+    return tuple(
+        WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
+        for n in (232, 224, 208, 128)
     )
 
 
@@ -89,7 +86,7 @@ class RowsBlocking:
     @property
     def slab_pitch(self) -> int:
         """A slab of outputs, and a row behind it for what is none."""
-        return _aligned((self.rows * self.width + 1) * ROW_BYTES)
+        return aligned((self.rows * self.width + 1) * ROW_BYTES)
 
     @property
     def slots(self) -> int:
@@ -98,7 +95,7 @@ class RowsBlocking:
 
     @property
     def slot_pitch(self) -> int:
-        return _aligned(max(self.patch_nbytes, self.rows * self.width * ROW_BYTES))
+        return aligned(max(self.patch_nbytes, self.rows * self.width * ROW_BYTES))
 
     @property
     def slots_nbytes(self) -> int:
@@ -108,7 +105,8 @@ class RowsBlocking:
         return self.slot_pitch + (self.slot_pitch if self.chunks > 1 else self.slab_pitch)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Up to where the next slot, or slab, may begin."""
     return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
 
 
@@ -122,24 +120,6 @@ def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
     rows = min((tile.n + kw - 1) // padded, oh)
     slabs = tile.m // tile.k if op.residual else 0
     return RowsBlocking(rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
-
-
-def shared_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
-    """What a block asks for: slots and weights, and beyond these what is only reached into.
-
-    Outputs take their place at the end. Where the rows are fewer than the tile's pixels, products
-    that nobody wants read on behind the image rows.
-    """
-    weights = tile.stages * tile.m * ROW_BYTES
-    barriers = (tile.stages + blocking.slots) * BARRIER_NBYTES
-    last_slot = (blocking.slots - 1) * blocking.slot_pitch
-    reach = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
-    return ALIGNMENT + max(
-        blocking.slots_nbytes + weights + barriers,
-        last_slot + (reach + MAX_BOX) * ROW_BYTES if blocking.chunks > 1 else 0,
-        (reach + MAX_BOX) * ROW_BYTES,
-        tile.m // tile.k * blocking.slab_pitch,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +154,24 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
     def edges(self) -> tuple[int, ...]:
         return tuple(sorted({chunk_of(self.precision), *self.config.edges}))
 
+    def shared_nbytes(self, problem: Problem) -> int:
+        """Slots and weights, and beyond these what is only reached into.
+
+        Outputs take their place at the end. Where the rows are fewer than the tile's pixels,
+        products that nobody wants read on behind the image rows.
+        """
+        tile, blocking = self.config, blocking_of(problem, self.config)
+        weights = tile.stages * tile.m * ROW_BYTES
+        barriers = (tile.stages + blocking.slots) * BARRIER_NBYTES
+        last_slot = (blocking.slots - 1) * blocking.slot_pitch
+        reach = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
+        return ALIGNMENT + max(
+            blocking.slots_nbytes + weights + barriers,
+            last_slot + (reach + MAX_BOX) * ROW_BYTES if blocking.chunks > 1 else 0,
+            (reach + MAX_BOX) * ROW_BYTES,
+            tile.m // tile.k * blocking.slab_pitch,
+        )
+
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)
         if op.stride != (1, 1):
@@ -186,7 +184,7 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
             return f"holds rows of {most} pixels with their padding, got {blocking.padded}"
         if max(blocking.height, blocking.padded, blocking.rows * blocking.width) > MAX_BOX:
             return f"copies at most {MAX_BOX} rows of {MAX_BOX} pixels, got {blocking}"
-        needed = shared_nbytes(blocking, self.config)
+        needed = self.shared_nbytes(problem)
         if needed > SHARED_NBYTES:
             return f"has {SHARED_NBYTES} bytes of shared memory, and the image rows need {needed}"
         return None
@@ -224,7 +222,7 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
                     conv_shape(problem),
                     struct(np.array([shape], ROWS_SHAPE)),
                 ),
-                shared_nbytes(blocking, tile),
+                self.shared_nbytes(problem),
                 overlaps=True,
             ),
         )

@@ -215,6 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
         const int channel = channel0 + slab * SLAB_CHANNELS;
         if (channel < p.o) store_box(out_map, channel, (int)pixel0, tiles + slab * BYTES_B);
       }
+      store_commit();
       store_wait();
     }
 #else

@@ -153,6 +153,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
         store_box(out, channel, line0 * p.ow, image, slots + slab * shape.slab_pitch);
       }
     }
+    store_commit();
     store_wait();
   }
 }

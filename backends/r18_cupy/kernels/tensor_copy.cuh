@@ -122,8 +122,12 @@ __device__ __forceinline__ void store_box(const TensorMap& map, int column, int 
       : "memory");
 }
 
-// The thread's stores have read their source, which may go.
-__device__ __forceinline__ void store_wait() {
+// Closes the thread's stores so far, for `store_wait`.
+__device__ __forceinline__ void store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Returns once the thread's closed stores have read their source, which may go.
+__device__ __forceinline__ void store_wait() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
