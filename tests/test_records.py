@@ -50,6 +50,9 @@ class Catalogue:
     def kernels(self) -> tuple[Any, ...]:
         return self.listed
 
+    def probe(self) -> DeviceInfo:
+        return H200
+
 
 def run_of(
     *kernels: Compiled,
@@ -234,6 +237,14 @@ def test_one_device_is_enough(tmp_path: Path) -> None:
     there = {"kernels": {A.id: {"verified": True, "digest": "d2"}}}
     assert evidence.stale([kernel], [here]) == {A.id: "has changed since it was verified"}
     assert evidence.stale([kernel], [here, there]) == {}
+
+
+def test_what_a_device_s_record_holds_is_settled(tmp_path: Path) -> None:
+    wrong = Compiled("gpu/relu/wrong/fp32")
+    backend: Any = Catalogue(A, Compiled(B.id, "d2"), wrong)
+    assert evidence.settled({"gpu": backend}, tmp_path) == frozenset()
+    save(tmp_path, run_of(A, B, wrong, findings=(fault(wrong.id),)), A, B, wrong)
+    assert evidence.settled({"gpu": backend}, tmp_path) == {A.id}
 
 
 # -- the committed records ---------------------------------------------------------------------

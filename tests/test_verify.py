@@ -409,6 +409,16 @@ def test_a_job_that_came_to_no_end_is_no_success() -> None:
         verify(backends, Request(SHORT, kernels="*/relu/*"))
 
 
+def test_what_is_settled_is_not_run_again() -> None:
+    backends = {named("Right"): load_backend(named("Right"))}
+    (result,) = verify(backends, Request(SHORT, kernels="*/relu/*")).backends
+    (report,) = result.kernels
+    request = Request(SHORT, kernels="*/relu/*", settled=frozenset({report.kernel}))
+    (again,) = verify(backends, request).backends
+    assert (again.kernels, again.findings) == ([], [])
+    assert not again.executed
+
+
 def test_an_unknown_kernel_in_the_library() -> None:
     backends = {named("Right"): load_backend(named("Right"))}
     with pytest.raises(UnknownName, match="A glob over ids works too"):

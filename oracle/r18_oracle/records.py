@@ -125,7 +125,7 @@ def stale(kernels: Iterable[Kernel], verified: Iterable[Mapping[str, Any]]) -> d
         digest = digest_of(kernel)
         if digest is None:
             continue
-        entries = [r["kernels"][kernel.id] for r in recorded if kernel.id in r["kernels"]]
+        entries = [r["kernels"][kernel.id] for r in recorded if kernel.id in r.get("kernels", {})]
         if any(entry["verified"] and entry["digest"] == digest for entry in entries):
             continue
         if any(entry["verified"] for entry in entries):
@@ -136,6 +136,16 @@ def stale(kernels: Iterable[Kernel], verified: Iterable[Mapping[str, Any]]) -> d
         else:
             reasons[kernel.id] = "was never verified"
     return reasons
+
+
+def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
+    """The ids of kernels that the records of the backends' own devices hold as they stand."""
+    found: set[str] = set()
+    for backend in backends.values():
+        record = records.read(records.path_of(folder, WHAT, backend.probe()), WHAT)
+        compiled = [kernel for kernel in backend.kernels() if digest_of(kernel) is not None]
+        found |= {kernel.id for kernel in compiled} - stale(compiled, [record]).keys()
+    return frozenset(found)
 
 
 def told(result: BackendResult, path: Path) -> str:

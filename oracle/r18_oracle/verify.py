@@ -37,6 +37,7 @@ class Request:
     """What to verify.
 
     kernels:    a glob over kernel ids.
+    settled:    ids of kernels that are not run again: a record holds them as they stand.
     network, weights: whose problems are included and what runs end to end; a weights source.
     precisions: of the end-to-end runs; empty for all that the backend can run.
     workers:    processes at once.
@@ -53,6 +54,7 @@ class Request:
     seed: int = 0
     workers: int | None = None
     simulated_kernels: bool = True
+    settled: frozenset[str] = frozenset()
 
 
 SIMULATED_NETWORK = "tiny"
@@ -178,7 +180,11 @@ def verify(
             results[name].findings += coverage_findings(
                 name, backend, own.network, own.profile.batches, own.seed
             )
-    if request.kernels != "*" and not any(job.arguments.get("kernel") for job in jobs):
+    if request.kernels != "*" and not any(
+        fnmatchcase(kernel.id, request.kernels)
+        for backend in backends.values()
+        for kernel in backend.kernels()
+    ):
         ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
         raise unknown("kernel", request.kernels, ids, hint="A glob over ids works too.")
     on_start(len(jobs))
@@ -208,7 +214,7 @@ def verify(
 
 def _kernel_jobs(name: str, backend: Backend, request: Request) -> Iterator[Job]:
     for kernel in backend.kernels():
-        if fnmatchcase(kernel.id, request.kernels):
+        if fnmatchcase(kernel.id, request.kernels) and kernel.id not in request.settled:
             yield campaign_job(name, kernel.id, request.profile, request.seed, request.network)
 
 

@@ -26,6 +26,12 @@ def verify(
     kernels: Annotated[
         str, typer.Option(help="Only kernels whose id matches this glob; no network then.")
     ] = "*",
+    stale: Annotated[
+        bool,
+        typer.Option(
+            "--stale", help="Only kernels that the device's record does not hold as they stand."
+        ),
+    ] = False,
     profile: Annotated[
         str,
         typer.Option(
@@ -98,6 +104,7 @@ def verify(
         seed,
         workers or None,
         simulated_kernels=backend != "all" or kernels != "*",
+        settled=evidence.settled(chosen, records) if stale else frozenset(),
     )
     with progress_bar() as bar:
         verification = run(
