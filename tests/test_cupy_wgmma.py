@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from r18.backend import Array
-from r18.ops import Conv2d, Layout, Problem
+from r18.ops import Conv2d, Layout, Linear, Problem
 from r18.passes import fuse
 from r18.precision import BF16, FP16, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv_implicit_gemm_wgmma import (
-    ChosenWgmma,
-    FixedWgmma,
+    MULTIPROCESSORS,
     ImplicitGemmWgmma,
     WgmmaTile,
     choose,
@@ -29,8 +28,13 @@ from r18_cupy.conv_implicit_gemm_wgmma import (
     packed_depth,
     tiles_of,
 )
+from r18_cupy.conv_implicit_gemm_wgmma_rows import ImplicitGemmWgmmaRows, blocking_of
+from r18_cupy.conv_implicit_gemm_wgmma_rows import tiles_of as rows_tiles
+from r18_cupy.conv_implicit_gemm_wgmma_stream import ImplicitGemmWgmmaStream
+from r18_cupy.kernel import CudaKernel
 from r18_cupy.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
-from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
+from r18_cupy.linear_wgmma import LinearWgmma, as_convolution
+from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
 SHARED_NBYTES = 227 * 1024  # a block's on sm_90
@@ -78,7 +82,7 @@ def test_copied_pixels_times_packed_weights_are_the_convolution(
     x = rng.integers(-4, 5, problem.inputs[0]).astype(np.float64)
     weight = rng.integers(-4, 5, (op.out_channels, op.in_channels, *op.kernel_size))
     packed = pack_weight(weight.astype(np.float64), op, precision).astype(np.float64)
-    pixels = ChosenWgmma(precision).pixels(problem, 64)
+    pixels = ImplicitGemmWgmma(precision).pixels(problem, 64)
     n, o, oh, ow = problem.output
     channels = packed_channels(op, precision)
     found = np.array([packed @ copied(x, op, channels, *at) for at in windows_of(pixels)])
@@ -140,7 +144,7 @@ def test_the_choice(precision: Precision) -> None:
     """The least estimate; many parts of K where there are few tiles, and none where many."""
     for batch in (1, 64):
         for problem in fuse(resnet18(), "all").problems(batch).values():
-            if ChosenWgmma(precision).refusal(problem) is None:
+            if ImplicitGemmWgmma(precision).refusal(problem) is None:
                 chosen = choose(problem, precision)
                 assert estimate(problem, precision, chosen) == min(
                     estimate(problem, precision, tile) for tile in tiles_of(precision)
@@ -152,7 +156,7 @@ def test_the_choice(precision: Precision) -> None:
     assert narrow.m == 64
 
 
-def launch_of(kernel: ImplicitGemmWgmma, problem: Problem) -> GridLaunch:
+def launch_of(kernel: CudaKernel, problem: Problem) -> GridLaunch:
     (launch,) = kernel.launches(problem)
     return launch
 
@@ -161,10 +165,10 @@ def launch_of(kernel: ImplicitGemmWgmma, problem: Problem) -> GridLaunch:
 def test_a_launch(precision: Precision) -> None:
     op = Conv2d(64, 72, (3, 3), (2, 1), (1, 0), bias=True, residual=True)
     problem = problem_of(op, 3, 20, 21)
-    tile = next(tile for tile in tiles_of(precision) if tile.parts == 4)
-    launch = launch_of(FixedWgmma(precision, config=tile), problem)
+    tile = choose(problem, precision)
+    launch = launch_of(ImplicitGemmWgmma(precision), problem)
     n, o, oh, ow = problem.output
-    assert launch.grid == (math.ceil(n * oh * ow / tile.n) * math.ceil(o / tile.m), 4, 1)
+    assert launch.grid == (math.ceil(n * oh * ow / tile.n) * math.ceil(o / tile.m), tile.parts, 1)
     assert launch.block == (tile.threads, 1, 1)
     assert launch.overlaps
     pixels, weight, added, written, bias, residual, out, _, k_tiles = launch.arguments
@@ -180,7 +184,7 @@ def test_a_launch(precision: Precision) -> None:
 
 @PRECISIONS
 def test_refusals(precision: Precision) -> None:
-    kernel = ChosenWgmma(precision)
+    kernel = ImplicitGemmWgmma(precision)
     chunk = chunk_of(precision)
 
     def refused(op: Conv2d, h: int = 9, w: int = 9) -> str:
@@ -211,11 +215,115 @@ def test_only_hopper_runs_them() -> None:
         assert ((10, 0), kernel.id) not in listed
 
 
-def test_a_tile_of_another_precision() -> None:
-    with pytest.raises(ValueError, match="no tile of fp16"):
-        FixedWgmma(FP16, config=tiles_of(TF32)[0])
-
-
 def test_a_tile_names_its_parts() -> None:
     assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3).name == "m64n64k32s4"
     assert WgmmaTile(64, 64, 32, 1, 1, stages=4, blocks=3, parts=8).name == "m64n64k32s4p8"
+
+
+# -- whole rows --------------------------------------------------------------------------------
+
+ROWS = pytest.mark.parametrize("kind", [ImplicitGemmWgmmaRows, ImplicitGemmWgmmaStream])
+
+
+@PRECISIONS
+@pytest.mark.parametrize(
+    "op",
+    [
+        Conv2d(8, 8, (3, 3), padding=(1, 1), residual=True),
+        Conv2d(72, 16, (2, 4), padding=(0, 3), residual=True),
+        Conv2d(8, 8, (1, 1)),
+    ],
+    ids=lambda op: f"c{op.in_channels}k{op.kernel_size[0]}x{op.kernel_size[1]}",
+)
+def test_every_output_is_one_place_of_one_tile(precision: Precision, op: Conv2d) -> None:
+    """What is r rows and s pixels on from a place lies in the window of the output there."""
+    h, w = 11, 13
+    problem = problem_of(op, 1, h, w)
+    _, _, oh, ow = problem.output
+    kh, kw = op.kernel_size
+    for tile in rows_tiles(precision):
+        blocking = blocking_of(problem, tile)
+        assert blocking.rows * blocking.padded - (kw - 1) <= tile.n
+        assert blocking.padded == w + 2 * op.padding[1]
+        written = []
+        for line0 in range(0, oh, blocking.rows):
+            for place in range(tile.n):
+                line, column = divmod(place, blocking.padded)
+                # The device divides by multiplying.
+                assert line == place * math.ceil(2**16 / blocking.padded) >> 16
+                if line >= blocking.rows or column >= ow or line0 + line >= oh:
+                    continue
+                written.append((line0 + line, column))
+                for r in range(kh):
+                    for s in range(kw):
+                        row, pixel = divmod(place + r * blocking.padded + s, blocking.padded)
+                        assert (row, pixel) == (line + r, column + s)
+                        assert row < blocking.height
+        assert sorted(written) == [(i, j) for i in range(oh) for j in range(ow)]
+
+
+@PRECISIONS
+@ROWS
+def test_rows_fit_a_block(kind: type[ImplicitGemmWgmmaRows], precision: Precision) -> None:
+    kernel = kind(precision)
+    taken = 0
+    for batch in (1, 64):
+        for problem in fuse(resnet18(), "all").problems(batch).values():
+            if kernel.op is not type(problem.op) or kernel.refusal(problem) is not None:
+                continue
+            taken += 1
+            launch = launch_of(kernel, problem)
+            assert launch.shared_nbytes <= SHARED_NBYTES
+            assert launch.overlaps
+            patch = launch.arguments[0]
+            assert isinstance(patch, PatchMap)
+            assert max(patch.height, patch.width) <= 256
+            # Slots begin where the permutation of chunks does.
+            shape = launch.arguments[-1]
+            assert isinstance(shape, np.ndarray)
+    assert taken == 2 * 13, "the convolutions of 3×3 and stride 1, at two batches"
+
+
+@PRECISIONS
+@ROWS
+def test_what_rows_refuse(kind: type[ImplicitGemmWgmmaRows], precision: Precision) -> None:
+    kernel = kind(precision)
+    op = Conv2d(64, 64, (3, 3), padding=(1, 1))
+
+    def refused(op: Conv2d, h: int, w: int) -> str:
+        return kernel.refusal(problem_of(op, 1, h, w)) or ""
+
+    assert refused(op, 20, 20) == ""
+    assert "stride" in refused(replace(op, stride=(1, 2)), 20, 20)
+    longest = max(tile.n for tile in kernel.tiles) + 2 - 2  # a row with its padding, less that
+    assert refused(op, 1, longest) == ""
+    assert "rows of" in refused(op, 1, longest + 1)
+    assert "shared memory" in refused(replace(op, kernel_size=(23, 3), padding=(11, 1)), 40, 90)
+
+
+@PRECISIONS
+def test_blocks_that_stay_are_as_many_as_run_at_once(precision: Precision) -> None:
+    kernel = ImplicitGemmWgmmaStream(precision)
+    op = Conv2d(64, 64, (3, 3), padding=(1, 1))
+    few, many = (launch_of(kernel, problem_of(op, n, 56, 56)) for n in (1, 64))
+    tile = kernel.tile_for(problem_of(op, 64, 56, 56))
+    assert tile is not None
+    assert many.grid == (MULTIPROCESSORS * tile.blocks, 1, 1)
+    assert few.grid < many.grid
+
+
+# -- linear ------------------------------------------------------------------------------------
+
+
+@PRECISIONS
+def test_a_linear_layer_is_a_convolution(precision: Precision) -> None:
+    problem = Problem(Linear(64, 24), ((5, 64),))
+    kernel = LinearWgmma(precision)
+    assert kernel.refusal(problem) is None
+    assert as_convolution(problem).output == (5, 24, 1, 1)
+    weight = np.arange(24 * 64, dtype=np.float64).reshape(24, 64) / 2048
+    packed, bias = kernel.pack(problem, (weight, np.ones(24)))
+    assert packed.shape == (24, 64)
+    assert packed[3, 5] == weight[3, 5]
+    assert bias.dtype == np.float32
+    assert "multiple" in (kernel.refusal(Problem(Linear(64, 25), ((5, 64),))) or "")

@@ -8,8 +8,7 @@ Where there are too few tiles to fill a GPU, the blocks of a cluster divide K am
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, cast
 
@@ -28,6 +27,7 @@ from r18_cupy.tile import TileConfig
 
 CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
 GROUP_M = 64  # channels of a warpgroup
+STEPS = 4  # of a row of 128 bytes, 32 each
 FEEDER_THREADS = 32
 BARRIER_NBYTES = 16  # of a stage
 ALIGNMENT = 1024  # of the stages, in shared memory that the device begins where it likes
@@ -198,26 +198,32 @@ class WgmmaWeights:
 
 @dataclass(frozen=True, eq=False)
 class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
-    """Tiles of an implicit matrix product on `wgmma`; subclasses say which tile."""
+    """Tiles of an implicit matrix product on `wgmma`, the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma"
+    # The parts of K depend on how many tiles the batch has.
+    batch_invariant: ClassVar[bool] = False
     minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
     family: ClassVar[str | None] = "sm_90a"
 
     layout: Layout = Layout.NHWC
-
-    @abstractmethod
-    def tile_for(self, problem: Problem) -> WgmmaTile:
-        """The tile that computes it. Pure."""
 
     @property
     def contract(self) -> RoundingContract:
         p = self.precision
         return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
 
+    @property
+    def edges(self) -> tuple[int, ...]:
+        sizes = {size for tile in tiles_of(self.precision) for size in tile.edges}
+        return tuple(sorted({chunk_of(self.precision), *sizes}))
+
     def entry(self, tile: WgmmaTile) -> Entry:
         name = "conv2d_implicit_gemm_wgmma"
         return Entry(name, name, (self.storage, *tile.defines), self.family)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(map(self.entry, tiles_of(self.precision)))
 
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""
@@ -236,7 +242,7 @@ class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)
-        tile, storage = self.tile_for(problem), self.precision.storage
+        tile, storage = choose(problem, self.precision), self.precision.storage
         n, o, oh, ow = problem.output
         depth = packed_depth(op, self.precision)
         bias, residual = bias_and_residual(op)
@@ -263,57 +269,5 @@ class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class ChosenWgmma(ImplicitGemmWgmma):
-    """The tile that suits the problem best; see `choose`."""
-
-    # The parts of K depend on how many tiles the batch has.
-    batch_invariant: ClassVar[bool] = False
-
-    def tile_for(self, problem: Problem) -> WgmmaTile:
-        return choose(problem, self.precision)
-
-    def entries(self) -> tuple[Entry, ...]:
-        return tuple(map(self.entry, tiles_of(self.precision)))
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        sizes = {size for tile in tiles_of(self.precision) for size in tile.edges}
-        return tuple(sorted({chunk_of(self.precision), *sizes}))
-
-
-@dataclass(frozen=True, eq=False)
-class FixedWgmma(ImplicitGemmWgmma):
-    """One tile for every problem."""
-
-    config: WgmmaTile = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.config not in tiles_of(self.precision):
-            raise ValueError(f"{self.config} is no tile of {self.precision}")
-
-    @property
-    def tile(self) -> str:
-        return self.config.name
-
-    def tile_for(self, problem: Problem) -> WgmmaTile:
-        return self.config
-
-    def entries(self) -> tuple[Entry, ...]:
-        return (self.entry(self.config),)
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return tuple(sorted({chunk_of(self.precision), *self.config.edges}))
-
-
 def implicit_gemm_wgmma_kernels() -> tuple[ImplicitGemmWgmma, ...]:
-    """Per precision the one that chooses, then its tiles."""
-    return tuple(
-        kernel
-        for precision in (FP16, BF16, TF32)
-        for kernel in (
-            ChosenWgmma(precision),
-            *(FixedWgmma(precision, config=tile) for tile in tiles_of(precision)),
-        )
-    )
+    return tuple(ImplicitGemmWgmma(precision) for precision in (FP16, BF16, TF32))

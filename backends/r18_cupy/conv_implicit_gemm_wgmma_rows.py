@@ -7,7 +7,8 @@ places. See kernels/conv2d_implicit_gemm_wgmma_rows.cu.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import numpy as np
@@ -20,6 +21,8 @@ from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.conv_implicit_gemm_wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
+    MULTIPROCESSORS,
+    STEPS,
     WgmmaTile,
     WgmmaWeights,
     chunk_of,
@@ -122,16 +125,49 @@ def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
     return RowsBlocking(rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
 
 
+def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
+    """How far behind a slot's begin the matrices of a tile reach."""
+    places = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
+    return (places + MAX_BOX) * ROW_BYTES
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
+TILE_LATENCY = 3000  # cycles of a block besides its products: waiting for copies,
+PIXEL_LATENCY = 17  # and what grows with its pixels
+MULTIPROCESSOR_NBYTES = 228 * 1024  # of shared memory
+RESERVED_NBYTES = 1024  # of a block's, by the device
+
+
+def estimate(problem: Problem, tile: WgmmaTile, shared_nbytes: int) -> float:
+    """Cycles, roughly: rounds of blocks that share a multiprocessor's products."""
+    op = cast(Conv2d, problem.op)
+    n, o, oh, _ = problem.output
+    blocking = blocking_of(problem, tile)
+    steps = blocking.chunks * math.prod(op.kernel_size) * STEPS
+    share = ceil_div(n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), MULTIPROCESSORS)
+    at_once = min(tile.blocks, MULTIPROCESSOR_NBYTES // (shared_nbytes + RESERVED_NBYTES))
+    products = steps * tile.n / PIXELS_A_CYCLE * min(at_once, share)
+    rounds: float = ceil_div(share, at_once)
+    if rounds > 3:  # blocks no longer end together
+        rounds = share / at_once
+    return rounds * (products + TILE_LATENCY + PIXEL_LATENCY * tile.n)
+
+
 @dataclass(frozen=True, eq=False)
 class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
-    """One tile for every problem."""
+    """Whole output rows a block, of the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma_rows"
     minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
     family: ClassVar[str | None] = "sm_90a"
 
     layout: Layout = Layout.NHWC
-    config: WgmmaTile = field(kw_only=True)
+
+    @property
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
 
     @property
     def contract(self) -> RoundingContract:
@@ -139,38 +175,56 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
         return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
 
     @property
-    def tile(self) -> str:
-        return self.config.name
+    def edges(self) -> tuple[int, ...]:
+        sizes = {size for tile in self.tiles for size in tile.edges}
+        return tuple(sorted({chunk_of(self.precision), *sizes}))
 
-    @property
-    def entry(self) -> Entry:
-        name = "conv2d_implicit_gemm_wgmma_rows"
-        return Entry(name, name, (self.storage, *self.config.defines), self.family)
+    def entry(self, tile: WgmmaTile) -> Entry:
+        name = f"conv2d_{self.algorithm}"
+        return Entry(name, name, (self.storage, *tile.defines), self.family)
 
     def entries(self) -> tuple[Entry, ...]:
-        return (self.entry,)
+        return tuple(map(self.entry, self.tiles))
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return tuple(sorted({chunk_of(self.precision), *self.config.edges}))
+    def tile_for(self, problem: Problem) -> WgmmaTile | None:
+        """The tile with the least estimate of those that take the problem. Pure."""
+        fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
 
-    def shared_nbytes(self, problem: Problem) -> int:
+        def cycles(tile: WgmmaTile) -> float:
+            return estimate(problem, tile, self.shared_nbytes(problem, tile))
+
+        return min(fitting, key=cycles, default=None)
+
+    def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
         """Slots and weights, and beyond these what is only reached into.
 
         Outputs take their place at the end. Where the rows are fewer than the tile's pixels,
         products that nobody wants read on behind the image rows.
         """
-        tile, blocking = self.config, blocking_of(problem, self.config)
+        blocking = blocking_of(problem, tile)
         weights = tile.stages * tile.m * ROW_BYTES
         barriers = (tile.stages + blocking.slots) * BARRIER_NBYTES
         last_slot = (blocking.slots - 1) * blocking.slot_pitch
-        reach = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
         return ALIGNMENT + max(
             blocking.slots_nbytes + weights + barriers,
-            last_slot + (reach + MAX_BOX) * ROW_BYTES if blocking.chunks > 1 else 0,
-            (reach + MAX_BOX) * ROW_BYTES,
+            last_slot + reach_nbytes(blocking, tile) if blocking.chunks > 1 else 0,
+            reach_nbytes(blocking, tile),
             tile.m // tile.k * blocking.slab_pitch,
         )
+
+    def obstacle(self, problem: Problem, tile: WgmmaTile) -> str | None:
+        """Why a tile does not take a problem of stride 1, or None."""
+        op = cast(Conv2d, problem.op)
+        blocking = blocking_of(problem, tile)
+        if blocking.rows < 1:
+            most = tile.n + op.kernel_size[1] - 1
+            return f"holds rows of {most} pixels with their padding, got {blocking.padded}"
+        if max(blocking.height, blocking.padded, blocking.rows * blocking.width) > MAX_BOX:
+            return f"copies at most {MAX_BOX} rows of {MAX_BOX} pixels, got {blocking}"
+        needed = self.shared_nbytes(problem, tile)
+        if needed > SHARED_NBYTES:
+            return f"has {SHARED_NBYTES} bytes of shared memory, and the image rows need {needed}"
+        return None
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)
@@ -178,20 +232,14 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
             return f"reads its windows from whole rows, one pixel apart; the stride is {op.stride}"
         if reason := self.refuses_channels(op):
             return reason
-        blocking = blocking_of(problem, self.config)
-        if blocking.rows < 1:
-            most = self.config.n + op.kernel_size[1] - 1
-            return f"holds rows of {most} pixels with their padding, got {blocking.padded}"
-        if max(blocking.height, blocking.padded, blocking.rows * blocking.width) > MAX_BOX:
-            return f"copies at most {MAX_BOX} rows of {MAX_BOX} pixels, got {blocking}"
-        needed = self.shared_nbytes(problem)
-        if needed > SHARED_NBYTES:
-            return f"has {SHARED_NBYTES} bytes of shared memory, and the image rows need {needed}"
-        return None
+        reasons = [self.obstacle(problem, tile) for tile in self.tiles]
+        return None if None in reasons else reasons[0]
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)
-        tile, blocking = self.config, blocking_of(problem, self.config)
+        tile = self.tile_for(problem)
+        assert tile is not None, "a problem that is refused has no launches"
+        blocking = blocking_of(problem, tile)
         n, o, oh, ow = problem.output
         _, c, h, w = problem.inputs[0]
         storage, depth = self.precision.storage, packed_depth(op, self.precision)
@@ -209,7 +257,7 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
         )
         return (
             GridLaunch(
-                self.entry,
+                self.entry(tile),
                 (n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), 1, 1),
                 (tile.threads, 1, 1),
                 (
@@ -222,16 +270,11 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
                     conv_shape(problem),
                     struct(np.array([shape], ROWS_SHAPE)),
                 ),
-                self.shared_nbytes(problem),
+                self.shared_nbytes(problem, tile),
                 overlaps=True,
             ),
         )
 
 
 def implicit_gemm_wgmma_rows_kernels() -> tuple[ImplicitGemmWgmmaRows, ...]:
-    """Per precision its tiles."""
-    return tuple(
-        ImplicitGemmWgmmaRows(precision, config=tile)
-        for precision in (FP16, BF16, TF32)
-        for tile in tiles_of(precision)
-    )
+    return tuple(ImplicitGemmWgmmaRows(precision) for precision in (FP16, BF16, TF32))

@@ -13,7 +13,6 @@ import numpy as np
 
 from r18.ops import Conv2d, Problem
 from r18.precision import BF16, FP16, TF32, Precision
-from r18_cupy.compiler import Entry
 from r18_cupy.conv import bias_and_residual, conv_shape
 from r18_cupy.conv_implicit_gemm_wgmma import (
     ALIGNMENT,
@@ -27,9 +26,10 @@ from r18_cupy.conv_implicit_gemm_wgmma_rows import (
     RowsBlocking,
     aligned,
     blocking_of,
+    reach_nbytes,
 )
 from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
-from r18_cupy.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
+from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PatchMap
 
 SLOTS = 2
 
@@ -73,30 +73,30 @@ def slots_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
-    """One tile for every problem; as many blocks as an H200 runs at once."""
+    """As many blocks as an H200 runs at once, of the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma_stream"
 
     @property
-    def entry(self) -> Entry:
-        name = "conv2d_implicit_gemm_wgmma_stream"
-        return Entry(name, name, (self.storage, *self.config.defines), self.family)
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
 
-    def shared_nbytes(self, problem: Problem) -> int:
+    def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
         """Slots and weights, and what products that nobody wants reach into behind them."""
-        tile, blocking = self.config, blocking_of(problem, self.config)
+        blocking = blocking_of(problem, tile)
         weights = tile.stages * tile.m * ROW_BYTES
         barriers = (tile.stages + SLOTS) * BARRIER_NBYTES
-        reach = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
+        last_slot = slot_pitch(blocking) if blocking.chunks > 1 else 0
         return ALIGNMENT + max(
             slots_nbytes(blocking, tile) + weights + barriers,
-            slot_pitch(blocking) + (reach + MAX_BOX) * ROW_BYTES if blocking.chunks > 1 else 0,
-            (reach + MAX_BOX) * ROW_BYTES,
+            last_slot + reach_nbytes(blocking, tile),
         )
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)
-        tile, blocking = self.config, blocking_of(problem, self.config)
+        tile = self.tile_for(problem)
+        assert tile is not None, "a problem that is refused has no launches"
+        blocking = blocking_of(problem, tile)
         n, o, oh, ow = problem.output
         _, c, h, w = problem.inputs[0]
         storage, depth = self.precision.storage, packed_depth(op, self.precision)
@@ -115,7 +115,7 @@ class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
         )
         return (
             GridLaunch(
-                self.entry,
+                self.entry(tile),
                 (min(tiles, MULTIPROCESSORS * tile.blocks), 1, 1),
                 (tile.threads, 1, 1),
                 (
@@ -127,16 +127,11 @@ class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
                     conv_shape(problem),
                     struct(np.array([shape], STREAM_SHAPE)),
                 ),
-                self.shared_nbytes(problem),
+                self.shared_nbytes(problem, tile),
                 overlaps=True,
             ),
         )
 
 
 def implicit_gemm_wgmma_stream_kernels() -> tuple[ImplicitGemmWgmmaStream, ...]:
-    """Per precision its tiles."""
-    return tuple(
-        ImplicitGemmWgmmaStream(precision, config=tile)
-        for precision in (FP16, BF16, TF32)
-        for tile in tiles_of(precision)
-    )
+    return tuple(ImplicitGemmWgmmaStream(precision) for precision in (FP16, BF16, TF32))

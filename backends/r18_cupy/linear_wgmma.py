@@ -9,7 +9,7 @@ from r18.backend import Array, RoundingContract
 from r18.ops import Conv2d, Linear, Problem
 from r18.precision import BF16, FP16, TF32
 from r18_cupy.compiler import Entry
-from r18_cupy.conv_implicit_gemm_wgmma import ChosenWgmma
+from r18_cupy.conv_implicit_gemm_wgmma import ImplicitGemmWgmma
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.launch import GridLaunch
 
@@ -25,9 +25,9 @@ class LinearWgmma(CudaKernel):
     family: ClassVar[str | None] = "sm_90a"
 
     @property
-    def product(self) -> ChosenWgmma:
+    def product(self) -> ImplicitGemmWgmma:
         """The convolution that computes it."""
-        return ChosenWgmma(self.precision)
+        return ImplicitGemmWgmma(self.precision)
 
     @property
     def contract(self) -> RoundingContract:
