@@ -13,6 +13,7 @@ from commands import r18
 from faulty_backends import right
 from pooling_backends import Pooling
 from r18.backend import APART, CompileOptions, DeviceInfo, RoundingContract
+from r18.cli.app import REFUSED
 from r18.errors import UsageError
 from r18.executor import make_plan
 from r18.host import HostBuffer, HostKernel
@@ -236,3 +237,15 @@ def test_the_command_writes_a_table_and_keeps_what_it_held(tmp_path: Path) -> No
         assert "fastest kernel" in done.out
     batches = {size for found in read_table(path).choices["fp32"].values() for size in found}
     assert batches == {1, 2}
+
+
+def test_the_command_measures_only_the_steps_that_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    options = ("--network", "tiny", "--batch", "1", "--out", path)
+    done = r18("tune", "--backend", "numpy", *options, "--steps", "fc")
+    assert done.code == 0, done.err
+    (problem,) = read_table(path).choices["fp32"]
+    assert problem.startswith("linear(")
+    refused = r18("tune", "--backend", "numpy", *options, "--steps", "fd")
+    assert refused.code == REFUSED
+    assert "fc" in refused.err

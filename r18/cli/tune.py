@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from tabulate import tabulate
 from r18.backend import FUSION_LEVELS
 from r18.cli.options import BackendName, NetworkName, chosen_backend, chosen_schedule, listed
 from r18.cli.progress import progress_bar
-from r18.errors import UsageError
+from r18.errors import UsageError, unknown
 from r18.passes import fuse, fuse_pool
 from r18.precision import precision as precision_named
 from r18.tuning import TUNED_OPS, read_table, users_table
@@ -26,6 +27,9 @@ def tune(
     fusion: Annotated[
         str, typer.Option(help=f"Some of: {', '.join(FUSION_LEVELS)}; separated by commas.")
     ] = "all",
+    steps: Annotated[
+        str, typer.Option(metavar="GLOB", help="Only steps whose name matches.")
+    ] = "*",
     out: Annotated[
         Path | None, typer.Option(help="The table's file. [where plans on this device look]")
     ] = None,
@@ -44,12 +48,15 @@ def tune(
     schedule = chosen_schedule(network_name, None)
     schedules = [fuse(schedule, level) for level in listed(fusion, "--fusion")]
     schedules += [fuse_pool(fused) for fused in schedules if fused.level == FUSION_LEVELS[-1]]
+    known = sorted({step.name for fused in schedules for step in fused.steps})
+    if not any(fnmatchcase(name, steps) for name in known):
+        raise unknown("step", steps, known, hint="A glob over names works too.")
     problems = [
         problem
         for size in _batches(batch)
         for fused in schedules
-        for problem in fused.problems(size).values()
-        if isinstance(problem.op, TUNED_OPS)
+        for name, problem in fused.problems(size).items()
+        if isinstance(problem.op, TUNED_OPS) and fnmatchcase(name, steps)
     ]
     with progress_bar() as bar:
         bar.start(len(set(problems)) * len(names))
