@@ -21,10 +21,9 @@ def main() -> int:
         print("NVIDIA (R) Compute Sanitizer\nVersion 2025.3.1.0 (build 1)")
         return 0
     here = Path(sys.argv[0]).parent
+    told = {"pool": os.environ["R18_CUPY_POOL"], "path": os.environ.get("PYTHONPATH", "")}
     with (here / "calls.jsonl").open("a") as calls:
-        calls.write(
-            json.dumps({"arguments": arguments, "pool": os.environ["R18_CUPY_POOL"]}) + "\n"
-        )
+        calls.write(json.dumps({"arguments": arguments, **told}) + "\n")
     tool = arguments[arguments.index("--tool") + 1]
     script = json.loads((here / "script.json").read_text())
     turn = script[tool]

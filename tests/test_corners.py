@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from r18.ops import OPS, Conv2d, MaxPool2d, Op, Relayout
+from r18.ops import OPS, Conv2d, Linear, MaxPool2d, Op, Relayout
+from r18.registry import load_backend
 from r18_oracle.campaign import profile
-from r18_oracle.corners import corners
+from r18_oracle.corners import GRID, corners
+from r18_oracle.crossings import crossings
 
 QUICK = profile("quick")
 
@@ -43,3 +45,23 @@ def test_padding_on_one_axis_alone() -> None:
 def test_every_pair_of_layouts() -> None:
     pairs = {(o.source, o.target) for o in quick(Relayout) if isinstance(o, Relayout)}
     assert len(pairs) == 4
+
+
+def test_more_channels_and_outputs_than_a_grid_has_blocks_along_an_axis() -> None:
+    convolutions = [o for o in quick(Conv2d) if isinstance(o, Conv2d)]
+    assert any(o.in_channels > GRID for o in convolutions)
+    assert any(o.out_channels > GRID for o in convolutions)
+    assert any(o.out_features > GRID for o in quick(Linear) if isinstance(o, Linear))
+
+
+@pytest.mark.parametrize("name", ["cupy/linear/tiled/fp32", "cupy/relayout/transpose/fp32"])
+def test_an_edge_is_crossed_on_one_axis_while_another_is_full(name: str) -> None:
+    """Of both pairs: rows and columns of a product, channels and pixels of a transposition."""
+    (kernel,) = (k for k in load_backend("cupy").kernels() if k.id == name)
+    found = crossings(kernel, QUICK.max_elements, QUICK.max_macs)
+    if kernel.op is Linear:
+        axes = {(p.batch, p.output[1]) for p in found}
+    else:
+        axes = {(p.inputs[0][1], p.inputs[0][3]) for p in found}
+    assert {(32, 33), (33, 32)} <= axes
+    assert {(size, size) for size in (32, 33)}.isdisjoint(axes)

@@ -16,16 +16,21 @@ from r18_cupy.catalogue import all_kernels
 from r18_cupy.compiler import CompileError, Entry, compile_entry
 from r18_oracle.campaign import profile
 from r18_oracle.findings import Finding
+from r18_oracle.mutation import run as running
 from r18_oracle.mutation.cuda_edits import OPERATORS
 from r18_oracle.mutation.cuda_tokens import Source, words
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
 from r18_oracle.mutation.plan import Plan
 from r18_oracle.mutation.process import Ended
 from r18_oracle.mutation.run import run
+from r18_oracle.mutation.sanitizing import Heard
 from r18_oracle.mutation.trial import INVALID, Passed, Question
+from r18_oracle.sanitize import Request
 from r18_oracle.worker import Job, Pool
 
 KERNELS = compiler.KERNELS
+TOY = "cuda_toy:Backend"
+KERNEL = "toy/relu/maximum/fp32"
 
 
 def body(*lines: str) -> str:
@@ -203,7 +208,10 @@ def test_comments_and_layout_do_not_change_machine_code(
 # -- a run -------------------------------------------------------------------------------------
 
 
-def test_a_run_tells_invalid_and_equivalent_mutants_from_survivors() -> None:
+def test_a_run_tells_invalid_and_equivalent_mutants_from_survivors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "sanitizer", lambda: None)
     done: list[int] = []
     score = run(
         "cuda_toy:Backend",
@@ -237,10 +245,44 @@ def test_a_run_tells_invalid_and_equivalent_mutants_from_survivors() -> None:
     assert done[-1] == len(score.results)
 
 
-# -- processes that are kept -------------------------------------------------------------------
+def test_survivors_are_shown_to_the_sanitizer_and_what_it_finds_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, tuple[str, ...]]] = []
+    race = Finding("racecheck", TOY, KERNEL, None, "none", 0, "Race reported")
+    survivor = "out[i] = fmaxf(x[i], 0.0f) - 0.0f;"
+    said = [Heard(), Heard(race)]
 
-TOY = "cuda_toy:Backend"
-KERNEL = "toy/relu/maximum/fp32"
+    def heard(
+        program: Path, target: Target, mutant: Mutant, request: Request, *rest: object
+    ) -> Heard:
+        shown.append((mutant.after, request.kernels))
+        return said.pop(0) if mutant.after == survivor else Heard(clean=True)
+
+    monkeypatch.setattr(running, "sanitizer", lambda: Path("compute-sanitizer"))
+    monkeypatch.setattr(running, "version_of", lambda program: "compute-sanitizer 1")
+    monkeypatch.setattr(running, "heard", heard)
+
+    def fates() -> dict[str, tuple[str, str]]:
+        score = run(TOY, files="*.cu", network=None, workers=2, records_folder=tmp_path)
+        return {result.mutant.after: (result.status, result.sanitizer) for result in score.results}
+
+    first = fates()
+    assert (survivor, (KERNEL,)) in shown
+    assert first[survivor] == ("survived", "")  # there was no time
+    others = {after for after, (status, _) in first.items() if status == "survived"} - {survivor}
+    assert {after for after, _ in shown} == {survivor, *others}
+    assert {first[after][1] for after in others} == ({"compute-sanitizer 1"} if others else set())
+    shown.clear()
+    second = fates()  # the trials' results are from the record
+    assert shown == [(survivor, (KERNEL,))]
+    assert second == first | {survivor: ("killed", "")}
+    shown.clear()
+    assert fates() == second
+    assert shown == []
+
+
+# -- processes that are kept -------------------------------------------------------------------
 
 
 def toy_mutants(*values: str) -> list[Mutant]:

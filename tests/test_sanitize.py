@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ import pytest
 from commands import r18
 from r18.backend import DeviceInfo
 from r18.cli.app import FOUND, REFUSED
-from r18.errors import UsageError
+from r18.errors import R18Error, UsageError
 from r18.registry import load_backend
 from r18.tables import sanitize_table
 from r18_oracle.campaign import profile
-from r18_oracle.sanitize import KernelResult, Part, Request, Runner, find, parts
+from r18_oracle.mutation.mutants import Mutant, Target, mutants_of
+from r18_oracle.mutation.sanitizing import Heard, heard, importing
+from r18_oracle.mutation.trial import copied
+from r18_oracle.sanitize import TOOLS, KernelResult, Part, Request, Runner, find, parts
 from r18_oracle.sanitize_record import Record, verdict
 from r18_oracle.sanitized import BROKEN, Broken, TimeIsUp, exercise
 from r18_oracle.sanitizer_report import Complaint, parse
@@ -316,6 +321,67 @@ def test_time_that_is_up_ends_it_before_the_next_call() -> None:
     backend = load_backend("mutation_toy:Backend")
     with pytest.raises(TimeIsUp):
         exercise(backend, backend.kernels()[0], profile("quick"), 0, None, time.monotonic())
+
+
+# -- mutants -----------------------------------------------------------------------------------
+
+CUDA_TOY = "cuda_toy:Backend"
+
+
+def mutant_of_the_toy(value: str) -> Mutant:
+    """The toy's kernel with another expression for what it writes."""
+    source = Target.of(CUDA_TOY).sources()["relu.cu"]
+    changed = source.replace("fmaxf(x[i], 0.0f) + 0.0f;", f"{value};")
+    return replace(mutants_of("relu.cu", source)[0], source=changed)
+
+
+def heard_of(folder: Path, script: Script, deadline: float = math.inf) -> Heard:
+    """About a mutant of the toy, by tools that say what the script says."""
+    program = stand_in(folder, {tool: {"log": CLEAN} for tool in TOOLS} | script)
+    mutant = mutant_of_the_toy("fmaxf(x[i], 0.0f)")
+    asked = Request(CUDA_TOY, (KERNEL,), network=None)
+    return heard(program, Target.of(CUDA_TOY), mutant, asked, 1, deadline)
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_a_tool_that_complains_of_a_mutant_alone_has_found_it(tmp_path: Path) -> None:
+    found = heard_of(tmp_path, {"racecheck": [{"log": RACECHECK}, {"log": CLEAN}]}).finding
+    assert found is not None
+    assert (found.check, found.kernel) == ("racecheck", KERNEL)
+    assert found.message == "Race reported between Write access in sgemm_tiled"
+    tests = str(Path(__file__).parent)
+    *changed, unchanged = [
+        call["path"] for call in calls(tmp_path) if call["arguments"][1] == "racecheck"
+    ]
+    assert [path.endswith(f"changed{os.pathsep}{tests}") for path in changed] == [True]
+    assert unchanged == tests
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_a_mutant_that_no_tool_complains_of_is_not_found(tmp_path: Path) -> None:
+    assert heard_of(tmp_path, {}) == Heard(clean=True)
+    assert len(calls(tmp_path)) == len(TOOLS)
+    assert heard_of(tmp_path, {"synccheck": {"log": None}}) == Heard()
+    assert heard_of(tmp_path, {}, time.monotonic()) == Heard()
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_a_tool_that_complains_of_the_unchanged_kernel_too_says_nothing(tmp_path: Path) -> None:
+    with pytest.raises(R18Error, match="racecheck finds errors in the unchanged toy/relu"):
+        heard_of(tmp_path, {"racecheck": {"log": RACECHECK}})
+
+
+@pytest.mark.usefixtures("path_of_tests")
+def test_what_runs_under_the_tools_is_the_copy(tmp_path: Path) -> None:
+    mutant = mutant_of_the_toy("no_such_thing")
+    root = copied(Target.of(CUDA_TOY), tmp_path / "changed", {mutant.file: mutant.source})
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}})
+    asked = Request(CUDA_TOY, (KERNEL,), network=None)
+    part = Part("memcheck", (KERNEL,))
+    (result,) = Runner(program, asked, variables=importing(root)).part(part)
+    assert "no_such_thing" in result.broken
+    (result,) = Runner(program, asked).part(part)
+    assert result.verdict == "clean"
 
 
 # -- where it is -------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import tomllib
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
@@ -19,7 +21,7 @@ from r18.executor import choose_kernel, run_kernel
 from r18.ops import BatchNorm, Conv2d, GlobalAvgPool, MaxPool2d, Op, Problem, ReLU, Softmax
 from r18.passes import fuse
 from r18.schedule import Schedule, resnet18
-from support import Array
+from support import ROOT, Array
 
 SIZE, BATCH = 64, 2
 SCHEDULE = resnet18(image_size=SIZE)
@@ -249,3 +251,16 @@ def test_cuda_without_a_device_is_unavailable_and_does_not_become_the_cpu(
         r18_torch.cuda().probe()
     assert caught.value.cause == f"PyTorch {torch.__version__} sees no CUDA device"
     assert "r18_torch:cpu" in caught.value.remedy
+
+
+def test_the_faults_declared_of_cudnn_are_of_kernels_that_there_are() -> None:
+    """Each with a reason and a link, as `--r18-xfails` wants them."""
+    text = (ROOT / "docs" / "backends" / "torch-cuda-xfails.toml").read_text("utf-8")
+    entries = tomllib.loads(text)["xfail"]
+    ids = [kernel.id for kernel in r18_torch.Backend("cuda").kernels()]
+    for entry in entries:
+        assert entry["reason"]
+        assert entry["link"].startswith("https://")
+        glob = entry["test"].removeprefix("test_kernel[").removesuffix("]")
+        assert [name for name in ids if fnmatchcase(name, glob)], entry["test"]
+    assert len({entry["test"] for entry in entries}) == len(entries)

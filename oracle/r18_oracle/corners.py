@@ -26,15 +26,44 @@ from r18.ops import (
     Softmax,
 )
 
+GRID = 65_535
+"""The blocks that a CUDA grid has at most along y and along z. A kernel that has a block there for
+each channel, say, refuses more of them, or goes round again for those that are left over."""
+
 
 def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
     """The corners of an op that are not many times larger than what is drawn."""
-    return tuple(
-        problem
-        for problem in _BY_OP[op]()
-        if problem.macs <= 4 * max_macs
-        and max(math.prod(s) for s in (*problem.inputs, problem.output)) <= 8 * max_elements
-    )
+    near = [problem for problem in _BY_OP[op]() if _elements(problem) <= 8 * max_elements]
+    many = [problem for problem in _many(op) if _elements(problem) <= 20 * max_elements]
+    return tuple(problem for problem in (*near, *many) if problem.macs <= 4 * max_macs)
+
+
+def _elements(problem: Problem) -> int:
+    """Of its largest tensor."""
+    return max(math.prod(shape) for shape in (*problem.inputs, problem.output))
+
+
+def _many(op: type[Op]) -> Iterator[Problem]:
+    """More channels, outputs or samples than a grid holds, and as little as can be besides."""
+    beyond = GRID + 2
+    shape = (1, beyond, 1, 1)
+    if op is Conv2d:
+        yield Problem(Conv2d(beyond, 1, (1, 1)), (shape,))
+        yield Problem(Conv2d(1, beyond, (1, 1)), ((1, 1, 1, 1),))
+    elif op is BatchNorm:
+        yield Problem(BatchNorm(beyond), (shape,))
+    elif op is MaxPool2d:
+        yield Problem(MaxPool2d((1, 1), (1, 1)), (shape,))
+    elif op is GlobalAvgPool:
+        yield Problem(GlobalAvgPool(), (shape,))
+    elif op is Relayout:
+        yield Problem(Relayout(Layout.NCHW, Layout.NHWC), ((1, beyond, 1, 1),))
+        yield Problem(Relayout(Layout.NHWC, Layout.NCHW), ((beyond, 1, 1, 1),))
+    elif op is Linear:
+        yield Problem(Linear(1, beyond), ((1, 1),))
+        yield Problem(Linear(1, 1), ((beyond, 1),))
+    elif op is Softmax:
+        yield Problem(Softmax(), ((beyond, 1),))
 
 
 def _fused(op: Conv2d, shape: Shape) -> Problem:

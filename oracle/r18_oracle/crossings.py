@@ -1,7 +1,8 @@
 """Crossings: for each size at which a kernel says that it changes, problems one beyond it.
 
 Drawn problems come near a kernel's `edges` on some axis, now and then; here every edge is crossed
-on every axis, with all else small.
+on every axis, with all else small. And it is crossed on one axis while another is just full: work
+that is cut along both is then handed out by the number of full tiles.
 """
 
 from __future__ import annotations
@@ -31,27 +32,35 @@ from r18_oracle.problems import fitted, pooled_windows_for, square, windows_for
 def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem, ...]:
     """The kernel's edges, crossed on each axis; what it takes of them, and not larger than that.
 
-    A problem that the kernel refuses is rounded up to one that it takes, where there is one.
+    A problem that the kernel refuses is rounded up to one that it takes, where there is one. Two
+    axes at an edge may make a tensor twice as large.
     """
     found: dict[Problem, None] = {}
     for edge in kernel.edges:
         for problem in _BY_OP[kernel.op](kernel, edge + 1):
             near = fitted(kernel, problem, max_macs)
             elements = max(math.prod(shape) for shape in (*near.inputs, near.output))
-            if elements <= max_elements and near.macs <= max_macs:
+            if elements <= 2 * max_elements and near.macs <= max_macs:
                 found.setdefault(near)
     return tuple(found)
 
 
-def _along(size: int, *base: int) -> Iterator[tuple[int, ...]]:
-    """The shape, with one extent after the other replaced by the size."""
+def _along(size: int, *base: int, full: tuple[int, int]) -> Iterator[tuple[int, ...]]:
+    """The shape, with one extent after the other replaced by the size.
+
+    full: two axes. One of them is then also one below the size, while the other has it.
+    """
     for axis in range(len(base)):
         yield (*base[:axis], size, *base[axis + 1 :])
+    for one, other in (full, full[::-1]):
+        shape = [min(2, extent) for extent in base]
+        shape[one], shape[other] = size - 1, size
+        yield tuple(shape)
 
 
 def _conv(kernel: Kernel, size: int) -> Iterator[Problem]:
     k, s, p = windows_for(kernel)[0]
-    for n, c, o, oh, ow in _along(size, 2, 3, 2, 4, 3):
+    for n, c, o, oh, ow in _along(size, 2, 3, 2, 4, 3, full=(2, 4)):
         h, w = ((extent - 1) * s + max(1, k - 2 * p) for extent in (oh, ow))
         plain = Conv2d(c, o, (k, k), (s, s), (p, p))
         op = Conv2d(c, o, (k, k), (s, s), (p, p), bias=True, residual=True)
@@ -75,13 +84,13 @@ def _conv_maxpool(kernel: Kernel, size: int) -> Iterator[Problem]:
 
 
 def _linear(kernel: Kernel, size: int) -> Iterator[Problem]:
-    for n, k, o in _along(size, 2, 3, 2):
+    for n, k, o in _along(size, 2, 3, 2, full=(0, 2)):
         yield Problem(Linear(k, o), ((n, k),))
 
 
 def _images(make: Callable[[tuple[int, ...]], Op]) -> Callable[[Kernel, int], Iterator[Problem]]:
     def along(kernel: Kernel, size: int) -> Iterator[Problem]:
-        for shape in _along(size, 2, 2, 4, 3):
+        for shape in _along(size, 2, 2, 4, 3, full=(1, 3)):
             op = make(shape)
             yield Problem(op, (shape,) * op.arity)
 
@@ -90,7 +99,7 @@ def _images(make: Callable[[tuple[int, ...]], Op]) -> Callable[[Kernel, int], It
 
 def _flat(make: Callable[[], Op]) -> Callable[[Kernel, int], Iterator[Problem]]:
     def along(kernel: Kernel, size: int) -> Iterator[Problem]:
-        for shape in (*_along(size, 2, 3), (1, size)):
+        for shape in (*_along(size, 2, 3, full=(0, 1)), (1, size)):
             op = make()
             yield Problem(op, (shape,) * op.arity)
 

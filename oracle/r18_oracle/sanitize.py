@@ -19,10 +19,11 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from r18.errors import R18Error, UsageError
@@ -153,20 +154,27 @@ class Runner:
     """Runs parts of a request, some of them side by side.
 
     jobs: how many processes at a time; they share the cores and the device. deadline: by
-    `time.monotonic`; what has not come to its end by then has no result.
+    `time.monotonic`; what has not come to its end by then has no result. variables: of the
+    processes' environment, besides ours.
     """
 
     def __init__(
-        self, sanitizer: Path, request: Request, jobs: int = 1, deadline: float = math.inf
+        self,
+        sanitizer: Path,
+        request: Request,
+        jobs: int = 1,
+        deadline: float = math.inf,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._sanitizer = sanitizer
         self._request = request
         self._jobs = jobs
         self._deadline = deadline
+        self._variables = variables
         self._over = threading.Event()
         self._running: set[subprocess.Popen[str]] = set()
 
-    def run(self, todo: Sequence[Part]) -> Iterator[list[KernelResult]]:
+    def run(self, todo: Sequence[Part]) -> Generator[list[KernelResult], None, None]:
         """The results of each part as it comes to its end; closing the iterator ends them all."""
         with ThreadPoolExecutor(self._jobs) as threads:
             started = [threads.submit(self.part, part) for part in todo]
@@ -222,7 +230,7 @@ class Runner:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     text=True,
-                    env=_environment(self._jobs),
+                    env={**_environment(self._jobs), **self._variables},
                 ) as process,
             ):
                 self._running.add(process)

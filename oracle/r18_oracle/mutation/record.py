@@ -154,6 +154,7 @@ class Journal:
             found and Finding(backend=self._plan.target.backend, problem=None, **found),
             entry["reason"],
             entry["seconds"],
+            entry.get("sanitizer", ""),
         )
 
 

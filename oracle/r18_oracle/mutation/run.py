@@ -24,8 +24,11 @@ from r18_oracle.mutation.mutants import Mutant, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
 from r18_oracle.mutation.reach import shown
 from r18_oracle.mutation.record import Journal, Known
+from r18_oracle.mutation.sanitizing import heard, sanitizer
 from r18_oracle.mutation.score import Result, Score
 from r18_oracle.mutation.trial import LATE, Question, copied, trial
+from r18_oracle.sanitize import Request as SanitizeRequest
+from r18_oracle.sanitize import version_of
 from r18_oracle.verify import Request, suited
 from r18_oracle.worker import Job, Outcome, Pool
 
@@ -42,7 +45,8 @@ NEVER = 86_400.0
 """Seconds that a worker itself may be silent: its children, which may hang, end themselves."""
 
 AGAIN = {
-    "survived": "the mutants that survived, as after a change of the oracle",
+    "survived": "the mutants that survived, and their kernels unchanged: as after a change of the "
+    "oracle",
     "all": "every mutant, and the unchanged kernels",
 }
 """What may be run again although the record holds it."""
@@ -75,9 +79,10 @@ def run(
     records_folder: where the record is: it is written as mutants are judged, and what it knows is
     not run, but for `again` (one of `AGAIN`).
 
-    The unchanged kernels come first. A simulated device gets less to do, as in `r18 verify`.
-    Raises `R18Error` when they do not pass, `UsageError` when nothing would be run, and what
-    `Plan.of` raises.
+    The unchanged kernels come first. A simulated device gets less to do, as in `r18 verify`. What
+    survives in device code runs under compute-sanitizer at last, where there is one.
+    Raises `R18Error` when the unchanged do not pass, `UsageError` when nothing would be run, and
+    what `Plan.of` raises.
     """
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     if again is not None and again not in AGAIN:
@@ -129,6 +134,11 @@ def run(
                     progress(len(state.fates), len(chosen), result.mutant.id)
                     if journal is not None:
                         journal.write(request, state.score(), [result])
+    for mutant in state.suspects():
+        asked = SanitizeRequest(backend, kernels_of[mutant.id], profile_name, network, seed)
+        result = state.sanitized(mutant, asked, workers or cpus(), deadline)
+        if journal is not None:
+            journal.write(request, state.score(), [result])
     if journal is not None:
         journal.write(request, state.score(), [])
     return state.score()
@@ -163,6 +173,33 @@ class _State:
         self.fates[mutant.id] = Result.of(mutant, diff, kernels, finding, outcome.seconds)
         return self.fates[mutant.id]
 
+    def suspects(self) -> list[Mutant]:
+        """The changes of device code that survive, and that compute-sanitizer has not run."""
+        left = [
+            mutant
+            for mutant in self.chosen
+            if mutant.compiled
+            and (fate := self.fates.get(mutant.id))
+            and (fate.status, fate.sanitizer) == ("survived", "")
+        ]
+        return left if sanitizer() else []
+
+    def sanitized(
+        self, mutant: Mutant, request: SanitizeRequest, jobs: int, deadline: float
+    ) -> Result:
+        """A survivor's fate after compute-sanitizer, if there is time; it is kept."""
+        before, start = self.fates[mutant.id], time.monotonic()
+        program = sanitizer()
+        if program is None or start >= deadline:
+            return before
+        said = heard(program, self.plan.target, mutant, request, jobs, deadline)
+        seconds = before.seconds + time.monotonic() - start
+        fate = Result.of(mutant, before.diff, before.kernels, said.finding, seconds)
+        if said.clean:
+            fate = replace(fate, sanitizer=version_of(program))
+        self.fates[mutant.id] = fate
+        return fate
+
     def score(self) -> Score:
         places = {mutant.id: place for place, mutant in enumerate(self.plan.mutants)}
         missing = [i for i, mutant in enumerate(self.chosen) if mutant.id not in self.fates]
@@ -184,13 +221,12 @@ def _suited(how: Profile, network: str | None, device: DeviceInfo) -> tuple[Prof
 
 
 def _unless(known: Known, again: str | None) -> Known:
-    """What is known and not to be run again."""
-    if again == "all":
-        return Known()
+    """What is known and not to be run again; the unchanged kernels must pass a changed oracle."""
     if again is None:
         return known
-    left = {name: result for name, result in known.fates.items() if result.status != again}
-    return replace(known, fates=left)
+    if again == "all":
+        return Known()
+    return Known({name: fate for name, fate in known.fates.items() if fate.status != again})
 
 
 def _with_machine_code(

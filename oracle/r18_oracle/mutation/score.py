@@ -20,6 +20,8 @@ class Result:
     status: `killed` by a finding, or `survived`; `equivalent`, judged by hand (then it is not run)
     or proved by its machine code; `invalid`, since it does not compile. The last two for a reason.
     kernels: those that were to be examined, up to the first finding.
+    sanitizer: of a survivor, the version of compute-sanitizer that found nothing either; empty
+    where it was not run to its end.
     """
 
     mutant: Mutant
@@ -29,6 +31,7 @@ class Result:
     finding: Finding | None = None
     reason: str = ""
     seconds: float = 0.0
+    sanitizer: str = ""
 
     @classmethod
     def of(
@@ -64,6 +67,7 @@ class Result:
             "finding": None if self.finding is None else self._found(self.finding),
             "problem": None if self.finding is None else str(self.finding.problem or ""),
             "seconds": round(self.seconds, 3),
+            "sanitizer": self.sanitizer,
         }
 
     @staticmethod
