@@ -8,7 +8,6 @@ convolution a turn, down a strip of the image.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,10 +37,7 @@ POOL = MaxPool2d((3, 3), (2, 2), (1, 1))  # the windows that are pooled, and the
 
 # The host's side of `Task` in the device code.
 TASK = np.dtype(
-    [
-        (name, np.int32)
-        for name in ("rows", "columns", "ph", "pw", "strip", "steps", "patch_nbytes")
-    ]
+    [(name, np.int32) for name in ("rows", "columns", "ph", "pw", "strip", "steps", "patch_nbytes")]
 )
 
 
