@@ -1,9 +1,10 @@
-"""Images of few channels on tensor cores, without a GPU: fragments, geometry, choice, refusals."""
+"""Kernels for images of few channels, without a GPU: operands, geometry, choice, refusals."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
@@ -13,40 +14,50 @@ from r18.backend import Array, CompileOptions
 from r18.executor import make_plan
 from r18.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem
 from r18.passes import fuse, fuse_pool
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import BF16, FP16, FP32, PRECISIONS, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for
+from r18_cupy.conv_few_channels import (
+    LANES,
+    FewChannelsConv,
+    FewChannelsConvMaxPool,
+    FewChannelsFp32Tile,
+    few_channels_kernels,
+)
+from r18_cupy.conv_few_channels import TILES as FP32_TILES
+from r18_cupy.conv_few_channels import pack_weight as pack_fp32_weight
 from r18_cupy.conv_few_channels_mma import (
+    STEP_BYTES,
+    TAPS,
+    FewChannelsMmaConv,
+    FewChannelsMmaConvMaxPool,
+    FewChannelsMmaTile,
+    few_channels_mma_kernels,
+    pack_weight,
+    skipped_taps,
+    steps_of,
+    tiles_of,
+)
+from r18_cupy.conv_implicit_gemm_mma import chunk_of
+from r18_cupy.few_channels import (
     MAX_REACH,
     MAX_SHARED_NBYTES,
     POOL,
-    ROWS,
-    STEP_BYTES,
     STRIDE,
-    TAPS,
-    Blocking,
-    FewChannelsConv,
-    FewChannelsConvMaxPool,
-    FewChannelsMma,
+    FewChannels,
     FewChannelsTile,
-    blocks_of,
-    choose,
     conv_of,
     estimate,
-    few_channels_mma_kernels,
-    lead,
-    pack_weight,
-    patch_nbytes,
     possible_blockings,
-    shared_nbytes,
-    steps_of,
-    tiles_of,
     turns_of,
 )
-from r18_cupy.conv_implicit_gemm_mma import chunk_of
 
-PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
+MMA = (FP16, BF16, TF32)
+EACH_MMA = pytest.mark.parametrize("precision", MMA, ids=str)
+EACH_PRECISION = pytest.mark.parametrize("precision", [*MMA, FP32], ids=str)
+POOLED_OR_NOT = pytest.mark.parametrize("pooled", [False, True])
+
 STEM = Conv2d(3, 64, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
 CONVOLUTIONS = [
     STEM,
@@ -69,11 +80,24 @@ def stem(batch: int, pooled: bool) -> Problem:
 
 def kernel(
     precision: Precision, pooled: bool, config: FewChannelsTile | None = None
-) -> FewChannelsMma:
-    return (FewChannelsConvMaxPool if pooled else FewChannelsConv)(precision, config=config)
+) -> FewChannels:
+    if precision is FP32:
+        return (FewChannelsConvMaxPool if pooled else FewChannelsConv)(config=config)
+    made = FewChannelsMmaConvMaxPool if pooled else FewChannelsMmaConv
+    return made(precision, config=config)
 
 
-# -- fragments ---------------------------------------------------------------------------------
+def of_width(columns: int, pooled: bool, pw: int = 1, op: Conv2d = STEM) -> Problem:
+    """A problem whose result has so many columns."""
+    pool = MaxPool2d((3, 3), (2, 2), (1, pw))
+    made = 2 * columns - 1 + 2 * (1 - pw) if pooled else columns
+    width = (made - 1) * 2 + op.kernel_size[1] - 2 * op.padding[1]
+    found = Problem(ConvMaxPool(op, pool) if pooled else op, ((1, op.in_channels, 40, width),))
+    assert found.output[3] == columns
+    return found
+
+
+# -- operands ----------------------------------------------------------------------------------
 
 
 def channel_of(column: int, tile: int, chunk: int) -> int:
@@ -106,21 +130,22 @@ def operands(op: Conv2d, precision: Precision, packed: Array) -> Array:
 def taps(x: Array, op: Conv2d, precision: Precision, i: int, j: int) -> Array:
     """What the device multiplies of an image (C, H, W) for output (i, j): lines of eight taps."""
     c, h, w = x.shape
-    lines = steps_of(op, precision) * STEP_BYTES // precision.dtype.itemsize // TAPS
+    itemsize = precision.dtype.itemsize
+    skipped = skipped_taps(op, itemsize)
+    lines = steps_of(op, itemsize) * STEP_BYTES // itemsize // TAPS
     found = np.zeros((lines, TAPS))
     for line in range(c * op.kernel_size[0]):
         channel, r = divmod(line, op.kernel_size[0])
         y = i * op.stride[0] - op.padding[0] + r
         for tap in range(TAPS):
-            z = j * STRIDE - lead(op, precision) + tap
+            z = j * STRIDE - op.padding[1] - skipped + tap
             inside = 0 <= y < h and 0 <= z < w
-            in_window = 0 <= tap - (lead(op, precision) - op.padding[1]) < op.kernel_size[1]
-            if inside and in_window:
+            if inside and 0 <= tap - skipped < op.kernel_size[1]:
                 found[line, tap] = x[channel, y, z]
     return found.reshape(-1)
 
 
-@PRECISIONS
+@EACH_MMA
 @EACH_CONVOLUTION
 def test_fragments_times_taps_are_the_convolution(precision: Precision, op: Conv2d) -> None:
     """Small integers: every product and sum is exact, so the results are equal."""
@@ -141,14 +166,14 @@ def test_fragments_times_taps_are_the_convolution(precision: Precision, op: Conv
             assert not got[o:].any()
 
 
-@PRECISIONS
+@EACH_MMA
 def test_packed_weights_are_the_weights_and_zeros(precision: Precision) -> None:
     for op in CONVOLUTIONS:
         weight = np.ones(op.weights()[0].shape)
         packed = pack_weight(weight, op, precision, 64)
         assert packed.dtype == precision.dtype
         assert packed.flags.c_contiguous
-        assert packed.shape[1] == steps_of(op, precision)
+        assert packed.shape[1] == steps_of(op, precision.dtype.itemsize)
         assert packed[0, 0].nbytes == 64 * STEP_BYTES
         assert packed.astype(np.float64).sum() == weight.size
 
@@ -156,10 +181,9 @@ def test_packed_weights_are_the_weights_and_zeros(precision: Precision) -> None:
 def test_windows_begin_at_even_elements_where_two_make_a_word() -> None:
     for padding in range(5):
         op = Conv2d(3, 1, (7, 7), (2, 2), (0, padding))
-        assert lead(op, TF32) == padding
-        for precision in (FP16, BF16):
-            assert lead(op, precision) % 2 == 0
-            assert lead(op, precision) - padding in (0, 1)
+        assert skipped_taps(op, 4) == 0
+        assert (padding + skipped_taps(op, 2)) % 2 == 0
+        assert skipped_taps(op, 2) in (0, 1)
 
 
 def test_tf32_rounds_weights_and_no_biases() -> None:
@@ -171,131 +195,167 @@ def test_tf32_rounds_weights_and_no_biases() -> None:
     np.testing.assert_array_equal(bias, [fine])
 
 
+def test_float32_weights_are_packed_by_tiles_of_channels() -> None:
+    weight = np.random.default_rng(1).standard_normal((33, 3, 5, 7)).astype(np.float32)
+    packed = pack_fp32_weight(weight, 32)
+    assert packed.shape == (2, 15, 7, 32)
+    np.testing.assert_array_equal(packed[1, 2 * 5 + 4, :, 0], weight[32, 2, 4])
+    np.testing.assert_array_equal(packed[0, :5, 6, 9], weight[9, 0, :, 6])
+    assert not packed[1, ..., 1:].any()
+    for tile in FP32_TILES:  # as wide as the tile that reads them
+        problem = Problem(Conv2d(3, 33, (5, 7), (2, 2)), ((1, 3, 9, 9),))
+        (found,) = kernel(FP32, False, tile).pack(problem, (weight,))
+        assert found.shape[-1] == tile.n
+
+
 # -- geometry ----------------------------------------------------------------------------------
 
 
-def columns_of(tile: FewChannelsTile, pooled: bool, block: int, warp: int, pw: int) -> range:
-    """The columns of the convolution that a warp computes."""
-    first = (block * tile.warps + warp) * tile.advance(pooled) - (1 + pw if pooled else 0)
-    return range(first, first + tile.m // (ROWS * tile.warps))
+def spans(tile: FewChannelsTile, problem: Problem) -> Iterator[tuple[range, int, int]]:
+    """The columns of the convolution that each warp computes, in order, by what the device says.
 
-
-@PRECISIONS
-@pytest.mark.parametrize("columns", [1, 14, 15, 16, 56, 60, 61, 112, 129])
-def test_each_output_is_computed_by_one_warp(precision: Precision, columns: int) -> None:
-    for tile in tiles_of(precision):
-        blocks = math.ceil(columns / tile.columns(False))
-        found: list[int] = []
-        for block in range(blocks):
+    With each the first pooling window that it keeps, which begins at the column before, and the
+    place of that window in the result.
+    """
+    pooled = isinstance(problem.op, ConvMaxPool)
+    pw = problem.op.pool.padding[1] if isinstance(problem.op, ConvMaxPool) else 0
+    for block in range(tile.column_tiles(problem)):
+        if isinstance(tile, FewChannelsMmaTile):
             for warp in range(tile.warps):
-                found += columns_of(tile, False, block, warp, 0)
+                across = (block * tile.warps + warp) * tile.advance(pooled)
+                first = across - (1 + pw if pooled else 0)
+                yield range(first, first + tile.warp_columns), 1, across // 2
+        else:
+            columns = cast(FewChannelsFp32Tile, tile).columns
+            first = block * (columns - 2) - (1 - pw) if pooled else block * columns
+            kept = 1 if block or not pw else 0
+            yield range(first, first + columns), kept, (first + pw - 1) // 2 + kept
+
+
+@EACH_PRECISION
+@pytest.mark.parametrize("columns", [1, 14, 15, 16, 56, 60, 61, 112, 113, 129])
+def test_each_output_is_computed_once(precision: Precision, columns: int) -> None:
+    problem = of_width(columns, False)
+    for tile in kernel(precision, False).all_tiles:
+        found = [column for span, *_ in spans(tile, problem) for column in span]
         assert found[:columns] == list(range(columns))
         assert len(set(found)) == len(found)
 
 
-@PRECISIONS
+@EACH_PRECISION
 @pytest.mark.parametrize("pw", [0, 1])
-@pytest.mark.parametrize("columns", [1, 6, 7, 8, 15, 28, 56, 60, 61, 130])
+@pytest.mark.parametrize("columns", [1, 6, 7, 8, 15, 28, 55, 56, 57, 60, 61, 111, 130])
 def test_each_pooled_output_has_its_window_in_one_warp(
     precision: Precision, pw: int, columns: int
 ) -> None:
-    """Lanes own pairs of columns; a window is a pair and the column before it, in one warp."""
-    for tile in tiles_of(precision):
+    """A lane pools pairs of columns, each with the column before it."""
+    problem = of_width(columns, True, pw)
+    for tile in kernel(precision, True).all_tiles:
         found: Counter[int] = Counter()
-        for block in range(math.ceil(columns / tile.columns(True))):
-            for warp in range(tile.warps):
-                mine = columns_of(tile, True, block, warp, pw)
-                # The first pair lacks the column before it, and is left to the warp before.
-                for pair in range(1, len(mine) // 2):
-                    across = warp * tile.advance(True) + 2 * pair
-                    output = (block * tile.warps * tile.advance(True) + across) // 2 - 1
-                    window = range(2 * output - pw, 2 * output - pw + 3)
-                    assert window == mine[2 * pair - 1 : 2 * pair + 2]
-                    found[output] += 1
-        assert [found[output] for output in range(columns)] == [1] * columns
+        for span, kept, window in spans(tile, problem):
+            for pair in range(kept, len(span) // 2):
+                place = window + pair - kept
+                first = 2 * place - pw
+                assert list(span[2 * pair : 2 * pair + 2]) == [first + 1, first + 2]
+                # The column before is the warp's own, or padding.
+                assert span[2 * pair - 1] == first if pair else first == -1
+                found[place] += 1
+        assert [found[place] for place in range(columns)] == [1] * columns
 
 
-@PRECISIONS
-@pytest.mark.parametrize("pooled", [False, True])
+@EACH_MMA
+@POOLED_OR_NOT
+@pytest.mark.parametrize("pw", [0, 1])
+@pytest.mark.parametrize("padding", range(5))
 def test_a_line_of_the_patch_has_every_window_of_a_block(
-    precision: Precision, pooled: bool
+    precision: Precision, pooled: bool, pw: int, padding: int
 ) -> None:
-    chunk = chunk_of(precision)
+    op = Conv2d(3, 1, (1, 7), (2, 2), (0, padding))
+    problem, chunk = of_width(500, pooled, pw, op), chunk_of(precision)
+    lead = padding + skipped_taps(op, precision.dtype.itemsize)
     for tile in tiles_of(precision):
-        pitch = tile.pitch(pooled, precision)
-        assert pitch % chunk == 0
-        for block in range(2 * chunk):
-            for pw in (0, 1):
-                for padding in range(5):
-                    op = Conv2d(3, 1, (1, 7), (2, 2), (0, padding))
-                    first = columns_of(tile, pooled, block, 0, pw)[0]
-                    last = columns_of(tile, pooled, block, tile.warps - 1, pw)[-1]
-                    begins = first * STRIDE - lead(op, precision)
-                    left = begins // chunk * chunk
-                    assert last * STRIDE - lead(op, precision) + TAPS - left <= pitch
+        found = list(spans(tile, problem))
+        for first in range(0, len(found), tile.warps):
+            begins = found[first][0][0] * STRIDE - lead
+            left = begins // chunk * chunk
+            last = found[first + tile.warps - 1][0][-1] * STRIDE - lead
+            assert last + TAPS - left <= tile.pitch(pooled)
+            assert tile.pitch(pooled) % chunk == 0
 
 
-@PRECISIONS
-@pytest.mark.parametrize("pooled", [False, True])
+def test_a_float32_line_has_every_lane_s_part() -> None:
+    for tile in FP32_TILES:
+        own = tile.columns // LANES
+        assert own * STRIDE % 4 == 0  # its part of a line begins at 16 bytes
+        assert tile.pitch % 4 == 0
+        assert tile.pitch >= (tile.columns - 1) * STRIDE + tile.k
+
+
+@EACH_PRECISION
+@POOLED_OR_NOT
 @pytest.mark.parametrize("batch", [1, 5, 64, 256])
 def test_strips_cover_the_image(precision: Precision, pooled: bool, batch: int) -> None:
     problem = stem(batch, pooled)
-    for config in (None, *tiles_of(precision)):
-        blocking = choose(problem, precision, config)
+    for config in (None, *kernel(precision, pooled).all_tiles):
+        blocking = kernel(precision, pooled, config).blocking(problem)
         strips = math.ceil(turns_of(problem) / blocking.strip)
         assert (strips - 1) * blocking.strip < turns_of(problem) <= strips * blocking.strip
         (launch,) = kernel(precision, pooled, config).launches(problem)
-        tiles = math.ceil(problem.output[3] / blocking.tile.columns(pooled))
+        tiles = blocking.tile.column_tiles(problem) * math.ceil(64 / blocking.tile.n)
         assert launch.grid == (batch * strips * tiles, 1, 1)
+        assert launch.block == (blocking.tile.threads, 1, 1)
     assert turns_of(problem) == 56
     assert turns_of(Problem(STEM, ((1, 3, 9, 9),))) == 3  # five rows, two a turn
 
 
 def test_zeros_follow_where_a_step_is_half_empty() -> None:
     """21 lines of 16 bits make ten steps and a half; of 32 bits a line is a step."""
-    tile, whole = tiles_of(FP16)[0], tiles_of(TF32)[0]
-    line = tile.pitch(True, FP16) * 2
-    assert patch_nbytes(STEM, FP16, tile, True) == (3 * 9 + 3) * line
-    assert patch_nbytes(Conv2d(2, 64, (7, 7), (2, 2)), FP16, tile, True) == 2 * 9 * line
-    assert patch_nbytes(STEM, TF32, whole, True) == 3 * 9 * whole.pitch(True, TF32) * 4
-    assert (steps_of(STEM, FP16), steps_of(STEM, TF32)) == (11, 21)
+    problem, other = stem(1, True), tiles_of(TF32)[0]
+    tile, line = tiles_of(FP16)[0], tiles_of(FP16)[0].pitch(True) * 2
+    assert tile.patch_nbytes(problem) == (3 * 9 + 3) * line
+    even = of_width(9, True, op=Conv2d(2, 64, (7, 7), (2, 2), (3, 3)))
+    assert tile.patch_nbytes(even) == 2 * 9 * line
+    assert other.patch_nbytes(problem) == 3 * 9 * other.pitch(True) * 4
+    assert (steps_of(STEM, 2), steps_of(STEM, 4)) == (11, 21)
 
 
 # -- the choice --------------------------------------------------------------------------------
 
 
-@PRECISIONS
-@pytest.mark.parametrize("pooled", [False, True])
+@EACH_PRECISION
+@POOLED_OR_NOT
 def test_the_choice_has_the_least_estimate_and_fits(precision: Precision, pooled: bool) -> None:
+    found = kernel(precision, pooled)
     for batch in (1, 8, 64, 256):
         problem = stem(batch, pooled)
-        chosen = choose(problem, precision, None)
-        least = estimate(problem, precision, chosen)
-        for blocking in possible_blockings(problem, precision):
-            assert least <= estimate(problem, precision, blocking)
-        assert shared_nbytes(STEM, precision, chosen.tile, pooled) <= MAX_SHARED_NBYTES
+        chosen = found.blocking(problem)
+        least = estimate(problem, chosen)
+        for blocking in possible_blockings(problem, found.all_tiles):
+            assert least <= estimate(problem, blocking)
+        assert chosen.tile.shared_nbytes(problem) <= MAX_SHARED_NBYTES
 
 
-@PRECISIONS
+@EACH_PRECISION
 def test_one_image_fills_the_device_and_many_take_long_strips(precision: Precision) -> None:
-    large, small = tiles_of(precision)
-    one, many = (choose(stem(batch, True), precision, None) for batch in (1, 64))
+    found = kernel(precision, True)
+    large, small = found.all_tiles
+    one, many = (found.blocking(stem(batch, True)) for batch in (1, 64))
     assert one.tile == small
-    assert blocks_of(stem(1, True), one) >= 100
+    assert one.blocks(stem(1, True)) >= 100
     assert many.tile == large
     # A strip costs a row of the convolution more: few of them, and all at once.
     assert many.strip >= 7
-    assert blocks_of(stem(64, True), many) <= 2 * 132
+    assert many.blocks(stem(64, True)) <= 2 * 132
 
 
-@PRECISIONS
-def test_every_tile_of_the_stem_fits_twice_in_an_h200(precision: Precision) -> None:
-    for pooled in (False, True):
-        for tile in tiles_of(precision):
-            needed = shared_nbytes(STEM, precision, tile, pooled)
-            assert needed <= MAX_SHARED_NBYTES
-            assert tile.threads * tile.blocks <= 1024
-            assert 2 * (needed + 1024) <= 228 * 1024
+@EACH_PRECISION
+@POOLED_OR_NOT
+def test_every_tile_of_the_stem_fits_twice_in_an_h200(precision: Precision, pooled: bool) -> None:
+    for tile in kernel(precision, pooled).all_tiles:
+        needed = tile.shared_nbytes(stem(1, pooled))
+        assert needed <= MAX_SHARED_NBYTES
+        assert tile.threads * tile.blocks <= 1024
+        assert 2 * (needed + 1024) <= 228 * 1024
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -307,77 +367,82 @@ def test_ids() -> None:
         for op in ("conv2d_maxpool2d", "conv2d")
         for tile in ("", "/m256n64k8", "/m128n64k8")
     ]
-    for found in few_channels_mma_kernels():
-        assert (found.reads, found.layout) == (Layout.NCHW, Layout.NHWC)
+    assert [k.id for k in few_channels_kernels()] == [
+        f"cupy/{op}/few_channels/fp32{tile}"
+        for op in ("conv2d_maxpool2d", "conv2d")
+        for tile in ("", "/m224n64k7", "/m224n32k7")
+    ]
+    for found in (*few_channels_mma_kernels(), *few_channels_kernels()):
+        assert found.reads is Layout.NCHW
         assert found.batch_invariant
+        assert found.contract.truncates == (found.precision is not FP32)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32"])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_the_stem_is_one_launch(precision: str, batch: int) -> None:
     """Of the image as it comes to what the first block reads: no relayout, no pooling."""
     plan = make_plan(Backend(), resnet18(), CompileOptions(batch, precision))
     first, second, *_ = plan.steps
-    assert first.kernel.id == f"cupy/conv2d_maxpool2d/few_channels_mma/{precision}/nhwc"
+    found = kernel(PRECISIONS[precision], True)
+    assert first.kernel.id == found.id
     assert (first.inputs, first.output) == (("image",), "maxpool")
     assert second.inputs == ("maxpool",)
-    assert len(cast(FewChannelsMma, first.kernel).launches(first.problem)) == 1
+    assert len(found.launches(first.problem)) == 1
 
 
 def refusal(op: Conv2d, pool: MaxPool2d | None = None, precision: Precision = FP16) -> str | None:
     shape = (1, op.in_channels, 40, 40)
-    if pool:
-        return kernel(precision, True).refusal(Problem(ConvMaxPool(op, pool), (shape,)))
-    return kernel(precision, False).refusal(Problem(op, (shape,)))
+    problem = Problem(ConvMaxPool(op, pool) if pool else op, (shape,))
+    return kernel(precision, pool is not None).refusal(problem)
 
 
-def test_refusals() -> None:
-    assert refusal(STEM) is None
-    assert refusal(STEM, POOL) is None
-    assert refusal(STEM, MaxPool2d((3, 3), (2, 2), (0, 1))) is None
-    assert refusal(STEM, MaxPool2d((2, 2), (2, 2))) == (
+@EACH_PRECISION
+def test_refusals(precision: Precision) -> None:
+    assert refusal(STEM, precision=precision) is None
+    assert refusal(STEM, POOL, precision) is None
+    assert refusal(STEM, MaxPool2d((3, 3), (2, 2), (0, 1)), precision) is None
+    assert refusal(STEM, MaxPool2d((2, 2), (2, 2)), precision) == (
         "pools windows of 3×3 with a stride of 2 and no others"
     )
-    assert refusal(Conv2d(3, 8, (7, 7), (2, 1))) == (
-        "reads pairs of columns: takes a horizontal stride of 2, not 1"
+    assert refusal(Conv2d(3, 8, (7, 7), (2, 1)), precision=precision) == (
+        "takes windows with a horizontal stride of 2, not 1"
     )
+    deep = Conv2d(64, 8, (3, 7), (2, 2), (1, 3))
+    assert refusal(deep, precision=precision) == (
+        "its weights and the image under a turn's windows do not fit in the 101376 bytes of "
+        "shared memory that a block has"
+    )
+    far = Problem(Conv2d(3, 8, (1, 7), (1, 2), (0, MAX_REACH // 2)), ((1, 3, 1, 1),))
+    reason = kernel(precision, False).refuses(far)
+    assert reason is not None
+    assert reason.startswith("indexes with 32 bits; the padded image has over")
+    residual = Conv2d(3, 8, (7, 7), (2, 2), (3, 3), residual=True)
+    problem = Problem(residual, ((1, 3, 8, 8), (1, 8, 4, 4)))
+    assert kernel(precision, False).refusal(problem) == "adds no residual"
+
+
+def test_windows_that_are_refused() -> None:
     # Eight columns fit if the first is at an even element; of 32 bits it may be at any.
     eight = Conv2d(3, 8, (3, 8), (2, 2), (1, 3))
     assert refusal(eight) == "multiplies rows of windows by 8 elements; this one takes 9"
     assert refusal(eight, precision=TF32) is None
     assert refusal(Conv2d(3, 8, (3, 8), (2, 2), (1, 4))) is None
     assert refusal(Conv2d(3, 8, (1, 9), (2, 2)), precision=TF32) is not None
-
-    deep = Conv2d(64, 8, (3, 3), (2, 2), (1, 1))
-    needed = min(shared_nbytes(deep, FP16, tile, False) for tile in tiles_of(FP16))
-    assert refusal(deep) == (
-        f"its weights and parts of the image take {needed} bytes of shared memory; "
-        "a block has 101376"
-    )
-    far = Problem(Conv2d(3, 8, (1, 1), (1, 2), (0, MAX_REACH // 2)), ((1, 3, 1, 1),))
-    reason = kernel(FP16, False).refuses(far)
-    assert reason is not None
-    assert reason.startswith("indexes with 32 bits; the padded image has over")
-
-
-def test_a_residual_is_refused() -> None:
-    op = Conv2d(3, 8, (3, 3), (2, 2), (1, 1), residual=True)
-    problem = Problem(op, ((1, 3, 8, 8), (1, 8, 4, 4)))
-    assert kernel(FP16, False).refusal(problem) == "adds no residual"
+    assert refusal(eight, precision=FP32) == "takes windows of 7 columns, not 8"
 
 
 def test_a_tile_that_does_not_fit_is_refused_and_never_chosen() -> None:
     large, small = tiles_of(TF32)
-    op = Conv2d(4, 8, (5, 7), (2, 2), (2, 3))
-    problem = Problem(op, ((1, 4, 40, 400),))
-    assert shared_nbytes(op, TF32, large, False) > MAX_SHARED_NBYTES
+    problem = Problem(Conv2d(4, 8, (5, 7), (2, 2), (2, 3)), ((1, 4, 40, 400),))
+    assert large.shared_nbytes(problem) > MAX_SHARED_NBYTES
     assert kernel(TF32, False, large).refusal(problem) is not None
     assert kernel(TF32, False, small).refusal(problem) is None
-    assert choose(problem, TF32, None).tile == small
+    assert kernel(TF32, False).blocking(problem).tile == small
 
 
 def test_a_device_that_is_too_old_is_not_offered_the_kernels() -> None:
-    ids = {found.id for found in few_channels_mma_kernels()}
+    ids = {found.id for found in (*few_channels_mma_kernels(), *few_channels_kernels())}
     turing, ampere = ({found.id for found in kernels_for(c)} for c in ((7, 5), (8, 0)))
     assert ids <= ampere
     assert not ids & turing
@@ -385,13 +450,16 @@ def test_a_device_that_is_too_old_is_not_offered_the_kernels() -> None:
 
 def test_the_device_is_told_the_task() -> None:
     problem = stem(64, True)
-    (launch,) = kernel(FP16, True).launches(problem)
-    blocking = choose(problem, FP16, None)
-    task = launch.arguments[-1]
-    assert isinstance(task, np.ndarray)
-    expected = (56, 56, 1, 1, blocking.strip, 11, patch_nbytes(STEM, FP16, blocking.tile, True))
-    assert task.view(np.int32).tolist() == list(expected)
-    plain = kernel(FP16, False).launches(conv_of(problem))[0]
-    assert isinstance(plain.arguments[-1], np.ndarray)
-    assert plain.arguments[-1].view(np.int32)[:4].tolist() == [112, 112, 0, 0]
-    assert Blocking(blocking.tile, 1) in set(possible_blockings(problem, FP16))
+    for precision in (FP16, FP32):
+        found = kernel(precision, True)
+        blocking = found.blocking(problem)
+        expected = [56, 56, 1, 1, blocking.strip]
+        if isinstance(blocking.tile, FewChannelsMmaTile):
+            expected += [11, blocking.tile.patch_nbytes(problem)]
+        (launch,) = found.launches(problem)
+        (plain,) = kernel(precision, False).launches(conv_of(problem))
+        task, plain_task = launch.arguments[-1], plain.arguments[-1]
+        assert isinstance(task, np.ndarray)
+        assert isinstance(plain_task, np.ndarray)
+        assert task.view(np.int32).tolist() == expected
+        assert plain_task.view(np.int32)[:4].tolist() == [112, 112, 0, 0]
