@@ -6,6 +6,7 @@ from functools import cache
 
 from r18.precision import BF16, FP16, FP32, TF32, Precision
 from r18_cupy.conv_direct import Direct, DirectTiled
+from r18_cupy.conv_few_channels import few_channels_kernels
 from r18_cupy.conv_few_channels_mma import few_channels_mma_kernels
 from r18_cupy.conv_im2col import im2col_kernels
 from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
@@ -35,6 +36,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *(Direct(precision) for precision in PRECISIONS),
         *few_channels_mma_kernels(),
         *linear_wgmma_kernels(),
+        *few_channels_kernels(),
         *(kernel for precision in (*PRECISIONS, TF32) for kernel in other_kernels(precision)),
     )
 

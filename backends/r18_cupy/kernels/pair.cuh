@@ -27,11 +27,13 @@ __device__ __forceinline__ __nv_bfloat162 pair_of<__nv_bfloat16>(float a, float 
   return __floats2bfloat162_rn(a, b);
 }
 
-// The larger of each two elements, or NaN where either is NaN.
-__device__ __forceinline__ float2 larger(float2 a, float2 b) {
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a.x) : "f"(b.x));
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a.y) : "f"(b.y));
+// The larger of two values, or of each two elements; NaN where either is NaN.
+__device__ __forceinline__ float larger(float a, float b) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
   return a;
+}
+__device__ __forceinline__ float2 larger(float2 a, float2 b) {
+  return make_float2(larger(a.x, b.x), larger(a.y, b.y));
 }
 __device__ __forceinline__ __half2 larger(__half2 a, __half2 b) { return __hmax2_nan(a, b); }
 __device__ __forceinline__ __nv_bfloat162 larger(__nv_bfloat162 a, __nv_bfloat162 b) {
