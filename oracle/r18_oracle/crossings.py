@@ -74,7 +74,7 @@ def _conv_maxpool(kernel: Kernel, size: int) -> Iterator[Problem]:
     of_conv, of_pool = Stems.of(kernel).windows[0]
     pool = MaxPool2d(*square(of_pool))
     for pooled in (True, False):
-        for n, c, o, *made in _along(size, 2, 3, 2, 4, 3):
+        for n, c, o, *made in _along(size, 2, 3, 2, 4, 3, full=(2, 4)):
             conv = Conv2d(c, o, *square(of_conv), bias=True)
             k, s, p = of_pool
             if pooled:
