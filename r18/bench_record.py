@@ -13,7 +13,12 @@ from typing import Any
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench import RATIO, Contender, Row
+from r18.errors import UsageError
+from r18.ops import ConvMaxPool
 from r18.peers import PEERS
+from r18.precision import PRECISIONS
+from r18.roofline import Ceilings, Limit, limits
+from r18.schedule import network
 
 WHAT = "bench"
 
@@ -81,4 +86,41 @@ def _order(group: Mapping[str, Any]) -> tuple[Any, ...]:
     return (group["network"], group["precision"], group["fusion"], group["batch"])
 
 
-__all__ = ["WHAT", "group_name", "save"]
+# -- read again --------------------------------------------------------------------------------
+
+
+def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A record's groups: networks together, then precisions in their order, then batches."""
+    known = list(PRECISIONS)
+
+    def place(group: Mapping[str, Any]) -> tuple[Any, ...]:
+        name = group["precision"]
+        rank = known.index(name) if name in known else len(known)
+        return group["network"], group["fusion"], rank, group["batch"]
+
+    return sorted(groups.values(), key=place)
+
+
+def pools(row: Mapping[str, Any]) -> bool:
+    """Whether a row's program computes max-pooling with its convolution."""
+    return any(f"/{ConvMaxPool.name}/" in kernel for kernel in row.get("kernels") or {})
+
+
+def floors(
+    group: Mapping[str, Any], ceilings: Ceilings, *, pooled: bool = False
+) -> dict[str, Limit]:
+    """The floor of each step of a group's network, as `limits` has it.
+
+    Raises `UsageError` where the ceilings lack the precision, or were measured with other threads.
+    """
+    threads = group["machine"].get("threads")
+    if ceilings.threads is not None and threads not in (None, ceilings.threads):
+        raise UsageError(
+            f"timed with {threads} threads, the ceilings with {ceilings.threads}\n"
+            "  r18 roofline --threads N --measure measures them alike"
+        )
+    asked = network(group["network"]), group["precision"], group["fusion"], group["batch"]
+    return limits(*asked, ceilings, pooled=pooled)
+
+
+__all__ = ["WHAT", "floors", "group_name", "in_order", "pools", "save"]

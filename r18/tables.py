@@ -7,6 +7,11 @@ A table stands between two markers, of which the first says what it is:
 
 bench:    devices, precisions, batches; network (resnet18), fusion (all). Times, and how they
           compare with the peers; a line a contender, precision and batch.
+roofline: device; backend (cupy), network, fusion. The network's time beside its floor and beside
+          PyTorch's best; a line a precision and batch that was timed.
+tuned:    device, precision, batch; backend (cupy), network, before. The time of each kernel that
+          `r18 tune` chose beside its floor; `before` is an older table, kept beside the records as
+          tuned-<device>-<before>.json.
 verify:   device; backend (cupy). What was verified; a line an op and algorithm.
 sanitize: device. What compute-sanitizer's tools found.
 """
@@ -19,9 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r18 import records
-from r18.bench_record import group_name
+from r18 import records, tuning
+from r18.bench_record import floors, group_name, in_order, pools
 from r18.errors import UsageError, unknown
+from r18.ops import ConvMaxPool, Problem
+from r18.passes import fuse, fuse_pool
+from r18.peers import TORCH
+from r18.precision import precision as precision_named
+from r18.roofline import WHAT as CEILINGS
+from r18.roofline import Ceilings, limit
+from r18.schedule import Schedule, network
 
 _BLOCK = re.compile(
     r"^(?P<head><!-- table: (?P<kind>\S+)(?P<options>[^\n]*?) -->\n)(?P<body>.*?)"
@@ -85,7 +97,8 @@ def _options(text: str) -> dict[str, str]:
 def _record(folder: Path, what: str, device: str) -> dict[str, Any]:
     path = folder / f"{what}-{device}.json"
     if not path.exists():
-        raise UsageError(f"there is no record {path}: run r18 {what} --record on that device")
+        command = "roofline --measure" if what == CEILINGS else f"{what} --record"
+        raise UsageError(f"there is no record {path}: run r18 {command} on that device")
     return records.read(path, what)
 
 
@@ -186,6 +199,129 @@ def bench_caption(group: Mapping[str, Any]) -> str:
     )
 
 
+# -- roofline ----------------------------------------------------------------------------------
+
+
+def roofline_table(options: Mapping[str, str], folder: Path) -> Table:
+    """How far a backend's network is from its floor, in every cell that the record has.
+
+    The floor is the sum over the steps, of those that the program has: with the pooled stem where
+    it pools. It is left out where no rate of the precision was measured.
+    """
+    device, backend = _one(options, "device"), options.get("backend", "cupy")
+    asked = {"network": options.get("network", "resnet18"), "fusion": options.get("fusion", "all")}
+    ceilings = Ceilings.from_record(_record(folder, CEILINGS, device))
+    rows: list[Row] = []
+    captions = {_ceilings_words(ceilings): None}
+    for group in in_order(_record(folder, "bench", device)["groups"]):
+        own = next((row for row in group["rows"] if row["backend"] == backend), None)
+        if own is None or any(group[key] != value for key, value in asked.items()):
+            continue
+        captions[bench_caption(group)] = None
+        floor = None
+        if group["precision"] in ceilings.rates:
+            steps = floors(group, ceilings, pooled=pools(own)).values()
+            floor = sum(step.floor_ms for step in steps)
+        rows.append((group["precision"], str(group["batch"]), *_beside(group, own, floor)))
+    if not rows:
+        raise UsageError(f"the record of {device} has no time of '{backend}' for {asked}")
+    return Table(ROOFLINE_HEADS, "lrrrrrlr", rows, "<br>\n".join(captions))
+
+
+ROOFLINE_HEADS = (
+    *("precision", "batch", "floor ms", "measured ms", "measured / floor"),
+    *("best PyTorch ms", "its mode", "PyTorch / r18"),
+)
+
+
+def _beside(group: Mapping[str, Any], own: Mapping[str, Any], floor: float | None) -> Iterator[str]:
+    """The cells behind a batch: a row's median beside its floor and PyTorch's least."""
+    median = own["median_ms"]
+    yield MISSING if floor is None else f"{floor:.4g}"
+    yield f"{median:.4g}"
+    yield MISSING if floor is None else f"{median / floor:.2f}"
+    peers = [row for row in group["rows"] if row["backend"] in TORCH]
+    if not peers:
+        yield from (MISSING,) * 3
+        return
+    best = min(peers, key=lambda row: row["median_ms"])
+    way = TORCH[best["backend"]]
+    yield f"{best['median_ms']:.4g}"
+    yield way.mode + (", channels-last" if way.channels_last else "")
+    yield f"{best['median_ms'] / median:.2f}"
+
+
+def _ceilings_words(ceilings: Ceilings) -> str:
+    rates = ", ".join(f"{name} {rate / 1e12:.3g}" for name, rate in ceilings.rates.items())
+    return (
+        f"Ceilings of {ceilings.device}, {ceilings.date[:10]}: {rates} TFLOP/s; copy "
+        f"{ceilings.bandwidth / 1e12:.3g} TB/s."
+    )
+
+
+# -- tuned -------------------------------------------------------------------------------------
+
+
+def tuned_table(options: Mapping[str, str], folder: Path) -> Table:
+    """The kernel that a backend's table has for each problem of a network, and how fast it is."""
+    device, name = _one(options, "device"), _one(options, "precision")
+    size, before = _one(options, "batch"), options.get("before")
+    if not size.isdecimal() or int(size) < 1:
+        raise UsageError(f"the table's marker says batch={size}, which is no number of images")
+    batch, backend = int(size), options.get("backend", "cupy")
+    ceilings = Ceilings.from_record(_record(folder, CEILINGS, device))
+    now = _tuned(tuning.shipped_table(backend, device))
+    old = None if before is None else _tuned(folder / f"tuned-{device}-{before}.json")
+    rows: list[Row] = []
+    for problem, steps in _tuned_problems(network(options.get("network", "resnet18")), batch):
+        found = now.timing(problem, name)
+        if found is None:
+            continue
+        floor = 1e3 * limit(problem, precision_named(name), ceilings).floor_ms
+        cells = [", ".join(steps), f"{floor:.1f}", f"{found.microseconds:.1f}"]
+        cells.append(f"{found.microseconds / floor:.2f}")
+        if old is not None:
+            then = old.timing(problem, name)
+            cells.append(MISSING if then is None else f"{then.microseconds:.1f}")
+            cells.append(
+                MISSING if then is None else f"{then.microseconds / found.microseconds:.2f}"
+            )
+        parts = found.kernel.split("/")  # "apart" has no algorithm
+        rows.append((*cells, parts[2] if len(parts) > 2 else found.kernel))
+    if not rows:
+        raise UsageError(f"the table of {device} has no time in {name} at batch {batch}")
+    heads = ["steps", "floor µs", "now µs", "now / floor"]
+    heads += [] if before is None else [f"{before} µs", f"{before} / now"]
+    heads.append("algorithm now")
+    caption = (
+        f"{now.device}, {name}, batch {batch}: one launch of many in a graph, as `r18 tune` "
+        f"measures; floors by the ceilings of {ceilings.date[:10]}."
+    )
+    return Table(heads, "l" + "r" * (len(heads) - 2) + "l", rows, caption)
+
+
+def _tuned(path: Path) -> tuning.Table:
+    if not path.is_file():
+        raise UsageError(f"there is no tuning table {path}: r18 tune --out writes one")
+    return tuning.read_table(path)
+
+
+def _tuned_problems(schedule: Schedule, batch: int) -> Iterator[tuple[Problem, list[str]]]:
+    """What `r18 tune` measures of a network at level `all`, and the steps that each problem is of.
+
+    A convolution that may be computed with its max-pooling is there both ways.
+    """
+    fused = fuse(schedule, "all")
+    pooled = fuse_pool(fused).problems(batch)
+    found: dict[Problem, list[str]] = {}
+    for name, problem in fused.problems(batch).items():
+        for one in dict.fromkeys((problem, pooled.get(name, problem))):
+            if isinstance(one.op, tuning.TUNED_OPS):
+                words = f"{name} with its max-pooling" if isinstance(one.op, ConvMaxPool) else name
+                found.setdefault(one, []).append(words)
+    return iter(found.items())
+
+
 # -- verify ------------------------------------------------------------------------------------
 
 
@@ -246,6 +382,8 @@ def sanitize_table(options: Mapping[str, str], folder: Path) -> Table:
 
 TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
+    "roofline": (roofline_table, ("device", "backend", "network", "fusion")),
+    "tuned": (tuned_table, ("device", "precision", "batch", "backend", "network", "before")),
     "verify": (verify_table, ("device", "backend")),
     "sanitize": (sanitize_table, ("device",)),
 }
@@ -258,6 +396,8 @@ __all__ = [
     "bench_table",
     "device_words",
     "rendered",
+    "roofline_table",
     "sanitize_table",
+    "tuned_table",
     "verify_table",
 ]

@@ -15,6 +15,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +31,13 @@ from r18.backend import (
     input_layout,
     output_layout,
 )
-from r18.errors import UsageError
+from r18.errors import UsageError, unknown
 from r18.executor import Launch, prepare_weights
 from r18.machine import cache_folder
 from r18.ops import Conv2d, ConvMaxPool, Layout, Linear, Op, Problem, Relayout, parts_of
 from r18.precision import Precision, precision
 from r18.records import slug
+from r18.registry import installed
 
 TUNED_OPS: tuple[type[Op], ...] = (Conv2d, ConvMaxPool, Linear)
 """Ops worth measuring: the others have one kernel a layout."""
@@ -66,6 +68,11 @@ class Table:
             return None
         nearest = min(found, key=lambda batch: (abs(math.log(batch / problem.batch)), batch))
         return found[nearest].kernel
+
+    def timing(self, problem: Problem, precision: str) -> Timing | None:
+        """The fastest kernel at the problem's own batch, if that was measured."""
+        found = self.choices.get(precision, {}).get(_at_batch_1(problem), {})
+        return found.get(problem.batch)
 
     def merged(self, other: Table) -> Table:
         """This table with what `other` measured in its place."""
@@ -127,6 +134,21 @@ def read_table(path: Path) -> Table:
 def users_table(backend: str, device: DeviceInfo) -> Path:
     """Where `r18 tune` keeps a table of this device for plans to find."""
     return cache_folder() / "tuned" / f"{backend}-{slug(device)}.json"
+
+
+def shipped_table(backend: str, device: str) -> Path:
+    """Where the backend of an entry point's name ships the table of a device, by its slug.
+
+    Raises `UnknownName`, `UsageError` for an entry point whose module is not there.
+    """
+    points = installed()
+    if backend not in points:
+        raise unknown("backend", backend, points)
+    module = points[backend].module
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise UsageError(f"backend '{backend}' is said to be in {module}, which has no file")
+    return Path(spec.origin).parent / "tuned" / f"{device}.json"
 
 
 def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
@@ -348,6 +370,7 @@ __all__ = [
     "Timing",
     "find_table",
     "read_table",
+    "shipped_table",
     "tune",
     "users_table",
 ]

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from r18 import records
-from r18.errors import UsageError
+from r18 import records, tuning
+from r18.backend import APART
+from r18.errors import UnknownName, UsageError
+from r18.passes import fuse, fuse_pool
+from r18.roofline import Ceilings, limits
+from r18.schedule import resnet18
 from r18.tables import rendered
+from r18.tuning import Timing, shipped_table
 from support import ROOT
 
 ENVIRONMENT = {
@@ -142,6 +147,170 @@ def test_a_table_of_what_was_verified(folder: Path) -> None:
 def test_a_table_of_the_sanitizers_tools(folder: Path) -> None:
     text = rendered(block("sanitize device=nvidia-h200"), folder)
     assert lines(text)[2:] == ["| memcheck | 1 | 40 | 0 | clean |"]
+
+
+# -- beside the floor --------------------------------------------------------------------------
+
+CEILINGS = {
+    "record": "ceilings",
+    "format": 1,
+    "device": "NVIDIA H200 (sm_90)",
+    "date": "2026-11-21T10:00:00+00:00",
+    "threads": None,
+    "rates": {
+        "fp32": {"operations_per_second": 5e13},
+        "fp16": {"operations_per_second": 7.5e14},
+    },
+    "copy": {"bytes_per_second": 4e12},
+}
+POOLS = {"cupy/conv2d_maxpool2d/few_channels_mma/fp16/nhwc": 1}
+
+
+def floor(precision: str, batch: int, *, pooled: bool = False) -> float:
+    ceilings = Ceilings.from_record(CEILINGS)
+    found = limits(resnet18(), precision, "all", batch, ceilings, pooled=pooled)
+    return sum(one.floor_ms for one in found.values())
+
+
+def timed(precision: str, batch: int, fusion: str = "all", **medians: float) -> dict[str, Any]:
+    """A group of `resnet18`; `cupy` pools in fp16. `eager_cl` is eager, channels-last."""
+    names = {
+        "eager": "torchvision eager",
+        "eager_cl": "torchvision eager, channels-last",
+        "compiled": "torchvision compile",
+    }
+    rows = [
+        {
+            "backend": names.get(name, name),
+            "median_ms": median,
+            "kernels": POOLS if (name, precision) == ("cupy", "fp16") else {},
+        }
+        for name, median in medians.items()
+    ]
+    head = {"network": "resnet18", "precision": precision, "fusion": fusion, "machine": {}}
+    return group(batch) | head | {"rows": rows}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    groups = [
+        timed("fp16", 8, cupy=0.5, eager=2.0, eager_cl=1.25, compiled=1.5),
+        timed("fp16", 1, cupy=0.25),
+        timed("fp32", 64, cupy=4.0, eager=8.0, torch=1.0, onnxruntime=0.5),
+        timed("fp32", 1, torch=1.0, eager=1.0),
+        timed("fp32", 1, "none", cupy=3.0),
+        timed("bf16", 1, cupy=0.125, compiled=0.5),
+    ]
+    data = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
+    names = map(str, range(len(groups)))
+    records.write(
+        tmp_path / "bench-nvidia-h200.json",
+        data | {"groups": dict(zip(names, groups, strict=True))},
+    )
+    records.write(tmp_path / "ceilings-nvidia-h200.json", CEILINGS)
+    return tmp_path
+
+
+def test_a_table_of_the_network_beside_its_floor(measured: Path) -> None:
+    """Every cell that the record has, in the order of precisions and batches.
+
+    A program that pools is held to the floor of the pooled stem; without a rate there is none. The
+    best of PyTorch's modes is neither another backend nor another library.
+    """
+    text = rendered(block("roofline device=nvidia-h200"), measured)
+    plain, small = floor("fp32", 64), floor("fp16", 1, pooled=True)
+    large = floor("fp16", 8, pooled=True)
+    best = "1.25 | eager, channels-last | 2.50"
+    assert large < floor("fp16", 8)
+    assert lines(text)[0] == (
+        "| precision | batch | floor ms | measured ms | measured / floor | best PyTorch ms "
+        "| its mode | PyTorch / r18 |"
+    )
+    assert lines(text)[2:] == [
+        f"| fp32 | 64 | {plain:.4g} | 4 | {4 / plain:.2f} | 8 | eager | 2.00 |",
+        f"| fp16 | 1 | {small:.4g} | 0.25 | {0.25 / small:.2f} |  |  |  |",
+        f"| fp16 | 8 | {large:.4g} | 0.5 | {0.5 / large:.2f} | {best} |",
+        "| bf16 | 1 |  | 0.125 |  | 0.5 | compile | 4.00 |",
+    ]
+    assert "2026-11-21: fp32 50, fp16 750 TFLOP/s; copy 4 TB/s." in text
+    assert text.count("medians of 1000 runs") == 1
+    other = rendered(block("roofline device=nvidia-h200 fusion=none"), measured)
+    assert [line.split(" | ")[3] for line in lines(other)[2:]] == ["3"]
+    other = rendered(block("roofline device=nvidia-h200 backend=torch"), measured)
+    assert [line.split(" | ")[1] for line in lines(other)[2:]] == ["1", "64"]
+
+
+@pytest.fixture
+def tuned(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a backend ships, and what it shipped before."""
+    problems = fuse(resnet18(), "all").problems(1)
+    conv, narrow = str(problems["layer1.0.conv1"]), str(problems["layer2.0.conv1"])
+    stem = str(fuse_pool(fuse(resnet18(), "all")).problems(1)["conv1"])
+    now = {
+        conv: {1: Timing("cupy/conv2d/new/fp16", 9.0), 8: Timing("cupy/conv2d/new/fp16", 5.0)},
+        narrow: {8: Timing("cupy/conv2d/old/fp16/m64", 4.0)},
+        str(problems["fc"]): {1: Timing("cupy/linear/new/fp16", 2.0)},
+        stem: {8: Timing(APART, 20.0)},
+    }
+    before = {conv: {8: Timing("cupy/conv2d/old/fp16", 10.0)}, narrow: {1: Timing("x", 1.0)}}
+    tuning.Table("NVIDIA H200 (sm_90)", {"fp16": now}).write(measured / "shipped.json")
+    old = tuning.Table("NVIDIA H200 (sm_90)", {"fp16": before})
+    old.write(measured / "tuned-nvidia-h200-old.json")
+    monkeypatch.setattr(tuning, "shipped_table", lambda backend, device: measured / "shipped.json")
+    return measured
+
+
+def test_a_table_of_tuned_kernels_then_and_now(tuned: Path) -> None:
+    """In the order of the network, each problem once, at that very batch."""
+    ceilings = Ceilings.from_record(CEILINGS)
+    floors = {
+        pooled: limits(resnet18(), "fp16", "all", 8, ceilings, pooled=pooled)
+        for pooled in (False, True)
+    }
+    stem, conv, narrow = (
+        1e3 * floors[pooled][name].floor_ms
+        for pooled, name in ((True, "conv1"), (False, "layer1.0.conv1"), (False, "layer2.0.conv1"))
+    )
+    marker = "tuned device=nvidia-h200 precision=fp16 batch=8"
+    text = rendered(block(f"{marker} before=old"), tuned)
+    assert lines(text) == [
+        "| steps | floor µs | now µs | now / floor | old µs | old / now | algorithm now |",
+        "| --- | --: | --: | --: | --: | --: | --- |",
+        f"| conv1 with its max-pooling | {stem:.1f} | 20.0 | {20 / stem:.2f} |  |  | {APART} |",
+        "| layer1.0.conv1, layer1.1.conv1 "
+        f"| {conv:.1f} | 5.0 | {5 / conv:.2f} | 10.0 | 2.00 | new |",
+        f"| layer2.0.conv1 | {narrow:.1f} | 4.0 | {4 / narrow:.2f} |  |  | old |",
+    ]
+    alone = lines(rendered(block(marker), tuned))
+    assert alone[0] == "| steps | floor µs | now µs | now / floor | algorithm now |"
+    assert len(alone) == 5
+
+
+def test_the_tables_that_backends_ship_are_found() -> None:
+    path = shipped_table("cupy", "nvidia-h200")
+    assert path == ROOT / "backends" / "r18_cupy" / "tuned" / "nvidia-h200.json"
+    assert path.is_file()
+    with pytest.raises(UnknownName, match="did you mean 'cupy'"):
+        shipped_table("cupi", "nvidia-h200")
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("roofline device=nvidia-h100", "run r18 roofline --measure on that device"),
+        ("roofline device=nvidia-h200 backend=numpy", "has no time of 'numpy'"),
+        ("tuned device=nvidia-h200 precision=fp32 batch=8", "has no time in fp32 at batch 8"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=all", "batch=all, which is no number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=0", "batch=0, which is no number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=8 before=x", "there is no tuning table"),
+    ],
+)
+def test_wrong_markers_of_floors(tuned: Path, marker: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rendered(block(marker), tuned)
+
+
+# -- the documents -----------------------------------------------------------------------------
 
 
 def test_making_tables_again_changes_nothing(folder: Path) -> None:

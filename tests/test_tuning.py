@@ -47,6 +47,13 @@ def test_the_nearest_measured_batch_decides(batch: int, expected: str) -> None:
     assert found.best(conv(batch), "fp16") is None
 
 
+def test_a_time_is_of_the_very_batch() -> None:
+    found = table(fp32={KEY: {1: SMALL, 64: LARGE}})
+    assert found.timing(conv(64), "fp32") == LARGE
+    assert found.timing(conv(8), "fp32") is None
+    assert found.timing(conv(64), "fp16") is None
+
+
 def test_what_was_not_measured_is_not_chosen() -> None:
     other = Problem(Conv2d(3, 4, (3, 3), (2, 2)), ((1, 3, 8, 8),))
     assert table(fp32={KEY: {1: SMALL}}).best(other, "fp32") is None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from r18.backend import Array
 from r18.peers import onnxruntime, openvino, torchvision
-from r18.peers.ways import MODES, PEER, PEERS, WAYS, Way, ways
+from r18.peers.ways import MODES, PEER, PEERS, TORCH, WAYS, Way, ways
 from r18.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -54,4 +54,4 @@ def made(
             return torchvision.Torchvision(kind, schedule, weights, precision, way)
 
 
-__all__ = ["MODES", "PEER", "PEERS", "WAYS", "Way", "device_words", "made", "ways"]
+__all__ = ["MODES", "PEER", "PEERS", "TORCH", "WAYS", "Way", "device_words", "made", "ways"]

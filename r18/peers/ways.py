@@ -45,6 +45,8 @@ WAYS = tuple(
     for channels_last in ((False,) if mode in EXPORTED else (False, True))
 )
 PEERS = tuple(way.name for way in WAYS)
+TORCH = {way.name: way for way in WAYS if way.mode not in EXPORTED}
+"""The peers that PyTorch runs."""
 
 
 def ways(modes: str, kinds: Iterable[str]) -> dict[str, tuple[Way, ...]]:
@@ -77,4 +79,4 @@ def _on(kind: str, asked: Iterable[str]) -> tuple[Way, ...]:
     return tuple(way for way in WAYS if way in suited or way == Way())
 
 
-__all__ = ["MODES", "PEER", "PEERS", "WAYS", "Way", "ways"]
+__all__ = ["MODES", "PEER", "PEERS", "TORCH", "WAYS", "Way", "ways"]

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from r18 import bench_record, records
+from r18.bench_record import floors, in_order, pools
 from r18.errors import R18Error, UsageError
 from r18.evaluation.rows import Row
 from r18.evaluation.tables import read_table
-from r18.ops import ConvMaxPool
-from r18.precision import PRECISIONS
 from r18.roofline import WHAT as CEILINGS
-from r18.roofline import Ceilings, Limit, limits
-from r18.schedule import network
+from r18.roofline import Ceilings, Limit
 from r18.tables import device_words
 
 VERIFY = "verify"
@@ -196,38 +194,16 @@ def read_evaluation(path: Path) -> Evaluation:
     return Evaluation(path, tuple(rows), about)
 
 
-def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A record's groups: networks together, then precisions in their order, then batches."""
-    known = list(PRECISIONS)
-
-    def place(group: Mapping[str, Any]) -> tuple[Any, ...]:
-        name = group["precision"]
-        rank = known.index(name) if name in known else len(known)
-        return group["network"], group["fusion"], rank, group["batch"]
-
-    return sorted(groups.values(), key=place)
-
-
 def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Group:
     """A record's group with its roofline, where the device's ceilings were measured alike."""
     if ceilings is None:
         return Group(slug, data, {}, "the ceilings of the device were not measured")
-    threads = data["machine"].get("threads")
-    if ceilings.threads is not None and threads not in (None, ceilings.threads):
-        why = f"timed with {threads} threads, the ceilings with {ceilings.threads}"
-        return Group(slug, data, {}, why)
     try:
-        asked = network(data["network"]), data["precision"], data["fusion"], data["batch"]
-        floors = limits(*asked, ceilings)
-        pooled = limits(*asked, ceilings, pooled=True) if any(map(pools, data["rows"])) else {}
+        own = floors(data, ceilings)
+        pooled = floors(data, ceilings, pooled=True) if any(map(pools, data["rows"])) else {}
     except R18Error as error:
         return Group(slug, data, {}, str(error).splitlines()[0])
-    return Group(slug, data, floors, pooled=pooled)
+    return Group(slug, data, own, pooled=pooled)
 
 
-def pools(row: Mapping[str, Any]) -> bool:
-    """Whether a row's program computes max-pooling with its convolution."""
-    return any(f"/{ConvMaxPool.name}/" in kernel for kernel in row.get("kernels") or {})
-
-
-__all__ = ["Evaluation", "Evidence", "Group", "gather", "grouped", "in_order", "read_evaluation"]
+__all__ = ["Evaluation", "Evidence", "Group", "gather", "grouped", "read_evaluation"]
