@@ -9,6 +9,9 @@ bench:    devices, precisions, batches; network (resnet18), fusion (all). Times,
           compare with the peers; a line a contender, precision and batch.
 verify:   device; backend (cupy). What was verified; a line an op and algorithm.
 sanitize: device. What compute-sanitizer's tools found.
+mutate:   devices; backends (all). What share of the mutants the oracle caught; a line a backend.
+profile:  device, precisions, batches; backend (cupy), memory (contiguous, or channels-last). CPU
+          and CUDA time of the drop-in at each fusion level; a line a level, precision and batch.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 from r18 import records
 from r18.bench_record import group_name
 from r18.errors import UsageError, unknown
+from r18.profile_record import group_name as profile_group
 
 _BLOCK = re.compile(
     r"^(?P<head><!-- table: (?P<kind>\S+)(?P<options>[^\n]*?) -->\n)(?P<body>.*?)"
@@ -244,10 +248,98 @@ def sanitize_table(options: Mapping[str, str], folder: Path) -> Table:
     return Table(("tool", "kernels", "problems", "errors", "verdict"), "lrrrl", rows, caption)
 
 
+# -- mutate ------------------------------------------------------------------------------------
+
+
+def mutate_table(options: Mapping[str, str], folder: Path) -> Table:
+    """How many mutants of each backend were caught, of those that could be."""
+    rows: list[Row] = []
+    dates: list[str] = []
+    asked = options.get("backends")
+    for device in _one(options, "devices").split(","):
+        for name, run in _record(folder, "mutate", device)["backends"].items():
+            if asked is not None and name not in asked.split(","):
+                continue
+            dates.append(run["date"][:10])
+            numbers = [run[key] for key in ("mutants", "killed", "survived", "equivalent")]
+            numbers += [run["invalid"], run["left"]]
+            rows.append((name, device, *(f"{n:,}" for n in numbers), f"{run['score']:.2f} %"))
+    if not rows:
+        raise UsageError(f"no record of {options['devices']} has mutants of '{asked}'")
+    heads = (
+        *("backend", "device", "mutants", "caught", "survived", "equivalent", "do not compile"),
+        *("not judged yet", "caught of tried"),
+    )
+    return Table(heads, "llrrrrrrr", rows, f"{' to '.join(_ends(sorted(dates)))}.")
+
+
+# -- profile -----------------------------------------------------------------------------------
+
+
+def profile_table(options: Mapping[str, str], folder: Path) -> Table:
+    """torchvision's module and the drop-in at each level, by precision and batch.
+
+    CUDA time is shown where there is any, and what an output loses where that was judged.
+    """
+    device, backend = _one(options, "device"), options.get("backend", "cupy")
+    memory = options.get("memory", "contiguous")
+    precisions = _one(options, "precisions").split(",")
+    batches = [int(batch) for batch in _one(options, "batches").split(",")]
+    groups = _record(folder, "profile", device)["groups"]
+    rows: list[Row] = []
+    captions: dict[str, None] = {}
+    for precision in precisions:
+        for batch in batches:
+            found = groups.get(profile_group(backend, precision, batch, memory == "channels-last"))
+            if found is None:
+                continue
+            captions[_profile_caption(found)] = None
+            for row in found["rows"]:
+                head = (row["contender"], precision, str(batch))
+                rows.append((*head, *_profiled(row)))
+    if not rows:
+        raise UsageError(
+            f"the record of {device} has no profile of '{backend}' in {', '.join(precisions)}, "
+            f"batch {', '.join(map(str, batches))}, {memory}"
+        )
+    kept = [at for at in range(len(PROFILE_HEADS)) if any(row[at] != MISSING for row in rows)]
+    rows = [[row[at] for at in kept] for row in rows]
+    heads = [PROFILE_HEADS[at] for at in kept]
+    return Table(heads, ("ll" + "r" * len(heads))[: len(heads)], rows, "<br>\n".join(captions))
+
+
+PROFILE_HEADS = (
+    *("fuse", "precision", "batch", "CPU ms", "/ torchvision", "CUDA ms", "/ torchvision"),
+    "of what it may lose",
+)
+
+
+def _profiled(row: Mapping[str, Any]) -> Iterator[str]:
+    """The cells of a contender behind its batch."""
+    for kind in ("cpu", "cuda"):
+        ms, ratio = row[f"{kind}_ms"], row[f"{kind}_ratio"]
+        yield MISSING if ms is None else f"{ms:.4g}"
+        yield MISSING if ratio is None else f"{ratio:.2f}"
+    yield MISSING if row["loss"] is None else f"{row['loss']:.3f}"
+
+
+def _profile_caption(group: Mapping[str, Any]) -> str:
+    environment = group["environment"]
+    words = [device_words(group), f"PyTorch {environment['packages']['torch']}"]
+    if environment.get("driver"):
+        words.append(f"driver {environment['driver']}")
+    return (
+        f"{', '.join(words)}, {group['date'][:10]}: the best of {group['repeat']} profiled runs, "
+        f"weights {group['weights']['source']}."
+    )
+
+
 TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
     "verify": (verify_table, ("device", "backend")),
     "sanitize": (sanitize_table, ("device",)),
+    "mutate": (mutate_table, ("devices", "backends")),
+    "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
 """How each is made, and the options that its marker may have."""
 
@@ -257,6 +349,8 @@ __all__ = [
     "bench_caption",
     "bench_table",
     "device_words",
+    "mutate_table",
+    "profile_table",
     "rendered",
     "sanitize_table",
     "verify_table",
