@@ -169,8 +169,8 @@ def device_words(group: Mapping[str, Any]) -> str:
     if device["kind"] != "cpu":
         return str(device["name"])
     host = group["machine"]
-    threads = f"{host['threads']} threads" if "threads" in host else f"{host['cpus']} CPUs"
-    return f"{host['processor']}, {threads}"
+    key, noun = ("threads", "thread") if "threads" in host else ("cpus", "CPU")
+    return f"{host['processor']}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
 
 
 def bench_caption(group: Mapping[str, Any]) -> str:
@@ -293,7 +293,7 @@ def profile_table(options: Mapping[str, str], folder: Path) -> Table:
             found = groups.get(profile_group(backend, precision, batch, memory == "channels-last"))
             if found is None:
                 continue
-            captions[_profile_caption(found)] = None
+            captions[profile_caption(found)] = None
             for row in found["rows"]:
                 head = (row["contender"], precision, str(batch))
                 rows.append((*head, *_profiled(row)))
@@ -323,7 +323,8 @@ def _profiled(row: Mapping[str, Any]) -> Iterator[str]:
     yield MISSING if row["loss"] is None else f"{row['loss']:.3f}"
 
 
-def _profile_caption(group: Mapping[str, Any]) -> str:
+def profile_caption(group: Mapping[str, Any]) -> str:
+    """Of a record's group: the device, what it was profiled with, when, and how often."""
     environment = group["environment"]
     words = [device_words(group), f"PyTorch {environment['packages']['torch']}"]
     if environment.get("driver"):
@@ -350,6 +351,7 @@ __all__ = [
     "bench_table",
     "device_words",
     "mutate_table",
+    "profile_caption",
     "profile_table",
     "rendered",
     "sanitize_table",

@@ -26,6 +26,7 @@ from r18.errors import UsageError
 from r18.evaluation.rows import NOT_FINITE, OK, UNREADABLE, Row
 from r18.evaluation.tables import read_table, write_table
 from r18.peers import PEER
+from r18.profile import MODEL
 from r18.report import Evidence, gather, page, pictures
 from r18.report.agreement import SHOWN, hardest, summary, thumbnail
 from r18.report.bars import EDGE, LONGEST, Bar, Line, bars
@@ -106,6 +107,37 @@ CEILINGS: dict[str, Any] = {
     "threads": None,
     "rates": {"fp32": {"operations_per_second": 51e12}, "fp16": {"operations_per_second": 752e12}},
     "copy": {"bytes_per_second": 4.27e12},
+}
+
+
+def level(contender: str, cpu_ms: float, cuda_ms: float | None) -> dict[str, Any]:
+    """A row of a profile."""
+    ratios = {"cpu_ratio": cpu_ms / 2, "cuda_ratio": None if cuda_ms is None else cuda_ms / 4}
+    times = {"contender": contender, "cpu_ms": cpu_ms, "cuda_ms": cuda_ms}
+    return times | ratios | {"loss": None if cuda_ms is None else 0.125}
+
+
+def profile(batch: int, *rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "backend": "cupy",
+        "precision": "fp16",
+        "batch": batch,
+        "channels_last": False,
+        "date": "2026-11-20T10:00:00+00:00",
+        "repeat": 5,
+        "weights": {"source": "synthetic:0"},
+        "environment": ON_GPU["resnet18/fp32/all/b1"]["environment"],
+        "machine": {"processor": "a processor", "cpus": 2},
+        "rows": list(rows),
+    } | changes
+
+
+PROFILED: dict[str, Any] = {
+    "device": "NVIDIA H200 (sm_90)",
+    "groups": {
+        "cupy/fp16/b64": profile(64, level(MODEL, 2.0, 4.0), level("all", 0.5, 1.25)),
+        "cupy/fp16/b1/channels-last": profile(1, level(MODEL, 2.0, None), channels_last=True),
+    },
 }
 
 
@@ -223,6 +255,7 @@ def written(folder: Path, **changes: dict[str, Any] | None) -> Path:
         "bench-nvidia-h200": {"device": "NVIDIA H200 (sm_90)", "groups": ON_GPU},
         "bench-cpu": {"device": "a CPU", "groups": ON_CPU},
         "ceilings-nvidia-h200": CEILINGS,
+        "profile-nvidia-h200": PROFILED,
         "verify-nvidia-h200": VERIFIED,
         "mutate-cpu": MUTATED,
         "sanitize-nvidia-h200": SANITIZED,
@@ -327,7 +360,16 @@ def test_a_page_is_well_formed_and_loads_nothing(everything: Evidence) -> None:
     assert len(reader.attribute("src")) == 2
     assert all(src.startswith("data:image/jpeg;base64,") for src in reader.attribute("src"))
     ids = reader.attribute("id")
-    names = ["speed", "layers", "bounds", "mutants", "sanitizers", "agreement", "checkpoints"]
+    names = [
+        "speed",
+        "layers",
+        "fusion",
+        "bounds",
+        "mutants",
+        "sanitizers",
+        "agreement",
+        "checkpoints",
+    ]
     assert ids == [*names, "missing"]
     assert [got["href"] for name, got in reader.elements if name == "a"] == [f"#{i}" for i in ids]
     assert not [name for _, got in reader.elements for name in got if name.startswith("on")]
@@ -511,6 +553,26 @@ def test_without_times_of_steps_the_page_says_which_command_makes_them(tmp_path:
     reader = Reader(text)
     assert "layers" not in reader.attribute("id")
     assert "time per layer: r18 bench --per-step --record" in reader.said("missing")
+
+
+# -- fusion levels -----------------------------------------------------------------------------
+
+
+def test_the_levels_are_the_profile_s(everything: Evidence) -> None:
+    text = page(everything)
+    (found,) = figures(text, "cupy, fp16, batch 64</h3>")
+    cuda, cpu = (drawn(one) for one in svgs(found))
+    assert [(name, number) for name, number, _ in cuda] == [(MODEL, 4.0), ("all", 1.25)]
+    assert [(name, number) for name, number, _ in cpu] == [(MODEL, 2.0), ("all", 0.5)]
+    assert re.findall(r'rx="2" class="(\w+)"', svgs(found)[0]) == ["peer", "ours"]
+    rows = [[cell.value for cell in cells[1:]] for cells in Reader(found).plain("")]
+    assert rows == [
+        ["2.0", "1.0", "4.0", "1.0", "0.125"],
+        ["0.5", "0.25", "1.25", "0.3125", "0.125"],
+    ]
+    assert "the best of 5 profiled runs, weights synthetic:0." in found
+    (other,) = figures(text, "cupy, fp16, batch 1, channels-last</h3>")
+    assert len(svgs(other)) == 1  # a CPU has no CUDA time
 
 
 # -- error over bound --------------------------------------------------------------------------
@@ -775,6 +837,7 @@ def test_what_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
     said = reader.said("missing")
     for words in (
         "throughput and latency: r18 bench --peers all --record",
+        "fusion levels: r18 profile --backend NAME --check --record on the device",
         "error over bound: r18 verify --record",
         "mutants: r18 mutate --backend NAME --record",
         "errors of memory: r18 sanitize --backend NAME --record on a GPU",
@@ -803,7 +866,10 @@ def test_nothing_at_all_is_refused(tmp_path: Path) -> None:
         gather(written(tmp_path), images=tmp_path / "nowhere")
 
 
-RECORDS = ["bench-nvidia-h200", "verify-nvidia-h200", "mutate-cpu", "sanitize-nvidia-h200"]
+RECORDS = [
+    *("bench-nvidia-h200", "profile-nvidia-h200", "verify-nvidia-h200"),
+    *("mutate-cpu", "sanitize-nvidia-h200"),
+]
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -831,7 +897,13 @@ def test_a_record_that_lacks_something_is_refused(tmp_path: Path, name: str) -> 
             said = refusal(tmp_path)
             assert said is None or (f"lacks {key}\n" in said and f"{name}.json" in said)
             refused |= {key} if said else set()
-    least = ({"rows", "median_ms"}, {"problems", "ratio"}, {"score", "status"}, {"errors", "what"})
+    least = (
+        {"rows", "median_ms"},
+        {"rows", "loss"},
+        {"problems", "ratio"},
+        {"score", "status"},
+        {"errors", "what"},
+    )
     assert any(refused >= keys for keys in least)
 
 

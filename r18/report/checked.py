@@ -16,6 +16,11 @@ _ROW = (
     *("backend", "algorithm", "median_ms", "p10_ms", "p90_ms", "ms_per_image"),
     *("images_per_second", "ratio", "best_ratio", "best_peer"),
 )
+_PROFILE = (
+    *("backend", "precision", "batch", "channels_last", "date", "repeat", "weights"),
+    *("environment", "machine"),
+)
+_LEVEL = ("contender", "cpu_ms", "cpu_ratio", "cuda_ms", "cuda_ratio", "loss")
 _KERNEL = (
     *("date", "verified", "findings", "problems", "refused", "error_over_bound"),
     "error_over_statistical_line",
@@ -37,13 +42,29 @@ def check_timed(path: Path, record: Mapping[str, Any]) -> None:
     """
     for group in _entries(path, record, "groups"):
         _check(path, group, _GROUP)
-        _check(path, group["environment"], ("device", "packages"))
-        _check(path, group["environment"]["device"], ("kind", "name"))
-        _check(path, group["machine"], ("processor", "cpus"))
+        _check_where(path, group)
         for row in _listed(path, group, "rows"):
             _check(path, row, _ROW)
             for step in _listed(path, row, "steps"):
                 _check(path, step, ("step", "kernel", "milliseconds"))
+
+
+def check_profiled(path: Path, record: Mapping[str, Any]) -> None:
+    _check(path, record, ("device",))
+    for group in _entries(path, record, "groups"):
+        _check(path, group, _PROFILE)
+        _check_where(path, group)
+        _check(path, group["environment"]["packages"], ("torch",))
+        _check(path, group["weights"], ("source",))
+        for row in _listed(path, group, "rows"):
+            _check(path, row, _LEVEL)
+
+
+def _check_where(path: Path, group: Mapping[str, Any]) -> None:
+    """What a group was timed on."""
+    _check(path, group["environment"], ("device", "packages"))
+    _check(path, group["environment"]["device"], ("kind", "name"))
+    _check(path, group["machine"], ("processor", "cpus"))
 
 
 def check_verified(path: Path, record: Mapping[str, Any]) -> None:
@@ -112,4 +133,4 @@ def _damaged(path: Path, why: str) -> UsageError:
     )
 
 
-__all__ = ["check_mutated", "check_sanitized", "check_timed", "check_verified"]
+__all__ = ["check_mutated", "check_profiled", "check_sanitized", "check_timed", "check_verified"]

@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r18 import bench_record, records
+from r18 import bench_record, profile_record, records
 from r18.errors import R18Error, UsageError
 from r18.evaluation.rows import Row
 from r18.evaluation.tables import read_table
 from r18.precision import PRECISIONS
-from r18.report.checked import check_mutated, check_sanitized, check_timed, check_verified
+from r18.report.checked import (
+    check_mutated,
+    check_profiled,
+    check_sanitized,
+    check_timed,
+    check_verified,
+)
 from r18.roofline import WHAT as CEILINGS
 from r18.roofline import Ceilings, Limit, limits
 from r18.schedule import network
@@ -20,6 +26,8 @@ from r18.tables import device_words
 
 VERIFY, MUTATE, SANITIZE = "verify", "mutate", "sanitize"
 """Records that the oracle writes."""
+SHOWN = (bench_record.WHAT, profile_record.WHAT, VERIFY, MUTATE, SANITIZE)
+"""What a page is made of, besides an evaluation and two dumps."""
 
 
 Records = Mapping[str, Mapping[str, Any]]
@@ -79,7 +87,7 @@ class Evidence:
     """All that a page is made of; what was not given is empty or None.
 
     folder:  of the records.
-    verified, mutated, sanitized: the devices' records of the command, by slug.
+    profiled, verified, mutated, sanitized: the devices' records of the command, by slug.
     images:  the folder of the evaluation's photographs.
     network: of the evaluation, unless the evaluation says.
     diff:    the comparison of two dumps, as `r18 diff --json` has it.
@@ -87,6 +95,7 @@ class Evidence:
 
     folder: Path
     groups: tuple[Group, ...] = ()
+    profiled: Records = field(default_factory=dict)
     verified: Records = field(default_factory=dict)
     mutated: Records = field(default_factory=dict)
     sanitized: Records = field(default_factory=dict)
@@ -122,6 +131,7 @@ def gather(
             for slug, record in timed.items()
             for group in in_order(record["groups"])
         ),
+        _records(folder, profile_record.WHAT, check_profiled),
         _records(folder, VERIFY, check_verified),
         _records(folder, MUTATE, check_mutated),
         _records(folder, SANITIZE, check_sanitized),
@@ -130,13 +140,15 @@ def gather(
         network,
         diff,
     )
-    recorded = found.groups or found.verified or found.mutated or found.sanitized
-    if not (recorded or found.evaluation or found.diff):
+    recorded = (
+        *(found.groups, found.profiled, found.verified, found.mutated, found.sanitized),
+        *(found.evaluation, found.diff),
+    )
+    if not any(recorded):
         raise UsageError(
             f"there is nothing to report: {_empty(folder)}, and neither --evaluation nor --dumps "
             "was given\n"
-            "  r18 bench, verify, mutate and sanitize write records with --record; another folder "
-            "is named with --records"
+            f"  r18 {', '.join(SHOWN)} write records with --record; --records names another folder"
         )
     return found
 
@@ -144,7 +156,7 @@ def gather(
 def _empty(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no folder of records '{folder}'"
-    return f"'{folder}' holds no record of bench, verify, mutate or sanitize"
+    return f"'{folder}' holds no record of {', '.join(SHOWN)}"
 
 
 def _records(

@@ -10,6 +10,7 @@ from r18.report.markup import Markup, joined, scrolled, tag
 from r18.report.scale import value
 
 HEADS = ("file", "mutants", "caught", "survived", "equivalent", "do not compile", "caught of tried")
+SURVIVOR = ("where", "was", "became", "shown to")
 NAMED = 2
 """Kernels that a survivor was shown to, of which more are counted only."""
 STATUSES = ("killed", "survived", "equivalent", "invalid")
@@ -126,8 +127,8 @@ def _row(name: str, counts: Counter[str]) -> Markup:
 
 
 def _survivors(run: Mapping[str, Any], names: Sequence[str]) -> Markup:
-    heads = ("where", "was", "became", "shown to")
-    head = tag("tr", *(tag("th", name, scope="col") for name in heads))
+    heads = (tag("th", name, scope="col", class_="words") for name in SURVIVOR[1:])
+    head = tag("tr", tag("th", SURVIVOR[0], scope="col"), *heads)
     rows = []
     for name in names:
         entry = run["results"][name]

@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from r18.report import agreement, bounds, checkpoints, layers, mutants, sanitizers, speed
+from r18.report import (
+    agreement,
+    bounds,
+    checkpoints,
+    fusion,
+    layers,
+    mutants,
+    sanitizers,
+    speed,
+)
 from r18.report.evidence import Evidence, Group
 from r18.report.markup import Markup, scrolled, tag
 from r18.report.scale import value
@@ -42,6 +51,8 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         yield "time per layer", "r18 bench --per-step --record", device
     for slug in dict.fromkeys(group.device for group in evidence.groups if not group.floors):
         yield f"a roofline of {slug}", "r18 roofline --backend NAME --measure", device
+    if not evidence.profiled:
+        yield "fusion levels", "r18 profile --backend NAME --check --record", device
     if not evidence.verified:
         yield "error over bound", "r18 verify --record", device
     elif not any(record["networks"] for record in evidence.verified.values()):
@@ -71,6 +82,8 @@ def _sections(evidence: Evidence) -> Iterator[tuple[str, str, list[str | None]]]
         yield "speed", "Throughput and latency", list(speed.section(evidence.groups))
     if steps := list(layers.section(evidence.groups)):
         yield "layers", "Time per layer", list(steps)
+    if evidence.profiled:
+        yield "fusion", "Fusion levels", list(fusion.section(evidence.profiled))
     if evidence.verified:
         yield "bounds", "Error over bound", list(bounds.section(evidence.verified))
     if evidence.mutated:
@@ -154,6 +167,10 @@ def _origins(evidence: Evidence) -> Markup:
         packages = group.data["environment"]["packages"]
         words = [group.device_name, *(f"{name} {said}" for name, said in packages.items())]
         rows.append((f"bench-{group.device}", group.title, group.data["date"], ", ".join(words)))
+    for slug, record in evidence.profiled.items():
+        count = f"{len(record['groups'])} runs in turns"
+        dates = (group["date"] for group in record["groups"].values())
+        rows.append((f"profile-{slug}", count, _span(dates), record["device"]))
     for slug, record in evidence.verified.items():
         kernels = f"{len(record['kernels'])} kernels"
         dates = (entry["date"] for entry in record["kernels"].values())
