@@ -92,7 +92,7 @@ def test_every_image_is_in_the_table_once(folder: Path, tmp_path: Path) -> None:
     assert [row["file"] for row in rows] == numbered(11)
     assert [row["file"] for row in rows if row["status"] != OK] == [numbered(11)[4]]
     assert rows[4]["status"] == UNREADABLE
-    assert numbered(11)[4] in rows[4]["error"]
+    assert rows[4]["error"].startswith("not an image of a known format")
     assert not journal_of(tmp_path / "t.csv").exists()
     summary = done.summary
     assert (summary.images, summary.unreadable, summary.compared) == (11, 1, 10)
@@ -326,6 +326,7 @@ def test_the_command_prints_the_numbers(folder: Path, tmp_path: Path) -> None:
     assert found["accuracy"].startswith("top-1 90.00 %, top-5 ")
     assert found["accuracy"].endswith(" of 10")
     assert float(found["speedup"]) > 0
+    assert f"UNREADABLE: {numbered(11)[4]}: not an image of a known format" in done.out
     assert "images: 11 in " in done.err
     assert "against: torch, CPU" in done.err
     assert f"results in {tmp_path / 't.csv'}" in done.err
@@ -336,6 +337,7 @@ def test_the_command_as_json(folder: Path, tmp_path: Path) -> None:
     data = json.loads(done.out)
     assert done.code == 0
     assert (data["images"], data["agree_top1"], data["unreadable"]) == (11, 10, 1)
+    assert [row["file"] for row in data["not_read"]] == [numbered(11)[4]]
     assert data["request"]["weights_sha256"] == weights().sha256
     assert [line["name"] for line in data["running"]] == ["numpy", "numpy"]
 

@@ -40,7 +40,7 @@ from r18.weights import Weights, load_weights
 
 NO_REFERENCE = "none"
 SHOWN = 10
-"""Images of another class that are named; the table has all."""
+"""Images of another class, and such that cannot be read, that are named; the table has all."""
 
 
 def evaluate(
@@ -151,7 +151,7 @@ def evaluate(
 
 
 def text(summary: Summary, reference: str | None) -> str:
-    """The summary in lines `name = value`, then the images whose class changed."""
+    """The summary in lines `name = value`, then images whose class changed or that are broken."""
     lines = [("images", str(summary.images))]
     if summary.unreadable:
         lines.append(("unreadable", str(summary.unreadable)))
@@ -173,10 +173,15 @@ def text(summary: Summary, reference: str | None) -> str:
     if summary.speedup is not None:
         lines.append(("speedup", f"{summary.speedup:.2f}"))
     parts = [f"{name} = {value}" for name, value in lines]
-    parts += [_changed(row) for row in summary.changed[:SHOWN]]
-    if len(summary.changed) > SHOWN:
-        parts.append(f"and {len(summary.changed) - SHOWN} more")
+    for rows, line in ((summary.changed, _changed), (summary.not_read, _not_read)):
+        parts += [line(row) for row in rows[:SHOWN]]
+        if len(rows) > SHOWN:
+            parts.append(f"and {len(rows) - SHOWN} more")
     return "\n".join(parts)
+
+
+def _not_read(row: Row) -> str:
+    return f"UNREADABLE: {printable(row.file)}: {row.error}"
 
 
 def _changed(row: Row) -> str:
