@@ -12,6 +12,9 @@ sanitize: device. What compute-sanitizer's tools found.
 mutate:   devices; backends (all). What share of the mutants the oracle caught; a line a backend.
 profile:  device, precisions, batches; backend (cupy), memory (contiguous, or channels-last). CPU
           and CUDA time of the drop-in at each fusion level; a line a level, precision and batch.
+evaluate: devices, images (the folder's name); backends (all), network (resnet18). Agreement with
+          the reference on photographs, and how fast; a line a backend, precision and number of
+          workers.
 """
 
 from __future__ import annotations
@@ -335,11 +338,64 @@ def profile_caption(group: Mapping[str, Any]) -> str:
     )
 
 
+# -- evaluate ----------------------------------------------------------------------------------
+
+
+def evaluate_table(options: Mapping[str, str], folder: Path) -> Table:
+    """What evaluations of a folder of photographs came to."""
+    images, network = _one(options, "images"), options.get("network", "resnet18")
+    asked = options.get("backends")
+    rows: list[Row] = []
+    captions: dict[str, None] = {}
+    for device in _one(options, "devices").split(","):
+        for found in _record(folder, "evaluate", device)["entries"].values():
+            if (found["network"], found["folder"]) != (network, images):
+                continue
+            if asked is not None and found["backend"] not in asked.split(","):
+                continue
+            captions[_evaluate_caption(found)] = None
+            rows.append((found["backend"], device, *_evaluated(found)))
+    if not rows:
+        raise UsageError(
+            f"no record of {options['devices']} has an evaluation of '{images}'"
+            + (f" with {asked}" if asked else "")
+        )
+    return Table(EVALUATE_HEADS, "llllrrrrrrrr", rows, "<br>\n".join(captions))
+
+
+EVALUATE_HEADS = (
+    *("backend", "device", "precision", "against", "images", "same class", "near ties"),
+    *("right", "ms/image", "speedup", "workers", "images/s"),
+)
+
+
+def _evaluated(found: Mapping[str, Any]) -> Iterator[str]:
+    """The cells of an evaluation behind its device."""
+    against = found["against"]
+    yield found["precision"]
+    yield MISSING if against is None else f"{against} {found['against_precision']}"
+    yield f"{found['images']:,}"
+    yield MISSING if not found["compared"] else f"{found['agree_top1']:,}"
+    yield MISSING if not found["compared"] else f"{found['near_ties']:,}"
+    right = found["accuracy"]
+    yield MISSING if right is None else f"{right['top1']:.2%}"
+    for number, form in (("backend_ms", ".4g"), ("speedup", ".2f")):
+        yield MISSING if found[number] is None else f"{found[number]:{form}}"
+    yield MISSING if found["workers"] is None else str(found["workers"])
+    rate = found["images_per_second"]
+    yield MISSING if rate is None else f"{rate:,.0f}"
+
+
+def _evaluate_caption(found: Mapping[str, Any]) -> str:
+    return f"{device_words(found)}, batch {found['batch']}, {found['date'][:10]}."
+
+
 TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
     "verify": (verify_table, ("device", "backend")),
     "sanitize": (sanitize_table, ("device",)),
     "mutate": (mutate_table, ("devices", "backends")),
+    "evaluate": (evaluate_table, ("devices", "images", "backends", "network")),
     "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
 """How each is made, and the options that its marker may have."""
@@ -350,6 +406,7 @@ __all__ = [
     "bench_caption",
     "bench_table",
     "device_words",
+    "evaluate_table",
     "mutate_table",
     "profile_caption",
     "profile_table",

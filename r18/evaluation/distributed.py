@@ -95,6 +95,11 @@ class Cluster:
         self._folder = folder
         self._threads = threads
 
+    @property
+    def workers(self) -> int:
+        """Those that are there now."""
+        return len(self._client.nthreads())
+
     def running(self) -> tuple[Running, ...]:
         """What the workers run on; on each of them the programs are compiled then.
 
