@@ -133,6 +133,7 @@ def test_every_worker_is_ready_before_the_first_batch(client: Any, folder: Path)
 
         return list(distributed._pairs)
 
+    client.wait_for_workers(2)  # another test killed one
     asked = request(batch=5)
     (running, reference) = Cluster(client, asked, folder).running()
     assert (running.name, reference.name) == ("numpy", "numpy")
@@ -143,6 +144,7 @@ def test_workers_with_different_kernels_are_refused(
     client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each says what it is by its process."""
+    client.wait_for_workers(2)
 
     def different(request: Request) -> tuple[Running, ...]:
         return (Running("numpy", "a CPU", "cpu", str(os.getpid())),)
