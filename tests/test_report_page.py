@@ -409,7 +409,7 @@ def test_what_is_hostile_is_shown_as_text(tmp_path: Path) -> None:
         sanitize_nvidia_h200={"device": HOSTILE, "sanitizer": HOSTILE, "tools": {HOSTILE: tool}},
     )
     path = tmp_path / "evaluation.csv"
-    write_table(path, [Row(HOSTILE, 1, OK, (1, 2), (2, 1), 0.5, HOSTILE)], BOUND, {})
+    write_table(path, [Row(HOSTILE, 1, OK, (1, 2), (2, 1), 0.5, HOSTILE), ROWS[0]], BOUND, {})
     diff = DIFF | {"expected": HOSTILE, "first_bad": HOSTILE}
     evidence = gather(folder, path, photographs(tmp_path / "i", ["a.png"]), diff=diff)
     text = page(evidence)
@@ -864,6 +864,12 @@ def test_nothing_at_all_is_refused(tmp_path: Path) -> None:
         gather(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="no such folder; name the one that was evaluated"):
         gather(written(tmp_path), images=tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="give --evaluation, too"):
+        gather(written(tmp_path), images=tmp_path)
+    path = tmp_path / "evaluation.csv"
+    write_table(path, ROWS, BOUND, {})
+    with pytest.raises(UsageError, match=r"none of the 5 images of .* is in it, such as 'a.png'"):
+        gather(written(tmp_path), path, tmp_path)
 
 
 RECORDS = [
@@ -1061,6 +1067,12 @@ def test_a_target_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     done = r18("report", "--records", written(tmp_path / "records"), "--out", tmp_path)
     assert done.code == 2
     assert "is a folder; name a file in it" in done.err
+    (tmp_path / "file").write_text("")
+    done = r18(
+        "report", "--records", tmp_path / "records", "--out", tmp_path / "file" / "page.html"
+    )
+    assert done.code == 2
+    assert re.search("cannot write '.*/file/page.html': .*; choose another place", done.err)
 
 
 # -- what pages are made of --------------------------------------------------------------------

@@ -64,7 +64,7 @@ def verify(
 
     Exit codes: 0 no finding, 1 findings, 2 a wrong request or nothing was executed.
     """
-    from r18.atomic import new_file
+    from r18.atomic import write_text
     from r18.cli.progress import progress_bar
     from r18.registry import get_backend, load_backend, survey
     from r18_oracle import records as evidence
@@ -111,11 +111,9 @@ def verify(
         path = save(finding, findings)
         typer.echo(f"\n{finding.describe(path)}", err=as_json)
     if junit is not None:
-        with new_file(junit) as draft:
-            draft.write_text(verify_text.junit(verification), "utf-8")
+        write_text(junit, verify_text.junit(verification))
     if html is not None:
-        with new_file(html) as draft:
-            draft.write_text(page(verification, findings=findings), "utf-8")
+        write_text(html, page(verification, findings=findings))
     if record:
         for said in evidence.save(verification, chosen, records):
             typer.echo(f"\n{said}", err=as_json)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from r18.errors import UsageError
+from r18.records import REMEDY
 
 _GROUP = (
     *("network", "precision", "fusion", "batch", "date", "warmup", "repeat"),
@@ -126,11 +127,7 @@ def _check(path: Path, data: Any, keys: Iterable[str]) -> None:
 
 
 def _damaged(path: Path, why: str) -> UsageError:
-    what = path.stem.partition("-")[0]
-    return UsageError(
-        f"the record '{path}' is damaged or of an older r18: {why}\n"
-        f"  r18 {what} --record writes it anew; until then, take it out of the folder"
-    )
+    return UsageError(f"the record '{path}' is damaged or of an older r18: {why}\n{REMEDY}")
 
 
 __all__ = ["check_mutated", "check_profiled", "check_sanitized", "check_timed", "check_verified"]

@@ -115,10 +115,11 @@ def gather(
     """Read what there is; see `Evidence`.
 
     Raises `UsageError` for a record or an evaluation that is damaged, for a folder of images that
-    is none, and where there is nothing at all to show.
+    is none or not of the evaluation, and where there is nothing at all to show.
     """
-    if images is not None and not images.is_dir():
-        raise UsageError(f"images '{images}': no such folder; name the one that was evaluated")
+    evaluated = None if evaluation is None else read_evaluation(evaluation)
+    if images is not None:
+        _check_images(images, evaluated)
     ceilings = {
         slug: Ceilings.from_record(record)
         for slug, record in records.read_all(folder, CEILINGS).items()
@@ -135,7 +136,7 @@ def gather(
         _records(folder, VERIFY, check_verified),
         _records(folder, MUTATE, check_mutated),
         _records(folder, SANITIZE, check_sanitized),
-        None if evaluation is None else read_evaluation(evaluation),
+        evaluated,
         images,
         network,
         diff,
@@ -151,6 +152,19 @@ def gather(
             f"  r18 {', '.join(SHOWN)} write records with --record; --records names another folder"
         )
     return found
+
+
+def _check_images(folder: Path, evaluation: Evaluation | None) -> None:
+    if not folder.is_dir():
+        raise UsageError(f"images '{folder}': no such folder; name the one that was evaluated")
+    if evaluation is None:
+        raise UsageError("--images shows the photographs of an evaluation: give --evaluation, too")
+    files = [row.file for row, _ in evaluation.rows]
+    if files and not any((folder / file).is_file() for file in files):
+        raise UsageError(
+            f"images '{folder}': none of the {len(files)} images of '{evaluation.path}' is in it, "
+            f"such as '{files[0]}'; name the folder that was evaluated"
+        )
 
 
 def _empty(folder: Path) -> str:
