@@ -10,7 +10,7 @@ import typer
 
 from r18.backend import FUSION_LEVELS
 from r18.cli.app import FOUND, REFUSED
-from r18.cli.options import listed
+from r18.cli.options import backend_names, listed
 from r18.records import FOLDER
 from r18.schedule import NETWORKS
 from r18.weights import SOURCES
@@ -20,7 +20,9 @@ def verify(
     backend: Annotated[
         str,
         typer.Option(
-            help="Names or module:attr, separated by commas; or all.", envvar="R18_BACKEND"
+            help="Names or module:attr, separated by commas; or all.",
+            envvar="R18_BACKEND",
+            autocompletion=backend_names,
         ),
     ] = "all",
     kernels: Annotated[
