@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from r18.errors import R18Error, UsageError
+
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
@@ -31,6 +33,20 @@ def new_file(target: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
         raise
     _flush(target.parent)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a text file, whole or not at all; folders above it are made.
+
+    Raises `R18Error` where it cannot be written.
+    """
+    if target.is_dir():
+        raise UsageError(f"'{target}' is a folder; name a file in it")
+    try:
+        with new_file(target) as draft:
+            draft.write_text(text, "utf-8")
+    except OSError as error:
+        raise R18Error(f"cannot write '{target}': {error}; choose another place") from error
 
 
 @contextmanager
@@ -89,4 +105,4 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["new_file", "new_folder"]
+__all__ = ["new_file", "new_folder", "write_text"]

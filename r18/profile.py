@@ -11,7 +11,7 @@ PyTorch is imported when it is needed: the core works without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ import numpy as np
 from r18.atomic import new_file
 from r18.backend import Array
 from r18.bench import random_images, rotated
-from r18.errors import BackendUnavailable, NoKernel, UsageError, unknown
+from r18.errors import BackendUnavailable, NoKernel, R18Error, UsageError, unknown
+from r18.registry import get_backend
 from r18.schedule import Schedule
 
 MODEL = "torchvision"
@@ -42,6 +43,7 @@ class Row:
 
     cpu_ms, cuda_ms: see the module; `cuda_ms` is None on a CPU.
     cpu_ratio, cuda_ratio: divided by the time of `MODEL`; below 1 is faster.
+    loss: what its output loses against float64, in parts of what it may; None if nobody judged.
     """
 
     contender: str
@@ -50,14 +52,20 @@ class Row:
     cuda_ms: float | None
     cpu_ratio: float
     cuda_ratio: float | None
+    loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
+Judge = Callable[[str, int, Callable[[Array], Array], str, Iterable[str]], float]
+"""From a contender's name, the batch, a function from images to logits, the fusion level and the
+algorithms of its kernels to the loss in parts of what it may lose; above 1 it is wrong."""
+
+
 @dataclass(frozen=True)
 class Skipped:
-    """A level that the backend cannot run, with the reason."""
+    """A level that the backend cannot run, or that puts out what is wrong, with the reason."""
 
     contender: str
     reason: str
@@ -65,13 +73,14 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Report:
-    """What was profiled: where, the rows by batch, and what could not be."""
+    """What was profiled: where, the rows by batch, what could not be, and what is wrong."""
 
     device: str
     backend: str
     precision: str
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
+    wrong: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ def profile(
     repeat: int = 5,
     channels_last: bool = False,
     traces: Path | None = None,
+    judge: Judge | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Profile torchvision's module and the drop-in at some levels, at some batches.
@@ -109,32 +119,39 @@ def profile(
     channels_last: the module and the images lie in channels-last memory.
     traces:    a folder: the best run of each is written there as a Chrome trace,
                `CONTENDER-batchN.json`.
+    judge:     asked about the output of each contender at each batch; a wrong one is no row.
     progress:  told of each run that begins, in words.
 
     A level for which the backend has no kernels is left out and reported. Raises
     `BackendUnavailable` without PyTorch or where it sees no such device, `UnknownName` for a level
-    or precision that does not exist, `UsageError` for numbers that make no sense, `OSError` where
-    a trace cannot be written.
+    or precision that does not exist, `UsageError` for numbers that make no sense, `R18Error` where
+    torchvision's own module is wrong, `OSError` where a trace cannot be written.
     """
     _check(batches, levels, precision, repeat)
     torch = _torch(kind)
     rows: list[Row] = []
     skipped: dict[Skipped, None] = {}
+    wrong: list[Skipped] = []
     with _switches(torch, kind, precision), torch.inference_mode():
         model = _model(torch, schedule, weights, kind, precision, channels_last)
         for batch in batches:
             # Made anew for each batch, so that no more than one batch's memory is held.
             calls = {MODEL: model, **_drop_ins(model, backend, levels, precision, skipped)}
+            losses: dict[str, float] = {}
+            if judge is not None:
+                progress(f"batch {batch}: judging")
+                losses = _losses(torch, judge, calls, model, backend, precision, batch)
+                wrong += _take_wrong(calls, losses, batch)
             (array,) = random_images((batch, *schedule.input_shape), 1)
-            images = _like_weights(torch, array, model, channels_last)
+            images = _like_weights(torch, array, model)
             runs = _rounds(torch, calls, images, repeat, progress)
-            rows += _rows(batch, runs)
+            rows += _rows(batch, runs, losses)
             if traces is not None:
                 _write_traces(traces, batch, runs)
     cpu = f"CPU, {torch.get_num_threads()} threads"
     device = torch.cuda.get_device_name() if kind == "cuda" else cpu
     where = f"{device}, PyTorch {torch.__version__}"
-    return Report(where, backend, precision, tuple(rows), tuple(skipped))
+    return Report(where, backend, precision, tuple(rows), tuple(skipped), tuple(wrong))
 
 
 def _check(batches: Sequence[int], levels: Sequence[str], precision: str, repeat: int) -> None:
@@ -223,11 +240,64 @@ def _drop_ins(
     return found
 
 
-def _like_weights(torch: Any, array: Array, model: Any, channels_last: bool) -> Any:
-    format = torch.channels_last if channels_last else torch.contiguous_format
+def _like_weights(torch: Any, array: Array, model: Any) -> Any:
+    """Images on the model's device, in its dtype and memory format."""
     weight = model.conv1.weight
+    nhwc = weight.is_contiguous(memory_format=torch.channels_last)
     images = torch.from_numpy(array).to(weight.device, weight.dtype)
-    return images.to(memory_format=format)
+    return images.to(memory_format=torch.channels_last if nhwc else torch.contiguous_format)
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+
+def _losses(
+    torch: Any,
+    judge: Judge,
+    calls: Mapping[str, Any],
+    model: Any,
+    backend: str,
+    precision: str,
+    batch: int,
+) -> dict[str, float]:
+    """What each contender loses, in parts of what it may."""
+
+    def run_of(call: Any) -> Callable[[Array], Array]:
+        def run(images: Array) -> Array:
+            logits: Array = call(_like_weights(torch, images, model)).double().cpu().numpy()
+            return logits
+
+        return run
+
+    # Where PyTorch convolves, no kernel of the backend sums anything.
+    own = {
+        k.contract.algorithm
+        for k in get_backend(backend).kernels()
+        if k.precision.name == precision
+    }
+    return {
+        name: judge(
+            name,
+            batch,
+            run_of(call),
+            "none" if name == MODEL else name,
+            () if name in (MODEL, "add_relu") else own,
+        )
+        for name, call in calls.items()
+    }
+
+
+def _take_wrong(calls: dict[str, Any], losses: Mapping[str, float], batch: int) -> list[Skipped]:
+    """Take the levels that are wrong out of `calls`; what they are, with the reason."""
+    found = []
+    for name, loss in losses.items():
+        if not loss <= 1:
+            said = f"it loses {loss:.3g} times what it may against float64 at batch {batch}"
+            if name == MODEL:
+                raise R18Error(f"torchvision's module is wrong itself: {said}")
+            del calls[name]
+            found.append(Skipped(name, f"its output is wrong: {said}"))
+    return found
 
 
 # -- runs --------------------------------------------------------------------------------------
@@ -284,7 +354,7 @@ def _profiled(torch: Any, call: Any, images: Any) -> _Run:
     return _Run(cpu / 1e3, cuda / 1e3 if images.is_cuda else None, found)
 
 
-def _rows(batch: int, runs: Mapping[str, Sequence[_Run]]) -> list[Row]:
+def _rows(batch: int, runs: Mapping[str, Sequence[_Run]], losses: Mapping[str, float]) -> list[Row]:
     """The best of each column, and how it compares."""
     cpu = {name: min(run.cpu_ms for run in found) for name, found in runs.items()}
     cuda = {
@@ -297,7 +367,15 @@ def _rows(batch: int, runs: Mapping[str, Sequence[_Run]]) -> list[Row]:
         return mine / models if mine is not None and models else None
 
     return [
-        Row(name, batch, cpu[name], cuda[name], cpu[name] / cpu[MODEL], ratio(name))
+        Row(
+            name,
+            batch,
+            cpu[name],
+            cuda[name],
+            cpu[name] / cpu[MODEL],
+            ratio(name),
+            losses.get(name),
+        )
         for name in runs
     ]
 

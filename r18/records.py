@@ -16,12 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from r18.atomic import new_file
+from r18.atomic import write_text
 from r18.backend import DeviceInfo
 from r18.errors import UsageError
 
 FOLDER = Path("exports/records")
 FORMAT = 1
+REMEDY = "  take it out of the folder, and make it anew: --record writes it"
+"""Of a record that cannot be used."""
 
 # What decides the numbers of a run, where it is installed.
 PACKAGES = (
@@ -110,9 +112,9 @@ def read(path: Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {"record": what, "format": FORMAT}
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the record '{path}': {error}") from None
+        raise UsageError(f"cannot read the record '{path}': {error}\n{REMEDY}") from None
     if not isinstance(data, dict) or (data.get("record"), data.get("format")) != (what, FORMAT):
-        raise UsageError(f"'{path}' is no {what} record that this version of r18 wrote")
+        raise UsageError(f"'{path}' is no {what} record that this version of r18 wrote\n{REMEDY}")
     return data
 
 
@@ -123,9 +125,8 @@ def read_all(folder: Path, what: str) -> dict[str, dict[str, Any]]:
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Write a record, whole or not at all. Raises `OSError`."""
-    with new_file(path) as draft:
-        draft.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", "utf-8")
+    """Write a record, whole or not at all. Raises `R18Error` where it cannot be written."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 __all__ = [

@@ -14,6 +14,12 @@ tuned:    device, precision, batch; backend (cupy), network, before. The time of
           tuned-<device>-<before>.json.
 verify:   device; backend (cupy). What was verified; a line an op and algorithm.
 sanitize: device. What compute-sanitizer's tools found.
+mutate:   devices; backends (all). What share of the mutants the oracle caught; a line a backend.
+profile:  device, precisions, batches; backend (cupy), memory (contiguous, or channels-last). CPU
+          and CUDA time of the drop-in at each fusion level; a line a level, precision and batch.
+evaluate: devices, images (the folder's name); backends (all), network (resnet18). Agreement with
+          the reference on photographs, and how fast; a line a backend, precision and number of
+          workers.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from r18.ops import ConvMaxPool, Problem
 from r18.passes import fuse, fuse_pool
 from r18.peers import TORCH
 from r18.precision import precision as precision_named
+from r18.profile_record import group_name as profile_group
 from r18.roofline import WHAT as CEILINGS
 from r18.roofline import Ceilings, limit
 from r18.schedule import Schedule, network
@@ -178,8 +185,8 @@ def device_words(group: Mapping[str, Any]) -> str:
     if device["kind"] != "cpu":
         return str(device["name"])
     host = group["machine"]
-    threads = f"{host['threads']} threads" if "threads" in host else f"{host['cpus']} CPUs"
-    return f"{host['processor']}, {threads}"
+    key, noun = ("threads", "thread") if "threads" in host else ("cpus", "CPU")
+    return f"{host['processor']}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
 
 
 def bench_caption(group: Mapping[str, Any]) -> str:
@@ -380,12 +387,154 @@ def sanitize_table(options: Mapping[str, str], folder: Path) -> Table:
     return Table(("tool", "kernels", "problems", "errors", "verdict"), "lrrrl", rows, caption)
 
 
+# -- mutate ------------------------------------------------------------------------------------
+
+
+def mutate_table(options: Mapping[str, str], folder: Path) -> Table:
+    """How many mutants of each backend were caught, of those that could be."""
+    rows: list[Row] = []
+    dates: list[str] = []
+    asked = options.get("backends")
+    for device in _one(options, "devices").split(","):
+        for name, run in _record(folder, "mutate", device)["backends"].items():
+            if asked is not None and name not in asked.split(","):
+                continue
+            dates.append(run["date"][:10])
+            numbers = [run[key] for key in ("mutants", "killed", "survived", "equivalent")]
+            numbers += [run["invalid"], run["left"]]
+            rows.append((name, device, *(f"{n:,}" for n in numbers), f"{run['score']:.2f} %"))
+    if not rows:
+        raise UsageError(f"no record of {options['devices']} has mutants of '{asked}'")
+    heads = (
+        *("backend", "device", "mutants", "caught", "survived", "equivalent", "do not compile"),
+        *("not judged yet", "caught of tried"),
+    )
+    return Table(heads, "llrrrrrrr", rows, f"{' to '.join(_ends(sorted(dates)))}.")
+
+
+# -- profile -----------------------------------------------------------------------------------
+
+
+def profile_table(options: Mapping[str, str], folder: Path) -> Table:
+    """torchvision's module and the drop-in at each level, by precision and batch.
+
+    CUDA time is shown where there is any, and what an output loses where that was judged.
+    """
+    device, backend = _one(options, "device"), options.get("backend", "cupy")
+    memory = options.get("memory", "contiguous")
+    precisions = _one(options, "precisions").split(",")
+    batches = [int(batch) for batch in _one(options, "batches").split(",")]
+    groups = _record(folder, "profile", device)["groups"]
+    rows: list[Row] = []
+    captions: dict[str, None] = {}
+    for precision in precisions:
+        for batch in batches:
+            found = groups.get(profile_group(backend, precision, batch, memory == "channels-last"))
+            if found is None:
+                continue
+            captions[profile_caption(found)] = None
+            for row in found["rows"]:
+                head = (row["contender"], precision, str(batch))
+                rows.append((*head, *_profiled(row)))
+    if not rows:
+        raise UsageError(
+            f"the record of {device} has no profile of '{backend}' in {', '.join(precisions)}, "
+            f"batch {', '.join(map(str, batches))}, {memory}"
+        )
+    kept = [at for at in range(len(PROFILE_HEADS)) if any(row[at] != MISSING for row in rows)]
+    rows = [[row[at] for at in kept] for row in rows]
+    heads = [PROFILE_HEADS[at] for at in kept]
+    return Table(heads, ("ll" + "r" * len(heads))[: len(heads)], rows, "<br>\n".join(captions))
+
+
+PROFILE_HEADS = (
+    *("fuse", "precision", "batch", "CPU ms", "/ torchvision", "CUDA ms", "/ torchvision"),
+    "of what it may lose",
+)
+
+
+def _profiled(row: Mapping[str, Any]) -> Iterator[str]:
+    """The cells of a contender behind its batch."""
+    for kind in ("cpu", "cuda"):
+        ms, ratio = row[f"{kind}_ms"], row[f"{kind}_ratio"]
+        yield MISSING if ms is None else f"{ms:.4g}"
+        yield MISSING if ratio is None else f"{ratio:.2f}"
+    yield MISSING if row["loss"] is None else f"{row['loss']:.3f}"
+
+
+def profile_caption(group: Mapping[str, Any]) -> str:
+    """Of a record's group: the device, what it was profiled with, when, and how often."""
+    environment = group["environment"]
+    words = [device_words(group), f"PyTorch {environment['packages']['torch']}"]
+    if environment.get("driver"):
+        words.append(f"driver {environment['driver']}")
+    return (
+        f"{', '.join(words)}, {group['date'][:10]}: the best of {group['repeat']} profiled runs, "
+        f"weights {group['weights']['source']}."
+    )
+
+
+# -- evaluate ----------------------------------------------------------------------------------
+
+
+def evaluate_table(options: Mapping[str, str], folder: Path) -> Table:
+    """What evaluations of a folder of photographs came to."""
+    images, network = _one(options, "images"), options.get("network", "resnet18")
+    asked = options.get("backends")
+    rows: list[Row] = []
+    captions: dict[str, None] = {}
+    for device in _one(options, "devices").split(","):
+        for found in _record(folder, "evaluate", device)["entries"].values():
+            if (found["network"], found["folder"]) != (network, images):
+                continue
+            if asked is not None and found["backend"] not in asked.split(","):
+                continue
+            captions[_evaluate_caption(found)] = None
+            rows.append((found["backend"], device, *_evaluated(found)))
+    if not rows:
+        raise UsageError(
+            f"no record of {options['devices']} has an evaluation of '{images}'"
+            + (f" with {asked}" if asked else "")
+        )
+    return Table(EVALUATE_HEADS, "llllrrrrrrrr", rows, "<br>\n".join(captions))
+
+
+EVALUATE_HEADS = (
+    *("backend", "device", "precision", "against", "images", "same class", "near ties"),
+    *("right", "ms/image", "speedup", "workers", "images/s"),
+)
+
+
+def _evaluated(found: Mapping[str, Any]) -> Iterator[str]:
+    """The cells of an evaluation behind its device."""
+    against = found["against"]
+    yield found["precision"]
+    yield MISSING if against is None else f"{against} {found['against_precision']}"
+    yield f"{found['images']:,}"
+    yield MISSING if not found["compared"] else f"{found['agree_top1']:,}"
+    yield MISSING if not found["compared"] else f"{found['near_ties']:,}"
+    right = found["accuracy"]
+    yield MISSING if right is None else f"{right['top1']:.2%}"
+    for number, form in (("backend_ms", ".4g"), ("speedup", ".2f")):
+        yield MISSING if found[number] is None else f"{found[number]:{form}}"
+    yield MISSING if found["workers"] is None else str(found["workers"])
+    rate = found["images_per_second"]
+    yield MISSING if rate is None else f"{rate:,.0f}"
+
+
+def _evaluate_caption(found: Mapping[str, Any]) -> str:
+    return f"{device_words(found)}, batch {found['batch']}, {found['date'][:10]}."
+
+
 TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
     "roofline": (roofline_table, ("device", "backend", "network", "fusion")),
     "tuned": (tuned_table, ("device", "precision", "batch", "backend", "network", "before")),
     "verify": (verify_table, ("device", "backend")),
     "sanitize": (sanitize_table, ("device",)),
+    "mutate": (mutate_table, ("devices", "backends")),
+    "evaluate": (evaluate_table, ("devices", "images", "backends", "network")),
+    "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
 """How each is made, and the options that its marker may have."""
 
@@ -395,6 +544,10 @@ __all__ = [
     "bench_caption",
     "bench_table",
     "device_words",
+    "evaluate_table",
+    "mutate_table",
+    "profile_caption",
+    "profile_table",
     "rendered",
     "roofline_table",
     "sanitize_table",

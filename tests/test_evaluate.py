@@ -25,15 +25,18 @@ from evaluate_support import (
     twins,
     weights,
 )
+from r18 import records
 from r18.errors import R18Error, UnknownName, UsageError, WeightsError
 from r18.evaluation.evaluate import Evaluation, Progress, evaluate, journal_of
 from r18.evaluation.pair import Pair
+from r18.evaluation.record import save
 from r18.evaluation.request import Request
 from r18.evaluation.rows import OK, UNREADABLE
 from r18.evaluation.sources import Item
 from r18.margins import Allowance, calls, is_tie, unit_roundoff
 from r18.precision import FP32, FP64, INT8
 from r18.preprocess import preprocess_batch
+from r18.tables import rendered
 from support import ROOT, run_python
 
 
@@ -92,7 +95,7 @@ def test_every_image_is_in_the_table_once(folder: Path, tmp_path: Path) -> None:
     assert [row["file"] for row in rows] == numbered(11)
     assert [row["file"] for row in rows if row["status"] != OK] == [numbered(11)[4]]
     assert rows[4]["status"] == UNREADABLE
-    assert numbered(11)[4] in rows[4]["error"]
+    assert rows[4]["error"].startswith("not an image of a known format")
     assert not journal_of(tmp_path / "t.csv").exists()
     summary = done.summary
     assert (summary.images, summary.unreadable, summary.compared) == (11, 1, 10)
@@ -326,9 +329,58 @@ def test_the_command_prints_the_numbers(folder: Path, tmp_path: Path) -> None:
     assert found["accuracy"].startswith("top-1 90.00 %, top-5 ")
     assert found["accuracy"].endswith(" of 10")
     assert float(found["speedup"]) > 0
+    assert f"UNREADABLE: {numbered(11)[4]}: not an image of a known format" in done.out
     assert "images: 11 in " in done.err
     assert "against: torch, CPU" in done.err
     assert f"results in {tmp_path / 't.csv'}" in done.err
+
+
+def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Path) -> None:
+    """Also of a run that was interrupted: what was done before it is said."""
+    kept, out = tmp_path / "records", tmp_path / "t.csv"
+    first, again = ("--record", "--records", kept), ("--restart",)
+    done = command(folder, out, *first, "--labels", "none")
+    assert done.code == 0, done.err
+    path = kept / "evaluate-cpu.json"
+    assert f"recorded in {path}" in done.err
+    data = json.loads(command(folder, out, "--labels", "none", "--json", *again).out)
+    (name,) = records.read(path, "evaluate")["entries"]
+    assert name == f"tiny/numpy/fp32/numpy-fp64/{folder.name}"
+    found = records.read(path, "evaluate")["entries"][name]
+    same = ("images", "compared", "agree_top1", "near_ties", "bound", "accuracy")
+    assert [found[key] for key in same] == [data[key] for key in same]
+    assert (found["changed"], found["not_read"]) == (0, 1)
+    assert (found["workers"], found["resumed"], found["accuracy"]) == (None, 0, None)
+    assert found["images_per_second"] == pytest.approx(11 / found["seconds"])
+    assert str(folder.parent) not in path.read_text()
+    text = (
+        f"<!-- table: evaluate devices=cpu images={folder.name} network=tiny -->\n<!-- /table -->"
+    )
+    row = rendered(text, kept).splitlines()[4]
+    assert row.startswith("| numpy | cpu | fp32 | numpy fp64 | 11 | 10 | 0 |  | ")
+    with pytest.raises(UsageError, match="no record of cpu has an evaluation of 'x'"):
+        rendered(text.replace(folder.name, "x"), kept)
+    with pytest.raises(UsageError, match=r"has an evaluation of '.*' with cupy"):
+        rendered(text.replace(" network", " backends=cupy network"), kept)
+
+
+def test_a_resumed_run_says_how_much_was_done(folder: Path, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "t.csv", on_progress=stop)
+    done = run(folder, tmp_path / "t.csv")
+    assert 0 < done.resumed < 11
+    assert done.seconds > 0
+    images = image_set(folder)
+    path = save(done, request(), images, {"machine": {}}, tmp_path, workers=2)
+    ((name, found),) = records.read(path, "evaluate")["entries"].items()
+    assert name.endswith(f"/{folder.name}/2-workers")
+    assert found["resumed"] == done.resumed
+    new = 11 - done.resumed
+    assert found["images_per_second"] == pytest.approx(new / done.seconds)
 
 
 def test_the_command_as_json(folder: Path, tmp_path: Path) -> None:
@@ -336,6 +388,7 @@ def test_the_command_as_json(folder: Path, tmp_path: Path) -> None:
     data = json.loads(done.out)
     assert done.code == 0
     assert (data["images"], data["agree_top1"], data["unreadable"]) == (11, 10, 1)
+    assert [row["file"] for row in data["not_read"]] == [numbered(11)[4]]
     assert data["request"]["weights_sha256"] == weights().sha256
     assert [line["name"] for line in data["running"]] == ["numpy", "numpy"]
 

@@ -23,6 +23,8 @@ from r18.evaluation.distributed import (
     worker_places,
 )
 from r18.evaluation.evaluate import Progress, evaluate, journal_of
+from r18.evaluation.pair import Running
+from r18.evaluation.request import Request
 
 COUNT = 36
 
@@ -123,6 +125,33 @@ def test_the_command_with_a_scheduler(
 def test_what_a_task_raises_is_raised_here(client: Any, folder: Path) -> None:
     with pytest.raises(R18Error, match=r"the request is of r18 0\.0"):
         Cluster(client, request(version="0.0"), folder).running()
+
+
+def test_every_worker_is_ready_before_the_first_batch(client: Any, folder: Path) -> None:
+    def requests() -> list[Any]:
+        from r18.evaluation import distributed
+
+        return list(distributed._pairs)
+
+    client.wait_for_workers(2)  # another test killed one
+    asked = request(batch=5)
+    (running, reference) = Cluster(client, asked, folder).running()
+    assert (running.name, reference.name) == ("numpy", "numpy")
+    assert list(client.run(requests).values()) == [[asked], [asked]]
+
+
+def test_workers_with_different_kernels_are_refused(
+    client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each says what it is by its process."""
+    client.wait_for_workers(2)
+
+    def different(request: Request) -> tuple[Running, ...]:
+        return (Running("numpy", "a CPU", "cpu", str(os.getpid())),)
+
+    monkeypatch.setattr("r18.evaluation.distributed.running_task", different)
+    with pytest.raises(R18Error, match="do not compute with the same kernels: a CPU; a CPU"):
+        Cluster(client, request(), folder).running()
 
 
 def test_a_worker_keeps_its_programs(client: Any, folder: Path) -> None:

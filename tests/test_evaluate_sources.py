@@ -56,6 +56,13 @@ def test_folders_that_are_not_all_classes_are_no_labels(tmp_path: Path) -> None:
     assert [item.label for item in found(tmp_path, NO_LABELS).items] == [None, None]
 
 
+def test_the_folder_above_the_right_one_is_said_to_be_that(tmp_path: Path) -> None:
+    photographs(tmp_path / "val", ["a.png"])
+    refused(r"one folder \(val\), and the network has 10 classes: which", tmp_path)
+    (tmp_path / "val" / "labels.csv").write_text("file,label\na.png,1\n")
+    refused(r"'.*/val' holds a labels.csv: is that the folder\?", tmp_path)
+
+
 def test_a_csv_names_the_images_and_their_classes(tmp_path: Path) -> None:
     photographs(tmp_path, ["a.png", "b,1.png", "left out.png"])
     text = 'class_name,Filename,class_index\nowl,a.png,3\n\n"great\nowl","b,1.png",4\n'
@@ -113,8 +120,11 @@ def test_ambiguous_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("name,label\na.png,1\n", r"heading is name, label; one column must be named file or"),
-        ("file,colour\na.png,1\n", "one column must be named class_index or label"),
+        ("name,label\na.png,1\n", r"heading is name, label; one of its columns.* named file or"),
+        (
+            "file,colour\na.png,1\n",
+            "one of its columns, which commas separate, must be named class_index",
+        ),
         ("", "its heading is empty"),
         ("file,label\n", "it lists no image"),
         ("file,label\na.png\n", "line 2: 1 columns, the heading has 2"),
@@ -145,7 +155,10 @@ def test_the_ground_truth_of_the_development_kit_is_refused(tmp_path: Path) -> N
 
 def test_a_list_that_cannot_be_read(tmp_path: Path) -> None:
     photographs(tmp_path, ["a.png"])
-    refused("labels '.*none.csv': cannot be read", tmp_path, tmp_path / "none.csv")
+    refused("labels '.*none.csv': no such file; check the path", tmp_path, tmp_path / "none.csv")
+    (tmp_path / "here.csv").write_text("file,label\na.png,1\n")
+    refused("no such file; did you mean '.*/here.csv'?", tmp_path, "here.csv")
+    refused("labels '.*': cannot be read: .*directory", tmp_path, tmp_path)
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
     refused("cannot be read", tmp_path, binary)

@@ -462,6 +462,9 @@ def test_what_was_judged_equivalent_meanwhile_is_not_what_the_record_says(
     monkeypatch.setattr(equivalents, "listed", lambda backend: {key: "Nothing uses it."})
     found = run(TOY, network=None, workers=1, records_folder=tmp_path)
     assert (found.count("survived"), found.count("equivalent")) == (1, 1)
+    (judged,) = recorded(tmp_path)["by_hand"].items()
+    assert judged[0].startswith("mutation_toy.py:")
+    assert judged[1] == "Nothing uses it."
 
 
 @pytest.mark.usefixtures("quick_runs")

@@ -8,14 +8,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from commands import r18
 from r18 import profile as profiling
-from r18.errors import BackendUnavailable, UnknownName, UsageError
-from r18.profile import LEVELS, MODEL, Report, profile
+from r18 import records
+from r18.backend import DeviceInfo
+from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
+from r18.profile import LEVELS, MODEL, Report, Row, profile
+from r18.profile_record import save
 from r18.schedule import resnet18
+from r18.tables import rendered
+from r18_numpy import Backend
+from r18_oracle.outputs import drop_in_judge
 from support import ROOT, random_weights
 
 SIZE = 32
@@ -51,7 +58,8 @@ def test_the_best_of_the_rounds_counts() -> None:
         MODEL: [profiling._Run(4.0, 3.0, None), profiling._Run(5.0, 2.0, None)],
         "all": [profiling._Run(2.0, 1.0, None), profiling._Run(1.0, 1.5, None)],
     }
-    model, fast = profiling._rows(8, runs)
+    model, fast = profiling._rows(8, runs, {"all": 0.5})
+    assert (model.loss, fast.loss) == (None, 0.5)
     assert (model.cpu_ms, model.cuda_ms, model.cpu_ratio, model.cuda_ratio) == (4, 2, 1, 1)
     assert (fast.cpu_ms, fast.cuda_ms, fast.cpu_ratio, fast.cuda_ratio) == (1, 1, 0.25, 0.5)
 
@@ -118,6 +126,112 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         profile("numpy", "cuda", SCHEDULE, WEIGHTS)
 
 
+# -- judged ------------------------------------------------------------------------------------
+
+
+def test_every_output_is_judged_against_float64() -> None:
+    """With more distinct images than one, and each level by what its kernels may lose."""
+    report = profiled(repeat=1, batches=(1, 3), judge=drop_in_judge(SCHEDULE, WEIGHTS, "fp32"))
+    assert report.wrong == ()
+    assert len(report.rows) == 8
+    for row in report.rows:
+        assert row.loss is not None
+        assert 0 < row.loss < 1
+    doubled = profiled(repeat=1, precision="fp64", judge=drop_in_judge(SCHEDULE, WEIGHTS, "fp64"))
+    assert all(0 < (row.loss or 0) < 1 for row in doubled.rows)
+
+
+def test_a_judge_is_told_what_computes() -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def judge(name: str, batch: int, run: Any, level: str, algorithms: Any) -> float:
+        logits = run(np.zeros((batch, 3, SIZE, SIZE), np.float32))
+        asked.append((name, batch, logits.shape, logits.dtype, level, set(algorithms)))
+        return 0.25
+
+    report = profiled(repeat=1, batches=(2,), judge=judge)
+    own = {k.contract.algorithm for k in Backend().kernels() if k.precision.name == "fp32"}
+    shape = ((2, 5), np.float64)
+    assert asked == [
+        (MODEL, 2, *shape, "none", set()),
+        ("add_relu", 2, *shape, "add_relu", set()),
+        ("conv_bn_relu", 2, *shape, "conv_bn_relu", own),
+        ("all", 2, *shape, "all", own),
+    ]
+    assert [row.loss for row in report.rows] == [0.25] * 4
+
+
+@pytest.mark.parametrize("loss", [1.5, float("inf"), float("nan")])
+def test_what_is_wrong_is_no_row(loss: float) -> None:
+    report = profiled(repeat=1, judge=lambda name, *_: loss if name == "all" else 0.5)
+    assert [row.contender for row in report.rows] == [MODEL, "add_relu", "conv_bn_relu"]
+    (wrong,) = report.wrong
+    assert wrong.contender == "all"
+    assert f"it loses {loss:.3g} times what it may against float64 at batch 1" in wrong.reason
+    with pytest.raises(R18Error, match="torchvision's module is wrong itself"):
+        profiled(repeat=1, judge=lambda name, *_: loss)
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+def made(batches: tuple[int, ...], cuda_ms: float | None = 2.0) -> Report:
+    rows = []
+    for batch in batches:
+        for name, cpu, part in ((MODEL, 4.0, 1.0), ("all", 1.0, 0.25)):
+            cuda = (None, None) if cuda_ms is None else (cuda_ms * part, part)
+            rows.append(Row(name, batch, cpu, cuda[0], part, cuda[1], 0.125))
+    return Report("a GPU, PyTorch 2.11.0", "cupy", "fp16", tuple(rows), ())
+
+
+GPU = DeviceInfo("cuda", "NVIDIA H200 (sm_90)")
+ABOUT = {
+    "repeat": 5,
+    "weights": {"source": "synthetic:0", "sha256": "s"},
+    "machine": {"processor": "a processor", "cpus": 16},
+    "skipped": [],
+}
+
+
+def test_a_later_run_replaces_what_it_measured(tmp_path: Path) -> None:
+    path = save(made((1, 64)), GPU, ABOUT, tmp_path)
+    assert path == tmp_path / "profile-nvidia-h200.json"
+    before = records.read(path, "profile")["groups"]
+    assert list(before) == ["cupy/fp16/b1", "cupy/fp16/b64"]
+    save(made((64,), cuda_ms=3.0), GPU, ABOUT, tmp_path)
+    save(made((64,), cuda_ms=1.0), GPU, ABOUT, tmp_path, channels_last=True)
+    after = records.read(path, "profile")["groups"]
+    assert list(after) == [*before, "cupy/fp16/b64/channels-last"]
+    assert after["cupy/fp16/b1"] == before["cupy/fp16/b1"]
+    times = [[row["cuda_ms"] for row in group["rows"]] for group in after.values()]
+    assert times == [[2.0, 0.5], [3.0, 0.75], [1.0, 0.25]]
+
+
+def test_a_table_of_the_record(tmp_path: Path) -> None:
+    save(made((1, 64)), GPU, ABOUT, tmp_path)
+    save(made((1,), cuda_ms=None), DeviceInfo("cpu", "a CPU"), ABOUT, tmp_path)
+
+    def table(options: str) -> list[str]:
+        text = f"<!-- table: profile {options} -->\n<!-- /table -->\n"
+        return rendered(text, tmp_path).splitlines()[2:-2]
+
+    of = "device=nvidia-h200 precisions=fp16 batches="
+    assert table(f"{of}64")[:4] == [
+        "| fuse | precision | batch | CPU ms | / torchvision | CUDA ms | / torchvision | "
+        "of what it may lose |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: |",
+        f"| {MODEL} | fp16 | 64 | 4 | 1.00 | 2 | 1.00 | 0.125 |",
+        "| all | fp16 | 64 | 1 | 0.25 | 0.5 | 0.25 | 0.125 |",
+    ]
+    caption = table(f"{of}1,64")[-1]
+    assert caption.startswith("NVIDIA H200 (sm_90), PyTorch ")
+    assert caption.endswith(": the best of 5 profiled runs, weights synthetic:0.")
+    assert "CUDA" not in table("device=cpu precisions=fp16 batches=1")[0]
+    for options in (f"{of}2", f"{of}1 memory=channels-last", f"{of}1 backend=numba"):
+        with pytest.raises(UsageError, match="has no profile of '"):
+            table(options)
+
+
 # -- the command and the tool ------------------------------------------------------------------
 
 
@@ -132,6 +246,31 @@ def test_the_command_prints_a_table(tmp_path: Path) -> None:
     found = [line.split()[:2] for line in lines[head + 2 : head + 10]]
     assert found == [[str(batch), name] for batch in (1, 2) for name in (MODEL, *LEVELS)]
     assert len(list((tmp_path / "t").iterdir())) == 8
+
+
+def test_the_command_judges_and_records(tmp_path: Path) -> None:
+    asked = ("--backend", "numpy", "--batch", "1", "--fusion", "all", "--repeat", 1)
+    done = r18("profile", *asked, "--check", "--record", "--records", tmp_path)
+    assert done.code == 0, done.err
+    path = tmp_path / "profile-cpu.json"
+    assert f"recorded in {path}" in done.err
+    (found,) = records.read(path, "profile")["groups"].values()
+    assert [row["contender"] for row in found["rows"]] == [MODEL, "all"]
+    assert "of what it may lose" in done.out
+    for row in found["rows"]:
+        assert f"{row['cpu_ms']:.3f}" in done.out
+        assert f"{row['loss']:.3f}" in done.out
+    assert (found["backend"], found["repeat"], found["skipped"]) == ("numpy", 1, [])
+
+
+def test_a_wrong_output_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "r18_oracle.outputs.drop_in_judge", lambda *_: lambda name, *_: 2.0 * (name == "all")
+    )
+    done = r18("profile", "--backend", "numpy", "--batch", "1", *QUICK, "--check")
+    assert done.code == 1
+    assert "left out: all: its output is wrong: it loses 2 times" in done.err
+    assert " all " not in done.out
 
 
 def test_the_command_prints_json() -> None:
@@ -151,6 +290,7 @@ def test_the_command_prints_json() -> None:
         (("--backend", "numpy", "--batch", "1,x"), "--batch takes integers"),
         (("--backend", "numpy", "--fusion", "al"), "did you mean 'all'"),
         (("--backend", "torch", "--batch", "1"), "cannot adopt PyTorch's tensors"),
+        (("--backend", "numpy", "--record"), "leave out --image-size"),
     ],
 )
 def test_the_command_refuses_wrong_requests(arguments: tuple[str, ...], message: str) -> None:

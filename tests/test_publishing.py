@@ -123,6 +123,13 @@ def test_the_metadata(built: Built) -> None:
     assert metadata["License-Expression"] == "MIT"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    # Nothing an index would show leads to a file of a checkout.
+    shown = metadata.get_payload()
+    assert shown == (ROOT / "docs" / "package.md").read_text("utf-8")
+    assert not re.search(r"\]\((?!https://)", shown)
+    extras = re.findall(r"^\| (`.*`) \|", shown, re.MULTILINE)
+    named = {name for words in extras for name in re.findall(r"`([^`]+)`", words)}
+    assert named == set(PROJECT["optional-dependencies"]) - {"dev"}
     points = files[f"{info}/entry_points.txt"].decode()
     for name, value in PROJECT["entry-points"]["r18.backends"].items():
         assert f"{name} = {value}" in points
@@ -272,6 +279,32 @@ def test_the_core_classifies(core: Environment) -> None:
     assert data["images"][0]["top"][0]["name"]
 
 
+def test_the_core_evaluates_and_reports(core: Environment) -> None:
+    """On photographs, with one of them damaged; the page shows the others."""
+    code = (
+        "from pathlib import Path; from PIL import Image; Path('val').mkdir()\n"
+        "for i in range(3): Image.radial_gradient('L').rotate(40 * i).save(f'val/{i}.png')\n"
+        "Path('val/3.png').write_bytes(b'none')"
+    )
+    core.output("python", "-c", code)
+    found = core.output(
+        *("r18", "evaluate", "--images", "val", "--weights", "synthetic", "--backend", "numpy"),
+        *("--against", "numpy", "--against-precision", "fp64", "--out", "out.csv", "--record"),
+    )
+    assert "images = 4\nunreadable = 1\nagree_top1 = 3 (100.00 %)" in found
+    assert "UNREADABLE: 3.png: " in found
+    core.output(
+        *("r18", "bench", "--backends", "numpy", "--peers", "eager", "--network", "tiny"),
+        *("--batch", "1", "--repeat", "1", "--record"),
+    )
+    core.output("r18", "report", "--evaluation", "out.csv", "--images", "val", "--out", "r.html")
+    page = (core.folder / "work" / "r.html").read_text("utf-8")
+    assert page.count("data:image/jpeg;base64,") == 3
+    assert 'id="speed"' in page
+    records = core.folder / "work" / "exports" / "records"
+    assert {path.name for path in records.iterdir()} == {"bench-cpu.json", "evaluate-cpu.json"}
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -326,5 +359,13 @@ def test_the_shell_that_asks_gets_its_script(core: Environment) -> None:
 
 def test_commands_are_completed(core: Environment) -> None:
     """What bash asks for by that script."""
-    asked = ("_R18_COMPLETE=complete_bash", "COMP_WORDS=r18 ver", "COMP_CWORD=1")
-    assert core.output("env", *asked, "r18").split() == ["verify"]
+
+    def offered(*words: str) -> list[str]:
+        asked = (f"COMP_WORDS={' '.join(words)}", f"COMP_CWORD={len(words) - 1}")
+        return core.output("env", "_R18_COMPLETE=complete_bash", *asked, "r18").split()
+
+    assert offered("r18", "ver") == ["verify"]
+    assert offered("r18", "plan", "--backend", "num") == ["numba", "numba-cpu", "numpy"]
+    assert offered("r18", "verify", "--backend", "cu") == ["cupy"]
+    assert offered("r18", "plan", "--fusion", "c") == ["conv_bn_relu"]
+    assert offered("r18", "dump", "--precision", "fp") == ["fp64", "fp32", "fp16"]

@@ -186,6 +186,15 @@ def test_kernels_with_their_problems_refusals_checks_and_seconds() -> None:
     assert [cell.text for cell in reasons[0]] == ["theirs/add/one/fp32", "9 ×", "no strides"]
 
 
+def test_what_was_not_run_is_named_with_its_reason() -> None:
+    said = read(clean()).said("left-out")
+    assert "ours: the network 'tiny' only; its kernels with --backend ours" in said
+    assert "ours, the network in int8: no int8 kernel takes conv1" in said
+    assert "theirs" not in said
+    assert "left-out" not in read(faulty()).attribute("id")
+    assert HOSTILE[:10] in read(hostile()).said("left-out")
+
+
 def test_a_failed_check_stands_in_the_table_of_checks() -> None:
     _, table = next((c, r) for c, r in read(faulty()).tables if c == "checks")
     names = [cell.text for cell in table[0]]

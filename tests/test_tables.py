@@ -74,8 +74,19 @@ def folder(tmp_path: Path) -> Path:
         "verdict": "clean",
         "date": "2026-11-20T10:00:00+00:00",
     }
+    run = {
+        "date": "2026-11-20T10:00:00+00:00",
+        "mutants": 1200,
+        "killed": 990,
+        "survived": 10,
+        "equivalent": 180,
+        "invalid": 20,
+        "left": 0,
+        "score": 99.0,
+    }
     device = {"format": 1, "device": "NVIDIA H200 (sm_90)"}
     for what, data in {
+        "mutate": {"backends": {"cupy": run, "numba": run | {"date": "2026-11-22"}}},
         "bench": {"groups": groups},
         "verify": {"kernels": kernels},
         "sanitize": {"sanitizer": "compute-sanitizer 2025.3", "tools": {"memcheck": tool}},
@@ -311,6 +322,12 @@ def test_wrong_markers_of_floors(tuned: Path, marker: str, message: str) -> None
 
 
 # -- the documents -----------------------------------------------------------------------------
+def test_a_table_of_mutants(folder: Path) -> None:
+    text = rendered(block("mutate devices=nvidia-h200"), folder)
+    numbers = "nvidia-h200 | 1,200 | 990 | 10 | 180 | 20 | 0 | 99.00 % |"
+    assert lines(text)[2:] == [f"| cupy | {numbers}", f"| numba | {numbers}"]
+    assert "\n2026-11-20 to 2026-11-22.\n" in text
+    assert len(lines(rendered(block("mutate devices=nvidia-h200 backends=cupy"), folder))) == 3
 
 
 def test_making_tables_again_changes_nothing(folder: Path) -> None:
@@ -329,6 +346,7 @@ def test_making_tables_again_changes_nothing(folder: Path) -> None:
         (block("verify"), "does not say device="),
         (block("verify device=nvidia-h100"), "there is no record .*: run r18 verify --record"),
         (block("verify device=nvidia-h200 backend=x"), "has no kernel of 'x'"),
+        (block("mutate devices=nvidia-h200 backends=x"), "has mutants of 'x'"),
         (block("bench devices=nvidia-h200 precisions=int8 batches=1"), "has a time of resnet18"),
         ("<!-- table: verify device=nvidia-h200 -->\nrest\n", "not followed by its end"),
     ],

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from r18.atomic import new_file
+from r18.atomic import write_text
 from r18.backend import Kernel, RoundingContract
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error
@@ -101,8 +101,7 @@ def main() -> None:
             print(f"{path.name}: {'as the backends say' if old == new else 'differs'}")
             stale = stale or old != new
             if old != new and not args.check:
-                with new_file(path) as draft:
-                    draft.write_text(new, "utf-8")
+                write_text(path, new)
     except (R18Error, OSError) as error:
         print(f"make_kernel_tables: {error}", file=sys.stderr)
         raise SystemExit(REFUSED) from None

@@ -9,6 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import typer
+
 from r18.cli.app import REFUSED
 from r18.cli.profile import profile
 from r18.errors import R18Error
@@ -33,6 +35,8 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--trace", type=Path, help="a folder for Chrome traces")
+    parser.add_argument("--check", action="store_true", help="judge every output")
+    parser.add_argument("--record", action="store_true", help="write the device's record")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     try:
@@ -46,8 +50,12 @@ def main() -> None:
             image_size=args.image_size,
             channels_last=args.channels_last,
             trace=args.trace,
+            check=args.check,
+            record=args.record,
             as_json=args.json,
         )
+    except typer.Exit as ended:
+        raise SystemExit(ended.exit_code) from None
     except R18Error as error:
         print(f"resnet_profile: {error}", file=sys.stderr)
         raise SystemExit(REFUSED) from None

@@ -41,27 +41,77 @@ def output_loss(
     in the precision; `UnknownName` for a precision that is not stored in floating point;
     `ShapeError` for an output of another shape.
     """
-    batch, precision = contender.shape[0], precision_of(contender.precision)
-    allowance = Allowance.of(precision, multiple(_algorithms(runner)))
-    images = seeded_images(schedule, min(batch, IMAGES), seed).values
-    filled = np.arange(batch) % len(images)
-    with kernel_running():
-        runner.load(images[filled])
+
+    def run(images: Array) -> Array:
+        runner.load(images)
         runner.run()
-        got = runner.fetch()
+        return runner.fetch()
+
     level = contender.fusion if contender.fusion in FUSION_LEVELS else "none"
-    walk = pytorch_walk(schedule, fuse(schedule, level), weights, precision)
-    value = schedule.output
-    own = walk(images, [value]).take(value)[filled]
-    expected = reference_walk(schedule, weights, images, [value]).take(value)[filled]
-    if got.shape != expected.shape:
-        raise ShapeError(
-            f"'{contender.name}' put out {got.shape}, '{schedule.name}' makes it {expected.shape}"
-        )
-    sums = LossSums()
-    sums.add_own(own, expected)
-    sums.add(got, expected, 0)
-    return sums.loss(allowance)
+    yardstick = Yardstick(schedule, weights, contender.precision, seed)
+    return yardstick.loss(contender.name, contender.shape[0], run, level, _algorithms(runner))
+
+
+class Yardstick:
+    """What is right on seeded images, and what PyTorch's own arithmetic loses in a precision.
+
+    schedule: at level `none`. Raises `UnknownName` for a precision that is not stored in floating
+    point.
+    """
+
+    def __init__(
+        self, schedule: Schedule, weights: Mapping[str, Array], precision: str, seed: int = 0
+    ) -> None:
+        self._schedule = schedule
+        self._weights = weights
+        self._precision = precision_of(precision)
+        self._seed = seed
+        self._expected: dict[int, Array] = {}
+        self._own: dict[tuple[int, str], Array] = {}
+        Allowance.of(self._precision, 1)
+
+    def loss(
+        self,
+        name: str,
+        batch: int,
+        run: Callable[[Array], Array],
+        level: str,
+        algorithms: Iterable[str],
+    ) -> Loss:
+        """Of what `run` makes of a batch of images, with kernels of these algorithms.
+
+        name: in messages. level: how it is fused, which says how often a narrow format rounds.
+
+        Raises what `run` raises; `UsageError` for weights that give no finite result in float64 or
+        in the precision; `ShapeError` for an output of another shape.
+        """
+        count = min(batch, IMAGES)
+        images = seeded_images(self._schedule, count, self._seed).values
+        filled = np.arange(batch) % count
+        with kernel_running():
+            got = run(images[filled])
+        own, expected = self._walked(images, level)
+        if got.shape != expected[filled].shape:
+            raise ShapeError(
+                f"'{name}' put out {got.shape}, '{self._schedule.name}' makes it "
+                f"{expected[filled].shape}"
+            )
+        sums = LossSums()
+        sums.add_own(own[filled], expected[filled])
+        sums.add(got, expected[filled], 0)
+        return sums.loss(Allowance.of(self._precision, multiple(algorithms)))
+
+    def _walked(self, images: Array, level: str) -> tuple[Array, Array]:
+        """The output in PyTorch's own arithmetic, and in float64; each is walked to once."""
+        schedule, count = self._schedule, len(images)
+        value = schedule.output
+        if (count, level) not in self._own:
+            walk = pytorch_walk(schedule, fuse(schedule, level), self._weights, self._precision)
+            self._own[count, level] = walk(images, [value]).take(value)
+        if count not in self._expected:
+            walked = reference_walk(schedule, self._weights, images, [value])
+            self._expected[count] = walked.take(value)
+        return self._own[count, level], self._expected[count]
 
 
 def judge_of(
@@ -75,10 +125,24 @@ def judge_of(
         Allowance.of(precision_of(name), 1)
 
     def judge(contender: Contender, runner: Runner) -> float:
-        loss = output_loss(contender, runner, schedule, weights)
-        return loss.ratio if loss.nonfinite == 0 else np.inf
+        return _ratio(output_loss(contender, runner, schedule, weights))
 
     return judge
+
+
+def drop_in_judge(
+    schedule: Schedule, weights: Mapping[str, Array], precision: str
+) -> Callable[[str, int, Callable[[Array], Array], str, Iterable[str]], float]:
+    """The `judge` of `r18.profile.profile`, by the same rule; its arguments are `Yardstick.loss`'s.
+
+    Raises `UnknownName` for a precision that it could not judge.
+    """
+    yardstick = Yardstick(schedule, weights, precision)
+    return lambda *asked: _ratio(yardstick.loss(*asked))
+
+
+def _ratio(loss: Loss) -> float:
+    return loss.ratio if loss.nonfinite == 0 else np.inf
 
 
 def _algorithms(runner: Runner) -> set[str]:
@@ -87,4 +151,4 @@ def _algorithms(runner: Runner) -> set[str]:
     return {step.kernel.contract.algorithm for step in steps}
 
 
-__all__ = ["IMAGES", "judge_of", "output_loss"]
+__all__ = ["IMAGES", "Yardstick", "drop_in_judge", "judge_of", "output_loss"]

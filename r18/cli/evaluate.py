@@ -29,18 +29,20 @@ from r18.cli.options import (
 from r18.errors import UsageError
 from r18.evaluation import distributed
 from r18.evaluation import evaluate as run
+from r18.evaluation import record as evaluation_record
 from r18.evaluation.request import Request
 from r18.evaluation.rows import Row
 from r18.evaluation.sources import LISTS, NO_LABELS, ImageSet, find_images
 from r18.evaluation.summary import Summary, share
 from r18.evaluation.tables import FORMATS, printable
-from r18.machine import cpus
+from r18.machine import cpus, machine
+from r18.records import FOLDER
 from r18.schedule import network
 from r18.weights import Weights, load_weights
 
 NO_REFERENCE = "none"
 SHOWN = 10
-"""Images of another class that are named; the table has all."""
+"""Images of another class, and such that cannot be read, that are named; the table has all."""
 
 
 def evaluate(
@@ -81,6 +83,10 @@ def evaluate(
     scheduler: Annotated[
         str | None, typer.Option(help="Address of a Dask scheduler whose workers do it.")
     ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write the numbers to the device's record.")
+    ] = False,
+    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Classify a folder of photographs with a backend and a reference, and compare.
@@ -103,6 +109,7 @@ def evaluate(
     name, kind = _chosen(backend, scheduler)
     schedule = network(network_name)
     found = find_images(images, schedule.shapes(1)[schedule.output][1], labels)
+    host = machine()
     typer.echo(f"images: {len(found.items)} in {images}, {found.layout}", err=True)
     loaded = load_weights(weights, schedule)
     request = Request.of(
@@ -124,11 +131,16 @@ def evaluate(
                 done = run.evaluate(
                     engine, found, request, loaded, out, restart=restart, on_progress=on_progress
                 )
+            crew = engine.workers
     except KeyboardInterrupt:
         if run.journal_of(out).exists():
             typer.echo("interrupted; the same command without --restart goes on", err=True)
         raise
     summary = done.summary
+    if record:
+        facts = {"machine": host}
+        path = evaluation_record.save(done, request, found, facts, records, workers=crew)
+        typer.echo(f"recorded in {path}", err=True)
     if as_json:
         head: dict[str, Any] = {
             "request": asdict(request),
@@ -151,7 +163,7 @@ def evaluate(
 
 
 def text(summary: Summary, reference: str | None) -> str:
-    """The summary in lines `name = value`, then the images whose class changed."""
+    """The summary in lines `name = value`, then images whose class changed or that are broken."""
     lines = [("images", str(summary.images))]
     if summary.unreadable:
         lines.append(("unreadable", str(summary.unreadable)))
@@ -173,10 +185,15 @@ def text(summary: Summary, reference: str | None) -> str:
     if summary.speedup is not None:
         lines.append(("speedup", f"{summary.speedup:.2f}"))
     parts = [f"{name} = {value}" for name, value in lines]
-    parts += [_changed(row) for row in summary.changed[:SHOWN]]
-    if len(summary.changed) > SHOWN:
-        parts.append(f"and {len(summary.changed) - SHOWN} more")
+    for rows, line in ((summary.changed, _changed), (summary.not_read, _not_read)):
+        parts += [line(row) for row in rows[:SHOWN]]
+        if len(rows) > SHOWN:
+            parts.append(f"and {len(rows) - SHOWN} more")
     return "\n".join(parts)
+
+
+def _not_read(row: Row) -> str:
+    return f"UNREADABLE: {printable(row.file)}: {row.error}"
 
 
 def _changed(row: Row) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
@@ -11,20 +11,50 @@ import typer
 from r18.backend import FUSION_LEVELS, Backend, DeviceInfo
 from r18.errors import UsageError
 from r18.precision import PRECISIONS
-from r18.registry import VARIABLE, get_backend
+from r18.registry import VARIABLE, get_backend, installed
 from r18.schedule import NETWORKS, Schedule, network
 from r18.weights import SOURCES
 
+
+def _starting(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for a word that has begun; Typer knows the parameter by its name."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def backend_names(incomplete: str) -> list[str]:
+    """The backends, for a shell."""
+    return _starting(["auto", *installed()])(incomplete)
+
+
 BackendName = Annotated[
     str | None,
-    typer.Option("--backend", help=f"A name of `r18 backends`, module:attr, or auto. [{VARIABLE}]"),
+    typer.Option(
+        "--backend",
+        help=f"A name of `r18 backends`, module:attr, or auto. [{VARIABLE}]",
+        autocompletion=backend_names,
+    ),
 ]
-NetworkName = Annotated[str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")]
+NetworkName = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        help=f"One of: {', '.join(NETWORKS)}.",
+        autocompletion=_starting(NETWORKS),
+    ),
+]
 ImageSize = Annotated[
     int | None, typer.Option(help="Height and width of the input; the network's own if not said.")
 ]
-FusionLevel = Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}.")]
-PrecisionName = Annotated[str, typer.Option(help=f"One of: {', '.join(PRECISIONS)}.")]
+FusionLevel = Annotated[
+    str,
+    typer.Option(
+        help=f"One of: {', '.join(FUSION_LEVELS)}.", autocompletion=_starting(FUSION_LEVELS)
+    ),
+]
+PrecisionName = Annotated[
+    str,
+    typer.Option(help=f"One of: {', '.join(PRECISIONS)}.", autocompletion=_starting(PRECISIONS)),
+]
 WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -13,6 +13,9 @@ import typer
 from rich.console import Console
 from tabulate import tabulate
 
+from r18 import profile_record
+from r18.backend import DeviceInfo
+from r18.cli.app import FOUND
 from r18.cli.options import (
     AsJson,
     BackendName,
@@ -22,13 +25,14 @@ from r18.cli.options import (
     integers,
     listed,
 )
-from r18.errors import BackendUnavailable
+from r18.errors import BackendUnavailable, UsageError
 from r18.machine import machine
-from r18.profile import BATCHES, LEVELS, MODEL, PRECISIONS, Row
+from r18.profile import BATCHES, LEVELS, MODEL, PRECISIONS, Judge, Row
 from r18.profile import profile as measure
+from r18.records import FOLDER
 from r18.registry import get_backend
-from r18.schedule import resnet18
-from r18.weights import load_weights
+from r18.schedule import Schedule, resnet18
+from r18.weights import Weights, load_weights
 
 
 def profile(
@@ -50,6 +54,14 @@ def profile(
         Path | None,
         typer.Option(help="A folder for Chrome traces, of the best run of each."),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Judge every output against float64; a wrong one is no row."),
+    ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write the times to the device's record.")
+    ] = False,
+    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Profile torchvision's ResNet-18 and the drop-in at each fusion level with PyTorch's profiler.
@@ -58,17 +70,23 @@ def profile(
     GPU; the best of the rounds, in which the contenders take turns. The ratios are to the module:
     below 1 is faster. A profiler has a cost of its own: `r18 bench` measures without.
 
-    A level that the backend has no kernels for is left out, with the reason on stderr.
+    A level that the backend has no kernels for is left out, with the reason on stderr. A record's
+    rows are replaced by those of a run with the same backend, precision, batch and memory format,
+    all together: they were timed in turns.
+
+    Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
+    if record and image_size is not None:
+        raise UsageError("--record is of the network's own images: leave out --image-size")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would log each of its starts
-    name, kind = _chosen(backend)
+    name, device = _chosen(backend)
     schedule = resnet18() if image_size is None else resnet18(image_size=image_size)
     loaded = load_weights(weights, schedule)
     host = machine()
     with Console(stderr=True).status("profiling") as status:
         report = measure(
             name,
-            kind,
+            device.kind,
             schedule,
             loaded,
             batches=integers(batch, "--batch"),
@@ -77,30 +95,53 @@ def profile(
             repeat=repeat,
             channels_last=channels_last,
             traces=trace,
+            judge=_judge(schedule, loaded, precision) if check else None,
             progress=status.update,
         )
-    for skipped in report.skipped:
+    for skipped in (*report.skipped, *report.wrong):
         typer.echo(f"left out: {skipped.contender}: {skipped.reason}", err=True)
+    head = {"weights": {"source": loaded.source, "sha256": loaded.sha256}, "machine": host}
+    if record:
+        facts = {
+            "repeat": repeat,
+            **head,
+            "skipped": [asdict(one) for one in (*report.skipped, *report.wrong)],
+        }
+        path = profile_record.save(report, device, facts, records, channels_last=channels_last)
+        typer.echo(f"recorded in {path}", err=True)
     if as_json:
-        head = {"weights": {"source": loaded.source, "sha256": loaded.sha256}, "machine": host}
         typer.echo(json.dumps(asdict(report) | head, indent=2))
-        return
-    typer.echo(
-        f"{report.device}\nbackend {report.backend}, {report.precision}, weights {loaded.source}, "
-        f"best of {repeat}\nhost: {host['processor']}, {host['cpus']} CPUs\n\n{table(report.rows)}"
-    )
-    if trace is not None:
-        typer.echo(f"\ntraces: {trace}")
+    else:
+        typer.echo(
+            f"{report.device}\nbackend {report.backend}, {report.precision}, weights "
+            f"{loaded.source}, best of {repeat}\nhost: {host['processor']}, {host['cpus']} CPUs\n\n"
+            f"{table(report.rows)}"
+        )
+        if trace is not None:
+            typer.echo(f"\ntraces: {trace}")
+    if report.wrong:
+        raise typer.Exit(FOUND)
 
 
-def _chosen(asked: str | None) -> tuple[str, str]:
-    """The backend's name in the registry, and the kind of its device.
+def _judge(schedule: Schedule, weights: Weights, precision: str) -> Judge:
+    """The oracle's, which the core does not depend on."""
+    try:
+        from r18_oracle.outputs import drop_in_judge
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--check asks the oracle, which does not import: {error}\n  pip install 'r18[oracle]'"
+        ) from None
+    return drop_in_judge(schedule, weights, precision)
+
+
+def _chosen(asked: str | None) -> tuple[str, DeviceInfo]:
+    """The backend's name in the registry, and its device.
 
     `auto` is what `optimize_resnet18` takes for a model on the GPU, if PyTorch sees one.
     """
     name = asked_backend(asked)
     if name != "auto":
-        return name, get_backend(name).probe().kind
+        return name, get_backend(name).probe()
     try:
         import torch
     except ImportError as error:
@@ -110,19 +151,23 @@ def _chosen(asked: str | None) -> tuple[str, str]:
     from r18.torch.choice import choose
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    return choose("auto", kind, LEVELS[0], "fp32").backend, kind
+    chosen = choose("auto", kind, LEVELS[0], "fp32").backend
+    return chosen, get_backend(chosen).probe()
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line a batch and contender; no columns of CUDA on a CPU."""
+    """A line a batch and contender; no columns of CUDA on a CPU, none of losses unjudged."""
     cuda = any(row.cuda_ms is not None for row in rows)
+    judged = any(row.loss is not None for row in rows)
     heads = ["batch", "", "CPU ms", f"/ {MODEL}"]
     heads += ["CUDA ms", f"/ {MODEL}"] if cuda else []
+    heads += ["of what it may lose"] if judged else []
     lines = []
     for row in rows:
         times = [(row.cpu_ms, row.cpu_ratio)]
         times += [(row.cuda_ms or 0.0, row.cuda_ratio or 0.0)] if cuda else []
         cells = (cell for ms, ratio in times for cell in (f"{ms:.3f}", f"{ratio:.2f}"))
-        lines.append((str(row.batch), row.contender, *cells))
+        loss = ["" if row.loss is None else f"{row.loss:.3f}"] if judged else []
+        lines.append((str(row.batch), row.contender, *cells, *loss))
     align = ("right", "left", *("right",) * (len(heads) - 2))
     return tabulate(lines, heads, disable_numparse=True, colalign=align)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from r18 import records
-from r18.atomic import new_file
+from r18.atomic import write_text
 from r18.cli.options import NetworkName
 from r18.errors import UsageError
 
@@ -68,8 +68,5 @@ def report(
 
 
 def _write(path: Path, text: str) -> None:
-    if path.is_dir():
-        raise UsageError(f"'{path}' is a folder; name a file in it")
-    with new_file(path) as draft:
-        draft.write_text(text, "utf-8")
+    write_text(path, text)
     typer.echo(f"wrote {path}", err=True)

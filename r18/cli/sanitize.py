@@ -15,7 +15,7 @@ import typer
 from tabulate import tabulate
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, listed
+from r18.cli.options import AsJson, backend_names, listed
 from r18.errors import UsageError, unknown
 from r18.machine import cpus
 from r18.records import FOLDER
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 def sanitize(
     backend: Annotated[
-        str, typer.Option(help="A name or module:attr.", envvar="R18_BACKEND")
+        str,
+        typer.Option(
+            help="A name or module:attr.", envvar="R18_BACKEND", autocompletion=backend_names
+        ),
     ] = "cupy",
     kernels: Annotated[
         str, typer.Option(metavar="GLOB", help="Only kernels whose id matches.")

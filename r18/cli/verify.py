@@ -10,7 +10,7 @@ import typer
 
 from r18.backend import FUSION_LEVELS
 from r18.cli.app import FOUND, REFUSED
-from r18.cli.options import listed
+from r18.cli.options import backend_names, listed
 from r18.records import FOLDER
 from r18.schedule import NETWORKS
 from r18.weights import SOURCES
@@ -20,7 +20,9 @@ def verify(
     backend: Annotated[
         str,
         typer.Option(
-            help="Names or module:attr, separated by commas; or all.", envvar="R18_BACKEND"
+            help="Names or module:attr, separated by commas; or all.",
+            envvar="R18_BACKEND",
+            autocompletion=backend_names,
         ),
     ] = "all",
     kernels: Annotated[
@@ -70,7 +72,7 @@ def verify(
 
     Exit codes: 0 no finding, 1 findings, 2 a wrong request or nothing was executed.
     """
-    from r18.atomic import new_file
+    from r18.atomic import write_text
     from r18.cli.progress import progress_bar
     from r18.registry import get_backend, load_backend, survey
     from r18_oracle import records as evidence
@@ -118,11 +120,9 @@ def verify(
         path = save(finding, findings)
         typer.echo(f"\n{finding.describe(path)}", err=as_json)
     if junit is not None:
-        with new_file(junit) as draft:
-            draft.write_text(verify_text.junit(verification), "utf-8")
+        write_text(junit, verify_text.junit(verification))
     if html is not None:
-        with new_file(html) as draft:
-            draft.write_text(page(verification, findings=findings), "utf-8")
+        write_text(html, page(verification, findings=findings))
     if record:
         for said in evidence.save(verification, chosen, records):
             typer.echo(f"\n{said}", err=as_json)

@@ -45,11 +45,11 @@ def decoded(
 
 
 def decode(path: Path, config: Preprocess) -> Decoded:
-    """One image, or why it cannot be read."""
+    """One image, or why it cannot be read; without the path, which a row names already."""
     try:
         return preprocess_image(path, config)
     except ImageError as error:
-        return error
+        return ImageError(str(error).removeprefix(f"{path}: "))
 
 
 def readable(

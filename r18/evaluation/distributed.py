@@ -18,7 +18,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,27 @@ class Cluster:
         self._folder = folder
         self._threads = threads
 
+    @property
+    def workers(self) -> int:
+        """Those that are there now."""
+        return len(self._client.nthreads())
+
     def running(self) -> tuple[Running, ...]:
-        (found,) = self._all(running_task, [(self._request,)])
-        return tuple(found)
+        """What the workers run on; on each of them the programs are compiled then.
+
+        Raises `R18Error` where they would not compute with the same kernels: results would mix.
+        """
+        workers = list(self._client.nthreads())
+        calls = [(self._request,)] * max(1, len(workers))
+        found: list[tuple[Running, ...]] = [*self._all(running_task, calls, workers)]
+        kinds = {tuple(one.kernels for one in running): running for running in found}
+        if len(kinds) > 1:
+            devices = [" and ".join(one.device for one in running) for running in kinds.values()]
+            raise R18Error(
+                f"the workers do not compute with the same kernels: {'; '.join(devices)}\n"
+                "  an evaluation is of one program: use workers on devices of one kind"
+            )
+        return found[0]
 
     def bound(self, items: Batch) -> float:
         (found,) = self._all(bound_task, [(self._request, self._folder, items)])
@@ -107,16 +125,28 @@ class Cluster:
         calls = [(self._request, self._folder, batch, self._threads) for batch in batches]
         return self._all(batch_task, calls)
 
-    def _all(self, task: Any, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        """The task's results, as they come; few calls at a time are in the scheduler's hands."""
-        waiting = iter(calls)
+    def _all(
+        self, task: Any, calls: Sequence[tuple[Any, ...]], places: Sequence[str] = ()
+    ) -> Iterator[Any]:
+        """The task's results, as they come; few calls at a time are in the scheduler's hands.
+
+        places: the workers for the first calls, as long as they live.
+        """
+        waiting = zip(calls, chain(places, repeat(None)))  # noqa: B905 - the places have no end
         pending: set[Any] = set()
         try:
             while True:
                 room = AHEAD * max(1, sum(self._client.nthreads().values())) - len(pending)
-                for call in islice(waiting, max(0, room)):
+                for call, place in islice(waiting, max(0, room)):
                     # Not by their arguments: the same call of an earlier run may have failed.
-                    pending.add(self._client.submit(task, *call, pure=False))
+                    future = self._client.submit(
+                        task,
+                        *call,
+                        pure=False,
+                        workers=None if place is None else [place],
+                        allow_other_workers=place is not None,  # it may die meanwhile
+                    )
+                    pending.add(future)
                 if not pending:
                     return
                 for future in self._done(pending):

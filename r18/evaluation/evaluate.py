@@ -6,6 +6,7 @@ workers. Neither decides anything: results are kept here, in one place, once eac
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -28,7 +29,10 @@ from r18.weights import Weights
 
 
 class Engine(Protocol):
-    """Whatever runs batches."""
+    """Whatever runs batches. workers: how many do it; None is this process."""
+
+    @property
+    def workers(self) -> int | None: ...
 
     def running(self) -> tuple[Running, ...]:
         """What it runs on: the backend and, where there is one, the reference."""
@@ -49,6 +53,8 @@ class Here:
     On a GPU the next batch is decoded while one runs. Where a program runs on the CPU that would
     take the cores it is timed on.
     """
+
+    workers: int | None = None
 
     def __init__(
         self, request: Request, weights: Weights, folder: Path, threads: int | None = None
@@ -94,11 +100,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished run: its numbers, and on what it ran."""
+    """A finished run: its numbers, and on what it ran.
+
+    resumed: images that were done before it began. seconds: from when the programs were compiled
+    to the last result, reading and decoding included.
+    """
 
     summary: Summary
     running: tuple[Running, ...]
     out: Path
+    resumed: int
+    seconds: float
 
 
 def journal_of(out: Path) -> Path:
@@ -146,14 +158,16 @@ def evaluate(
         )
         tally = _Tally(journal, len(images.items), request.against is not None, on_progress)
         left = [item for item in images.items if item.file not in journal.rows]
+        begin = time.monotonic()
         for batch in engine.results(in_batches(left, request.batch)):
             tally.add(journal.append(batch))
+        seconds = time.monotonic() - begin
         bound = journal.facts["bound"]
         rows = [journal.rows[item.file] for item in images.items]
         write_table(out, rows, bound, {"identity": identity, "facts": journal.facts})
         journal.discard()
         summary = summarise(rows, journal.times, bound)
-    return Evaluation(summary, running, out)
+    return Evaluation(summary, running, out, len(images.items) - len(left), seconds)
 
 
 def check_ready(out: Path, restart: bool) -> None:

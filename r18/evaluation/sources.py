@@ -149,14 +149,24 @@ def _by_folder(folder: Path, files: Sequence[str], classes: int) -> ImageSet:
         index = {name: rank for rank, name in enumerate(names)}
         layout = f"one folder for each of {classes} classes"
     else:
+        found = f"{len(names)} folders ({names[0]} … {names[-1]})"
         raise UsageError(
-            f"images '{folder}': {len(names)} folders ({names[0]} … {names[-1]}), and the network "
-            f"has {classes} classes: which is which?\n"
+            f"images '{folder}': {found if len(names) > 1 else f'one folder ({names[0]})'}, and "
+            f"the network has {classes} classes: which is which?\n"
             "  name the folders by class index, write a CSV and give it with --labels, or compare "
-            f"without labels: --labels {NO_LABELS}"
+            f"without labels: --labels {NO_LABELS}" + _inside(folder, names)
         )
     items = [Item(file, index[file.partition("/")[0]]) for file in files]
     return _checked(folder, items, layout, classes)
+
+
+def _inside(folder: Path, names: Sequence[str]) -> str:
+    """A hint at a folder in it that has a list of its own."""
+    for name in names:
+        for known in LISTS:
+            if (folder / name / known).is_file():
+                return f"\n  '{folder / name}' holds a {known}: is that the folder?"
+    return ""
 
 
 # -- lists -------------------------------------------------------------------------------------
@@ -166,6 +176,10 @@ def _listed(folder: Path, path: Path, classes: int) -> ImageSet:
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             lines = stream.read()
+    except FileNotFoundError:
+        there = (folder / path).is_file()
+        hint = f"; did you mean '{folder / path}'?" if there else "; check the path"
+        raise UsageError(f"labels '{path}': no such file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"labels '{path}': cannot be read: {error}") from None
     read = _csv_items if path.suffix.lower() == ".csv" else _text_items
@@ -217,8 +231,8 @@ def _column(path: Path, heading: Sequence[str], known: Sequence[str]) -> int:
     found = [name for name in known if name in heading]
     if not found:
         raise UsageError(
-            f"labels '{path}': its heading is {', '.join(heading) or 'empty'}; one column must be "
-            f"named {' or '.join(known)}"
+            f"labels '{path}': its heading is {', '.join(heading) or 'empty'}; one of its columns, "
+            f"which commas separate, must be named {' or '.join(known)}"
         )
     return heading.index(found[0])
 

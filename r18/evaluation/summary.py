@@ -27,7 +27,7 @@ class Accuracy:
 class Summary:
     """An evaluation in numbers.
 
-    images:      rows; `unreadable` of them could not be decoded.
+    images:      rows; `not_read`, which are `unreadable`, could not be decoded.
     compared:    images that both programs were asked about; 0 without a reference.
     agree_top1:  the same class first; agree_top5: the same five classes first, in any order.
     bound:       how far a logit may be from the reference's by rounding; None without one.
@@ -40,17 +40,22 @@ class Summary:
     """
 
     images: int
-    unreadable: int
     compared: int
     agree_top1: int
     agree_top5: int
     bound: float | None
     near_ties: int
     changed: tuple[Row, ...]
+    not_read: tuple[Row, ...]
     accuracy: Accuracy | None
     reference_accuracy: Accuracy | None
     backend_ms: float | None
     reference_ms: float | None
+
+    @property
+    def unreadable(self) -> int:
+        """How many images could not be decoded."""
+        return len(self.not_read)
 
     @property
     def speedup(self) -> float | None:
@@ -73,7 +78,9 @@ class Summary:
                 "top1": found.top1 / found.images,
                 "top5": found.top5 / found.images,
             }
-        return plain | {"changed": [row.to_json() for row in self.changed]}
+        for name in ("changed", "not_read"):
+            plain[name] = [row.to_json() for row in getattr(self, name)]
+        return plain
 
 
 PLAIN = (
@@ -100,13 +107,13 @@ def summarise(rows: Sequence[Row], times: Sequence[Times], bound: float | None) 
     ties = [row for row in compared if near_tie(row, bound)]
     return Summary(
         images=len(rows),
-        unreadable=sum(row.status == UNREADABLE for row in rows),
         compared=len(compared),
         agree_top1=sum(row.agree_top1 for row in compared),
         agree_top5=sum(row.agree_top5 for row in compared),
         bound=bound,
         near_ties=len(ties),
         changed=tuple(row for row in asked if changed(row, bound)),
+        not_read=tuple(row for row in rows if row.status == UNREADABLE),
         accuracy=_accuracy(asked, lambda row: row.backend),
         reference_accuracy=(None if bound is None else _accuracy(asked, lambda row: row.reference)),
         backend_ms=_median(times, lambda time: time.backend_ms),

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r18 import bench_record, records
+from r18 import bench_record, profile_record, records
 from r18.bench_record import floors, in_order, pools
 from r18.errors import R18Error, UsageError
 from r18.evaluation.rows import Row
 from r18.evaluation.tables import read_table
+from r18.report.checked import (
+    check_mutated,
+    check_profiled,
+    check_sanitized,
+    check_timed,
+    check_verified,
+)
 from r18.roofline import WHAT as CEILINGS
 from r18.roofline import Ceilings, Limit
 from r18.tables import device_words
 
-VERIFY = "verify"
+VERIFY, MUTATE, SANITIZE = "verify", "mutate", "sanitize"
+"""Records that the oracle writes."""
+SHOWN = (bench_record.WHAT, profile_record.WHAT, VERIFY, MUTATE, SANITIZE)
+"""What a page is made of, besides an evaluation and two dumps."""
+
+
+Records = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,8 @@ class Evaluation:
 class Evidence:
     """All that a page is made of; what was not given is empty or None.
 
-    folder:  of the records. verified: the devices' records of `r18 verify`, by slug.
+    folder:  of the records.
+    profiled, verified, mutated, sanitized: the devices' records of the command, by slug.
     images:  the folder of the evaluation's photographs.
     network: of the evaluation, unless the evaluation says.
     diff:    the comparison of two dumps, as `r18 diff --json` has it.
@@ -87,7 +101,10 @@ class Evidence:
 
     folder: Path
     groups: tuple[Group, ...] = ()
-    verified: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    profiled: Records = field(default_factory=dict)
+    verified: Records = field(default_factory=dict)
+    mutated: Records = field(default_factory=dict)
+    sanitized: Records = field(default_factory=dict)
     evaluation: Evaluation | None = None
     images: Path | None = None
     network: str = "resnet18"
@@ -104,20 +121,16 @@ def gather(
     """Read what there is; see `Evidence`.
 
     Raises `UsageError` for a record or an evaluation that is damaged, for a folder of images that
-    is none, and where there is nothing at all to show.
+    is none or not of the evaluation, and where there is nothing at all to show.
     """
-    if images is not None and not images.is_dir():
-        raise UsageError(f"images '{images}': no such folder; name the one that was evaluated")
+    evaluated = None if evaluation is None else read_evaluation(evaluation)
+    if images is not None:
+        _check_images(images, evaluated)
     ceilings = {
         slug: Ceilings.from_record(record)
         for slug, record in records.read_all(folder, CEILINGS).items()
     }
-    timed = records.read_all(folder, bench_record.WHAT)
-    verified = records.read_all(folder, VERIFY)
-    for slug, record in timed.items():
-        _check_timed(folder / f"{bench_record.WHAT}-{slug}.json", record)
-    for slug, record in verified.items():
-        _check_verified(folder / f"{VERIFY}-{slug}.json", record)
+    timed = _records(folder, bench_record.WHAT, check_timed)
     found = Evidence(
         folder,
         tuple(
@@ -125,67 +138,55 @@ def gather(
             for slug, record in timed.items()
             for group in in_order(record["groups"])
         ),
-        verified,
-        None if evaluation is None else read_evaluation(evaluation),
+        _records(folder, profile_record.WHAT, check_profiled),
+        _records(folder, VERIFY, check_verified),
+        _records(folder, MUTATE, check_mutated),
+        _records(folder, SANITIZE, check_sanitized),
+        evaluated,
         images,
         network,
         diff,
     )
-    if not (found.groups or found.verified or found.evaluation or found.diff):
+    recorded = (
+        *(found.groups, found.profiled, found.verified, found.mutated, found.sanitized),
+        *(found.evaluation, found.diff),
+    )
+    if not any(recorded):
         raise UsageError(
-            f"there is nothing to report: '{folder}' holds no record of bench or verify, and "
-            "neither --evaluation nor --dumps was given\n"
-            "  r18 bench --record and r18 verify --record write records"
+            f"there is nothing to report: {_empty(folder)}, and neither --evaluation nor --dumps "
+            "was given\n"
+            f"  r18 {', '.join(SHOWN)} write records with --record; --records names another folder"
         )
     return found
 
 
-_GROUP = (
-    *("network", "precision", "fusion", "batch", "date", "warmup", "repeat"),
-    *("environment", "machine", "rows"),
-)
-_ROW = (
-    *("backend", "algorithm", "steps", "median_ms", "p10_ms", "p90_ms", "ms_per_image"),
-    *("images_per_second", "ratio", "best_ratio", "best_peer"),
-)
-_KERNEL = (
-    *("date", "verified", "findings", "problems", "refused", "error_over_bound"),
-    "error_over_statistical_line",
-)
-_STEP = ("step", "kernel", "problem", "ratio", "ok", "check", "message")
-
-
-def _check_timed(path: Path, record: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a record of times without what a page says of them."""
-    _check(path, record, ("groups",))
-    for group in record["groups"].values():
-        _check(path, group, _GROUP)
-        _check(path, group["environment"], ("device", "packages"))
-        _check(path, group["environment"]["device"], ("kind", "name"))
-        _check(path, group["machine"], ("processor", "cpus"))
-        for row in group["rows"]:
-            _check(path, row, _ROW)
-            for step in row["steps"]:
-                _check(path, step, ("step", "kernel", "milliseconds"))
-
-
-def _check_verified(path: Path, record: Mapping[str, Any]) -> None:
-    _check(path, record, ("device", "kernels", "networks"))
-    for kernel in record["kernels"].values():
-        _check(path, kernel, _KERNEL)
-    for run in record["networks"].values():
-        _check(path, run, ("backend", "precision", "steps"))
-        for step in run["steps"]:
-            _check(path, step, _STEP)
-
-
-def _check(path: Path, data: Mapping[str, Any], keys: Iterable[str]) -> None:
-    if lacking := [key for key in keys if key not in data]:
-        what = path.stem.partition("-")[0]
+def _check_images(folder: Path, evaluation: Evaluation | None) -> None:
+    if not folder.is_dir():
+        raise UsageError(f"images '{folder}': no such folder; name the one that was evaluated")
+    if evaluation is None:
+        raise UsageError("--images shows the photographs of an evaluation: give --evaluation, too")
+    files = [row.file for row, _ in evaluation.rows]
+    if files and not any((folder / file).is_file() for file in files):
         raise UsageError(
-            f"the record '{path}' is damaged or of an older r18: it lacks {', '.join(lacking)}\n"
-            f"  r18 {what} --record writes it anew; until then, take it out of the folder"
+            f"images '{folder}': none of the {len(files)} images of '{evaluation.path}' is in it, "
+            f"such as '{files[0]}'; name the folder that was evaluated"
         )
+
+
+def _empty(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no folder of records '{folder}'"
+    return f"'{folder}' holds no record of {', '.join(SHOWN)}"
+
+
+def _records(
+    folder: Path, what: str, check: Callable[[Path, Mapping[str, Any]], None]
+) -> dict[str, dict[str, Any]]:
+    """The devices' records of `what`, each checked."""
+    found = records.read_all(folder, what)
+    for slug, record in found.items():
+        check(folder / f"{what}-{slug}.json", record)
+    return found
 
 
 def read_evaluation(path: Path) -> Evaluation:

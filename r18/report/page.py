@@ -3,10 +3,19 @@ there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from r18.report import agreement, bounds, checkpoints, layers, speed
+from r18.report import (
+    agreement,
+    bounds,
+    checkpoints,
+    fusion,
+    layers,
+    mutants,
+    sanitizers,
+    speed,
+)
 from r18.report.evidence import Evidence, Group
 from r18.report.markup import Markup, scrolled, tag
 from r18.report.scale import value
@@ -42,10 +51,22 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         yield "time per layer", "r18 bench --per-step --record", device
     for slug in dict.fromkeys(group.device for group in evidence.groups if not group.floors):
         yield f"a roofline of {slug}", "r18 roofline --backend NAME --measure", device
+    if not evidence.profiled:
+        yield "fusion levels", "r18 profile --backend NAME --check --record", device
     if not evidence.verified:
         yield "error over bound", "r18 verify --record", device
     elif not any(record["networks"] for record in evidence.verified.values()):
         yield "error over bound of each step", "r18 verify --record", device
+    if not evidence.mutated:
+        yield "mutants", "r18 mutate --backend NAME --record", device
+    for record in evidence.mutated.values():
+        for name, run in record["backends"].items():
+            if run["left"]:
+                limit = "" if run["limit"] is None else f" --limit {run['limit']}"
+                command = f"r18 mutate --backend {name}{limit} --record"
+                yield f"{run['left']} more mutants of {name}", command, device
+    if not evidence.sanitized:
+        yield "errors of memory", "r18 sanitize --backend NAME --record", "on a GPU"
     if evidence.evaluation is None:
         command = "r18 evaluate --images DIR --out FILE; r18 report --evaluation FILE --images DIR"
         yield "agreement on photographs", command, ""
@@ -61,8 +82,18 @@ def _sections(evidence: Evidence) -> Iterator[tuple[str, str, list[str | None]]]
         yield "speed", "Throughput and latency", list(speed.section(evidence.groups))
     if steps := list(layers.section(evidence.groups)):
         yield "layers", "Time per layer", list(steps)
+    if evidence.profiled:
+        yield "fusion", "Fusion levels", list(fusion.section(evidence.profiled))
     if evidence.verified:
         yield "bounds", "Error over bound", list(bounds.section(evidence.verified))
+    if evidence.mutated:
+        yield "mutants", "Mutants", list(mutants.section(evidence.mutated))
+    if evidence.sanitized:
+        yield (
+            "sanitizers",
+            "Memory and synchronisation",
+            list(sanitizers.section(evidence.sanitized)),
+        )
     if evidence.evaluation is not None:
         found = agreement.section(evidence.evaluation, evidence.images, evidence.network)
         yield "agreement", "Agreement", list(found)
@@ -118,6 +149,12 @@ def _tiles(evidence: Evidence) -> Iterator[Markup]:
     if evidence.verified:
         right, kernels = bounds.count(evidence.verified)
         yield tile(right, f"of {kernels} recorded kernels verified")
+    if evidence.mutated:
+        caught, tried = mutants.count(evidence.mutated)
+        yield tile(caught, f"of {tried:,} mutants caught")
+    if evidence.sanitized:
+        errors, runs = sanitizers.count(evidence.sanitized)
+        yield tile(errors, f"errors in {runs:,} runs under a sanitizer")
     if evidence.evaluation is not None:
         found = agreement.summary(evidence.evaluation)
         yield tile(found.images, "photographs evaluated")
@@ -130,11 +167,22 @@ def _origins(evidence: Evidence) -> Markup:
         packages = group.data["environment"]["packages"]
         words = [group.device_name, *(f"{name} {said}" for name, said in packages.items())]
         rows.append((f"bench-{group.device}", group.title, group.data["date"], ", ".join(words)))
+    for slug, record in evidence.profiled.items():
+        count = f"{len(record['groups'])} runs in turns"
+        dates = (group["date"] for group in record["groups"].values())
+        rows.append((f"profile-{slug}", count, _span(dates), record["device"]))
     for slug, record in evidence.verified.items():
-        dates = sorted({entry["date"] for entry in record["kernels"].values()})
-        span = " to ".join(dict.fromkeys(date[:10] for date in (*dates[:1], *dates[-1:])))
         kernels = f"{len(record['kernels'])} kernels"
-        rows.append((f"verify-{slug}", kernels, span, record["device"]))
+        dates = (entry["date"] for entry in record["kernels"].values())
+        rows.append((f"verify-{slug}", kernels, _span(dates), record["device"]))
+    for slug, record in evidence.mutated.items():
+        backends = ", ".join(record["backends"])
+        dates = (run["date"] for run in record["backends"].values())
+        rows.append((f"mutate-{slug}", backends, _span(dates), record["device"]))
+    for slug, record in evidence.sanitized.items():
+        dates = (tool["date"] for tool in record["tools"].values())
+        where = f"{record['device']}, {record['sanitizer']}"
+        rows.append((f"sanitize-{slug}", f"{len(record['tools'])} tools", _span(dates), where))
     if evidence.evaluation is not None:
         identity = evidence.evaluation.about.get("identity", {})
         words = [f"{name} {identity[name]}" for name in ("version", "network") if name in identity]
@@ -152,6 +200,12 @@ def _origins(evidence: Evidence) -> Markup:
     )
     table = tag("table", tag("thead", head), tag("tbody", *lines), class_="plain")
     return scrolled(table, "records")
+
+
+def _span(dates: Iterable[str]) -> str:
+    """The first day and the last."""
+    days = sorted({date[:10] for date in dates})
+    return " to ".join(dict.fromkeys((*days[:1], *days[-1:])))
 
 
 __all__ = ["missing", "page"]

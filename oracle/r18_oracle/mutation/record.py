@@ -88,7 +88,8 @@ class Journal:
     def write(self, request: Mapping[str, Any], score: Score, judged: Iterable[Result]) -> None:
         """The file, anew, whole: the run's request and score, and what is judged by now.
 
-        judged: results that are to be added; those judged by hand are not kept.
+        judged: results that are to be added. Those judged by hand stand by themselves, with their
+        reasons: nothing was run that could be known again.
         """
         key = records.key_of(self._environment)
         for result in judged:
@@ -100,6 +101,11 @@ class Journal:
                     "environment": key,
                     **_told(result),
                 }
+        by_hand = {
+            result.mutant.id: result.reason
+            for result in (*score.results, *score.further)
+            if result.mutant.id in self._plan.reasons
+        }
         used = {e["environment"] for e in (*self._entries.values(), *self._paces.values())}
         environments = {**self._old.get("environments", {}), key: self._environment}
         run = {
@@ -109,6 +115,7 @@ class Journal:
             **score.summary(),
             "environments": {k: v for k, v in environments.items() if k in used},
             "unchanged": dict(sorted(self._paces.items())),
+            "by_hand": dict(sorted(by_hand.items())),
             "results": dict(sorted(self._entries.items())),
         }
         record = records.read(self.path, WHAT)  # other backends may have been written meanwhile

@@ -68,18 +68,21 @@ def _sections(
             "What the program has lost on its way from the image, and what each step adds: where "
             "the upper line jumps and no dot below is high, the fault lies between the steps."
         )
-        network = tag("div", *charts, *_skipped(results), class_="charts")
+        network = tag("div", *charts, class_="charts")
         yield "network", "Along the network", (tag("p", said), network)
     if any(result.kernels for result in results):
         yield "kernels", "Time, checks, refusals", tuple(_details(results))
+    if lines := list(_left_out(results)):
+        yield "left-out", "Left out", (tag("ul", *lines, class_="missing"),)
 
 
-def _skipped(results: list[BackendResult]) -> list[Markup]:
-    return [
-        tag("p", f"{result.name} was not run in {precision}: {reason}", class_="hatch note")
-        for result in results
-        for precision, reason in result.skipped.items()
-    ]
+def _left_out(results: list[BackendResult]) -> Iterator[Markup]:
+    """What was not run, and why."""
+    for result in results:
+        if result.left_out:
+            yield tag("li", tag("b", result.name), f": {result.left_out}")
+        for precision, reason in result.skipped.items():
+            yield tag("li", tag("b", result.name), f", the network in {precision}: {reason}")
 
 
 def _details(results: list[BackendResult]) -> Iterator[Markup]:
