@@ -49,6 +49,7 @@ PLANTED = {
     "tail": ["linear_tail_ignored"],
     "not all is written": ["conv2d_last_columns_unwritten", "conv2d_last_channels_unwritten"],
     "writes too far": ["conv2d_writes_past_the_end", "conv2d_writes_one_image_too_far"],
+    "reads too far": ["relu_looks_past_its_input"],
     "old values": ["conv2d_accumulates_on_output", "conv2d_stale_border"],
     "order of summation": ["conv2d_random_order"],
     "synchronisation": ["relu_synchronisation_dropped"],

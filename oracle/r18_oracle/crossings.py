@@ -1,7 +1,8 @@
 """Crossings: for each size at which a kernel says that it changes, problems one beyond it.
 
 Drawn problems come near a kernel's `edges` on some axis, now and then; here every edge is crossed
-on every axis, with all else small.
+on every axis, with all else small. Where several sizes decide together, the kernel itself names a
+problem beyond: its `roads`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from r18.backend import Kernel
+from r18.backend import Kernel, roads
 from r18.ops import (
     Add,
     BatchNorm,
@@ -30,7 +31,8 @@ from r18_oracle.problems import fitted, windows_for
 def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem, ...]:
     """The kernel's edges, crossed on each axis; what it takes of them, and not larger than that.
 
-    A problem that the kernel refuses is rounded up to one that it takes, where there is one.
+    A problem that the kernel refuses is rounded up to one that it takes, where there is one. The
+    kernel's roads come last, as large as they are.
     """
     found: dict[Problem, None] = {}
     for edge in kernel.edges:
@@ -39,7 +41,7 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
             elements = max(math.prod(shape) for shape in (*near.inputs, near.output))
             if elements <= max_elements and near.macs <= max_macs:
                 found.setdefault(near)
-    return tuple(found)
+    return (*found, *(road for road in roads(kernel) if road not in found))
 
 
 def _along(size: int, *base: int) -> Iterator[tuple[int, ...]]:

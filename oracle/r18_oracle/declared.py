@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from r18.backend import Kernel
+from r18.backend import Kernel, roads
 from r18.precision import PRECISIONS
 from r18_oracle.bounds import DERIVATIONS
 
@@ -31,7 +31,7 @@ ATTRIBUTES = (
 
 def declaration(kernel: Kernel) -> dict[str, object]:
     """Everything that a kernel declares, by name."""
-    return {name: getattr(kernel, name) for name in ATTRIBUTES}
+    return {name: getattr(kernel, name) for name in ATTRIBUTES} | {"roads": roads(kernel)}
 
 
 def objection(kernel: Kernel) -> str | None:
