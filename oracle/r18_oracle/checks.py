@@ -170,7 +170,7 @@ class Examination:
     def _declaration(self) -> dict[str, object]:
         declared = self._guarded(lambda: declaration(self.kernel))
         self._contract = self.kernel.contract
-        if (reason := objection(self.kernel)) is not None:
+        if (reason := self._guarded(lambda: objection(self.kernel))) is not None:
             self._fail("declaration", reason)
         self._pass("declaration")
         return declared
