@@ -61,7 +61,7 @@ class Tile:
 LARGE = Tile(128, 128, 8, 8, 8, registers=128)
 WIDE = Tile(64, 128, 8, 8, 8, registers=128)
 SMALL = Tile(32, 64, 8, 4, 4)
-TINY = Tile(32, 4, 4, 4, 4, vector=2)
+TINY = Tile(32, 4, 8, 4, 4, vector=2)
 """Eight threads: the simulator has a thread of Python for each. As in the large tiles, a thread has
 several vectors either way, and B is loaded in several rounds."""
 
