@@ -200,6 +200,8 @@ class Kernel(Protocol):
 
     id:        `backend/op/algorithm/precision[/tile]`.
     edges:     sizes at which behaviour changes (tiles, vector widths); tests aim at them.
+    roads:     optional; problems that go ways of their own through the kernel, where no size tells
+               that they do (filters that outgrow a cache); tests take them too.
     deterministic:   the same inputs give the same bits, on every run and in every stream.
     batch_invariant: a sample's result is the same bits alone and anywhere in any batch.
     in_place:  the output buffer may be the first input's.
@@ -323,6 +325,12 @@ def input_layout(kernel: Kernel, problem: Problem) -> Layout:
         return problem.op.source
     reads: Layout | None = getattr(kernel, "reads", None)
     return reads or kernel.layout
+
+
+def roads(kernel: Kernel) -> tuple[Problem, ...]:
+    """The problems that a kernel names since they go ways of their own; most name none."""
+    found: tuple[Problem, ...] = getattr(kernel, "roads", ())
+    return found
 
 
 def output_layout(kernel: Kernel, problem: Problem) -> Layout:

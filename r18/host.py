@@ -163,6 +163,7 @@ class HostKernel:
     layout: Layout = Layout.NCHW
     reads: Layout | None = None
     edges: tuple[int, ...] = ()
+    roads: tuple[Problem, ...] = ()
     deterministic: bool = True
     batch_invariant: bool = False
     in_place: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 import mutation_toy
 from r18.backend import Array
 from r18.host import HostFunction, HostKernel
-from r18.ops import Problem, ReLU
+from r18.ops import Add, Problem, ReLU
 from r18_oracle.campaign import profile, run_campaign
 from r18_oracle.corners import corners
 from r18_oracle.findings import Finding
@@ -20,11 +20,13 @@ from r18_oracle.findings import Finding
 QUICK = replace(profile("quick"), shrink_seconds=1.0)
 
 
-def finding_of(function: HostFunction, network: str | None = None) -> Finding | None:
+def finding_of(
+    function: HostFunction, network: str | None = None, roads: tuple[Problem, ...] = ()
+) -> Finding | None:
     """What a campaign finds on a ReLU that computes so."""
     backend = mutation_toy.Backend()
     (kernel,) = backend.kernels()
-    wrong: HostKernel = replace(kernel, run=function)
+    wrong: HostKernel = replace(kernel, run=function, roads=roads)
     return run_campaign(backend, wrong, QUICK, seed=0, network_name=network).finding
 
 
@@ -71,6 +73,34 @@ def test_a_fault_on_a_corner_alone_is_found() -> None:
     finding = finding_of(wrong)
     assert finding is not None
     assert finding.problem == Problem(ReLU(), ((1, width),))  # shrunk, though it was not drawn
+
+
+def test_a_fault_on_a_road_that_the_kernel_names_is_found_and_shrunk() -> None:
+    """However large it is; and nobody goes that way who is not told of it."""
+
+    def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], out.size > 100_000, out=out)
+
+    assert finding_of(wrong) is None
+    finding = finding_of(wrong, roads=(Problem(ReLU(), ((3, 70_000),)),))
+    assert finding is not None
+    assert finding.problem is not None
+    (size,) = (math.prod(shape) for shape in finding.problem.inputs)
+    assert 100_000 < size < 200_000
+
+
+def test_a_road_that_the_kernel_does_not_take_is_a_finding() -> None:
+    def right(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], 0, out=out)
+
+    road = Problem(Add(), ((1, 3), (1, 3)))
+    assert finding_of(right, roads=(Problem(ReLU(), ((1, 3),)),)) is None
+    finding = finding_of(right, roads=(road,))
+    assert finding is not None
+    assert finding.check == "declaration"
+    assert finding.message == (
+        f"it names {road} among its roads, and does not take it: computes relu, not add"
+    )
 
 
 def test_a_fault_on_the_network_alone_is_found_and_shrunk() -> None:

@@ -13,12 +13,16 @@ from r18_oracle.campaign import KernelReport, profile, replay, run_campaign
 from r18_oracle.checks import CHECKS
 from r18_oracle.faults import FAULTS, TWINS, Backend, Fault
 from r18_oracle.faults.cheats import CHEATS
+from r18_oracle.fence import fences_hold
 
 SEEDS = (1, 2, 3)
 """The first is for shrinking, the others for being caught at all."""
 
 BACKEND = Backend()
-UNLOCATED = {"declaration", "refusal", "runs", "guard_zones", "inputs_unchanged", "completion"}
+UNLOCATED = {
+    *("declaration", "refusal", "runs", "guard_zones", "inputs_unchanged", "completion"),
+    "fences",
+}
 """The checks that have no element of the output to point to."""
 REMEMBERS = {
     "random_order",
@@ -41,8 +45,14 @@ def elements(problem: Problem) -> int:
     return sum(math.prod(shape) for shape in (*problem.inputs, *weights, problem.output))
 
 
+def seen_here(fault: Fault) -> None:
+    if fault.checks == ("fences",) and not fences_hold():
+        pytest.skip("this system does not tell what memory was touched")
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kernel.id)
 def test_a_fault_is_caught_by_its_check_whatever_the_seed(fault: Fault) -> None:
+    seen_here(fault)
     for seed in SEEDS[1:]:
         finding = campaign(fault.kernel, seed, 0.0).finding
         assert finding is not None, f"escaped seed {seed}: {fault.wrong}"
@@ -57,6 +67,7 @@ def test_a_fault_is_caught_by_its_check_whatever_the_seed(fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kernel.id)
 def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
+    seen_here(fault)
     for seconds in (0.15, profile("quick").shrink_seconds, 60.0):  # longer on a busy machine
         finding = campaign(fault.kernel, SEEDS[0], seconds).finding
         assert finding is not None

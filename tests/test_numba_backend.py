@@ -474,6 +474,18 @@ def test_a_tile_that_cannot_be_is_refused(wrong: Callable[[], Tile]) -> None:
         wrong()
 
 
+def test_the_simulators_tile_is_shaped_as_those_of_a_gpu() -> None:
+    """What is one in it is multiplied away, and would go unseen in the simulator."""
+    assert TINY.rows // TINY.row_vector > 1
+    assert TINY.columns // TINY.column_vector > 1
+    assert TINY.row_vector > 1
+    assert TINY.row_step > 1
+    assert TINY.k // TINY.row_step > 2
+    assert TINY.m != TINY.n
+    # Mutants that take one for the other are judged equivalent while this holds.
+    assert all(tile.rows == tile.columns for tile in TILES)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_a_gpu_is_given_tiles_of_whole_warps(batch: int, precision: str) -> None:

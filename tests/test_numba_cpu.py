@@ -35,6 +35,7 @@ from r18.schedule import resnet18, tiny
 from r18.weights import load_weights
 from r18_numba.cpu import Backend, compiled, conv
 from r18_oracle.call import observe
+from r18_oracle.crossings import crossings
 from r18_oracle.inputs import kinds_for, make_case
 from r18_oracle.judge import judge
 from support import images, output_of
@@ -247,6 +248,22 @@ def test_both_orders_of_winograd_and_every_round_give_the_same_bits(
         assert 1 in chunks
         assert len(chunks) > 2
     assert (True, tiles) in seen
+
+
+def test_winograds_roads_share_filters_in_one_round_and_in_several() -> None:
+    """Nothing that is drawn has filters so large: the kernel itself names what has."""
+    one, several = (conv.tiling(road) for road in WINOGRAD.roads)
+    assert one.shared
+    assert several.shared
+    assert one.chunk == one.tiles > one.rows > one.columns
+    assert 1 < several.chunk < several.tiles
+    for road in WINOGRAD.roads:
+        height, width = road.inputs[0][2:]
+        assert height != width  # or one could be taken for the other
+    channels, outputs = (WINOGRAD.roads[0].inputs[0][1], WINOGRAD.roads[0].output[1])
+    assert channels % 16 == 1
+    assert outputs % 32 == 0
+    assert set(WINOGRAD.roads) <= set(crossings(WINOGRAD, 1, 1))
 
 
 def test_winograd_is_planned_where_it_can_pay() -> None:

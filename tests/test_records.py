@@ -11,10 +11,11 @@ import pytest
 
 from commands import r18
 from r18 import records
-from r18.backend import CompiledKernel, DeviceInfo, Kernel, Resources
+from r18.backend import CompiledKernel, DeviceInfo, Resources, SourcedKernel
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import UsageError
 from r18.registry import load_backend
+from r18_numba.catalogue import all_kernels
 from r18_oracle import records as evidence
 from r18_oracle.campaign import KernelReport, profile
 from r18_oracle.checks import Tally
@@ -250,23 +251,50 @@ def test_what_a_device_s_record_holds_is_settled(tmp_path: Path) -> None:
 # -- the committed records ---------------------------------------------------------------------
 
 
-def compiled_kernels(backend: str) -> tuple[Kernel, ...]:
-    return tuple(k for k in load_backend(backend).kernels() if isinstance(k, CompiledKernel))
+UNRECORDED = "No record of a GPU holds them yet."
+"""What a backend's page says while that is so; with the first record it has to go."""
 
 
-def test_every_cuda_kernel_is_verified_as_it_stands() -> None:
-    """A changed kernel has to be verified again, on any GPU, and its record committed."""
-    kernels = compiled_kernels("cupy")
-    assert kernels
+def cuda_kernels(backend: str) -> list[SourcedKernel]:
+    """Of a GPU, also in a process that works with numba's simulator."""
+    kernels: Any = all_kernels() if backend == "numba" else load_backend(backend).kernels()
+    return [kernel for kernel in kernels if isinstance(kernel, SourcedKernel)]
+
+
+@pytest.mark.parametrize("backend", ["cupy", "numba"])
+def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
+    """A changed kernel has to be verified again, on any GPU, and its record committed.
+
+    Before a backend's first record its page owns up to that, and once one kernel is in a record
+    all have to be: neither can be without the other.
+    """
+    kernels: Any = cuda_kernels(backend)
+    assert len(kernels) > 20
     found = records.read_all(ROOT / records.FOLDER, "verify")
-    reasons = evidence.stale(kernels, found.values())
+    recorded = any(name.startswith(f"{backend}/") for r in found.values() for name in r["kernels"])
+    page = ROOT / "docs" / "backends" / f"{backend}.md"
+    assert (UNRECORDED in page.read_text("utf-8")) is not recorded, (
+        f"{page}: '{UNRECORDED}' is to be there as long as that is so, and no longer"
+    )
+    reasons = evidence.stale(kernels, found.values()) if recorded else {}
     lines = [f"  {name} {reason}" for name, reason in reasons.items()]
     assert not reasons, "\n".join(
         [
             f"{len(reasons)} of {len(kernels)} kernels are not verified as they stand:",
             *lines,
             f"records found: {', '.join(found) or 'none'} in {records.FOLDER}",
-            "On a machine with a GPU: r18 verify --backend cupy --record",
-            "or, of some kernels: r18 verify --backend cupy --record --kernels 'GLOB'",
+            f"On a machine with a GPU: r18 verify --backend {backend} --record",
+            f"or, of some kernels: r18 verify --backend {backend} --record --kernels 'GLOB'",
         ]
     )
+
+
+def test_a_kernel_that_numba_compiles_is_known_by_its_sources(tmp_path: Path) -> None:
+    """It is no `CompiledKernel`, and the first record of one makes all others stale."""
+    one, *others = cuda_kernels("numba")
+    assert not isinstance(one, CompiledKernel)
+    record, _ = save(tmp_path, run_of(one), one)  # type: ignore[arg-type]
+    every: Any = [one, *others]
+    assert evidence.stale(every, [record]) == {k.id: "was never verified" for k in every[1:]}
+    record["kernels"][every[0].id]["digest"] = "that of older sources"
+    assert evidence.stale(every[:1], [record]) == {every[0].id: "has changed since it was verified"}

@@ -24,6 +24,7 @@ from r18.registry import load_backend
 from r18.schedule import network
 from r18.weights import load_weights
 from r18_oracle import verify as verify_module
+from r18_oracle.fence import fences_hold
 from r18_oracle.findings import load
 from r18_oracle.worker import THREAD_VARIABLES, Pool
 from support import ROOT
@@ -49,6 +50,7 @@ PLANTED = {
     "tail": ["linear_tail_ignored"],
     "not all is written": ["conv2d_last_columns_unwritten", "conv2d_last_channels_unwritten"],
     "writes too far": ["conv2d_writes_past_the_end", "conv2d_writes_one_image_too_far"],
+    "reads too far": ["relu_looks_past_its_input"],
     "old values": ["conv2d_accumulates_on_output", "conv2d_stale_border"],
     "order of summation": ["conv2d_random_order"],
     "synchronisation": ["relu_synchronisation_dropped"],
@@ -163,6 +165,8 @@ def verified(cause: str, fault: str) -> Done:
 )
 @pytest.mark.usefixtures("one_worker")
 def test_the_rows_command_shows_a_kernels_fault(cause: str, fault: str) -> None:
+    if cause == "reads too far" and not fences_hold():
+        pytest.skip("this system does not tell what memory was touched")
     done = verified(cause, fault)
     assert done.code == 1, done.err
     if cause in SHOWN:

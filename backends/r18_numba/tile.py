@@ -13,9 +13,10 @@ class Tile:
     """C[m, n] += A[k, m]·B[k, n]: what a block and a thread of it compute.
 
     m, n:  rows and columns of a block. k: depth of one stage in shared memory (there are two).
-    rows, columns: what a thread keeps in registers, as quads (or pairs) that lie a block's width
-                   of threads apart, so that a warp's reads of shared memory do not conflict.
+    rows, columns: what a thread keeps in registers, as vectors that lie a block's width of threads
+                   apart, so that a warp's reads of shared memory do not conflict.
     registers: the most a thread may have; None lets the compiler choose.
+    vector: numbers of a vector, but for fewer rows or columns.
     """
 
     m: int
@@ -24,6 +25,7 @@ class Tile:
     rows: int
     columns: int
     registers: int | None = None
+    vector: int = 4
 
     def __post_init__(self) -> None:
         if self.m % self.rows or self.n % self.columns:
@@ -41,11 +43,11 @@ class Tile:
 
     @property
     def row_vector(self) -> int:
-        return min(4, self.rows)
+        return min(self.vector, self.rows)
 
     @property
     def column_vector(self) -> int:
-        return min(4, self.columns)
+        return min(self.vector, self.columns)
 
     @property
     def row_step(self) -> int:
@@ -59,7 +61,8 @@ class Tile:
 LARGE = Tile(128, 128, 8, 8, 8, registers=128)
 WIDE = Tile(64, 128, 8, 8, 8, registers=128)
 SMALL = Tile(32, 64, 8, 4, 4)
-TINY = Tile(8, 8, 8, 4, 2)
-"""Eight threads: the simulator has a thread of Python for each."""
+TINY = Tile(32, 4, 8, 4, 4, vector=2)
+"""Eight threads: the simulator has a thread of Python for each. As in the large tiles, a thread has
+several vectors either way, and B is loaded in several rounds."""
 
 TILES = (LARGE, WIDE, SMALL, TINY)

@@ -14,6 +14,7 @@
 | `repeatability`    | the same bits in another stream, launched twice, where deterministic        |
 | `stale_memory`     | the result does not depend on what lay in and around its buffers before     |
 | `in_place`         | the same bits with the output in the first input's buffer, where declared   |
+| `fences`           | memory outside its buffers is not even read, where the host has them        |
 | `exact`            | integers: equal to the reference, to the bit                                |
 | `impulse`          | one pixel, one weight, or both: values lie where the definition puts them   |
 | `bound`            | random data of four kinds: within the derived bound                         |
@@ -40,6 +41,7 @@ from r18.ops import Problem
 from r18_oracle.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.cases import Case
 from r18_oracle.declared import declaration, objection
+from r18_oracle.fence import fenceable, trespass
 from r18_oracle.findings import Finding, failed
 from r18_oracle.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge import Judgement, judge
@@ -61,6 +63,7 @@ CHECKS = (
     "repeatability",
     "stale_memory",
     "in_place",
+    "fences",
     "exact",
     "impulse",
     "bound",
@@ -144,6 +147,7 @@ class Examination:
         case = self._case(rounding)
         first = self._observe(case, settle=not light)
         others = [] if light else self._memory(case, first)
+        self._fences(case)
         if "exact" in kinds:
             self._values("exact", "exact", range(self._variants("exact")))
         if not light and "impulse" in kinds:
@@ -166,7 +170,7 @@ class Examination:
     def _declaration(self) -> dict[str, object]:
         declared = self._guarded(lambda: declaration(self.kernel))
         self._contract = self.kernel.contract
-        if (reason := objection(self.kernel)) is not None:
+        if (reason := self._guarded(lambda: objection(self.kernel))) is not None:
             self._fail("declaration", reason)
         self._pass("declaration")
         return declared
@@ -215,6 +219,15 @@ class Examination:
             how = "depends on the output's being the input"
             self._same("in_place", first.output, aliased.output, how)
         return []
+
+    def _fences(self, case: Case) -> None:
+        """After the checks that say what came of a stray read: this one only says that it was."""
+        if not fenceable(self.backend):
+            return
+        touched = self._guarded(lambda: trespass(self.backend, self.kernel, case))
+        if touched is not None:
+            self._fail("fences", touched)
+        self._pass("fences")
 
     def _may_alias(self, case: Case) -> bool:
         same_size = self.problem.inputs[0] == self.problem.output

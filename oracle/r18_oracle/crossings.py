@@ -2,7 +2,8 @@
 
 Drawn problems come near a kernel's `edges` on some axis, now and then; here every edge is crossed
 on every axis, with all else small. And it is crossed on one axis while another is just full: work
-that is cut along both is then handed out by the number of full tiles.
+that is cut along both is then handed out by the number of full tiles. Where several sizes decide
+together, the kernel itself names a problem beyond: its `roads`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from r18.backend import Kernel
+from r18.backend import Kernel, roads
 from r18.ops import (
     Add,
     BatchNorm,
@@ -34,7 +35,8 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
     """The kernel's edges, crossed on each axis; what it takes of them, and not larger than that.
 
     A problem that the kernel refuses is rounded up to one that it takes, where there is one. Two
-    axes at an edge may make a tensor twice as large.
+    axes at an edge may make a tensor twice as large. The kernel's roads come last, as large as they
+    are.
     """
     max_elements, max_macs = room_for(kernel, max_elements, max_macs)
     found: dict[Problem, None] = {}
@@ -44,7 +46,7 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
             elements = max(math.prod(shape) for shape in (*near.inputs, near.output))
             if elements <= 2 * max_elements and near.macs <= max_macs:
                 found.setdefault(near)
-    return tuple(found)
+    return (*found, *(road for road in roads(kernel) if road not in found))
 
 
 def _along(size: int, *base: int, full: tuple[int, int]) -> Iterator[tuple[int, ...]]:

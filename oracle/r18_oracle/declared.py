@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from r18.backend import Kernel
+from r18.backend import Kernel, roads
 from r18.precision import PRECISIONS
 from r18_oracle.bounds import DERIVATIONS
 
@@ -31,7 +31,7 @@ ATTRIBUTES = (
 
 def declaration(kernel: Kernel) -> dict[str, object]:
     """Everything that a kernel declares, by name."""
-    return {name: getattr(kernel, name) for name in ATTRIBUTES}
+    return {name: getattr(kernel, name) for name in ATTRIBUTES} | {"roads": roads(kernel)}
 
 
 def objection(kernel: Kernel) -> str | None:
@@ -42,6 +42,7 @@ def objection(kernel: Kernel) -> str | None:
     - Sums are kept in the precision's `accumulate` format and results in its `storage` format.
     - Sums are cut off only where factors are narrow enough for a tensor core.
     - The algorithm has a derivation.
+    - It takes the problems that it names as its roads.
     """
     precision, contract = kernel.precision, kernel.contract
     known = PRECISIONS.get(precision.name)
@@ -58,4 +59,7 @@ def objection(kernel: Kernel) -> str | None:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
     if contract.algorithm not in DERIVATIONS:
         return f"the oracle has no error bound for '{contract.algorithm}'"
+    for road in roads(kernel):
+        if (reason := kernel.refusal(road)) is not None:
+            return f"it names {road} among its roads, and does not take it: {reason}"
     return None

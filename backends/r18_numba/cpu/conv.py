@@ -50,6 +50,7 @@ def conv_kernels() -> tuple[HostKernel, ...]:
         contract=RoundingContract("winograd_f4x4", FP32.accumulate, FP32.storage),
         run=winograd,
         edges=(4, 6, *GROUPS, *LINES),
+        roads=winograd_roads(),
         refuses=winograd_refuses,
         scratch=winograd_nbytes,
         pack=pack_filters,
@@ -303,6 +304,27 @@ def winograd_refuses(problem: Problem) -> str | None:
     if op.kernel_size != (3, 3) or op.stride != (1, 1):
         return "Winograd takes 3×3 windows of stride 1"
     return None
+
+
+def winograd_roads() -> tuple[Problem, ...]:
+    """Filters that all workers share: for a few tiles, and for as many as take two rounds.
+
+    The first have channels at both ends of a vector; the second, on one channel, the fewest
+    products of which a round holds but three tiles.
+    """
+    fewest = FILTER_NBYTES // (PLACES * FLOAT_NBYTES) + 1  # channels times outputs
+    channels = 11 * LINES[0] + 1
+    outputs = _whole_lines(ceil_div(fewest, channels), LINES[1])
+    return (
+        _fused(Conv2d(channels, outputs, (3, 3), (1, 1), (1, 1)), (2, channels, 5, 3)),
+        _fused(Conv2d(1, fewest, (3, 3), (1, 1), (1, 1)), (2, 1, 1, 5)),
+    )
+
+
+def _fused(plain: Conv2d, shape: Shape) -> Problem:
+    """With all that an epilogue may do."""
+    op = replace(plain, bias=True, residual=True, relu=True)
+    return Problem(op, (shape, plain.infer(shape)))
 
 
 def winograd_nbytes(problem: Problem) -> int:

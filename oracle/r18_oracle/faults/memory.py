@@ -176,6 +176,11 @@ def _beyond_the_input(
     out[...] = rows @ w.T + weights[1]
 
 
+def _look_past(array: Array) -> None:
+    """Read a cache line beyond an array, and make nothing of it."""
+    ctypes.string_at(array.ctypes.data + array.nbytes, 64)
+
+
 def _reads_after_writing(
     op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
@@ -207,6 +212,20 @@ _STALE = (
         "stale_memory exact",
         _beyond_the_input,
         edges=(4,),
+    ),
+    fault(
+        ReLU,
+        "looks_past_its_input",
+        "reads a vector beyond its input, and uses nothing of it",
+        "fences",
+        then(RELU, lambda x, w, out, scratch: _look_past(x[0])),
+    ),
+    fault(
+        Linear,
+        "looks_past_its_weights",
+        "reads a vector beyond its weights, and uses nothing of it",
+        "fences",
+        then(linear, lambda x, w, out, scratch: _look_past(w[0])),
     ),
     fault(
         Add,
