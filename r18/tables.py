@@ -18,8 +18,8 @@ mutate:   devices; backends (all). What share of the mutants the oracle caught; 
 profile:  device, precisions, batches; backend (cupy), memory (contiguous, or channels-last). CPU
           and CUDA time of the drop-in at each fusion level; a line a level, precision and batch.
 evaluate: devices, images (the folder's name); backends (all), network (resnet18). Agreement with
-          the reference on photographs, and how fast; a line a backend, precision and number of
-          workers.
+          the reference on photographs, and how fast; a line a backend, precision, batch and number
+          of workers.
 """
 
 from __future__ import annotations
@@ -478,7 +478,11 @@ def profile_caption(group: Mapping[str, Any]) -> str:
 
 
 def evaluate_table(options: Mapping[str, str], folder: Path) -> Table:
-    """What evaluations of a folder of photographs came to."""
+    """What evaluations of a folder of photographs came to.
+
+    Images a second are those of the process that asked, reading and decoding included; "done
+    before" were kept when the run was interrupted.
+    """
     images, network = _one(options, "images"), options.get("network", "resnet18")
     asked = options.get("backends")
     rows: list[Row] = []
@@ -496,12 +500,12 @@ def evaluate_table(options: Mapping[str, str], folder: Path) -> Table:
             f"no record of {options['devices']} has an evaluation of '{images}'"
             + (f" with {asked}" if asked else "")
         )
-    return Table(EVALUATE_HEADS, "llllrrrrrrrr", rows, "<br>\n".join(captions))
+    return Table(EVALUATE_HEADS, "lllrlrrrrrrrrr", rows, "<br>\n".join(captions))
 
 
 EVALUATE_HEADS = (
-    *("backend", "device", "precision", "against", "images", "same class", "near ties"),
-    *("right", "ms/image", "speedup", "workers", "images/s"),
+    *("backend", "device", "precision", "batch", "against", "images", "same class", "near ties"),
+    *("right", "ms/image", "speedup", "workers", "images/s", "done before"),
 )
 
 
@@ -509,6 +513,7 @@ def _evaluated(found: Mapping[str, Any]) -> Iterator[str]:
     """The cells of an evaluation behind its device."""
     against = found["against"]
     yield found["precision"]
+    yield str(found["batch"])
     yield MISSING if against is None else f"{against} {found['against_precision']}"
     yield f"{found['images']:,}"
     yield MISSING if not found["compared"] else f"{found['agree_top1']:,}"
@@ -520,10 +525,11 @@ def _evaluated(found: Mapping[str, Any]) -> Iterator[str]:
     yield MISSING if found["workers"] is None else str(found["workers"])
     rate = found["images_per_second"]
     yield MISSING if rate is None else f"{rate:,.0f}"
+    yield f"{found['resumed']:,}" if found["resumed"] else MISSING
 
 
 def _evaluate_caption(found: Mapping[str, Any]) -> str:
-    return f"{device_words(found)}, batch {found['batch']}, {found['date'][:10]}."
+    return f"{device_words(found)}, {found['date'][:10]}."
 
 
 TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {

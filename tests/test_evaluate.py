@@ -344,9 +344,8 @@ def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Pa
     path = kept / "evaluate-cpu.json"
     assert f"recorded in {path}" in done.err
     data = json.loads(command(folder, out, "--labels", "none", "--json", *again).out)
-    (name,) = records.read(path, "evaluate")["entries"]
-    assert name == f"tiny/numpy/fp32/numpy-fp64/{folder.name}"
-    found = records.read(path, "evaluate")["entries"][name]
+    ((name, found),) = records.read(path, "evaluate")["entries"].items()
+    assert name == f"tiny/numpy/fp32/b{found['batch']}/numpy-fp64/{folder.name}"
     same = ("images", "compared", "agree_top1", "near_ties", "bound", "accuracy")
     assert [found[key] for key in same] == [data[key] for key in same]
     assert (found["changed"], found["not_read"]) == (0, 1)
@@ -357,7 +356,8 @@ def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Pa
         f"<!-- table: evaluate devices=cpu images={folder.name} network=tiny -->\n<!-- /table -->"
     )
     row = rendered(text, kept).splitlines()[4]
-    assert row.startswith("| numpy | cpu | fp32 | numpy fp64 | 11 | 10 | 0 |  | ")
+    start = f"| numpy | cpu | fp32 | {found['batch']} | numpy fp64 | 11 | 10 | 0 |  | "
+    assert row.startswith(start)
     with pytest.raises(UsageError, match="no record of cpu has an evaluation of 'x'"):
         rendered(text.replace(folder.name, "x"), kept)
     with pytest.raises(UsageError, match=r"has an evaluation of '.*' with cupy"):

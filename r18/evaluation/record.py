@@ -1,7 +1,7 @@
 """What an evaluation came to, on which device: `evaluate-<device>.json`.
 
-An entry a backend, precision, reference, set of images and number of workers; a later run replaces
-its own. The rows are in the table that the run wrote: a record has the numbers.
+An entry a backend, precision, batch, reference, set of images and number of workers; a later run
+replaces its own. The rows are in the table that the run wrote: a record has the numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ROWS = ("changed", "not_read")
 def entry_name(request: Request, images: str, workers: int | None) -> str:
     """images: the folder's name."""
     against = f"{request.against}-{request.against_precision}" if request.against else "none"
-    parts = [request.network, request.backend, request.precision, against, images]
+    batch = f"b{request.batch}"
+    parts = [request.network, request.backend, request.precision, batch, against, images]
     return "/".join([*parts, *([] if workers is None else [f"{workers}-workers"])])
 
 
