@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import r18_numpy
+from commands import r18
 from pooling_backends import Pooling, Tuned, pooled, stem_alone
 from r18.backend import FUSION_LEVELS, Backend, CompileOptions
 from r18.errors import NoKernel, UnknownName, UsageError
@@ -182,3 +185,22 @@ def test_a_plans_schedule_can_be_planned_again() -> None:
     assert again.schedule == plan.schedule
     with pytest.raises(NoKernel, match="precisions with kernels for conv2d_maxpool2d: none"):
         make_plan(r18_numpy.Backend(), plan.schedule, CompileOptions())
+
+
+# -- verified ----------------------------------------------------------------------------------
+
+
+def test_verification_runs_the_fused_kernel_alone_and_in_the_network(tmp_path: Path) -> None:
+    done = r18(
+        *("verify", "--backend", "pooling_backends:Pooling", "--network", "tiny"),
+        *("--json", "--findings", tmp_path),
+    )
+    assert done.code == 0, done.err + done.out
+    (result,) = json.loads(done.out)["backends"]
+    kernels = {kernel["kernel"]: kernel for kernel in result["kernels"]}
+    assert kernels[FUSED]["verdict"] == "ok"
+    assert kernels[FUSED]["network_problems"] == 1
+    assert kernels[FUSED]["problems"] > 15
+    (run,) = result["checkpoints"]
+    assert run["steps"][0]["kernel"] == FUSED
+    assert run["ok"]

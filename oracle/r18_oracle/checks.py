@@ -41,7 +41,7 @@ from r18_oracle.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.cases import Case
 from r18_oracle.declared import declaration, objection
 from r18_oracle.findings import Finding, failed
-from r18_oracle.inputs import IMPULSES, ROUNDING, kinds_for, make_case
+from r18_oracle.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge import Judgement, judge
 from r18_oracle.reference import KernelRunning
 from r18_oracle.watch import Process
@@ -263,7 +263,7 @@ class Examination:
 
     def _variants(self, kind: str) -> int:
         """How many sets of inputs of a kind; several where the problem is small."""
-        fewest = IMPULSES if kind == "impulse" else 1
+        fewest = fewest_variants(self.problem, kind)
         return max(fewest, min(VARIANTS, ELEMENTS // math.prod(self.problem.output)))
 
     def _values(self, check: str, kind: str, variants: Iterable[int]) -> None:

@@ -25,7 +25,8 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18_oracle.problems import fitted, pooled_windows_for, square, windows_for
+from r18_oracle.problems import fitted, room_for, windows_for
+from r18_oracle.stems import Stems, square
 
 
 def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem, ...]:
@@ -33,6 +34,7 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
 
     A problem that the kernel refuses is rounded up to one that it takes, where there is one.
     """
+    max_elements, max_macs = room_for(kernel, max_elements, max_macs)
     found: dict[Problem, None] = {}
     for edge in kernel.edges:
         for problem in _BY_OP[kernel.op](kernel, edge + 1):
@@ -60,7 +62,7 @@ def _conv(kernel: Kernel, size: int) -> Iterator[Problem]:
 
 def _conv_maxpool(kernel: Kernel, size: int) -> Iterator[Problem]:
     """Of the pooled output's extents, and of the convolution's."""
-    of_conv, of_pool = pooled_windows_for(kernel)[0]
+    of_conv, of_pool = Stems.of(kernel).windows[0]
     pool = MaxPool2d(*square(of_pool))
     for pooled in (True, False):
         for n, c, o, *made in _along(size, 2, 3, 2, 4, 3):

@@ -60,18 +60,25 @@ def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: i
     Raises `UnknownName` for a kind that does not exist.
     """
     makers: dict[str, Callable[[Kernel, Problem, Rng], tuple[Arrays, Arrays]]] = {
-        "exact": _exact,
+        "exact": lambda k, p, g: _exact(k, p, g, variant),
         "impulse": lambda k, p, g: _impulse(p, g, variant),
         "normal": lambda k, p, g: _random(p, g, lambda s: g.standard_normal(s)),
         "positive": lambda k, p, g: _random(p, g, lambda s: g.random(s)),
         "cancelling": _cancelling,
         "wide": _wide,
-        "edges": _edges,
+        "edges": lambda k, p, g: _edges(k, p, g, variant),
     }
     if kind not in makers:
         raise unknown("kind of input", kind, makers)
     rng = np.random.default_rng([seed, KINDS.index(kind), variant])
     return Case.of(kernel, problem, *makers[kind](kernel, problem, rng))
+
+
+def fewest_variants(problem: Problem, kind: str) -> int:
+    """How many sets of inputs it takes to show what a kind can show of a problem."""
+    if kind == "impulse":
+        return IMPULSES
+    return 2 if isinstance(problem.op, ConvMaxPool) and kind in ("exact", "edges") else 1
 
 
 def _shapes(problem: Problem) -> list[tuple[int, ...]]:
@@ -112,12 +119,13 @@ def _random(
 # -- exact -------------------------------------------------------------------------------------
 
 
-def _exact(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
+def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
     """Integers such that every partial sum, in any order, is exact in the accumulator.
 
     With b bits of integers in the accumulator and a and w the largest |x| and |w|, K·a·w plus the
     addends stays at or under 2^b. Where the output format is narrower than that, the values are
     made few and small, so that most results need no rounding that could hide a lost product.
+    Convolutions with their max-pooling get negative sums in every other variant.
     """
     room = min(_INTEGERS[kernel.contract.accumulate], 2**40)
     factor = _INTEGERS[kernel.precision.multiply]
@@ -151,12 +159,23 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
         else integers(shape, addend)
         for shape in _shapes(problem)
     ]
-    if isinstance(problem.op, ConvMaxPool) and not problem.op.conv.relu and rng.random() < 0.5:
-        # No output of the convolution above zero, for the same reason; else both signs are there,
-        # which shows more of the sums.
-        inputs[0] = -np.abs(inputs[0])
-        weights = [np.abs(weights[0]), *(-np.maximum(np.abs(w), 1) for w in weights[1:])]
+    if isinstance(problem.op, ConvMaxPool) and variant % 2:
+        return _negative_sums(problem.op, inputs[0], weights[0], rng)
     return tuple(inputs), tuple(weights)
+
+
+def _negative_sums(op: ConvMaxPool, x: Array, weight: Array, rng: Rng) -> tuple[Arrays, Arrays]:
+    """The same magnitudes, such that a padding of 0 would win, as a sum or as an output.
+
+    No sum is above zero, and with a negative bias no output; but where a ReLU would then show
+    nothing, a positive bias brings some above. Products add up to half of what is exact at most,
+    and the bias is no larger.
+    """
+    if op.conv.relu and not op.conv.bias:
+        return (x,), (weight,)
+    size = np.abs(x).mean() * np.abs(weight).sum(axis=(1, 2, 3))
+    bias = np.rint(size * rng.random(size.shape)) * (1 if op.conv.relu else -1)
+    return (-np.abs(x),), (np.abs(weight), *([bias] if op.conv.bias else []))
 
 
 # -- impulses ----------------------------------------------------------------------------------
@@ -275,7 +294,7 @@ def _wide(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
 # -- edges -------------------------------------------------------------------------------------
 
 
-def _edges(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
+def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
     """Ordinary values with a few of the format's edges among them.
 
     Activations get ±0, subnormals, the smallest normal, NaN, the largest value, ±Inf; weights get
@@ -289,7 +308,7 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     if kernel.precision.flush_to_zero:
         tame = np.array([0.0, -0.0])  # a subnormal times an infinity would be NaN when flushed
     wild = np.array([stored.largest, -stored.largest, np.inf, -np.inf])
-    if isinstance(problem.op, ConvMaxPool) and not problem.op.conv.relu and rng.random() < 0.5:
+    if isinstance(problem.op, ConvMaxPool) and not problem.op.conv.relu and variant % 2:
         flat = inputs[0].reshape(-1)
         flat[rng.random(flat.size) < rng.choice([0.5, 1.0])] = -np.inf
         return inputs, (np.abs(weights[0]) + stored.tiny, *weights[1:])

@@ -32,6 +32,7 @@ from r18.ops import (
 from r18.passes import fuse, fuse_pool
 from r18.planner import aligned
 from r18.schedule import Schedule
+from r18_oracle.stems import MULTIPLES, Stems, Window, near, square, takes
 
 ODD = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 31, 33)
 """Sizes that any kernel is tried at: small, odd, prime, and around powers of two."""
@@ -100,38 +101,31 @@ def problems(kernel: Kernel, max_elements: int, max_macs: int) -> st.SearchStrat
         return takes(kernel, problem)
 
     sizes = Sizes.of(kernel)
+    max_elements, max_macs = room_for(kernel, max_elements, max_macs)
     if kernel.op is Conv2d:
         drawn = _conv(sizes, max_elements, max_macs, windows_for(kernel))
     elif kernel.op is ConvMaxPool:
-        drawn = _conv_maxpool(sizes, max_elements, max_macs, pooled_windows_for(kernel))
+        drawn = _conv_maxpool(sizes, max_elements, max_macs, Stems.of(kernel))
     else:
         drawn = _BY_OP[kernel.op](sizes, max_elements, max_macs)
     accepted = drawn.map(fit).filter(taken)
     return st.one_of(accepted, accepted, accepted, drawn)
 
 
-def takes(kernel: Kernel, problem: Problem) -> bool:
-    """Whether the kernel takes a problem; also where its refusal raises, for `runs` to find."""
-    try:
-        return kernel.refusal(problem) is None
-    except Exception:
-        return True
-
-
-MULTIPLES = (1, 4, 8, 16, 32, 64)
+def room_for(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
+    """The size of a drawn problem: as asked for, or as much as a kernel for large ones needs."""
+    if kernel.op is ConvMaxPool:
+        return Stems.of(kernel).room(max_elements, max_macs)
+    return max_elements, max_macs
 
 
 def fitted(kernel: Kernel, problem: Problem, max_macs: int) -> Problem:
     """The problem, its channels rounded up to what the kernel takes, where that is found."""
     if isinstance(problem.op, ConvMaxPool):
-        near = _stems(problem)
+        others = near(problem)
     else:
-        near = (_rounded(problem, multiple) for multiple in MULTIPLES)
-    return next((p for p in near if p.macs <= max_macs and takes(kernel, p)), problem)
-
-
-Window = tuple[int, int, int]
-"""Kernel size, stride and padding, of a square window."""
+        others = (_rounded(problem, multiple) for multiple in MULTIPLES)
+    return next((p for p in others if p.macs <= max_macs and takes(kernel, p)), problem)
 
 
 def windows_for(kernel: Kernel) -> tuple[Window, ...]:
@@ -149,55 +143,6 @@ def _probes(window: Window) -> Iterator[Problem]:
     k, s, p = window
     for c, o, extent in ((3, 64, 32), (8, 8, 14), (64, 64, 28), (512, 512, 7)):
         yield Problem(Conv2d(c, o, (k, k), (s, s), (p, p)), ((1, c, extent, extent),))
-
-
-POOLED_WINDOWS: tuple[tuple[Window, Window], ...] = (
-    ((7, 2, 3), (3, 2, 1)),
-    ((3, 1, 1), (2, 2, 0)),
-    ((3, 2, 1), (3, 2, 1)),
-    ((5, 1, 2), (3, 2, 0)),
-    ((1, 1, 0), (3, 1, 1)),
-)
-"""Convolution and max-pooling behind it: of a ResNet's stem, of others, overlapping and not."""
-
-
-def pooled_windows_for(kernel: Kernel) -> tuple[tuple[Window, Window], ...]:
-    """Those of `POOLED_WINDOWS` that the kernel takes, or all where it seems to take none."""
-    probes = {
-        (of_conv, of_pool): Problem(
-            ConvMaxPool(
-                Conv2d(c, o, *square(of_conv), bias=True, relu=True), MaxPool2d(*square(of_pool))
-            ),
-            ((1, c, 32, 32),),
-        )
-        for of_conv, of_pool in POOLED_WINDOWS
-        for c, o in ((3, 64), (8, 64))
-    }
-    taken = tuple(pair for pair, probe in probes.items() if takes(kernel, probe))
-    return taken or POOLED_WINDOWS
-
-
-def square(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Kernel size, stride and padding of both axes, as ops take them."""
-    k, s, p = window
-    return (k, k), (s, s), (p, p)
-
-
-def _stems(problem: Problem) -> Iterator[Problem]:
-    """The problem and others near it, which a kernel for few input channels takes.
-
-    Such a kernel may round the output channels alone, take images of three channels and no
-    others, and always add a bias and clamp.
-    """
-    op, shape = problem.op, problem.inputs[0]
-    assert isinstance(op, ConvMaxPool)
-    for epilogue in ((op.conv.bias, op.conv.relu), (True, op.conv.relu), (True, True)):
-        for multiple in MULTIPLES:
-            c, o = op.conv.in_channels, aligned(op.conv.out_channels, multiple)
-            for channels in dict.fromkeys((c, 3, aligned(c, multiple))):
-                bias, relu = epilogue
-                conv = replace(op.conv, in_channels=channels, out_channels=o, bias=bias, relu=relu)
-                yield Problem(replace(op, conv=conv), ((shape[0], channels, *shape[2:]),))
 
 
 def _rounded(problem: Problem, multiple: int) -> Problem:
@@ -299,20 +244,19 @@ def _source(
     return found[0], found[1]
 
 
-FEW = Sizes((1, 2, 3, 4))
-"""Channels of an image."""
+FEW = 4
+"""Channels of an image, at most."""
 
 
 @st.composite
-def _conv_maxpool(
-    draw: st.DrawFn, sizes: Sizes, most: int, macs: int, windows: Sequence[tuple[Window, Window]]
-) -> Problem:
-    """All windows of both; half of the draws have those of `windows`, half have few channels.
+def _conv_maxpool(draw: st.DrawFn, sizes: Sizes, most: int, macs: int, stems: Stems) -> Problem:
+    """All windows of both, but mostly those that the kernel takes, where it takes few; half of the
+    draws have few channels.
 
     Edges are met by the pooled extents and by those of the convolution, in turn.
     """
-    if draw(st.booleans()):
-        of_conv, of_pool = draw(st.sampled_from(windows))
+    if draw(st.integers(0, 1 if stems.every_window else 7)):
+        of_conv, of_pool = draw(st.sampled_from(stems.windows))
         plain, pool = Conv2d(1, 1, *square(of_conv)), MaxPool2d(*square(of_pool))
     else:
         kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
@@ -320,10 +264,13 @@ def _conv_maxpool(
         padding = (draw(st.integers(0, kernel[0])), draw(st.integers(0, kernel[1])))
         plain, pool = Conv2d(1, 1, kernel, stride, padding), draw(_pools(largest=4))
     pooled = draw(st.booleans())
+    few = Sizes(tuple(c for c in stems.channels if c <= FEW) or stems.channels)
+    whole = Sizes(tuple(stems.multiple * count for count in (1, 2, 3)))
     axes = {
         "n": BATCHES,
-        "c": FEW if draw(st.booleans()) else sizes,
-        **dict.fromkeys("ohw", sizes),
+        "c": few if draw(st.booleans()) else sizes,
+        "o": sizes if stems.multiple == 1 else whole,
+        **dict.fromkeys("hw", sizes),
     }
     grows = math.prod(pool.stride) if pooled else 1
     limits = [

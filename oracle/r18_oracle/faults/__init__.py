@@ -7,11 +7,12 @@ runs the faults, like any backend.
 
 from __future__ import annotations
 
-from r18_oracle.faults import conv, memory, others, winograd
+from r18_oracle.faults import conv, conv_maxpool, memory, others, winograd
 from r18_oracle.faults.fault import Fault, HostBackend
 
-FAULTS: tuple[Fault, ...] = (*conv.FAULTS, *winograd.FAULTS, *others.FAULTS, *memory.FAULTS)
-TWINS = (*conv.TWINS, *winograd.TWINS, *others.TWINS, *memory.TWINS)
+PARTS = (conv, winograd, conv_maxpool, others, memory)
+FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)
+TWINS = tuple(twin for part in PARTS for twin in part.TWINS)
 
 
 class Backend(HostBackend):

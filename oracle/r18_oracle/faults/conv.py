@@ -222,7 +222,7 @@ def _first_without_last_product(w: Array, r: int, s: int) -> Array:
     return taken
 
 
-def _in_float16(w: Array, x: Array) -> Array:
+def in_float16(w: Array, x: Array) -> Array:
     return mix(w.astype(np.float16).astype(w.dtype), x.astype(np.float16).astype(x.dtype))
 
 
@@ -232,18 +232,18 @@ def _eleven_bits(a: Array) -> Array:
     return cut
 
 
-def _total_in_float16(terms: list[Array]) -> Array:
+def total_in_float16(terms: list[Array]) -> Array:
     y = np.zeros(terms[0].shape, np.float16)
     for term in terms:
         y = (y + term.astype(np.float16)).astype(np.float16)
     return y.astype(terms[0].dtype)
 
 
-def _mix_in_float16(w: Array, x: Array) -> Array:
-    return _total_in_float16([mix(w[:, [c]], x[:, [c]]) for c in range(w.shape[1])])
+def mix_in_float16(w: Array, x: Array) -> Array:
+    return total_in_float16([mix(w[:, [c]], x[:, [c]]) for c in range(w.shape[1])])
 
 
-def _cut_to_float16(op: Conv2d, y: Array, bias: Array, residual: Array) -> Array:
+def cut_to_float16(op: Conv2d, y: Array, bias: Array, residual: Array) -> Array:
     """The result cut off at 11 bits, so that the store that follows has nothing to round."""
     return _eleven_bits(np.ascontiguousarray(finish(op, y, bias, residual)))
 
@@ -265,8 +265,8 @@ _SUMS = (
         "bound",
         total=lambda terms: np.trunc(total(terms)),
     ),
-    conv("factors_in_float16", "float32 factors are rounded to float16", "bound", mix=_in_float16),
-    conv("sums_in_float16", "a float32 kernel keeps its sums in float16", total=_total_in_float16),
+    conv("factors_in_float16", "float32 factors are rounded to float16", "bound", mix=in_float16),
+    conv("sums_in_float16", "a float32 kernel keeps its sums in float16", total=total_in_float16),
     conv(
         "factors_in_tf32",
         "a float32 kernel multiplies on units for tf32",
@@ -294,7 +294,7 @@ _SUMS = (
         "sums_in_float16",
         "sums of float16 products are kept in float16",
         "bound exact",
-        replace(CONV, mix=_mix_in_float16, total=_total_in_float16),
+        replace(CONV, mix=mix_in_float16, total=total_in_float16),
         precision=FP16,
     ),
     fault(
@@ -302,7 +302,7 @@ _SUMS = (
         "stores_cut_off",
         "results are cut off, not rounded, to float16",
         "exact bound",
-        replace(CONV, finish=_cut_to_float16),
+        replace(CONV, finish=cut_to_float16),
         precision=FP16,
     ),
     fault(
