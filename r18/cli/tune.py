@@ -13,6 +13,7 @@ from r18.backend import FUSION_LEVELS
 from r18.cli.options import BackendName, NetworkName, chosen_backend, chosen_schedule, listed
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown
+from r18.ops import ConvMaxPool
 from r18.passes import fuse, fuse_pool
 from r18.precision import precision as precision_named
 from r18.tuning import TUNED_OPS, read_table, users_table
@@ -47,7 +48,8 @@ def tune(
         precision_named(name)
     schedule = chosen_schedule(network_name, None)
     schedules = [fuse(schedule, level) for level in listed(fusion, "--fusion")]
-    schedules += [fuse_pool(fused) for fused in schedules if fused.level == FUSION_LEVELS[-1]]
+    if any(kernel.op is ConvMaxPool for kernel in chosen.kernels()):
+        schedules += [fuse_pool(fused) for fused in schedules if fused.level == FUSION_LEVELS[-1]]
     known = sorted({step.name for fused in schedules for step in fused.steps})
     if not any(fnmatchcase(name, steps) for name in known):
         raise unknown("step", steps, known, hint="A glob over names works too.")
