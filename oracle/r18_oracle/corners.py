@@ -91,6 +91,8 @@ def _conv() -> Iterator[Problem]:
     yield _fused(Conv2d(2, 3, (7, 5), (1, 1), (3, 2)), (2, 2, 5, 3))
     # Padding as wide as the window: outputs that see nothing but zeros.
     yield _fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
+    # Several images of one row of outputs: a block of them is no matrix in the output.
+    yield _fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
     # Long sums for one output channel: a kernel that cuts its work by the size of its operands (4
     # MiB of unfolded columns, say) cuts within a single row here; then a batch with a few images
     # left over, in float64 and in float32; then each image into bands of rows, the last narrower.
