@@ -12,6 +12,7 @@ from r18.backend import FUSION_LEVELS
 from r18.cli.options import BackendName, NetworkName, chosen_backend, chosen_schedule, listed
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError
+from r18.ops import ConvMaxPool
 from r18.passes import fuse, fuse_pool
 from r18.precision import precision as precision_named
 from r18.tuning import TUNED_OPS, read_table, users_table
@@ -43,7 +44,8 @@ def tune(
         precision_named(name)
     schedule = chosen_schedule(network_name, None)
     schedules = [fuse(schedule, level) for level in listed(fusion, "--fusion")]
-    schedules += [fuse_pool(fused) for fused in schedules if fused.level == FUSION_LEVELS[-1]]
+    if any(kernel.op is ConvMaxPool for kernel in chosen.kernels()):
+        schedules += [fuse_pool(fused) for fused in schedules if fused.level == FUSION_LEVELS[-1]]
     problems = [
         problem
         for size in _batches(batch)
