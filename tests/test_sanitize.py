@@ -291,7 +291,7 @@ def test_what_there_is_no_time_for_has_no_result(tmp_path: Path) -> None:
     started = time.monotonic()
     known = Runner(program, both).part(Part("memcheck", (KERNEL,)))
     took = time.monotonic() - started
-    deadline = time.monotonic() + 1.5 * took + 0.5  # the slow kernel takes far longer than this
+    deadline = time.monotonic() + 2 * took + 3  # the slow kernel takes far longer than this
     found = Runner(program, both, deadline=deadline).part(Part("memcheck", both.kernels))
     assert found == known
     late = Runner(program, both, deadline=time.monotonic())
@@ -453,7 +453,7 @@ def test_a_record_keeps_what_was_not_run_again(tmp_path: Path) -> None:
 
 def test_what_is_fresh_is_of_the_same_sources_and_problems(tmp_path: Path) -> None:
     backend = load_backend("cupy")
-    first, second = (kernel.id for kernel in backend.kernels()[:2])
+    first, second = sorted(kernel.id for kernel in backend.kernels()[:2])  # as a record has them
     record = record_of(tmp_path, backend)
     record.write([clean("memcheck", first), clean("memcheck", second)])
 
