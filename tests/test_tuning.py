@@ -256,3 +256,14 @@ def test_the_command_measures_only_the_steps_that_are_named(tmp_path: Path) -> N
     refused = r18("tune", "--backend", "numpy", *options, "--steps", "fd")
     assert refused.code == REFUSED
     assert "fc" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [("0", "must be at least 1"), ("two", "takes integers"), ("1,-1", "takes integers")],
+)
+def test_the_command_takes_batches_from_one(tmp_path: Path, batch: str, message: str) -> None:
+    refused = r18("tune", "--backend", "numpy", "--batch", batch, "--out", tmp_path / "t.json")
+    assert refused.code == REFUSED
+    assert f"--batch {message}" in refused.err
+    assert not (tmp_path / "t.json").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,8 +19,11 @@ from r18.bench import bench as measure
 from r18.cli.app import FOUND
 from r18.cli.options import (
     AsJson,
+    BatchSizes,
     FusionLevel,
     NetworkName,
+    PrecisionNames,
+    RecordFolder,
     WeightsSource,
     integers,
     listed,
@@ -30,7 +32,6 @@ from r18.contenders import Algorithm, contenders
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.machine import machine, set_threads
 from r18.peers import MODES, PEER
-from r18.precision import PRECISIONS
 from r18.records import FOLDER
 from r18.registry import VARIABLE, get_backend, load_backend, survey
 from r18.schedule import Schedule, network
@@ -45,12 +46,8 @@ def bench(
             f"run. [{VARIABLE}, all]"
         ),
     ] = None,
-    precision: Annotated[
-        str, typer.Option(help=f"Some of: {', '.join(PRECISIONS)}; separated by commas.")
-    ] = "fp32",
-    batch: Annotated[
-        str, typer.Option(help="Images at once; several separated by commas.")
-    ] = "1,8",
+    precision: PrecisionNames = "fp32",
+    batch: BatchSizes = "1,8",
     fusion: FusionLevel = "all",
     algorithms: Annotated[
         str,
@@ -84,7 +81,7 @@ def bench(
     record: Annotated[
         bool, typer.Option("--record", help="Also write the times to the devices' records.")
     ] = False,
-    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Time backends in turns, beside their peers, in one table.

@@ -22,6 +22,7 @@ from r18.cli.options import (
     FusionLevel,
     NetworkName,
     PrecisionName,
+    RecordFolder,
     WeightsSource,
     asked_backend,
     chosen_backend,
@@ -86,7 +87,7 @@ def evaluate(
     record: Annotated[
         bool, typer.Option("--record", help="Also write the numbers to the device's record.")
     ] = False,
-    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Classify a folder of photographs with a backend and a reference, and compare.

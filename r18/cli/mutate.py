@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tabulate import tabulate
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, BackendName, asked_backend
+from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
 from r18.registry import VARIABLE, load_backend
@@ -53,7 +52,7 @@ def mutate(
     record: Annotated[
         bool, typer.Option("--record", help="Write the device's record, and go on from it.")
     ] = False,
-    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Mutation-test the oracle on a backend: make many small changes to its kernels' sources, one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,6 +56,11 @@ PrecisionName = Annotated[
     str,
     typer.Option(help=f"One of: {', '.join(PRECISIONS)}.", autocompletion=_starting(PRECISIONS)),
 ]
+PrecisionNames = Annotated[
+    str, typer.Option(help=f"Some of: {', '.join(PRECISIONS)}; separated by commas.")
+]
+BatchSizes = Annotated[str, typer.Option(help="Images at once; several separated by commas.")]
+RecordFolder = Annotated[Path, typer.Option("--records", help="Folder of the records.")]
 WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -87,11 +93,14 @@ def listed(text: str, what: str) -> list[str]:
 
 
 def integers(text: str, what: str) -> list[int]:
-    """The integers of a list separated by commas; raises `UsageError` for anything else."""
+    """The integers of a list separated by commas, all from 1; raises `UsageError` for others."""
     items = listed(text, what)
     if not all(item.isdecimal() for item in items):
         raise UsageError(f"{what} takes integers separated by commas, got '{text}'")
-    return [int(item) for item in items]
+    found = [int(item) for item in items]
+    if min(found) < 1:
+        raise UsageError(f"{what} must be at least 1, got '{text}'")
+    return found
 
 
 def kernel_overrides(pairs: Iterable[str]) -> dict[str, str]:

@@ -19,7 +19,9 @@ from r18.cli.app import FOUND
 from r18.cli.options import (
     AsJson,
     BackendName,
+    BatchSizes,
     ImageSize,
+    RecordFolder,
     WeightsSource,
     asked_backend,
     integers,
@@ -37,9 +39,7 @@ from r18.weights import Weights, load_weights
 
 def profile(
     backend: BackendName = None,
-    batch: Annotated[
-        str, typer.Option(help="Images at once; several separated by commas.")
-    ] = ",".join(map(str, BATCHES)),
+    batch: BatchSizes = ",".join(map(str, BATCHES)),
     fusion: Annotated[
         str, typer.Option(help=f"Some of: {', '.join(LEVELS)}; separated by commas.")
     ] = ",".join(LEVELS),
@@ -61,7 +61,7 @@ def profile(
     record: Annotated[
         bool, typer.Option("--record", help="Also write the times to the device's record.")
     ] = False,
-    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Profile torchvision's ResNet-18 and the drop-in at each fusion level with PyTorch's profiler.

@@ -9,14 +9,12 @@ import typer
 
 from r18 import records
 from r18.atomic import write_text
-from r18.cli.options import NetworkName
+from r18.cli.options import NetworkName, RecordFolder
 from r18.errors import UsageError
 
 
 def report(
-    record_folder: Annotated[
-        Path, typer.Option("--records", help="Folder of the records.")
-    ] = records.FOLDER,
+    record_folder: RecordFolder = records.FOLDER,
     evaluation: Annotated[
         Path | None, typer.Option(help="What r18 evaluate wrote: a .csv or .parquet file.")
     ] = None,

@@ -19,8 +19,11 @@ from r18.bench import Contender, Row, Runner, bench
 from r18.cli.options import (
     AsJson,
     BackendName,
+    BatchSizes,
     FusionLevel,
     NetworkName,
+    PrecisionNames,
+    RecordFolder,
     WeightsSource,
     chosen_backend,
     integers,
@@ -30,7 +33,6 @@ from r18.cli.options import (
 from r18.contenders import Compiled, program_contender
 from r18.executor import Plan
 from r18.machine import set_threads, thread_count
-from r18.precision import PRECISIONS
 from r18.roofline import WHAT, Ceilings, Line, largest_losses, lines
 from r18.schedule import Schedule, network
 from r18.weights import Weights, load_weights
@@ -41,12 +43,8 @@ SHOWN = 5
 
 def roofline(
     backend: BackendName = None,
-    precision: Annotated[
-        str, typer.Option(help=f"Some of: {', '.join(PRECISIONS)}; separated by commas.")
-    ] = "fp32",
-    batch: Annotated[
-        str, typer.Option(help="Images at once; several separated by commas.")
-    ] = "1,8",
+    precision: PrecisionNames = "fp32",
+    batch: BatchSizes = "1,8",
     fusion: FusionLevel = "all",
     kernel: Annotated[
         list[str] | None,
@@ -67,9 +65,7 @@ def roofline(
     repeat: Annotated[int, typer.Option(help="Timed runs.", min=1)] = 20,
     network_name: NetworkName = "resnet18",
     weights: WeightsSource = "synthetic",
-    record_folder: Annotated[
-        Path, typer.Option("--records", help="Folder of the records.")
-    ] = records.FOLDER,
+    record_folder: RecordFolder = records.FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Print for every step its floor, its measured time, their ratio, and what binds it.

@@ -8,14 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tabulate import tabulate
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, backend_names, listed
+from r18.cli.options import AsJson, RecordFolder, backend_names, listed
 from r18.errors import UsageError, unknown
 from r18.machine import cpus
 from r18.records import FOLDER
@@ -60,7 +59,7 @@ def sanitize(
     record: Annotated[
         bool, typer.Option("--record", help="Write the device's record, and go on from it.")
     ] = False,
-    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Run a backend's kernels under compute-sanitizer: memcheck, racecheck, initcheck, synccheck.

@@ -10,7 +10,16 @@ import typer
 from tabulate import tabulate
 
 from r18.backend import FUSION_LEVELS
-from r18.cli.options import BackendName, NetworkName, chosen_backend, chosen_schedule, listed
+from r18.cli.options import (
+    BackendName,
+    BatchSizes,
+    NetworkName,
+    PrecisionNames,
+    chosen_backend,
+    chosen_schedule,
+    integers,
+    listed,
+)
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown
 from r18.ops import ConvMaxPool
@@ -23,8 +32,8 @@ from r18.tuning import tune as tuned
 def tune(
     backend: BackendName = None,
     network_name: NetworkName = "resnet18",
-    precision: Annotated[str, typer.Option(help="Several separated by commas.")] = "fp32",
-    batch: Annotated[str, typer.Option(help="Several separated by commas.")] = "1,8,64,256",
+    precision: PrecisionNames = "fp32",
+    batch: BatchSizes = "1,8,64,256",
     fusion: Annotated[
         str, typer.Option(help=f"Some of: {', '.join(FUSION_LEVELS)}; separated by commas.")
     ] = "all",
@@ -55,7 +64,7 @@ def tune(
         raise unknown("step", steps, known, hint="A glob over names works too.")
     problems = [
         problem
-        for size in _batches(batch)
+        for size in integers(batch, "--batch")
         for fused in schedules
         for name, problem in fused.problems(size).items()
         if isinstance(problem.op, TUNED_OPS) and fnmatchcase(name, steps)
@@ -76,13 +85,3 @@ def tune(
     table.write(path)
     typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
     typer.echo(f"\nwritten: {path}")
-
-
-def _batches(text: str) -> list[int]:
-    try:
-        sizes = [int(item) for item in listed(text, "--batch")]
-    except ValueError:
-        sizes = [0]
-    if min(sizes) < 1:
-        raise UsageError(f"--batch takes whole numbers from 1, separated by commas, got '{text}'")
-    return sizes

@@ -10,7 +10,7 @@ import typer
 
 from r18.backend import FUSION_LEVELS
 from r18.cli.app import FOUND, REFUSED
-from r18.cli.options import backend_names, listed
+from r18.cli.options import RecordFolder, backend_names, listed
 from r18.records import FOLDER
 from r18.schedule import NETWORKS
 from r18.weights import SOURCES
@@ -57,7 +57,7 @@ def verify(
         bool,
         typer.Option("--record", help="Also write what was shown to the device's record."),
     ] = False,
-    records: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    records: RecordFolder = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
     html: Annotated[

@@ -58,6 +58,15 @@ def device_words(group: Mapping[str, Any]) -> str:
     return f"{host['processor']}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
 
 
+def heading(group: Mapping[str, Any], software: Sequence[str]) -> str:
+    """How a caption begins: on what a record's group was run, with which software, and when."""
+    environment = group["environment"]
+    words = [device_words(group), *software]
+    if environment.get("driver"):
+        words.append(f"driver {environment['driver']}")
+    return f"{', '.join(words)}, {group['date'][:10]}"
+
+
 def ends(items: Sequence[str]) -> list[str]:
     """The first and the last, once if they are the same: of dates, in words."""
     return list(dict.fromkeys((items[0], items[-1])))

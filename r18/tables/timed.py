@@ -16,7 +16,7 @@ from r18.precision import precision as precision_named
 from r18.roofline import WHAT as CEILINGS
 from r18.roofline import Ceilings, limit
 from r18.schedule import Schedule, network
-from r18.tables.table import MISSING, Row, Table, device_words, needed, record_of
+from r18.tables.table import MISSING, Row, Table, heading, needed, record_of
 
 # -- bench -------------------------------------------------------------------------------------
 
@@ -83,17 +83,11 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
 
 def bench_caption(group: Mapping[str, Any]) -> str:
     """Of a record's group: the device, what it was timed with, when, and how often."""
-    environment = group["environment"]
-    versions = environment["packages"]
-    words = [device_words(group)]
-    timed = {"torch", *(row["backend"] for row in group["rows"])}
-    words += [
-        f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed & set(versions)
-    ]
-    if environment.get("driver"):
-        words.append(f"driver {environment['driver']}")
+    versions = group["environment"]["packages"]
+    timed = {"torch", *(row["backend"] for row in group["rows"])} & set(versions)
+    software = [f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed]
     return (
-        f"{', '.join(words)}, {group['date'][:10]}: medians of {group['repeat']} runs after "
+        f"{heading(group, software)}: medians of {group['repeat']} runs after "
         f"{group['warmup']} untimed ones."
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from r18.errors import UsageError
 from r18.profile_record import group_name as profile_group
-from r18.tables.table import MISSING, Row, Table, device_words, needed, record_of
+from r18.tables.table import MISSING, Row, Table, device_words, heading, needed, record_of
 
 # -- profile -----------------------------------------------------------------------------------
 
@@ -62,13 +62,10 @@ def _profiled(row: Mapping[str, Any]) -> Iterator[str]:
 
 def profile_caption(group: Mapping[str, Any]) -> str:
     """Of a record's group: the device, what it was profiled with, when, and how often."""
-    environment = group["environment"]
-    words = [device_words(group), f"PyTorch {environment['packages']['torch']}"]
-    if environment.get("driver"):
-        words.append(f"driver {environment['driver']}")
+    torch = f"PyTorch {group['environment']['packages']['torch']}"
     return (
-        f"{', '.join(words)}, {group['date'][:10]}: the best of {group['repeat']} profiled runs, "
-        f"weights {group['weights']['source']}."
+        f"{heading(group, [torch])}: the best of {group['repeat']} profiled runs, weights "
+        f"{group['weights']['source']}."
     )
 
 
