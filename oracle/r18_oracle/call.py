@@ -44,6 +44,12 @@ def nans(nbytes: int) -> Array:
     return np.full(nbytes, 0xFF, np.uint8)
 
 
+_ORDINARY: Array = np.array(
+    [byte & 0x80 | 0x30 + (byte & 0x7F) * 0x18 // 0x80 for byte in range(0x100)], np.uint8
+)
+"""A byte's sign bit, and one of 0x30..0x47 for its other bits."""
+
+
 def noise(seed: int) -> Fill:
     """Ordinary numbers of both signs in every floating-point format, no two bytes the same rule.
 
@@ -52,10 +58,8 @@ def noise(seed: int) -> Fill:
     """
 
     def fill(nbytes: int) -> Array:
-        rng = np.random.default_rng([seed, nbytes])
-        sign = rng.integers(0, 2, nbytes, np.uint8) << 7
-        filled: Array = rng.integers(0x30, 0x48, nbytes, np.uint8) | sign
-        return filled
+        drawn = np.random.default_rng([seed, nbytes]).bytes(nbytes)
+        return np.asarray(_ORDINARY[np.frombuffer(drawn, np.uint8)])
 
     return fill
 
@@ -138,7 +142,7 @@ class Observation:
 
 def bits_differ(one: Array, other: Array) -> Array:
     """For each element: are its bits not the same in both?"""
-    return np.asarray((_elements(one) != _elements(other)).any(axis=-1))
+    return np.asarray(_bits(one) != _bits(other))
 
 
 def observe(
@@ -215,10 +219,9 @@ def _sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
     return {"input 0": first, "output": output, **rest, "workspace": scratch_nbytes}
 
 
-def _elements(array: Array) -> Array:
-    """The bytes of each element, along a last axis of their own."""
-    dense = np.ascontiguousarray(array)
-    return dense.view(np.uint8).reshape(*array.shape, array.dtype.itemsize)
+def _bits(array: Array) -> Array:
+    """Each element as an unsigned integer of its bits."""
+    return np.ascontiguousarray(array).view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
 def _bytes(memory: Memory, buffer: Buffer) -> Array:
