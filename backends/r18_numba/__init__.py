@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Program, Stream
 from r18.errors import BackendUnavailable
@@ -60,6 +63,7 @@ class Backend(BackendBase):
             raise BackendUnavailable(
                 self.name, f"Numba reaches no CUDA device: {error}", "Check with nvidia-smi."
             ) from error
+        self._compiles()
         details = {
             **_versions(),
             "compute capability": f"{major}.{minor}",
@@ -68,6 +72,19 @@ class Backend(BackendBase):
         info = DeviceInfo("cuda", f"{name} (sm_{major}{minor})", details)
         self._tuned = find_table(self.name, info, TUNED)
         return info
+
+    def _compiles(self) -> None:
+        """Raises `BackendUnavailable` where Numba's compiler does not go with the NumPy that is
+        installed. It would be told of with the first kernel else: no one loads it before."""
+        try:
+            import_module("numba.cuda.cudaimpl")
+        except Exception as error:
+            versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+            raise BackendUnavailable(
+                self.name,
+                f"{versions} and NumPy {np.__version__} do not go together: {error}",
+                "Install the NumPy that Numba asks for: pip install --upgrade numba numba-cuda",
+            ) from error
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel; once the process works with the simulator, every one that it runs."""
