@@ -40,6 +40,17 @@ at the worst place of a tile less than this multiple, the power of two above it 
 `winograd.growth`). F(2×2, 3×3) grows by less than END_TO_END_MULTIPLE.
 """
 
+CUT_OFF_MULTIPLE = 8.0
+"""A program whose factors are as fine as float32, and whose sums may be cut off, loses more again.
+
+A unit that adds 16 products at a time and cuts off loses u|s| of the sum s so far in the mean, and
+always towards zero. Of terms of either sign |s| grows as √k: K/16 steps lose ⅔·(K/16)·u times the
+last |s|. Rounded, K additions one after another lose (u/√3)·√(K/2) times it (see
+END_TO_END_MULTIPLE). The one is √(6K)/24 times the other: 6.9 for the longest sums of a ResNet-18,
+K = 4,608, and this is the power of two above it. In the other precisions that tensor cores multiply
+what is lost in factors of 11 bits is far above either.
+"""
+
 _UNIT_ROUNDOFFS = {
     "float64": 2.0**-53,
     "float32": 2.0**-24,
@@ -67,10 +78,10 @@ def unit_roundoff(storage: str) -> float:
 class Allowance:
     """From the yardstick's loss to what is allowed: factor · max(loss, floor · size of the exact).
 
-    factor: the multiple. The yardstick's loss in float64 cannot be seen from float64; it is taken
-            as that of float32 times the ratio of the roundoffs, since there every rounding scales
-            alike, and as the reference loses as much as what is compared with it, that of both is
-            allowed.
+    factor: the multiple, and CUT_OFF_MULTIPLE where it holds. The yardstick's loss in float64
+            cannot be seen from float64; it is taken as that of float32 times the ratio of the
+            roundoffs, since there every rounding scales alike, and as the reference loses as much
+            as what is compared with it, that of both is allowed.
     floor:  the yardstick's loss counts as that of one rounding to storage at least, however lucky
             it was: errors spread evenly over ±u/2 to ±u have a root mean square of u/√12 to u/√3.
     """
@@ -84,7 +95,8 @@ class Allowance:
         u = unit_roundoff(precision.storage)
         if precision.accumulate == "float64":
             return cls(multiple * 2 * _F64_IN_F32, u / _F64_IN_F32 / 3)
-        return cls(multiple, u / 3)
+        cut_off = CUT_OFF_MULTIPLE if precision.multiply == "fp16x2" else 1.0
+        return cls(multiple * cut_off, u / 3)
 
     def most(self, loss: float, size: float) -> float:
         """What may be lost where the yardstick loses `loss`, of exact values of that size."""
@@ -126,6 +138,7 @@ def calls(got: Array, expected: Array, first_image: int = 0) -> list[Call]:
 
 __all__ = [
     "ALGORITHM_MULTIPLE",
+    "CUT_OFF_MULTIPLE",
     "END_TO_END_MULTIPLE",
     "Allowance",
     "Call",
