@@ -41,7 +41,7 @@ at the worst place of a tile less than this multiple, the power of two above it 
 """
 
 CUT_OFF_MULTIPLE = 8.0
-"""A program whose factors are as fine as float32, and whose sums may be cut off, loses more again.
+"""Sums that may be cut off, of factors as fine as float32, lose so much more than rounded ones.
 
 A unit that adds 16 products at a time and cuts off loses u|s| of the sum s so far in the mean, and
 always towards zero. Of terms of either sign |s| grows as √k: K/16 steps lose ⅔·(K/16)·u times the
@@ -60,10 +60,11 @@ _UNIT_ROUNDOFFS = {
 _F64_IN_F32 = _UNIT_ROUNDOFFS["float64"] / _UNIT_ROUNDOFFS["float32"]
 
 
-def multiple(algorithms: Iterable[str]) -> float:
+def multiple(algorithms: Iterable[str], precision: Precision) -> float:
     """The multiple for a program of kernels with these algorithms in their contracts."""
     own = (ALGORITHM_MULTIPLE.get(name, 0.0) for name in algorithms)
-    return max([END_TO_END_MULTIPLE, *own])
+    cut_off = CUT_OFF_MULTIPLE if precision.multiply == "fp16x2" else 1.0
+    return cut_off * max([END_TO_END_MULTIPLE, *own])
 
 
 def unit_roundoff(storage: str) -> float:
@@ -78,10 +79,10 @@ def unit_roundoff(storage: str) -> float:
 class Allowance:
     """From the yardstick's loss to what is allowed: factor · max(loss, floor · size of the exact).
 
-    factor: the multiple, and CUT_OFF_MULTIPLE where it holds. The yardstick's loss in float64
-            cannot be seen from float64; it is taken as that of float32 times the ratio of the
-            roundoffs, since there every rounding scales alike, and as the reference loses as much
-            as what is compared with it, that of both is allowed.
+    factor: the multiple. The yardstick's loss in float64 cannot be seen from float64; it is taken
+            as that of float32 times the ratio of the roundoffs, since there every rounding scales
+            alike, and as the reference loses as much as what is compared with it, that of both is
+            allowed.
     floor:  the yardstick's loss counts as that of one rounding to storage at least, however lucky
             it was: errors spread evenly over ±u/2 to ±u have a root mean square of u/√12 to u/√3.
     """
@@ -95,8 +96,7 @@ class Allowance:
         u = unit_roundoff(precision.storage)
         if precision.accumulate == "float64":
             return cls(multiple * 2 * _F64_IN_F32, u / _F64_IN_F32 / 3)
-        cut_off = CUT_OFF_MULTIPLE if precision.multiply == "fp16x2" else 1.0
-        return cls(multiple * cut_off, u / 3)
+        return cls(multiple, u / 3)
 
     def most(self, loss: float, size: float) -> float:
         """What may be lost where the yardstick loses `loss`, of exact values of that size."""

@@ -48,7 +48,6 @@ _INTEGERS = {
 
 LONG = 2**13
 """Integers up to this need both halves of a pair, and 3 in 4 of the larger ones have a second."""
-LARGEST_OF_A_PAIR = 65504.0
 
 
 def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
@@ -363,7 +362,7 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
         tame = np.array([0.0, -0.0])  # a subnormal times an infinity would be NaN when flushed
     largest = stored.largest
     if _splits(kernel):
-        largest = LARGEST_OF_A_PAIR
+        largest = FORMATS["float16"].largest
         tame = np.array([*tame, *(s * 2.0**e for s in (1, -1) for e in (-13, -14, -24, -25, -35))])
     wild = np.array([largest, -largest, np.inf, -np.inf])
     if isinstance(problem.op, ConvMaxPool) and not problem.op.conv.relu and variant % 2:

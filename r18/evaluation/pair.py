@@ -154,7 +154,7 @@ class Pair:
         if precision.dtype.kind in "iu":
             return 0.0
         algorithms = (step.kernel.contract.algorithm for step in program.plan.steps)
-        allowance = Allowance.of(precision, multiple(algorithms))
+        allowance = Allowance.of(precision, multiple(algorithms, precision))
         # Of float64 nothing can be seen from float64: the allowance scales the loss in float32.
         yardstick = "fp32" if precision.accumulate == "float64" else precision.name
         if yardstick not in losses:

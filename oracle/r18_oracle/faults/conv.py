@@ -256,7 +256,8 @@ class Mix:
     def __call__(self, w: Array, x: Array) -> Array:
         (w_high, w_low), (x_high, x_low) = (self.halves(self.bring(a)) for a in (w, x))
         crossed = mix(self.of_w(w_low), x_high) + mix(w_high, self.of_x(x_low))
-        return mix(w_high, x_high) + crossed * w.dtype.type(self.scale)
+        y: Array = mix(w_high, x_high) + crossed * w.dtype.type(self.scale)
+        return y
 
 
 def _cut_off(a: Array) -> tuple[Array, Array]:
