@@ -47,7 +47,7 @@ FORMATS = {
 PAIR = "fp16x2"
 """Two float16 numbers in place of one factor; see `split_sum_error`."""
 
-_FACTORS = {
+FACTORS = {
     "tf32": Format(2.0**-11, 2.0**-136, 2.0**-126, (2 - 2.0**-10) * 2.0**127),
     PAIR: Format(2.0**-23, 2.0**-35, 2.0**-13, 65504.0),
 }
@@ -110,7 +110,7 @@ def factor_format(case: Case, contract: RoundingContract) -> Format | None:
     Factors are held as they are stored, Winograd's transformed ones as they are summed.
     """
     name = case.precision.multiply
-    multiply = _FACTORS.get(name) or format_of(name)
+    multiply = FACTORS.get(name) or format_of(name)
     transformed = contract.algorithm.startswith("winograd")
     held = format_of(contract.accumulate if transformed else case.precision.storage)
     return multiply if multiply.u > held.u else None
@@ -180,7 +180,7 @@ def split_sum_error(
     little more than c_K·S + 2⁻²¹·P: of more than a few products the sum decides, as it does in
     float32. A kernel that multiplies float32 itself rounds no more than that.
     """
-    a, d, pair = HALF, LEAST_HALF, _FACTORS[PAIR]
+    a, d, pair = HALF, LEAST_HALF, FACTORS[PAIR]
     count = depth_of(case, contract)
     total = window_sum(case.problem, np.abs(inputs[0])) + _weight_sum(weights[0])
     main = (1 + a) ** 2 * products + (1 + a) * d * total + count * d**2
