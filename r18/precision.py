@@ -1,7 +1,9 @@
 """Precision as data: what is stored, what is multiplied, where sums are kept.
 
-`tf32` stores float32 and rounds the factors of each product to 11 significand bits; `int8` stores
-8-bit integers and sums in 32-bit ones. bfloat16 arrays on the host use the dtype of `ml_dtypes`.
+`tf32` stores float32 and rounds the factors of each product to 11 significand bits. `fp16x3` stores
+float32 and splits each factor in two float16 numbers, the second scaled by 2¹¹: three products of
+them make one of float32's grade on units that know float16 alone. `int8` stores 8-bit integers and
+sums in 32-bit ones. bfloat16 arrays on the host use the dtype of `ml_dtypes`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _DTYPES: dict[str, np.dtype[np.generic]] = {
 }
 
 # Formats that exist only inside an arithmetic unit: never stored.
-_MULTIPLY_ONLY = {"tf32"}
+_MULTIPLY_ONLY = {"tf32", "fp16x2"}
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:
@@ -88,11 +90,12 @@ class Precision:
 FP64 = Precision("fp64", "float64", "float64", "float64")
 FP32 = Precision("fp32", "float32", "float32", "float32")
 TF32 = Precision("tf32", "float32", "tf32", "float32")
+FP16X3 = Precision("fp16x3", "float32", "fp16x2", "float32")
 FP16 = Precision("fp16", "float16", "float16", "float32")
 BF16 = Precision("bf16", "bfloat16", "bfloat16", "float32")
 INT8 = Precision("int8", "int8", "int8", "int32")
 
-PRECISIONS: dict[str, Precision] = {p.name: p for p in (FP64, FP32, TF32, FP16, BF16, INT8)}
+PRECISIONS: dict[str, Precision] = {p.name: p for p in (FP64, FP32, FP16X3, TF32, FP16, BF16, INT8)}
 
 
 def precision(name: str) -> Precision:
@@ -107,6 +110,7 @@ __all__ = [
     "BF16",
     "BFLOAT16",
     "FP16",
+    "FP16X3",
     "FP32",
     "FP64",
     "INT8",

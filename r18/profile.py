@@ -33,7 +33,7 @@ LEVELS = ("add_relu", "conv_bn_relu", "all")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WARM_UP = 3
 """Runs of each contender before any is profiled: they compile, tune and capture."""
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp64")
+PRECISIONS = ("fp32", "fp16x3", "tf32", "fp16", "bf16", "fp64")
 _MARK = "r18 profile"
 
 
@@ -181,7 +181,10 @@ def _torch(kind: str) -> Any:
 
 @contextmanager
 def _switches(torch: Any, kind: str, precision: str) -> Iterator[None]:
-    """Meanwhile PyTorch's products are in TF32 or are not, and cuDNN looks for what is fastest."""
+    """Meanwhile PyTorch's products are in TF32 or are not, and cuDNN looks for what is fastest.
+
+    Beside fp16x3 they are in float32.
+    """
     if kind != "cuda":
         yield
         return

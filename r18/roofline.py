@@ -6,6 +6,7 @@ is the floor, and says what binds. Both ceilings are measured on the device (`r1
 
 - Operations are those of the definition: two for each multiply-accumulate of a convolution or a
   linear layer. The others have a few operations an element, and bytes bind them.
+- In fp16x3 each product is three of float16: its rate is a third of the one measured in fp16.
 - Bytes: every input element that some window covers once, every weight once, every output element
   once, in the precision's storage. Of a convolution with its max-pooling the output is the pooled
   one: what lies between need not be stored.
@@ -33,6 +34,8 @@ from r18.schedule import Schedule
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"
 """What binds a step."""
+PRODUCTS = {"fp16x3": ("fp16", 3)}
+"""Precisions whose product is made of several in another one, and how many."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
 """Outputs along a side of a tile, by the algorithm of a kernel's contract; filters are 3×3."""
 
@@ -82,15 +85,21 @@ class Ceilings:
                 "  r18 roofline --measure writes it anew"
             ) from None
 
+    def has(self, name: str) -> bool:
+        """Whether there is a rate of a precision."""
+        return PRODUCTS.get(name, (name, 1))[0] in self.rates
+
     def rate(self, name: str) -> float:
         """Operations a second in a precision; raises `UsageError` where none was measured."""
-        if name not in self.rates:
+        source, count = PRODUCTS.get(name, (name, 1))
+        if source not in self.rates:
+            whose = "" if source == name else f", of which {name} takes {count} products for one,"
             raise UsageError(
-                f"no rate of {name} was measured on {self.device}; measured: "
+                f"no rate of {source}{whose} was measured on {self.device}; measured: "
                 f"{', '.join(self.rates)}\n  a floor needs the rate of its precision; r18 roofline "
                 "--measure measures those that the device's library can multiply"
             )
-        return self.rates[name]
+        return self.rates[source] / count
 
 
 @dataclass(frozen=True)

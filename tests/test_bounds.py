@@ -31,15 +31,17 @@ from r18.ops import (
     Softmax,
 )
 from r18.passes import fold_weights, fuse
-from r18.precision import BF16, FP16, FP32, FP64, INT8, TF32, Precision
+from r18.precision import BF16, FP16, FP16X3, FP32, FP64, INT8, TF32, Precision
 from r18.schedule import tiny
 from r18_oracle import bounds, winograd
 from r18_oracle.bounds import FORMATS, bound, gamma, summation_error
 from r18_oracle.cases import Case
 from r18_oracle.controls import FLUSHED, ControlBackend, controls
+from r18_oracle.declared import objection
 from r18_oracle.inputs import ROUNDING, make_case
 from r18_oracle.judge import Judgement, judge
 from r18_oracle.reference import reference
+from r18_oracle.summations import halves
 from support import Array, images, random_weights, run_schedule
 
 BACKEND = ControlBackend()
@@ -142,7 +144,10 @@ def test_bounds_are_monotonic() -> None:
 
     depths = [of(SUM, FP32, depth) for depth in range(1, 65)]
     assert depths == sorted(depths)
-    assert of(contract("sum", FP64), FP64) < of(SUM, FP32) < of(SUM, TF32)
+    assert of(contract("sum", FP64), FP64) < of(SUM, FP32) < of(SUM, FP16X3) < of(SUM, TF32)
+    assert of(SUM, FP16X3) < of(replace(SUM, truncates=True), FP16X3) < of(SUM, TF32)
+    # A rounding to join the two sums, 2⁻²¹ for the factors, and next to nothing else.
+    assert of(SUM, FP16X3) < (1 + 2.0**-7) * of(SUM, FP32) + (2.0**-21 + 2.0**-24) * (x @ w.T + b)
     assert of(SUM, FP32) < of(contract("sum", FP16), FP16) < of(contract("sum", BF16), BF16)
     assert of(SUM, FP32) < of(replace(SUM, truncates=True), FP32)
     assert of(SUM, TF32) < of(replace(SUM, truncates=True), TF32)
@@ -160,6 +165,82 @@ def test_the_formula_by_hand() -> None:
     stored = (1 + 2.0**-8) * inner + 2.0**-8 * y
     rule = contract("sum", BF16)
     assert bounded(dot(2), rule, BF16, x, w, b).item() == pytest.approx(stored, rel=1e-12)
+
+
+def test_the_formula_of_split_products_by_hand() -> None:
+    """K = 2 products and a bias: sums of 2 and of 4 products, and one rounding to join them."""
+    x, w, b = np.array([[3.0, -5.0]]), np.array([[2.0, 1.0]]), np.array([0.5])
+    a, u, size, total = 2.0**-11, 2.0**-24, 11.0, 8.0 + 3.0
+    main = (1 + a) ** 2 * size + 2.0**-25 * (1 + a) * total
+    crossed = 2 * a * (1 + a) * size + 2.0**-25 * (1 + 2 * a) * total
+    factors = ((1 + 2.0**-23) ** 2 - 1 + a**2) * size + 2.0**-35 * total
+    own = gamma(4, 2.0**-53) * 11.5
+    for rule, short, long, unit in (
+        (SUM, 4, 6, u),
+        (replace(SUM, truncates=True), 2 + 1 + 2, 4 + 1 + 2, 2 * u),
+        (replace(SUM, blocks=2), 1 + 1 + 2, 2 + 1 + 2, u),
+    ):
+        by_hand = gamma(short, unit) * (main + 0.5) + gamma(long, unit) * crossed + factors + own
+        assert bounded(dot(2), rule, FP16X3, x, w, b).item() == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_what_a_pair_loses_of_a_factor() -> None:
+    """The three lines of `split_sum_error`, in rational arithmetic; and each is nearly reached."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**31, 30_000, dtype=np.uint32)
+    bits[::2] = (bits[::2] % (31 << 23)) + np.uint32(100 << 23)  # where halves are subnormal
+    values = bits.view(np.float32)
+    steps = (np.float32(v) * np.float32(1 + s * 2.0**-23) for v in (1.0, 1.5) for s in range(5000))
+    values = np.concatenate([values[np.abs(values) <= 65504], np.fromiter(steps, np.float32)])
+    edges = [s * 2.0**e for e in range(-149, 16) for s in (1, 1 + 2.0**-11, 1 + 2.0**-10)]
+    values = np.concatenate([values, np.array([*edges, 65504.0, 0.0], np.float32)])
+    values = np.concatenate([values, -values])
+    a, d, u, least = (Fraction(2) ** e for e in (-11, -25, -23, -36))
+    nearest = dict.fromkeys(("high", "low", "pair", "subnormal"), 0.0)
+    for v, h, low in zip(*(x.tolist() for x in (values, *halves(values))), strict=True):
+        size, second = abs(Fraction(v)), Fraction(low) / 2**11
+        after_one, after_two = (
+            abs(Fraction(v) - Fraction(h)),
+            abs(Fraction(v) - Fraction(h) - second),
+        )
+        assert Fraction(v - h) == Fraction(v) - Fraction(h)
+        assert after_one <= max(a * size, d)
+        assert abs(second) <= max(a * size, d)
+        assert after_two <= max(u * size, least)
+        if size > 2.0**-12:
+            nearest["high"] = max(nearest["high"], float(after_one / (a * size)))
+            nearest["low"] = max(nearest["low"], float(abs(second) / (a * size)))
+            nearest["pair"] = max(nearest["pair"], float(after_two / (u * size)))
+        elif size < 2.0**-14:
+            nearest["subnormal"] = max(nearest["subnormal"], float(after_two / least))
+    assert min(nearest.values()) > 0.99, nearest
+
+
+def test_every_significand_of_23_bits_is_a_pair() -> None:
+    """And not every one of 24, so that none of the halves is wider than it has to be."""
+    rng = np.random.default_rng(0)
+    whole = rng.integers(-(2**23), 2**23 + 1, 50_000)
+    for scale in (2.0**-23, 2.0**-8):
+        values = (whole * scale).astype(np.float32)
+        high, low = halves(values)
+        np.testing.assert_array_equal(high + low.astype(np.float64) * 2.0**-11, values)
+    odd = np.array([1 + 2.0**-11 - 2.0**-23], np.float32)
+    high, low = halves(odd)
+    assert (high + low.astype(np.float64) * 2.0**-11 != odd).all()
+
+
+def test_split_products_have_no_bound_in_winograd() -> None:
+    problem = Problem(Conv2d(1, 1, (3, 3)), ((1, 1, 3, 3),))
+    case = Case(problem, FP16X3, (np.ones((1, 1, 3, 3)),), (np.ones((1, 1, 3, 3)),))
+    with pytest.raises(UsageError, match="no bound is derived for winograd_f2x2 with fp16x3"):
+        bound(case, contract("winograd_f2x2"), np.ones((1, 1, 1, 1)))
+    rule = contract("winograd_f2x2")
+    kernel = HostKernel("mine", Conv2d, "winograd", FP16X3, rule, BY_ID[SPLIT].run)
+    assert objection(kernel) == "the oracle has no error bound for 'winograd_f2x2' with fp16x3"
+    assert objection(BY_ID[SPLIT]) is None
+
+
+SPLIT = "control/conv2d/split_tensor_core_16/fp16x3"
 
 
 def test_an_unknown_contract_is_an_error() -> None:
@@ -352,7 +433,11 @@ def test_the_statistical_line_is_sharper_and_never_looser() -> None:
         assert (found.statistical <= found.largest).all()
         if depth == 4608:
             assert (found.statistical < 0.2 * found.largest).all()
-        for rule, precision in ((replace(SUM, truncates=True), FP32), (SUM, TF32)):
+        for rule, precision in (
+            (replace(SUM, truncates=True), FP32),
+            (SUM, TF32),
+            (SUM, FP16X3),
+        ):
             other = replace(case, precision=precision)
             assert bound(other, rule, found.largest).statistical is None
 
@@ -461,6 +546,18 @@ NOT_IDLE: dict[str, tuple[str, tuple[Problem, tuple[Array, ...]]]] = {
         "linear/tensor_core_4/tf32",
         (dot(4), (np.full((1, 4), 1 + 2.0**-10 - 2.0**-23),) * 2 + (np.zeros(1),)),
     ),
+    "sum fp16x3, left out": (
+        "conv2d/split_forward/fp16x3",
+        conv_of((np.full((1, 2), 1 + 2.0**-11),) * 2 + (np.zeros(1),)),
+    ),
+    "sum fp16x3, second halves alone": (
+        "linear/split_pairwise/fp16x3",
+        (dot(4), (np.full((1, 4), 2.0**-25),) * 2 + (np.zeros(1),)),
+    ),
+    "sum fp16x3, cut off": (
+        "conv2d/split_tensor_core_4/fp16x3",
+        conv_of(lost_in_a_tensor_core(0)),
+    ),
     "winograd 2×2": ("conv2d/winograd_f2x2_by_channel/fp32", impulses(2, last_first=True)),
     "winograd 4×4": ("conv2d/winograd_f4x4_by_channel/fp32", impulses(4, last_first=True)),
     "winograd 2×2, random": ("conv2d/winograd_f2x2/fp32", random_conv()),
@@ -542,6 +639,29 @@ def test_what_may_overflow_is_marked() -> None:
     overflows = bound(case, SUM, y).overflows
     assert overflows is not None
     assert overflows.reshape(-1).tolist() == [False, True]
+
+
+def test_what_a_pair_cannot_hold_is_marked() -> None:
+    """Beyond 65504, and infinities: what comes out of them is NaN or infinite, or it is judged."""
+    x = [65504.0, 65536.0, np.inf, np.nan, 1.0, 0.0]
+    case, y = conv_case(x, 0.25, FP16X3)
+    overflows = bound(case, SUM, y).overflows
+    assert overflows is not None
+    assert overflows.reshape(-1).tolist() == [False, True, True, False, False, False]
+    for name in ("sum_forward", "split_forward", "split_tensor_core_16"):
+        kernel = BY_ID[f"control/conv2d/{name}/fp16x3"]
+        found = judge(case, kernel.contract, run(kernel, case))
+        assert found.ok, (name, found)
+        assert found.unjudged == (1 if name == "sum_forward" else 2)
+    right = y.astype(np.float32)
+    for place, wrong in ((1, 65504.0 / 4), (2, 65504.0 / 4), (3, np.inf), (0, np.inf), (5, np.nan)):
+        got = right.copy()
+        got.reshape(-1)[place] = wrong
+        assert not judge(case, SUM, got).ok, (place, wrong)
+    case, y = conv_case([1.0, np.nan], np.inf, FP16X3)
+    overflows = bound(case, SUM, y).overflows
+    assert overflows is not None
+    assert overflows.reshape(-1).tolist() == [True, False]
 
 
 def test_moving_values_costs_nothing_but_flushed_subnormals() -> None:

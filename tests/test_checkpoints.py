@@ -30,13 +30,13 @@ from r18.backend import (
 from r18.errors import NoKernel, R18Error, ShapeError, UnknownName, UsageError
 from r18.executor import ExecutorProgram, Launch, PlannedStep, make_plan
 from r18.host import HostBuffer, HostKernel, HostStream
-from r18.margins import END_TO_END_MULTIPLE, Allowance, multiple
+from r18.margins import CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE, Allowance, multiple
 from r18.ops import ConvMaxPool
-from r18.precision import PRECISIONS
+from r18.precision import FP16X3, FP32, PRECISIONS, TF32
 from r18.registry import get_backend
 from r18.schedule import CANONICAL, Schedule, resnet, tiny
 from r18.weights import Weights, load_weights
-from r18_oracle import walks
+from r18_oracle import summations, walks
 from r18_oracle.checkpoints import (
     UNTAPPED,
     CheckpointReport,
@@ -930,11 +930,33 @@ def test_a_report_is_data() -> None:
 
 
 def test_the_multiple_is_that_of_the_algorithms() -> None:
-    assert multiple([]) == multiple(["sum", "winograd_f2x2", "exact"]) == END_TO_END_MULTIPLE
-    assert multiple(["sum", "winograd_f4x4"]) > END_TO_END_MULTIPLE
+    plain = multiple(["sum", "winograd_f2x2", "exact"], FP32)
+    assert multiple([], FP32) == multiple(["sum"], TF32) == plain == END_TO_END_MULTIPLE
+    assert multiple(["sum", "winograd_f4x4"], FP32) > END_TO_END_MULTIPLE
     assert growth(2).max() < END_TO_END_MULTIPLE
     worst = growth(4).max()
-    assert multiple(["winograd_f4x4"]) / 2 < worst < multiple(["winograd_f4x4"])
+    most = multiple(["winograd_f4x4"], FP32)
+    assert most / 2 < worst < most
+    assert multiple(["sum"], FP16X3) == CUT_OFF_MULTIPLE * END_TO_END_MULTIPLE
+
+
+@pytest.mark.parametrize(("block", "guard_bits"), [(16, 2), (16, 0), (8, 1), (4, 0)])
+def test_sums_that_are_cut_off_lose_no_more_than_the_multiple_says(
+    block: int, guard_bits: int
+) -> None:
+    """The longest of ResNet-18, of terms of either sign, next to float32 in one sum and in 64."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((4608, 24)), rng.standard_normal((24, 4608))
+    products = summations.Products(x.astype(np.float16).astype(np.float32), w.astype(np.float32))
+    exact = products.w.astype(np.float64) @ products.x.astype(np.float64)
+
+    def lost(total: summations.Summation) -> float:
+        return float(np.sqrt(np.mean((total(products) - exact) ** 2)))
+
+    cut_off = lost(summations.tensor_core(block, guard_bits))
+    assert 1 < cut_off / lost(summations.in_order(summations.forward)) < CUT_OFF_MULTIPLE
+    of_lanes = cut_off / lost(summations.interleaved(64))
+    assert END_TO_END_MULTIPLE < of_lanes < CUT_OFF_MULTIPLE * END_TO_END_MULTIPLE
 
 
 def loss(got: Any, own: Any, expected: Any, precision: str = "fp32") -> Any:
@@ -1014,8 +1036,9 @@ def test_tf32_loses_what_eleven_bits_lose() -> None:
             .astype(np.float64)
             - exact
         ).max()
-        for name in ("fp32", "tf32", "fp16", "bf16")
+        for name in ("fp32", "fp16x3", "tf32", "fp16", "bf16")
     }
+    assert lost["fp16x3"] == lost["fp32"]
     assert lost["fp32"] * 100 < lost["tf32"] < lost["bf16"]
     assert lost["fp32"] * 100 < lost["fp16"] < lost["bf16"]
 

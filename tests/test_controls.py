@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import ml_dtypes
@@ -10,14 +11,16 @@ import pytest
 
 from r18.executor import run_kernel
 from r18.host import HostKernel
-from r18.ops import OPS, Conv2d, Problem
+from r18.ops import OPS, Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem
 from r18.precision import PRECISIONS
 from r18_oracle import summations
 from r18_oracle.bounds import DERIVATIONS
 from r18_oracle.campaign import Profile, run_campaign
 from r18_oracle.checks import Tally, examine
 from r18_oracle.controls import ControlBackend, controls
-from r18_oracle.inputs import ROUNDING
+from r18_oracle.inputs import ROUNDING, fewest_variants, make_case
+from r18_oracle.judge import judge
+from r18_oracle.reference import reference
 from r18_oracle.summations import Products, Summation
 
 BACKEND = ControlBackend()
@@ -175,6 +178,73 @@ def test_rounding_to_tf32_against_fractions() -> None:
     wild = np.array([np.inf, -np.inf, np.nan, 0.0], np.float32)
     np.testing.assert_array_equal(summations.tf32_nearest(wild), wild)
     assert np.isinf(summations.tf32_nearest(np.array([np.finfo(np.float32).max])))
+
+
+def test_split_products_keep_what_float16_loses() -> None:
+    """(1 + 2⁻¹²)²: 1 and two crossed products of 2⁻¹², and what is left out, 2⁻²⁴."""
+    split = summations.split(summations.in_order(summations.forward))
+    near = 1 + 2.0**-12
+    assert value(split, [near], [near]) == 1 + 2.0**-11
+    assert value(split, [near, near], [1.0, -1.0]) == 0.0
+    assert value(split, [near], [1.0]) == near
+    assert value(split, [65504.0, 2.0**-30], [1.0, 2.0**10]) == 65504.0
+    assert value(split, [2.0**-30], [2.0**10]) == 2.0**-20
+    assert not np.isfinite(value(split, [65536.0]))
+    assert not np.isfinite(value(split, [np.inf]))
+    cut_off = summations.split(summations.tensor_core(16, 2), paired=True)
+    assert value(cut_off, [near] * 40, [1.0] * 40) == 40 * near
+
+
+# -- integers that need both halves ------------------------------------------------------------
+
+
+def test_long_integers_are_exact_in_every_order_and_need_both_halves() -> None:
+    conv = BY_ID["control/conv2d/split_tensor_core_16/fp16x3"]
+    pooled = BY_ID["control/conv2d_maxpool2d/split_tensor_core_16/fp16x3"]
+    linear = BY_ID["control/linear/split_tensor_core_16/fp16x3"]
+    stem = Conv2d(3, 8, (7, 7), (2, 2), (3, 3), bias=True)
+    pool = MaxPool2d((3, 3), (2, 2), (1, 1))
+    for kernel, problem in (
+        (conv, Problem(Conv2d(1, 2, (1, 1)), ((1, 1, 3, 3),))),
+        (
+            conv,
+            Problem(
+                Conv2d(64, 9, (3, 3), (1, 1), (1, 1), True, True), ((1, 64, 5, 5), (1, 9, 5, 5))
+            ),
+        ),
+        (conv, Problem(Conv2d(512, 3, (3, 3), (1, 1), (1, 1)), ((1, 512, 3, 3),))),
+        (linear, Problem(Linear(2048, 5), ((3, 2048),))),
+        (pooled, Problem(ConvMaxPool(stem, pool), ((1, 3, 16, 16),))),
+    ):
+        count = fewest_variants(kernel, problem, "exact")
+        assert count == (6 if kernel is pooled else 3)
+        seconds = []
+        for variant in range(count):
+            case = make_case(kernel, problem, "exact", 5, variant)
+            (x, *more), (w, *rest) = case.wide()
+            op = problem.op.conv if isinstance(problem.op, ConvMaxPool) else problem.op
+            bare = (
+                op
+                if isinstance(op, Linear)
+                else replace(op, bias=False, residual=False, relu=False)
+            )
+            weights = [np.abs(w)] + ([np.zeros(op.out_features)] if isinstance(op, Linear) else [])
+            sizes = reference(Problem(bare, (x.shape,)), (np.abs(x),), tuple(weights))
+            assert 0 < sizes.max() <= 2**23
+            assert sum(float(np.abs(a).max()) for a in (*more, *rest)) <= 2**23
+            low = [bool(summations.halves(a.astype(np.float32))[1].any()) for a in (x, w)]
+            seconds.append(tuple(low))
+            got = run_kernel(BACKEND, kernel, problem, *case.inputs, *case.weights)
+            assert judge(case, kernel.contract, got, exact=True).ok
+        assert seconds == [(False, False), (True, False), (False, True)] * (count // 3)
+
+
+def test_values_of_impulses_differ_in_both_halves() -> None:
+    problem = Problem(Conv2d(2, 3, (3, 3)), ((1, 2, 5, 5),))
+    for name, differ in (("split_forward/fp16x3", True), ("sum_forward/fp32", False)):
+        case = make_case(BY_ID[f"control/conv2d/{name}"], problem, "impulse", 0, 1)
+        high, low = summations.halves(case.inputs[0].astype(np.float32))
+        assert (len(np.unique(high)), len(np.unique(low)) > 25) == (50, differ)
 
 
 def test_bfloat16_controls_store_bfloat16() -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from r18 import records
 from r18.cli.app import COMMANDS
-from r18.margins import ALGORITHM_MULTIPLE, END_TO_END_MULTIPLE
+from r18.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
 from r18.registry import AUTO_ORDER, installed
 from r18.tables import rendered
 from r18_oracle.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
+from r18_oracle.roundings import FACTORS, HALF, LEAST_HALF, PAIR
 from support import ROOT, output_of
 
 DOCS = ROOT / "docs"
@@ -179,3 +180,13 @@ def test_the_bounds_page_has_the_constants_of_the_code() -> None:
     assert "**8 = √64**" in text
     assert ALGORITHM_MULTIPLE == {"winograd_f4x4": 32}
     assert "it is **32**" in text
+    pair = FACTORS[PAIR]
+    assert f"| fp16x2, a pair for a factor | {power(pair.u)} | {power(pair.eta)} |" in text
+    assert f"a = {power(HALF)} of |v|, or d = {power(LEAST_HALF)}" in text
+    assert (
+        f"with u = {power(pair.u)} (11 bits, 11 bits and a sign) and ε = {power(pair.eta / 2)}"
+        in text
+    )
+    assert f"Beyond {pair.largest:.0f} no pair" in text
+    assert CUT_OFF_MULTIPLE == 8
+    assert "In fp16x3 it is **8 times** that" in text

@@ -205,6 +205,7 @@ def test_every_way_computes_the_network_in_its_layout(device: Device, way: Way) 
     ("precision", "tf32", "dtype"),
     [
         ("fp32", False, torch.float32),
+        ("fp16x3", False, torch.float32),
         ("tf32", True, torch.float32),
         ("fp16", False, torch.float16),
         ("bf16", False, torch.bfloat16),

@@ -33,7 +33,7 @@ from r18.ops import (
     Problem,
     parts_of,
 )
-from r18.precision import BF16, FP16, FP32, INT8
+from r18.precision import BF16, FP16, FP16X3, FP32, INT8
 from r18.registry import load_backend
 from r18.roofline import (
     BYTES,
@@ -197,6 +197,16 @@ def test_the_floor_is_the_larger_time_and_says_what_binds() -> None:
     narrow = limit(CONV, FP32, replace(CEILINGS, bandwidth=1e5))
     assert (narrow.floor_ms, narrow.binds) == (narrow.bytes_ms, BYTES)
     assert limit(CONV, FP16, CEILINGS).operations_ms == found.operations_ms / 4
+
+
+def test_split_products_have_a_third_of_the_rate_of_float16() -> None:
+    assert CEILINGS.rate("fp16x3") == CEILINGS.rate("fp16") / 3
+    assert [CEILINGS.has(name) for name in ("fp32", "fp16x3", "fp64")] == [True, True, False]
+    found, plain = limit(CONV, FP16X3, CEILINGS), limit(CONV, FP32, CEILINGS)
+    assert found.operations_ms == pytest.approx(3 * limit(CONV, FP16, CEILINGS).operations_ms)
+    assert found.nbytes == plain.nbytes
+    with pytest.raises(UsageError, match="no rate of fp16, of which fp16x3 takes 3 products for"):
+        replace(CEILINGS, rates={"fp32": 1e9}).rate("fp16x3")
 
 
 def test_a_precision_without_a_rate_is_refused() -> None:

@@ -48,10 +48,12 @@ from r18_oracle.roundings import (
     finite_part,
     format_of,
     gamma,
+    is_split,
     least_loss,
     may_overflow,
     over_window,
     roundoff,
+    split_sum_error,
     stored,
     summation_error,
     underflow,
@@ -148,6 +150,7 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
     With factors ŵx̂ = wx(1 + θ), |θ| ≤ f = (1+u_in)² − 1, and c from `summation_error` over K
     products and the addends, E ≤ c·S + (1+c)(f·Σ|w||x| + underflow), and the rounding to storage.
+    Of products of pairs: `split_sum_error`. A factor's hazard makes no NaN into anything else.
     Statistical line: λ√K·u·S with λ = √(2 ln(2NK/δ)) over N outputs (Higham and Mary 2019), where
     sums are rounded to nearest and factors are not rounded. int8: see `_integer_sum`.
     """
@@ -165,7 +168,12 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
     least = underflow(depth + fused, case, contract)
     lost = least + factor_underflow(case, contract, inputs, weights)
     own = gamma(depth + len(addends) + 1, F64) * size
-    error = c * weighed + (1 + c) * (factors * products + lost) + own
+    if is_split(case):
+        added = weighed - products if fused else 0.0
+        made = split_sum_error(case, contract, products, added, fused, inputs, weights)
+    else:
+        made = c * weighed + (1 + c) * (factors * products + lost)
+    error = made + own
     largest, beyond = with_epilogue(case, contract, y, error)
     statistical = None
     if not contract.truncates and not factors:
@@ -173,7 +181,8 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
         chance = math.sqrt(2 * math.log(2 * max(1, y.size) * terms / DELTA))
         sharp = chance * math.sqrt(terms) * roundoff(contract) * weighed + (1 + c) * lost + own
         statistical = np.minimum(with_epilogue(case, contract, y, sharp)[0], largest)
-    mask = may_overflow(size, contract) | beyond | factor_hazards(case, contract)
+    hazards = factor_hazards(case, contract) & ~np.isnan(y)
+    mask = may_overflow(size, contract) | beyond | hazards
     return Bound.of(largest, mask, y, contract, statistical)
 
 
@@ -237,6 +246,8 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
         raise UsageError(f"{contract.algorithm} is an algorithm of conv2d, not of {op.name}")
     if op.kernel_size != (3, 3) or op.stride != (1, 1):
         raise UsageError(f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}")
+    if is_split(case):
+        raise UsageError(f"no bound is derived for {contract.algorithm} with {case.precision}")
     tile = {"winograd_f2x2": 2, "winograd_f4x4": 4}[contract.algorithm]
     inputs, weights = case.wide()
     sizes = winograd.sizes(tile, inputs[0], weights[0], op.padding)

@@ -157,7 +157,7 @@ class _Comparison:
         self._since: dict[str, dict[str, None]] = {}  # steps since the previous checkpoint
         self._calls: list[Call] = []
         self.steps: dict[str, StepError] = {}
-        self.multiple = multiple(())
+        self.multiple = multiple((), self._precision)
 
     def close(self) -> None:
         for program in self._open:
@@ -204,7 +204,7 @@ class _Comparison:
             self._programs[batch] = tapped, self._compile(batch, ())
             _check_plan(self._backend, self._fused, tapped.plan, batch)
             algorithms = {step.kernel.contract.algorithm for step in tapped.plan.steps}
-            self.multiple = max(self.multiple, multiple(algorithms))
+            self.multiple = max(self.multiple, multiple(algorithms, self._precision))
         return self._programs[batch]
 
     def _compile(self, batch: int, taps: tuple[str, ...]) -> Program:

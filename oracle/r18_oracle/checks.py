@@ -276,7 +276,7 @@ class Examination:
 
     def _variants(self, kind: str) -> int:
         """How many sets of inputs of a kind; several where the problem is small."""
-        fewest = fewest_variants(self.problem, kind)
+        fewest = fewest_variants(self.kernel, self.problem, kind)
         return max(fewest, min(VARIANTS, ELEMENTS // math.prod(self.problem.output)))
 
     def _values(self, check: str, kind: str, variants: Iterable[int]) -> None:

@@ -31,7 +31,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.precision import BF16, FP16, FP32, FP64, TF32, Precision, dtype_of
+from r18.precision import BF16, FP16, FP16X3, FP32, FP64, TF32, Precision, dtype_of
 from r18_oracle import odd_ops as odd
 from r18_oracle import summations as sums
 from r18_oracle import winograd
@@ -195,6 +195,42 @@ ODD_SUMS: dict[str, tuple[Compute, dict[str, Any]]] = {
 """Algorithm → computation and contract in fp32, for convolution and linear alike."""
 
 
+_UNIT = sums.tensor_core(16, 2)
+
+SPLIT_SUMS: dict[str, tuple[Compute, dict[str, Any]]] = {
+    "sum_forward": (summed(sums.in_order(sums.forward)), {}),
+    "split_forward": (summed(sums.split(sums.in_order(sums.forward))), {}),
+    "split_reversed": (
+        summed(sums.split(sums.in_order(sums.backward), sums.in_order(sums.shuffled))),
+        {},
+    ),
+    "split_pairwise": (summed(sums.split(sums.pairwise)), {"blocks": EVERY_PRODUCT}),
+    "split_ascending": (
+        summed(sums.split(sums.by_magnitude(descending=False), paired=True)),
+        {},
+    ),
+    "split_tensor_core_4": (summed(sums.split(sums.tensor_core(4))), {"truncates": True}),
+    "split_tensor_core_8": (
+        summed(sums.split(sums.tensor_core(8, 1), paired=True), bias_first=True),
+        {"truncates": True},
+    ),
+    "split_tensor_core_16": (summed(sums.split(_UNIT, paired=True)), {"truncates": True}),
+    "split_k_4": (
+        summed(sums.blocked(4, sums.split(_UNIT))),
+        {"truncates": True, "blocks": 4},
+    ),
+    "split_blocked_8": (
+        summed(sums.split(sums.blocked(8, sums.tensor_core(4)), sums.blocked(8, _UNIT))),
+        {"truncates": True, "blocks": 8},
+    ),
+    "split_unfused": (
+        summed(sums.split(_UNIT), stored=FP16X3),
+        {"truncates": True, "stored_sum": True},
+    ),
+}
+"""Algorithm → computation and contract in fp16x3, for convolution and linear alike."""
+
+
 def convolutions() -> tuple[HostKernel, ...]:
     """Convolutions as sums of products."""
     conv = partial(control, Conv2d, edges=(4, 8, 16))
@@ -248,6 +284,7 @@ def convolutions() -> tuple[HostKernel, ...]:
             summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest),
             truncates=True,
         ),
+        *(steady(name, FP16X3, run, **how) for name, (run, how) in SPLIT_SUMS.items()),
     )
 
 
@@ -268,6 +305,10 @@ def linears() -> tuple[HostKernel, ...]:
             TF32,
             summed(sums.tensor_core(4), factors=sums.tf32_cut),
             truncates=True,
+        ),
+        *(
+            linear(name, FP16X3, SPLIT_SUMS[name][0], **SPLIT_SUMS[name][1])
+            for name in ("sum_forward", "split_pairwise", "split_tensor_core_16", "split_k_4")
         ),
     )
 
@@ -443,6 +484,13 @@ def convolutions_pooled() -> tuple[HostKernel, ...]:
             "tensor_core_8",
             TF32,
             odd.pooled(summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest), rows),
+            truncates=True,
+        ),
+        fused("split_reversed", FP16X3, odd.pooled(SPLIT_SUMS["split_reversed"][0], back)),
+        fused(
+            "split_tensor_core_16",
+            FP16X3,
+            odd.epilogue_last(summed(sums.split(_UNIT)), rows),
             truncates=True,
         ),
     )

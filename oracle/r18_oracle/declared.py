@@ -11,8 +11,9 @@ from dataclasses import replace
 from r18.backend import Kernel, roads
 from r18.precision import PRECISIONS
 from r18_oracle.bounds import DERIVATIONS
+from r18_oracle.roundings import PAIR
 
-NARROW = ("tf32", "float16", "bfloat16")
+NARROW = ("fp16x2", "tf32", "float16", "bfloat16")
 """The formats that tensor cores multiply, and so those whose sums may be cut off."""
 
 ATTRIBUTES = (
@@ -41,7 +42,7 @@ def objection(kernel: Kernel) -> str | None:
       it and the op.
     - Sums are kept in the precision's `accumulate` format and results in its `storage` format.
     - Sums are cut off only where factors are narrow enough for a tensor core.
-    - The algorithm has a derivation.
+    - The algorithm has a derivation, and for factors that are split in two one of its own.
     - It takes the problems that it names as its roads.
     """
     precision, contract = kernel.precision, kernel.contract
@@ -59,6 +60,8 @@ def objection(kernel: Kernel) -> str | None:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
     if contract.algorithm not in DERIVATIONS:
         return f"the oracle has no error bound for '{contract.algorithm}'"
+    if precision.multiply == PAIR and contract.algorithm.startswith("winograd"):
+        return f"the oracle has no error bound for '{contract.algorithm}' with {precision}"
     for road in roads(kernel):
         if (reason := kernel.refusal(road)) is not None:
             return f"it names {road} among its roads, and does not take it: {reason}"

@@ -28,6 +28,7 @@ from r18.ops import (
 )
 from r18_oracle.bounds import FORMATS
 from r18_oracle.cases import Case
+from r18_oracle.roundings import PAIR
 
 ROUNDING = ("normal", "positive", "cancelling", "wide")
 KINDS = ("exact", "impulse", *ROUNDING, "edges")
@@ -36,7 +37,17 @@ Arrays = tuple[Array, ...]
 Rng = np.random.Generator
 
 # Integers up to 2^p are exact in a format whose significand has p bits.
-_INTEGERS = {"float64": 2**30, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8, "tf32": 2**11}
+_INTEGERS = {
+    "float64": 2**30,
+    "float32": 2**24,
+    "float16": 2**11,
+    "bfloat16": 2**8,
+    "tf32": 2**11,
+    PAIR: 2**11,  # in the first half alone; see `_long`
+}
+
+LONG = 2**13
+"""Integers up to this need both halves of a pair, and 3 in 4 of the larger ones have a second."""
 
 
 def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
@@ -61,7 +72,7 @@ def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: i
     """
     makers: dict[str, Callable[[Kernel, Problem, Rng], tuple[Arrays, Arrays]]] = {
         "exact": lambda k, p, g: _exact(k, p, g, variant),
-        "impulse": lambda k, p, g: _impulse(p, g, variant),
+        "impulse": lambda k, p, g: _impulse(k, p, g, variant),
         "normal": lambda k, p, g: _random(p, g, lambda s: g.standard_normal(s)),
         "positive": lambda k, p, g: _random(p, g, lambda s: g.random(s)),
         "cancelling": _cancelling,
@@ -74,11 +85,18 @@ def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: i
     return Case.of(kernel, problem, *makers[kind](kernel, problem, rng))
 
 
-def fewest_variants(problem: Problem, kind: str) -> int:
-    """How many sets of inputs it takes to show what a kind can show of a problem."""
+def fewest_variants(kernel: Kernel, problem: Problem, kind: str) -> int:
+    """How many sets of inputs it takes to show what a kind can show of a problem to a kernel."""
     if kind == "impulse":
         return IMPULSES
-    return 2 if isinstance(problem.op, ConvMaxPool) and kind in ("exact", "edges") else 1
+    fewest = 2 if isinstance(problem.op, ConvMaxPool) and kind in ("exact", "edges") else 1
+    return fewest * LONGS if kind == "exact" and _splits(kernel) else fewest
+
+
+def _splits(kernel: Kernel) -> bool:
+    """Whether factors may be split in pairs."""
+    products = issubclass(kernel.op, Conv2d | ConvMaxPool | Linear)
+    return products and kernel.precision.multiply == PAIR
 
 
 def _shapes(problem: Problem) -> list[tuple[int, ...]]:
@@ -125,7 +143,8 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
     With b bits of integers in the accumulator and a and w the largest |x| and |w|, K·a·w plus the
     addends stays at or under 2^b. Where the output format is narrower than that, the values are
     made few and small, so that most results need no rounding that could hide a lost product.
-    Convolutions with their max-pooling get negative sums in every other variant.
+    Convolutions with their max-pooling get negative sums in every other variant. Factors that are
+    split have a second half in two variants of three; see `_long`.
     """
     room = min(_INTEGERS[kernel.contract.accumulate], 2**40)
     factor = _INTEGERS[kernel.precision.multiply]
@@ -159,9 +178,40 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
         else integers(shape, addend)
         for shape in _shapes(problem)
     ]
+    if _splits(kernel) and variant % LONGS:
+        inputs[0], weights[0] = _long(
+            problem.inputs[0], weights[0].shape, rng, room, of_weights=variant % LONGS == 2
+        )
     if isinstance(problem.op, ConvMaxPool) and variant % 2:
         return _negative_sums(problem.op, inputs[0], weights[0], rng)
     return tuple(inputs), tuple(weights)
+
+
+LONGS = 3
+"""Variants of integers for factors that are split: both short; long pixels; long weights."""
+
+
+def _long(
+    image: tuple[int, ...], shape: tuple[int, ...], rng: Rng, room: int, *, of_weights: bool
+) -> tuple[Array, Array]:
+    """Pixels and weights, one of them with a second half, such that all is exact in every order.
+
+    The other has none: the product of two second halves is left out, and would be missed here.
+    Each output has as many weights that are not zero as there is room for: n of them, with the
+    short factor up to s, add up to n·s·LONG ≤ room/2. The first halves of long integers are no
+    larger than LONG, the second ones multiples of 2¹¹, as all sums of them are.
+    """
+    depth = math.prod(shape[1:])
+    kept = min(depth, room // 2 // LONG)
+    short = min(room // 2 // LONG // kept, 2**11)
+
+    def integers(extents: tuple[int, ...], most: int) -> Array:
+        return rng.integers(-most, most + 1, extents).astype(np.float64)
+
+    weight = integers((shape[0], depth), LONG if of_weights else short)
+    if kept < depth:
+        weight *= rng.random(weight.shape).argsort(axis=1) < kept
+    return integers(image, short if of_weights else LONG), weight.reshape(shape)
 
 
 def _negative_sums(op: ConvMaxPool, x: Array, weight: Array, rng: Rng) -> tuple[Arrays, Arrays]:
@@ -185,12 +235,14 @@ IMPULSES = 3
 """Variants of impulse: one pixel and one weight; one weight; one pixel."""
 
 
-def _impulse(problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
+def _impulse(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
     """One pixel and one weight that meet in one output: an index error moves the value.
 
     Or one weight, under which all pixels pass, each with a value of its own, and come out in their
-    places; or one pixel, around which all weights come out.
+    places; or one pixel, around which all weights come out. Values of factors that are split are
+    such that each half tells one from the other.
     """
+    whole = 1 + 2.0**-12 if _splits(kernel) else 1.0
     inputs = [np.zeros(shape) for shape in problem.inputs]
     weights = [np.zeros(shape) for shape in _shapes(problem)]
     op = problem.op
@@ -213,11 +265,11 @@ def _impulse(problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
             inputs[0][_pick(rng, inputs[0].shape)] = 3.0
         return tuple(inputs), ()
     if variant % IMPULSES == 1:
-        inputs[0][...] = _all_different(inputs[0].shape)
+        inputs[0][...] = _all_different(inputs[0].shape) * whole
     else:
         inputs[0][pixel] = 3.0
     if variant % IMPULSES == 2:
-        weights[0][...] = _all_different(weights[0].shape)
+        weights[0][...] = _all_different(weights[0].shape) * whole
     else:
         weights[0][weight] = 2.0
     return tuple(inputs), tuple(weights)
@@ -279,7 +331,7 @@ def _cancelling(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arr
 def _wide(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
     """Magnitudes over many binades, as far as sums of the format stay finite."""
     narrow = kernel.precision.storage == "float16"
-    low, high = (-8.0, 4.0) if narrow else (-30.0, 20.0)
+    low, high = (-8.0, 4.0) if narrow else (-30.0, 12.0 if _splits(kernel) else 20.0)
 
     def draw(shape: tuple[int, ...]) -> Array:
         values: Array = rng.standard_normal(shape) * np.exp2(rng.uniform(low, high, shape))
@@ -300,14 +352,19 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
     Activations get ±0, subnormals, the smallest normal, NaN, the largest value, ±Inf; weights get
     zeros and subnormals alone (a non-finite weight meets every pixel, padding included). A
     BatchNorm variance of 0 is an edge too. Few, so that most outputs must stay ordinary; but
-    max-pooling must get by with little else than −Inf, behind a convolution too.
+    max-pooling must get by with little else than −Inf, behind a convolution too. Factors that are
+    split have edges of their own: the largest that can be, and where a half is subnormal or zero.
     """
     inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
     stored = FORMATS[kernel.precision.storage]
     tame = np.array([0.0, -0.0, stored.eta, -stored.eta, stored.tiny, -stored.tiny])
     if kernel.precision.flush_to_zero:
         tame = np.array([0.0, -0.0])  # a subnormal times an infinity would be NaN when flushed
-    wild = np.array([stored.largest, -stored.largest, np.inf, -np.inf])
+    largest = stored.largest
+    if _splits(kernel):
+        largest = FORMATS["float16"].largest
+        tame = np.array([*tame, *(s * 2.0**e for s in (1, -1) for e in (-13, -14, -24, -25, -35))])
+    wild = np.array([largest, -largest, np.inf, -np.inf])
     if isinstance(problem.op, ConvMaxPool) and not problem.op.conv.relu and variant % 2:
         flat = inputs[0].reshape(-1)
         flat[rng.random(flat.size) < rng.choice([0.5, 1.0])] = -np.inf

@@ -99,7 +99,7 @@ class Yardstick:
         sums = LossSums()
         sums.add_own(own[filled], expected[filled])
         sums.add(got, expected[filled], 0)
-        return sums.loss(Allowance.of(self._precision, multiple(algorithms)))
+        return sums.loss(Allowance.of(self._precision, multiple(algorithms, self._precision)))
 
     def _walked(self, images: Array, level: str) -> tuple[Array, Array]:
         """The output in PyTorch's own arithmetic, and in float64; each is walked to once."""

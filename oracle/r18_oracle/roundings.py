@@ -44,8 +44,15 @@ FORMATS = {
 }
 
 
-_TF32 = Format(2.0**-11, 2.0**-136, 2.0**-126, (2 - 2.0**-10) * 2.0**127)
-"""The format of factors alone: nothing is stored or summed in it."""
+PAIR = "fp16x2"
+"""Two float16 numbers in place of one factor; see `split_sum_error`."""
+
+FACTORS = {
+    "tf32": Format(2.0**-11, 2.0**-136, 2.0**-126, (2 - 2.0**-10) * 2.0**127),
+    PAIR: Format(2.0**-23, 2.0**-35, 2.0**-13, 65504.0),
+}
+"""The formats of factors alone: nothing is stored or summed in them. `tiny` of a pair is where its
+relative error ends: below it the second number is subnormal."""
 
 
 def format_of(name: str) -> Format:
@@ -103,7 +110,7 @@ def factor_format(case: Case, contract: RoundingContract) -> Format | None:
     Factors are held as they are stored, Winograd's transformed ones as they are summed.
     """
     name = case.precision.multiply
-    multiply = _TF32 if name == "tf32" else format_of(name)
+    multiply = FACTORS.get(name) or format_of(name)
     transformed = contract.algorithm.startswith("winograd")
     held = format_of(contract.accumulate if transformed else case.precision.storage)
     return multiply if multiply.u > held.u else None
@@ -113,13 +120,78 @@ def factor_rounding(case: Case, contract: RoundingContract) -> float:
     """(1 + u_in)² − 1: both factors of each product are rounded, to 11 bits before tf32 units.
 
     u_in is 2⁻¹¹ rounded, 2⁻¹⁰ cut off. Formats that are stored as narrow as they are multiplied
-    lose nothing here.
+    lose nothing here. Of pairs the product that is left out comes on top; see `split_sum_error`.
     """
     multiply = factor_format(case, contract)
     if multiply is None:
         return 0.0
+    if is_split(case):
+        return (1 + multiply.u) ** 2 - 1 + HALF**2
     u_in = multiply.u * (2 if contract.truncates else 1)
     return (1 + u_in) ** 2 - 1
+
+
+HALF, LEAST_HALF = 2.0**-11, 2.0**-25
+"""What float16 loses of a factor: relative to it, or absolutely where the float16 is subnormal."""
+
+
+def is_split(case: Case) -> bool:
+    """Whether the precision lets a kernel multiply pairs of float16 instead of factors.
+
+    As with tf32 it follows from the precision alone: a kernel that multiplies in float32 all the
+    same is held to no less than it can keep.
+    """
+    return case.precision.multiply == PAIR
+
+
+def split_sum_error(
+    case: Case,
+    contract: RoundingContract,
+    products: Array,
+    addends: Array | float,
+    fused: int,
+    inputs: tuple[Array, ...],
+    weights: tuple[Array, ...],
+) -> Array:
+    """How far a sum of products of pairs may be off: `products` P = Σ|w||x|, `addends` their |·|.
+
+    A factor v is split in h = fl₁₆(v) and l = fl₁₆(2¹¹(v − h)), both rounded to nearest; v − h is
+    exact in float32. With a = 2⁻¹¹, d = 2⁻²⁵ and 2^e ≤ |v| < 2^(e+1), |v| ≤ 65504:
+
+    - h:     |v − h| ≤ 2^(e−11) ≤ a|v|, or ≤ d where h is subnormal, so |h| ≤ (1+a)|v| + d.
+    - l:     |2¹¹(v − h)| ≤ 2^e or 2⁻¹⁴, which float16 holds, and rounding keeps order:
+             |2⁻¹¹l| ≤ a|v| + d.
+    - h, l:  2¹¹(v − h) is 2^e itself, which is exact, or less, and then l is off by at most
+             2^(e−12), or by 2⁻²⁵ where it is subnormal: |v − h − 2⁻¹¹l| ≤ u|v| + ε with
+             u = 2⁻²³, ε = 2⁻³⁶.
+
+    Three products stand for wx: h·h in one accumulator, h·l and l·h in another, which is scaled
+    by 2⁻¹¹ and added to the first at the end; 2⁻²²l·l is left out. With T = Σ|x| + Σ|w| over the
+    K products of an output, by the lines above,
+
+    - Σ|h·h| ≤ M = (1+a)²P + (1+a)dT + Kd²
+    - 2⁻¹¹Σ(|h·l| + |l·h|) ≤ C = 2a(1+a)P + (1+2a)dT + 2Kd²
+    - Σ|2⁻²²l·l| ≤ a²P + adT + Kd²
+    - Σ|(h + 2⁻¹¹l)(h' + 2⁻¹¹l') − wx| ≤ ((1+u)² − 1)P + ε(1+u)T + Kε²
+
+    Products of float16 are exact in float32, and no sum of them underflows there, scaled or not.
+    The first accumulator adds K products, the second 2K, each as `summation_error` has it, with
+    one addition more for theirs: E ≤ c_K·(M + addends) + c_2K·C and the last two lines. That is
+    little more than c_K·S + 2⁻²¹·P: of more than a few products the sum decides, as it does in
+    float32. A kernel that multiplies float32 itself rounds no more than that.
+    """
+    a, d, pair = HALF, LEAST_HALF, FACTORS[PAIR]
+    count = depth_of(case, contract)
+    total = window_sum(case.problem, np.abs(inputs[0])) + _weight_sum(weights[0])
+    main = (1 + a) ** 2 * products + (1 + a) * d * total + count * d**2
+    cross = 2 * a * (1 + a) * products + (1 + 2 * a) * d * total + 2 * count * d**2
+    c_main = summation_error(count + fused + 1, contract, fused + 1)
+    c_cross = summation_error(2 * count + fused + 1, contract, fused + 1)
+    summed = c_main * (main + addends) + c_cross * cross
+    least = pair.eta / 2
+    lost = (a * d + least * (1 + pair.u)) * total + count * (d**2 + least**2)
+    error: Array = summed + factor_rounding(case, contract) * products + lost
+    return error + (1 + c_main) * underflow(count + fused, case, contract)
 
 
 def stored(error: Array, y: Array, contract: RoundingContract) -> Array:
@@ -174,7 +246,9 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
     """Where the rounding of factors may make an infinity or NaN that the mathematics has not.
 
     A factor beyond the largest value of the format it is rounded to becomes infinite; a subnormal
-    one may become zero, and zero times an infinity is NaN.
+    one may become zero, and zero times an infinity is NaN. Split in a pair, an infinite factor is
+    one of the difference of infinities, NaN, and of one beyond 65504 both halves are infinite:
+    what an output makes of either is NaN or infinite. (A finite value there is judged.)
     """
     multiply = factor_format(case, contract)
     if multiply is None and not case.precision.flush_to_zero:
@@ -194,6 +268,9 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
     def small(a: Array) -> Array:
         return np.asarray((a != 0) & (np.abs(a) < limits.tiny))
 
+    if is_split(case):
+        split: Array = windows(far(x) | np.isinf(x)) | channels(far(weight) | np.isinf(weight))
+        return split
     beyond = windows(far(x)) | channels(far(weight))
     lost = windows(~np.isfinite(x)) & channels(small(weight))
     mask: Array = beyond | lost | (windows(small(x)) & channels(~np.isfinite(weight)))

@@ -309,5 +309,37 @@ def tf32_cut(values: Array) -> Array:
     return _finite_or(values.view(np.uint32) & ~_LOW, values)
 
 
+def halves(values: Array) -> tuple[Array, Array]:
+    """The two float16 numbers of each float32: of v, and of 2¹¹(v − the first)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = values.astype(np.float16).astype(np.float32)
+        low = ((values - high) * np.float32(2**11)).astype(np.float16).astype(np.float32)
+    return high, low
+
+
+def split(main: Summation, cross: Summation | None = None, *, paired: bool = False) -> Summation:
+    """Three products of halves for one: those of first halves, and the crossed ones, each summed.
+
+    cross:  how the crossed products are summed, if not as the others. All of one kind come before
+            all of the other; paired: the two of a product stand together.
+
+    An infinity among the factors makes NaN: the difference of it and its first half is none.
+    """
+
+    def total(products: Products) -> Array:
+        (x, x_low), (w, w_low) = halves(products.x), halves(products.w)
+        crossed_x, crossed_w = np.concatenate([x, x_low]), np.concatenate([w_low, w], axis=1)
+        if paired:
+            order = np.arange(2 * len(products)).reshape(2, -1).T.reshape(-1)
+            crossed_x, crossed_w = crossed_x[order], crossed_w[:, order]
+        with np.errstate(invalid="ignore"):
+            first = main(replace(products, x=x, w=w))
+            second = (cross or main)(replace(products, x=crossed_x, w=crossed_w, start=0.0))
+            joined: Array = (first + second.astype(np.float64) * 2.0**-11).astype(np.float32)
+        return joined
+
+    return total
+
+
 def _finite_or(bits: Array, values: Array) -> Array:
     return np.where(np.isfinite(values), bits.view(np.float32), values)

@@ -106,6 +106,7 @@ def pytorch_walk(
 
     - Stored as float32 or wider: the schedule at level `none` through `torch.nn.functional`, as
       torchvision's module computes it; for tf32 the factors of products are rounded to 11 bits.
+      Factors split in two float16 are not: that changes them by 2⁻²³, as much as float32 does.
     - Stored narrower: the fused schedule, with images, weights and every value that a fused step
       stores rounded to the storage format, and PyTorch's float32 in between. What a narrow
       format loses is set by how often it rounds, which the fusion level decides, and hardly by

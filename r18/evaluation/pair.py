@@ -23,7 +23,8 @@ from r18.precision import precision as precision_of
 from r18.registry import get_backend
 from r18.weights import Weights
 
-TF32_ROUNDOFF = 2.0**-11
+FACTOR_ROUNDOFFS = {"tf32": 2.0**-11, "fp16x2": 2.0**-23}
+"""Of the formats of factors alone."""
 SAMPLE = 8
 """Images on which losses against float64 are measured before a run."""
 
@@ -153,7 +154,7 @@ class Pair:
         if precision.dtype.kind in "iu":
             return 0.0
         algorithms = (step.kernel.contract.algorithm for step in program.plan.steps)
-        allowance = Allowance.of(precision, multiple(algorithms))
+        allowance = Allowance.of(precision, multiple(algorithms, precision))
         # Of float64 nothing can be seen from float64: the allowance scales the loss in float32.
         yardstick = "fp32" if precision.accumulate == "float64" else precision.name
         if yardstick not in losses:
@@ -208,9 +209,8 @@ def top_classes(logits: Array) -> tuple[int, ...]:
 def _roundoff(name: str) -> float:
     """Of the narrowest format that a precision's values go through."""
     precision = precision_of(name)
-    factors = precision.storage if precision.multiply == "tf32" else precision.multiply
-    own = max(unit_roundoff(precision.storage), unit_roundoff(factors))
-    return max(own, TF32_ROUNDOFF) if precision.multiply == "tf32" else own
+    factors = FACTOR_ROUNDOFFS.get(precision.multiply) or unit_roundoff(precision.multiply)
+    return max(unit_roundoff(precision.storage), factors)
 
 
 def _kernels_sha256(program: Program) -> str:

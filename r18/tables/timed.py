@@ -112,7 +112,7 @@ def roofline_table(options: Mapping[str, str], folder: Path) -> Table:
             continue
         captions[bench_caption(group)] = None
         floor = None
-        if group["precision"] in ceilings.rates:
+        if ceilings.has(group["precision"]):
             steps = floors(group, ceilings, pooled=pools(own)).values()
             floor = sum(step.floor_ms for step in steps)
         rows.append((group["precision"], str(group["batch"]), *_beside(group, own, floor)))

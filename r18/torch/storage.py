@@ -42,7 +42,7 @@ def storage_dtype(precision: str) -> torch.dtype:
     """The dtype of stored tensors; raises `UnknownName`, and `UsageError` for int8."""
     storage = precision_named(precision).storage
     if storage not in STORAGE:
-        known = ", ".join([*PRECISIONS.values(), "tf32"])
+        known = ", ".join([*PRECISIONS.values(), "fp16x3", "tf32"])
         raise UsageError(f"{precision} needs quantised weights; a drop-in computes in {known}")
     return STORAGE[storage]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.ops import Conv2d, Linear
-from r18.precision import FP16, FP64
+from r18.precision import FP16, FP16X3, FP64
 from r18_oracle.faults.fault import Fault, fault, kernel
 
 Arrays = tuple[Array, ...]
@@ -232,6 +232,41 @@ def _eleven_bits(a: Array) -> Array:
     return cut
 
 
+def _halves(a: Array) -> tuple[Array, Array]:
+    """A float32 array in float16 twice: itself, and what that lost of it, times 2¹¹."""
+    high = a.astype(np.float16).astype(a.dtype)
+    low = ((a - high) * 2**11).astype(np.float16).astype(a.dtype)
+    return high, low
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`mix` by products of float16 halves; a fault replaces one of the pieces.
+
+    of_x, of_w: what is made of the second halves of pixels and weights. scale: of the crossed sum.
+    bring:      what is done to factors before they are split.
+    """
+
+    of_x: Callable[[Array], Array] = lambda low: low
+    of_w: Callable[[Array], Array] = lambda low: low
+    scale: float = 2.0**-11
+    bring: Callable[[Array], Array] = lambda a: a
+    halves: Callable[[Array], tuple[Array, Array]] = _halves
+
+    def __call__(self, w: Array, x: Array) -> Array:
+        (w_high, w_low), (x_high, x_low) = (self.halves(self.bring(a)) for a in (w, x))
+        crossed = mix(self.of_w(w_low), x_high) + mix(w_high, self.of_x(x_low))
+        y: Array = mix(w_high, x_high) + crossed * w.dtype.type(self.scale)
+        return y
+
+
+def _cut_off(a: Array) -> tuple[Array, Array]:
+    """The first half cut off to 8 bits, as bfloat16 would be: the second is then too short."""
+    high = (a.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    high = high.astype(np.float16).astype(a.dtype)
+    return high, ((a - high) * 2**11).astype(np.float16).astype(a.dtype)
+
+
 def total_in_float16(terms: list[Array]) -> Array:
     y = np.zeros(terms[0].shape, np.float16)
     for term in terms:
@@ -304,6 +339,53 @@ _SUMS = (
         "exact bound",
         replace(CONV, finish=cut_to_float16),
         precision=FP16,
+    ),
+    *(
+        fault(Conv2d, name, wrong, checks, replace(CONV, mix=wrongly), precision=FP16X3)
+        for name, wrong, checks, wrongly in (
+            (
+                "crossed_products_dropped",
+                "products of float16, and nothing of the second halves",
+                "exact",
+                Mix(of_x=np.zeros_like, of_w=np.zeros_like),
+            ),
+            (
+                "pixels_not_split",
+                "of pixels the second half is dropped",
+                "exact",
+                Mix(of_x=np.zeros_like),
+            ),
+            (
+                "weights_not_split",
+                "of weights the second half is dropped",
+                "exact",
+                Mix(of_w=np.zeros_like),
+            ),
+            (
+                "crossed_sum_not_scaled",
+                "the sum of crossed products is not scaled back",
+                "exact",
+                Mix(scale=1.0),
+            ),
+            (
+                "second_half_of_next_channel",
+                "second halves of weights are those of the next output channel",
+                "exact",
+                Mix(of_w=lambda low: np.roll(low, 1, axis=0)),
+            ),
+            (
+                "second_halves_too_short",
+                "first halves of 8 bits leave more than second ones hold",
+                "bound exact",
+                Mix(halves=_cut_off),
+            ),
+            (
+                "factors_saturate",
+                "factors beyond float16 become its largest value: an infinity gets lost",
+                "edges",
+                Mix(bring=lambda a: np.clip(a, -65504, 65504)),
+            ),
+        )
     ),
     fault(
         Conv2d,
@@ -416,6 +498,8 @@ TWINS = (
     kernel("twin", Conv2d, "taps", CONV),
     kernel("twin", Conv2d, "taps", CONV, precision=FP16),
     kernel("twin", Conv2d, "taps", replace(CONV, wide=np.float64), precision=FP64),
+    kernel("twin", Conv2d, "taps", CONV, precision=FP16X3),
+    kernel("twin", Conv2d, "halves", replace(CONV, mix=Mix()), precision=FP16X3),
     kernel("twin", Linear, "matmul", linear),
 )
 """The same kernels without a fault, so that it is the fault that is caught."""
