@@ -16,16 +16,10 @@ from r18.precision import BF16, FP16, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv_implicit_gemm_wgmma import (
-    MULTIPROCESSORS,
     ImplicitGemmWgmma,
-    WgmmaTile,
     choose,
-    chunk_of,
     estimate,
     implicit_gemm_wgmma_kernels,
-    pack_weight,
-    packed_channels,
-    packed_depth,
     tiles_of,
 )
 from r18_cupy.conv_implicit_gemm_wgmma_rows import ImplicitGemmWgmmaRows, blocking_of
@@ -35,6 +29,14 @@ from r18_cupy.kernel import CudaKernel
 from r18_cupy.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
 from r18_cupy.linear_wgmma import LinearWgmma, as_convolution
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
+from r18_cupy.wgmma import (
+    MULTIPROCESSORS,
+    WgmmaTile,
+    chunk_of,
+    pack_weight,
+    packed_channels,
+    packed_depth,
+)
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
 SHARED_NBYTES = 227 * 1024  # a block's on sm_90

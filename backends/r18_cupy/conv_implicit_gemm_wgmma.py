@@ -7,62 +7,18 @@ Where there are too few tiles to fill a GPU, the blocks of a cluster divide K am
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, cast
 
 import numpy as np
 
-from r18.backend import Array, RoundingContract
-from r18.ops import Conv2d, Layout, Problem
+from r18.ops import Conv2d, Problem
 from r18.precision import BF16, FP16, TF32, Precision
-from r18_cupy.compiler import Entry
-from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
-from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
-from r18_cupy.kernel import MAX_ELEMENTS
+from r18_cupy.conv import bias_and_residual, conv_shape
 from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
-from r18_cupy.tile import TileConfig
-
-CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
-GROUP_M = 64  # channels of a warpgroup
-STEPS = 4  # of a row of 128 bytes, 32 each
-FEEDER_THREADS = 32
-BARRIER_NBYTES = 16  # of a stage
-ALIGNMENT = 1024  # of the stages, in shared memory that the device begins where it likes
-
-
-@dataclass(frozen=True)
-class WgmmaTile(TileConfig):
-    """`m` channels by `n` pixels a block, over `k` products (128 bytes) a step.
-
-    groups_m, groups_n: the grid of warpgroups among which they are divided.
-    stages: steps whose weights and pixels are in shared memory at once.
-    blocks: of a multiprocessor at once.
-    parts:  of K, each a block of a cluster's.
-    """
-
-    groups_m: int
-    groups_n: int
-    stages: int
-    blocks: int
-    parts: int = 1
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups_m * self.groups_n + FEEDER_THREADS
-
-    @property
-    def shared_nbytes(self) -> int:
-        stage = (self.m + self.n) * ROW_BYTES + BARRIER_NBYTES
-        return self.stages * stage + ALIGNMENT
-
-    @property
-    def name(self) -> str:
-        """`m64n64k64s4` of four stages, and `p2` where K has two parts."""
-        parts = f"p{self.parts}" if self.parts > 1 else ""
-        return f"{super().name}s{self.stages}{parts}"
+from r18_cupy.wgmma import MULTIPROCESSORS, WgmmaConv, WgmmaTile, packed_depth
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
@@ -87,27 +43,10 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     )
 
 
-def chunk_of(precision: Precision) -> int:
-    """Channels of 16 bytes."""
-    return CHUNK_BYTES // precision.dtype.itemsize
-
-
-def packed_channels(op: Conv2d, precision: Precision) -> int:
-    """Elements of K at a position of the window: C, padded to whole steps of a tile."""
-    step = ROW_BYTES // precision.dtype.itemsize
-    return ceil_div(op.in_channels, step) * step
-
-
-def packed_depth(op: Conv2d, precision: Precision) -> int:
-    """K as weights are packed: every position of the window."""
-    return math.prod(op.kernel_size) * packed_channels(op, precision)
-
-
 # -- choosing ----------------------------------------------------------------------------------
 
 # What the choice is made for, an H200: another Hopper computes the same, perhaps less evenly. The
 # latencies are those with which the estimates order an H200's times best.
-MULTIPROCESSORS = 132
 PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 COPY_LATENCY = 1200  # cycles from asking for a stage until it is there
@@ -154,76 +93,20 @@ def choose(problem: Problem, precision: Precision) -> WgmmaTile:
     return min(tiles_of(precision), key=lambda tile: estimate(problem, precision, tile))
 
 
-# -- weights -----------------------------------------------------------------------------------
-
-
-def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
-    """OIHW to [O][depth], in storage format: position (r, s), then channels, zeros else.
-
-    tf32: rounded to 11 significand bits. The unit itself cuts off what is beyond, as it does of the
-    pixels.
-    """
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
-        stored = np.asarray(weight, precision.dtype)
-    shape = (op.out_channels, *op.kernel_size, packed_channels(op, precision))
-    packed = np.zeros(shape, precision.dtype)
-    packed[..., : op.in_channels] = stored.transpose(0, 2, 3, 1)
-    packed = packed.reshape(op.out_channels, -1)
-    return round_to_tf32(packed) if precision.multiply == "tf32" else packed
-
-
 # -- kernels -----------------------------------------------------------------------------------
 
 
-class WgmmaWeights:
-    """What the kernels on `wgmma` share: which channels they take, and how they pack weights."""
-
-    precision: Precision
-
-    def refuses_channels(self, op: Conv2d) -> str | None:
-        chunk = chunk_of(self.precision)
-        if op.out_channels % chunk:
-            return f"writes {chunk} channels at once, and {op.out_channels} is no multiple of it"
-        if op.in_channels % chunk:
-            return f"copies {chunk} channels at once, and {op.in_channels} is no multiple of it"
-        if op.out_channels * packed_depth(op, self.precision) > MAX_ELEMENTS:
-            return "indexes with 32 bits; the packed weights have too many elements"
-        return None
-
-    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        op = cast(Conv2d, problem.op)
-        biases = (np.ascontiguousarray(bias, np.float32) for bias in weights[1:])
-        return (pack_weight(weights[0], op, self.precision), *biases)
-
-
 @dataclass(frozen=True, eq=False)
-class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
+class ImplicitGemmWgmma(WgmmaConv):
     """Tiles of an implicit matrix product on `wgmma`, the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma"
     # The parts of K depend on how many tiles the batch has.
     batch_invariant: ClassVar[bool] = False
-    minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
-    family: ClassVar[str | None] = "sm_90a"
-
-    layout: Layout = Layout.NHWC
 
     @property
-    def contract(self) -> RoundingContract:
-        p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        sizes = {size for tile in tiles_of(self.precision) for size in tile.edges}
-        return tuple(sorted({chunk_of(self.precision), *sizes}))
-
-    def entry(self, tile: WgmmaTile) -> Entry:
-        name = "conv2d_implicit_gemm_wgmma"
-        return Entry(name, name, (self.storage, *tile.defines), self.family)
-
-    def entries(self) -> tuple[Entry, ...]:
-        return tuple(map(self.entry, tiles_of(self.precision)))
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
 
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""

@@ -31,17 +31,17 @@ __device__ __forceinline__ void feed(const Maps& maps, const ConvShape& p, const
                             (int)(line / p.oh)};
   const int runs = (p.c + TILE_K - 1) / TILE_K;  // of channels, at each position of the window
   int run = first % runs, s = first / runs % p.kw, r = first / runs / p.kw;
-  const auto begin = [&](int k, int stage) {
+  const auto feed_weights = [&](int k, int stage) {
     barrier_arrive_expecting(ring.full(stage), STAGE_BYTES);
     copy_box(tiles + stage * STAGE_BYTES, maps.weights, ring.full(stage), k * TILE_K, channel0);
   };
-  for (int i = 0; i < TILE_STAGES && first + i < last; ++i) begin(first + i, i);
+  for (int i = 0; i < TILE_STAGES && first + i < last; ++i) feed_weights(first + i, i);
   wait_for_launch_before();
   Turn turn;
   for (int k = first; k < last; ++k, turn.advance(TILE_STAGES)) {
     if (k - first >= TILE_STAGES) {
       barrier_wait(ring.empty(turn.stage), turn.parity ^ 1);
-      begin(k, turn.stage);
+      feed_weights(k, turn.stage);
     }
     copy_pixels(tiles + turn.stage * STAGE_BYTES + BYTES_A, maps.pixels, ring.full(turn.stage),
                 run * TILE_K, corner, r, s);
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
   extern __shared__ unsigned char dynamic[];
   unsigned char* shared = aligned_stages(dynamic);
   const unsigned tiles = shared_address(shared);
-  const Ring ring{tiles + TILE_STAGES * STAGE_BYTES};
+  const Ring ring{tiles + TILE_STAGES * STAGE_BYTES, TILE_STAGES};
   const unsigned channel_tiles = (p.o + TILE_M - 1) / TILE_M;
   const unsigned pixel0 = blockIdx.x / channel_tiles * TILE_N;
   const int channel0 = blockIdx.x % channel_tiles * TILE_M;
@@ -173,12 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
-  let_next_launch_begin();
-  if (threadIdx.x == 0) {
-    ring.init(TILE_STAGES);
-    barrier_init_done();
-  }
-  __syncthreads();
+  begin(ring);
 
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int m = warpgroup / TILE_GROUPS_N, n = warpgroup % TILE_GROUPS_N * GROUP_N;

@@ -45,15 +45,28 @@ __device__ __forceinline__ unsigned char* aligned_stages(unsigned char* dynamic)
 // `empty` when every multiplying warp has read them.
 struct Ring {
   unsigned first;
+  int stages;
   __device__ __forceinline__ unsigned full(int stage) const { return first + 16 * stage; }
   __device__ __forceinline__ unsigned empty(int stage) const { return first + 16 * stage + 8; }
-  __device__ __forceinline__ void init(int stages) const {
+  __device__ __forceinline__ unsigned end() const { return first + 16 * stages; }
+  __device__ __forceinline__ void init() const {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(full(stage), 1);
       barrier_init(empty(stage), MULTIPLIERS / 32);
     }
   }
 };
+
+// How every one of the kernels begins: the next launch may, and the barriers are there.
+template <typename... Rings>
+__device__ __forceinline__ void begin(const Rings&... rings) {
+  let_next_launch_begin();
+  if (threadIdx.x == 0) {
+    (rings.init(), ...);
+    barrier_init_done();
+  }
+  __syncthreads();
+}
 
 // Which stage of a ring, and the parity of the phase in which it is used.
 struct Turn {
