@@ -1,4 +1,4 @@
-"""Implicit GEMM on Hopper's tensor cores: fp16, bf16 and tf32 products, sums in float32. NHWC.
+"""Implicit GEMM on Hopper's tensor cores: fp16, bf16, tf32 and fp16x3. NHWC.
 
 The product of `conv_implicit_gemm_mma` turned around: M = O channels, N = N·OH·OW output pixels,
 K = kh·kw·C. TMA gathers the pixels, `wgmma` multiplies; see kernels/conv2d_implicit_gemm_wgmma.cu.
@@ -14,11 +14,20 @@ from typing import ClassVar, cast
 import numpy as np
 
 from r18.ops import Conv2d, Problem
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import Precision
 from r18_cupy.conv import bias_and_residual, conv_shape
-from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
+from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
-from r18_cupy.wgmma import MULTIPROCESSORS, WgmmaConv, WgmmaTile, packed_depth
+from r18_cupy.wgmma import (
+    MULTIPROCESSORS,
+    PRECISIONS,
+    STEPS,
+    WgmmaConv,
+    WgmmaTile,
+    is_split,
+    packed_depth,
+    steps_of,
+)
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
@@ -29,6 +38,8 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     problems more evenly.
     """
     k = ROW_BYTES // precision.dtype.itemsize
+    if is_split(precision):
+        return _split_tiles(k)
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
@@ -36,6 +47,23 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
         WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
         WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
         # Few tiles, each waiting by itself: all that fits is on its way at once.
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=12, blocks=1),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=2),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=4),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=10, blocks=1, parts=8),
+    )
+
+
+def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Those of half as many pixels a warpgroup, which keeps two sums of each output.
+
+    Two warpgroups of the same pixels split them once for both.
+    """
+    return (
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=7, blocks=1),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
         WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=12, blocks=1),
         WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=2),
         WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=4),
@@ -56,14 +84,18 @@ CLUSTER_LATENCY = 1000  # cycles of a cluster's barriers
 PART_LATENCY = 400  # cycles for each block of a cluster: launching it, adding its sums
 
 
-def step_cycles(tile: WgmmaTile) -> float:
+def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
     """What a multiprocessor is busy with one step of a block: products, or shared memory.
 
     The copy engine writes a row of weights or pixels once; each warpgroup reads its own 64 rows of
-    weights and its pixels.
+    weights and its pixels, of split factors one and a half times. Splitting reads and writes the
+    pixels once more.
     """
-    products = tile.m * tile.n * ROW_BYTES / PRODUCT_BYTES_A_CYCLE
-    rows = tile.m * (1 + tile.groups_n) + tile.n * (1 + tile.groups_m)
+    reads = steps_of(precision) / STEPS
+    products = tile.m * tile.n * ROW_BYTES * reads / PRODUCT_BYTES_A_CYCLE
+    rows = tile.m * (1 + reads * tile.groups_n) + tile.n * (1 + reads * tile.groups_m)
+    if is_split(precision):
+        rows += 2 * tile.n
     return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
 
 
@@ -77,7 +109,7 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
     rounds: float = ceil_div(share, tile.blocks)
     if rounds > 3:  # blocks no longer end together
         rounds = blocks / MULTIPROCESSORS / tile.blocks
-    work = step_cycles(tile)
+    work = step_cycles(tile, precision)
     step = max(
         work * min(tile.blocks, share), work + STEP_LATENCY, COPY_LATENCY / (tile.stages - 1)
     )
@@ -137,7 +169,7 @@ class ImplicitGemmWgmma(WgmmaConv):
                 (tile.threads, 1, 1),
                 (
                     self.pixels(problem, tile.n),
-                    MatrixMap(Pointer(Role.WEIGHT), storage, o, depth, tile.m),
+                    self.weights(op, tile),
                     replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
                     out,
                     bias,
@@ -153,4 +185,4 @@ class ImplicitGemmWgmma(WgmmaConv):
 
 
 def implicit_gemm_wgmma_kernels() -> tuple[ImplicitGemmWgmma, ...]:
-    return tuple(ImplicitGemmWgmma(precision) for precision in (FP16, BF16, TF32))
+    return tuple(ImplicitGemmWgmma(precision) for precision in PRECISIONS)

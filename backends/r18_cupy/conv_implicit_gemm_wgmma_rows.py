@@ -14,18 +14,19 @@ from typing import cast
 import numpy as np
 
 from r18.ops import Conv2d, Problem
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import Precision
 from r18_cupy.conv import bias_and_residual, conv_shape
-from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
+from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div, struct
 from r18_cupy.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
 from r18_cupy.wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
     MULTIPROCESSORS,
-    STEPS,
+    PRECISIONS,
     WgmmaConv,
     WgmmaTile,
-    packed_depth,
+    is_split,
+    steps_of,
 )
 
 SHARED_NBYTES = 227 * 1024  # a block's, of the device
@@ -56,9 +57,22 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; and half as many for small batches.
     """
     k = ROW_BYTES // precision.dtype.itemsize
+    if is_split(precision):
+        return split_tiles(k)
     return tuple(
         WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
         for n in (232, 224, 208, 128)
+    )
+
+
+def split_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Half as many pixels, of which two sums each are kept: 4 rows of 30 but for the last two, or
+    2 of 58; 7 of 16; 7 of 9."""
+    return (
+        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 120, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 112, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
     )
 
 
@@ -131,21 +145,25 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 # -- choosing ----------------------------------------------------------------------------------
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
+SPLIT_BYTES_A_CYCLE = 64  # of image rows, each read from shared memory and written there
 TILE_LATENCY = 3000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 17  # and what grows with its pixels
 MULTIPROCESSOR_NBYTES = 228 * 1024  # of shared memory
 RESERVED_NBYTES = 1024  # of a block's, by the device
 
 
-def estimate(problem: Problem, tile: WgmmaTile, shared_nbytes: int) -> float:
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nbytes: int) -> float:
     """Cycles, roughly: rounds of blocks that share a multiprocessor's products."""
     op = cast(Conv2d, problem.op)
     n, o, oh, _ = problem.output
     blocking = blocking_of(problem, tile)
-    steps = blocking.chunks * math.prod(op.kernel_size) * STEPS
+    steps = blocking.chunks * math.prod(op.kernel_size) * steps_of(precision)
     share = ceil_div(n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), MULTIPROCESSORS)
     at_once = min(tile.blocks, MULTIPROCESSOR_NBYTES // (shared_nbytes + RESERVED_NBYTES))
-    products = steps * tile.n / PIXELS_A_CYCLE * min(at_once, share)
+    work = steps * tile.n / PIXELS_A_CYCLE
+    if is_split(precision):
+        work += blocking.chunks * blocking.patch_nbytes / SPLIT_BYTES_A_CYCLE
+    products = work * min(at_once, share)
     rounds: float = ceil_div(share, at_once)
     if rounds > 3:  # blocks no longer end together
         rounds = share / at_once
@@ -180,7 +198,7 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
         fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
 
         def cycles(tile: WgmmaTile) -> float:
-            return estimate(problem, tile, self.shared_nbytes(problem, tile))
+            return estimate(problem, self.precision, tile, self.shared_nbytes(problem, tile))
 
         return min(fitting, key=cycles, default=None)
 
@@ -232,7 +250,7 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
         slots = self.slots(blocking, tile)
         n, o, oh, ow = problem.output
         _, c, h, w = problem.inputs[0]
-        storage, depth = self.precision.storage, packed_depth(op, self.precision)
+        storage = self.precision.storage
         bias, residual = bias_and_residual(op)
         out = MatrixMap(OUT, storage, oh * ow, o, blocking.rows * ow, n)
         tiles = n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m)
@@ -255,7 +273,7 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
                 (tile.threads, 1, 1),
                 (
                     PatchMap(X, storage, (n, c, h, w), blocking.height, blocking.padded),
-                    MatrixMap(Pointer(Role.WEIGHT), storage, o, depth, tile.m),
+                    self.weights(op, tile),
                     replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
                     out,
                     bias,
@@ -269,4 +287,4 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
 
 
 def implicit_gemm_wgmma_rows_kernels() -> tuple[ImplicitGemmWgmmaRows, ...]:
-    return tuple(ImplicitGemmWgmmaRows(precision) for precision in (FP16, BF16, TF32))
+    return tuple(ImplicitGemmWgmmaRows(precision) for precision in PRECISIONS)

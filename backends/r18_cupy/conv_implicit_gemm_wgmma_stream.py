@@ -8,20 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import Precision
 from r18_cupy.conv_implicit_gemm_wgmma_rows import (
     ImplicitGemmWgmmaRows,
     RowsBlocking,
     Slots,
     aligned,
+    split_tiles,
 )
 from r18_cupy.tensor_map import ROW_BYTES
-from r18_cupy.wgmma import MULTIPROCESSORS, WgmmaTile
+from r18_cupy.wgmma import MULTIPROCESSORS, PRECISIONS, WgmmaTile, is_split
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
-    """The tilings that are compiled: 4 and 3 rows of 58 pixels, 14 of 16, 7 of 30."""
+    """The tilings that are compiled: 4 and 3 rows of 58 pixels, 14 of 16, 7 of 30.
+
+    Of split factors those of `conv_implicit_gemm_wgmma_rows` but for the largest, for which blocks
+    that stay have no registers.
+    """
     k = ROW_BYTES // precision.dtype.itemsize
+    if is_split(precision):
+        return split_tiles(k)[1:]
     return tuple(
         WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
         for n in (232, 224, 208, 176)
@@ -50,4 +57,4 @@ class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
 
 
 def implicit_gemm_wgmma_stream_kernels() -> tuple[ImplicitGemmWgmmaStream, ...]:
-    return tuple(ImplicitGemmWgmmaStream(precision) for precision in (FP16, BF16, TF32))
+    return tuple(ImplicitGemmWgmmaStream(precision) for precision in PRECISIONS)

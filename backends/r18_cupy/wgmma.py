@@ -15,18 +15,21 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.ops import Conv2d, Layout, Problem
-from r18.precision import Precision
+from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import ConvKernel
 from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
 from r18_cupy.kernel import MAX_ELEMENTS
-from r18_cupy.launch import ceil_div
-from r18_cupy.tensor_map import ROW_BYTES
+from r18_cupy.launch import Pointer, Role, ceil_div
+from r18_cupy.split import split
+from r18_cupy.tensor_map import ROW_BYTES, MatrixMap
 from r18_cupy.tile import TileConfig
 
+PRECISIONS: tuple[Precision, ...] = (FP16, BF16, TF32, FP16X3)
 MULTIPROCESSORS = 132  # of an H200, for which tiles are chosen
 CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
 STEPS = 4  # of a row of 128 bytes, 32 each
+SPLIT_STEPS = 6  # of a row whose factors are split: two high by high, four high by low
 FEEDER_THREADS = 32
 BARRIER_NBYTES = 16  # of a stage
 ALIGNMENT = 1024  # of the stages, in shared memory that the device begins where it likes
@@ -69,6 +72,16 @@ def chunk_of(precision: Precision) -> int:
     return CHUNK_BYTES // precision.dtype.itemsize
 
 
+def is_split(precision: Precision) -> bool:
+    """Whether factors are multiplied as two float16 numbers each."""
+    return precision.multiply == "fp16x2"
+
+
+def steps_of(precision: Precision) -> int:
+    """Instructions that multiply a row of 128 bytes, of 32 bytes of each factor."""
+    return SPLIT_STEPS if is_split(precision) else STEPS
+
+
 def packed_channels(op: Conv2d, precision: Precision) -> int:
     """Elements of K at a position of the window: C, padded to whole steps of a tile."""
     step = ROW_BYTES // precision.dtype.itemsize
@@ -84,7 +97,8 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     """OIHW to [O][depth], in storage format: position (r, s), then channels, zeros else.
 
     tf32: rounded to 11 significand bits. The unit itself cuts off what is beyond, as it does of the
-    pixels.
+    pixels. fp16x3: 32 high halves, then 32 low ones, in the 128 bytes of as many float32 numbers;
+    as integers, of which nothing is known but their bits.
     """
     with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
         stored = np.asarray(weight, precision.dtype)
@@ -92,6 +106,9 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     packed = np.zeros(shape, precision.dtype)
     packed[..., : op.in_channels] = stored.transpose(0, 2, 3, 1)
     packed = packed.reshape(op.out_channels, -1)
+    if is_split(precision):
+        halves = split(packed.reshape(op.out_channels, -1, ROW_BYTES // packed.itemsize))
+        return np.concatenate(halves, axis=-1).view(np.int32).reshape(op.out_channels, -1)
     return round_to_tf32(packed) if precision.multiply == "tf32" else packed
 
 
@@ -121,10 +138,17 @@ class WgmmaConv(ConvKernel):
 
     def entry(self, tile: WgmmaTile) -> Entry:
         name = f"conv2d_{self.algorithm}"
-        return Entry(name, name, (self.storage, *tile.defines), self.family)
+        factors = (("SPLIT", 1),) if is_split(self.precision) else ()
+        return Entry(name, name, (self.storage, *factors, *tile.defines), self.family)
 
     def entries(self) -> tuple[Entry, ...]:
         return tuple(map(self.entry, self.tiles))
+
+    def weights(self, op: Conv2d, tile: WgmmaTile) -> MatrixMap:
+        """What the copy engine is told of packed weights."""
+        kind = "int32" if is_split(self.precision) else self.precision.storage
+        depth = packed_depth(op, self.precision)
+        return MatrixMap(Pointer(Role.WEIGHT), kind, op.out_channels, depth, tile.m)
 
     def refuses_channels(self, op: Conv2d) -> str | None:
         """Why a number of channels is not taken, or None."""

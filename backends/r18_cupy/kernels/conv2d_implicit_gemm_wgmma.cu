@@ -58,15 +58,21 @@ __device__ __forceinline__ void feed(const Maps& maps, const ConvShape& p, const
   }
 }
 
-// The warpgroup's sums over `count` tiles of K. Returns whose turn is next.
-__device__ __forceinline__ Turn multiply_all(Sums& sums, const Ring& ring, unsigned a, unsigned b,
-                                             int count) {
+// The products of `count` tiles of K, by the warpgroup whose rows of the tile begin at channel m and
+// pixel n. Returns whose turn is next.
+//
+// Pixels of a tile are made factors while the products of the one before are under way.
+__device__ __forceinline__ Turn multiply_all(Products& products, const Ring& ring, unsigned tiles,
+                                             int m, int n, int count) {
   const bool speaks = threadIdx.x % 32 == 0;  // of its warp
+  const unsigned a = tiles + m * ROW_BYTES, b = tiles + BYTES_A + n * ROW_BYTES;
   Turn turn;
   int before = 0;  // the stage of the tile before
   for (int k = 0; k < count; ++k, turn.advance(TILE_STAGES)) {
+    const unsigned stage = turn.stage * STAGE_BYTES;
     barrier_wait(ring.full(turn.stage), turn.parity);
-    multiply(sums, a + turn.stage * STAGE_BYTES, b + turn.stage * STAGE_BYTES);
+    make_factors(tiles + BYTES_A + stage, TILE_N);
+    multiply(products, a + stage, b + stage);
     wgmma_wait<1>();  // all but these products have read their stage
     if (k > 0 && speaks) barrier_arrive(ring.empty(before));
     before = turn.stage;
@@ -184,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
     }
     __syncwarp();
   } else {
-    Sums sums = {};
-    Turn turn = multiply_all(sums, ring, tiles + m * 64 * ROW_BYTES,
-                             tiles + BYTES_A + n * ROW_BYTES, last - first);
+    Products products;
+    Turn turn = multiply_all(products, ring, tiles, m * 64, n, last - first);
+    Sums& sums = products.total();
 #if TILE_PARTS == 1
     if (bias) add_bias(sums, p, bias, channel0 + m * 64);
     const auto row_of = [](int place) { return place; };
@@ -202,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
     }
     multipliers_barrier();  // all have done with the stages, which the outputs overwrite
     fill_slabs(sums, tiles + m * SLABS_GROUP * BYTES_B + n * ROW_BYTES, BYTES_B, row_of, p.relu);
-    store_fence();
+    async_fence();
     multipliers_barrier();
     if (threadIdx.x == 0) {
       wait_for_launch_before();

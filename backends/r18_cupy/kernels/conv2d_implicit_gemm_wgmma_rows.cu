@@ -75,16 +75,17 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   }
 
   const bool speaks = lane == 0;  // of its warp
-  Sums sums = {};
+  Products products;
   Turn turn, slot;
   int before = 0, slot_before = 0;  // the stages of the position before, of the chunk before
   for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(shape.slots)) {
     barrier_wait(slot_ring.full(slot.stage), slot.parity);
     const unsigned pixels = slots + slot.stage * shape.slot_pitch;
+    make_factors(pixels, shape.patch_nbytes / ROW_BYTES);
     for (int r = 0; r < p.kh; ++r) {
       for (int s = 0; s < p.kw; ++s, turn.advance(TILE_STAGES)) {
         barrier_wait(ring.full(turn.stage), turn.parity);
-        multiply(sums, stages + turn.stage * STAGE_BYTES,
+        multiply(products, stages + turn.stage * STAGE_BYTES,
                  pixels + (r * shape.padded + s) * ROW_BYTES);
         wgmma_wait<1>();  // all but these products have read what they read
         if (speaks && chunk + r + s > 0) barrier_arrive(ring.empty(before));
@@ -97,6 +98,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   wgmma_wait<0>();
   if (speaks) barrier_arrive(slot_ring.empty(slot_before));
 
+  Sums& sums = products.total();
   const RowOf row_of{p, shape, shape.per_place};
   if (bias) add_bias(sums, p, bias, at.channel0);
   for (int slab = 0; slab < slabs; ++slab, slot.advance(shape.slots)) {
@@ -110,7 +112,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   }
   multipliers_barrier();  // all have done with the slots, which the outputs overwrite
   fill_slabs(sums, slots, shape.slab_pitch, row_of, p.relu);
-  store_fence();
+  async_fence();
   multipliers_barrier();
   if (threadIdx.x == 0) {
     wait_for_launch_before();

@@ -121,23 +121,33 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
     }
     left = true;
   };
+  // Waits for a chunk of image rows.
+  const auto arrival = [&](const Turn& of) {
+    barrier_wait(slot_ring.full(of.stage), of.parity);
+    make_factors(slots + of.stage * shape.slot_pitch, shape.patch_nbytes / ROW_BYTES);
+  };
   for (int index = blockIdx.x; index < shape.tiles; index += gridDim.x) {
     const Tile at = tile_at(index, p, shape.rows);
-    Sums sums = {};
+    Products products;
     for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(SLOTS)) {
-      barrier_wait(slot_ring.full(slot.stage), slot.parity);
+      if (!SPLITS || chunk == 0) arrival(slot);
       const unsigned pixels = slots + slot.stage * shape.slot_pitch;
       int before = -1;  // the stage of the position before
       for (int r = 0; r < p.kh; ++r) {
         for (int s = 0; s < p.kw; ++s, turn.advance(TILE_STAGES)) {
           barrier_wait(ring.full(turn.stage), turn.parity);
-          multiply(sums, stages + turn.stage * STAGE_BYTES,
+          multiply(products, stages + turn.stage * STAGE_BYTES,
                    pixels + (r * shape.padded + s) * ROW_BYTES);
           if (!left) see_off();
           wgmma_wait<1>();  // all but these products have read what they read
           if (speaks && before >= 0) barrier_arrive(ring.empty(before));
           before = turn.stage;
         }
+      }
+      if (SPLITS && chunk + 1 < chunks) {  // while the last products are under way
+        Turn next = slot;
+        next.advance(SLOTS);
+        arrival(next);
       }
       wgmma_wait<0>();
       if (speaks) {
@@ -146,6 +156,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
       }
     }
 
+    Sums& sums = products.total();
     if (bias) add_bias(sums, p, bias, at.channel0);
     leaving = slot;
     for (int slab = 0; slab < SLABS; ++slab, slot.advance(SLOTS)) {
@@ -159,7 +170,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
         fill_slabs(sums, target, 0, row_of(), p.relu);
       }
     }
-    store_fence();
+    async_fence();
     multipliers_barrier();
     if (threadIdx.x == 0) {
       if (index == blockIdx.x) wait_for_launch_before();
