@@ -12,20 +12,15 @@ import pytest
 from r18.backend import Array
 from r18.ops import Conv2d, Layout, Linear, Problem
 from r18.passes import fuse
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import FP16X3, TF32, Precision
 from r18.schedule import resnet18
+from r18_cupy import wgmma
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv_implicit_gemm_wgmma import (
-    MULTIPROCESSORS,
     ImplicitGemmWgmma,
-    WgmmaTile,
     choose,
-    chunk_of,
     estimate,
     implicit_gemm_wgmma_kernels,
-    pack_weight,
-    packed_channels,
-    packed_depth,
     tiles_of,
 )
 from r18_cupy.conv_implicit_gemm_wgmma_rows import ImplicitGemmWgmmaRows, blocking_of
@@ -34,12 +29,29 @@ from r18_cupy.conv_implicit_gemm_wgmma_stream import ImplicitGemmWgmmaStream
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
 from r18_cupy.linear_wgmma import LinearWgmma, as_convolution
+from r18_cupy.split import split
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
+from r18_cupy.wgmma import (
+    MULTIPROCESSORS,
+    WgmmaTile,
+    chunk_of,
+    pack_weight,
+    packed_channels,
+    packed_depth,
+)
 
-PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
+PRECISIONS = pytest.mark.parametrize("precision", wgmma.PRECISIONS, ids=str)
 SHARED_NBYTES = 227 * 1024  # a block's on sm_90
 MULTIPROCESSOR_NBYTES = 228 * 1024
 RESERVED_NBYTES = 1024  # of each block, by the device
+
+
+def factors_of(packed: Array, precision: Precision) -> Array:
+    """What packed weights multiply with, [O][depth]."""
+    if precision != FP16X3:
+        return packed.astype(np.float64)
+    rows = packed.view(np.float16).astype(np.float64).reshape(len(packed), -1, 2, 32)
+    return (rows[:, :, 0] + rows[:, :, 1] / 2**11).reshape(len(packed), -1)
 
 
 def problem_of(op: Conv2d, n: int, h: int, w: int) -> Problem:
@@ -81,7 +93,7 @@ def test_copied_pixels_times_packed_weights_are_the_convolution(
     problem = problem_of(op, 2, 7, 9)
     x = rng.integers(-4, 5, problem.inputs[0]).astype(np.float64)
     weight = rng.integers(-4, 5, (op.out_channels, op.in_channels, *op.kernel_size))
-    packed = pack_weight(weight.astype(np.float64), op, precision).astype(np.float64)
+    packed = factors_of(pack_weight(weight.astype(np.float64), op, precision), precision)
     pixels = ImplicitGemmWgmma(precision).pixels(problem, 64)
     n, o, oh, ow = problem.output
     channels = packed_channels(op, precision)
@@ -112,9 +124,9 @@ def test_packed_weights_are_whole_steps(precision: Precision) -> None:
         weight = np.ones((op.out_channels, op.in_channels, *op.kernel_size))
         packed = pack_weight(weight, op, precision)
         assert packed.shape == (op.out_channels, packed_depth(op, precision))
-        assert packed.dtype == precision.dtype
+        assert packed.dtype == (np.int32 if precision == FP16X3 else precision.dtype)
         # The weights themselves, and nothing but zeros beside them.
-        assert packed.astype(np.float64).sum() == weight.size
+        assert factors_of(packed, precision).sum() == weight.size
 
 
 def test_weights_of_tf32_are_rounded() -> None:
@@ -122,6 +134,51 @@ def test_weights_of_tf32_are_rounded() -> None:
     op = Conv2d(4, 4, (1, 1))
     weight = np.full((4, 4, 1, 1), 1 + 3 * 2.0**-12)
     assert pack_weight(weight, op, TF32)[0, 0] == np.float32(1 + 2.0**-10)
+
+
+def test_products_of_split_factors_are_of_float32s_grade() -> None:
+    """Instructions over 32 bytes of rows of 128, as the device pairs them: of each single product
+    not more than 2⁻²¹ is lost."""
+    rng = np.random.default_rng(3)
+    op = Conv2d(32, 64, (1, 1))
+    weight, x = (
+        (rng.uniform(1, 2, (64, 32)) * 2.0 ** rng.integers(-6, 7, (64, 32))).astype(np.float32)
+        for _ in range(2)
+    )
+    # Steps of 16 halves; each product of a row by itself.
+    packed = pack_weight(weight[:, :, None, None], op, FP16X3)
+    a = packed.view(np.float16).astype(np.float64).reshape(64, 4, 16)
+    b = np.concatenate(split(x), axis=1).astype(np.float64).reshape(64, 4, 16)
+    main = a[:, :2] * b[:, :2]
+    cross = a[:, :2] * b[:, 2:] + a[:, 2:] * b[:, :2]
+    found = (main + cross / 2**11).reshape(64, 32)
+    exact = weight.astype(np.float64) * x
+    assert np.all(np.abs(found - exact) <= 2.0**-21 * np.abs(exact))
+    assert np.any(np.abs(main.reshape(64, 32) - exact) > 2.0**-13 * np.abs(exact))
+
+
+def test_halves_of_split_factors() -> None:
+    tie = np.float32(1 + 2.0**-11)  # between two float16 numbers: to the even one
+    values = np.array([0.0, -1.5, tie, 65504, 2.0**-24, 2.0**-30], np.float32)
+    high, low = split(values)
+    assert high.dtype == low.dtype == np.float16
+    assert high.tolist() == [0, -1.5, 1, 65504, 2.0**-24, 0]
+    assert low.tolist() == [0, 0, 1, 0, 0, 2.0**-19]
+    high, low = split(np.array([65520, -np.inf, np.nan], np.float32))
+    assert high[:2].tolist() == [np.inf, -np.inf]
+    assert np.isnan(high[2])
+    assert not np.isfinite(low).any()
+
+
+def test_split_factors_keep_two_sums_in_registers() -> None:
+    """Of each output two: 128 pixels a warpgroup are all that leave registers for the rest."""
+    kernels = (ImplicitGemmWgmma, ImplicitGemmWgmmaRows, ImplicitGemmWgmmaStream)
+    for kernel in (kind(FP16X3) for kind in kernels):
+        for tile, entry in zip(kernel.tiles, kernel.entries(), strict=True):
+            assert tile.n <= 128 * tile.groups_n
+            assert ("SPLIT", 1) in entry.defines
+    for kernel in (kind(TF32) for kind in kernels):
+        assert not any(name == "SPLIT" for entry in kernel.entries() for name, _ in entry.defines)
 
 
 @PRECISIONS
@@ -175,7 +232,8 @@ def test_a_launch(precision: Precision) -> None:
     windows = ((3, 3), (2, 1), (1, 0))
     assert pixels == PixelsMap(X, precision.storage, (3, 64, 20, 21), *windows, tile.n)
     depth = 9 * packed_channels(op, precision)
-    assert weight == MatrixMap(Pointer(Role.WEIGHT), precision.storage, 72, depth, tile.m)
+    kind = "int32" if precision == FP16X3 else precision.storage
+    assert weight == MatrixMap(Pointer(Role.WEIGHT), kind, 72, depth, tile.m)
     assert written == MatrixMap(OUT, precision.storage, n * oh * ow, o, tile.n)
     assert added == replace(written, pointer=Pointer(Role.INPUT, 1))
     assert (bias, residual, out) == (Pointer(Role.WEIGHT, 1), Pointer(Role.INPUT, 1), OUT)
@@ -324,6 +382,6 @@ def test_a_linear_layer_is_a_convolution(precision: Precision) -> None:
     weight = np.arange(24 * 64, dtype=np.float64).reshape(24, 64) / 2048
     packed, bias = kernel.pack(problem, (weight, np.ones(24)))
     assert packed.shape == (24, 64)
-    assert packed[3, 5] == weight[3, 5]
+    assert factors_of(packed, precision)[3, 5] == weight[3, 5]
     assert bias.dtype == np.float32
     assert "multiple" in (kernel.refusal(Problem(Linear(64, 25), ((5, 64),))) or "")

@@ -1,4 +1,4 @@
-"""Implicit GEMM on Hopper's tensor cores: fp16, bf16 and tf32 products, sums in float32. NHWC.
+"""Implicit GEMM on Hopper's tensor cores: fp16, bf16, tf32 and fp16x3. NHWC.
 
 The product of `conv_implicit_gemm_mma` turned around: M = O channels, N = N·OH·OW output pixels,
 K = kh·kw·C. TMA gathers the pixels, `wgmma` multiplies; see kernels/conv2d_implicit_gemm_wgmma.cu.
@@ -7,62 +7,27 @@ Where there are too few tiles to fill a GPU, the blocks of a cluster divide K am
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, cast
 
 import numpy as np
 
-from r18.backend import Array, RoundingContract
-from r18.ops import Conv2d, Layout, Problem
-from r18.precision import BF16, FP16, TF32, Precision
-from r18_cupy.compiler import Entry
-from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
-from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
-from r18_cupy.kernel import MAX_ELEMENTS
-from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
+from r18.ops import Conv2d, Problem
+from r18.precision import Precision
+from r18_cupy.conv import bias_and_residual, conv_shape
+from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
-from r18_cupy.tile import TileConfig
-
-CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
-GROUP_M = 64  # channels of a warpgroup
-STEPS = 4  # of a row of 128 bytes, 32 each
-FEEDER_THREADS = 32
-BARRIER_NBYTES = 16  # of a stage
-ALIGNMENT = 1024  # of the stages, in shared memory that the device begins where it likes
-
-
-@dataclass(frozen=True)
-class WgmmaTile(TileConfig):
-    """`m` channels by `n` pixels a block, over `k` products (128 bytes) a step.
-
-    groups_m, groups_n: the grid of warpgroups among which they are divided.
-    stages: steps whose weights and pixels are in shared memory at once.
-    blocks: of a multiprocessor at once.
-    parts:  of K, each a block of a cluster's.
-    """
-
-    groups_m: int
-    groups_n: int
-    stages: int
-    blocks: int
-    parts: int = 1
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups_m * self.groups_n + FEEDER_THREADS
-
-    @property
-    def shared_nbytes(self) -> int:
-        stage = (self.m + self.n) * ROW_BYTES + BARRIER_NBYTES
-        return self.stages * stage + ALIGNMENT
-
-    @property
-    def name(self) -> str:
-        """`m64n64k64s4` of four stages, and `p2` where K has two parts."""
-        parts = f"p{self.parts}" if self.parts > 1 else ""
-        return f"{super().name}s{self.stages}{parts}"
+from r18_cupy.wgmma import (
+    MULTIPROCESSORS,
+    PRECISIONS,
+    STEPS,
+    WgmmaConv,
+    WgmmaTile,
+    is_split,
+    packed_depth,
+    steps_of,
+)
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
@@ -73,6 +38,8 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     problems more evenly.
     """
     k = ROW_BYTES // precision.dtype.itemsize
+    if is_split(precision):
+        return _split_tiles(k)
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
@@ -87,27 +54,27 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     )
 
 
-def chunk_of(precision: Precision) -> int:
-    """Channels of 16 bytes."""
-    return CHUNK_BYTES // precision.dtype.itemsize
+def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Those of half as many pixels a warpgroup, which keeps two sums of each output.
 
-
-def packed_channels(op: Conv2d, precision: Precision) -> int:
-    """Elements of K at a position of the window: C, padded to whole steps of a tile."""
-    step = ROW_BYTES // precision.dtype.itemsize
-    return ceil_div(op.in_channels, step) * step
-
-
-def packed_depth(op: Conv2d, precision: Precision) -> int:
-    """K as weights are packed: every position of the window."""
-    return math.prod(op.kernel_size) * packed_channels(op, precision)
+    Two warpgroups of the same pixels split them once for both.
+    """
+    return (
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=7, blocks=1),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=12, blocks=1),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=2),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=4),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=10, blocks=1, parts=8),
+    )
 
 
 # -- choosing ----------------------------------------------------------------------------------
 
 # What the choice is made for, an H200: another Hopper computes the same, perhaps less evenly. The
 # latencies are those with which the estimates order an H200's times best.
-MULTIPROCESSORS = 132
 PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 COPY_LATENCY = 1200  # cycles from asking for a stage until it is there
@@ -117,14 +84,18 @@ CLUSTER_LATENCY = 1000  # cycles of a cluster's barriers
 PART_LATENCY = 400  # cycles for each block of a cluster: launching it, adding its sums
 
 
-def step_cycles(tile: WgmmaTile) -> float:
+def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
     """What a multiprocessor is busy with one step of a block: products, or shared memory.
 
     The copy engine writes a row of weights or pixels once; each warpgroup reads its own 64 rows of
-    weights and its pixels.
+    weights and its pixels, of split factors one and a half times. Splitting reads and writes the
+    pixels once more.
     """
-    products = tile.m * tile.n * ROW_BYTES / PRODUCT_BYTES_A_CYCLE
-    rows = tile.m * (1 + tile.groups_n) + tile.n * (1 + tile.groups_m)
+    reads = steps_of(precision) / STEPS
+    products = tile.m * tile.n * ROW_BYTES * reads / PRODUCT_BYTES_A_CYCLE
+    rows = tile.m * (1 + reads * tile.groups_n) + tile.n * (1 + reads * tile.groups_m)
+    if is_split(precision):
+        rows += 2 * tile.n
     return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
 
 
@@ -138,7 +109,7 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
     rounds: float = ceil_div(share, tile.blocks)
     if rounds > 3:  # blocks no longer end together
         rounds = blocks / MULTIPROCESSORS / tile.blocks
-    work = step_cycles(tile)
+    work = step_cycles(tile, precision)
     step = max(
         work * min(tile.blocks, share), work + STEP_LATENCY, COPY_LATENCY / (tile.stages - 1)
     )
@@ -154,76 +125,20 @@ def choose(problem: Problem, precision: Precision) -> WgmmaTile:
     return min(tiles_of(precision), key=lambda tile: estimate(problem, precision, tile))
 
 
-# -- weights -----------------------------------------------------------------------------------
-
-
-def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
-    """OIHW to [O][depth], in storage format: position (r, s), then channels, zeros else.
-
-    tf32: rounded to 11 significand bits. The unit itself cuts off what is beyond, as it does of the
-    pixels.
-    """
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
-        stored = np.asarray(weight, precision.dtype)
-    shape = (op.out_channels, *op.kernel_size, packed_channels(op, precision))
-    packed = np.zeros(shape, precision.dtype)
-    packed[..., : op.in_channels] = stored.transpose(0, 2, 3, 1)
-    packed = packed.reshape(op.out_channels, -1)
-    return round_to_tf32(packed) if precision.multiply == "tf32" else packed
-
-
 # -- kernels -----------------------------------------------------------------------------------
 
 
-class WgmmaWeights:
-    """What the kernels on `wgmma` share: which channels they take, and how they pack weights."""
-
-    precision: Precision
-
-    def refuses_channels(self, op: Conv2d) -> str | None:
-        chunk = chunk_of(self.precision)
-        if op.out_channels % chunk:
-            return f"writes {chunk} channels at once, and {op.out_channels} is no multiple of it"
-        if op.in_channels % chunk:
-            return f"copies {chunk} channels at once, and {op.in_channels} is no multiple of it"
-        if op.out_channels * packed_depth(op, self.precision) > MAX_ELEMENTS:
-            return "indexes with 32 bits; the packed weights have too many elements"
-        return None
-
-    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        op = cast(Conv2d, problem.op)
-        biases = (np.ascontiguousarray(bias, np.float32) for bias in weights[1:])
-        return (pack_weight(weights[0], op, self.precision), *biases)
-
-
 @dataclass(frozen=True, eq=False)
-class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
+class ImplicitGemmWgmma(WgmmaConv):
     """Tiles of an implicit matrix product on `wgmma`, the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma"
     # The parts of K depend on how many tiles the batch has.
     batch_invariant: ClassVar[bool] = False
-    minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
-    family: ClassVar[str | None] = "sm_90a"
-
-    layout: Layout = Layout.NHWC
 
     @property
-    def contract(self) -> RoundingContract:
-        p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        sizes = {size for tile in tiles_of(self.precision) for size in tile.edges}
-        return tuple(sorted({chunk_of(self.precision), *sizes}))
-
-    def entry(self, tile: WgmmaTile) -> Entry:
-        name = "conv2d_implicit_gemm_wgmma"
-        return Entry(name, name, (self.storage, *tile.defines), self.family)
-
-    def entries(self) -> tuple[Entry, ...]:
-        return tuple(map(self.entry, tiles_of(self.precision)))
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
 
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""
@@ -254,7 +169,7 @@ class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
                 (tile.threads, 1, 1),
                 (
                     self.pixels(problem, tile.n),
-                    MatrixMap(Pointer(Role.WEIGHT), storage, o, depth, tile.m),
+                    self.weights(op, tile),
                     replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
                     out,
                     bias,
@@ -270,4 +185,4 @@ class ImplicitGemmWgmma(WgmmaWeights, ConvKernel):
 
 
 def implicit_gemm_wgmma_kernels() -> tuple[ImplicitGemmWgmma, ...]:
-    return tuple(ImplicitGemmWgmma(precision) for precision in (FP16, BF16, TF32))
+    return tuple(ImplicitGemmWgmma(precision) for precision in PRECISIONS)

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 
-from r18.backend import RoundingContract
-from r18.ops import Conv2d, Layout, Problem
-from r18.precision import BF16, FP16, TF32, Precision
-from r18_cupy.compiler import Entry
-from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
-from r18_cupy.conv_implicit_gemm_wgmma import (
+from r18.ops import Conv2d, Problem
+from r18.precision import Precision
+from r18_cupy.conv import bias_and_residual, conv_shape
+from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div, struct
+from r18_cupy.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
+from r18_cupy.wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
     MULTIPROCESSORS,
-    STEPS,
+    PRECISIONS,
+    WgmmaConv,
     WgmmaTile,
-    WgmmaWeights,
-    chunk_of,
-    packed_depth,
+    is_split,
+    steps_of,
 )
-from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
-from r18_cupy.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
 
 SHARED_NBYTES = 227 * 1024  # a block's, of the device
 
@@ -38,14 +36,16 @@ ROWS_SHAPE = np.dtype(
     [
         (name, np.int32)
         for name in (
+            "tiles",
             "rows",
             "padded",
             "per_place",
-            "slots",
-            "slot_pitch",
+            "has_residual",
             "patch_nbytes",
             "slab_pitch",
-            "shared_nbytes",
+            "slots",
+            "slot_pitch",
+            "slots_nbytes",
         )
     ]
 )
@@ -57,9 +57,22 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; and half as many for small batches.
     """
     k = ROW_BYTES // precision.dtype.itemsize
+    if is_split(precision):
+        return split_tiles(k)
     return tuple(
         WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
         for n in (232, 224, 208, 128)
+    )
+
+
+def split_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Half as many pixels, of which two sums each are kept: 4 rows of 30 but for the last two, or
+    2 of 58; 7 of 16; 7 of 9."""
+    return (
+        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 120, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 112, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
     )
 
 
@@ -91,21 +104,19 @@ class RowsBlocking:
         """A slab of outputs, and a row behind it for what is none."""
         return aligned((self.rows * self.width + 1) * ROW_BYTES)
 
-    @property
-    def slots(self) -> int:
-        """Chunks, and then slabs, that are in shared memory at once."""
-        return min(2, self.chunks + self.slabs)
 
-    @property
-    def slot_pitch(self) -> int:
-        return aligned(max(self.patch_nbytes, self.rows * self.width * ROW_BYTES))
+@dataclass(frozen=True)
+class Slots:
+    """Where chunks of image rows lie, and slabs of the residual.
 
-    @property
-    def slots_nbytes(self) -> int:
-        """Of one chunk alone, the second slot has to hold no more than a slab."""
-        if self.slots == 1:
-            return self.slot_pitch
-        return self.slot_pitch + (self.slot_pitch if self.chunks > 1 else self.slab_pitch)
+    count:  of those that are in shared memory at once.
+    pitch:  bytes from one to the next.
+    nbytes: of all.
+    """
+
+    count: int
+    pitch: int
+    nbytes: int
 
 
 def aligned(nbytes: int) -> int:
@@ -134,21 +145,25 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 # -- choosing ----------------------------------------------------------------------------------
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
+SPLIT_BYTES_A_CYCLE = 64  # of image rows, each read from shared memory and written there
 TILE_LATENCY = 3000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 17  # and what grows with its pixels
 MULTIPROCESSOR_NBYTES = 228 * 1024  # of shared memory
 RESERVED_NBYTES = 1024  # of a block's, by the device
 
 
-def estimate(problem: Problem, tile: WgmmaTile, shared_nbytes: int) -> float:
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nbytes: int) -> float:
     """Cycles, roughly: rounds of blocks that share a multiprocessor's products."""
     op = cast(Conv2d, problem.op)
     n, o, oh, _ = problem.output
     blocking = blocking_of(problem, tile)
-    steps = blocking.chunks * math.prod(op.kernel_size) * STEPS
+    steps = blocking.chunks * math.prod(op.kernel_size) * steps_of(precision)
     share = ceil_div(n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), MULTIPROCESSORS)
     at_once = min(tile.blocks, MULTIPROCESSOR_NBYTES // (shared_nbytes + RESERVED_NBYTES))
-    products = steps * tile.n / PIXELS_A_CYCLE * min(at_once, share)
+    work = steps * tile.n / PIXELS_A_CYCLE
+    if is_split(precision):
+        work += blocking.chunks * blocking.patch_nbytes / SPLIT_BYTES_A_CYCLE
+    products = work * min(at_once, share)
     rounds: float = ceil_div(share, at_once)
     if rounds > 3:  # blocks no longer end together
         rounds = share / at_once
@@ -156,42 +171,34 @@ def estimate(problem: Problem, tile: WgmmaTile, shared_nbytes: int) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
+class ImplicitGemmWgmmaRows(WgmmaConv):
     """Whole output rows a block, of the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma_rows"
-    minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
-    family: ClassVar[str | None] = "sm_90a"
-
-    layout: Layout = Layout.NHWC
 
     @property
     def tiles(self) -> tuple[WgmmaTile, ...]:
         return tiles_of(self.precision)
 
-    @property
-    def contract(self) -> RoundingContract:
-        p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
+    def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
+        """Two, or one where that is all. Of one chunk alone, the second holds no more than a slab.
+        Pure."""
+        pitch = aligned(max(blocking.patch_nbytes, blocking.rows * blocking.width * ROW_BYTES))
+        count = min(2, blocking.chunks + blocking.slabs)
+        if count == 1:
+            return Slots(count, pitch, pitch)
+        return Slots(count, pitch, pitch + (pitch if blocking.chunks > 1 else blocking.slab_pitch))
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        sizes = {size for tile in self.tiles for size in tile.edges}
-        return tuple(sorted({chunk_of(self.precision), *sizes}))
-
-    def entry(self, tile: WgmmaTile) -> Entry:
-        name = f"conv2d_{self.algorithm}"
-        return Entry(name, name, (self.storage, *tile.defines), self.family)
-
-    def entries(self) -> tuple[Entry, ...]:
-        return tuple(map(self.entry, self.tiles))
+    def blocks(self, tiles: int, tile: WgmmaTile) -> int:
+        """Of a launch that computes so many tiles."""
+        return tiles
 
     def tile_for(self, problem: Problem) -> WgmmaTile | None:
         """The tile with the least estimate of those that take the problem. Pure."""
         fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
 
         def cycles(tile: WgmmaTile) -> float:
-            return estimate(problem, tile, self.shared_nbytes(problem, tile))
+            return estimate(problem, self.precision, tile, self.shared_nbytes(problem, tile))
 
         return min(fitting, key=cycles, default=None)
 
@@ -202,13 +209,13 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
         products that nobody wants read on behind the image rows.
         """
         blocking = blocking_of(problem, tile)
+        slots = self.slots(blocking, tile)
         weights = tile.stages * tile.m * ROW_BYTES
-        barriers = (tile.stages + blocking.slots) * BARRIER_NBYTES
-        last_slot = (blocking.slots - 1) * blocking.slot_pitch
+        barriers = (tile.stages + slots.count) * BARRIER_NBYTES
+        last_slot = (slots.count - 1) * slots.pitch if blocking.chunks > 1 else 0
         return ALIGNMENT + max(
-            blocking.slots_nbytes + weights + barriers,
-            last_slot + reach_nbytes(blocking, tile) if blocking.chunks > 1 else 0,
-            reach_nbytes(blocking, tile),
+            slots.nbytes + weights + barriers,
+            last_slot + reach_nbytes(blocking, tile),
             tile.m // tile.k * blocking.slab_pitch,
         )
 
@@ -240,33 +247,36 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
         tile = self.tile_for(problem)
         assert tile is not None, "a problem that is refused has no launches"
         blocking = blocking_of(problem, tile)
+        slots = self.slots(blocking, tile)
         n, o, oh, ow = problem.output
         _, c, h, w = problem.inputs[0]
-        storage, depth = self.precision.storage, packed_depth(op, self.precision)
+        storage = self.precision.storage
         bias, residual = bias_and_residual(op)
         out = MatrixMap(OUT, storage, oh * ow, o, blocking.rows * ow, n)
+        tiles = n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m)
         shape = (
+            tiles,
             blocking.rows,
             blocking.padded,
             ceil_div(2**16, blocking.padded),
-            blocking.slots,
-            blocking.slot_pitch,
+            int(op.residual),
             blocking.patch_nbytes,
             blocking.slab_pitch,
-            blocking.slots_nbytes,
+            slots.count,
+            slots.pitch,
+            slots.nbytes,
         )
         return (
             GridLaunch(
                 self.entry(tile),
-                (n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), 1, 1),
+                (self.blocks(tiles, tile), 1, 1),
                 (tile.threads, 1, 1),
                 (
                     PatchMap(X, storage, (n, c, h, w), blocking.height, blocking.padded),
-                    MatrixMap(Pointer(Role.WEIGHT), storage, o, depth, tile.m),
+                    self.weights(op, tile),
                     replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
                     out,
                     bias,
-                    np.int32(op.residual),
                     conv_shape(problem),
                     struct(np.array([shape], ROWS_SHAPE)),
                 ),
@@ -277,4 +287,4 @@ class ImplicitGemmWgmmaRows(WgmmaWeights, ConvKernel):
 
 
 def implicit_gemm_wgmma_rows_kernels() -> tuple[ImplicitGemmWgmmaRows, ...]:
-    return tuple(ImplicitGemmWgmmaRows(precision) for precision in (FP16, BF16, TF32))
+    return tuple(ImplicitGemmWgmmaRows(precision) for precision in PRECISIONS)

@@ -31,17 +31,17 @@ __device__ __forceinline__ void feed(const Maps& maps, const ConvShape& p, const
                             (int)(line / p.oh)};
   const int runs = (p.c + TILE_K - 1) / TILE_K;  // of channels, at each position of the window
   int run = first % runs, s = first / runs % p.kw, r = first / runs / p.kw;
-  const auto begin = [&](int k, int stage) {
+  const auto feed_weights = [&](int k, int stage) {
     barrier_arrive_expecting(ring.full(stage), STAGE_BYTES);
     copy_box(tiles + stage * STAGE_BYTES, maps.weights, ring.full(stage), k * TILE_K, channel0);
   };
-  for (int i = 0; i < TILE_STAGES && first + i < last; ++i) begin(first + i, i);
+  for (int i = 0; i < TILE_STAGES && first + i < last; ++i) feed_weights(first + i, i);
   wait_for_launch_before();
   Turn turn;
   for (int k = first; k < last; ++k, turn.advance(TILE_STAGES)) {
     if (k - first >= TILE_STAGES) {
       barrier_wait(ring.empty(turn.stage), turn.parity ^ 1);
-      begin(k, turn.stage);
+      feed_weights(k, turn.stage);
     }
     copy_pixels(tiles + turn.stage * STAGE_BYTES + BYTES_A, maps.pixels, ring.full(turn.stage),
                 run * TILE_K, corner, r, s);
@@ -58,15 +58,21 @@ __device__ __forceinline__ void feed(const Maps& maps, const ConvShape& p, const
   }
 }
 
-// The warpgroup's sums over `count` tiles of K. Returns whose turn is next.
-__device__ __forceinline__ Turn multiply_all(Sums& sums, const Ring& ring, unsigned a, unsigned b,
-                                             int count) {
+// The products of `count` tiles of K, by the warpgroup whose rows of the tile begin at channel m and
+// pixel n. Returns whose turn is next.
+//
+// Pixels of a tile are made factors while the products of the one before are under way.
+__device__ __forceinline__ Turn multiply_all(Products& products, const Ring& ring, unsigned tiles,
+                                             int m, int n, int count) {
   const bool speaks = threadIdx.x % 32 == 0;  // of its warp
+  const unsigned a = tiles + m * ROW_BYTES, b = tiles + BYTES_A + n * ROW_BYTES;
   Turn turn;
   int before = 0;  // the stage of the tile before
   for (int k = 0; k < count; ++k, turn.advance(TILE_STAGES)) {
+    const unsigned stage = turn.stage * STAGE_BYTES;
     barrier_wait(ring.full(turn.stage), turn.parity);
-    multiply(sums, a + turn.stage * STAGE_BYTES, b + turn.stage * STAGE_BYTES);
+    make_factors(tiles + BYTES_A + stage, TILE_N);
+    multiply(products, a + stage, b + stage);
     wgmma_wait<1>();  // all but these products have read their stage
     if (k > 0 && speaks) barrier_arrive(ring.empty(before));
     before = turn.stage;
@@ -165,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
   extern __shared__ unsigned char dynamic[];
   unsigned char* shared = aligned_stages(dynamic);
   const unsigned tiles = shared_address(shared);
-  const Ring ring{tiles + TILE_STAGES * STAGE_BYTES};
+  const Ring ring{tiles + TILE_STAGES * STAGE_BYTES, TILE_STAGES};
   const unsigned channel_tiles = (p.o + TILE_M - 1) / TILE_M;
   const unsigned pixel0 = blockIdx.x / channel_tiles * TILE_N;
   const int channel0 = blockIdx.x % channel_tiles * TILE_M;
@@ -173,12 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
-  let_next_launch_begin();
-  if (threadIdx.x == 0) {
-    ring.init(TILE_STAGES);
-    barrier_init_done();
-  }
-  __syncthreads();
+  begin(ring);
 
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int m = warpgroup / TILE_GROUPS_N, n = warpgroup % TILE_GROUPS_N * GROUP_N;
@@ -189,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
     }
     __syncwarp();
   } else {
-    Sums sums = {};
-    Turn turn = multiply_all(sums, ring, tiles + m * 64 * ROW_BYTES,
-                             tiles + BYTES_A + n * ROW_BYTES, last - first);
+    Products products;
+    Turn turn = multiply_all(products, ring, tiles, m * 64, n, last - first);
+    Sums& sums = products.total();
 #if TILE_PARTS == 1
     if (bias) add_bias(sums, p, bias, channel0 + m * 64);
     const auto row_of = [](int place) { return place; };
@@ -207,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
     }
     multipliers_barrier();  // all have done with the stages, which the outputs overwrite
     fill_slabs(sums, tiles + m * SLABS_GROUP * BYTES_B + n * ROW_BYTES, BYTES_B, row_of, p.relu);
-    store_fence();
+    async_fence();
     multipliers_barrier();
     if (threadIdx.x == 0) {
       wait_for_launch_before();

@@ -1,47 +1,20 @@
 // Convolution of stride 1 as a matrix product on Hopper's tensor cores, each pixel copied once, by
 // blocks that stay. NHWC.
 //
-// The tiles and their image rows are those of conv2d_implicit_gemm_wgmma_rows.cu. A block takes one
-// tile after the other: the image rows of the next are on their way while it ends the last, whose
-// outputs go to where the residual lay.
+// Tiles are whole output rows, see wgmma_rows.cuh. A block takes one after the other: the image rows
+// of the next are on their way while it ends the last, whose outputs go to where the residual lay.
 //
 // Two slots take turns. For each tile: a turn for each chunk of channels, which image rows fill;
 // then one for each slab, which the residual fills, or nothing, and from which outputs leave.
-#include "wgmma_conv.cuh"
+#include "wgmma_rows.cuh"
 
-constexpr int STAGE_BYTES = TILE_M * ROW_BYTES;  // of weights
 constexpr int SLOTS = 2;
-
-static_assert(TILE_GROUPS_M == 1 && TILE_GROUPS_N == 1, "one warpgroup multiplies");
-
-// The host's `STREAM_SHAPE` mirrors it field by field.
-struct StreamShape {
-  int tiles;          // of the problem
-  int rows, padded;   // of output a tile; image pixels a row, padding included
-  int per_place;      // ⌈2¹⁶ / padded⌉: a place's row without dividing
-  int patch_nbytes;   // of a chunk of image rows
-  int slot_pitch;     // bytes from the first slot to the second, a multiple of 1024
-  int slots_nbytes;   // of both, before the weights
-  int has_residual;
-};
-
-// Where a tile lies.
-struct Tile {
-  int channel0, line0, image;
-};
-
-__device__ __forceinline__ Tile tile_at(int index, const ConvShape& p, int rows) {
-  const int channel_tiles = (p.o + TILE_M - 1) / TILE_M;
-  const int row_tiles = (p.oh + rows - 1) / rows;
-  return {index % channel_tiles * TILE_M, index / channel_tiles % row_tiles * rows,
-          index / channel_tiles / row_tiles};
-}
 
 // Everything that the block's tiles need, in order. One thread.
 struct Feeder {
   const TensorMap &x, &weight, &residual;
   const ConvShape& p;
-  const StreamShape& shape;
+  const RowsShape& shape;
   const Ring ring, slot_ring;
   const unsigned stages, slots;
   Turn turn, slot;          // of weights; of chunks and slabs
@@ -90,22 +63,16 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
                                   const __grid_constant__ TensorMap residual,
                                   const __grid_constant__ TensorMap out,
                                   const float* __restrict__ bias, const ConvShape p,
-                                  const StreamShape shape) {
+                                  const RowsShape shape) {
   extern __shared__ unsigned char dynamic[];
   const unsigned slots = shared_address(aligned_stages(dynamic));
   const unsigned stages = slots + shape.slots_nbytes;
-  const Ring ring{stages + TILE_STAGES * STAGE_BYTES};  // of weights
-  const Ring slot_ring{ring.first + 16 * TILE_STAGES};
+  const Ring ring{stages + TILE_STAGES * STAGE_BYTES, TILE_STAGES};  // of weights
+  const Ring slot_ring{ring.end(), SLOTS};
   const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  let_next_launch_begin();
-  if (threadIdx.x == 0) {
-    ring.init(TILE_STAGES);
-    slot_ring.init(SLOTS);
-    barrier_init_done();
-  }
-  __syncthreads();
+  begin(ring, slot_ring);
 
   if (warp == MULTIPLIERS / 32) {
     if (lane == 0) {
@@ -136,15 +103,11 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
 
   const bool speaks = lane == 0;  // of its warp
   Turn turn, slot;
-  // A place's row in the slabs, which hold no padding; what is no output goes behind the last.
-  // Found anew each time: kept, the rows would take registers that there are not.
+  // Rows are found anew each time: kept, they would take registers that there are not.
   const auto row_of = [&] {
     int per_place = shape.per_place;
     asm volatile("" : "+r"(per_place));
-    return [&, per_place](int place) {
-      const int line = place * per_place >> 16, column = place - line * shape.padded;
-      return line < shape.rows && column < p.ow ? line * p.ow + column : shape.rows * p.ow;
-    };
+    return RowOf{p, shape, per_place};
   };
   // Outputs leave while the next tile is multiplied, if that needs none of the slots they are in.
   constexpr bool LATER = SLABS < SLOTS;
@@ -158,23 +121,33 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
     }
     left = true;
   };
+  // Waits for a chunk of image rows.
+  const auto arrival = [&](const Turn& of) {
+    barrier_wait(slot_ring.full(of.stage), of.parity);
+    make_factors(slots + of.stage * shape.slot_pitch, shape.patch_nbytes / ROW_BYTES);
+  };
   for (int index = blockIdx.x; index < shape.tiles; index += gridDim.x) {
     const Tile at = tile_at(index, p, shape.rows);
-    Sums sums = {};
+    Products products;
     for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(SLOTS)) {
-      barrier_wait(slot_ring.full(slot.stage), slot.parity);
+      if (!SPLITS || chunk == 0) arrival(slot);
       const unsigned pixels = slots + slot.stage * shape.slot_pitch;
       int before = -1;  // the stage of the position before
       for (int r = 0; r < p.kh; ++r) {
         for (int s = 0; s < p.kw; ++s, turn.advance(TILE_STAGES)) {
           barrier_wait(ring.full(turn.stage), turn.parity);
-          multiply(sums, stages + turn.stage * STAGE_BYTES,
+          multiply(products, stages + turn.stage * STAGE_BYTES,
                    pixels + (r * shape.padded + s) * ROW_BYTES);
           if (!left) see_off();
           wgmma_wait<1>();  // all but these products have read what they read
           if (speaks && before >= 0) barrier_arrive(ring.empty(before));
           before = turn.stage;
         }
+      }
+      if (SPLITS && chunk + 1 < chunks) {  // while the last products are under way
+        Turn next = slot;
+        next.advance(SLOTS);
+        arrival(next);
       }
       wgmma_wait<0>();
       if (speaks) {
@@ -183,6 +156,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
       }
     }
 
+    Sums& sums = products.total();
     if (bias) add_bias(sums, p, bias, at.channel0);
     leaving = slot;
     for (int slab = 0; slab < SLABS; ++slab, slot.advance(SLOTS)) {
@@ -196,7 +170,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
         fill_slabs(sums, target, 0, row_of(), p.relu);
       }
     }
-    store_fence();
+    async_fence();
     multipliers_barrier();
     if (threadIdx.x == 0) {
       if (index == blockIdx.x) wait_for_launch_before();

@@ -99,8 +99,9 @@ __device__ __forceinline__ void copy_pixels(unsigned target, const TensorMap& ma
 
 // -- from shared memory ---------------------------------------------------------------------------
 
-// Before a barrier that precedes a store: what the thread has written is seen by the copy engine.
-__device__ __forceinline__ void store_fence() {
+// Before a barrier that precedes a store, or products: what the thread has written is seen by the
+// copy engine and the tensor cores.
+__device__ __forceinline__ void async_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 

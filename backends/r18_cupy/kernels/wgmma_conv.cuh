@@ -4,10 +4,14 @@
 // Rows of A are output channels, rows of B output pixels: so the sums of a tile of few channels,
 // which the first layers are, still come from instructions that read many pixels. The including
 // file defines STORAGE and TILE_* and includes this once.
+//
+// SPLIT: factors of float32 are multiplied as two float16 numbers each, see split.cuh. Weights come
+// so packed, 32 high halves and then 32 low ones in 128 bytes; pixels are split where they arrived.
 #pragma once
 #include "async_copy.cuh"
 #include "conv.cuh"
 #include "dependent_launch.cuh"
+#include "split.cuh"
 #include "tensor_copy.cuh"
 #include "transposing.cuh"
 #include "wgmma.cuh"
@@ -30,6 +34,33 @@ static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied
 
 using Sums = float[GROUP_N / 2];  // of a thread, see wgmma.cuh
 
+#ifdef SPLIT
+constexpr bool SPLITS = true;
+using Factor = __half;
+
+static_assert(sizeof(STORAGE) == 4, "a row of 128 bytes is split into as many");
+#else
+constexpr bool SPLITS = false;
+using Factor = STORAGE;
+#endif
+
+// What a thread sums products in: those of high halves, and apart those of a high and a low half.
+struct Products {
+  Sums main = {};
+#ifdef SPLIT
+  Sums cross = {};
+#endif
+
+  // All of it, once nothing is added any more.
+  __device__ __forceinline__ Sums& total() {
+#ifdef SPLIT
+#pragma unroll
+    for (int i = 0; i < GROUP_N / 2; ++i) main[i] = fmaf(cross[i], 1 / LOW_SCALE, main[i]);
+#endif
+    return main;
+  }
+};
+
 // Barrier of the multiplying threads alone.
 __device__ __forceinline__ void multipliers_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
@@ -45,15 +76,28 @@ __device__ __forceinline__ unsigned char* aligned_stages(unsigned char* dynamic)
 // `empty` when every multiplying warp has read them.
 struct Ring {
   unsigned first;
+  int stages;
   __device__ __forceinline__ unsigned full(int stage) const { return first + 16 * stage; }
   __device__ __forceinline__ unsigned empty(int stage) const { return first + 16 * stage + 8; }
-  __device__ __forceinline__ void init(int stages) const {
+  __device__ __forceinline__ unsigned end() const { return first + 16 * stages; }
+  __device__ __forceinline__ void init() const {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(full(stage), 1);
       barrier_init(empty(stage), MULTIPLIERS / 32);
     }
   }
 };
+
+// How every one of the kernels begins: the next launch may, and the barriers are there.
+template <typename... Rings>
+__device__ __forceinline__ void begin(const Rings&... rings) {
+  let_next_launch_begin();
+  if (threadIdx.x == 0) {
+    (rings.init(), ...);
+    barrier_init_done();
+  }
+  __syncthreads();
+}
 
 // Which stage of a ring, and the parity of the phase in which it is used.
 struct Turn {
@@ -64,14 +108,91 @@ struct Turn {
   }
 };
 
-// sums += A·Bᵀ over one tile of K; `a` and `b` are where the warpgroup's rows begin.
-__device__ __forceinline__ void multiply(Sums& sums, unsigned a, unsigned b) {
-  const unsigned long long left = matrix_descriptor(a), right = matrix_descriptor(b);
-  wgmma_fence();
+// -- products -------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float4 shared_load(unsigned address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void shared_store(unsigned address, unsigned a, unsigned b, unsigned c,
+                                             unsigned d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+// Splits rows of pixels in place: 32 floats of 128 bytes become 32 high halves and 32 low ones, their
+// chunks permuted as those of the floats were. `rows` is a multiple of 1024; up to seven rows after
+// the last are split with them. All multiplying threads; then products may read the rows.
+//
+// Four lanes have a row, each two chunks of floats, which become one of high halves and one of low
+// ones. Eight lanes, whose accesses go together, have rows i and i ^ 5: these differ in their parity
+// and in bit 2, so that both what is read and what is written lies in all 32 banks.
+__device__ __forceinline__ void split_rows(unsigned rows, int count) {
+  constexpr int WARPS = MULTIPLIERS / 32, AT_ONCE = 2;
+  const int warp = threadIdx.x / 32, quarter = threadIdx.x % 4, lanes = threadIdx.x % 32 / 4;
+  const int row = lanes / 2 ^ (lanes % 2 ? 5 : 0);  // of eight
+  const int read = (2 * quarter ^ row) * 16, written = (quarter ^ row) * 16;
+  const int eights = (count + 7) / 8;
+  rows += row * ROW_BYTES;
+  for (int first = warp; first < eights; first += AT_ONCE * WARPS) {
+    float4 found[AT_ONCE][2];
 #pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    wgmma<STORAGE, GROUP_N>(sums, left + step * STEP_OF_K, right + step * STEP_OF_K);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const unsigned at = rows + (first + i * WARPS) * 8 * ROW_BYTES;
+      if (first + i * WARPS >= eights) break;
+      found[i][0] = shared_load(at + read), found[i][1] = shared_load(at + (read ^ 16));
+    }
+    __syncwarp();  // a row's lanes have all read it
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const unsigned at = rows + (first + i * WARPS) * 8 * ROW_BYTES;
+      if (first + i * WARPS >= eights) break;
+      const SplitPair a = split(found[i][0].x, found[i][0].y);
+      const SplitPair b = split(found[i][0].z, found[i][0].w);
+      const SplitPair c = split(found[i][1].x, found[i][1].y);
+      const SplitPair d = split(found[i][1].z, found[i][1].w);
+      shared_store(at + written, a.high, b.high, c.high, d.high);
+      shared_store(at + (written ^ 64), a.low, b.low, c.low, d.low);
+    }
   }
+  // Products read by another way than threads write. The fence is for what comes next there, too:
+  // the copy that refills these rows is asked for only after threads past this barrier say that
+  // they are free.
+  async_fence();
+  multipliers_barrier();
+}
+
+// Makes pixels that have arrived what the products read. All multiplying threads.
+__device__ __forceinline__ void make_factors(unsigned rows, int count) {
+  if constexpr (SPLITS) split_rows(rows, count);
+}
+
+// Adds A·Bᵀ over one tile of K; `a` and `b` are where the warpgroup's rows begin.
+__device__ __forceinline__ void multiply(Products& products, unsigned a, unsigned b) {
+  const unsigned long long left = matrix_descriptor(a), right = matrix_descriptor(b);
+  const auto add = [&](Sums& sums, int step_a, int step_b) {
+    wgmma<Factor, GROUP_N>(sums, left + step_a * STEP_OF_K, right + step_b * STEP_OF_K);
+  };
+  wgmma_fence();
+#ifdef SPLIT
+  constexpr int LOW = STEPS / 2;  // the first step of low halves
+#pragma unroll
+  for (int step = 0; step < LOW; ++step) add(products.main, step, step);
+#pragma unroll
+  for (int step = 0; step < LOW; ++step) {
+    add(products.cross, step, LOW + step);
+    add(products.cross, LOW + step, step);
+  }
+#else
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) add(products.main, step, step);
+#endif
   wgmma_commit();
 }
 
