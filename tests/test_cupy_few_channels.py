@@ -453,13 +453,15 @@ def test_the_device_is_told_the_task() -> None:
     for precision in (FP16, FP32):
         found = kernel(precision, True)
         blocking = found.blocking(problem)
-        expected = [56, 56, 1, 1, blocking.strip]
-        if isinstance(blocking.tile, FewChannelsMmaTile):
-            expected += [11, blocking.tile.patch_nbytes(problem)]
         (launch,) = found.launches(problem)
         (plain,) = kernel(precision, False).launches(conv_of(problem))
-        task, plain_task = launch.arguments[-1], plain.arguments[-1]
+        task, *sizes = launch.arguments[5:]
+        plain_task = plain.arguments[5]
         assert isinstance(task, np.ndarray)
         assert isinstance(plain_task, np.ndarray)
-        assert task.view(np.int32).tolist() == expected
+        assert task.view(np.int32).tolist() == [56, 56, 1, 1, blocking.strip]
         assert plain_task.view(np.int32)[:4].tolist() == [112, 112, 0, 0]
+        if isinstance(blocking.tile, FewChannelsMmaTile):
+            assert sizes == [11, blocking.tile.patch_nbytes(problem)]
+        else:
+            assert not sizes

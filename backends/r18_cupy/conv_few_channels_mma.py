@@ -7,7 +7,7 @@ each over eight taps. See kernels/conv2d_few_channels_mma.cu.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -20,26 +20,19 @@ from r18_cupy.few_channels import (
     POOL,
     ROWS,
     STRIDE,
-    Blocking,
     FewChannels,
     FewChannelsTile,
     conv_op,
     is_pooled,
     patch_rows,
-    pool_padding,
 )
-from r18_cupy.launch import ceil_div, struct
+from r18_cupy.launch import ceil_div
 
 SOURCE = "conv2d_few_channels_mma"
 TAPS = 8  # of a line
 STAGES = 2  # patches of the image in shared memory
 STEP_BYTES = 32  # of K in an mma step
 CHUNK_BYTES = 16  # of a copy
-
-# The host's side of `Task` in the device code.
-TASK = np.dtype(
-    [(name, np.int32) for name in ("rows", "columns", "ph", "pw", "strip", "steps", "patch_nbytes")]
-)
 
 PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of an element
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
@@ -213,16 +206,11 @@ class FewChannelsMma(FewChannels):
         packed = pack_weight(weights[0], conv_op(problem), self.precision, self.all_tiles[0].n)
         return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
 
-    def task(self, problem: Problem, blocking: Blocking) -> np.ndarray[Any, Any]:
-        tile = cast(FewChannelsMmaTile, blocking.tile)
-        fields = (
-            *problem.output[2:],
-            *pool_padding(problem),
-            blocking.strip,
-            steps_of(conv_op(problem), tile.itemsize),
-            tile.patch_nbytes(problem),
-        )
-        return struct(np.array([fields], TASK))
+    def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
+        """Steps of K, and bytes of a patch."""
+        own = cast(FewChannelsMmaTile, tile)
+        steps = steps_of(conv_op(problem), own.itemsize)
+        return np.int32(steps), np.int32(own.patch_nbytes(problem))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@
 // mma tile are is free. Rows i and i + 8 are adjacent outputs, and a lane's columns of GROUP tiles
 // adjacent channels: so a lane has pairs of columns to pool, and writes 16 bytes at once.
 #include "async_copy.cuh"
-#include "conv.cuh"
+#include "few_channels.cuh"
 #include "mma.cuh"
 #include "pair.cuh"
 #include "reduce.cuh"
@@ -25,8 +25,6 @@ constexpr int SIZE = sizeof(STORAGE);
 constexpr int CHUNK = WIDTH<STORAGE>;   // elements of one copy
 constexpr int TAPS = 8;                 // of a line
 constexpr int RUNS = TAPS * SIZE / 16;  // of a line: 16 bytes of K, half of an mma step
-constexpr int STRIDE = 2;
-constexpr int ROWS = 2;    // of outputs that a warp computes at once
 constexpr int STAGES = 2;  // patches in shared memory
 constexpr int THREADS = 32 * TILE_WARPS;
 constexpr int WARP_COLUMNS = TILE_M / (ROWS * TILE_WARPS);
@@ -49,16 +47,6 @@ static_assert(MMAS_N % GROUP == 0, "a lane has whole chunks of channels");
 static_assert(PITCH % CHUNK == 0, "lines are copied in whole chunks");
 static_assert(PITCH >= (BLOCK_COLUMNS - 1) * STRIDE + TAPS + CHUNK - (SIZE == 2 ? 2 : 1),
               "a line has the windows of every column, wherever in a chunk the first begins");
-
-// What there is to do, and how it is divided; the host's side is `TASK` in
-// conv_few_channels_mma.py.
-struct Task {
-  int rows, columns;  // of the result
-  int ph, pw;         // the pooling's padding, 0 or 1: its windows are 3×3, their stride 2
-  int strip;          // how many times a block computes ROWS rows
-  int steps;          // of K
-  int patch_nbytes;
-};
 
 // Copies the patch's lines: `rows` rows of each channel, from row `top` and element `left`, with
 // zeros outside of the image. By cp.async; or, where the image's rows are no whole chunks, so that
@@ -269,75 +257,61 @@ __device__ __forceinline__ void write_pooled(const Pooled& pooled, const ConvSha
   }
 }
 
-// Grid: x, tiles of channels, innermost; of columns; strips of rows; images.
+// Grid: see `share_of`. `steps` are those of K.
 // `weight`: [channel tiles][steps][MMAS_N / 2][32] chunks, in the order of fragments.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_few_channels_mma(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
                         const float* __restrict__ bias, STORAGE* __restrict__ out,
-                        const ConvShape p, const Task task) {
+                        const ConvShape p, const Task task, const int steps,
+                        const int patch_nbytes) {
   extern __shared__ __align__(128) unsigned char shared[];
-  unsigned char* const weights = shared + STAGES * task.patch_nbytes;
-  int2* const runs = reinterpret_cast<int2*>(weights + task.steps * STEP_CHUNKS * 16);
-  float* const biases = reinterpret_cast<float*>(runs + (task.steps + 1) / 2 * 2);
+  unsigned char* const weights = shared + STAGES * patch_nbytes;
+  int2* const runs = reinterpret_cast<int2*>(weights + steps * STEP_CHUNKS * 16);
+  float* const biases = reinterpret_cast<float*>(runs + (steps + 1) / 2 * 2);
 
-  const int channel_tiles = (p.o + TILE_N - 1) / TILE_N;
   const int column_tiles = (task.columns * (POOL ? 2 : 1) + BLOCK_ADVANCE - 1) / BLOCK_ADVANCE;
-  const int turns = POOL ? task.rows : (task.rows + ROWS - 1) / ROWS;  // of ROWS rows of sums
-  const int strips = (turns + task.strip - 1) / task.strip;
-  unsigned block = blockIdx.x;
-  const int channel0 = block % channel_tiles * TILE_N;
-  block /= channel_tiles;
-  const int tile = block % column_tiles;
-  block /= column_tiles;
-  const int strip = block % strips * task.strip;
-  const unsigned n = block / strips;
-
-  // Row and column of the first sums. Pooled row t has rows 2t − ph to 2t − ph + 2: the last two
-  // are computed in turn t, the first in the turn before, for which a strip begins one earlier.
-  const int row0 = POOL ? 1 - task.ph : 0;
-  const int column0 = tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);
-  const int begin = strip - (POOL && (strip > 0 || task.ph == 0) ? 1 : 0);
-  const int end = min(strip + task.strip, turns);
+  const Share share = share_of(p, task, column_tiles);
+  const int column0 = share.tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);  // of the first sums
 
   // Windows begin at an even element, or one before it, in a patch that begins at a whole chunk.
   const int lead = p.pw + (SIZE == 2 ? p.pw % 2 : 0);
   const int left = (column0 * STRIDE - lead) & ~(CHUNK - 1);
-  const int patch_rows = (ROWS - 1) * p.sh + p.kh;
-  const STORAGE* const image = x + (size_t)n * p.c * p.h * p.w;
+  const int patch_rows = patch_rows_of(p);
+  const STORAGE* const image = x + (size_t)share.image * p.c * p.h * p.w;
   const auto fetch_turn = [&](int turn, int stage) {
-    const int top = (turn * ROWS + row0) * p.sh - p.ph;
-    fetch(image, p, patch_rows, top, left, shared + stage * task.patch_nbytes);
+    const int top = (turn * ROWS + share.row0) * p.sh - p.ph;
+    fetch(image, p, patch_rows, top, left, shared + stage * patch_nbytes);
   };
 
   const uint4* const packed = reinterpret_cast<const uint4*>(weight) +
-                              (size_t)(channel0 / TILE_N) * task.steps * STEP_CHUNKS;
-  for (int i = threadIdx.x; i < task.steps * STEP_CHUNKS; i += THREADS) {
+                              (size_t)(share.channel0 / TILE_N) * steps * STEP_CHUNKS;
+  for (int i = threadIdx.x; i < steps * STEP_CHUNKS; i += THREADS) {
     copy_async<16>(shared_address(weights + i * 16), packed + i, true);
   }
-  fetch_turn(begin, 0);
+  fetch_turn(share.begin, 0);
   copy_async_commit();
   // Where the runs of K begin in a patch: beyond the last line, in the zeros behind the patch.
 #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < 2 * task.steps; i += THREADS) {
+  for (unsigned i = threadIdx.x; i < 2 * steps; i += THREADS) {
     const unsigned line = i / RUNS, c = line / p.kh, r = line % p.kh;
     const int at = c < p.c ? c * patch_rows + r : p.c * patch_rows;
     reinterpret_cast<int*>(runs)[i] = at * PITCH_BYTES + i % RUNS * 16;
   }
   for (int i = threadIdx.x; i < TILE_N; i += THREADS) {
-    biases[i] = bias && channel0 + i < p.o ? bias[channel0 + i] : 0.0f;
+    biases[i] = bias && share.channel0 + i < p.o ? bias[share.channel0 + i] : 0.0f;
   }
   const int lines_nbytes = p.c * patch_rows * PITCH_BYTES;
-  for (int i = threadIdx.x * 16 + lines_nbytes; i < task.patch_nbytes; i += THREADS * 16) {
+  for (int i = threadIdx.x * 16 + lines_nbytes; i < patch_nbytes; i += THREADS * 16) {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
-      *reinterpret_cast<uint4*>(shared + stage * task.patch_nbytes + i) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(shared + stage * patch_nbytes + i) = make_uint4(0, 0, 0, 0);
     }
   }
 
   const int warp = threadIdx.x / 32, index = threadIdx.x % 32;
   const int across = warp * ADVANCE + index / 4 * 2;  // the lane's first column in the block
   const int channel = index % 4 * CHUNK;
-  const Lane lane{index, column0 + across, channel0 + channel, biases + channel};
+  const Lane lane{index, column0 + across, share.channel0 + channel, biases + channel};
   const int shift = column0 * STRIDE - lead - left;
   const int at = (across * STRIDE + shift) * SIZE + index % 4 * 4;
   Operands from{nullptr, reinterpret_cast<const uint4*>(weights) + index, runs};
@@ -350,39 +324,39 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const STORAGE* __restrict
     from.high = tap_mask(p, lead, index % 4 + 4);
   }
 
-  STORAGE* const result = out + (size_t)n * task.rows * task.columns * p.o;
+  STORAGE* const result = out + (size_t)share.image * task.rows * task.columns * p.o;
   const int down = p.sh * PITCH_BYTES;
   float sums[ROWS][MMAS_M][MMAS_N][4];
   Pooled best;  // of the row of windows that the next turn ends
   best.clear();
 #pragma unroll 1
-  for (int turn = begin; turn < end; ++turn) {
-    const int stage = (turn - begin) % STAGES;
+  for (int turn = share.begin; turn < share.end; ++turn) {
+    const int stage = (turn - share.begin) % STAGES;
     copy_async_wait<0>();
     __syncthreads();  // the patch is there for all, and all have done with the other one
-    if (turn + 1 < end) fetch_turn(turn + 1, 1 - stage);
+    if (turn + 1 < share.end) fetch_turn(turn + 1, 1 - stage);
     copy_async_commit();
-    from.patch = shared + stage * task.patch_nbytes + at;
-    const int row = turn * ROWS + row0;
+    from.patch = shared + stage * patch_nbytes + at;
+    const int row = turn * ROWS + share.row0;
     if constexpr (POOL) {
       Pooled below;
       below.clear();
-      if (turn < strip) {
-        multiply<1>(sums, from, task.steps, down);
+      if (turn < share.strip) {
+        multiply<1>(sums, from, steps, down);
       } else {
-        multiply<0>(sums, from, task.steps, down);
+        multiply<0>(sums, from, steps, down);
         best.take(sums[0], p, lane);
       }
       if (row + 1 < p.oh) below.take(sums[1], p, lane);
-      if (turn >= strip) {
+      if (turn >= share.strip) {
         best.take(below);
-        const int column = (tile * BLOCK_ADVANCE + across) / 2 - 1;
+        const int column = (share.tile * BLOCK_ADVANCE + across) / 2 - 1;
         STORAGE* const line = result + (unsigned)(turn * task.columns) * p.o;
         write_pooled(best, p, lane, task.columns, column, line);
       }
       best = below;
     } else {
-      multiply<0>(sums, from, task.steps, down);
+      multiply<0>(sums, from, steps, down);
       write_rows(sums, p, lane, row, result);
     }
   }
