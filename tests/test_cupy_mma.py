@@ -12,7 +12,7 @@ import pytest
 from r18.backend import Array
 from r18.ops import Conv2d, Layout, Problem
 from r18.passes import fuse
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels, kernels_for
@@ -27,6 +27,7 @@ from r18_cupy.conv_implicit_gemm_mma import (
     estimate,
     gathers,
     implicit_gemm_mma_kernels,
+    pack_split,
     pack_weight,
     packed_depth,
     packed_row,
@@ -35,8 +36,9 @@ from r18_cupy.conv_implicit_gemm_mma import (
     tiles_of,
 )
 from r18_cupy.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
+from r18_cupy.split import factor_dtype, is_split, split
 
-PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
+PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 SHARED_NBYTES = 99 * 1024  # a block's on sm_86, sm_89 and sm_120, the least from sm_80 on
 
 
@@ -69,6 +71,28 @@ def gathered_row(x: Array, op: Conv2d, precision: Precision, i: int, j: int) -> 
     return found
 
 
+def registers(rows: Array) -> Array:
+    """What mma multiplies of rows of 16 float32 elements, in order, by what ldmatrix brings.
+
+    Of the 16 bytes of a chunk lane l has four, at l % 4; those of two chunks are one register.
+    PTX ISA, "Matrix Fragments for mma.m16n8k16": it holds elements 2·(l % 4) and the next one, of
+    either half of K.
+    """
+    found = np.zeros_like(rows)
+    for half, lane in np.ndindex(2, 4):
+        for chunk in range(2):
+            found[:, half * 8 + lane * 2 + chunk] = rows[:, (half * 2 + chunk) * 4 + lane]
+    return found
+
+
+def as_multiplied(packed: Array, precision: Precision) -> Array:
+    """[part][O][depth] of packed weights, and the same order whatever the precision."""
+    if not is_split(precision):
+        return packed[np.newaxis].astype(np.float64)
+    parts = packed.transpose(2, 0, 1, 3).astype(np.float64)
+    return parts.reshape(2, len(packed), -1)
+
+
 @PRECISIONS
 @pytest.mark.parametrize(
     "op",
@@ -88,7 +112,8 @@ def test_gathered_pixels_times_packed_weights_are_the_convolution(
     rng = np.random.default_rng(1)
     x = rng.integers(-4, 5, (1, op.in_channels, 5, 6)).astype(np.float64)
     weight = rng.integers(-4, 5, (op.out_channels, op.in_channels, *op.kernel_size))
-    packed = pack_weight(weight.astype(np.float64), op, precision).astype(np.float64)
+    packed, *seconds = as_multiplied(pack_weight(weight * 1.0, op, precision), precision)
+    assert not np.any(seconds)  # small integers are float16 numbers
     padded = np.pad(x[0], ((0, 0), *((p, p) for p in op.padding)))
     _, _, oh, ow = op.infer(x.shape)
     kh, kw = op.kernel_size
@@ -98,7 +123,8 @@ def test_gathered_pixels_times_packed_weights_are_the_convolution(
             window = padded[:, top : top + kh, left : left + kw]
             expected = np.einsum("ocrs,crs->o", weight, window)
             image = np.ascontiguousarray(x[0].transpose(1, 2, 0))
-            got = packed @ gathered_row(image, op, precision, i, j)
+            row = gathered_row(image, op, precision, i, j)
+            got = packed @ (registers(row.reshape(-1, 16)).ravel() if seconds else row)
             np.testing.assert_array_equal(got, expected)
 
 
@@ -109,9 +135,20 @@ def test_packed_weights_are_whole_chunks_and_steps(precision: Precision) -> None
         assert packed_depth(op, precision) * precision.dtype.itemsize % ROW_BYTES == 0
         weight = np.ones((op.out_channels, op.in_channels, *op.kernel_size))
         packed = pack_weight(weight, op, precision)
-        assert packed.dtype == precision.dtype
+        assert packed.dtype == factor_dtype(precision)
+        assert packed.nbytes == len(packed) * packed_depth(op, precision) * precision.dtype.itemsize
         # The weights themselves, and nothing but zeros beside them.
         assert packed.astype(np.float64).sum() == weight.size
+
+
+def test_split_weights_have_both_parts_in_a_row_of_a_tile() -> None:
+    rows = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    packed = pack_split(rows)
+    assert packed.shape == (3, 2, 2, 32)
+    for part, expected in enumerate(split(rows)):
+        for step in range(4):
+            got = packed[:, step // 2, part, step % 2 * 16 :][:, :16]
+            np.testing.assert_array_equal(got, registers(expected[:, step * 16 :][:, :16]))
 
 
 def test_rounding_to_tf32() -> None:
@@ -171,9 +208,11 @@ def test_the_choice_has_the_least_estimate_and_fills_the_device(
         if not gathers(op, precision):
             for tile in tiles_of(precision):
                 assert least <= estimate(problem, precision, Blocking(tile)), name
-    # The last convolution has 49 pixels an image: split at batch 1; large tiles at batch 64.
+    # The last convolution has 49 pixels an image: its sums are in parts at batch 1; large tiles at
+    # batch 64, but where these would leave half of the device idle in the end.
     last = choose(convolutions(batch)["layer4.1.conv2"], precision)
-    assert last.parts > 8 if batch == 1 else last.tile == tiles_of(precision)[0]
+    small = is_split(precision)
+    assert last.parts > 8 if batch == 1 else last.tile == tiles_of(precision)[1 if small else 0]
     # At batch 64 layer1 has tiles enough, none of more channels than there are.
     if batch == 64:
         assert choose(convolutions(batch)["layer1.0.conv2"], precision).parts == 1
@@ -221,6 +260,11 @@ def test_ids() -> None:
         "cupy/conv2d/implicit_gemm_mma/tf32/nhwc/m128n128k32",
         "cupy/conv2d/implicit_gemm_mma/tf32/nhwc/m128n64k32",
         "cupy/conv2d/implicit_gemm_mma/tf32/nhwc/m64n64k32",
+    ]
+    assert [kernel.id for kernel in implicit_gemm_mma_kernels() if kernel.precision is FP16X3] == [
+        "cupy/conv2d/implicit_gemm_mma/fp16x3/nhwc",
+        "cupy/conv2d/implicit_gemm_mma/fp16x3/nhwc/m128n64k32",
+        "cupy/conv2d/implicit_gemm_mma/fp16x3/nhwc/m64n64k32",
     ]
     assert all(kernel.layout is Layout.NHWC for kernel in implicit_gemm_mma_kernels())
 

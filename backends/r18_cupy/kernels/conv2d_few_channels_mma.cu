@@ -23,15 +23,7 @@
 #include "split.cuh"
 #include "vector.cuh"
 
-#if TILE_SPLIT
-using Factor = __half;
-#else
-using Factor = STORAGE;
-#endif
-
 constexpr int SIZE = sizeof(STORAGE);
-constexpr int PARTS = TILE_SPLIT ? 2 : 1;     // numbers that make a factor
-constexpr int PRODUCTS = TILE_SPLIT ? 3 : 1;  // of such numbers, for one of factors
 constexpr int VALUES = 4 / sizeof(Factor);    // of a part, in a register of a fragment
 constexpr int CHUNK = WIDTH<STORAGE>;         // elements of one copy
 constexpr int TAPS = 8;                       // of a line

@@ -4,6 +4,16 @@
 #pragma once
 #include <cuda_fp16.h>
 
+// With TILE_SPLIT a kernel multiplies such pairs, else what is stored.
+#if TILE_SPLIT
+using Factor = __half;
+#else
+using Factor = STORAGE;
+#endif
+constexpr int PARTS = TILE_SPLIT ? 2 : 1;     // numbers that make a factor
+// Of such numbers, for one of factors: product i is that of part i / 2 of A and part i % 2 of B.
+constexpr int PRODUCTS = TILE_SPLIT ? 3 : 1;
+
 constexpr float SPLIT_SCALE = 2048.0f;
 
 struct Halves {
