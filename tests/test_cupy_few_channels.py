@@ -457,7 +457,7 @@ def test_ids() -> None:
         assert found.contract.truncates == (found.precision is not FP32)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32", "fp16x3"])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_the_stem_is_one_launch(precision: str, batch: int) -> None:
     """Of the image as it comes to what the first block reads: no relayout, no pooling."""
