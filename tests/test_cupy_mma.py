@@ -9,11 +9,13 @@ from typing import cast
 import numpy as np
 import pytest
 
-from r18.backend import Array
+from r18.backend import Array, CompileOptions
+from r18.errors import NoKernel
+from r18.executor import make_plan
 from r18.ops import Conv2d, Layout, Problem
 from r18.passes import fuse
 from r18.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18.schedule import resnet18
+from r18.schedule import Schedule, resnet18, tiny
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels, kernels_for
 from r18_cupy.conv_implicit_gemm_mma import (
@@ -37,6 +39,7 @@ from r18_cupy.conv_implicit_gemm_mma import (
 )
 from r18_cupy.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
 from r18_cupy.split import factor_dtype, is_split, split
+from r18_oracle.campaign import uncovered
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 SHARED_NBYTES = 99 * 1024  # a block's on sm_86, sm_89 and sm_120, the least from sm_80 on
@@ -300,3 +303,25 @@ def test_a_device_that_is_too_old_is_not_offered_the_kernels() -> None:
     assert {kernel.id for kernel in kernels_for(None)} == everything
     # Nothing is left out before a device is known.
     assert {kernel.id for kernel in Backend().kernels()} == everything
+
+
+class On(Backend):
+    """The backend as if a device of this compute capability had been probed."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        super().__init__()
+        self._capability = capability
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)], ids=str)
+@pytest.mark.parametrize("schedule", [resnet18(softmax=True), tiny()], ids=lambda s: s.name)
+def test_split_products_serve_whole_networks_from_ampere_on(
+    capability: tuple[int, int], schedule: Schedule
+) -> None:
+    missing = uncovered(On(capability), schedule, (1, 100))
+    assert not [problem for precision, problem in missing if precision == "fp16x3"]
+
+
+def test_split_products_are_refused_before_ampere() -> None:
+    with pytest.raises(NoKernel, match="precisions with kernels for conv2d: bf16, fp16, fp32"):
+        make_plan(On((7, 5)), tiny(), CompileOptions(1, "fp16x3"))
