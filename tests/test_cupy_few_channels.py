@@ -33,13 +33,14 @@ from r18_cupy.conv_few_channels_mma import (
     FewChannelsMmaConv,
     FewChannelsMmaConvMaxPool,
     FewChannelsMmaTile,
+    factor_dtype,
     few_channels_mma_kernels,
     pack_weight,
     skipped_taps,
     steps_of,
     tiles_of,
 )
-from r18_cupy.conv_implicit_gemm_mma import chunk_of
+from r18_cupy.conv_implicit_gemm_mma import chunk_of, is_split
 from r18_cupy.few_channels import (
     MAX_REACH,
     MAX_SHARED_NBYTES,
@@ -52,7 +53,7 @@ from r18_cupy.few_channels import (
     possible_blockings,
     turns_of,
 )
-from r18_cupy.split import factor_dtype, is_split, split
+from r18_cupy.split import split
 
 MMA = (FP16, BF16, TF32, FP16X3)
 EACH_MMA = pytest.mark.parametrize("precision", MMA, ids=str)
@@ -206,6 +207,10 @@ def test_tf32_rounds_weights_and_no_biases() -> None:
 SPLIT_BOUND = 3 * 2.0**-22 * (1 + 2.0**-10)
 
 
+def as_float64(values: Array) -> Array:
+    return np.stack(split(values)).astype(np.float64)
+
+
 def products(x: Array, w: Array) -> Array:
     """Of factors in their parts, [2][...], each product as the device makes it; exact otherwise."""
     main = x[0] * w[0]
@@ -222,7 +227,7 @@ def test_split_products_are_float32_s() -> None:
         for _ in range(2)
     )
     exact = x.astype(np.float64) * w.astype(np.float64)
-    got = products(split(x).astype(np.float64), split(w).astype(np.float64))
+    got = products(as_float64(x), as_float64(w))
     assert np.abs(got - exact).max() > 0
     assert (np.abs(got - exact) <= SPLIT_BOUND * np.abs(exact)).all()
 
@@ -230,10 +235,10 @@ def test_split_products_are_float32_s() -> None:
 def test_splitting() -> None:
     values = np.array([1.0, 1 + 2.0**-11, -1 - 2.0**-22, 65504, 2.0**-30, 0.0], np.float32)
     high, low = split(values)
-    assert (high.dtype, low.dtype) == (np.float16, np.float16)
+    assert high.dtype == low.dtype == np.float16
     np.testing.assert_array_equal(high, [1, 1, -1, 65504, 0, 0])  # the tie to even
     np.testing.assert_array_equal(low, [0, 1, -(2.0**-11), 0, 2.0**-19, 0])
-    beyond = split(np.array([65520, -np.inf, np.nan], np.float32))
+    beyond = np.stack(split(np.array([65520, -np.inf, np.nan], np.float32)))
     assert not np.isfinite(beyond).any()
 
 
@@ -242,7 +247,7 @@ def test_a_factor_is_missed_by_its_last_bits_alone() -> None:
     rng = np.random.default_rng(2)
     signs = rng.choice([-1, 1], 20000)
     values = (signs * 2.0 ** rng.uniform(-40, 15.9, 20000)).astype(np.float32)
-    high, low = split(values).astype(np.float64)
+    high, low = as_float64(values)
     missed = np.abs(high + low * 2.0**-11 - values)
     assert (missed <= np.maximum(2.0**-22 * np.abs(values), 2.0**-36)).all()
 
@@ -261,7 +266,7 @@ def test_split_fragments_times_taps_are_the_convolution(op: Conv2d) -> None:
         for i, j in ((0, 0), (oh - 1, ow - 1), (oh // 2, ow // 2)):
             top, left = i * op.stride[0], j * op.stride[1]
             window = padded[:, top : top + kh, left : left + kw]
-            pixels = split(taps(x[0], op, FP16X3, i, j)).astype(np.float64)
+            pixels = as_float64(taps(x[0], op, FP16X3, i, j).astype(np.float32))
             got = products(pixels[:, np.newaxis], factors).sum(axis=-1)
             terms = weight.astype(np.float64) * window
             error = np.abs(got[:o] - terms.sum(axis=(1, 2, 3)))

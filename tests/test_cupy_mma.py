@@ -18,6 +18,7 @@ from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18.schedule import Schedule, resnet18, tiny
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels, kernels_for
+from r18_cupy.conv_few_channels_mma import factor_dtype
 from r18_cupy.conv_implicit_gemm_mma import (
     MAX_PARTS,
     ROW_BYTES,
@@ -29,6 +30,7 @@ from r18_cupy.conv_implicit_gemm_mma import (
     estimate,
     gathers,
     implicit_gemm_mma_kernels,
+    is_split,
     pack_split,
     pack_weight,
     packed_depth,
@@ -38,7 +40,7 @@ from r18_cupy.conv_implicit_gemm_mma import (
     tiles_of,
 )
 from r18_cupy.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
-from r18_cupy.split import factor_dtype, is_split, split
+from r18_cupy.split import split
 from r18_oracle.campaign import uncovered
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)

@@ -15,7 +15,7 @@ from r18.backend import Array
 from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
 from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
-from r18_cupy.conv_implicit_gemm_mma import chunk_of, round_to_tf32
+from r18_cupy.conv_implicit_gemm_mma import chunk_of, is_split, round_to_tf32
 from r18_cupy.few_channels import (
     POOL,
     ROWS,
@@ -27,7 +27,7 @@ from r18_cupy.few_channels import (
     patch_rows,
 )
 from r18_cupy.launch import ceil_div
-from r18_cupy.split import factor_dtype, is_split, split
+from r18_cupy.split import split
 
 SOURCE = "conv2d_few_channels_mma"
 TAPS = 8  # of a line
@@ -142,6 +142,11 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
     )
 
 
+def factor_dtype(precision: Precision) -> np.dtype[np.generic]:
+    """Of the numbers that are multiplied, as registers hold them."""
+    return np.dtype(np.float16) if is_split(precision) else precision.dtype
+
+
 def lines_of(op: Conv2d) -> int:
     """Lines of a window."""
     return op.in_channels * op.kernel_size[0]
@@ -181,7 +186,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
     lines[:o, : c * kh, skipped : skipped + kw] = stored.reshape(o, c * kh, kw)
     if precision.multiply == "tf32":
         lines = round_to_tf32(lines)
-    factors = split(lines) if is_split(precision) else lines[np.newaxis]
+    factors = np.stack(split(lines) if is_split(precision) else (lines,))
     # Channels: runs of four chunks, chunks, mma tiles that make one, two adjacent columns of each.
     # K: steps, halves, words, elements.
     parts, group, word = len(factors), chunk // 2, 4 // factor.itemsize

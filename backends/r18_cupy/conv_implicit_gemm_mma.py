@@ -32,7 +32,7 @@ from r18_cupy.launch import (
     X,
     ceil_div,
 )
-from r18_cupy.split import is_split, split
+from r18_cupy.split import split
 from r18_cupy.tile import TileConfig
 
 CHUNK_BYTES = 16  # of a copy
@@ -97,6 +97,11 @@ def tiles_of(precision: Precision) -> tuple[MmaTile, ...]:
 def chunk_of(precision: Precision) -> int:
     """Elements of one 16-byte copy."""
     return CHUNK_BYTES // precision.dtype.itemsize
+
+
+def is_split(precision: Precision) -> bool:
+    """Whether factors are multiplied as two float16 numbers each."""
+    return precision.multiply == "fp16x2"
 
 
 def gathers(op: Conv2d, precision: Precision) -> bool:
@@ -210,7 +215,7 @@ def pack_split(rows: Array) -> Array:
     8 + 2·q + i − 2: so the device finds pixels in its registers.
     """
     k = ROW_BYTES // 4
-    parts = split(rows).reshape(2, len(rows), -1, k // 16, 2, 2, 4)
+    parts = np.stack(split(rows)).reshape(2, len(rows), -1, k // 16, 2, 2, 4)
     placed = parts.transpose(1, 2, 0, 3, 4, 6, 5)
     return np.ascontiguousarray(placed).reshape(len(rows), -1, 2, k)
 

@@ -1,34 +1,22 @@
-"""float32 factors as pairs of float16 numbers, for precision `fp16x3`: v ≈ high + low·2⁻¹¹.
-
-`kernels/split.cuh` does the same to what the device reads.
-"""
+"""float32 factors as two float16 numbers each: v ≈ high + low · 2⁻¹¹. The host's side of
+kernels/split.cuh."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from r18.backend import Array
-from r18.precision import Precision
 
-SCALE = np.float32(2.0**11)
-
-
-def is_split(precision: Precision) -> bool:
-    return precision.multiply == "fp16x2"
+LOW_SCALE = np.float32(2**11)
 
 
-def factor_dtype(precision: Precision) -> np.dtype[np.generic]:
-    """Of the numbers that are multiplied, as registers hold them."""
-    return np.dtype(np.float16) if is_split(precision) else precision.dtype
+def split(values: Array) -> tuple[Array, Array]:
+    """High and low halves of float32 values, float16.
 
-
-def split(values: Array) -> Array:
-    """[2, ...] float16: the nearest number, and 2¹¹ times what it misses, each to even.
-
-    Where the first is infinite or NaN, the second is too.
+    `high` is a value rounded to nearest even. `low` is what that leaves, which float32 holds
+    exactly, times 2¹¹ and rounded likewise; it is NaN where `high` is infinite.
     """
-    given = np.asarray(values, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        high = given.astype(np.float16)
-        low = ((given - high.astype(np.float32)) * SCALE).astype(np.float16)
-    return np.stack([high, low])
+        high = values.astype(np.float16)
+        low = ((values - high.astype(np.float32)) * LOW_SCALE).astype(np.float16)
+    return high, low

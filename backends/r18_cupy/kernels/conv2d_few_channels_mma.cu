@@ -20,7 +20,7 @@
 #include "mma.cuh"
 #include "pair.cuh"
 #include "reduce.cuh"
-#include "split.cuh"
+#include "split_products.cuh"
 #include "vector.cuh"
 
 constexpr int SIZE = sizeof(STORAGE);
@@ -101,20 +101,22 @@ struct Operands {
 __device__ __forceinline__ void load(unsigned (&left)[PARTS][4], int i, const unsigned char* at,
                                      unsigned mask) {
   if constexpr (TILE_SPLIT) {
-    const Halves halves = split(*reinterpret_cast<const float2*>(at));
-    left[0][i] = halves.high & mask;
-    left[PARTS - 1][i] = halves.low & mask;
+    const float2 pixels = *reinterpret_cast<const float2*>(at);
+    const SplitPair pair = split(pixels.x, pixels.y);
+    left[0][i] = pair.high & mask;
+    left[PARTS - 1][i] = pair.low & mask;
   } else {
     left[0][i] = round_operand<STORAGE>(*reinterpret_cast<const unsigned*>(at) & mask);
   }
 }
 
 using Sums = float[ROWS][MMAS_M][MMAS_N][4];
+constexpr int SUMS = ROWS * MMAS_M * MMAS_N * 4;
 constexpr int NEXT = STRIDE * SIZE;  // bytes of the patch from an output to the next
 
 __device__ __forceinline__ void clear(Sums& sums) {
 #pragma unroll
-  for (int i = 0; i < ROWS * MMAS_M * MMAS_N * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
+  for (int i = 0; i < SUMS; ++i) (&sums[0][0][0][0])[i] = 0.0f;
 }
 
 // sums = A·B from row FIRST on; `down` is from a row to the next, in bytes of the patch.
@@ -158,13 +160,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Operands& from, int s
       }
     }
   }
-  if constexpr (TILE_SPLIT) {
-#pragma unroll
-    for (int i = 0; i < ROWS * MMAS_M * MMAS_N * 4; ++i) {
-      float& sum = (&sums[0][0][0][0])[i];
-      sum = joined(sum, (&cross[0][0][0][0])[i]);
-    }
-  }
+  if constexpr (TILE_SPLIT) join<SUMS>(&sums[0][0][0][0], &cross[0][0][0][0]);
 }
 
 // A lane's place: columns `column` + 16·i and the next one of mma tiles i, of the convolution; and

@@ -16,7 +16,7 @@
 #include "async_copy.cuh"
 #include "conv.cuh"
 #include "mma.cuh"
-#include "split.cuh"
+#include "split_products.cuh"
 #include "vector.cuh"
 
 constexpr int CHUNK = WIDTH<STORAGE>;  // elements of one copy
@@ -140,10 +140,10 @@ __device__ __forceinline__ void load_pixels(unsigned (&left)[PARTS][4], unsigned
       load_matrices(loaded, (a ^ (step * 64 + half * 32)) + i * 16 * ROW_BYTES);
 #pragma unroll
       for (int rows = 0; rows < 2; ++rows) {
-        const Halves halves = split(make_float2(__uint_as_float(loaded[rows]),
-                                                __uint_as_float(loaded[rows + 2])));
-        left[0][half * 2 + rows] = halves.high;
-        left[PARTS - 1][half * 2 + rows] = halves.low;
+        const SplitPair pair =
+            split(__uint_as_float(loaded[rows]), __uint_as_float(loaded[rows + 2]));
+        left[0][half * 2 + rows] = pair.high;
+        left[PARTS - 1][half * 2 + rows] = pair.low;
       }
     }
   } else {
@@ -182,14 +182,6 @@ __device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned a, un
         }
       }
     }
-  }
-}
-
-__device__ __forceinline__ void join(Sums& sums, const Sums& cross) {
-#pragma unroll
-  for (int i = 0; i < MMAS_M * MMAS_N * 4; ++i) {
-    float& sum = (&sums[0][0][0])[i];
-    sum = joined(sum, (&cross[0][0][0])[i]);
   }
 }
 
@@ -350,7 +342,7 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
 
   copy_async_wait<0>();
   __syncthreads();
-  if constexpr (TILE_SPLIT) join(sums, cross);
+  if constexpr (TILE_SPLIT) join<MMAS_M * MMAS_N * 4>(&sums[0][0][0], &cross[0][0][0]);
   float* tile = reinterpret_cast<float*>(shared);
   lay_down(sums, tile + (warp_m + lane / 4) * PITCH + warp_n + lane % 4 * 2);
   __syncthreads();
