@@ -23,7 +23,7 @@ from support import Array, images, random_weights
 BATCH = 3
 SCHEDULE = tiny()
 WEIGHTS = random_weights(SCHEDULE)
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+PRECISIONS = ("fp32", "tf32", "fp16x3", "fp16", "bf16")
 
 
 @pytest.fixture(scope="module", autouse=True)

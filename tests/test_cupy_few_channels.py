@@ -14,7 +14,7 @@ from r18.backend import Array, CompileOptions
 from r18.executor import make_plan
 from r18.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem
 from r18.passes import fuse, fuse_pool
-from r18.precision import BF16, FP16, FP32, PRECISIONS, TF32, Precision
+from r18.precision import BF16, FP16, FP16X3, FP32, PRECISIONS, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for
@@ -33,13 +33,14 @@ from r18_cupy.conv_few_channels_mma import (
     FewChannelsMmaConv,
     FewChannelsMmaConvMaxPool,
     FewChannelsMmaTile,
+    factor_dtype,
     few_channels_mma_kernels,
     pack_weight,
     skipped_taps,
     steps_of,
     tiles_of,
 )
-from r18_cupy.conv_implicit_gemm_mma import chunk_of
+from r18_cupy.conv_implicit_gemm_mma import chunk_of, is_split
 from r18_cupy.few_channels import (
     MAX_REACH,
     MAX_SHARED_NBYTES,
@@ -52,8 +53,9 @@ from r18_cupy.few_channels import (
     possible_blockings,
     turns_of,
 )
+from r18_cupy.split import split
 
-MMA = (FP16, BF16, TF32)
+MMA = (FP16, BF16, TF32, FP16X3)
 EACH_MMA = pytest.mark.parametrize("precision", MMA, ids=str)
 EACH_PRECISION = pytest.mark.parametrize("precision", [*MMA, FP32], ids=str)
 POOLED_OR_NOT = pytest.mark.parametrize("pooled", [False, True])
@@ -106,31 +108,34 @@ def channel_of(column: int, tile: int, chunk: int) -> int:
     return tile // tiles * 4 * chunk + column // 2 * chunk + tile % tiles * 2 + column % 2
 
 
+def factor_nbytes(precision: Precision) -> int:
+    return factor_dtype(precision).itemsize
+
+
 def operands(op: Conv2d, precision: Precision, packed: Array) -> Array:
-    """The weights (O rounded up to 64, K) as mma reads them from the lanes' registers.
+    """The weights [part] (O rounded up to the tile's channels, K) as mma reads them from registers.
 
     PTX ISA, "Matrix Fragments for mma.m16n8k16" and "... m16n8k8": lane i has of B column i / 4,
     and of either half of K the elements of one word, at i % 4.
     """
-    itemsize, chunk = precision.dtype.itemsize, chunk_of(precision)
+    itemsize, chunk = factor_nbytes(precision), chunk_of(precision)
     word, k = 4 // itemsize, STEP_BYTES // itemsize
-    tiles, steps, pairs, lanes, _ = packed.shape
-    found = np.zeros((tiles * 64, steps * k))
-    for step, pair, lane, element in np.ndindex(steps, pairs, lanes, chunk):
-        register, part = divmod(element, word)
+    tiles, steps, parts, pairs, lanes, elements = packed.shape
+    found = np.zeros((parts, tiles, pairs * 16, steps * k))
+    for pair, lane, element in np.ndindex(pairs, lanes, elements):
+        register, at = divmod(element, word)
         tile, half = pair * 2 + register // 2, register % 2
-        place = half * (k // 2) + lane % 4 * word + part
+        place = half * (k // 2) + lane % 4 * word + at
         channel = channel_of(lane // 4, tile, chunk)
-        for block in range(tiles):
-            value = packed[block, step, pair, lane, element]
-            found[block * 64 + channel, step * k + place] = value
-    return found
+        values = packed[:, :, :, pair, lane, element].transpose(2, 0, 1)
+        found[:, :, channel, place::k] = values
+    return found.reshape(parts, tiles * pairs * 16, steps * k)
 
 
 def taps(x: Array, op: Conv2d, precision: Precision, i: int, j: int) -> Array:
     """What the device multiplies of an image (C, H, W) for output (i, j): lines of eight taps."""
     c, h, w = x.shape
-    itemsize = precision.dtype.itemsize
+    itemsize = factor_nbytes(precision)
     skipped = skipped_taps(op, itemsize)
     lines = steps_of(op, itemsize) * STEP_BYTES // itemsize // TAPS
     found = np.zeros((lines, TAPS))
@@ -153,7 +158,9 @@ def test_fragments_times_taps_are_the_convolution(precision: Precision, op: Conv
     shape = (1, op.in_channels, 9, 10)
     x = rng.integers(-4, 5, shape).astype(np.float64)
     weight = rng.integers(-4, 5, op.weights()[0].shape)
-    matrix = operands(op, precision, pack_weight(weight, op, precision, 64))
+    parts = operands(op, precision, pack_weight(weight, op, precision, 64))
+    assert not parts[1:].any()  # small integers are float16 numbers
+    matrix = parts[0]
     padded = np.pad(x[0], ((0, 0), *((p, p) for p in op.padding)))
     _, o, oh, ow = op.infer(shape)
     kh, kw = op.kernel_size
@@ -171,10 +178,11 @@ def test_packed_weights_are_the_weights_and_zeros(precision: Precision) -> None:
     for op in CONVOLUTIONS:
         weight = np.ones(op.weights()[0].shape)
         packed = pack_weight(weight, op, precision, 64)
-        assert packed.dtype == precision.dtype
+        assert packed.dtype == factor_dtype(precision)
         assert packed.flags.c_contiguous
-        assert packed.shape[1] == steps_of(op, precision.dtype.itemsize)
-        assert packed[0, 0].nbytes == 64 * STEP_BYTES
+        assert packed.shape[1] == steps_of(op, factor_nbytes(precision))
+        assert packed[0, 0, 0].nbytes == 64 * STEP_BYTES
+        assert packed.shape[2] == (2 if is_split(precision) else 1)
         assert packed.astype(np.float64).sum() == weight.size
 
 
@@ -193,6 +201,77 @@ def test_tf32_rounds_weights_and_no_biases() -> None:
     weight, bias = kernel(TF32, False).pack(Problem(op, ((1, 1, 2, 2),)), weights)
     assert weight.max() == 1
     np.testing.assert_array_equal(bias, [fine])
+
+
+# Of a product: 2⁻²² for each factor, as much for the product left out; and what they do together.
+SPLIT_BOUND = 3 * 2.0**-22 * (1 + 2.0**-10)
+
+
+def as_float64(values: Array) -> Array:
+    return np.stack(split(values)).astype(np.float64)
+
+
+def products(x: Array, w: Array) -> Array:
+    """Of factors in their parts, [2][...], each product as the device makes it; exact otherwise."""
+    main = x[0] * w[0]
+    cross = x[0] * w[1] + x[1] * w[0]
+    joined: Array = main + cross * 2.0**-11
+    return joined
+
+
+def test_split_products_are_float32_s() -> None:
+    """But for what either factor misses, and for the product of the second parts."""
+    rng = np.random.default_rng(1)
+    x, w = (
+        (rng.choice([-1, 1], 20000) * 2.0 ** rng.uniform(-14, 15, 20000)).astype(np.float32)
+        for _ in range(2)
+    )
+    exact = x.astype(np.float64) * w.astype(np.float64)
+    got = products(as_float64(x), as_float64(w))
+    assert np.abs(got - exact).max() > 0
+    assert (np.abs(got - exact) <= SPLIT_BOUND * np.abs(exact)).all()
+
+
+def test_splitting() -> None:
+    values = np.array([1.0, 1 + 2.0**-11, -1 - 2.0**-22, 65504, 2.0**-30, 0.0], np.float32)
+    high, low = split(values)
+    assert high.dtype == low.dtype == np.float16
+    np.testing.assert_array_equal(high, [1, 1, -1, 65504, 0, 0])  # the tie to even
+    np.testing.assert_array_equal(low, [0, 1, -(2.0**-11), 0, 2.0**-19, 0])
+    beyond = np.stack(split(np.array([65520, -np.inf, np.nan], np.float32)))
+    assert not np.isfinite(beyond).any()
+
+
+def test_a_factor_is_missed_by_its_last_bits_alone() -> None:
+    """2⁻²² of it, or half of the least subnormal number of the second part."""
+    rng = np.random.default_rng(2)
+    signs = rng.choice([-1, 1], 20000)
+    values = (signs * 2.0 ** rng.uniform(-40, 15.9, 20000)).astype(np.float32)
+    high, low = as_float64(values)
+    missed = np.abs(high + low * 2.0**-11 - values)
+    assert (missed <= np.maximum(2.0**-22 * np.abs(values), 2.0**-36)).all()
+
+
+@EACH_CONVOLUTION
+def test_split_fragments_times_taps_are_the_convolution(op: Conv2d) -> None:
+    rng = np.random.default_rng(1)
+    shape = (1, op.in_channels, 9, 10)
+    x = rng.standard_normal(shape).astype(np.float32)
+    weight = rng.standard_normal(op.weights()[0].shape).astype(np.float32)
+    padded = np.pad(x[0].astype(np.float64), ((0, 0), *((p, p) for p in op.padding)))
+    _, o, oh, ow = op.infer(shape)
+    kh, kw = op.kernel_size
+    for n in {tile.n for tile in tiles_of(FP16X3)}:
+        factors = operands(op, FP16X3, pack_weight(weight, op, FP16X3, n))
+        for i, j in ((0, 0), (oh - 1, ow - 1), (oh // 2, ow // 2)):
+            top, left = i * op.stride[0], j * op.stride[1]
+            window = padded[:, top : top + kh, left : left + kw]
+            pixels = as_float64(taps(x[0], op, FP16X3, i, j).astype(np.float32))
+            got = products(pixels[:, np.newaxis], factors).sum(axis=-1)
+            terms = weight.astype(np.float64) * window
+            error = np.abs(got[:o] - terms.sum(axis=(1, 2, 3)))
+            assert (error <= SPLIT_BOUND * np.abs(terms).sum(axis=(1, 2, 3)) + 2.0**-33).all()
+            assert not got[o:].any()
 
 
 def test_float32_weights_are_packed_by_tiles_of_channels() -> None:
@@ -272,7 +351,7 @@ def test_a_line_of_the_patch_has_every_window_of_a_block(
 ) -> None:
     op = Conv2d(3, 1, (1, 7), (2, 2), (0, padding))
     problem, chunk = of_width(500, pooled, pw, op), chunk_of(precision)
-    lead = padding + skipped_taps(op, precision.dtype.itemsize)
+    lead = padding + skipped_taps(op, factor_nbytes(precision))
     for tile in tiles_of(precision):
         found = list(spans(tile, problem))
         for first in range(0, len(found), tile.warps):
@@ -367,6 +446,11 @@ def test_ids() -> None:
         for op in ("conv2d_maxpool2d", "conv2d")
         for tile in ("", "/m256n64k8", "/m128n64k8")
     ]
+    assert [k.id for k in few_channels_mma_kernels() if k.precision is FP16X3] == [
+        f"cupy/{op}/few_channels_mma/fp16x3/nhwc{tile}"
+        for op in ("conv2d_maxpool2d", "conv2d")
+        for tile in ("", "/m128n64k16", "/m128n32k16")
+    ]
     assert [k.id for k in few_channels_kernels()] == [
         f"cupy/{op}/few_channels/fp32{tile}"
         for op in ("conv2d_maxpool2d", "conv2d")
@@ -378,7 +462,7 @@ def test_ids() -> None:
         assert found.contract.truncates == (found.precision is not FP32)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32", "fp16x3"])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_the_stem_is_one_launch(precision: str, batch: int) -> None:
     """Of the image as it comes to what the first block reads: no relayout, no pooling."""
@@ -453,13 +537,15 @@ def test_the_device_is_told_the_task() -> None:
     for precision in (FP16, FP32):
         found = kernel(precision, True)
         blocking = found.blocking(problem)
-        expected = [56, 56, 1, 1, blocking.strip]
-        if isinstance(blocking.tile, FewChannelsMmaTile):
-            expected += [11, blocking.tile.patch_nbytes(problem)]
         (launch,) = found.launches(problem)
         (plain,) = kernel(precision, False).launches(conv_of(problem))
-        task, plain_task = launch.arguments[-1], plain.arguments[-1]
+        task, *sizes = launch.arguments[5:]
+        plain_task = plain.arguments[5]
         assert isinstance(task, np.ndarray)
         assert isinstance(plain_task, np.ndarray)
-        assert task.view(np.int32).tolist() == expected
+        assert task.view(np.int32).tolist() == [56, 56, 1, 1, blocking.strip]
         assert plain_task.view(np.int32)[:4].tolist() == [112, 112, 0, 0]
+        if isinstance(blocking.tile, FewChannelsMmaTile):
+            assert sizes == [11, blocking.tile.patch_nbytes(problem)]
+        else:
+            assert not sizes

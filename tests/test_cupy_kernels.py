@@ -99,7 +99,7 @@ def check_arguments(launch: GridLaunch, problem: Problem, workspace: int) -> Non
             assert type(argument) is expected, f"{launch.entry.symbol}: {argument!r} for {kind}"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16x3", "fp16", "bf16"])
 @pytest.mark.parametrize("level", FUSION_LEVELS)
 def test_every_schedule_has_a_plan(precision: str, level: str) -> None:
     plan = make_plan(Backend(), resnet18(), CompileOptions(3, precision, level))

@@ -9,13 +9,16 @@ from typing import cast
 import numpy as np
 import pytest
 
-from r18.backend import Array
+from r18.backend import Array, CompileOptions
+from r18.errors import NoKernel
+from r18.executor import make_plan
 from r18.ops import Conv2d, Layout, Problem
 from r18.passes import fuse
-from r18.precision import BF16, FP16, TF32, Precision
-from r18.schedule import resnet18
+from r18.precision import BF16, FP16, FP16X3, TF32, Precision
+from r18.schedule import Schedule, resnet18, tiny
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels, kernels_for
+from r18_cupy.conv_few_channels_mma import factor_dtype
 from r18_cupy.conv_implicit_gemm_mma import (
     MAX_PARTS,
     ROW_BYTES,
@@ -27,6 +30,8 @@ from r18_cupy.conv_implicit_gemm_mma import (
     estimate,
     gathers,
     implicit_gemm_mma_kernels,
+    is_split,
+    pack_split,
     pack_weight,
     packed_depth,
     packed_row,
@@ -35,8 +40,10 @@ from r18_cupy.conv_implicit_gemm_mma import (
     tiles_of,
 )
 from r18_cupy.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
+from r18_cupy.split import split
+from r18_oracle.campaign import uncovered
 
-PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
+PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 SHARED_NBYTES = 99 * 1024  # a block's on sm_86, sm_89 and sm_120, the least from sm_80 on
 
 
@@ -69,6 +76,28 @@ def gathered_row(x: Array, op: Conv2d, precision: Precision, i: int, j: int) -> 
     return found
 
 
+def registers(rows: Array) -> Array:
+    """What mma multiplies of rows of 16 float32 elements, in order, by what ldmatrix brings.
+
+    Of the 16 bytes of a chunk lane l has four, at l % 4; those of two chunks are one register.
+    PTX ISA, "Matrix Fragments for mma.m16n8k16": it holds elements 2·(l % 4) and the next one, of
+    either half of K.
+    """
+    found = np.zeros_like(rows)
+    for half, lane in np.ndindex(2, 4):
+        for chunk in range(2):
+            found[:, half * 8 + lane * 2 + chunk] = rows[:, (half * 2 + chunk) * 4 + lane]
+    return found
+
+
+def as_multiplied(packed: Array, precision: Precision) -> Array:
+    """[part][O][depth] of packed weights, and the same order whatever the precision."""
+    if not is_split(precision):
+        return packed[np.newaxis].astype(np.float64)
+    parts = packed.transpose(2, 0, 1, 3).astype(np.float64)
+    return parts.reshape(2, len(packed), -1)
+
+
 @PRECISIONS
 @pytest.mark.parametrize(
     "op",
@@ -88,7 +117,8 @@ def test_gathered_pixels_times_packed_weights_are_the_convolution(
     rng = np.random.default_rng(1)
     x = rng.integers(-4, 5, (1, op.in_channels, 5, 6)).astype(np.float64)
     weight = rng.integers(-4, 5, (op.out_channels, op.in_channels, *op.kernel_size))
-    packed = pack_weight(weight.astype(np.float64), op, precision).astype(np.float64)
+    packed, *seconds = as_multiplied(pack_weight(weight * 1.0, op, precision), precision)
+    assert not np.any(seconds)  # small integers are float16 numbers
     padded = np.pad(x[0], ((0, 0), *((p, p) for p in op.padding)))
     _, _, oh, ow = op.infer(x.shape)
     kh, kw = op.kernel_size
@@ -98,7 +128,8 @@ def test_gathered_pixels_times_packed_weights_are_the_convolution(
             window = padded[:, top : top + kh, left : left + kw]
             expected = np.einsum("ocrs,crs->o", weight, window)
             image = np.ascontiguousarray(x[0].transpose(1, 2, 0))
-            got = packed @ gathered_row(image, op, precision, i, j)
+            row = gathered_row(image, op, precision, i, j)
+            got = packed @ (registers(row.reshape(-1, 16)).ravel() if seconds else row)
             np.testing.assert_array_equal(got, expected)
 
 
@@ -109,9 +140,20 @@ def test_packed_weights_are_whole_chunks_and_steps(precision: Precision) -> None
         assert packed_depth(op, precision) * precision.dtype.itemsize % ROW_BYTES == 0
         weight = np.ones((op.out_channels, op.in_channels, *op.kernel_size))
         packed = pack_weight(weight, op, precision)
-        assert packed.dtype == precision.dtype
+        assert packed.dtype == factor_dtype(precision)
+        assert packed.nbytes == len(packed) * packed_depth(op, precision) * precision.dtype.itemsize
         # The weights themselves, and nothing but zeros beside them.
         assert packed.astype(np.float64).sum() == weight.size
+
+
+def test_split_weights_have_both_parts_in_a_row_of_a_tile() -> None:
+    rows = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    packed = pack_split(rows)
+    assert packed.shape == (3, 2, 2, 32)
+    for part, expected in enumerate(split(rows)):
+        for step in range(4):
+            got = packed[:, step // 2, part, step % 2 * 16 :][:, :16]
+            np.testing.assert_array_equal(got, registers(expected[:, step * 16 :][:, :16]))
 
 
 def test_rounding_to_tf32() -> None:
@@ -171,9 +213,11 @@ def test_the_choice_has_the_least_estimate_and_fills_the_device(
         if not gathers(op, precision):
             for tile in tiles_of(precision):
                 assert least <= estimate(problem, precision, Blocking(tile)), name
-    # The last convolution has 49 pixels an image: split at batch 1; large tiles at batch 64.
+    # The last convolution has 49 pixels an image: its sums are in parts at batch 1; large tiles at
+    # batch 64, but where these would leave half of the device idle in the end.
     last = choose(convolutions(batch)["layer4.1.conv2"], precision)
-    assert last.parts > 8 if batch == 1 else last.tile == tiles_of(precision)[0]
+    small = is_split(precision)
+    assert last.parts > 8 if batch == 1 else last.tile == tiles_of(precision)[1 if small else 0]
     # At batch 64 layer1 has tiles enough, none of more channels than there are.
     if batch == 64:
         assert choose(convolutions(batch)["layer1.0.conv2"], precision).parts == 1
@@ -222,6 +266,11 @@ def test_ids() -> None:
         "cupy/conv2d/implicit_gemm_mma/tf32/nhwc/m128n64k32",
         "cupy/conv2d/implicit_gemm_mma/tf32/nhwc/m64n64k32",
     ]
+    assert [kernel.id for kernel in implicit_gemm_mma_kernels() if kernel.precision is FP16X3] == [
+        "cupy/conv2d/implicit_gemm_mma/fp16x3/nhwc",
+        "cupy/conv2d/implicit_gemm_mma/fp16x3/nhwc/m128n64k32",
+        "cupy/conv2d/implicit_gemm_mma/fp16x3/nhwc/m64n64k32",
+    ]
     assert all(kernel.layout is Layout.NHWC for kernel in implicit_gemm_mma_kernels())
 
 
@@ -256,3 +305,25 @@ def test_a_device_that_is_too_old_is_not_offered_the_kernels() -> None:
     assert {kernel.id for kernel in kernels_for(None)} == everything
     # Nothing is left out before a device is known.
     assert {kernel.id for kernel in Backend().kernels()} == everything
+
+
+class On(Backend):
+    """The backend as if a device of this compute capability had been probed."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        super().__init__()
+        self._capability = capability
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)], ids=str)
+@pytest.mark.parametrize("schedule", [resnet18(softmax=True), tiny()], ids=lambda s: s.name)
+def test_split_products_serve_whole_networks_from_ampere_on(
+    capability: tuple[int, int], schedule: Schedule
+) -> None:
+    missing = uncovered(On(capability), schedule, (1, 100))
+    assert not [problem for precision, problem in missing if precision == "fp16x3"]
+
+
+def test_split_products_are_refused_before_ampere() -> None:
+    with pytest.raises(NoKernel, match="precisions with kernels for conv2d: bf16, fp16, fp32"):
+        make_plan(On((7, 5)), tiny(), CompileOptions(1, "fp16x3"))

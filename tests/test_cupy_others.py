@@ -51,7 +51,7 @@ def test_batchnorm_is_told_how_far_a_channel_runs(layout: Layout, run: int) -> N
     assert launch.arguments[-3:] == (210, 3, run)
 
 
-@pytest.mark.parametrize("name", ["fp32", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["fp32", "tf32", "fp16x3", "fp16", "bf16"])
 def test_a_thread_takes_16_bytes_and_the_tail_has_one_too(name: str) -> None:
     width = 16 // PRECISIONS[name].dtype.itemsize
     for kernel in other_kernels(PRECISIONS[name]):

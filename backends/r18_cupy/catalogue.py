@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from r18.precision import BF16, FP16, FP32, TF32, Precision
+from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18_cupy.conv_direct import Direct, DirectTiled
 from r18_cupy.conv_few_channels import few_channels_kernels
 from r18_cupy.conv_few_channels_mma import few_channels_mma_kernels
@@ -20,6 +20,8 @@ from r18_cupy.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.others import other_kernels
 
 PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
+# Those that differ from fp32 in products alone: in other ops float32 serves them.
+OF_PRODUCTS: tuple[Precision, ...] = (TF32, FP16X3)
 
 
 @cache
@@ -37,7 +39,11 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *few_channels_mma_kernels(),
         *linear_wgmma_kernels(),
         *few_channels_kernels(),
-        *(kernel for precision in (*PRECISIONS, TF32) for kernel in other_kernels(precision)),
+        *(
+            kernel
+            for precision in (*PRECISIONS, TF32, FP16X3)
+            for kernel in other_kernels(precision)
+        ),
     )
 
 

@@ -7,7 +7,6 @@ cover of a line (a row of the window in one channel) once. See kernels/conv2d_fe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from r18_cupy.compiler import Entry
 from r18_cupy.few_channels import (
     ROWS,
     STRIDE,
-    Blocking,
     FewChannels,
     FewChannelsTile,
     conv_op,
@@ -26,16 +24,13 @@ from r18_cupy.few_channels import (
     patch_rows,
     pool_padding,
 )
-from r18_cupy.launch import ceil_div, struct
+from r18_cupy.launch import ceil_div
 
 SOURCE = "conv2d_few_channels"
 LANES = 8  # of a warp along a row
 GROUPS = 32 // LANES  # of channels in a warp
 ITEMSIZE = 4
 PRODUCTS_A_CYCLE = 128  # of a multiprocessor
-
-# The host's side of `Task` in the device code.
-TASK = np.dtype([(name, np.int32) for name in ("rows", "columns", "ph", "pw", "strip")])
 
 
 @dataclass(frozen=True)
@@ -131,10 +126,6 @@ class FewChannelsFp32(FewChannels):
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         weight, *bias = super().pack(problem, weights)
         return (pack_weight(weight, self.blocking(problem).tile.n), *bias)
-
-    def task(self, problem: Problem, blocking: Blocking) -> np.ndarray[Any, Any]:
-        fields = (*problem.output[2:], *pool_padding(problem), blocking.strip)
-        return struct(np.array([fields], TASK))
 
 
 @dataclass(frozen=True, eq=False)

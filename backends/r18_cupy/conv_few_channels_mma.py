@@ -1,4 +1,4 @@
-"""Images of few channels on tensor cores: fp16, bf16 and tf32 products, sums in float32.
+"""Images of few channels on tensor cores: fp16, bf16, tf32 and split products, sums in float32.
 
 Reads NCHW, writes NHWC. K runs over the lines of a window, a row of it in one channel each, and in
 each over eight taps. See kernels/conv2d_few_channels_mma.cu.
@@ -7,28 +7,27 @@ each over eight taps. See kernels/conv2d_few_channels_mma.cu.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
 from r18.backend import Array
 from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
-from r18_cupy.conv_implicit_gemm_mma import chunk_of, round_to_tf32
+from r18_cupy.conv_implicit_gemm_mma import chunk_of, is_split, round_to_tf32
 from r18_cupy.few_channels import (
     POOL,
     ROWS,
     STRIDE,
-    Blocking,
     FewChannels,
     FewChannelsTile,
     conv_op,
     is_pooled,
     patch_rows,
-    pool_padding,
 )
-from r18_cupy.launch import ceil_div, struct
+from r18_cupy.launch import ceil_div
+from r18_cupy.split import split
 
 SOURCE = "conv2d_few_channels_mma"
 TAPS = 8  # of a line
@@ -36,29 +35,39 @@ STAGES = 2  # patches of the image in shared memory
 STEP_BYTES = 32  # of K in an mma step
 CHUNK_BYTES = 16  # of a copy
 
-# The host's side of `Task` in the device code.
-TASK = np.dtype(
-    [(name, np.int32) for name in ("rows", "columns", "ph", "pw", "strip", "steps", "patch_nbytes")]
-)
-
-PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of an element
+PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 CONTENTION = 0.35  # of the less busy of the two pipes, which the other waits for
 
 
 @dataclass(frozen=True)
 class FewChannelsMmaTile(FewChannelsTile):
-    """k: products of an mma step. warps: among which the columns are divided."""
+    """k: products of an mma step. warps: among which the columns are divided.
+
+    split: float32 elements are multiplied as two float16 numbers each.
+    """
 
     warps: int
+    split: bool = False
 
     @property
     def threads(self) -> int:
         return 32 * self.warps
 
     @property
-    def itemsize(self) -> int:
+    def factor_nbytes(self) -> int:
+        """Of a number that is multiplied."""
         return STEP_BYTES // self.k
+
+    @property
+    def parts(self) -> int:
+        """Numbers that make a factor."""
+        return 2 if self.split else 1
+
+    @property
+    def itemsize(self) -> int:
+        """Of what is stored: the parts of a factor are as wide as the element."""
+        return self.factor_nbytes * self.parts
 
     @property
     def warp_columns(self) -> int:
@@ -80,7 +89,7 @@ class FewChannelsMmaTile(FewChannelsTile):
         """Elements of a line of the patch: whole chunks, whatever of the first is not needed."""
         chunk = CHUNK_BYTES // self.itemsize
         columns = (self.warps - 1) * self.advance(pooled) + self.warp_columns
-        before = chunk - (2 if self.itemsize == 2 else 1)
+        before = chunk - (2 if self.factor_nbytes == 2 else 1)
         return ceil_div((columns - 1) * STRIDE + TAPS + before, chunk) * chunk
 
     def patch_nbytes(self, problem: Problem) -> int:
@@ -90,38 +99,52 @@ class FewChannelsMmaTile(FewChannelsTile):
         """
         op = conv_op(problem)
         lines = op.in_channels * patch_rows(op)
-        if lines_of(op) * TAPS * self.itemsize % STEP_BYTES:
+        if lines_of(op) * TAPS * self.factor_nbytes % STEP_BYTES:
             lines += (ROWS - 1) * op.stride[0] + 1
         return lines * self.pitch(is_pooled(problem)) * self.itemsize
 
     def shared_nbytes(self, problem: Problem) -> int:
         """Patches, weights, where each step finds its two runs of 16 bytes, and biases."""
-        steps = steps_of(conv_op(problem), self.itemsize)
-        weights, runs, biases = steps * self.n * STEP_BYTES, ceil_div(steps, 2) * 16, self.n * 4
+        steps = steps_of(conv_op(problem), self.factor_nbytes)
+        weights = steps * self.n * STEP_BYTES * self.parts
+        runs, biases = ceil_div(steps, 2) * 16, self.n * 4
         return STAGES * self.patch_nbytes(problem) + weights + runs + biases
 
     def turn_cycles(self, problem: Problem) -> float:
         """Of products and of shared memory.
 
-        Of each step a warp loads all weights, and four words a lane for 16 outputs.
+        Of each step a warp loads all weights, and four words a lane for 16 outputs. Split factors
+        make three products.
         """
-        products = self.m * self.n * self.k / PRODUCTS_A_CYCLE[self.itemsize]
-        nbytes = self.warps * self.n * STEP_BYTES + self.m // 16 * 4 * 4 * 32
+        products = self.m * self.n * self.k / PRODUCTS_A_CYCLE[self.factor_nbytes]
+        products *= 3 if self.split else 1
+        nbytes = (self.warps * self.n * STEP_BYTES + self.m // 16 * 4 * 4 * 32) * self.parts
         less, more = sorted((products, nbytes / SHARED_BYTES_A_CYCLE))
-        return steps_of(conv_op(problem), self.itemsize) * (more + CONTENTION * less)
+        return steps_of(conv_op(problem), self.factor_nbytes) * (more + CONTENTION * less)
 
 
 def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
     """The tilings that are compiled, the larger first.
 
     While the tensor cores multiply, a warp of 2×32 outputs has shared memory busy for 0.6 of the
-    time. One of 2×16 needs all of it, and leaves more blocks for a single image.
+    time. One of 2×16 needs all of it, and leaves more blocks for a single image. Split products
+    have two sums each: half of the columns, and then half of the channels.
     """
-    k = STEP_BYTES // precision.dtype.itemsize
+    k = STEP_BYTES // factor_dtype(precision).itemsize
+    if is_split(precision):
+        return (
+            FewChannelsMmaTile(128, 64, k, blocks=2, warps=4, split=True),
+            FewChannelsMmaTile(128, 32, k, blocks=3, warps=4, split=True),
+        )
     return (
         FewChannelsMmaTile(256, 64, k, blocks=2, warps=4),
         FewChannelsMmaTile(128, 64, k, blocks=3, warps=4),
     )
+
+
+def factor_dtype(precision: Precision) -> np.dtype[np.generic]:
+    """Of the numbers that are multiplied, as registers hold them."""
+    return np.dtype(np.float16) if is_split(precision) else precision.dtype
 
 
 def lines_of(op: Conv2d) -> int:
@@ -129,45 +152,49 @@ def lines_of(op: Conv2d) -> int:
     return op.in_channels * op.kernel_size[0]
 
 
-def steps_of(op: Conv2d, itemsize: int) -> int:
+def steps_of(op: Conv2d, factor_nbytes: int) -> int:
     """mma steps of a window: its lines, in whole steps."""
-    return ceil_div(lines_of(op) * TAPS * itemsize, STEP_BYTES)
+    return ceil_div(lines_of(op) * TAPS * factor_nbytes, STEP_BYTES)
 
 
-def skipped_taps(op: Conv2d, itemsize: int) -> int:
+def skipped_taps(op: Conv2d, factor_nbytes: int) -> int:
     """Taps of a line before the window's first column, so that it begins at an even element.
 
-    That matters where two elements are one word, and depends on the padding alone, since adjacent
+    That matters where two factors are one word, and depends on the padding alone, since adjacent
     windows begin an even number of elements apart.
     """
-    return op.padding[1] % 2 if itemsize == 2 else 0
+    return op.padding[1] % 2 if factor_nbytes == 2 else 0
 
 
 # -- weights -----------------------------------------------------------------------------------
 
 
 def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
-    """OIHW to [tile of n channels][step][pair of mma tiles][lane][chunk], in storage format.
+    """OIHW to [tile of n channels][step][part][pair of mma tiles][lane][chunk], as factors.
 
     A lane holds of each of two mma tiles one column's taps, a word of either half of the step.
-    Columns are channels in such an order that the device's lanes end with adjacent ones.
+    Columns are channels in such an order that the device's lanes end with adjacent ones. Factors
+    have one part, or two where they are split.
     """
-    chunk, itemsize = chunk_of(precision), precision.dtype.itemsize
+    chunk, factor = chunk_of(precision), factor_dtype(precision)
     o, c, kh, kw = weight.shape
-    skipped, steps, tiles = skipped_taps(op, itemsize), steps_of(op, itemsize), ceil_div(o, n)
+    skipped, steps = skipped_taps(op, factor.itemsize), steps_of(op, factor.itemsize)
+    tiles = ceil_div(o, n)
     with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
         stored = np.asarray(weight, precision.dtype)
-    lines = np.zeros((tiles * n, steps * STEP_BYTES // itemsize // TAPS, TAPS), precision.dtype)
+    lines = np.zeros((tiles * n, steps * STEP_BYTES // factor.itemsize // TAPS, TAPS), stored.dtype)
     lines[:o, : c * kh, skipped : skipped + kw] = stored.reshape(o, c * kh, kw)
     if precision.multiply == "tf32":
         lines = round_to_tf32(lines)
+    factors = np.stack(split(lines) if is_split(precision) else (lines,))
     # Channels: runs of four chunks, chunks, mma tiles that make one, two adjacent columns of each.
     # K: steps, halves, words, elements.
-    group, word = chunk // 2, 4 // itemsize
-    axes = (tiles, n // (4 * chunk), 4, group, 2, steps, 2, 4, word)
-    fragments = lines.reshape(axes).transpose(0, 5, 1, 3, 2, 4, 7, 6, 8)
-    pairs = fragments.reshape(tiles, steps, n // 16, 2, 32, 2 * word).transpose(0, 1, 2, 4, 3, 5)
-    return np.ascontiguousarray(pairs.reshape(tiles, steps, n // 16, 32, chunk))
+    parts, group, word = len(factors), chunk // 2, 4 // factor.itemsize
+    axes = (parts, tiles, n // (4 * chunk), 4, group, 2, steps, 2, 4, word)
+    fragments = factors.reshape(axes).transpose(1, 6, 0, 2, 4, 3, 5, 8, 7, 9)
+    shape = (tiles, steps, parts, n // 16, 2, 32, 2 * word)
+    pairs = fragments.reshape(shape).transpose(0, 1, 2, 3, 5, 4, 6)
+    return np.ascontiguousarray(pairs.reshape(tiles, steps, parts, n // 16, 32, 4 * word))
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -199,7 +226,7 @@ class FewChannelsMma(FewChannels):
         return Entry(SOURCE, SOURCE, (self.storage, *tile.defines, *macros))
 
     def refuses_window(self, op: Conv2d) -> str | None:
-        taps = op.kernel_size[1] + skipped_taps(op, self.precision.dtype.itemsize)
+        taps = op.kernel_size[1] + skipped_taps(op, factor_dtype(self.precision).itemsize)
         if taps > TAPS:
             return f"multiplies rows of windows by {TAPS} elements; this one takes {taps}"
         return None
@@ -207,22 +234,18 @@ class FewChannelsMma(FewChannels):
     def packed_size(self, op: Conv2d) -> int:
         tile = self.all_tiles[0]
         channels = ceil_div(op.out_channels, tile.n) * tile.n
-        return channels * steps_of(op, self.precision.dtype.itemsize) * tile.k
+        return channels * steps_of(op, tile.factor_nbytes) * tile.k * tile.parts
 
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        packed = pack_weight(weights[0], conv_op(problem), self.precision, self.all_tiles[0].n)
+        n = self.blocking(problem).tile.n
+        packed = pack_weight(weights[0], conv_op(problem), self.precision, n)
         return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
 
-    def task(self, problem: Problem, blocking: Blocking) -> np.ndarray[Any, Any]:
-        tile = cast(FewChannelsMmaTile, blocking.tile)
-        fields = (
-            *problem.output[2:],
-            *pool_padding(problem),
-            blocking.strip,
-            steps_of(conv_op(problem), tile.itemsize),
-            tile.patch_nbytes(problem),
-        )
-        return struct(np.array([fields], TASK))
+    def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
+        """Steps of K, and bytes of a patch."""
+        own = cast(FewChannelsMmaTile, tile)
+        steps = steps_of(conv_op(problem), own.factor_nbytes)
+        return np.int32(steps), np.int32(own.patch_nbytes(problem))
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +263,6 @@ def few_channels_mma_kernels() -> tuple[FewChannelsMma, ...]:
     return tuple(
         kernel(precision, config=config)
         for kernel in (FewChannelsMmaConvMaxPool, FewChannelsMmaConv)
-        for precision in (FP16, BF16, TF32)
+        for precision in (FP16, BF16, TF32, FP16X3)
         for config in (None, *tiles_of(precision))
     )

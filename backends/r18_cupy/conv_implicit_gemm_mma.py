@@ -1,4 +1,4 @@
-"""Implicit GEMM on tensor cores: fp16, bf16 and tf32 products, sums in float32. NHWC.
+"""Implicit GEMM on tensor cores: fp16, bf16, tf32 and split products, sums in float32. NHWC.
 
 The convolution is a product of a matrix of pixels, gathered from the image as it is needed, and
 one of weights: M = N·OH·OW output pixels, N = O channels, K = kh·kw·C products. See
@@ -18,7 +18,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.ops import Conv2d, Layout, Problem
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.kernel import MAX_ELEMENTS
@@ -32,6 +32,7 @@ from r18_cupy.launch import (
     X,
     ceil_div,
 )
+from r18_cupy.split import split
 from r18_cupy.tile import TileConfig
 
 CHUNK_BYTES = 16  # of a copy
@@ -47,12 +48,14 @@ class MmaTile(TileConfig):
     stages: steps whose pixels and weights are in shared memory at once.
     blocks: of a multiprocessor at once, where its shared memory allows; registers are held down
             for it.
+    split:  float32 elements are multiplied as two float16 numbers each.
     """
 
     warps_m: int
     warps_n: int
     stages: int
     blocks: int
+    split: bool = False
 
     @property
     def threads(self) -> int:
@@ -75,9 +78,15 @@ def tiles_of(precision: Precision) -> tuple[MmaTile, ...]:
     """The tilings that are compiled, the largest first.
 
     A warp of 64×64 outputs reads the fewest bytes of shared memory a product; smaller ones leave
-    more blocks for problems that have few tiles.
+    more blocks for problems that have few tiles. Split products have two sums each, so that a warp
+    has registers for 64×32.
     """
     k = ROW_BYTES // precision.dtype.itemsize
+    if is_split(precision):
+        return (
+            MmaTile(128, 64, k, warps_m=2, warps_n=2, stages=3, blocks=2, split=True),
+            MmaTile(64, 64, k, warps_m=2, warps_n=2, stages=4, blocks=3, split=True),
+        )
     return (
         MmaTile(128, 128, k, warps_m=2, warps_n=2, stages=3, blocks=2),
         MmaTile(128, 64, k, warps_m=2, warps_n=2, stages=3, blocks=3),
@@ -88,6 +97,11 @@ def tiles_of(precision: Precision) -> tuple[MmaTile, ...]:
 def chunk_of(precision: Precision) -> int:
     """Elements of one 16-byte copy."""
     return CHUNK_BYTES // precision.dtype.itemsize
+
+
+def is_split(precision: Precision) -> bool:
+    """Whether factors are multiplied as two float16 numbers each."""
+    return precision.multiply == "fp16x2"
 
 
 def gathers(op: Conv2d, precision: Precision) -> bool:
@@ -111,7 +125,7 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 
 # What the choice is made for, an H200: another device computes the same, perhaps less evenly.
 MULTIPROCESSORS = 132
-PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of an element
+PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 STEP_LATENCY = 250  # cycles of a block's barrier and of the first fragments it waits for
 BLOCK_LATENCY = 2500  # cycles until the first tile is there, and for the epilogue
@@ -127,6 +141,8 @@ def step_cycles(tile: MmaTile, itemsize: int) -> float:
     of `warps_m`.
     """
     products = tile.m * tile.n * tile.k / PRODUCTS_A_CYCLE[itemsize]
+    if tile.split:
+        products = 3 * tile.m * tile.n * tile.k / PRODUCTS_A_CYCLE[2]
     rows = tile.m * (1 + tile.warps_n) + tile.n * (1 + tile.warps_m)
     return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
 
@@ -177,7 +193,7 @@ def gather_tile(precision: Precision) -> MmaTile:
 def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     """OIHW to [O][depth], in storage format: position (r, s, c) at r·row + s·C + c, zeros else.
 
-    tf32: rounded to 11 significand bits, as the device does with pixels.
+    tf32: rounded to 11 significand bits, as the device does with pixels. fp16x3: see `pack_split`.
     """
     kh, kw = op.kernel_size
     row = packed_row(op, precision)
@@ -187,7 +203,21 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     lines[:, :, : kw * op.in_channels] = stored.transpose(0, 2, 3, 1).reshape(*lines.shape[:2], -1)
     packed = np.zeros((op.out_channels, packed_depth(op, precision)), precision.dtype)
     packed[:, : kh * row] = lines.reshape(op.out_channels, -1)
+    if is_split(precision):
+        return pack_split(packed)
     return round_to_tf32(packed) if precision.multiply == "tf32" else packed
+
+
+def pack_split(rows: Array) -> Array:
+    """[O][depth] in float32 to [O][step of a tile][part][place], a tile's row in as many bytes.
+
+    Of sixteen elements each, 4·i + q is in place 2·q + i of eight, or from i = 2 on in
+    8 + 2·q + i − 2: so the device finds pixels in its registers.
+    """
+    k = ROW_BYTES // 4
+    parts = np.stack(split(rows)).reshape(2, len(rows), -1, k // 16, 2, 2, 4)
+    placed = parts.transpose(1, 2, 0, 3, 4, 6, 5)
+    return np.ascontiguousarray(placed).reshape(len(rows), -1, 2, k)
 
 
 def round_to_tf32(values: Array) -> Array:
@@ -344,7 +374,7 @@ def implicit_gemm_mma_kernels() -> tuple[ImplicitGemmMma, ...]:
     """Per precision the one that chooses, then its tiles."""
     return tuple(
         kernel
-        for precision in (FP16, BF16, TF32)
+        for precision in (FP16, BF16, TF32, FP16X3)
         for kernel in (
             ChosenMma(precision),
             *(FixedMma(precision, config=tile) for tile in tiles_of(precision)),

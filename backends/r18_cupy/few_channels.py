@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from r18.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, parts_of
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import bias_and_residual, conv_shape
 from r18_cupy.kernel import MAX_ELEMENTS, CudaKernel
-from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
+from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
 from r18_cupy.tile import TileConfig
 
 STRIDE = 2  # of the convolution, along a row
@@ -28,6 +28,9 @@ ROWS = 2  # of the convolution, a turn
 POOL = MaxPool2d((3, 3), (2, 2), (1, 1))  # the windows that are pooled, and their stride
 MAX_SHARED_NBYTES = 99 * 1024  # of a block on sm_86, sm_89 and sm_120, the least from sm_80 on
 MAX_REACH = 2**30  # of padded images: the device's rows and columns reach a little farther
+
+# The host's side of `Task` in kernels/few_channels.cuh.
+TASK = np.dtype([(name, np.int32) for name in ("rows", "columns", "ph", "pw", "strip")])
 
 
 def conv_of(problem: Problem) -> Problem:
@@ -212,9 +215,9 @@ class FewChannels(CudaKernel):
     def packed_size(self, op: Conv2d) -> int:
         """Elements of the packed weights."""
 
-    @abstractmethod
-    def task(self, problem: Problem, blocking: Blocking) -> np.ndarray[Any, Any]:
-        """The device code's `Task`."""
+    def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
+        """What the device code is told besides, at the end. Pure."""
+        return ()
 
     def blocking(self, problem: Problem) -> Blocking:
         return choose(problem, self.tiles)
@@ -223,13 +226,14 @@ class FewChannels(CudaKernel):
         blocking = self.blocking(problem)
         tile = blocking.tile
         bias, _ = bias_and_residual(conv_op(problem))
-        shape, task = conv_shape(conv_of(problem)), self.task(problem, blocking)
+        fields = (*problem.output[2:], *pool_padding(problem), blocking.strip)
+        shape, task = conv_shape(conv_of(problem)), struct(np.array([fields], TASK))
         return (
             GridLaunch(
                 self.entry(tile),
                 (blocking.blocks(problem), 1, 1),
                 (tile.threads, 1, 1),
-                (X, Pointer(Role.WEIGHT), bias, OUT, shape, task),
+                (X, Pointer(Role.WEIGHT), bias, OUT, shape, task, *self.sizes(problem, tile)),
                 tile.shared_nbytes(problem),
             ),
         )

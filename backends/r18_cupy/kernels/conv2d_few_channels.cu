@@ -8,14 +8,12 @@
 // computes ROWS of them a turn, and takes one turn after the other down the image. Turns are so
 // long that copying the next patch between them costs little, and another block computes meanwhile.
 #include "async_copy.cuh"
-#include "conv.cuh"
+#include "few_channels.cuh"
 #include "pair.cuh"
 #include "reduce.cuh"
 #include "vector.cuh"
 
 constexpr int TAPS = TILE_K;
-constexpr int STRIDE = 2;
-constexpr int ROWS = 2;
 constexpr int LANES = 8;  // of a warp along a row; its 32 / LANES groups have channels of their own
 constexpr int CHANNELS = TILE_CHANNELS, PIXELS = TILE_M / (ROWS * LANES);  // of a thread
 constexpr int COLUMNS = LANES * PIXELS;
@@ -36,13 +34,6 @@ static_assert(TILE_N % WARP_CHANNELS == 0, "a warp has whole groups of channels"
 static_assert(CHANNELS == 2 || CHANNELS == 4, "weights are loaded at once");
 static_assert(PIXELS * STRIDE % 4 == 0, "a thread's part of a line is aligned to 16 bytes");
 static_assert(PIXELS * STRIDE / 4 % 2 == 1, "LANES parts of a line begin in different banks");
-
-// What there is to do, and how it is divided; the host's side is `TASK` in conv_few_channels.py.
-struct Task {
-  int rows, columns;  // of the result
-  int ph, pw;         // the pooling's padding, 0 or 1: its windows are 3×3, their stride 2
-  int strip;          // turns of a block
-};
 
 // Copies the patch's lines, a warp each: `rows` rows of every channel, from row `top` and column
 // `left`, with zeros outside of the image. One element at a time, since no line need be aligned.
@@ -177,7 +168,7 @@ __device__ __forceinline__ void take(Maxima& best, const float* at) {
   }
 }
 
-// Grid: x, tiles of channels, innermost; of columns; strips of rows; images.
+// Grid: see `share_of`.
 // `weight`: [channel tiles][C·kh][TAPS][TILE_N], of a tile's channels zeros where there are none.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weight,
@@ -185,7 +176,7 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
                     const Task task) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int weights_size = p.c * p.kh * TAPS * TILE_N;
-  const int patch_rows = (ROWS - 1) * p.sh + p.kh;
+  const int patch_rows = patch_rows_of(p);
   float* const weights = reinterpret_cast<float*>(shared);
   float* const patch = weights + weights_size;
   // [TILE_N][POOLED_PITCH]: what the last turn's second row and this turn's first have in this
@@ -193,38 +184,23 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
   float* const above = patch + p.c * patch_rows * PITCH;
   float* const below = above + TILE_N * POOLED_PITCH;
 
-  const int channel_tiles = (p.o + TILE_N - 1) / TILE_N;
   // With padding the first block has a window more than the others.
   const int column_tiles = POOL ? max((2 * (task.columns - task.pw) + ADVANCE - 1) / ADVANCE, 1)
                                 : (task.columns + ADVANCE - 1) / ADVANCE;
-  const int turns = POOL ? task.rows : (task.rows + ROWS - 1) / ROWS;
-  const int strips = (turns + task.strip - 1) / task.strip;
-  unsigned block = blockIdx.x;
-  const int channel0 = block % channel_tiles * TILE_N;
-  block /= channel_tiles;
-  const int tile = block % column_tiles;
-  block /= column_tiles;
-  const int strip = block % strips * task.strip;
-  const unsigned n = block / strips;
-
-  // Row and column of the first sums. Pooled row t has rows 2t − ph to 2t − ph + 2: the last two
-  // are computed in turn t, the first in the turn before, for which a strip begins one earlier.
-  const int row0 = POOL ? 1 - task.ph : 0;
-  const int column0 = tile * ADVANCE - (POOL ? 1 - task.pw : 0);
-  const int begin = strip - (POOL && (strip > 0 || task.ph == 0) ? 1 : 0);
-  const int end = min(strip + task.strip, turns);
-  const float* const image = x + (size_t)n * p.c * p.h * p.w;
+  const Share share = share_of(p, task, column_tiles);
+  const int column0 = share.tile * ADVANCE - (POOL ? 1 - task.pw : 0);  // of the first sums
+  const float* const image = x + (size_t)share.image * p.c * p.h * p.w;
   const auto fetch_turn = [&](int turn) {
-    const int top = (turn * ROWS + row0) * p.sh - p.ph;
+    const int top = (turn * ROWS + share.row0) * p.sh - p.ph;
     fetch(image, p, patch_rows, top, column0 * STRIDE - p.pw, patch);
     copy_async_commit();
   };
 
-  const float* const packed = weight + (size_t)(channel0 / TILE_N) * weights_size;
+  const float* const packed = weight + (size_t)(share.channel0 / TILE_N) * weights_size;
   for (int i = threadIdx.x * 4; i < weights_size; i += THREADS * 4) {
     copy_async<16>(shared_address(weights + i), packed + i, true);
   }
-  fetch_turn(begin);
+  fetch_turn(share.begin);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
   const int j = warp / WARPS_N;  // the warp's row of ROWS
@@ -237,21 +213,22 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
   if (POOL && j == 1) put(best, below + place);
 
 #pragma unroll 1
-  for (int turn = begin; turn < end; ++turn) {
+  for (int turn = share.begin; turn < share.end; ++turn) {
     copy_async_wait<0>();
     __syncthreads();  // the patch is there for all
-    const int row = turn * ROWS + row0 + j;
-    const bool whole = turn >= strip;  // not only what the strip's first windows share
+    const int row = turn * ROWS + share.row0 + j;
+    const bool whole = turn >= share.strip;  // not only what the strip's first windows share
     clear(best);
     if (row < p.oh && (whole || j == 1)) {
       float sums[PIXELS][CHANNELS] = {};
       multiply(sums, p, patch_rows, own, weights + k0);
-      add_bias(sums, p, bias, channel0 + k0);
+      add_bias(sums, p, bias, share.channel0 + k0);
       if constexpr (POOL) {
         pool(sums, p, column, best);
       } else {
-        float* const line = out + ((size_t)(n * p.o + channel0 + k0) * p.oh + row) * p.ow + column;
-        write_row(sums, p, channel0 + k0, column, line);
+        const unsigned plane = share.image * p.o + share.channel0 + k0;
+        float* const line = out + ((size_t)plane * p.oh + row) * p.ow + column;
+        write_row(sums, p, share.channel0 + k0, column, line);
       }
     }
     if (POOL && j == 0 && whole) {
@@ -259,15 +236,15 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
       put(best, above + place);
     }
     __syncthreads();  // all have done with the patch, and with the last turn's maxima
-    if (turn + 1 < end) fetch_turn(turn + 1);
+    if (turn + 1 < share.end) fetch_turn(turn + 1);
     if constexpr (POOL) {
       if (j == 1) put(best, below + place);
       if (!whole) continue;
       __syncthreads();
-      const int skipped = tile > 0 || !task.pw;  // the block to the left has that window
+      const int skipped = share.tile > 0 || !task.pw;  // the block to the left has that window
       const int window0 = (column0 + task.pw - 1) / 2;
-      for (int k = warp; k < TILE_N && channel0 + k < p.o; k += THREADS / 32) {
-        const unsigned plane = n * p.o + channel0 + k;
+      for (int k = warp; k < TILE_N && share.channel0 + k < p.o; k += THREADS / 32) {
+        const unsigned plane = share.image * p.o + share.channel0 + k;
         float* const line = out + ((size_t)plane * task.rows + turn) * task.columns + window0;
         const int end_of_line = min(POOLED_COLUMNS, task.columns - window0);
         for (int w = skipped + threadIdx.x % 32; w < end_of_line; w += 32) {

@@ -8,25 +8,26 @@
 // its windows cover in shared memory, as it is, and lanes load fragments straight from there. Two
 // values of 16 bits are one word if the line begins at an even element; that is what the stride is
 // for. Adjacent outputs begin one word (or two) apart, so that the lanes of a load touch different
-// banks or the same word.
+// banks or the same word. With TILE_SPLIT the image is float32, and a lane splits what it loads into
+// two numbers of 16 bits; the weights come split.
 //
 // A warp computes ROWS rows of WARP_COLUMNS outputs and TILE_N channels, again and again down the
 // image, while the next patch is copied. Which output and which channel a row and a column of an
 // mma tile are is free. Rows i and i + 8 are adjacent outputs, and a lane's columns of GROUP tiles
 // adjacent channels: so a lane has pairs of columns to pool, and writes 16 bytes at once.
 #include "async_copy.cuh"
-#include "conv.cuh"
+#include "few_channels.cuh"
 #include "mma.cuh"
 #include "pair.cuh"
 #include "reduce.cuh"
+#include "split_products.cuh"
 #include "vector.cuh"
 
 constexpr int SIZE = sizeof(STORAGE);
-constexpr int CHUNK = WIDTH<STORAGE>;   // elements of one copy
-constexpr int TAPS = 8;                 // of a line
-constexpr int RUNS = TAPS * SIZE / 16;  // of a line: 16 bytes of K, half of an mma step
-constexpr int STRIDE = 2;
-constexpr int ROWS = 2;    // of outputs that a warp computes at once
+constexpr int VALUES = 4 / sizeof(Factor);    // of a part, in a register of a fragment
+constexpr int CHUNK = WIDTH<STORAGE>;         // elements of one copy
+constexpr int TAPS = 8;                       // of a line
+constexpr int RUNS = TAPS * sizeof(Factor) / 16;  // of a line: half of an mma step each
 constexpr int STAGES = 2;  // patches in shared memory
 constexpr int THREADS = 32 * TILE_WARPS;
 constexpr int WARP_COLUMNS = TILE_M / (ROWS * TILE_WARPS);
@@ -38,27 +39,17 @@ constexpr int BLOCK_ADVANCE = TILE_WARPS * ADVANCE;
 constexpr int BLOCK_COLUMNS = BLOCK_ADVANCE - ADVANCE + WARP_COLUMNS;
 constexpr int PITCH_BYTES = PITCH * SIZE;
 constexpr int CHUNKS = PITCH / CHUNK;
-constexpr int GROUP = CHUNK / 2;        // mma tiles that make a lane's chunk of channels
-constexpr int GROUPS = MMAS_N / GROUP;  // chunks of channels of a lane
-constexpr int STEP_CHUNKS = TILE_N * 2;  // 16-byte chunks of the weights of an mma step
+constexpr int GROUP = CHUNK / 2;                 // mma tiles that make a lane's chunk of channels
+constexpr int GROUPS = MMAS_N / GROUP;           // chunks of channels of a lane
+constexpr int STEP_CHUNKS = TILE_N * 2 * PARTS;  // of the weights of an mma step
 
-static_assert(TILE_K * SIZE == 32, "a step is one mma");
+static_assert(TILE_K * sizeof(Factor) == 32, "a step is one mma");
 static_assert(TILE_M % (16 * ROWS * TILE_WARPS) == 0, "a warp multiplies whole tiles of 16 outputs");
 static_assert(MMAS_N % 2 == 0, "weights of two tiles of 8 channels are loaded at once");
 static_assert(MMAS_N % GROUP == 0, "a lane has whole chunks of channels");
 static_assert(PITCH % CHUNK == 0, "lines are copied in whole chunks");
-static_assert(PITCH >= (BLOCK_COLUMNS - 1) * STRIDE + TAPS + CHUNK - (SIZE == 2 ? 2 : 1),
+static_assert(PITCH >= (BLOCK_COLUMNS - 1) * STRIDE + TAPS + CHUNK - VALUES,
               "a line has the windows of every column, wherever in a chunk the first begins");
-
-// What there is to do, and how it is divided; the host's side is `TASK` in
-// conv_few_channels_mma.py.
-struct Task {
-  int rows, columns;  // of the result
-  int ph, pw;         // the pooling's padding, 0 or 1: its windows are 3×3, their stride 2
-  int strip;          // how many times a block computes ROWS rows
-  int steps;          // of K
-  int patch_nbytes;
-};
 
 // Copies the patch's lines: `rows` rows of each channel, from row `top` and element `left`, with
 // zeros outside of the image. By cp.async; or, where the image's rows are no whole chunks, so that
@@ -101,48 +92,75 @@ __device__ __forceinline__ unsigned tap_mask(const ConvShape& p, int lead, int t
 // Where a lane's fragments begin, and what of them counts.
 struct Operands {
   const unsigned char* patch;  // at the lane's first output and tap
-  const uint4* weights;        // [step][MMAS_N / 2][lane], at the lane
+  const uint4* weights;        // [step][part][MMAS_N / 2][lane], at the lane
   const int2* runs;            // of each step: where its two runs begin in the patch
   unsigned low, high;          // masks of the runs' taps
 };
 
-__device__ __forceinline__ unsigned word(const unsigned char* at, unsigned mask) {
-  return round_operand<STORAGE>(*reinterpret_cast<const unsigned*>(at) & mask);
+// Register i of A, of each part of the factors.
+__device__ __forceinline__ void load(unsigned (&left)[PARTS][4], int i, const unsigned char* at,
+                                     unsigned mask) {
+  if constexpr (TILE_SPLIT) {
+    const float2 pixels = *reinterpret_cast<const float2*>(at);
+    const SplitPair pair = split(pixels.x, pixels.y);
+    left[0][i] = pair.high & mask;
+    left[PARTS - 1][i] = pair.low & mask;
+  } else {
+    left[0][i] = round_operand<STORAGE>(*reinterpret_cast<const unsigned*>(at) & mask);
+  }
 }
 
+using Sums = float[ROWS][MMAS_M][MMAS_N][4];
+constexpr int SUMS = ROWS * MMAS_M * MMAS_N * 4;
 constexpr int NEXT = STRIDE * SIZE;  // bytes of the patch from an output to the next
+
+__device__ __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+  for (int i = 0; i < SUMS; ++i) (&sums[0][0][0][0])[i] = 0.0f;
+}
 
 // sums = A·B from row FIRST on; `down` is from a row to the next, in bytes of the patch.
 template <int FIRST>
-__device__ __forceinline__ void multiply(float (&sums)[ROWS][MMAS_M][MMAS_N][4],
-                                         const Operands& from, int steps, int down) {
-#pragma unroll
-  for (int i = 0; i < ROWS * MMAS_M * MMAS_N * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
+__device__ __forceinline__ void multiply(Sums& sums, const Operands& from, int steps, int down) {
+  Sums cross;  // of split factors, the products of different parts
+  clear(sums);
+  if constexpr (TILE_SPLIT) clear(cross);
   int2 next = from.runs[0];
 #pragma unroll 2
   for (int step = 0; step < steps; ++step) {
     const int2 run = next;
     next = from.runs[step + 1];  // of the last step something else, of which nothing is made
-    uint4 right[MMAS_N / 2];
+    uint4 right[PARTS][MMAS_N / 2];
 #pragma unroll
-    for (int i = 0; i < MMAS_N / 2; ++i) right[i] = from.weights[(step * (MMAS_N / 2) + i) * 32];
+    for (int i = 0; i < PARTS * MMAS_N / 2; ++i) {
+      (&right[0][0])[i] = from.weights[(step * (PARTS * MMAS_N / 2) + i) * 32];
+    }
 #pragma unroll
     for (int j = FIRST; j < ROWS; ++j) {
       const unsigned char* low = from.patch + j * down + run.x;
       const unsigned char* high = from.patch + j * down + run.y;
 #pragma unroll
       for (int i = 0; i < MMAS_M; ++i, low += 16 * NEXT, high += 16 * NEXT) {
-        const unsigned left[4] = {word(low, from.low), word(low + NEXT, from.low),
-                                  word(high, from.high), word(high + NEXT, from.high)};
+        unsigned left[PARTS][4];
+        load(left, 0, low, from.low);
+        load(left, 1, low + NEXT, from.low);
+        load(left, 2, high, from.high);
+        load(left, 3, high + NEXT, from.high);
+        // Of all channels one product after the other: what is added to a sum waits for the last.
 #pragma unroll
-        for (int n = 0; n < MMAS_N; n += 2) {
-          const uint4& pair = right[n / 2];
-          multiply_add<STORAGE>(sums[j][i][n], left, pair.x, pair.y);
-          multiply_add<STORAGE>(sums[j][i][n + 1], left, pair.z, pair.w);
+        for (int product = 0; product < PRODUCTS; ++product) {
+          float (&to)[MMAS_N][4] = product == 0 ? sums[j][i] : cross[j][i];
+#pragma unroll
+          for (int n = 0; n < MMAS_N; n += 2) {
+            const uint4& pair = right[product % 2][n / 2];
+            multiply_add<Factor>(to[n], left[product / 2], pair.x, pair.y);
+            multiply_add<Factor>(to[n + 1], left[product / 2], pair.z, pair.w);
+          }
         }
       }
     }
   }
+  if constexpr (TILE_SPLIT) join<SUMS>(&sums[0][0][0][0], &cross[0][0][0][0]);
 }
 
 // A lane's place: columns `column` + 16·i and the next one of mma tiles i, of the convolution; and
@@ -183,9 +201,8 @@ __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* 
 }
 
 // Rows of the convolution, from `row` on, as they are; `image` is where the output's image begins.
-__device__ __forceinline__ void write_rows(const float (&sums)[ROWS][MMAS_M][MMAS_N][4],
-                                           const ConvShape& p, const Lane& lane, int row,
-                                           STORAGE* image) {
+__device__ __forceinline__ void write_rows(const Sums& sums, const ConvShape& p, const Lane& lane,
+                                           int row, STORAGE* image) {
 #pragma unroll
   for (int j = 0; j < ROWS; ++j) {
     if (row + j >= p.oh) return;
@@ -269,79 +286,65 @@ __device__ __forceinline__ void write_pooled(const Pooled& pooled, const ConvSha
   }
 }
 
-// Grid: x, tiles of channels, innermost; of columns; strips of rows; images.
-// `weight`: [channel tiles][steps][MMAS_N / 2][32] chunks, in the order of fragments.
+// Grid: see `share_of`. `steps` are those of K.
+// `weight`: [channel tiles][steps][PARTS][MMAS_N / 2][32] chunks, in the order of fragments.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
-conv2d_few_channels_mma(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
+conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Factor* __restrict__ weight,
                         const float* __restrict__ bias, STORAGE* __restrict__ out,
-                        const ConvShape p, const Task task) {
+                        const ConvShape p, const Task task, const int steps,
+                        const int patch_nbytes) {
   extern __shared__ __align__(128) unsigned char shared[];
-  unsigned char* const weights = shared + STAGES * task.patch_nbytes;
-  int2* const runs = reinterpret_cast<int2*>(weights + task.steps * STEP_CHUNKS * 16);
-  float* const biases = reinterpret_cast<float*>(runs + (task.steps + 1) / 2 * 2);
+  unsigned char* const weights = shared + STAGES * patch_nbytes;
+  int2* const runs = reinterpret_cast<int2*>(weights + steps * STEP_CHUNKS * 16);
+  float* const biases = reinterpret_cast<float*>(runs + (steps + 1) / 2 * 2);
 
-  const int channel_tiles = (p.o + TILE_N - 1) / TILE_N;
   const int column_tiles = (task.columns * (POOL ? 2 : 1) + BLOCK_ADVANCE - 1) / BLOCK_ADVANCE;
-  const int turns = POOL ? task.rows : (task.rows + ROWS - 1) / ROWS;  // of ROWS rows of sums
-  const int strips = (turns + task.strip - 1) / task.strip;
-  unsigned block = blockIdx.x;
-  const int channel0 = block % channel_tiles * TILE_N;
-  block /= channel_tiles;
-  const int tile = block % column_tiles;
-  block /= column_tiles;
-  const int strip = block % strips * task.strip;
-  const unsigned n = block / strips;
-
-  // Row and column of the first sums. Pooled row t has rows 2t − ph to 2t − ph + 2: the last two
-  // are computed in turn t, the first in the turn before, for which a strip begins one earlier.
-  const int row0 = POOL ? 1 - task.ph : 0;
-  const int column0 = tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);
-  const int begin = strip - (POOL && (strip > 0 || task.ph == 0) ? 1 : 0);
-  const int end = min(strip + task.strip, turns);
+  const Share share = share_of(p, task, column_tiles);
+  const int column0 = share.tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);  // of the first sums
 
   // Windows begin at an even element, or one before it, in a patch that begins at a whole chunk.
-  const int lead = p.pw + (SIZE == 2 ? p.pw % 2 : 0);
+  const int lead = p.pw + p.pw % VALUES;
   const int left = (column0 * STRIDE - lead) & ~(CHUNK - 1);
-  const int patch_rows = (ROWS - 1) * p.sh + p.kh;
-  const STORAGE* const image = x + (size_t)n * p.c * p.h * p.w;
+  const int patch_rows = patch_rows_of(p);
+  const STORAGE* const image = x + (size_t)share.image * p.c * p.h * p.w;
   const auto fetch_turn = [&](int turn, int stage) {
-    const int top = (turn * ROWS + row0) * p.sh - p.ph;
-    fetch(image, p, patch_rows, top, left, shared + stage * task.patch_nbytes);
+    const int top = (turn * ROWS + share.row0) * p.sh - p.ph;
+    fetch(image, p, patch_rows, top, left, shared + stage * patch_nbytes);
   };
 
   const uint4* const packed = reinterpret_cast<const uint4*>(weight) +
-                              (size_t)(channel0 / TILE_N) * task.steps * STEP_CHUNKS;
-  for (int i = threadIdx.x; i < task.steps * STEP_CHUNKS; i += THREADS) {
+                              (size_t)(share.channel0 / TILE_N) * steps * STEP_CHUNKS;
+  for (int i = threadIdx.x; i < steps * STEP_CHUNKS; i += THREADS) {
     copy_async<16>(shared_address(weights + i * 16), packed + i, true);
   }
-  fetch_turn(begin, 0);
+  fetch_turn(share.begin, 0);
   copy_async_commit();
   // Where the runs of K begin in a patch: beyond the last line, in the zeros behind the patch.
 #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < 2 * task.steps; i += THREADS) {
+  for (unsigned i = threadIdx.x; i < 2 * steps; i += THREADS) {
     const unsigned line = i / RUNS, c = line / p.kh, r = line % p.kh;
     const int at = c < p.c ? c * patch_rows + r : p.c * patch_rows;
     reinterpret_cast<int*>(runs)[i] = at * PITCH_BYTES + i % RUNS * 16;
   }
   for (int i = threadIdx.x; i < TILE_N; i += THREADS) {
-    biases[i] = bias && channel0 + i < p.o ? bias[channel0 + i] : 0.0f;
+    biases[i] = bias && share.channel0 + i < p.o ? bias[share.channel0 + i] : 0.0f;
   }
   const int lines_nbytes = p.c * patch_rows * PITCH_BYTES;
-  for (int i = threadIdx.x * 16 + lines_nbytes; i < task.patch_nbytes; i += THREADS * 16) {
+  for (int i = threadIdx.x * 16 + lines_nbytes; i < patch_nbytes; i += THREADS * 16) {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
-      *reinterpret_cast<uint4*>(shared + stage * task.patch_nbytes + i) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(shared + stage * patch_nbytes + i) = make_uint4(0, 0, 0, 0);
     }
   }
 
   const int warp = threadIdx.x / 32, index = threadIdx.x % 32;
   const int across = warp * ADVANCE + index / 4 * 2;  // the lane's first column in the block
   const int channel = index % 4 * CHUNK;
-  const Lane lane{index, column0 + across, channel0 + channel, biases + channel};
+  const Lane lane{index, column0 + across, share.channel0 + channel, biases + channel};
   const int shift = column0 * STRIDE - lead - left;
-  const int at = (across * STRIDE + shift) * SIZE + index % 4 * 4;
+  const int at = (across * STRIDE + shift) * SIZE + index % 4 * VALUES * SIZE;
   Operands from{nullptr, reinterpret_cast<const uint4*>(weights) + index, runs};
-  if constexpr (SIZE == 2) {
+  if constexpr (VALUES == 2) {
     const int tap = index % 4 * 2;
     from.low = tap_mask(p, lead, tap) & 0xffffu | tap_mask(p, lead, tap + 1) & 0xffff0000u;
     from.high = from.low;  // the same taps of the next line
@@ -350,39 +353,39 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const STORAGE* __restrict
     from.high = tap_mask(p, lead, index % 4 + 4);
   }
 
-  STORAGE* const result = out + (size_t)n * task.rows * task.columns * p.o;
+  STORAGE* const result = out + (size_t)share.image * task.rows * task.columns * p.o;
   const int down = p.sh * PITCH_BYTES;
-  float sums[ROWS][MMAS_M][MMAS_N][4];
+  Sums sums;
   Pooled best;  // of the row of windows that the next turn ends
   best.clear();
 #pragma unroll 1
-  for (int turn = begin; turn < end; ++turn) {
-    const int stage = (turn - begin) % STAGES;
+  for (int turn = share.begin; turn < share.end; ++turn) {
+    const int stage = (turn - share.begin) % STAGES;
     copy_async_wait<0>();
     __syncthreads();  // the patch is there for all, and all have done with the other one
-    if (turn + 1 < end) fetch_turn(turn + 1, 1 - stage);
+    if (turn + 1 < share.end) fetch_turn(turn + 1, 1 - stage);
     copy_async_commit();
-    from.patch = shared + stage * task.patch_nbytes + at;
-    const int row = turn * ROWS + row0;
+    from.patch = shared + stage * patch_nbytes + at;
+    const int row = turn * ROWS + share.row0;
     if constexpr (POOL) {
       Pooled below;
       below.clear();
-      if (turn < strip) {
-        multiply<1>(sums, from, task.steps, down);
+      if (turn < share.strip) {
+        multiply<1>(sums, from, steps, down);
       } else {
-        multiply<0>(sums, from, task.steps, down);
+        multiply<0>(sums, from, steps, down);
         best.take(sums[0], p, lane);
       }
       if (row + 1 < p.oh) below.take(sums[1], p, lane);
-      if (turn >= strip) {
+      if (turn >= share.strip) {
         best.take(below);
-        const int column = (tile * BLOCK_ADVANCE + across) / 2 - 1;
+        const int column = (share.tile * BLOCK_ADVANCE + across) / 2 - 1;
         STORAGE* const line = result + (unsigned)(turn * task.columns) * p.o;
         write_pooled(best, p, lane, task.columns, column, line);
       }
       best = below;
     } else {
-      multiply<0>(sums, from, task.steps, down);
+      multiply<0>(sums, from, steps, down);
       write_rows(sums, p, lane, row, result);
     }
   }

@@ -9,15 +9,20 @@
 // t + TILE_STAGES − 1 while it multiplies tile t. The 16-byte chunks of a row are permuted (chunk
 // c of row i lies at c ^ i % 8): so eight rows' chunk c, which ldmatrix reads at once, and one
 // row's eight chunks, which a quarter of a warp writes at once, each touch all 32 banks once.
+//
+// With TILE_SPLIT pixels are float32, and lanes split what they load. Of a row of weights the first
+// half has the first parts of the tile's factors and the second half the second parts, in the order
+// in which ldmatrix brings pixels, four bytes a lane: see `load_pixels`.
 #include "async_copy.cuh"
 #include "conv.cuh"
 #include "mma.cuh"
+#include "split_products.cuh"
 #include "vector.cuh"
 
 constexpr int CHUNK = WIDTH<STORAGE>;  // elements of one copy
 constexpr int CHUNKS = 8;              // of a tile's row
 constexpr int ROW_BYTES = CHUNKS * 16;
-constexpr int STEPS = ROW_BYTES / 32;  // mma steps of a tile
+constexpr int STEPS = ROW_BYTES / 32 / PARTS;  // mma steps of a tile
 constexpr int THREADS = 32 * TILE_WARPS_M * TILE_WARPS_N;
 constexpr int WARP_M = TILE_M / TILE_WARPS_M, WARP_N = TILE_N / TILE_WARPS_N;
 constexpr int MMAS_M = WARP_M / 16, MMAS_N = WARP_N / 8;  // mma tiles of a warp
@@ -121,37 +126,67 @@ __device__ __forceinline__ void fetch_weights(const STORAGE* weight, int channel
   }
 }
 
-// sums += A·Bᵀ over one tile; `a` and `b` are where the lane's ldmatrix begins.
-__device__ __forceinline__ void multiply(float (&sums)[MMAS_M][MMAS_N][4], unsigned a,
-                                         unsigned b) {
+// A's fragments of a step in mma tile `i`. A step takes chunks 2·step and 2·step + 1: the
+// permutation lets it be flipped into the address, whose bits 4 to 6 are the chunk. Of float32
+// pixels to be split it takes four chunks: ldmatrix brings lane l elements l % 4 of each, and those
+// of two chunks side by side make a register. So element 4·i + q of 16 is in place 2·q + i of eight,
+// or 8 + 2·q + i − 2 from the third chunk on.
+__device__ __forceinline__ void load_pixels(unsigned (&left)[PARTS][4], unsigned a, int step,
+                                            int i) {
+  if constexpr (TILE_SPLIT) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned loaded[4];
+      load_matrices(loaded, (a ^ (step * 64 + half * 32)) + i * 16 * ROW_BYTES);
+#pragma unroll
+      for (int rows = 0; rows < 2; ++rows) {
+        const SplitPair pair =
+            split(__uint_as_float(loaded[rows]), __uint_as_float(loaded[rows + 2]));
+        left[0][half * 2 + rows] = pair.high;
+        left[PARTS - 1][half * 2 + rows] = pair.low;
+      }
+    }
+  } else {
+    load_matrices(left[0], (a ^ step * 32) + i * 16 * ROW_BYTES);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) left[0][v] = round_operand<STORAGE>(left[0][v]);
+  }
+}
+
+using Sums = float[MMAS_M][MMAS_N][4];
+
+// sums += A·Bᵀ over one tile, and to `cross` what split factors make besides; `a` and `b` are where
+// the lane's ldmatrix begins.
+__device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned a, unsigned b) {
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    unsigned left[MMAS_M][4], right[MMAS_N / 2][4];
-    // A step takes chunks 2·step and 2·step + 1: the permutation lets it be flipped into the
-    // address, whose bits 4 to 6 are the chunk.
+    unsigned left[MMAS_M][PARTS][4], right[PARTS][MMAS_N / 2][4];
 #pragma unroll
-    for (int i = 0; i < MMAS_M; ++i) {
-      load_matrices(left[i], (a ^ step * 32) + i * 16 * ROW_BYTES);
+    for (int i = 0; i < MMAS_M; ++i) load_pixels(left[i], a, step, i);
 #pragma unroll
-      for (int v = 0; v < 4; ++v) left[i][v] = round_operand<STORAGE>(left[i][v]);
-    }
+    for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
-    for (int j = 0; j < MMAS_N / 2; ++j) {
-      load_matrices(right[j], (b ^ step * 32) + j * 16 * ROW_BYTES);
+      for (int j = 0; j < MMAS_N / 2; ++j) {
+        load_matrices(right[part][j], (b ^ (part * 64 + step * 32)) + j * 16 * ROW_BYTES);
+      }
     }
 #pragma unroll
     for (int i = 0; i < MMAS_M; ++i) {
 #pragma unroll
-      for (int j = 0; j < MMAS_N; ++j) {
-        const unsigned* pair = right[j / 2] + j % 2 * 2;
-        multiply_add<STORAGE>(sums[i][j], left[i], pair[0], pair[1]);
+      for (int product = 0; product < PRODUCTS; ++product) {
+        float (&to)[MMAS_N][4] = product == 0 ? sums[i] : cross[i];
+#pragma unroll
+        for (int j = 0; j < MMAS_N; ++j) {
+          const unsigned* pair = right[product % 2][j / 2] + j % 2 * 2;
+          multiply_add<Factor>(to[j], left[i][product / 2], pair[0], pair[1]);
+        }
       }
     }
   }
 }
 
 // From fragments to shared memory, [TILE_M][PITCH], so that rows can be written out in a piece.
-__device__ __forceinline__ void lay_down(const float (&sums)[MMAS_M][MMAS_N][4], float* tile) {
+__device__ __forceinline__ void lay_down(const Sums& sums, float* tile) {
 #pragma unroll
   for (int i = 0; i < MMAS_M; ++i) {
 #pragma unroll
@@ -282,7 +317,7 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
   const unsigned a = base + row_a * ROW_BYTES + (lane / 16 ^ lane % 8) * 16;
   const unsigned b = base + BYTES_A + row_b * ROW_BYTES + (lane / 8 % 2 ^ lane % 8) * 16;
 
-  float sums[MMAS_M][MMAS_N][4] = {};
+  Sums sums = {}, cross = {};
 #pragma unroll
   for (int stage = 0; stage < TILE_STAGES - 1; ++stage) {
     if (stage < tiles) {
@@ -299,7 +334,7 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
     const bool more = t + TILE_STAGES - 1 < tiles;
     if (more) fetch(next);
     copy_async_commit();
-    multiply(sums, a + stage * STAGE_BYTES, b + stage * STAGE_BYTES);
+    multiply(sums, cross, a + stage * STAGE_BYTES, b + stage * STAGE_BYTES);
     if (more) store(next);  // after the product, so that gathering waits for memory meanwhile
     stage = stage + 1 < TILE_STAGES ? stage + 1 : 0;
     next = next + 1 < TILE_STAGES ? next + 1 : 0;
@@ -307,6 +342,7 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
 
   copy_async_wait<0>();
   __syncthreads();
+  if constexpr (TILE_SPLIT) join<MMAS_M * MMAS_N * 4>(&sums[0][0][0], &cross[0][0][0]);
   float* tile = reinterpret_cast<float*>(shared);
   lay_down(sums, tile + (warp_m + lane / 4) * PITCH + warp_n + lane % 4 * 2);
   __syncthreads();
