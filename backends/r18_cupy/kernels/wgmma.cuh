@@ -49,10 +49,12 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
   WGMMA_NAMES_32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
   "%46, %47"
-#define WGMMA_NAMES_64 \
+#define WGMMA_NAMES_56 \
   WGMMA_NAMES_48 ", " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
-  "%62, %63"
+  "%48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_NAMES_64 \
+  WGMMA_NAMES_56 ", " \
+  "%56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_NAMES_88 \
   WGMMA_NAMES_64 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, " \
@@ -77,6 +79,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
 #define WGMMA_SUMS_16(i) WGMMA_SUMS_8(i), WGMMA_SUMS_8(i + 8)
 #define WGMMA_SUMS_32 WGMMA_SUMS_16(0), WGMMA_SUMS_16(16)
 #define WGMMA_SUMS_48 WGMMA_SUMS_32, WGMMA_SUMS_16(32)
+#define WGMMA_SUMS_56 WGMMA_SUMS_48, WGMMA_SUMS_8(48)
 #define WGMMA_SUMS_64 WGMMA_SUMS_48, WGMMA_SUMS_16(48)
 #define WGMMA_SUMS_88 WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_8(80)
 #define WGMMA_SUMS_104 WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80), WGMMA_SUMS_8(96)
@@ -105,6 +108,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
 
 WGMMA_OF_EACH_TYPE(64, 32, 32, 33)
 WGMMA_OF_EACH_TYPE(96, 48, 48, 49)
+WGMMA_OF_EACH_TYPE(112, 56, 56, 57)
 WGMMA_OF_EACH_TYPE(128, 64, 64, 65)
 WGMMA_OF_EACH_TYPE(176, 88, 88, 89)
 WGMMA_OF_EACH_TYPE(208, 104, 104, 105)
