@@ -8,6 +8,7 @@ from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18_cupy.conv_direct import Direct, DirectTiled
 from r18_cupy.conv_few_channels import few_channels_kernels
 from r18_cupy.conv_few_channels_mma import few_channels_mma_kernels
+from r18_cupy.conv_few_channels_wgmma import few_channels_wgmma_kernels
 from r18_cupy.conv_im2col import im2col_kernels
 from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv_implicit_gemm_mma import implicit_gemm_mma_kernels
@@ -36,6 +37,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *im2col_kernels(),
         *(DirectTiled(precision) for precision in PRECISIONS),
         *(Direct(precision) for precision in PRECISIONS),
+        *few_channels_wgmma_kernels(),
         *few_channels_mma_kernels(),
         *linear_wgmma_kernels(),
         *few_channels_kernels(),

@@ -75,6 +75,11 @@ class FewChannelsTile(TileConfig, ABC):
     @abstractmethod
     def threads(self) -> int: ...
 
+    @property
+    def shared_limit(self) -> int:
+        """The most bytes of shared memory that a block may have."""
+        return MAX_SHARED_NBYTES
+
     @abstractmethod
     def column_tiles(self, problem: Problem) -> int:
         """Blocks along a row of the result."""
@@ -132,7 +137,7 @@ def possible_blockings(
     """The tiles that fit in shared memory, with the strips that divide an image most evenly."""
     turns = turns_of(problem)
     strips = sorted({ceil_div(turns, count) for count in range(1, min(turns, MAX_STRIPS) + 1)})
-    fitting = (tile for tile in tiles if tile.shared_nbytes(problem) <= MAX_SHARED_NBYTES)
+    fitting = (tile for tile in tiles if tile.shared_nbytes(problem) <= tile.shared_limit)
     return tuple(Blocking(tile, strip) for tile in fitting for strip in strips)
 
 
@@ -199,9 +204,10 @@ class FewChannels(CudaKernel):
         if max(h + 2 * op.padding[0], w + 2 * op.padding[1]) > MAX_REACH:
             return f"indexes with 32 bits; the padded image has over {MAX_REACH} rows or columns"
         if not possible_blockings(problem, self.tiles):
+            most = max(tile.shared_limit for tile in self.tiles)
             return (
                 "its weights and the image under a turn's windows do not fit in the "
-                f"{MAX_SHARED_NBYTES} bytes of shared memory that a block has"
+                f"{most} bytes of shared memory that a block has"
             )
         if self.packed_size(op) > MAX_ELEMENTS:
             return "indexes with 32 bits; the packed weights have too many elements"

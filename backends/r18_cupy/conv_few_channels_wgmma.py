@@ -1,0 +1,195 @@
+"""Images of few channels with their max-pooling on Hopper's tensor cores: fp16, bf16 and tf32.
+
+Reads NCHW, writes NHWC. K runs over the rows of a window and in each over its pixels, which have
+all their channels side by side. See kernels/conv2d_maxpool2d_few_channels_wgmma.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from r18.backend import Array
+from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
+from r18.precision import BF16, FP16, TF32, Precision
+from r18_cupy.compiler import Entry
+from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
+from r18_cupy.few_channels import (
+    ROWS,
+    STRIDE,
+    Blocking,
+    FewChannels,
+    FewChannelsTile,
+    conv_op,
+    pool_padding,
+)
+from r18_cupy.launch import ceil_div, struct
+
+SOURCE = "conv2d_maxpool2d_few_channels_wgmma"
+PIXEL = 4  # channels of a pixel in shared memory
+MAX_WINDOW = 8  # columns
+MULTIPLIERS, FEEDERS = 128, 64  # threads
+CHUNK_BYTES = 16  # of K: a row of a core matrix
+CORE_ROWS = 8
+STEP_CHUNKS = 2
+BARRIER_NBYTES = 128
+SHARED_NBYTES = 227 * 1024  # a block's, of the device
+
+# The host's side of `Task` in the device code.
+TASK = np.dtype([(name, np.int32) for name in ("rows", "columns", "strip", "steps", "ring")])
+
+# Of an H200, as in conv_implicit_gemm_wgmma.py.
+PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
+POOL_CYCLES = 8  # of a block for eight columns of a row of sums
+
+
+@dataclass(frozen=True)
+class FewChannelsWgmmaTile(FewChannelsTile):
+    """k: products of a step."""
+
+    @property
+    def threads(self) -> int:
+        return MULTIPLIERS + FEEDERS
+
+    @property
+    def shared_limit(self) -> int:
+        return SHARED_NBYTES
+
+    @property
+    def itemsize(self) -> int:
+        return STEP_CHUNKS * CHUNK_BYTES // self.k
+
+    @property
+    def columns(self) -> int:
+        """Of the convolution, that a block computes."""
+        return self.m // ROWS
+
+    def column_tiles(self, problem: Problem) -> int:
+        """Each begins with a window that the one to the left has; but for the first."""
+        return max(ceil_div(problem.output[3] - 1, self.columns // 2 - 1), 1)
+
+    @property
+    def line_nbytes(self) -> int:
+        """Two planes of a line of the image, each a chunk for every two pixels."""
+        return 2 * (self.columns - 1 + MAX_WINDOW // STRIDE) * CHUNK_BYTES
+
+    def shared_nbytes(self, problem: Problem) -> int:
+        """Barriers, weights, the ring of lines, and zeros for the columns of a chunk."""
+        op = conv_op(problem)
+        weights = steps_of(op, self.itemsize) * op.kernel_size[0] * STEP_CHUNKS * self.n
+        zeros = self.columns * CHUNK_BYTES
+        lines = ring_of(op) * self.line_nbytes
+        return BARRIER_NBYTES + weights * CHUNK_BYTES + lines + zeros
+
+    def turn_cycles(self, problem: Problem) -> float:
+        """Of products, and of pooling, in which the tensor cores wait for this block."""
+        op = conv_op(problem)
+        depth = steps_of(op, self.itemsize) * op.kernel_size[0] * self.k
+        products = self.m * self.n * depth * self.itemsize / PRODUCT_BYTES_A_CYCLE
+        return products + POOL_CYCLES * self.m / CORE_ROWS
+
+
+def tiles_of(precision: Precision) -> tuple[FewChannelsWgmmaTile, ...]:
+    """The tilings that are compiled: a row of an image of 224 pixels, and half of one."""
+    k = STEP_CHUNKS * CHUNK_BYTES // precision.dtype.itemsize
+    return tuple(FewChannelsWgmmaTile(ROWS * columns, 64, k, blocks=2) for columns in (112, 64))
+
+
+def chunks_of(op: Conv2d, itemsize: int) -> int:
+    """Chunks of a window's row: pixels, of 16 bits two in one."""
+    return ceil_div(op.kernel_size[1] * PIXEL * itemsize, CHUNK_BYTES)
+
+
+def steps_of(op: Conv2d, itemsize: int) -> int:
+    """wgmma steps of a window's row."""
+    return ceil_div(chunks_of(op, itemsize), STEP_CHUNKS)
+
+
+def ring_of(op: Conv2d) -> int:
+    """Lines of the image in shared memory: a turn's, and those that the next one adds."""
+    return STRIDE + op.kernel_size[0] + ROWS * STRIDE
+
+
+def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
+    """OIHW to [tile of n channels][kh][step][chunk][n/8][8 channels][16 bytes], storage format.
+
+    A chunk is PIXEL channels of one pixel, or of two of 16 bits; zeros beyond window and channels.
+    """
+    itemsize = precision.dtype.itemsize
+    o, c, kh, kw = weight.shape
+    pixels = CHUNK_BYTES // (PIXEL * itemsize)
+    tiles, steps = ceil_div(o, n), steps_of(op, itemsize)
+    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        stored = np.asarray(weight, precision.dtype)
+    windows = np.zeros((tiles * n, kh, steps * STEP_CHUNKS * pixels, PIXEL), precision.dtype)
+    windows[:o, :, :kw, :c] = stored.transpose(0, 2, 3, 1)
+    if precision.multiply == "tf32":
+        windows = round_to_tf32(windows)
+    axes = (tiles, n // CORE_ROWS, CORE_ROWS, kh, steps, STEP_CHUNKS, pixels * PIXEL)
+    return np.ascontiguousarray(windows.reshape(axes).transpose(0, 3, 4, 5, 1, 2, 6))
+
+
+@dataclass(frozen=True, eq=False)
+class FewChannelsWgmma(FewChannels):
+    """The convolution and its max-pooling. Bits are the same whatever the tile."""
+
+    op = ConvMaxPool
+    algorithm = "few_channels_wgmma"
+    truncates: ClassVar[bool] = True
+    minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
+    family: ClassVar[str | None] = "sm_90a"
+
+    layout: Layout = Layout.NHWC
+
+    @property
+    def all_tiles(self) -> tuple[FewChannelsWgmmaTile, ...]:
+        return tiles_of(self.precision)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        sizes = {PIXEL, MAX_WINDOW}
+        for tile in self.all_tiles:
+            sizes |= {tile.columns // 2, tile.columns, tile.n}
+        return tuple(sorted(sizes))
+
+    def entry(self, tile: FewChannelsTile) -> Entry:
+        return Entry(SOURCE, SOURCE, (self.storage, *tile.defines), self.family)
+
+    def refuses_window(self, op: Conv2d) -> str | None:
+        if op.in_channels > PIXEL:
+            return f"takes images of at most {PIXEL} channels, not {op.in_channels}"
+        if op.stride[0] != STRIDE:
+            return f"takes windows with a vertical stride of {STRIDE}, not {op.stride[0]}"
+        if op.kernel_size[1] > MAX_WINDOW:
+            return f"takes windows of at most {MAX_WINDOW} columns, not {op.kernel_size[1]}"
+        if self.precision.dtype.itemsize == 2 and op.out_channels % 2:
+            return f"writes 2 channels at once, and {op.out_channels} is no multiple of it"
+        return None
+
+    def refuses(self, problem: Problem) -> str | None:
+        if (reason := super().refuses(problem)) is not None:
+            return reason
+        if pool_padding(problem) != (1, 1):
+            return "pools windows with a padding of 1 and no others"
+        return None
+
+    def packed_size(self, op: Conv2d) -> int:
+        tile = self.all_tiles[0]
+        channels = ceil_div(op.out_channels, tile.n) * tile.n
+        return channels * op.kernel_size[0] * steps_of(op, tile.itemsize) * tile.k
+
+    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        packed = pack_weight(weights[0], conv_op(problem), self.precision, self.all_tiles[0].n)
+        return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
+
+    def task(self, problem: Problem, blocking: Blocking) -> np.ndarray[Any, Any]:
+        op = conv_op(problem)
+        steps = steps_of(op, self.precision.dtype.itemsize)
+        fields = (*problem.output[2:], blocking.strip, steps, ring_of(op))
+        return struct(np.array([fields], TASK))
+
+
+def few_channels_wgmma_kernels() -> tuple[FewChannelsWgmma, ...]:
+    return tuple(FewChannelsWgmma(precision) for precision in (FP16, BF16, TF32))
