@@ -1,4 +1,4 @@
-"""Images of few channels with their max-pooling on Hopper's tensor cores: fp16, bf16 and tf32.
+"""Images of few channels with their max-pooling on Hopper's tensor cores.
 
 Reads NCHW, writes NHWC. K runs over the rows of a window and in each over its pixels, which have
 all their channels side by side. See kernels/conv2d_maxpool2d_few_channels_wgmma.cu.
@@ -13,7 +13,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
-from r18.precision import BF16, FP16, TF32, Precision
+from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
 from r18_cupy.few_channels import (
@@ -26,28 +26,41 @@ from r18_cupy.few_channels import (
     pool_padding,
 )
 from r18_cupy.launch import ceil_div, struct
+from r18_cupy.split import is_split, split
 
 SOURCE = "conv2d_maxpool2d_few_channels_wgmma"
 PIXEL = 4  # channels of a pixel in shared memory
 MAX_WINDOW = 8  # columns
 MULTIPLIERS, FEEDERS = 128, 64  # threads
+PLANES = 2  # of a line of the image, or of either half of its split factors
 CHUNK_BYTES = 16  # of K: a row of a core matrix
 CORE_ROWS = 8
 STEP_CHUNKS = 2
 BARRIER_NBYTES = 128
 SHARED_NBYTES = 227 * 1024  # a block's, of the device
 
-# The host's side of `Task` in the device code.
-TASK = np.dtype([(name, np.int32) for name in ("rows", "columns", "strip", "steps", "ring")])
-
 # Of an H200, as in conv_implicit_gemm_wgmma.py.
 PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
+SPLIT_PRODUCTS = 3  # of split factors that make one
 POOL_CYCLES = 8  # of a block for eight columns of a row of sums
 
 
 @dataclass(frozen=True)
 class FewChannelsWgmmaTile(FewChannelsTile):
-    """k: products of a step."""
+    """k: products of a step. split: whether factors are two float16 numbers each."""
+
+    split: bool = False
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        """`SPLIT` is there or not, as in the kernels of `r18_cupy.wgmma`."""
+        names = [(name, value) for name, value in super().defines if name != "TILE_SPLIT"]
+        return (*names, *((("SPLIT", 1),) if self.split else ()))
+
+    @property
+    def halves(self) -> int:
+        """Of a factor."""
+        return 2 if self.split else 1
 
     @property
     def threads(self) -> int:
@@ -72,13 +85,15 @@ class FewChannelsWgmmaTile(FewChannelsTile):
 
     @property
     def line_nbytes(self) -> int:
-        """Two planes of a line of the image, each a chunk for every two pixels."""
-        return 2 * (self.columns - 1 + MAX_WINDOW // STRIDE) * CHUNK_BYTES
+        """Planes of a line of the image, each a chunk for every two pixels."""
+        pairs = self.columns - 1 + MAX_WINDOW // STRIDE
+        return self.halves * PLANES * pairs * CHUNK_BYTES
 
     def shared_nbytes(self, problem: Problem) -> int:
         """Barriers, weights, the ring of lines, and zeros for the columns of a chunk."""
         op = conv_op(problem)
-        weights = steps_of(op, self.itemsize) * op.kernel_size[0] * STEP_CHUNKS * self.n
+        steps = steps_of(op, self.itemsize) * op.kernel_size[0]
+        weights = self.halves * steps * STEP_CHUNKS * self.n
         zeros = self.columns * CHUNK_BYTES
         lines = ring_of(op) * self.line_nbytes
         return BARRIER_NBYTES + weights * CHUNK_BYTES + lines + zeros
@@ -88,13 +103,27 @@ class FewChannelsWgmmaTile(FewChannelsTile):
         op = conv_op(problem)
         depth = steps_of(op, self.itemsize) * op.kernel_size[0] * self.k
         products = self.m * self.n * depth * self.itemsize / PRODUCT_BYTES_A_CYCLE
+        if self.split:
+            products *= SPLIT_PRODUCTS
         return products + POOL_CYCLES * self.m / CORE_ROWS
 
 
 def tiles_of(precision: Precision) -> tuple[FewChannelsWgmmaTile, ...]:
-    """The tilings that are compiled: a row of an image of 224 pixels, and half of one."""
-    k = STEP_CHUNKS * CHUNK_BYTES // precision.dtype.itemsize
-    return tuple(FewChannelsWgmmaTile(ROWS * columns, 64, k, blocks=2) for columns in (112, 64))
+    """The tilings that are compiled: a row of an image of 224 pixels, and half of one.
+
+    Of split factors a whole row takes the shared memory of a multiprocessor for itself.
+    """
+    split = is_split(precision)
+    k = STEP_CHUNKS * CHUNK_BYTES // factor_itemsize(precision)
+    return (
+        FewChannelsWgmmaTile(ROWS * 112, 64, k, blocks=1 if split else 2, split=split),
+        FewChannelsWgmmaTile(ROWS * 64, 64, k, blocks=2, split=split),
+    )
+
+
+def factor_itemsize(precision: Precision) -> int:
+    """Bytes of what the unit multiplies."""
+    return 2 if is_split(precision) else precision.dtype.itemsize
 
 
 def chunks_of(op: Conv2d, itemsize: int) -> int:
@@ -113,11 +142,12 @@ def ring_of(op: Conv2d) -> int:
 
 
 def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
-    """OIHW to [tile of n channels][kh][step][chunk][n/8][8 channels][16 bytes], storage format.
+    """OIHW to [tile of n channels][kh][step][half][chunk][n/8][8 channels][16 bytes].
 
     A chunk is PIXEL channels of one pixel, or of two of 16 bits; zeros beyond window and channels.
+    Split factors have a high and a low half.
     """
-    itemsize = precision.dtype.itemsize
+    itemsize = factor_itemsize(precision)
     o, c, kh, kw = weight.shape
     pixels = CHUNK_BYTES // (PIXEL * itemsize)
     tiles, steps = ceil_div(o, n), steps_of(op, itemsize)
@@ -127,8 +157,10 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
     windows[:o, :, :kw, :c] = stored.transpose(0, 2, 3, 1)
     if precision.multiply == "tf32":
         windows = round_to_tf32(windows)
+    halves = np.stack(split(windows) if is_split(precision) else (windows,))
     axes = (tiles, n // CORE_ROWS, CORE_ROWS, kh, steps, STEP_CHUNKS, pixels * PIXEL)
-    return np.ascontiguousarray(windows.reshape(axes).transpose(0, 3, 4, 5, 1, 2, 6))
+    packed = halves.reshape(len(halves), *axes).transpose(1, 4, 5, 0, 6, 2, 3, 7)
+    return np.ascontiguousarray(packed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +187,8 @@ class FewChannelsWgmma(FewChannels):
         return tuple(sorted(sizes))
 
     def entry(self, tile: FewChannelsTile) -> Entry:
-        return Entry(SOURCE, SOURCE, (self.storage, *tile.defines), self.family)
+        macros = (self.storage, *tile.defines, ("POOL", 1))
+        return Entry(SOURCE, SOURCE, macros, self.family)
 
     def refuses_window(self, op: Conv2d) -> str | None:
         if op.in_channels > PIXEL:
@@ -178,18 +211,17 @@ class FewChannelsWgmma(FewChannels):
     def packed_size(self, op: Conv2d) -> int:
         tile = self.all_tiles[0]
         channels = ceil_div(op.out_channels, tile.n) * tile.n
-        return channels * op.kernel_size[0] * steps_of(op, tile.itemsize) * tile.k
+        return channels * op.kernel_size[0] * steps_of(op, tile.itemsize) * tile.k * tile.halves
 
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         packed = pack_weight(weights[0], conv_op(problem), self.precision, self.all_tiles[0].n)
         return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
 
-    def task(self, problem: Problem, blocking: Blocking) -> np.ndarray[Any, Any]:
+    def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
+        """Steps of a window's row, and lines of the ring."""
         op = conv_op(problem)
-        steps = steps_of(op, self.precision.dtype.itemsize)
-        fields = (*problem.output[2:], blocking.strip, steps, ring_of(op))
-        return struct(np.array([fields], TASK))
+        return np.int32(steps_of(op, factor_itemsize(self.precision))), np.int32(ring_of(op))
 
 
 def few_channels_wgmma_kernels() -> tuple[FewChannelsWgmma, ...]:
-    return tuple(FewChannelsWgmma(precision) for precision in (FP16, BF16, TF32))
+    return tuple(FewChannelsWgmma(precision) for precision in (FP16, BF16, TF32, FP16X3))

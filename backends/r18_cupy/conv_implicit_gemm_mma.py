@@ -32,7 +32,7 @@ from r18_cupy.launch import (
     X,
     ceil_div,
 )
-from r18_cupy.split import split
+from r18_cupy.split import is_split, split
 from r18_cupy.tile import TileConfig
 
 CHUNK_BYTES = 16  # of a copy
@@ -97,11 +97,6 @@ def tiles_of(precision: Precision) -> tuple[MmaTile, ...]:
 def chunk_of(precision: Precision) -> int:
     """Elements of one 16-byte copy."""
     return CHUNK_BYTES // precision.dtype.itemsize
-
-
-def is_split(precision: Precision) -> bool:
-    """Whether factors are multiplied as two float16 numbers each."""
-    return precision.multiply == "fp16x2"
 
 
 def gathers(op: Conv2d, precision: Precision) -> bool:

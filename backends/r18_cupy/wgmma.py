@@ -21,7 +21,7 @@ from r18_cupy.conv import ConvKernel
 from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
 from r18_cupy.kernel import MAX_ELEMENTS
 from r18_cupy.launch import Pointer, Role, ceil_div
-from r18_cupy.split import split
+from r18_cupy.split import is_split, split
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap
 from r18_cupy.tile import TileConfig
 
@@ -70,11 +70,6 @@ class WgmmaTile(TileConfig):
 def chunk_of(precision: Precision) -> int:
     """Channels of 16 bytes."""
     return CHUNK_BYTES // precision.dtype.itemsize
-
-
-def is_split(precision: Precision) -> bool:
-    """Whether factors are multiplied as two float16 numbers each."""
-    return precision.multiply == "fp16x2"
 
 
 def steps_of(precision: Precision) -> int:

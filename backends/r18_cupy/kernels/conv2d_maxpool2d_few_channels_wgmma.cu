@@ -13,43 +13,47 @@
 // of the window's, and may be infinite, of which a zero weight would not rid the sum. So the last
 // chunk is read from a second plane, in which every odd pixel is zero.
 //
+// With SPLIT, factors are float numbers that are multiplied as two float16 ones each (split.cuh): a
+// line has planes of high halves and, behind them, of low ones, and so have the weights of a step.
+//
 // One warpgroup multiplies and pools, row after row down a strip of the image; two warps bring the
 // lines of the image that the next turn needs into a ring.
 #include "async_copy.cuh"
-#include "conv.cuh"
 #include "dependent_launch.cuh"
+#include "few_channels.cuh"
 #include "mma.cuh"
 #include "pair.cuh"
 #include "reduce.cuh"
+#include "split.cuh"
 #include "tensor_copy.cuh"
 #include "wgmma.cuh"
 
-constexpr int SIZE = sizeof(STORAGE);
+#ifdef SPLIT
+using Factor = __half;
+constexpr int HALVES = 2;  // of a factor
+#else
+using Factor = STORAGE;
+constexpr int HALVES = 1;
+#endif
+constexpr int SIZE = sizeof(Factor);
 constexpr int COLUMNS = TILE_M / 2;  // of a row of the convolution
 constexpr int PIXEL = 4;             // channels
-constexpr int STRIDE = 2;
 constexpr int MAX_WINDOW = 8;        // columns
 constexpr int MULTIPLIERS = 128, FEEDERS = 64, THREADS = MULTIPLIERS + FEEDERS;
 constexpr int PAIRS = COLUMNS - 1 + MAX_WINDOW / STRIDE;  // of pixels, in a line: chunks of a plane
-constexpr int PLANE_BYTES = PAIRS * 16, LINE_BYTES = 2 * PLANE_BYTES;
+constexpr int PLANE_BYTES = PAIRS * 16, HALF_BYTES = 2 * PLANE_BYTES;
+constexpr int LINE_BYTES = HALVES * HALF_BYTES;
 constexpr int CHUNK_PIXELS = SIZE == 2 ? 2 : 1;
-constexpr int STEP_BYTES = 64 * 32;  // of weights: 64 channels by a step of K
+constexpr int MATRIX_BYTES = 64 * 32, STEP_BYTES = HALVES * MATRIX_BYTES;  // of a step's weights
 constexpr int AHEAD = 4;             // pairs of pixels that a feeder has on their way at once
 
 static_assert(TILE_N == 64, "a warpgroup multiplies 64 channels");
 static_assert(TILE_K * SIZE == 32, "a step is one wgmma");
 static_assert(COLUMNS % 8 == 0, "columns come in core matrices of eight");
 
-using Sums = float[COLUMNS / 2];  // of a thread, see wgmma.cuh
+static_assert(POOL, "sums are pooled, never stored");
 
-// What there is to do, and how it is divided; the host's side is `TASK` in
-// conv_few_channels_wgmma.py.
-struct Task {
-  int rows, columns;  // of the result
-  int strip;          // rows of the result that a block computes
-  int steps;          // of K, in a line of a window
-  int ring;           // lines of the image in shared memory
-};
+using Sums = float[COLUMNS / 2];  // of a thread, see wgmma.cuh
 
 // Matrices without permutation: from eight rows to the next eight, and from 16 bytes of K to the
 // next (PTX ISA, "Strides"; "Canonical layouts", K-major without swizzling).
@@ -61,7 +65,7 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned address, unsig
 
 // Two adjacent pixels with their channels.
 template <typename T>
-struct PixelPair {
+struct alignas(16) PixelPair {
   T at[2][PIXEL];
 };
 
@@ -84,33 +88,41 @@ __device__ __forceinline__ PixelPair<T> pixels_at(const T* __restrict__ image, c
   return pair;
 }
 
-template <typename T>
-__device__ __forceinline__ void store_chunk(unsigned address, const T (&values)[16 / sizeof(T)]) {
-  const uint4 chunk = *reinterpret_cast<const uint4*>(values);
+__device__ __forceinline__ void store_chunk(unsigned address, const uint4& chunk) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(chunk.x),
                "r"(chunk.y), "r"(chunk.z), "r"(chunk.w)
                : "memory");
 }
 
-// Writes pair `index` of a line that begins at `line`.
+// Writes the chunks of a pair of pixels at `at` of each of a line's planes: of 16-bit values both
+// pixels, and the first beside zeros.
+__device__ __forceinline__ void store_both(unsigned at, const uint4& both) {
+  store_chunk(at, both);
+  store_chunk(at + PLANE_BYTES, make_uint4(both.x, both.y, 0, 0));
+}
+
 template <typename T>
-__device__ __forceinline__ void store_pair(unsigned line, int index, const PixelPair<T>& pair) {
-  const unsigned at = line + index * 16;
+__device__ __forceinline__ void store_pair(unsigned at, const PixelPair<T>& pair) {
+  if constexpr (HALVES == 2) {
+    SplitPair of[2 * PIXEL / 2];
 #pragma unroll
-  for (int plane = 0; plane < 2; ++plane) {
-    alignas(16) T chunk[16 / sizeof(T)];
-#pragma unroll
-    for (int c = 0; c < PIXEL; ++c) {
-      if constexpr (sizeof(T) == 2) {
-        chunk[c] = pair.at[0][c];
-        chunk[PIXEL + c] = plane == 0 ? pair.at[1][c] : from_float<T>(0.0f);
-      } else {
-        // The unit would cut off what is rounded here.
-        const unsigned bits = __float_as_uint(pair.at[plane][c]);
-        chunk[c] = __uint_as_float(round_operand<T>(bits));
-      }
+    for (int i = 0; i < 2 * PIXEL / 2; ++i) {
+      of[i] = split(pair.at[i / 2][i % 2 * 2], pair.at[i / 2][i % 2 * 2 + 1]);
     }
-    store_chunk<T>(at + plane * PLANE_BYTES, chunk);
+    store_both(at, make_uint4(of[0].high, of[1].high, of[2].high, of[3].high));
+    store_both(at + HALF_BYTES, make_uint4(of[0].low, of[1].low, of[2].low, of[3].low));
+  } else if constexpr (sizeof(T) == 2) {
+    store_both(at, *reinterpret_cast<const uint4*>(&pair));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned bits[PIXEL];  // the unit would cut off what is rounded here
+#pragma unroll
+      for (int c = 0; c < PIXEL; ++c) {
+        bits[c] = round_operand<T>(__float_as_uint(pair.at[i][c]));
+      }
+      store_chunk(at + i * PLANE_BYTES, make_uint4(bits[0], bits[1], bits[2], bits[3]));
+    }
   }
 }
 
@@ -119,7 +131,7 @@ __device__ __forceinline__ void store_pair(unsigned line, int index, const Pixel
 __device__ __forceinline__ unsigned chunk_address(const ConvShape& p, unsigned line, int chunk,
                                                   unsigned zeros) {
   if (chunk * CHUNK_PIXELS >= p.kw) return zeros;
-  if constexpr (SIZE == 2) {
+  if (SIZE == 2) {
     return line + chunk * 16 + (2 * chunk + 1 == p.kw ? PLANE_BYTES : 0);
   } else {
     return line + chunk / 2 * 16 + chunk % 2 * PLANE_BYTES;
@@ -202,38 +214,29 @@ __device__ __forceinline__ void write_row(const Pooled& best, const ConvShape& p
   }
 }
 
-// Grid: x, tiles of channels, innermost; of columns; strips of rows; images.
-// `weight`: [channel tiles][kh][steps] of two core columns of 64 channels by 16 bytes.
+// `steps`: of K, in a row of a window. `ring`: lines of the image in shared memory.
+// `weight`: [channel tiles][kh][steps][halves] of two core columns of 64 channels by 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_maxpool2d_few_channels_wgmma(const STORAGE* __restrict__ x,
                                     const STORAGE* __restrict__ weight,
                                     const float* __restrict__ bias, STORAGE* __restrict__ out,
-                                    const ConvShape p, const Task task) {
+                                    const ConvShape p, const Task task, const int steps,
+                                    const int ring) {
   extern __shared__ __align__(128) unsigned char shared[];
   // Barriers: of each parity of turns, `full` when its lines are there, `empty` when all warps have
   // read what only turns so far needed.
   const unsigned barriers = shared_address(shared);
   const unsigned weights = barriers + 128;
-  const unsigned lines = weights + p.kh * task.steps * STEP_BYTES;
-  const unsigned zeros = lines + task.ring * LINE_BYTES;  // COLUMNS chunks
+  const unsigned lines = weights + p.kh * steps * STEP_BYTES;
+  const unsigned zeros = lines + ring * LINE_BYTES;  // COLUMNS chunks
   const auto full = [&](int turn) { return barriers + turn % 2 * 16; };
   const auto empty = [&](int turn) { return barriers + turn % 2 * 16 + 8; };
 
-  const int channel_tiles = (p.o + TILE_N - 1) / TILE_N;
-  const int advance = COLUMNS - 2;  // columns from a tile to the next, of the convolution
-  const int column_tiles = max((2 * task.columns - 2 + advance - 1) / advance, 1);
-  const int strips = (task.rows + task.strip - 1) / task.strip;
-  unsigned block = blockIdx.x;
-  const int channel0 = block % channel_tiles * TILE_N;
-  block /= channel_tiles;
-  const int column0 = block % column_tiles * advance;
-  block /= column_tiles;
-  const int strip = block % strips * task.strip;
-  const unsigned n = block / strips;
-  // Pooled row t has rows 2t − 1 to 2t + 1: the last two are computed in turn t, the first in the
-  // turn before, for which a strip begins one earlier.
-  const int begin = max(strip - 1, 0), end = min(strip + task.strip, task.rows);
-  const int window_lines = STRIDE + p.kh;  // of a turn
+  constexpr int ADVANCE = COLUMNS - 2;  // columns of the convolution from a tile to the next
+  const int column_tiles = max((2 * task.columns - 2 + ADVANCE - 1) / ADVANCE, 1);
+  const Share share = share_of(p, task, column_tiles);
+  const int column0 = share.tile * ADVANCE, turns = share.end - share.begin;
+  const int window_lines = patch_rows_of(p);  // of a turn
 
   let_next_launch_begin();
   if (threadIdx.x == 0) {
@@ -243,9 +246,9 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* __restrict__ x,
     }
     barrier_init_done();
   }
-  const int weight_chunks = p.kh * task.steps * (STEP_BYTES / 16);
+  const int weight_chunks = p.kh * steps * (STEP_BYTES / 16);
   const uint4* const packed =
-      reinterpret_cast<const uint4*>(weight) + (size_t)(channel0 / TILE_N) * weight_chunks;
+      reinterpret_cast<const uint4*>(weight) + (size_t)(share.channel0 / TILE_N) * weight_chunks;
   for (int i = threadIdx.x; i < weight_chunks; i += THREADS) {
     copy_async<16>(weights + i * 16, packed + i, true);
   }
@@ -255,101 +258,113 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* __restrict__ x,
   }
   copy_async_commit();
   copy_async_wait<0>();
-  store_fence();  // the unit reads them
+  async_fence();  // the unit reads them
   __syncthreads();
 
   if (threadIdx.x >= MULTIPLIERS) {
     wait_for_launch_before();
-    const STORAGE* const image = x + (size_t)n * p.c * p.h * p.w;
-    const int left = column0 * STRIDE - p.pw, top0 = begin * 2 * STRIDE - p.ph;
+    const STORAGE* const image = x + (size_t)share.image * p.c * p.h * p.w;
+    const int left = column0 * STRIDE - p.pw, top0 = share.begin * ROWS * STRIDE - p.ph;
     int slot0 = 0;  // where the first of a turn's new lines goes
-    for (int turn = 0; turn < end - begin; ++turn) {
+    for (int turn = 0; turn < turns; ++turn) {
       const int known = turn == 0 ? 0 : p.kh - STRIDE;  // lines of the turn that are there
-      const int top = top0 + turn * 2 * STRIDE + known, count = window_lines - known;
+      const int top = top0 + turn * ROWS * STRIDE + known, count = window_lines - known;
       // New lines go where those of two turns ago lay.
       if (turn > 1) barrier_wait(empty(turn), (turn / 2 - 1) & 1);
       int line = 0, index = threadIdx.x - MULTIPLIERS;
       while (line < count) {
         PixelPair<STORAGE> pairs[AHEAD];
         unsigned targets[AHEAD];
-        int indices[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
           for (; index >= PAIRS; index -= PAIRS) ++line;
           int slot = slot0 + line;
-          if (slot >= task.ring) slot -= task.ring;
-          targets[i] = line < count ? lines + slot * LINE_BYTES : 0;
-          indices[i] = index;
+          if (slot >= ring) slot -= ring;
+          targets[i] = line < count ? lines + slot * LINE_BYTES + index * 16 : 0;
           // Past the last line there is nothing to read.
           pairs[i] = pixels_at(image, p, line < count ? top + line : -1, left + 2 * index);
           index += FEEDERS;
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
-          if (targets[i]) store_pair(targets[i], indices[i], pairs[i]);
+          if (targets[i]) store_pair(targets[i], pairs[i]);
         }
         for (; index >= PAIRS; index -= PAIRS) ++line;
       }
       slot0 += count;
-      if (slot0 >= task.ring) slot0 -= task.ring;
-      store_fence();  // the unit reads them
+      if (slot0 >= ring) slot0 -= ring;
+      async_fence();  // the unit reads them
       barrier_arrive(full(turn));
     }
     return;
   }
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int channel = channel0 + warp * 16 + lane / 4;
+  const int warp_channel = share.channel0 + warp * 16, channel = warp_channel + lane / 4;
   const float biases[2] = {bias && channel < p.o ? bias[channel] : 0.0f,
                            bias && channel + 8 < p.o ? bias[channel + 8] : 0.0f};
-  STORAGE* const result = out + (size_t)n * task.rows * task.columns * p.o;
+  STORAGE* const result = out + (size_t)share.image * task.rows * task.columns * p.o;
   Pooled best;  // of the row of windows that the next turn ends
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; ++j) best[j][0] = best[j][1] = minus_infinity();
   int slot0 = 0;  // of the turn's first line
 #pragma unroll 1
-  for (int turn = 0; turn < end - begin; ++turn) {
-    const int row = (begin + turn) * 2;  // of the convolution
+  for (int turn = 0; turn < turns; ++turn) {
+    const int at = share.begin + turn;  // in the image
     barrier_wait(full(turn), turn / 2 & 1);
     Pooled below;
 #pragma unroll 1
-    for (int half = begin + turn < strip ? 1 : 0; half < 2; ++half) {
+    for (int half = at < share.strip ? 1 : 0; half < ROWS; ++half) {
       Sums sums = {};
+#ifdef SPLIT
+      Sums cross = {};
+#endif
       unsigned left = weights;
       int slot = slot0 + half * STRIDE;
       wgmma_fence();
       for (int r = 0; r < p.kh; ++r, ++slot) {
-        if (slot >= task.ring) slot -= task.ring;
+        if (slot >= ring) slot -= ring;
         const unsigned line = lines + slot * LINE_BYTES;
-        for (int step = 0; step < task.steps; ++step, left += STEP_BYTES) {
+        for (int step = 0; step < steps; ++step, left += STEP_BYTES) {
           const unsigned first = chunk_address(p, line, 2 * step, zeros);
           const unsigned second = chunk_address(p, line, 2 * step + 1, zeros);
-          wgmma<STORAGE, COLUMNS>(sums, descriptor(left, 128, STEP_BYTES / 2),
-                                  descriptor(first, 128, second - first));
+          const unsigned long long high = descriptor(left, 128, MATRIX_BYTES / 2);
+          const unsigned long long right = descriptor(first, 128, second - first);
+          wgmma<Factor, COLUMNS>(sums, high, right);
+#ifdef SPLIT
+          const unsigned low_second = second == zeros ? zeros : second + HALF_BYTES;
+          const unsigned low_first = first + HALF_BYTES;
+          wgmma<Factor, COLUMNS>(cross, high, descriptor(low_first, 128, low_second - low_first));
+          wgmma<Factor, COLUMNS>(cross, high + MATRIX_BYTES / 16, right);
+#endif
         }
       }
       wgmma_commit();
       wgmma_wait<0>();
+#ifdef SPLIT
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = fmaf(cross[i], 1 / LOW_SCALE, sums[i]);
+#endif
       if (half == 1 && lane == 0) barrier_arrive(empty(turn));
       if (half == 0) {
         pool_across(sums, biases, column0, p.ow, below);
         take(best, below);
       } else {
-        pool_across(sums, biases, column0, row + 1 < p.oh ? p.ow : 0, below);
+        pool_across(sums, biases, column0, at * ROWS + 1 < p.oh ? p.ow : 0, below);
       }
     }
-    if (begin + turn >= strip) {
+    if (at >= share.strip) {
       take(best, below);
-      if (begin + turn == strip) wait_for_launch_before();
-      write_row(best, p, column0 / 2, task.columns, channel0 + warp * 16,
-                result + (size_t)(begin + turn) * task.columns * p.o);
+      if (at == share.strip) wait_for_launch_before();
+      write_row(best, p, column0 / 2, task.columns, warp_channel,
+                result + (size_t)at * task.columns * p.o);
     }
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; ++j) {
       best[j][0] = below[j][0], best[j][1] = below[j][1];
     }
     // On to the lines of the next turn.
-    slot0 += 2 * STRIDE;
-    if (slot0 >= task.ring) slot0 -= task.ring;
+    slot0 += ROWS * STRIDE;
+    if (slot0 >= ring) slot0 -= ring;
   }
 }
