@@ -44,6 +44,8 @@ def test_every_function_compiles_for_every_architecture_that_runs_it(entry: Entr
             assert binary.cubin.startswith(b"\x7fELF")
             assert binary.resources.registers > 0
             assert binary.resources.spill_nbytes == 0, f"{label(entry)} spills on {target}"
+            # The assembler gives up overlapping products where it does not see through the code.
+            assert "wgmma.mma_async instructions are serialized" not in binary.report
 
 
 def problems(kernel: CudaKernel) -> list[Problem]:

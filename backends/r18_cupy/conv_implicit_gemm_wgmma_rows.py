@@ -69,7 +69,6 @@ def split_tiles(k: int) -> tuple[WgmmaTile, ...]:
     """Half as many pixels, of which two sums each are kept: 4 rows of 30 but for the last two, or
     2 of 58; 7 of 16; 7 of 9."""
     return (
-        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=4, blocks=2),
         WgmmaTile(64, 120, k, groups_m=1, groups_n=1, stages=4, blocks=2),
         WgmmaTile(64, 112, k, groups_m=1, groups_n=1, stages=4, blocks=2),
         WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),

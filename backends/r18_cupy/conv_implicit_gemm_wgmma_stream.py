@@ -21,14 +21,11 @@ from r18_cupy.wgmma import MULTIPROCESSORS, PRECISIONS, WgmmaTile, is_split
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
-    """The tilings that are compiled: 4 and 3 rows of 58 pixels, 14 of 16, 7 of 30.
-
-    Of split factors those of `conv_implicit_gemm_wgmma_rows` but for the largest, for which blocks
-    that stay have no registers.
-    """
+    """The tilings that are compiled: 4 and 3 rows of 58 pixels, 14 of 16, 7 of 30; of split factors
+    those of `conv_implicit_gemm_wgmma_rows`."""
     k = ROW_BYTES // precision.dtype.itemsize
     if is_split(precision):
-        return split_tiles(k)[1:]
+        return split_tiles(k)
     return tuple(
         WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
         for n in (232, 224, 208, 176)

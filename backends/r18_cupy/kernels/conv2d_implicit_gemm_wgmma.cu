@@ -58,29 +58,77 @@ __device__ __forceinline__ void feed(const Maps& maps, const ConvShape& p, const
   }
 }
 
-// The products of `count` tiles of K, by the warpgroup whose rows of the tile begin at channel m and
-// pixel n. Returns whose turn is next.
-//
-// Pixels of a tile are made factors while the products of the one before are under way.
-__device__ __forceinline__ Turn multiply_all(Products& products, const Ring& ring, unsigned tiles,
-                                             int m, int n, int count) {
-  const bool speaks = threadIdx.x % 32 == 0;  // of its warp
-  const unsigned a = tiles + m * ROW_BYTES, b = tiles + BYTES_A + n * ROW_BYTES;
+// Tiles of K that are split, and then multiplied, together: two where one warpgroup does both, for
+// which one has more waiting than work.
+constexpr int RUN = SPLITS && WARPGROUPS == 1 && TILE_STAGES >= 6 ? 2 : 1;
+
+static_assert(TILE_STAGES % RUN == 0, "the stages of a run lie side by side");
+
+// The products of a warpgroup, whose rows of a tile of K begin at `a` and `b` in its stage.
+struct Multiplier {
+  const Ring& ring;
+  const unsigned tiles, a, b;
+  Products products;
   Turn turn;
-  int before = 0;  // the stage of the tile before
-  for (int k = 0; k < count; ++k, turn.advance(TILE_STAGES)) {
-    const unsigned stage = turn.stage * STAGE_BYTES;
-    barrier_wait(ring.full(turn.stage), turn.parity);
-    make_factors(tiles + BYTES_A + stage, TILE_N);
-    multiply(products, a + stage, b + stage);
-    wgmma_wait<1>();  // all but these products have read their stage
-    if (k > 0 && speaks) barrier_arrive(ring.empty(before));
-    before = turn.stage;
+  int before = -1;  // the first stage of the run before
+
+  // Of LENGTH tiles, which lie side by side. Pixels are split while the products of the run before
+  // are under way.
+  template <int LENGTH>
+  __device__ __forceinline__ void multiply_run() {
+    const int first = turn.stage;
+#pragma unroll
+    for (int i = 0; i < LENGTH; ++i, turn.advance(TILE_STAGES)) {
+      barrier_wait(ring.full(first + i), turn.parity);
+    }
+    if constexpr (SPLITS) split_run<LENGTH>(first);
+#pragma unroll
+    for (int i = 0; i < LENGTH; ++i) {
+      multiply(products, a + (first + i) * STAGE_BYTES, b + (first + i) * STAGE_BYTES);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();  // all but these products have read their stages
+    free_run<RUN>();
+    before = first;
   }
-  wgmma_wait<0>();
-  if (count > 0 && speaks) barrier_arrive(ring.empty(before));
-  return turn;
-}
+
+  // Makes factors of the pixels in stages side by side.
+  template <int LENGTH>
+  __device__ __forceinline__ void split_run(int stage) {
+    constexpr int WARPS = MULTIPLIERS / 32, PASSES = TILE_N / 8 / WARPS;  // over a stage
+    constexpr int ALL = LENGTH * PASSES, MOST = ALL < 2 * RUN ? ALL : 2 * RUN;
+    static_assert(TILE_N % (8 * WARPS) == 0 && ALL % MOST == 0, "warps split as many rows each");
+    const unsigned pixels = tiles + BYTES_A + stage * STAGE_BYTES + threadIdx.x / 32 * 8 * ROW_BYTES;
+#pragma unroll
+    for (int done = 0; done < ALL; done += MOST) {
+      const auto rows_at = [&](int i) {
+        const int pass = done + i;
+        return pixels + pass / PASSES * STAGE_BYTES + pass % PASSES * WARPS * 8 * ROW_BYTES;
+      };
+      split_eights<MOST>(rows_at, MOST);
+    }
+    factors_made();
+  }
+
+  template <int LENGTH>
+  __device__ __forceinline__ void free_run() {
+    const bool speaks = threadIdx.x % 32 == 0;  // of its warp
+    if (before < 0 || !speaks) return;
+#pragma unroll
+    for (int i = 0; i < LENGTH; ++i) barrier_arrive(ring.empty(before + i));
+  }
+
+  __device__ __forceinline__ void multiply_all(int count) {
+    for (int k = 0; k < count / RUN; ++k) multiply_run<RUN>();
+    if (count % RUN) multiply_run<1>();
+    wgmma_wait<0>();
+    if (count % RUN) {
+      free_run<1>();
+    } else {
+      free_run<RUN>();
+    }
+  }
+};
 
 #if TILE_PARTS > 1
 // -- parts of K -----------------------------------------------------------------------------------
@@ -190,10 +238,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
     }
     __syncwarp();
   } else {
-    Products products;
-    Turn turn = multiply_all(products, ring, tiles, m * 64, n, last - first);
-    Sums& sums = products.total();
+    Multiplier multiplier{ring, tiles, tiles + m * 64 * ROW_BYTES,
+                          tiles + BYTES_A + n * ROW_BYTES};
+    multiplier.multiply_all(last - first);
+    Sums& sums = multiplier.products.total();
 #if TILE_PARTS == 1
+    Turn turn = multiplier.turn;
     if (bias) add_bias(sums, p, bias, channel0 + m * 64);
     const auto row_of = [](int place) { return place; };
     for (int slab = 0; slab < slabs; ++slab, turn.advance(TILE_STAGES)) {

@@ -81,12 +81,13 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(shape.slots)) {
     barrier_wait(slot_ring.full(slot.stage), slot.parity);
     const unsigned pixels = slots + slot.stage * shape.slot_pitch;
-    make_factors(pixels, shape.patch_nbytes / ROW_BYTES);
+    if (SPLITS) split_patch(pixels, shape.patch_nbytes);
     for (int r = 0; r < p.kh; ++r) {
       for (int s = 0; s < p.kw; ++s, turn.advance(TILE_STAGES)) {
         barrier_wait(ring.full(turn.stage), turn.parity);
         multiply(products, stages + turn.stage * STAGE_BYTES,
                  pixels + (r * shape.padded + s) * ROW_BYTES);
+        wgmma_commit();
         wgmma_wait<1>();  // all but these products have read what they read
         if (speaks && chunk + r + s > 0) barrier_arrive(ring.empty(before));
         if (speaks && chunk > 0 && r + s == 0) barrier_arrive(slot_ring.empty(slot_before));

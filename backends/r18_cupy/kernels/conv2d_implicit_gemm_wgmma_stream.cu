@@ -124,7 +124,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
   // Waits for a chunk of image rows.
   const auto arrival = [&](const Turn& of) {
     barrier_wait(slot_ring.full(of.stage), of.parity);
-    make_factors(slots + of.stage * shape.slot_pitch, shape.patch_nbytes / ROW_BYTES);
+    if (SPLITS) split_patch(slots + of.stage * shape.slot_pitch, shape.patch_nbytes);
   };
   for (int index = blockIdx.x; index < shape.tiles; index += gridDim.x) {
     const Tile at = tile_at(index, p, shape.rows);
@@ -138,6 +138,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
           barrier_wait(ring.full(turn.stage), turn.parity);
           multiply(products, stages + turn.stage * STAGE_BYTES,
                    pixels + (r * shape.padded + s) * ROW_BYTES);
+          wgmma_commit();
           if (!left) see_off();
           wgmma_wait<1>();  // all but these products have read what they read
           if (speaks && before >= 0) barrier_arrive(ring.empty(before));

@@ -127,53 +127,49 @@ __device__ __forceinline__ void shared_store(unsigned address, unsigned a, unsig
 }
 
 // Splits rows of pixels in place: 32 floats of 128 bytes become 32 high halves and 32 low ones, their
-// chunks permuted as those of the floats were. `rows` is a multiple of 1024; up to seven rows after
-// the last are split with them. All multiplying threads; then products may read the rows.
+// chunks permuted as those of the floats were. A warp has eight rows at each of `rows_at(0)` to
+// `rows_at(count - 1)`, multiples of 1024. All multiplying threads meet at `factors_made` after it.
 //
 // Four lanes have a row, each two chunks of floats, which become one of high halves and one of low
 // ones. Eight lanes, whose accesses go together, have rows i and i ^ 5: these differ in their parity
 // and in bit 2, so that both what is read and what is written lies in all 32 banks.
-__device__ __forceinline__ void split_rows(unsigned rows, int count) {
-  constexpr int WARPS = MULTIPLIERS / 32, AT_ONCE = 2;
-  const int warp = threadIdx.x / 32, quarter = threadIdx.x % 4, lanes = threadIdx.x % 32 / 4;
-  const int row = lanes / 2 ^ (lanes % 2 ? 5 : 0);  // of eight
-  const int read = (2 * quarter ^ row) * 16, written = (quarter ^ row) * 16;
-  const int eights = (count + 7) / 8;
-  rows += row * ROW_BYTES;
-  for (int first = warp; first < eights; first += AT_ONCE * WARPS) {
-    float4 found[AT_ONCE][2];
+template <int MOST, typename RowsAt>
+__device__ __forceinline__ void split_eights(const RowsAt& rows_at, int count) {
+  const int quarter = threadIdx.x % 4, lanes = threadIdx.x % 32 / 4;
+  const int row = lanes / 2 ^ (lanes % 2 ? 5 : 0);
+  const unsigned read = row * ROW_BYTES + (2 * quarter ^ row) * 16;
+  const unsigned written = row * ROW_BYTES + (quarter ^ row) * 16;
+  float4 found[MOST][2];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      const unsigned at = rows + (first + i * WARPS) * 8 * ROW_BYTES;
-      if (first + i * WARPS >= eights) break;
-      found[i][0] = shared_load(at + read), found[i][1] = shared_load(at + (read ^ 16));
-    }
-    __syncwarp();  // a row's lanes have all read it
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      const unsigned at = rows + (first + i * WARPS) * 8 * ROW_BYTES;
-      if (first + i * WARPS >= eights) break;
-      const SplitPair a = split(found[i][0].x, found[i][0].y);
-      const SplitPair b = split(found[i][0].z, found[i][0].w);
-      const SplitPair c = split(found[i][1].x, found[i][1].y);
-      const SplitPair d = split(found[i][1].z, found[i][1].w);
-      shared_store(at + written, a.high, b.high, c.high, d.high);
-      shared_store(at + (written ^ 64), a.low, b.low, c.low, d.low);
-    }
+  for (int i = 0; i < MOST; ++i) {
+    if (i >= count) break;
+    const unsigned at = rows_at(i);
+    found[i][0] = shared_load(at + read), found[i][1] = shared_load(at + (read ^ 16));
   }
-  // Products read by another way than threads write. The fence is for what comes next there, too:
-  // the copy that refills these rows is asked for only after threads past this barrier say that
-  // they are free.
+  __syncwarp();  // a row's lanes have all read it
+#pragma unroll
+  for (int i = 0; i < MOST; ++i) {
+    if (i >= count) break;
+    const unsigned at = rows_at(i);
+    const SplitPair a = split(found[i][0].x, found[i][0].y);
+    const SplitPair b = split(found[i][0].z, found[i][0].w);
+    const SplitPair c = split(found[i][1].x, found[i][1].y);
+    const SplitPair d = split(found[i][1].z, found[i][1].w);
+    shared_store(at + written, a.high, b.high, c.high, d.high);
+    shared_store(at + (written ^ 64), a.low, b.low, c.low, d.low);
+  }
+}
+
+// After the last `split_eights`: the products, too, see what they wrote, which read by another way
+// than threads write. The fence is for what comes next there as well: the copy that refills these rows is
+// asked for only after threads past this barrier say that they are free.
+__device__ __forceinline__ void factors_made() {
   async_fence();
   multipliers_barrier();
 }
 
-// Makes pixels that have arrived what the products read. All multiplying threads.
-__device__ __forceinline__ void make_factors(unsigned rows, int count) {
-  if constexpr (SPLITS) split_rows(rows, count);
-}
-
-// Adds A·Bᵀ over one tile of K; `a` and `b` are where the warpgroup's rows begin.
+// Adds A·Bᵀ over one tile of K, of which nobody waits before `wgmma_commit`; `a` and `b` are where
+// the warpgroup's rows begin.
 __device__ __forceinline__ void multiply(Products& products, unsigned a, unsigned b) {
   const unsigned long long left = matrix_descriptor(a), right = matrix_descriptor(b);
   const auto add = [&](Sums& sums, int step_a, int step_b) {
@@ -193,7 +189,6 @@ __device__ __forceinline__ void multiply(Products& products, unsigned a, unsigne
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) add(products.main, step, step);
 #endif
-  wgmma_commit();
 }
 
 // -- the end of a tile ----------------------------------------------------------------------------

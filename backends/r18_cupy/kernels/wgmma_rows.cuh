@@ -48,3 +48,15 @@ struct RowOf {
     return line < shape.rows && column < p.ow ? line * p.ow + column : shape.rows * p.ow;
   }
 };
+
+// Makes factors of a chunk of image rows, up to seven pixels more than there are. All multiplying
+// threads.
+__device__ __forceinline__ void split_patch(unsigned patch, int nbytes) {
+  constexpr int WARPS = MULTIPLIERS / 32, AT_ONCE = 2;  // as many as there are registers for
+  const int warp = threadIdx.x / 32, eights = (nbytes + 8 * ROW_BYTES - 1) / (8 * ROW_BYTES);
+  for (int first = warp; first < eights; first += AT_ONCE * WARPS) {
+    const auto rows_at = [&](int i) { return patch + (first + i * WARPS) * 8 * ROW_BYTES; };
+    split_eights<AT_ONCE>(rows_at, (eights - first + WARPS - 1) / WARPS);
+  }
+  factors_made();
+}
