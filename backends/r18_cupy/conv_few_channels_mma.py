@@ -15,7 +15,7 @@ from r18.backend import Array
 from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
 from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
-from r18_cupy.conv_implicit_gemm_mma import chunk_of, is_split, round_to_tf32
+from r18_cupy.conv_implicit_gemm_mma import chunk_of, round_to_tf32
 from r18_cupy.few_channels import (
     POOL,
     ROWS,
@@ -27,7 +27,7 @@ from r18_cupy.few_channels import (
     patch_rows,
 )
 from r18_cupy.launch import ceil_div
-from r18_cupy.split import split
+from r18_cupy.split import is_split, split
 
 SOURCE = "conv2d_few_channels_mma"
 TAPS = 8  # of a line

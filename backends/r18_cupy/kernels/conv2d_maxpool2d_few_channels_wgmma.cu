@@ -321,10 +321,10 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* __restrict__ x,
 #endif
       unsigned left = weights;
       int slot = slot0 + half * STRIDE;
-      wgmma_fence();
       for (int r = 0; r < p.kh; ++r, ++slot) {
         if (slot >= ring) slot -= ring;
         const unsigned line = lines + slot * LINE_BYTES;
+        wgmma_fence();
         for (int step = 0; step < steps; ++step, left += STEP_BYTES) {
           const unsigned first = chunk_address(p, line, 2 * step, zeros);
           const unsigned second = chunk_address(p, line, 2 * step + 1, zeros);
@@ -338,8 +338,8 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* __restrict__ x,
           wgmma<Factor, COLUMNS>(cross, high + MATRIX_BYTES / 16, right);
 #endif
         }
+        wgmma_commit();
       }
-      wgmma_commit();
       wgmma_wait<0>();
 #ifdef SPLIT
 #pragma unroll
