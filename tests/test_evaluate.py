@@ -28,7 +28,7 @@ from evaluate_support import (
 from r18 import records
 from r18.errors import R18Error, UnknownName, UsageError, WeightsError
 from r18.evaluation.evaluate import Evaluation, Progress, evaluate, journal_of
-from r18.evaluation.pair import Pair
+from r18.evaluation.pair import Pair, _roundoff
 from r18.evaluation.record import save
 from r18.evaluation.request import Request
 from r18.evaluation.rows import OK, UNREADABLE
@@ -78,6 +78,8 @@ def test_calls_and_ties() -> None:
 
 def test_what_may_be_lost() -> None:
     assert unit_roundoff("bfloat16") == 2.0**-8
+    known = {"fp64": -53, "fp32": -24, "fp16x3": -23, "tf32": -11, "fp16": -11, "bf16": -8}
+    assert {name: _roundoff(name) for name in known} == {n: 2.0**e for n, e in known.items()}
     with pytest.raises(UnknownName, match="unknown floating-point format 'int8'"):
         Allowance.of(INT8, 8)
     assert Allowance.of(FP32, 8).most(1e-5, 1.0) == 8e-5
