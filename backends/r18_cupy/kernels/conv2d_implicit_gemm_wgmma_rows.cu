@@ -99,7 +99,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   wgmma_wait<0>();
   if (speaks) barrier_arrive(slot_ring.empty(slot_before));
 
-  Sums& sums = products.total();
+  Sums& sums = products.fold();
   const RowOf row_of{p, shape, shape.per_place};
   if (bias) add_bias(sums, p, bias, at.channel0);
   for (int slab = 0; slab < slabs; ++slab, slot.advance(shape.slots)) {

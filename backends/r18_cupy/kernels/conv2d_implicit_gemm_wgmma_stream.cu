@@ -157,7 +157,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
       }
     }
 
-    Sums& sums = products.total();
+    Sums& sums = products.fold();
     if (bias) add_bias(sums, p, bias, at.channel0);
     leaving = slot;
     for (int slab = 0; slab < SLABS; ++slab, slot.advance(SLOTS)) {
