@@ -177,6 +177,10 @@ def test_split_factors_keep_two_sums_in_registers() -> None:
         for tile, entry in zip(kernel.tiles, kernel.entries(), strict=True):
             assert tile.n <= 128 * tile.groups_n
             assert ("SPLIT", 1) in entry.defines
+    gathering = ImplicitGemmWgmma(FP16X3)
+    for tile in gathering.tiles:
+        in_place = gathering.entry(tile).source == "conv2d_implicit_gemm_wgmma"
+        assert in_place == (max(tile.m, tile.n) > 64)
     for kernel in (kind(TF32) for kind in kernels):
         assert not any(name == "SPLIT" for entry in kernel.entries() for name, _ in entry.defines)
 

@@ -3,6 +3,7 @@
 The product of `conv_implicit_gemm_mma` turned around: M = O channels, N = N·OH·OW output pixels,
 K = kh·kw·C. TMA gathers the pixels, `wgmma` multiplies; see kernels/conv2d_implicit_gemm_wgmma.cu.
 Where there are too few tiles to fill a GPU, the blocks of a cluster divide K among themselves.
+Small tiles of split factors are those of kernels/conv2d_implicit_gemm_wgmma_registers.cu.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from r18.ops import Conv2d, Problem
 from r18.precision import Precision
+from r18_cupy.compiler import Entry
 from r18_cupy.conv import bias_and_residual, conv_shape
 from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
@@ -71,6 +73,12 @@ def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
     )
 
 
+def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
+    """Whether pixels are split on their way to the products, and not where they arrived: what a
+    warpgroup alone has registers for, of few outputs."""
+    return is_split(precision) and tile.m == tile.n == 64
+
+
 # -- choosing ----------------------------------------------------------------------------------
 
 # What the choice is made for, an H200: another Hopper computes the same, perhaps less evenly. The
@@ -88,13 +96,15 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
     """What a multiprocessor is busy with one step of a block: products, or shared memory.
 
     The copy engine writes a row of weights or pixels once; each warpgroup reads its own 64 rows of
-    weights and its pixels, of split factors one and a half times. Splitting reads and writes the
-    pixels once more.
+    weights and its pixels, of split factors one and a half times. Splitting in place reads and
+    writes the pixels once more; in registers, that is all that is read of them.
     """
     reads = steps_of(precision) / STEPS
     products = tile.m * tile.n * ROW_BYTES * reads / PRODUCT_BYTES_A_CYCLE
     rows = tile.m * (1 + reads * tile.groups_n) + tile.n * (1 + reads * tile.groups_m)
-    if is_split(precision):
+    if in_registers(tile, precision):
+        rows -= tile.n * (reads - 1)
+    elif is_split(precision):
         rows += 2 * tile.n
     return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
 
@@ -139,6 +149,13 @@ class ImplicitGemmWgmma(WgmmaConv):
     @property
     def tiles(self) -> tuple[WgmmaTile, ...]:
         return tiles_of(self.precision)
+
+    def entry(self, tile: WgmmaTile) -> Entry:
+        entry = super().entry(tile)
+        if not in_registers(tile, self.precision):
+            return entry
+        name = f"{entry.source}_registers"
+        return replace(entry, source=name, symbol=name)
 
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""

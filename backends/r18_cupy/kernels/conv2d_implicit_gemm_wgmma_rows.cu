@@ -79,9 +79,12 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   Turn turn, slot;
   int before = 0, slot_before = 0;  // the stages of the position before, of the chunk before
   for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(shape.slots)) {
-    barrier_wait(slot_ring.full(slot.stage), slot.parity);
     const unsigned pixels = slots + slot.stage * shape.slot_pitch;
-    if (SPLITS) split_patch(pixels, shape.patch_nbytes);
+    if (!SPLITS || chunk == 0) barrier_wait(slot_ring.full(slot.stage), slot.parity);
+    if constexpr (SPLITS) {
+      if (chunk == 0) split_patch(pixels, 0, eights_of(shape));
+      factors_made();
+    }
     for (int r = 0; r < p.kh; ++r) {
       for (int s = 0; s < p.kw; ++s, turn.advance(TILE_STAGES)) {
         barrier_wait(ring.full(turn.stage), turn.parity);
@@ -92,6 +95,10 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
         if (speaks && chunk + r + s > 0) barrier_arrive(ring.empty(before));
         if (speaks && chunk > 0 && r + s == 0) barrier_arrive(slot_ring.empty(slot_before));
         before = turn.stage;
+        // Nothing that fills the next chunk's slot waits for what is not free by now.
+        if (SPLITS && chunk + 1 < chunks) {
+          split_ahead(shape, slots, slot_ring, slot, r * p.kw + s, positions);
+        }
       }
     }
     slot_before = slot.stage;
@@ -99,7 +106,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   wgmma_wait<0>();
   if (speaks) barrier_arrive(slot_ring.empty(slot_before));
 
-  Sums& sums = products.total();
+  Sums& sums = products.fold();
   const RowOf row_of{p, shape, shape.per_place};
   if (bias) add_bias(sums, p, bias, at.channel0);
   for (int slab = 0; slab < slabs; ++slab, slot.advance(shape.slots)) {

@@ -121,17 +121,16 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
     }
     left = true;
   };
-  // Waits for a chunk of image rows.
-  const auto arrival = [&](const Turn& of) {
-    barrier_wait(slot_ring.full(of.stage), of.parity);
-    if (SPLITS) split_patch(slots + of.stage * shape.slot_pitch, shape.patch_nbytes);
-  };
   for (int index = blockIdx.x; index < shape.tiles; index += gridDim.x) {
     const Tile at = tile_at(index, p, shape.rows);
     Products products;
     for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(SLOTS)) {
-      if (!SPLITS || chunk == 0) arrival(slot);
       const unsigned pixels = slots + slot.stage * shape.slot_pitch;
+      if (!SPLITS || chunk == 0) barrier_wait(slot_ring.full(slot.stage), slot.parity);
+      if constexpr (SPLITS) {
+        if (chunk == 0) split_patch(pixels, 0, eights_of(shape));
+        factors_made();
+      }
       int before = -1;  // the stage of the position before
       for (int r = 0; r < p.kh; ++r) {
         for (int s = 0; s < p.kw; ++s, turn.advance(TILE_STAGES)) {
@@ -145,10 +144,13 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
           before = turn.stage;
         }
       }
-      if (SPLITS && chunk + 1 < chunks) {  // while the last products are under way
+      // While the last products are under way; nothing that fills the next chunk's slot waits for
+      // what is not free by now.
+      if (SPLITS && chunk + 1 < chunks) {
         Turn next = slot;
         next.advance(SLOTS);
-        arrival(next);
+        barrier_wait(slot_ring.full(next.stage), next.parity);
+        split_patch(slots + next.stage * shape.slot_pitch, 0, eights_of(shape));
       }
       wgmma_wait<0>();
       if (speaks) {
@@ -157,7 +159,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
       }
     }
 
-    Sums& sums = products.total();
+    Sums& sums = products.fold();
     if (bias) add_bias(sums, p, bias, at.channel0);
     leaving = slot;
     for (int slab = 0; slab < SLABS; ++slab, slot.advance(SLOTS)) {

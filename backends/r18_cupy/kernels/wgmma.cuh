@@ -111,6 +111,27 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
   WGMMA(__nv_bfloat16, N, "k16.f32.bf16.bf16", COUNT, A, B, ", 0, 0") \
   WGMMA(float, N, "k8.f32.tf32.tf32", COUNT, A, B, "")
 
+// The same with A in registers: `a` has of rows i / 4 and 8 more, of a warp's 16, columns 2·(i % 4)
+// and the next, then of both rows these columns and 8 more, as pairs of float16. They must not change
+// while products are under way.
+template <int N>
+__device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const unsigned (&a)[4],
+                                                unsigned long long b);
+
+#define WGMMA_REGISTERS(N, COUNT, A0, A1, A2, A3, B)                                        \
+  template <>                                                                               \
+  __device__ __forceinline__ void wgmma_registers<N>(                                       \
+      float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b) {                    \
+    asm volatile(                                                                           \
+        "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"                                      \
+        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" WGMMA_NAMES_##COUNT      \
+        "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, 0;\n}"            \
+        : WGMMA_SUMS_##COUNT                                                                \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+  }
+
+WGMMA_REGISTERS(64, 32, 32, 33, 34, 35, 36)
+
 WGMMA_OF_EACH_TYPE(64, 32, 32, 33)
 WGMMA_OF_EACH_TYPE(96, 48, 48, 49)
 WGMMA_OF_EACH_TYPE(112, 56, 56, 57)

@@ -1,5 +1,5 @@
-// What the kernels on `wgmma` share: one warp feeds stages of shared memory by TMA, warpgroups
-// multiply what has arrived, and the sums leave as channels of pixels.
+// Products of matrices that both lie in shared memory, and how their sums leave as channels of
+// pixels.
 //
 // Rows of A are output channels, rows of B output pixels: so the sums of a tile of few channels,
 // which the first layers are, still come from instructions that read many pixels. The including
@@ -8,29 +8,15 @@
 // SPLIT: factors of float32 are multiplied as two float16 numbers each, see split.cuh. Weights come
 // so packed, 32 high halves and then 32 low ones in 128 bytes; pixels are split where they arrived.
 #pragma once
-#include "async_copy.cuh"
-#include "conv.cuh"
-#include "dependent_launch.cuh"
 #include "split.cuh"
-#include "tensor_copy.cuh"
 #include "transposing.cuh"
-#include "wgmma.cuh"
+#include "wgmma_pipeline.cuh"
 
-constexpr int ROW_BYTES = 128;         // of K in a tile
-constexpr int STEPS = ROW_BYTES / 32;  // of a tile
-constexpr int WARPGROUPS = TILE_GROUPS_M * TILE_GROUPS_N;
-constexpr int MULTIPLIERS = 128 * WARPGROUPS;  // threads
-constexpr int THREADS = MULTIPLIERS + 32;
 constexpr int GROUP_N = TILE_N / TILE_GROUPS_N;  // pixels of a warpgroup
-// A slab: 128 bytes of channels of each of the tile's pixels, permuted as TMA wants it. Outputs leave
-// in slabs, residuals come in them.
-constexpr int SLAB_CHANNELS = ROW_BYTES / sizeof(STORAGE);
-constexpr int SLABS = TILE_M / SLAB_CHANNELS, SLABS_GROUP = 64 / SLAB_CHANNELS;
+constexpr int SLABS_GROUP = 64 / SLAB_CHANNELS;
 
-static_assert(TILE_K * sizeof(STORAGE) == ROW_BYTES, "a row of a tile is 128 bytes");
 static_assert(TILE_M == 64 * TILE_GROUPS_M, "a warpgroup multiplies 64 channels");
 static_assert(TILE_N % TILE_GROUPS_N == 0 && GROUP_N % 8 == 0, "a matrix begins at 1024 bytes");
-static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
 
 using Sums = float[GROUP_N / 2];  // of a thread, see wgmma.cuh
 
@@ -51,60 +37,13 @@ struct Products {
   Sums cross = {};
 #endif
 
-  // All of it, once nothing is added any more.
-  __device__ __forceinline__ Sums& total() {
+  // All of it into `main`, once nothing is added any more.
+  __device__ __forceinline__ Sums& fold() {
 #ifdef SPLIT
 #pragma unroll
     for (int i = 0; i < GROUP_N / 2; ++i) main[i] = fmaf(cross[i], 1 / LOW_SCALE, main[i]);
 #endif
     return main;
-  }
-};
-
-// Barrier of the multiplying threads alone.
-__device__ __forceinline__ void multipliers_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
-}
-
-// The first multiple of 1024 bytes in the block's shared memory; the host has asked for that much
-// more.
-__device__ __forceinline__ unsigned char* aligned_stages(unsigned char* dynamic) {
-  return dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
-}
-
-// A ring's barriers, a pair a stage: `full` ends a phase when the stage's bytes have arrived,
-// `empty` when every multiplying warp has read them.
-struct Ring {
-  unsigned first;
-  int stages;
-  __device__ __forceinline__ unsigned full(int stage) const { return first + 16 * stage; }
-  __device__ __forceinline__ unsigned empty(int stage) const { return first + 16 * stage + 8; }
-  __device__ __forceinline__ unsigned end() const { return first + 16 * stages; }
-  __device__ __forceinline__ void init() const {
-    for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(full(stage), 1);
-      barrier_init(empty(stage), MULTIPLIERS / 32);
-    }
-  }
-};
-
-// How every one of the kernels begins: the next launch may, and the barriers are there.
-template <typename... Rings>
-__device__ __forceinline__ void begin(const Rings&... rings) {
-  let_next_launch_begin();
-  if (threadIdx.x == 0) {
-    (rings.init(), ...);
-    barrier_init_done();
-  }
-  __syncthreads();
-}
-
-// Which stage of a ring, and the parity of the phase in which it is used.
-struct Turn {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
 
@@ -126,9 +65,9 @@ __device__ __forceinline__ void shared_store(unsigned address, unsigned a, unsig
                : "memory");
 }
 
-// Splits rows of pixels in place: 32 floats of 128 bytes become 32 high halves and 32 low ones, their
-// chunks permuted as those of the floats were. A warp has eight rows at each of `rows_at(0)` to
-// `rows_at(count - 1)`, multiples of 1024. All multiplying threads meet at `factors_made` after it.
+// Splits rows of pixels in place: 32 floats of 128 bytes become 32 high halves and 32 low ones,
+// their chunks permuted as those of the floats were. A warp has eight rows at each of `rows_at(0)`
+// to `rows_at(count - 1)`, multiples of 1024. All multiplying threads meet at `factors_made` after.
 //
 // Four lanes have a row, each two chunks of floats, which become one of high halves and one of low
 // ones. Eight lanes, whose accesses go together, have rows i and i ^ 5: these differ in their parity
@@ -161,11 +100,25 @@ __device__ __forceinline__ void split_eights(const RowsAt& rows_at, int count) {
 }
 
 // After the last `split_eights`: the products, too, see what they wrote, which read by another way
-// than threads write. The fence is for what comes next there as well: the copy that refills these rows is
-// asked for only after threads past this barrier say that they are free.
+// than threads write. The fence is for what comes next there as well: the copy that refills these
+// rows is asked for only after threads past this barrier say that they are free.
 __device__ __forceinline__ void factors_made() {
   async_fence();
   multipliers_barrier();
+}
+
+// Makes factors of COUNT rows of pixels. All multiplying threads.
+template <int COUNT>
+__device__ __forceinline__ void split_pixels(unsigned rows) {
+  constexpr int WARPS = MULTIPLIERS / 32, ALL = COUNT / 8 / WARPS, AT_ONCE = ALL < 2 ? ALL : 2;
+  static_assert(COUNT % (8 * WARPS) == 0 && ALL % AT_ONCE == 0, "warps split as many rows each");
+  rows += threadIdx.x / 32 * 8 * ROW_BYTES;
+#pragma unroll
+  for (int done = 0; done < ALL; done += AT_ONCE) {
+    split_eights<AT_ONCE>(
+        [&](int i) { return rows + (done + i) * WARPS * 8 * ROW_BYTES; }, AT_ONCE);
+  }
+  factors_made();
 }
 
 // Adds A·Bᵀ over one tile of K, of which nobody waits before `wgmma_commit`; `a` and `b` are where
