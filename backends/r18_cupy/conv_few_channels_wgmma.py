@@ -31,7 +31,7 @@ from r18_cupy.split import is_split, split
 SOURCE = "conv2d_maxpool2d_few_channels_wgmma"
 PIXEL = 4  # channels of a pixel in shared memory
 MAX_WINDOW = 8  # columns
-MULTIPLIERS, FEEDERS = 128, 64  # threads
+MULTIPLIERS, FEEDERS = 128, 128  # threads
 PLANES = 2  # of a line of the image, or of either half of its split factors
 CHUNK_BYTES = 16  # of K: a row of a core matrix
 CORE_ROWS = 8

@@ -16,8 +16,9 @@
 // With SPLIT, factors are float numbers that are multiplied as two float16 ones each (split.cuh): a
 // line has planes of high halves and, behind them, of low ones, and so have the weights of a step.
 //
-// One warpgroup multiplies and pools, row after row down a strip of the image; two warps bring the
-// lines of the image that the next turn needs into a ring.
+// One warpgroup multiplies and pools, row after row down a strip of the image; another brings the
+// lines of the image that the next turn needs into a ring, each thread a pair of pixels of every
+// line.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "few_channels.cuh"
@@ -39,28 +40,43 @@ constexpr int SIZE = sizeof(Factor);
 constexpr int COLUMNS = TILE_M / 2;  // of a row of the convolution
 constexpr int PIXEL = 4;             // channels
 constexpr int MAX_WINDOW = 8;        // columns
-constexpr int MULTIPLIERS = 128, FEEDERS = 64, THREADS = MULTIPLIERS + FEEDERS;
+constexpr int MULTIPLIERS = 128, FEEDERS = 128, THREADS = MULTIPLIERS + FEEDERS;
 constexpr int PAIRS = COLUMNS - 1 + MAX_WINDOW / STRIDE;  // of pixels, in a line: chunks of a plane
 constexpr int PLANE_BYTES = PAIRS * 16, HALF_BYTES = 2 * PLANE_BYTES;
 constexpr int LINE_BYTES = HALVES * HALF_BYTES;
 constexpr int CHUNK_PIXELS = SIZE == 2 ? 2 : 1;
 constexpr int MATRIX_BYTES = 64 * 32, STEP_BYTES = HALVES * MATRIX_BYTES;  // of a step's weights
-constexpr int AHEAD = 4;             // pairs of pixels that a feeder has on their way at once
+constexpr int AHEAD = ROWS * STRIDE;  // lines that a turn adds
 
 static_assert(TILE_N == 64, "a warpgroup multiplies 64 channels");
 static_assert(TILE_K * SIZE == 32, "a step is one wgmma");
 static_assert(COLUMNS % 8 == 0, "columns come in core matrices of eight");
+static_assert(PAIRS <= FEEDERS, "a feeder has one pair of a line");
 
 static_assert(POOL, "sums are pooled, never stored");
 
 using Sums = float[COLUMNS / 2];  // of a thread, see wgmma.cuh
 
-// Matrices without permutation: from eight rows to the next eight, and from 16 bytes of K to the
-// next (PTX ISA, "Strides"; "Canonical layouts", K-major without swizzling).
-__device__ __forceinline__ unsigned long long descriptor(unsigned address, unsigned next_rows,
-                                                         unsigned next_chunk) {
-  return (unsigned long long)(next_rows / 16) << 32 | (next_chunk & 0x3FFFF) >> 4 << 16 |
-         (address & 0x3FFFF) >> 4;
+// Registers of a thread. Two blocks share a multiprocessor: those that feed need few, and leave
+// theirs to those that multiply. A block alone has enough for all.
+constexpr int FEEDER_REGISTERS = TILE_BLOCKS == 2 ? 56 : 0;
+constexpr int MULTIPLIER_REGISTERS = TILE_BLOCKS == 2 ? 200 : 0;
+static_assert(FEEDER_REGISTERS + MULTIPLIER_REGISTERS <= 2 * 128, "of 128 each");
+
+template <int COUNT>
+__device__ __forceinline__ void give_registers_back() {
+  if constexpr (COUNT > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (COUNT > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// A matrix without permutation: 128 bytes from eight rows to the next eight. `low` is the lower half
+// of the descriptor: the address, and the distance from 16 bytes of K to the next 16, in units of 16
+// bytes (PTX ISA, "Strides"; "Canonical layouts", K-major without swizzling).
+__device__ __forceinline__ unsigned long long descriptor(unsigned low) {
+  return (unsigned long long)(128 / 16) << 32 | low;
 }
 
 // Two adjacent pixels with their channels.
@@ -68,25 +84,6 @@ template <typename T>
 struct alignas(16) PixelPair {
   T at[2][PIXEL];
 };
-
-// Reads two pixels of row y of the image, from column x on; zeros outside, and for channels that
-// there are not.
-template <typename T>
-__device__ __forceinline__ PixelPair<T> pixels_at(const T* __restrict__ image, const ConvShape& p,
-                                                  int y, int x) {
-  PixelPair<T> pair;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    // Unsigned comparisons: below zero is beyond the end.
-    const bool inside = (unsigned)y < (unsigned)p.h && (unsigned)(x + i) < (unsigned)p.w;
-#pragma unroll
-    for (int c = 0; c < PIXEL; ++c) {
-      pair.at[i][c] = inside && c < p.c ? image[(unsigned)((c * p.h + y) * p.w + x + i)]
-                                        : from_float<T>(0.0f);
-    }
-  }
-  return pair;
-}
 
 __device__ __forceinline__ void store_chunk(unsigned address, const uint4& chunk) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(chunk.x),
@@ -126,15 +123,43 @@ __device__ __forceinline__ void store_pair(unsigned at, const PixelPair<T>& pair
   }
 }
 
-// Where chunk `chunk` of a window's row lies in a line, for the first column. What is beyond the
-// window lies at `zeros`.
-__device__ __forceinline__ unsigned chunk_address(const ConvShape& p, unsigned line, int chunk,
-                                                  unsigned zeros) {
-  if (chunk * CHUNK_PIXELS >= p.kw) return zeros;
-  if (SIZE == 2) {
-    return line + chunk * 16 + (2 * chunk + 1 == p.kw ? PLANE_BYTES : 0);
-  } else {
-    return line + chunk / 2 * 16 + chunk % 2 * PLANE_BYTES;
+// Where chunk `chunk` of a window's row lies in a line, for the first column.
+__device__ __forceinline__ unsigned chunk_offset(const ConvShape& p, int chunk) {
+  if (SIZE == 2) return chunk * 16 + (2 * chunk + 1 == p.kw ? PLANE_BYTES : 0);
+  return chunk / 2 * 16 + chunk % 2 * PLANE_BYTES;
+}
+
+// Descriptors of the columns at a step of a window's row, in the line at `line`:
+// base + factor · line / 16.
+struct StepOfWindow {
+  unsigned base, factor;
+  __device__ __forceinline__ unsigned at(unsigned line) const { return base + factor * (line / 16); }
+};
+
+// A step's two chunks lie as far apart as those of the first, and the next step's NEXT_STEP further
+// on. But for the last step: its second chunk is read from the plane with zeros; or it is none of
+// the window's, and lies at `zeros`, at a distance that shrinks as the line's address grows.
+constexpr unsigned FIRST_STEP = (SIZE == 2 ? 1u : PLANE_BYTES / 16u) << 16;
+constexpr unsigned NEXT_STEP = SIZE == 2 ? 2 : 1;
+
+__device__ __forceinline__ StepOfWindow last_step(const ConvShape& p, int steps, unsigned zeros) {
+  const int chunk = 2 * (steps - 1);
+  const unsigned first = chunk_offset(p, chunk) / 16;
+  if ((chunk + 1) * CHUNK_PIXELS < p.kw) {
+    return {(chunk_offset(p, chunk + 1) / 16 - first) << 16 | first, 1};
+  }
+  return {((zeros / 16 - first) << 16) + first, 1 - (1 << 16)};
+}
+
+// sums += weights · columns, and cross of split factors, at one step. `left`: the weights'
+// descriptor.
+__device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned left,
+                                         const StepOfWindow& step, unsigned line) {
+  const unsigned long long right = descriptor(step.at(line));
+  wgmma<Factor, COLUMNS>(sums, descriptor(left), right);
+  if constexpr (HALVES == 2) {
+    wgmma<Factor, COLUMNS>(cross, descriptor(left), descriptor(step.at(line + HALF_BYTES)));
+    wgmma<Factor, COLUMNS>(cross, descriptor(left + MATRIX_BYTES / 16), right);
   }
 }
 
@@ -142,10 +167,11 @@ __device__ __forceinline__ unsigned chunk_address(const ConvShape& p, unsigned l
 // of lane i.
 using Pooled = float[COLUMNS / 8][2];
 
-// The sums of a row with their bias, pooled across: of each window the lane's two columns and the
-// one before them. Columns that the convolution does not have never win.
-__device__ __forceinline__ void pool_across(const Sums& sums, const float (&bias)[2], int column0,
-                                            int columns, Pooled& row) {
+// The sums of a row, pooled across: of each window the lane's two columns and the one before them.
+// MASKED: columns from `columns` on are none of the convolution's, and never win.
+template <bool MASKED>
+__device__ __forceinline__ void pool_across(const Sums& sums, int column0, int columns,
+                                            Pooled& row) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
   float last[2] = {minus_infinity(), minus_infinity()};  // the odd column of eight before
 #pragma unroll
@@ -153,10 +179,9 @@ __device__ __forceinline__ void pool_across(const Sums& sums, const float (&bias
     const int column = column0 + 8 * j + 2 * quarter;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float first = sums[4 * j + 2 * half] + bias[half];
-      const float second = sums[4 * j + 2 * half + 1] + bias[half];
-      const float even = column < columns ? first : minus_infinity();
-      const float odd = column + 1 < columns ? second : minus_infinity();
+      float even = sums[4 * j + 2 * half], odd = sums[4 * j + 2 * half + 1];
+      if (MASKED && column >= columns) even = minus_infinity();
+      if (MASKED && column + 1 >= columns) odd = minus_infinity();
       // To the lane that has the next two columns; from the last of four to the first, which has
       // columns of the next eight.
       const float given = quarter == 3 ? last[half] : odd;
@@ -262,47 +287,54 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* __restrict__ x,
   __syncthreads();
 
   if (threadIdx.x >= MULTIPLIERS) {
+    give_registers_back<FEEDER_REGISTERS>();
     wait_for_launch_before();
-    const STORAGE* const image = x + (size_t)share.image * p.c * p.h * p.w;
-    const int left = column0 * STRIDE - p.pw, top0 = share.begin * ROWS * STRIDE - p.ph;
-    int slot0 = 0;  // where the first of a turn's new lines goes
+    // The feeder's pair of pixels: below zero is beyond the end.
+    const int index = threadIdx.x - MULTIPLIERS, left = column0 * STRIDE - p.pw + 2 * index;
+    const bool inside[2] = {(unsigned)left < (unsigned)p.w, (unsigned)(left + 1) < (unsigned)p.w};
+    const STORAGE* const image = x + (size_t)share.image * p.c * p.h * p.w + left;
+    const int top0 = share.begin * ROWS * STRIDE - p.ph, plane = p.h * p.w;
+    int slot = 0;  // where the next line goes
     for (int turn = 0; turn < turns; ++turn) {
       const int known = turn == 0 ? 0 : p.kh - STRIDE;  // lines of the turn that are there
       const int top = top0 + turn * ROWS * STRIDE + known, count = window_lines - known;
-      // New lines go where those of two turns ago lay.
-      if (turn > 1) barrier_wait(empty(turn), (turn / 2 - 1) & 1);
-      int line = 0, index = threadIdx.x - MULTIPLIERS;
-      while (line < count) {
+      for (int line0 = 0; line0 < count; line0 += AHEAD) {
         PixelPair<STORAGE> pairs[AHEAD];
-        unsigned targets[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
-          for (; index >= PAIRS; index -= PAIRS) ++line;
-          int slot = slot0 + line;
-          if (slot >= ring) slot -= ring;
-          targets[i] = line < count ? lines + slot * LINE_BYTES + index * 16 : 0;
-          // Past the last line there is nothing to read.
-          pairs[i] = pixels_at(image, p, line < count ? top + line : -1, left + 2 * index);
-          index += FEEDERS;
+          const int y = top + line0 + i;
+          const bool valid = (unsigned)y < (unsigned)p.h && line0 + i < count;
+#pragma unroll
+          for (int c = 0; c < PIXEL; ++c) {
+            const STORAGE* const at = image + (c * plane + y * p.w);
+#pragma unroll
+            for (int v = 0; v < 2; ++v) {
+              pairs[i].at[v][c] =
+                  valid && inside[v] && c < p.c ? at[v] : from_float<STORAGE>(0.0f);
+            }
+          }
         }
+        // Lines go where those of two turns ago lay.
+        if (turn > 1 && line0 == 0) barrier_wait(empty(turn), (turn / 2 - 1) & 1);
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
-          if (targets[i]) store_pair(targets[i], pairs[i]);
+          if (line0 + i >= count) break;
+          if (index < PAIRS) store_pair(lines + slot * LINE_BYTES + index * 16, pairs[i]);
+          if (++slot == ring) slot = 0;
         }
-        for (; index >= PAIRS; index -= PAIRS) ++line;
       }
-      slot0 += count;
-      if (slot0 >= ring) slot0 -= ring;
       async_fence();  // the unit reads them
       barrier_arrive(full(turn));
     }
     return;
   }
+  take_registers<MULTIPLIER_REGISTERS>();
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_channel = share.channel0 + warp * 16, channel = warp_channel + lane / 4;
   const float biases[2] = {bias && channel < p.o ? bias[channel] : 0.0f,
                            bias && channel + 8 < p.o ? bias[channel + 8] : 0.0f};
+  const StepOfWindow last = last_step(p, steps, zeros);
   STORAGE* const result = out + (size_t)share.image * task.rows * task.columns * p.o;
   Pooled best;  // of the row of windows that the next turn ends
 #pragma unroll
@@ -315,43 +347,37 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* __restrict__ x,
     Pooled below;
 #pragma unroll 1
     for (int half = at < share.strip ? 1 : 0; half < ROWS; ++half) {
-      Sums sums = {};
-#ifdef SPLIT
-      Sums cross = {};
-#endif
-      unsigned left = weights;
+      Sums sums, cross = {};  // `cross` of split factors alone
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = biases[i / 2 % 2];
+      unsigned left = weights / 16 | MATRIX_BYTES / 2 / 16 << 16;
       int slot = slot0 + half * STRIDE;
       for (int r = 0; r < p.kh; ++r, ++slot) {
         if (slot >= ring) slot -= ring;
         const unsigned line = lines + slot * LINE_BYTES;
+        StepOfWindow next{FIRST_STEP, 1};
         wgmma_fence();
-        for (int step = 0; step < steps; ++step, left += STEP_BYTES) {
-          const unsigned first = chunk_address(p, line, 2 * step, zeros);
-          const unsigned second = chunk_address(p, line, 2 * step + 1, zeros);
-          const unsigned long long high = descriptor(left, 128, MATRIX_BYTES / 2);
-          const unsigned long long right = descriptor(first, 128, second - first);
-          wgmma<Factor, COLUMNS>(sums, high, right);
-#ifdef SPLIT
-          const unsigned low_second = second == zeros ? zeros : second + HALF_BYTES;
-          const unsigned low_first = first + HALF_BYTES;
-          wgmma<Factor, COLUMNS>(cross, high, descriptor(low_first, 128, low_second - low_first));
-          wgmma<Factor, COLUMNS>(cross, high + MATRIX_BYTES / 16, right);
-#endif
+        for (int step = 1; step < steps; ++step) {
+          multiply(sums, cross, left, next, line);
+          next.base += NEXT_STEP, left += STEP_BYTES / 16;
         }
+        multiply(sums, cross, left, last, line);
+        left += STEP_BYTES / 16;
         wgmma_commit();
       }
       wgmma_wait<0>();
-#ifdef SPLIT
+      if constexpr (HALVES == 2) {
 #pragma unroll
-      for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = fmaf(cross[i], 1 / LOW_SCALE, sums[i]);
-#endif
-      if (half == 1 && lane == 0) barrier_arrive(empty(turn));
-      if (half == 0) {
-        pool_across(sums, biases, column0, p.ow, below);
-        take(best, below);
-      } else {
-        pool_across(sums, biases, column0, at * ROWS + 1 < p.oh ? p.ow : 0, below);
+        for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = fmaf(cross[i], 1 / LOW_SCALE, sums[i]);
       }
+      if (half == 1 && lane == 0) barrier_arrive(empty(turn));
+      const int columns = at * ROWS + half < p.oh ? p.ow : 0;
+      if (column0 + COLUMNS <= columns) {
+        pool_across<false>(sums, column0, columns, below);
+      } else {
+        pool_across<true>(sums, column0, columns, below);
+      }
+      if (half == 0) take(best, below);
     }
     if (at >= share.strip) {
       take(best, below);
