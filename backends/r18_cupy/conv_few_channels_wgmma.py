@@ -7,7 +7,7 @@ all their channels side by side. See kernels/conv2d_maxpool2d_few_channels_wgmma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,13 +19,12 @@ from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
 from r18_cupy.few_channels import (
     ROWS,
     STRIDE,
-    Blocking,
     FewChannels,
     FewChannelsTile,
     conv_op,
     pool_padding,
 )
-from r18_cupy.launch import ceil_div, struct
+from r18_cupy.launch import ceil_div
 from r18_cupy.split import is_split, split
 
 SOURCE = "conv2d_maxpool2d_few_channels_wgmma"
@@ -187,8 +186,7 @@ class FewChannelsWgmma(FewChannels):
         return tuple(sorted(sizes))
 
     def entry(self, tile: FewChannelsTile) -> Entry:
-        macros = (self.storage, *tile.defines, ("POOL", 1))
-        return Entry(SOURCE, SOURCE, macros, self.family)
+        return Entry(SOURCE, SOURCE, (self.storage, *tile.defines, ("POOL", 1)), self.family)
 
     def refuses_window(self, op: Conv2d) -> str | None:
         if op.in_channels > PIXEL:

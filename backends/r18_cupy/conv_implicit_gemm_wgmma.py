@@ -19,6 +19,7 @@ from r18.precision import Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import bias_and_residual, conv_shape
 from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div
+from r18_cupy.split import is_split
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
 from r18_cupy.wgmma import (
     MULTIPROCESSORS,
@@ -26,7 +27,6 @@ from r18_cupy.wgmma import (
     STEPS,
     WgmmaConv,
     WgmmaTile,
-    is_split,
     packed_depth,
     steps_of,
 )

@@ -17,15 +17,16 @@ from r18.ops import Conv2d, Problem
 from r18.precision import Precision
 from r18_cupy.conv import bias_and_residual, conv_shape
 from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div, struct
+from r18_cupy.split import is_split
 from r18_cupy.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
 from r18_cupy.wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
     MULTIPROCESSORS,
     PRECISIONS,
+    STEPS,
     WgmmaConv,
     WgmmaTile,
-    is_split,
     steps_of,
 )
 
@@ -54,25 +55,30 @@ ROWS_SHAPE = np.dtype(
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     """The tilings that are compiled: runs of pixels that the network's rows fill.
 
-    4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; and half as many for small batches.
+    4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; for small batches half as many, or
+    7 of 9. A block that has a multiprocessor for itself gets its weights from farther ahead.
     """
     k = ROW_BYTES // precision.dtype.itemsize
-    if is_split(precision):
-        return split_tiles(k)
-    return tuple(
-        WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
-        for n in (232, 224, 208, 128)
-    )
-
-
-def split_tiles(k: int) -> tuple[WgmmaTile, ...]:
-    """Half as many pixels, of which two sums each are kept: 4 rows of 30 but for the last two, or
-    2 of 58; 7 of 16; 7 of 9."""
+    few = (tile_of(120, k, stages=12, blocks=1), tile_of(64, k, stages=12, blocks=1))
+    if is_split(precision):  # two sums of each output: half as many pixels
+        return (
+            tile_of(120, k, stages=4, blocks=2),
+            tile_of(112, k, stages=4, blocks=2),
+            tile_of(64, k, stages=4, blocks=3),
+            tile_of(64, k, stages=8, blocks=2),
+            *few,
+        )
     return (
-        WgmmaTile(64, 120, k, groups_m=1, groups_n=1, stages=4, blocks=2),
-        WgmmaTile(64, 112, k, groups_m=1, groups_n=1, stages=4, blocks=2),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
+        *(tile_of(n, k, stages=4, blocks=2) for n in (232, 224, 208, 120)),
+        tile_of(64, k, stages=4, blocks=4),
+        tile_of(64, k, stages=8, blocks=2),
+        *few,
     )
+
+
+def tile_of(n: int, k: int, stages: int, blocks: int) -> WgmmaTile:
+    """The tile of one warpgroup that multiplies 64 channels of `n` pixels."""
+    return WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=stages, blocks=blocks)
 
 
 @dataclass(frozen=True)
@@ -144,29 +150,44 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 # -- choosing ----------------------------------------------------------------------------------
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
+SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 SPLIT_BYTES_A_CYCLE = 64  # of image rows, each read from shared memory and written there
+COPY_LATENCY = 1400  # cycles from asking for a step's weights until they are there
 TILE_LATENCY = 3000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 17  # and what grows with its pixels
 MULTIPROCESSOR_NBYTES = 228 * 1024  # of shared memory
 RESERVED_NBYTES = 1024  # of a block's, by the device
 
 
+def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
+    """What a multiprocessor is busy with one step of a block: products, or shared memory.
+
+    Weights are written there and read, pixels read, of split factors one and a half times.
+    """
+    reads = steps_of(precision) / STEPS
+    rows = tile.m + (tile.m + tile.n) * reads
+    return max(
+        steps_of(precision) * tile.n / PIXELS_A_CYCLE, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE
+    )
+
+
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nbytes: int) -> float:
-    """Cycles, roughly: rounds of blocks that share a multiprocessor's products."""
+    """Cycles, roughly: rounds of blocks that share a multiprocessor, each of whose steps waits for
+    a unit or for its weights."""
     op = cast(Conv2d, problem.op)
     n, o, oh, _ = problem.output
     blocking = blocking_of(problem, tile)
-    steps = blocking.chunks * math.prod(op.kernel_size) * steps_of(precision)
+    steps = blocking.chunks * math.prod(op.kernel_size)
     share = ceil_div(n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), MULTIPROCESSORS)
     at_once = min(tile.blocks, MULTIPROCESSOR_NBYTES // (shared_nbytes + RESERVED_NBYTES))
-    work = steps * tile.n / PIXELS_A_CYCLE
+    waiting = COPY_LATENCY / (tile.stages - 1)
+    work = steps * max(step_cycles(tile, precision) * min(at_once, share), waiting)
     if is_split(precision):
         work += blocking.chunks * blocking.patch_nbytes / SPLIT_BYTES_A_CYCLE
-    products = work * min(at_once, share)
     rounds: float = ceil_div(share, at_once)
     if rounds > 3:  # blocks no longer end together
         rounds = share / at_once
-    return rounds * (products + TILE_LATENCY + PIXEL_LATENCY * tile.n)
+    return rounds * (work + TILE_LATENCY + PIXEL_LATENCY * tile.n)
 
 
 @dataclass(frozen=True, eq=False)

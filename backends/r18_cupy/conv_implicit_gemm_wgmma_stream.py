@@ -8,28 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from r18.precision import Precision
+from r18.precision import BF16, FP16, Precision
 from r18_cupy.conv_implicit_gemm_wgmma_rows import (
     ImplicitGemmWgmmaRows,
     RowsBlocking,
     Slots,
     aligned,
-    split_tiles,
+    tile_of,
 )
 from r18_cupy.tensor_map import ROW_BYTES
-from r18_cupy.wgmma import MULTIPROCESSORS, PRECISIONS, WgmmaTile, is_split
+from r18_cupy.wgmma import MULTIPROCESSORS, WgmmaTile
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
-    """The tilings that are compiled: 4 and 3 rows of 58 pixels, 14 of 16, 7 of 30; of split factors
-    those of `conv_implicit_gemm_wgmma_rows`."""
+    """The tilings that are compiled: 4 and 3 rows of 58 pixels, 14 of 16, 7 of 30."""
     k = ROW_BYTES // precision.dtype.itemsize
-    if is_split(precision):
-        return split_tiles(k)
-    return tuple(
-        WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=4, blocks=2)
-        for n in (232, 224, 208, 176)
-    )
+    return tuple(tile_of(n, k, stages=4, blocks=2) for n in (232, 224, 208, 176))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,4 +48,6 @@ class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
 
 
 def implicit_gemm_wgmma_stream_kernels() -> tuple[ImplicitGemmWgmmaStream, ...]:
-    return tuple(ImplicitGemmWgmmaStream(precision) for precision in PRECISIONS)
+    """Of 16-bit pixels. Two slabs of float32 would keep the next image rows waiting: a block for
+    each tile takes less time then."""
+    return tuple(ImplicitGemmWgmmaStream(precision) for precision in (FP16, BF16))

@@ -125,12 +125,8 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
     const Tile at = tile_at(index, p, shape.rows);
     Products products;
     for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(SLOTS)) {
+      barrier_wait(slot_ring.full(slot.stage), slot.parity);
       const unsigned pixels = slots + slot.stage * shape.slot_pitch;
-      if (!SPLITS || chunk == 0) barrier_wait(slot_ring.full(slot.stage), slot.parity);
-      if constexpr (SPLITS) {
-        if (chunk == 0) split_patch(pixels, 0, eights_of(shape));
-        factors_made();
-      }
       int before = -1;  // the stage of the position before
       for (int r = 0; r < p.kh; ++r) {
         for (int s = 0; s < p.kw; ++s, turn.advance(TILE_STAGES)) {
@@ -143,14 +139,6 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
           if (speaks && before >= 0) barrier_arrive(ring.empty(before));
           before = turn.stage;
         }
-      }
-      // While the last products are under way; nothing that fills the next chunk's slot waits for
-      // what is not free by now.
-      if (SPLITS && chunk + 1 < chunks) {
-        Turn next = slot;
-        next.advance(SLOTS);
-        barrier_wait(slot_ring.full(next.stage), next.parity);
-        split_patch(slots + next.stage * shape.slot_pitch, 0, eights_of(shape));
       }
       wgmma_wait<0>();
       if (speaks) {
