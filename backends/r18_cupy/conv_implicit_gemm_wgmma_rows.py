@@ -65,13 +65,11 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
             tile_of(120, k, stages=4, blocks=2),
             tile_of(112, k, stages=4, blocks=2),
             tile_of(64, k, stages=4, blocks=3),
-            tile_of(64, k, stages=8, blocks=2),
             *few,
         )
     return (
         *(tile_of(n, k, stages=4, blocks=2) for n in (232, 224, 208, 120)),
         tile_of(64, k, stages=4, blocks=4),
-        tile_of(64, k, stages=8, blocks=2),
         *few,
     )
 
