@@ -121,6 +121,9 @@ def test_what_the_driver_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 class Loaded(Launcher):
     """A launcher whose functions are loaded already."""
 
+    def device(self) -> int:
+        return 0
+
     def function(self, entry: Entry) -> Any:
         return SimpleNamespace(ptr=77)
 
