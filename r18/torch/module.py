@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from r18.errors import ShapeError, UsageError, unknown
+from r18.ops import Layout
 from r18.torch.architecture import STAGES, examine
 from r18.torch.choice import LEVELS, Choice, choose
 from r18.torch.convolution import WEIGHTS
 from r18.torch.followed import Followed
 from r18.torch.operators import ops
-from r18.torch.storage import FORMATS, layout_of, precision_of, shape_of, storage_dtype
+from r18.torch.storage import precision_of, shape_of, storage_dtype
 
 CONV_WEIGHTS = len(WEIGHTS)
 
@@ -145,11 +146,13 @@ class FastResNet18(nn.Module):
     def _forward_conv_bn_relu(
         self, images: torch.Tensor, weights: list[torch.Tensor], choice: Choice
     ) -> torch.Tensor:
-        """torchvision's forward pass, with a convolution and its BatchNorm and ReLU as one."""
+        """torchvision's forward pass, with a convolution and its BatchNorm and ReLU as one.
+
+        The first convolution reads the images as they lie, and all leave their output in the
+        layout of the choice, which pooling keeps.
+        """
         model: Any = self._model
         x = images.to(storage_dtype(choice.precision))
-        if layout_of(x) not in choice.layouts:
-            x = x.contiguous(memory_format=FORMATS[choice.layouts[0]])
         x = model.maxpool(self._fused(0, model.conv1, x, True, weights, choice))
         count = 1
         for block in self._blocks():
@@ -182,6 +185,7 @@ class FastResNet18(nn.Module):
             self._convs[number].handle,
             choice.backend,
             choice.precision,
+            choice.layout is Layout.NHWC,
         )
         return y
 
