@@ -125,138 +125,35 @@ class Buffers(NamedTuple):
 # -- from data to the device -------------------------------------------------------------------
 
 
+_PLACES = {Role.INPUT: 0, Role.WEIGHT: 1, Role.OUTPUT: 2, Role.WORKSPACE: 3}
+
+
 class _Moving(NamedTuple):
     """An argument that follows from a buffer's address.
 
     position: among the arguments.
     place:    of its buffer in `Buffers`, or of the buffers that it is the `member` of.
     offset:   bytes from where the buffer begins.
-    located:  gives the argument for an address; None where the address is the argument.
+    placed:   from an address the argument, and where that lies; None where it is the address.
     """
 
     position: int
     place: int
     member: int | None
     offset: int
-    located: Callable[[int], np.ndarray[Any, Any]] | None
-
-    def address(self, buffers: Buffers) -> int:
-        buffer: Any = buffers[self.place]
-        if self.member is not None:
-            buffer = buffer[self.member]
-        return int(buffer.address) + self.offset
+    placed: Callable[[int], tuple[np.ndarray[Any, Any], int]] | None
 
 
-_PLACES = {Role.INPUT: 0, Role.WEIGHT: 1, Role.OUTPUT: 2, Role.WORKSPACE: 3}
-
-
-def _moving(launch: GridLaunch) -> tuple[_Moving, ...]:
-    """The arguments that are not the same each time."""
-    found = []
-    for position, argument in enumerate(launch.arguments):
-        if isinstance(argument, np.generic | np.ndarray):
-            continue
-        alone = isinstance(argument, Pointer)
-        pointer = argument if isinstance(argument, Pointer) else argument.pointer
-        listed = pointer.role in (Role.INPUT, Role.WEIGHT)
-        found.append(
-            _Moving(
-                position,
-                _PLACES[pointer.role],
-                pointer.index if listed else None,
-                pointer.offset,
-                None if alone else cast(Located, argument).at,
-            )
-        )
-    return tuple(found)
-
-
-class _Bound(Protocol):
-    """A launch whose function is loaded, with all that is the same each time worked out."""
-
-    def enqueue(self, buffers: Buffers, stream: Any) -> None:
-        """Put it into a CuPy stream. Safe from several threads."""
-        ...
-
-
-class _Plain:
-    """A launch by CuPy."""
-
-    def __init__(self, launch: GridLaunch, function: Any) -> None:
-        self._launch = launch
-        self._function = function
-        self._moving = _moving(launch)
-
-    def enqueue(self, buffers: Buffers, stream: Any) -> None:
-        launch, values = self._launch, list(self._launch.arguments)
-        for moving in self._moving:
-            address, located = moving.address(buffers), moving.located
-            values[moving.position] = np.uintp(address) if located is None else located(address)
-        self._function(
-            launch.grid, launch.block, tuple(values), launch.shared_nbytes, stream=stream
-        )
-
-
-class _Overlapping:
-    """A programmatic dependent launch (CUDA C++ Programming Guide), which CuPy does not offer.
-
-    The driver's structs and the words that it reads arguments from are made once, since making
-    them takes longer than the launch. It has copied them all when its call returns.
-    """
-
-    def __init__(self, launch: GridLaunch, function: Any) -> None:
-        from cuda.bindings import driver
-
-        attribute = driver.CUlaunchAttribute()
-        kinds = driver.CUlaunchAttributeID
-        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-        config.sharedMemBytes = launch.shared_nbytes
-        config.attrs = [attribute]
-        config.numAttrs = 1
-        self._driver, self._config, self._launch = driver, config, launch
-        self._function = driver.CUfunction(function.ptr)
-        self._lock = threading.Lock()
-        self._stream: int | None = None
-        self._moving = tuple(
-            (moving, moving.located and _remembering(moving.located)) for moving in _moving(launch)
-        )
-        # Each argument's place in memory: a word for one that is an address.
-        count = len(launch.arguments)
-        words, places = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
-        self._values = [
-            np.atleast_1d(argument)
-            if isinstance(argument, np.generic | np.ndarray)
-            else words[position : position + 1]
-            for position, argument in enumerate(launch.arguments)
-        ]
-        places[:] = [value.ctypes.data for value in self._values]
-        self._words, self._places = memoryview(words), memoryview(places)
-        self._arguments = places.ctypes.data
-
-    def enqueue(self, buffers: Buffers, stream: Any) -> None:
-        handle = stream.ptr
-        with self._lock:
-            if handle != self._stream:
-                self._config.hStream = self._driver.CUstream(handle)
-                self._stream = handle
-            held = []  # lives until the driver has copied
-            for moving, placed in self._moving:
-                address = moving.address(buffers)
-                if placed is None:
-                    self._words[moving.position] = address
-                else:
-                    array, self._places[moving.position] = placed(address)
-                    held.append(array)
-            (status,) = self._driver.cuLaunchKernelEx(
-                self._config, self._function, self._arguments, 0
-            )
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            launch = self._launch
-            raise LaunchError(f"{status.name} from launching {launch.entry.label} on {launch.grid}")
+def _moving(position: int, argument: Pointer | Located) -> _Moving:
+    alone = isinstance(argument, Pointer)
+    pointer = argument if isinstance(argument, Pointer) else argument.pointer
+    return _Moving(
+        position,
+        _PLACES[pointer.role],
+        pointer.index if pointer.role in (Role.INPUT, Role.WEIGHT) else None,
+        pointer.offset,
+        None if alone else _remembering(cast(Located, argument).at),
+    )
 
 
 def _remembering(
@@ -272,6 +169,72 @@ def _remembering(
     return placed
 
 
+class _Bound:
+    """A launch on one device, with all that is the same each time worked out.
+
+    The driver's structs and the words that it reads arguments from are made once, since making
+    them takes longer than the launch. It has copied them all when its call returns.
+    """
+
+    def __init__(self, launch: GridLaunch, function: Any) -> None:
+        from cuda.bindings import driver
+
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared_nbytes
+        if launch.overlaps:  # programmatic dependent launch, CUDA C++ Programming Guide
+            attribute = driver.CUlaunchAttribute()
+            kinds = driver.CUlaunchAttributeID
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self._driver, self._config, self._launch = driver, config, launch
+        self._done = driver.CUresult.CUDA_SUCCESS
+        self._function = driver.CUfunction(function.ptr)
+        self._lock = threading.Lock()
+        self._stream: int | None = None
+        self._moving: list[_Moving] = []
+        # Each argument's place in memory: a word for one that is an address.
+        count = len(launch.arguments)
+        words, places = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+        self._values: list[np.ndarray[Any, Any]] = []
+        for position, argument in enumerate(launch.arguments):
+            if isinstance(argument, np.generic | np.ndarray):
+                self._values.append(np.atleast_1d(argument))
+            else:
+                self._values.append(words[position : position + 1])
+                self._moving.append(_moving(position, argument))
+        places[:] = [value.ctypes.data for value in self._values]
+        self._words, self._places = memoryview(words), memoryview(places)
+        self._arguments = int(places.ctypes.data)
+
+    def enqueue(self, buffers: Buffers, stream: int) -> None:
+        """Put it into the stream of that handle. Safe from several threads."""
+        held = []  # lives until the driver has copied
+        with self._lock:
+            if stream != self._stream:
+                self._config.hStream = self._driver.CUstream(stream)
+                self._stream = stream
+            for position, place, member, offset, placed in self._moving:
+                buffer: Any = buffers[place]
+                if member is not None:
+                    buffer = buffer[member]
+                address = buffer.address + offset
+                if placed is None:
+                    self._words[position] = address
+                else:
+                    array, self._places[position] = placed(address)
+                    held.append(array)
+            (status,) = self._driver.cuLaunchKernelEx(
+                self._config, self._function, self._arguments, 0
+            )
+        if status != self._done:
+            launch = self._launch
+            raise LaunchError(f"{status.name} from launching {launch.entry.label} on {launch.grid}")
+
+
 class Launcher:
     """Loads functions into the current device and launches them. Safe from several threads."""
 
@@ -282,8 +245,11 @@ class Launcher:
         self._bound = lru_cache(maxsize=4096)(self._bind)
 
     def device(self) -> int:
-        """The number of the current device."""
-        return _get_device()()
+        """The number of the current device, whose context is current in this thread."""
+        found = _get_device()()
+        if found not in _threads.ready:
+            _make_current(found)
+        return found
 
     def function(self, entry: Entry) -> Any:
         """The entry's CuPy function on the current device, compiled and loaded when new."""
@@ -316,11 +282,32 @@ class Launcher:
         function = self.function(launch.entry)
         if launch.shared_nbytes > DEFAULT_SHARED:
             self._allow_shared(function, launch.shared_nbytes)
-        return (_Overlapping if launch.overlaps else _Plain)(launch, function)
+        return _Bound(launch, function)
 
     def launch(self, launch: GridLaunch, buffers: Buffers, stream: Any) -> None:
         """Put a launch into a CuPy stream."""
-        self._bound(self.device(), launch).enqueue(buffers, stream)
+        self._bound(self.device(), launch).enqueue(buffers, stream.ptr)
+
+
+class _Threads(threading.local):
+    """Of each thread, the devices whose context was made current there."""
+
+    def __init__(self) -> None:
+        self.ready: set[int] = set()
+
+
+_threads = _Threads()
+
+
+def _make_current(device: int) -> None:
+    """Let the CUDA runtime do so, if it has not: the driver launches, and leaves that to others."""
+    from cuda.bindings import driver
+    from cupy.cuda import runtime
+
+    _, context = driver.cuCtxGetCurrent()
+    if not int(context):
+        runtime.free(0)
+    _threads.ready.add(device)
 
 
 @cache

@@ -212,6 +212,7 @@ class Run:
         self._memory = adopting(backend)
         self._alignment = backend.memory.alignment
         self._reads = reads
+        self._format = FORMATS[reads] if len(shape) == 4 else torch.contiguous_format
         self._shape = shape
         self._stride = empty(shape, writes, dtype, torch.device("meta")).stride()
         self._dtype = dtype
@@ -224,7 +225,15 @@ class Run:
         with on_device(device):
             if not self.ready:
                 forbid_capture(device, "the first run of a kernel")
-            sources = [dense(tensor, self._reads, self._alignment) for tensor in inputs]
+            sources = []
+            for tensor in inputs:
+                address = tensor.data_ptr()
+                if address % self._alignment or not tensor.is_contiguous(
+                    memory_format=self._format
+                ):
+                    tensor = dense(tensor, self._reads, self._alignment)
+                    address = tensor.data_ptr()
+                sources.append(memory.adopt(address, tensor.nbytes, tensor))
             output = torch.empty_strided(
                 self._shape, self._stride, dtype=self._dtype, device=device
             )
@@ -234,9 +243,9 @@ class Run:
             # As `Launch.enqueue` does.
             self.kernel.enqueue(
                 self._problem,
-                tuple([buffer_of(memory, source) for source in sources]),
+                tuple(sources),
                 weights,
-                buffer_of(memory, output),
+                memory.adopt(output.data_ptr(), output.nbytes, output),
                 workspace,
                 memory.adopt_stream(stream_handle(device)),
             )
