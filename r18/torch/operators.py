@@ -82,11 +82,14 @@ def add_relu(a: torch.Tensor, b: torch.Tensor, backend: str) -> torch.Tensor:
     layout = layout_of(a)
     if not a.numel():
         return empty(a.shape, layout, a.dtype, a.device)
-    return _sum(backend, a.shape, layout, a.dtype)((a, b), ())
+    return _sum(backend, a.shape, layout, a.dtype, a.device)((a, b), ())
 
 
 @lru_cache(maxsize=1024)
-def _sum(backend: str, shape: Shape, layout: Layout, dtype: torch.dtype) -> Run:
+def _sum(
+    backend: str, shape: Shape, layout: Layout, dtype: torch.dtype, device: torch.device
+) -> Run:
+    """One for each device: what has run on the one is not loaded on another."""
     return make_sum(backend_named(backend), tuple(shape), layout, precision_of(dtype))
 
 
