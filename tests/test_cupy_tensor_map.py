@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,6 +122,9 @@ def test_what_the_driver_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 class Loaded(Launcher):
     """A launcher whose functions are loaded already."""
 
+    def device(self) -> int:
+        return 0
+
     def function(self, entry: Entry) -> Any:
         return SimpleNamespace(ptr=77)
 
@@ -169,6 +173,60 @@ def test_an_overlapping_launch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (int(config.hStream), int(function)) == (99, 77)
     (attribute,) = config.attrs
     assert attribute.value.programmaticStreamSerializationAllowed == 1
+
+
+class Launched(Told):
+    """Reads what the driver would read, at each launch: stream, attributes, and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[tuple[int, int, list[int]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "cuLaunchKernelEx":
+            return super().__getattr__(name)
+
+        def call(config: Any, function: Any, addresses: int, extra: int) -> tuple[Any]:
+            places = (ctypes.c_uint64 * 3).from_address(addresses)
+            words = [ctypes.c_uint64.from_address(place).value for place in places]
+            self.read.append((int(config.hStream), config.numAttrs, words))
+            return (self.status,)
+
+        return call
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An argument that follows from an address: that, and 1000."""
+
+    pointer: Pointer
+    asked: list[int]
+
+    def at(self, address: int) -> Any:
+        self.asked.append(address)
+        return np.array([address + 1000], np.uint64)
+
+
+def test_a_launch_is_worked_out_once_and_follows_its_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in = Launched()
+    monkeypatch.setattr("cuda.bindings.driver", stand_in)
+    located = Sum(Pointer(Role.WEIGHT, 1), [])
+    arguments = (located, Pointer(Role.WORKSPACE, offset=3), np.uint64(7))
+    launch = GridLaunch(Entry("relayout", "relayout"), (1, 1, 1), (32, 1, 1), arguments)
+    launcher = Loaded()
+    for weight, scratch, stream in ((64, 128, 9), (64, 256, 9), (512, 256, 0), (64, 128, 9)):
+        at = [SimpleNamespace(address=address, nbytes=64) for address in (0, weight, scratch)]
+        buffers: Any = Buffers((at[0],), at[:2], at[0], at[2])
+        launcher.launch(launch, buffers, SimpleNamespace(ptr=stream))
+    assert stand_in.read == [
+        (9, 0, [1064, 131, 7]),
+        (9, 0, [1064, 259, 7]),
+        (0, 0, [1512, 259, 7]),
+        (9, 0, [1064, 131, 7]),
+    ]
+    assert located.asked == [64, 512]
 
 
 def test_a_launch_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

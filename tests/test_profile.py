@@ -105,6 +105,20 @@ def test_traces_are_chromes(tmp_path: Path) -> None:
         assert {operator, "r18 profile"} <= names
 
 
+def test_the_first_run_of_a_profile_is_not_recorded() -> None:
+    ran: list[int] = []
+
+    def call(images: torch.Tensor) -> torch.Tensor:
+        ran.append(len(ran))
+        return torch.relu(images) if len(ran) > 1 else torch.tanh(images)
+
+    run = profiling._profiled(torch, call, torch.ones(2))
+    names = [event.name for event in run.profiler.events()]
+    assert ran == [0, 1]
+    assert "aten::tanh" not in names
+    assert names.count("aten::relu") == names.count("r18 profile") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

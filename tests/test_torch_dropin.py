@@ -18,17 +18,21 @@ from torch import nn
 import r18.torch.convolution
 import r18.torch.network
 import r18.torch.storage
+import r18_cupy
 import r18_numpy
-from r18.backend import Adopts, Array, DeviceInfo
+from r18.backend import Adopts, Array, DeviceInfo, input_layout
 from r18.errors import BackendUnavailable, NoKernel, R18Error, ShapeError, UnknownName, UsageError
 from r18.executor import choose_kernel
 from r18.host import HostBuffer, HostKernel, HostMemory
 from r18.margins import multiple
 from r18.ops import Layout, Relayout
+from r18.passes import fuse
 from r18.precision import FP32
 from r18.registry import get_backend, installed
 from r18.schedule import resnet18
 from r18.torch import optimize_resnet18
+from r18.torch.choice import choose
+from r18.torch.convolution import pick
 from r18.torch.followed import KEPT, Followed
 from r18.torch.operators import ops
 from r18_cupy.device import CupyMemory
@@ -230,6 +234,36 @@ def test_cupys_memory_adopts_addresses_and_streams_without_a_copy() -> None:
     memory = CupyMemory()
     assert isinstance(memory, Adopts)
     assert [memory.adopt_stream(handle).cuda.ptr for handle in (0, 4096)] == [0, 4096]
+    buffer = memory.adopt(4096, 64, None)
+    assert (buffer.address, buffer.nbytes) == (4096, 64)
+
+
+def names_of(events: Any) -> list[str]:
+    return [event.name for event in events if not event.name.startswith("ProfilerStep")]
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_an_operator_asks_pytorch_for_its_memory_and_nothing_else(backend: str) -> None:
+    """What PyTorch does on an operator's behalf costs the host more than the operator's launch."""
+    x, *rest = conv_sample(channels=16, out=16, stride=1)
+    if choose(backend, "cpu", "conv_bn_relu", "fp32").layout is Layout.NHWC:
+        x = x.contiguous(memory_format=torch.channels_last)
+    kept = Followed()
+    calls: dict[str, Callable[[], Any]] = {
+        "r18::add_relu": lambda: ops.add_relu.default(x, x, backend),
+        "r18::conv_bn_relu": lambda: ops.conv_bn_relu.default(
+            x, *rest, kept.handle, backend, "fp32"
+        ),
+    }
+    with torch.inference_mode():
+        for name, call in calls.items():
+            call()
+            with torch.profiler.profile() as found:
+                call()
+            ran = names_of(found.events())
+            workspace = ["aten::empty"] * ran.count("aten::empty")
+            assert ran == [name, "aten::empty_strided", *workspace]
+            assert len(workspace) <= 1
 
 
 # -- the operators -----------------------------------------------------------------------------
@@ -309,6 +343,25 @@ def test_conv_bn_relu(shape: dict[str, Any], backend: str, format: torch.memory_
     assert got.is_contiguous(memory_format=format)
     kept = Followed()
     torch.library.opcheck(ops.conv_bn_relu.default, (x, *rest, kept.handle, backend, "fp32"))
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_conv_bn_relu_leaves_its_output_as_it_is_asked_to(
+    backend: str, channels_last: bool, format: torch.memory_format
+) -> None:
+    x, *rest = conv_sample()
+    x = x.to(memory_format=format)
+    arguments = (x, *rest, 0, backend, "fp32")
+    got = ops.conv_bn_relu.default(*arguments, channels_last)
+    asked = torch.channels_last if channels_last else torch.contiguous_format
+    assert got.is_contiguous(memory_format=asked)
+    tolerance = 1e-5 * got.abs().max()
+    torch.testing.assert_close(got, ops.conv_bn_relu.default(*arguments), rtol=0, atol=tolerance)
+    torch.library.opcheck(ops.conv_bn_relu.default, (*arguments, channels_last))
+    nothing = ops.conv_bn_relu.default(x[:0], *rest, 0, backend, "fp32", channels_last)
+    assert nothing.shape == (0, *got.shape[1:])
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
@@ -853,7 +906,6 @@ def test_auto_takes_the_first_that_has_the_kernels(monkeypatch: pytest.MonkeyPat
 
 def test_kernels_are_those_that_read_tensors_as_they_lie() -> None:
     """A twin in channels-last memory is taken for tensors there, and no other."""
-    from r18.torch.convolution import pick
 
     class Both(Nhwc):
         def kernels(self) -> tuple[Any, ...]:
@@ -867,6 +919,42 @@ def test_kernels_are_those_that_read_tensors_as_they_lie() -> None:
             assert pick(Both(), problem, "fp32", layout).layout is layout
         only = pick(r18_numpy.Backend(), problem, "fp32", Layout.NHWC)
         assert only is choose_kernel(r18_numpy.Backend().kernels(), problem, "fp32")
+
+
+def test_an_image_is_read_as_it_lies_and_what_is_behind_it_as_kernels_want_it() -> None:
+    """On CUDA in fp16: the first convolution takes NCHW and gives what the fast kernels read."""
+    backend = r18_cupy.Backend()
+    first, *others = (
+        problem
+        for problem in fuse(resnet18(), "conv_bn_relu").problems(64).values()
+        if problem.op.name == "conv2d"
+    )
+    for precision in ("tf32", "fp16", "bf16"):
+        stem = pick(backend, first, precision, Layout.NCHW, Layout.NHWC)
+        assert (input_layout(stem, first), stem.layout) == (Layout.NCHW, Layout.NHWC)
+        for problem in others:
+            kernel = pick(backend, problem, precision, Layout.NHWC, Layout.NHWC)
+            assert (input_layout(kernel, problem), kernel.layout) == (Layout.NHWC, Layout.NHWC)
+
+
+@pytest.mark.parametrize(
+    ("backend", "layout"), [("numpy", Layout.NCHW), (f"{HERE}:Nhwc", Layout.NHWC)]
+)
+def test_behind_the_first_convolution_nothing_is_brought_to_another_layout(
+    backend: str, layout: Layout
+) -> None:
+    """Whatever the images lie in, and whatever the model's weights do."""
+    assert choose(backend, "cpu", "conv_bn_relu", "fp32").layout is layout
+    model = network()
+    fast = optimize_resnet18(model, "conv_bn_relu", backend=backend)
+    for format in (torch.contiguous_format, torch.channels_last):
+        images = pixels().contiguous(memory_format=format)
+        with torch.inference_mode():
+            fast(images)
+            with torch.profiler.profile() as found:
+                fast(images)
+        lies = (format is torch.channels_last) is (layout is Layout.NHWC)
+        assert names_of(found.events()).count("aten::clone") == (0 if lies else 1)
 
 
 def test_without_pytorch_the_error_says_what_to_install() -> None:

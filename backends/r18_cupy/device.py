@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,17 +33,18 @@ def _cupy() -> Any:
 
 
 class CupyBuffer:
-    """A span of device bytes from CuPy's pool."""
+    """A span of device bytes from CuPy's pool. Kernels want its address alone."""
 
-    __slots__ = ("memory", "nbytes")
+    __slots__ = ("_memory", "address", "nbytes")
 
     def __init__(self, memory: cupy.cuda.MemoryPointer, nbytes: int) -> None:
-        self.memory = memory
+        self._memory = memory
+        self.address = int(memory.ptr)
         self.nbytes = nbytes
 
     @property
-    def address(self) -> int:
-        return int(self.memory.ptr)
+    def memory(self) -> cupy.cuda.MemoryPointer:
+        return self._memory
 
     def view(self, offset: int, nbytes: int) -> CupyBuffer:
         """The bytes [offset, offset + nbytes), shared with this buffer."""
@@ -54,6 +55,22 @@ class CupyBuffer:
     def as_array(self, shape: Shape, dtype: np.dtype[Any]) -> cupy.ndarray:
         """The leading bytes as a CuPy array; shares memory."""
         return _cupy().ndarray(shape, dtype, self.memory)
+
+
+class AdoptedBuffer(CupyBuffer):
+    """Somebody else's bytes. Adopting is on the way of every call, and CuPy's object for them is
+    not: that is made where it is asked for."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._owner = owner
+
+    @property
+    def memory(self) -> cupy.cuda.MemoryPointer:
+        return _foreign(self.address, self.nbytes, self._owner)
 
 
 class CupyMemory:
@@ -85,10 +102,10 @@ class CupyMemory:
     # -- see `r18.backend.Adopts` --------------------------------------------------------------
 
     def adopt(self, address: int, nbytes: int, owner: object) -> CupyBuffer:
-        return CupyBuffer(_foreign(address, nbytes, owner), nbytes)
+        return AdoptedBuffer(address, nbytes, owner)
 
     def adopt_stream(self, handle: int) -> CupyStream:
-        return CupyStream(_external(handle))
+        return _adopted(handle)
 
     @contextmanager
     def allocating(self, allocate: Callable[[int], tuple[int, object]]) -> Iterator[None]:
@@ -123,6 +140,12 @@ def _external(handle: int) -> cupy.cuda.Stream:
     if hasattr(cuda.Stream, "from_external"):  # from CuPy 14, which deprecates the other
         return cuda.Stream.from_external(_Handle(handle))
     return cuda.ExternalStream(handle)
+
+
+@lru_cache(maxsize=256)
+def _adopted(handle: int) -> CupyStream:
+    """It is a handle and nothing else, of no device, so it may outlive the stream."""
+    return CupyStream(_external(handle))
 
 
 def _device(buffer: Buffer) -> CupyBuffer:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from r18.backend import Array, Buffer, Resources, RoundingContract, Stream
 from r18.ops import Layout, Op, Problem
@@ -26,6 +26,9 @@ from r18_cupy.compiler import (
     sources,
 )
 from r18_cupy.launch import Buffers, GridLaunch
+
+if TYPE_CHECKING:
+    from r18_cupy.device import CupyStream
 
 # C++ type of a storage format; `storage.cuh` converts between them and float.
 STORAGE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -130,10 +133,8 @@ class CudaKernel(ABC):
         workspace: Buffer,
         stream: Stream,
     ) -> None:
-        from r18_cupy.device import CupyStream
-
         buffers = Buffers(inputs, weights, output, workspace)
-        cuda = cast(CupyStream, stream)
+        cuda = cast("CupyStream", stream)
         for launch in launches_of(self, problem):
             launching.LAUNCHER.launch(launch, buffers, cuda.cuda)
             cuda.mark(launch.phase)

@@ -1,16 +1,19 @@
 """One launch as data, and the way from it to the device.
 
 A kernel says in pure functions which functions it launches, on which grid, with which arguments;
-everything that touches CUDA is `Launcher`, which tests replace.
+everything that touches CUDA is `Launcher`, which tests replace. A launch
+is on the way of every run, so what is the same each time is worked out once, for each of them and
+each device.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -110,8 +113,7 @@ class DeviceBuffer(Protocol):
     def address(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Buffers:
+class Buffers(NamedTuple):
     """The buffers that a kernel was given, by role."""
 
     inputs: Sequence[Buffer]
@@ -119,22 +121,118 @@ class Buffers:
     output: Buffer
     workspace: Buffer
 
-    def resolved(self, argument: Argument) -> np.generic | np.ndarray[Any, Any]:
-        """The argument's value, now that there are buffers."""
-        if isinstance(argument, Pointer):
-            return self.address(argument)
-        if isinstance(argument, np.generic | np.ndarray):
-            return argument
-        return argument.at(int(self.address(argument.pointer)))
 
-    def address(self, pointer: Pointer) -> np.uintp:
-        buffer: Any = {
-            Role.INPUT: self.inputs,
-            Role.WEIGHT: self.weights,
-            Role.OUTPUT: (self.output,),
-            Role.WORKSPACE: (self.workspace,),
-        }[pointer.role][pointer.index]
-        return np.uintp(buffer.address + pointer.offset)
+# -- from data to the device -------------------------------------------------------------------
+
+
+_PLACES = {Role.INPUT: 0, Role.WEIGHT: 1, Role.OUTPUT: 2, Role.WORKSPACE: 3}
+
+
+class _Moving(NamedTuple):
+    """An argument that follows from a buffer's address.
+
+    position: among the arguments.
+    place:    of its buffer in `Buffers`, or of the buffers that it is the `member` of.
+    offset:   bytes from where the buffer begins.
+    placed:   from an address the argument, and where that lies; None where it is the address.
+    """
+
+    position: int
+    place: int
+    member: int | None
+    offset: int
+    placed: Callable[[int], tuple[np.ndarray[Any, Any], int]] | None
+
+
+def _moving(position: int, argument: Pointer | Located) -> _Moving:
+    alone = isinstance(argument, Pointer)
+    pointer = argument if isinstance(argument, Pointer) else argument.pointer
+    return _Moving(
+        position,
+        _PLACES[pointer.role],
+        pointer.index if pointer.role in (Role.INPUT, Role.WEIGHT) else None,
+        pointer.offset,
+        None if alone else _remembering(cast(Located, argument).at),
+    )
+
+
+def _remembering(
+    at: Callable[[int], np.ndarray[Any, Any]],
+) -> Callable[[int], tuple[np.ndarray[Any, Any], int]]:
+    """The argument for an address, and where it lies; an allocator gives the same ones again."""
+
+    @lru_cache(maxsize=64)
+    def placed(address: int) -> tuple[np.ndarray[Any, Any], int]:
+        array = at(address)
+        return array, int(array.ctypes.data)
+
+    return placed
+
+
+class _Bound:
+    """A launch on one device, with all that is the same each time worked out.
+
+    The driver's structs and the words that it reads arguments from are made once, since making
+    them takes longer than the launch. It has copied them all when its call returns.
+    """
+
+    def __init__(self, launch: GridLaunch, function: Any) -> None:
+        from cuda.bindings import driver
+
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared_nbytes
+        if launch.overlaps:  # programmatic dependent launch, CUDA C++ Programming Guide
+            attribute = driver.CUlaunchAttribute()
+            kinds = driver.CUlaunchAttributeID
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self._driver, self._config, self._launch = driver, config, launch
+        self._done = driver.CUresult.CUDA_SUCCESS
+        self._function = driver.CUfunction(function.ptr)
+        self._lock = threading.Lock()
+        self._stream: int | None = None
+        self._moving: list[_Moving] = []
+        # Each argument's place in memory: a word for one that is an address.
+        count = len(launch.arguments)
+        words, places = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+        self._values: list[np.ndarray[Any, Any]] = []
+        for position, argument in enumerate(launch.arguments):
+            if isinstance(argument, np.generic | np.ndarray):
+                self._values.append(np.atleast_1d(argument))
+            else:
+                self._values.append(words[position : position + 1])
+                self._moving.append(_moving(position, argument))
+        places[:] = [value.ctypes.data for value in self._values]
+        self._words, self._places = memoryview(words), memoryview(places)
+        self._arguments = int(places.ctypes.data)
+
+    def enqueue(self, buffers: Buffers, stream: int) -> None:
+        """Put it into the stream of that handle. Safe from several threads."""
+        held = []  # lives until the driver has copied
+        with self._lock:
+            if stream != self._stream:
+                self._config.hStream = self._driver.CUstream(stream)
+                self._stream = stream
+            for position, place, member, offset, placed in self._moving:
+                buffer: Any = buffers[place]
+                if member is not None:
+                    buffer = buffer[member]
+                address = buffer.address + offset
+                if placed is None:
+                    self._words[position] = address
+                else:
+                    array, self._places[position] = placed(address)
+                    held.append(array)
+            (status,) = self._driver.cuLaunchKernelEx(
+                self._config, self._function, self._arguments, 0
+            )
+        if status != self._done:
+            launch = self._launch
+            raise LaunchError(f"{status.name} from launching {launch.entry.label} on {launch.grid}")
 
 
 class Launcher:
@@ -144,6 +242,14 @@ class Launcher:
         self._lock = threading.Lock()
         self._functions: dict[tuple[int, Entry], Any] = {}
         self._shared: dict[int, int] = {}
+        self._bound = lru_cache(maxsize=4096)(self._bind)
+
+    def device(self) -> int:
+        """The number of the current device, whose context is current in this thread."""
+        found = _get_device()()
+        if found not in _threads.ready:
+            _make_current(found)
+        return found
 
     def function(self, entry: Entry) -> Any:
         """The entry's CuPy function on the current device, compiled and loaded when new."""
@@ -172,44 +278,43 @@ class Launcher:
             driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, nbytes)
             self._shared[function.ptr] = nbytes
 
-    def launch(self, launch: GridLaunch, buffers: Buffers, stream: Any) -> None:
-        """Put a launch into a CuPy stream."""
+    def _bind(self, device: int, launch: GridLaunch) -> _Bound:
         function = self.function(launch.entry)
         if launch.shared_nbytes > DEFAULT_SHARED:
             self._allow_shared(function, launch.shared_nbytes)
-        arguments = tuple(map(buffers.resolved, launch.arguments))
-        if launch.overlaps:
-            _launch_overlapping(function.ptr, launch, arguments, stream.ptr)
-        else:
-            function(launch.grid, launch.block, arguments, launch.shared_nbytes, stream=stream)
+        return _Bound(launch, function)
+
+    def launch(self, launch: GridLaunch, buffers: Buffers, stream: Any) -> None:
+        """Put a launch into a CuPy stream."""
+        self._bound(self.device(), launch).enqueue(buffers, stream.ptr)
 
 
-def _launch_overlapping(
-    function: int,
-    launch: GridLaunch,
-    arguments: Sequence[np.generic | np.ndarray[Any, Any]],
-    stream: int,
-) -> None:
-    """A programmatic dependent launch (CUDA C++ Programming Guide), which CuPy does not offer."""
+class _Threads(threading.local):
+    """Of each thread, the devices whose context was made current there."""
+
+    def __init__(self) -> None:
+        self.ready: set[int] = set()
+
+
+_threads = _Threads()
+
+
+def _make_current(device: int) -> None:
+    """Let the CUDA runtime do so, if it has not: the driver launches, and leaves that to others."""
     from cuda.bindings import driver
+    from cupy.cuda import runtime
 
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-    config.sharedMemBytes = launch.shared_nbytes
-    config.hStream = driver.CUstream(stream)
-    config.attrs = [attribute]
-    config.numAttrs = 1
-    values = [np.atleast_1d(argument) for argument in arguments]  # live until the call has copied
-    addresses = np.array([value.ctypes.data for value in values], np.uint64)
-    (status,) = driver.cuLaunchKernelEx(
-        config, driver.CUfunction(function), addresses.ctypes.data, 0
-    )
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise LaunchError(f"{status.name} from launching {launch.entry.label} on {launch.grid}")
+    _, context = driver.cuCtxGetCurrent()
+    if not int(context):
+        runtime.free(0)
+    _threads.ready.add(device)
+
+
+@cache
+def _get_device() -> Callable[[], int]:
+    from cupy.cuda.device import get_device_id
+
+    return cast(Callable[[], int], get_device_id)
 
 
 LAUNCHER = Launcher()

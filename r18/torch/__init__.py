@@ -14,10 +14,13 @@ How it works
   are given: the model's own parameters are arguments. What is derived from those (folded, packed)
   is kept between calls in a `Followed` cache, whose handle is an argument too; without one it is
   derived anew.
-- A level of `fuse` is what those operators replace. Kernels are chosen as plans choose them, and
-  where single operators run, of those that read the tensor as it lies: NCHW, or channels-last.
-  At level `all` the plan decides layouts, and on a GPU all but the steps that touch the caller's
-  tensors is a CUDA graph.
+- A level of `fuse` is what those operators replace. Kernels are chosen as plans choose them. At
+  level `add_relu` they read tensors as they lie: NCHW, or channels-last. At `conv_bn_relu` the
+  first convolution does, and what all convolutions write lies as the backend's fast ones want it
+  (`choice`). At `all` the plan decides layouts, and on a GPU all but the steps that touch the
+  caller's tensors is a CUDA graph.
+- An operator's call costs the host less than what it stands for: what cannot change between calls
+  is worked out once, and a call looks at what can (shapes, where tensors lie, weights).
 - The fast module owns nothing: its submodules and parameters are the model's own. A weight that
   is changed in place or replaced, a module that is replaced, and a model that is moved or cast are
   seen at the next call and followed; packed weights are rewritten where they are, so that CUDA

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,42 +19,62 @@ STAGES = tuple(f"layer{stage}" for stage in range(1, len(BLOCKS) + 1))
 
 
 @dataclass(frozen=True, eq=False)
+class Entries:
+    """Entries of dictionaries, and what was there. Looking at them is on the way of every call."""
+
+    dictionaries: tuple[dict[str, Any], ...]
+    names: tuple[str, ...]
+    values: list[Any]
+
+    @property
+    def stand(self) -> bool:
+        return self.now() == self.values
+
+    def now(self) -> list[Any]:
+        return list(map(dict.get, self.dictionaries, self.names))
+
+
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """A model that was found to be ResNet-18.
 
-    places:  the dictionary and the name of every module in another, and what was there.
-    sizes:   how many modules there were in each dictionary.
-    weights: the dictionary and the name of every tensor, in the order of the schedule's weights.
+    places:  every module in another.
+    sizes:   the dictionaries of modules, and how many there were in each.
+    weights: every tensor, in the order of the schedule's weights.
     norms:   the BatchNorms, in the order of the steps.
-    settings: the attributes of layers that the schedule relies on, and what they were.
+    windows: stride and padding of the convolutions, in the order of the steps.
+    shortcuts: of each block, whether it convolves what it adds.
+    settings: the attributes of layers that the schedule relies on.
+    hooks:   where modules keep their hooks.
     """
 
     model: nn.Module
-    places: tuple[tuple[dict[str, nn.Module | None], str, nn.Module | None], ...]
-    sizes: tuple[tuple[dict[str, nn.Module | None], int], ...]
-    weights: tuple[tuple[dict[str, torch.Tensor | None], str], ...]
+    places: Entries
+    sizes: tuple[tuple[dict[str, nn.Module | None], ...], list[int]]
+    weights: Entries
     norms: tuple[nn.BatchNorm2d, ...]
-    settings: tuple[tuple[dict[str, Any], str, object], ...]
+    windows: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+    shortcuts: tuple[bool, ...]
+    settings: Entries
+    hooks: tuple[dict[int, Any], ...]
 
     @property
     def stands(self) -> bool:
         """Whether every module is in its place still, set as it was, in evaluation mode and
         without hooks."""
+        found, sizes = self.sizes
         return not (
             self.model.training
-            or _hooked(self.model)
+            or any(self.hooks)
             or any(norm.training for norm in self.norms)
-            or any(len(found) != size for found, size in self.sizes)
-            or any(found.get(name) != value for found, name, value in self.settings)
-            or any(
-                found.get(name) is not module or (module is not None and _hooked(module))
-                for found, name, module in self.places
-            )
+            or list(map(len, found)) != sizes
+            or not self.settings.stand
+            or not self.places.stand
         )
 
     def tensors(self) -> list[torch.Tensor]:
         """The weights as they are now."""
-        return [found[name] for found, name in self.weights]  # type: ignore[misc]
+        return self.weights.now()
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -89,14 +109,32 @@ def examine(model: nn.Module) -> Architecture:
     _check_tensors(tensors)
     for name, module in model.named_modules():
         _check_module(name, module)
+    parents = [module._modules for module in model.modules()]
+    convs = [module for module in modules.values() if isinstance(module, nn.Conv2d)]
     return Architecture(
         model,
-        tuple(_places(model)),
-        tuple((parent._modules, len(parent._modules)) for parent in model.modules()),
-        tuple((found, name) for _, found, name in weights),
+        _entries((found, name) for found in parents for name in found),
+        (tuple(parents), list(map(len, parents))),
+        _entries((found, name) for _, found, name in weights),
         tuple(module for module in modules.values() if isinstance(module, nn.BatchNorm2d)),
-        tuple(_settings(schedule, modules)),
+        tuple((_pair(conv.stride), _pair(conv.padding)) for conv in convs),
+        tuple(
+            block.downsample is not None
+            for stage in STAGES
+            for block in _child(model, stage).children()
+        ),
+        _entries(_settings(schedule, modules)),
+        tuple(
+            hooks
+            for module in model.modules()
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ),
     )
+
+
+def _entries(places: Iterable[tuple[dict[str, Any], str]]) -> Entries:
+    dictionaries, names = zip(*places, strict=True)
+    return Entries(dictionaries, names, list(map(dict.get, dictionaries, names)))
 
 
 def _wrong(what: str) -> UsageError:
@@ -157,17 +195,17 @@ def _step_modules(model: nn.Module, schedule: Schedule) -> Iterator[tuple[str, n
 
 def _settings(
     schedule: Schedule, modules: dict[str, nn.Module]
-) -> Iterator[tuple[dict[str, Any], str, object]]:
+) -> Iterator[tuple[dict[str, Any], str]]:
     """The attributes that `_step_modules` compared; a missing bias is found as a missing tensor."""
     for step in schedule.steps:
         if step.name in modules:
             attributes = vars(modules[step.name])
             _, settings = _LAYERS[type(step.op)]
             for name in settings(step.op).keys() - {"bias"}:
-                yield attributes, name, attributes[name]
+                yield attributes, name
 
 
-def _pair(value: object) -> object:
+def _pair(value: Any) -> Any:
     """PyTorch takes one number for two."""
     return (value, value) if isinstance(value, int) else value
 
@@ -263,11 +301,3 @@ def _check_module(name: str, module: nn.Module) -> None:
             f"{where} has hooks, which fused layers would not call\n"
             "  remove them, or keep the model as it is"
         )
-
-
-def _places(
-    model: nn.Module,
-) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module | None]]:
-    for parent in model.modules():
-        for name, module in parent._modules.items():
-            yield parent._modules, name, module

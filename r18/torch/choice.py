@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 
 from r18.backend import Backend, CompileOptions
 from r18.errors import BackendUnavailable, NoKernel, R18Error
-from r18.executor import choose_kernel, make_plan
+from r18.executor import choose_kernel, fastest_first, make_plan
 from r18.ops import Add, Conv2d, Layout, Op
 from r18.passes import fuse
 from r18.registry import VARIABLE, get_backend, installed
@@ -26,11 +27,16 @@ _OPERATORS: dict[str, tuple[type[Op], ...]] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What computes: a backend by name, and the layouts that its convolutions read."""
+    """What computes: a backend by name.
+
+    layout: at level `conv_bn_relu`, what every convolution's output lies in: the layout of most of
+            those kernels that the backend prefers, since what is fast in the one is slow in the
+            other. It does not hang on the images.
+    """
 
     backend: str
     precision: str
-    layouts: tuple[Layout, ...]
+    layout: Layout | None = None
 
 
 def choose(asked: str | None, kind: str, level: str, precision: str) -> Choice:
@@ -69,15 +75,21 @@ def _checked(backend: Backend, name: str, kind: str, level: str, precision: str)
             f"it computes on {found}, the model is on {kind}",
             f"Move the model with model.to('{found}'), or choose another backend.",
         )
-    kernels = backend.kernels()
-    if level in _OPERATORS:
-        for problem in fuse(resnet18(), level).problems(1).values():
-            if isinstance(problem.op, _OPERATORS[level]):
-                choose_kernel(kernels, problem, precision, asked_by=f"backend '{name}'")
-    else:
+    if level not in _OPERATORS:
         make_plan(backend, resnet18(), CompileOptions(precision=precision, fusion=level))
-    convs = [k for k in kernels if k.op is Conv2d and k.precision.name == precision]
-    return Choice(name, precision, tuple(dict.fromkeys(kernel.layout for kernel in convs)))
+        return Choice(name, precision)
+    kernels = [
+        choose_kernel(
+            fastest_first(backend, backend.kernels(), problem, precision),
+            problem,
+            precision,
+            asked_by=f"backend '{name}'",
+        )
+        for problem in fuse(resnet18(), level).problems(1).values()
+        if isinstance(problem.op, _OPERATORS[level])
+    ]
+    layouts = Counter(kernel.layout for kernel in kernels if kernel.op is Conv2d)
+    return Choice(name, precision, max(layouts, key=layouts.__getitem__, default=None))
 
 
 def _cause(error: R18Error) -> str:

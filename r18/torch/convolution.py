@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -15,64 +14,41 @@ from r18.ops import Add, BatchNorm, Conv2d, Layout, Problem, ReLU, Shape
 from r18.passes import fold_weights, fuse
 from r18.schedule import Schedule, Step
 from r18.torch.followed import Derived, Packed, Prepared, Tensors
-from r18.torch.storage import (
-    capturing,
-    dense,
-    empty,
-    enqueue,
-    forbid_capture,
-    host_array,
-    layout_of,
-    on_device,
-)
+from r18.torch.storage import FORMATS, Run, capturing, host_array, layout_of, storage_dtype
 
 
-def pick(backend: Backend, problem: Problem, precision: str, layout: Layout) -> Kernel:
-    """The kernel for a problem whose input lies in a layout: of those that read it as it lies, if
-    there is one, the fastest known, else the first listed.
+def pick(
+    backend: Backend, problem: Problem, precision: str, layout: Layout, wanted: Layout | None = None
+) -> Kernel:
+    """The kernel for a problem whose input lies in a layout and whose output is wanted in another,
+    or in the same.
 
-    Raises `NoKernel`.
+    Of those that read the input as it lies and write what is wanted, if there is one; else of
+    those that both read and write what is wanted, else of those that read the input as it lies;
+    and of these the fastest known, else the first listed. So the first convolution takes an NCHW
+    image and gives what those behind it read. Raises `NoKernel`.
     """
+    wanted = wanted or layout
     kernels = fastest_first(backend, backend.kernels(), problem, precision)
-    try:
-        as_it_lies = [
+    for reads, writes in ((layout, wanted), (wanted, wanted), (layout, layout)):
+        able = [
             kernel
             for kernel in kernels
-            if kernel.layout is layout and input_layout(kernel, problem) is layout
+            if kernel.layout is writes and input_layout(kernel, problem) is reads
         ]
-        return choose_kernel(as_it_lies, problem, precision)
-    except NoKernel:
-        return choose_kernel(kernels, problem, precision, asked_by=f"backend '{backend.name}'")
+        try:
+            return choose_kernel(able, problem, precision)
+        except NoKernel:
+            continue
+    return choose_kernel(kernels, problem, precision, asked_by=f"backend '{backend.name}'")
 
 
 # -- add, ReLU ---------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class Sum:
-    """ReLU(a + b) of tensors of one shape and layout. ready: it has run, so a capture may."""
-
-    backend: Backend
-    kernel: Kernel
-    problem: Problem
-    layout: Layout
-    ready: bool = False
-
-    def run(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Dense output in the layout of `a`; `b` is brought to that first, if it is not."""
-        alignment = self.backend.memory.alignment
-        with on_device(a.device):
-            if not self.ready:
-                forbid_capture(a.device, "the first run of a kernel")
-            inputs = [dense(tensor, self.layout, alignment) for tensor in (a, b)]
-            output = empty(a.shape, self.layout, a.dtype, a.device)
-            enqueue(self.backend, self.kernel, self.problem, inputs, (), output)
-        self.ready = True
-        return output
-
-
-def make_sum(backend: Backend, shape: Shape, layout: Layout, precision: str) -> Sum:
-    """Raises `NoKernel`.
+def make_sum(backend: Backend, shape: Shape, layout: Layout, precision: str) -> Run:
+    """ReLU(a + b) of tensors of one shape; the output lies in the layout, and the inputs are
+    brought to it where they do not. Raises `NoKernel`.
 
     A sum is elementwise: where no kernel has the tensor's layout, one of the other layout is
     given the same memory under the shape that it has there.
@@ -83,7 +59,7 @@ def make_sum(backend: Backend, shape: Shape, layout: Layout, precision: str) -> 
     problem = Problem(op, (read, read))
     if (reason := kernel.refusal(problem)) is not None:
         raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
-    return Sum(backend, kernel, problem, layout)
+    return Run(backend, kernel, problem, layout, layout, shape, storage_dtype(precision))
 
 
 def _as_read(physical: Shape, layout: Layout) -> Shape:
@@ -114,7 +90,7 @@ def conv_schedule(op: Conv2d, eps: float, shape: Shape) -> Schedule:
 
 
 class Convolution(Derived):
-    """A fused convolution of input of one shape and layout."""
+    """A fused convolution of input of one shape and layout; the output lies as it is wanted."""
 
     def __init__(
         self,
@@ -124,15 +100,16 @@ class Convolution(Derived):
         x: torch.Tensor,
         weights: Tensors,
         precision: str,
+        wanted: Layout,
     ) -> None:
         batch, *image = x.shape
-        self._backend = backend
         self._schedule = conv_schedule(op, eps, tuple(image))
         (self._step,) = self._schedule.steps
-        self._problem = self._schedule.problems(batch)[self._step.name]
-        self._layout = layout_of(x)
-        self._kernel = pick(backend, self._problem, precision, self._layout)
-        self._ready = False
+        self._problem = problem = self._schedule.problems(batch)[self._step.name]
+        kernel = pick(backend, problem, precision, layout_of(x), wanted)
+        reads, writes = input_layout(kernel, problem), kernel.layout
+        self._run = Run(backend, kernel, problem, reads, writes, problem.output, x.dtype)
+        self._format = None if writes is wanted else FORMATS[wanted]
         self.prepared = Prepared(backend, x.device, self._pack, weights)
 
     def _pack(self, tensors: Tensors) -> Packed:
@@ -140,21 +117,14 @@ class Convolution(Derived):
         folded = fold_weights(self._schedule, given)
         names: Sequence[str] = self._step.weights
         arrays = [folded[name] for name in names]
-        return (prepare_weights(self._kernel, self._problem, names, arrays),)
+        return (prepare_weights(self._run.kernel, self._problem, names, arrays),)
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """Dense output in the layout of `x`; between them the kernel's own, if it has another."""
-        shape, theirs = self._problem.output, self._kernel.layout
-        reads = input_layout(self._kernel, self._problem)
-        with on_device(x.device):
-            if not self._ready:
-                forbid_capture(x.device, "the first run of a kernel")
-            source = dense(x, reads, self._backend.memory.alignment)
-            output = empty(shape, theirs, x.dtype, x.device)
-            (weights,) = self.prepared.packed
-            enqueue(self._backend, self._kernel, self._problem, [source], weights, output)
-            if theirs is not self._layout:
-                output = empty(shape, self._layout, x.dtype, x.device).copy_(output)
-        self._ready = True
-        self.captured = self.captured or capturing(x.device)
+        """Dense output; a copy where the kernel has another layout than is wanted."""
+        (weights,) = self.prepared.packed
+        output = self._run((x,), weights)
+        if self._format is not None:
+            output = output.contiguous(memory_format=self._format)
+        if not self.captured:
+            self.captured = capturing(x.device)
         return output

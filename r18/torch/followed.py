@@ -85,9 +85,13 @@ class Prepared:
         with on_device(device):
             self.packed = self._make(tensors)
 
+    def follows(self, tensors: Tensors) -> bool:
+        """Whether the packed weights are those of the tensors, as far as can be told."""
+        return self._seen.same(tensors)
+
     def follow(self, tensors: Tensors) -> None:
         """Make the packed weights those of the tensors, if they are not."""
-        if not self._seen.same(tensors):
+        if not self.follows(tensors):
             self.rewrite(tensors)
 
     def rewrite(self, tensors: Tensors) -> None:
@@ -132,6 +136,18 @@ class Followed:
         self._lock = threading.RLock()
         self._derived: OrderedDict[Hashable, Derived] = OrderedDict()
         _ALL[self.handle] = self
+
+    def current(self, key: Hashable, tensors: Tensors) -> Derived | None:
+        """What was made for that key, if the tensors are still those that it is derived from.
+
+        This is on the way of every call, and all that has to be looked at again each time.
+        """
+        with self._lock:
+            found = self._derived.get(key)
+            if found is None or not found.prepared.follows(tensors):
+                return None
+            self._derived.move_to_end(key)
+            return found
 
     def find(self, key: Hashable, tensors: Tensors, make: Callable[[], D]) -> D:
         """What `make` made for that key, brought up to date with the tensors."""

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from r18.errors import ShapeError, UsageError, unknown
-from r18.torch.architecture import STAGES, examine
+from r18.ops import Layout
+from r18.torch.architecture import examine
 from r18.torch.choice import LEVELS, Choice, choose
 from r18.torch.convolution import WEIGHTS
 from r18.torch.followed import Followed
 from r18.torch.operators import ops
-from r18.torch.storage import FORMATS, layout_of, precision_of, shape_of, storage_dtype
+from r18.torch.storage import precision_of, shape_of, storage_dtype
 
 CONV_WEIGHTS = len(WEIGHTS)
 
@@ -65,9 +66,9 @@ class FastResNet18(nn.Module):
         after a module of the model was replaced."""
         self._architecture = examine(self._model)
 
-    def _choice(self) -> Choice:
-        """What computes for the model as it is now."""
-        weight = self._architecture.tensors()[0]
+    def _choice(self, weight: torch.Tensor | None = None) -> Choice:
+        """What computes for the model as it is now; `weight` is one of its own."""
+        weight = self._architecture.tensors()[0] if weight is None else weight
         key = (weight.device.type, weight.dtype)
         if key not in self._choices:
             self._choose(*key)
@@ -105,10 +106,10 @@ class FastResNet18(nn.Module):
         self._follow()
         weights = self._architecture.tensors()
         self._check_images(images, weights[0])
-        choice = self._choice()
+        choice = self._choice(weights[0])
         with torch.no_grad():
             if self.fuse == "add_relu":
-                return self._forward_add_relu(images, choice)
+                return self._forward_add_relu(images, weights, choice)
             if self.fuse == "conv_bn_relu":
                 return self._forward_conv_bn_relu(images, weights, choice)
             eps = [norm.eps for norm in self._architecture.norms]
@@ -131,62 +132,75 @@ class FastResNet18(nn.Module):
                 "  call it under torch.no_grad(), or the model itself"
             )
 
-    def _forward_add_relu(self, images: torch.Tensor, choice: Choice) -> torch.Tensor:
-        """torchvision's forward pass, with another sum."""
+    def _forward_add_relu(
+        self, images: torch.Tensor, weights: list[torch.Tensor], choice: Choice
+    ) -> torch.Tensor:
+        """torchvision's forward pass, with another sum.
+
+        It calls PyTorch's functions as the model's layers do, and spares the host the layers.
+        """
         model: Any = self._model
-        x = model.maxpool(model.relu(model.bn1(model.conv1(images))))
-        for block in self._blocks():
-            y = block.relu(block.bn1(block.conv1(x)))
-            y = block.bn2(block.conv2(y))
-            shortcut = x if block.downsample is None else block.downsample(x)
-            x = ops.add_relu.default(y, shortcut, choice.backend)
+        cudnn = torch.backends.cudnn.enabled
+
+        def normed(number: int, x: torch.Tensor) -> torch.Tensor:
+            """The convolution of that number with its BatchNorm."""
+            weight, scale, bias, mean, var = self._of(number, weights)
+            y = torch.conv2d(x, weight, None, *self._architecture.windows[number])
+            eps = self._architecture.norms[number].eps
+            return torch.batch_norm(y, scale, bias, mean, var, False, 0.0, eps, cudnn)
+
+        x = model.maxpool(torch.relu_(normed(0, images)))
+        count = 1
+        for shortcut in self._architecture.shortcuts:
+            y = normed(count + 1, torch.relu_(normed(count, x)))
+            count += 2
+            if shortcut:
+                x = normed(count, x)
+                count += 1
+            x = ops.add_relu.default(y, x, choice.backend)
         return self._classify(x)
 
     def _forward_conv_bn_relu(
         self, images: torch.Tensor, weights: list[torch.Tensor], choice: Choice
     ) -> torch.Tensor:
-        """torchvision's forward pass, with a convolution and its BatchNorm and ReLU as one."""
+        """torchvision's forward pass, with a convolution and its BatchNorm and ReLU as one.
+
+        The first convolution reads the images as they lie, and all leave their output in the
+        layout of the choice, which pooling keeps.
+        """
         model: Any = self._model
-        x = images.to(storage_dtype(choice.precision))
-        if layout_of(x) not in choice.layouts:
-            x = x.contiguous(memory_format=FORMATS[choice.layouts[0]])
-        x = model.maxpool(self._fused(0, model.conv1, x, True, weights, choice))
+        nhwc = choice.layout is Layout.NHWC
+
+        def fused(number: int, x: torch.Tensor, relu: bool) -> torch.Tensor:
+            """The convolution of that number with its BatchNorm, and ReLU."""
+            y: torch.Tensor = ops.conv_bn_relu.default(
+                x,
+                *self._of(number, weights),
+                self._architecture.norms[number].eps,
+                *self._architecture.windows[number],
+                relu,
+                self._convs[number].handle,
+                choice.backend,
+                choice.precision,
+                nhwc,
+            )
+            return y
+
+        x = model.maxpool(fused(0, images.to(storage_dtype(choice.precision)), True))
         count = 1
-        for block in self._blocks():
-            y = self._fused(count, block.conv1, x, True, weights, choice)
-            y = self._fused(count + 1, block.conv2, y, False, weights, choice)
+        for shortcut in self._architecture.shortcuts:
+            y = fused(count + 1, fused(count, x, True), False)
             count += 2
-            if block.downsample is not None:
-                x = self._fused(count, block.downsample[0], x, False, weights, choice)
+            if shortcut:
+                x = fused(count, x, False)
                 count += 1
             x = ops.add_relu.default(y, x, choice.backend)
         return self._classify(x.to(images.dtype))
 
-    def _fused(
-        self,
-        number: int,
-        conv: nn.Conv2d,
-        x: torch.Tensor,
-        relu: bool,
-        weights: list[torch.Tensor],
-        choice: Choice,
-    ) -> torch.Tensor:
-        """The convolution of that number in the order of the steps, with its BatchNorm."""
-        y: torch.Tensor = ops.conv_bn_relu.default(
-            x,
-            *weights[CONV_WEIGHTS * number : CONV_WEIGHTS * (number + 1)],
-            self._architecture.norms[number].eps,
-            conv.stride,
-            conv.padding,
-            relu,
-            self._convs[number].handle,
-            choice.backend,
-            choice.precision,
-        )
-        return y
-
-    def _blocks(self) -> list[Any]:
-        return [block for stage in STAGES for block in getattr(self._model, stage)]
+    def _of(self, number: int, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The weights of the convolution of that number in the order of the steps, and those of
+        its BatchNorm."""
+        return weights[CONV_WEIGHTS * number : CONV_WEIGHTS * (number + 1)]
 
     def _classify(self, x: torch.Tensor) -> torch.Tensor:
         model: Any = self._model
@@ -203,7 +217,7 @@ class FastResNet18(nn.Module):
         tensors = self._architecture.tensors()
         self._whole.refresh(tensors)
         for number, conv in enumerate(self._convs):
-            conv.refresh(tensors[CONV_WEIGHTS * number : CONV_WEIGHTS * (number + 1)])
+            conv.refresh(self._of(number, tensors))
 
     # -- what belongs to the model -------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 `r18::add_relu(a, b, backend)`
     ReLU(a + b), of one shape and dtype; the result lies as `a` does.
 `r18::conv_bn_relu(x, weight, bn_weight, bn_bias, running_mean, running_var, eps, stride, padding,
-relu, cache, backend, precision)`
+relu, cache, backend, precision, channels_last)`
     Convolution without bias, BatchNorm with running statistics, and ReLU if `relu`. `x` is in the
-    precision's storage dtype, (N, C, H, W); the result lies as `x` does.
+    precision's storage dtype, (N, C, H, W); the result is dense, in channels-last memory or not,
+    and without `channels_last` lies as `x` does.
 `r18::resnet18(images, weights, eps, cache, backend, precision)`
     Logits of images (N, 3, H, W). `weights` are the tensors of torchvision's `state_dict` in the
     order of `network_schedule(...).weight_specs`, `eps` the BatchNorms' in the order of the steps.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,10 +28,11 @@ from r18.backend import Backend
 from r18.errors import ShapeError, UsageError
 from r18.ops import Conv2d, Layout, Shape
 from r18.registry import get_backend
-from r18.torch.convolution import Convolution, Sum, make_sum
+from r18.torch.convolution import Convolution, make_sum
 from r18.torch.followed import followed
 from r18.torch.network import Network, network_schedule
 from r18.torch.storage import (
+    Run,
     check_adopts,
     check_alike,
     empty,
@@ -43,12 +45,15 @@ from r18.torch.storage import (
 DEVICES = ("cpu", "cuda")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
+LAYOUTS = {False: Layout.NCHW, True: Layout.NHWC}
+"""By what `channels_last` says."""
+
 SCHEMAS = {
     "r18::add_relu": "(Tensor a, Tensor b, str backend) -> Tensor",
     "r18::conv_bn_relu": (
         "(Tensor x, Tensor weight, Tensor bn_weight, Tensor bn_bias, Tensor running_mean, "
         "Tensor running_var, float eps, int[2] stride, int[2] padding, bool relu, int cache, "
-        "str backend, str precision) -> Tensor"
+        "str backend, str precision, bool? channels_last=None) -> Tensor"
     ),
     "r18::resnet18": (
         "(Tensor images, Tensor[] weights, float[] eps, int cache, str backend, str precision) "
@@ -74,15 +79,18 @@ def add_relu(a: torch.Tensor, b: torch.Tensor, backend: str) -> torch.Tensor:
         raise ShapeError(
             f"r18::add_relu: shapes differ, {shape_of(a)} and {shape_of(b)}; it broadcasts nothing"
         )
+    layout = layout_of(a)
     if not a.numel():
-        return empty(a.shape, layout_of(a), a.dtype, a.device)
-    found = _sum(backend, shape_of(a), layout_of(a), precision_of(a.dtype), a.device)
-    return found.run(a, b)
+        return empty(a.shape, layout, a.dtype, a.device)
+    return _sum(backend, a.shape, layout, a.dtype, a.device)((a, b), ())
 
 
 @lru_cache(maxsize=1024)
-def _sum(backend: str, shape: Shape, layout: Layout, precision: str, device: torch.device) -> Sum:
-    return make_sum(backend_named(backend), shape, layout, precision)
+def _sum(
+    backend: str, shape: Shape, layout: Layout, dtype: torch.dtype, device: torch.device
+) -> Run:
+    """One for each device: what has run on the one is not loaded on another."""
+    return make_sum(backend_named(backend), tuple(shape), layout, precision_of(dtype))
 
 
 def _add_relu_fake(a: torch.Tensor, b: torch.Tensor, backend: str) -> torch.Tensor:
@@ -107,26 +115,41 @@ def conv_bn_relu(
     cache: int,
     backend: str,
     precision: str,
+    channels_last: bool | None = None,
 ) -> torch.Tensor:
     weights = (weight, bn_weight, bn_bias, running_mean, running_var)
-    if x.dtype != storage_dtype(precision):
-        raise UsageError(
-            f"r18::conv_bn_relu in {precision} takes {storage_dtype(precision)}, got {x.dtype}"
-        )
-    _check_devices("r18::conv_bn_relu", x, weights)
-    if not x.numel():
-        return _conv_bn_relu_fake(
-            x, *weights, eps, stride, padding, relu, cache, backend, precision
-        )
-    op = _conv(weight, stride, padding, relu)
-    key = (shape_of(x), layout_of(x), x.device, op, eps, backend, precision)
+    layout = layout_of(x)
+    wanted = layout if channels_last is None else LAYOUTS[channels_last]
+    given = (x.shape, weight.shape, x.dtype, layout, x.device)
+    key = (*given, *stride, *padding, relu, eps, backend, precision, wanted)
     kept = followed(cache)
-    found = kept.find(
-        key,
-        weights,
-        lambda: Convolution(backend_named(backend), op, eps, x, weights, precision),
-    )
-    return found.run(x)
+    found = kept.current(key, weights)
+    if found is None:
+        if x.dtype != storage_dtype(precision):
+            raise UsageError(
+                f"r18::conv_bn_relu in {precision} takes {storage_dtype(precision)}, got {x.dtype}"
+            )
+        _check_devices("r18::conv_bn_relu", x, weights)
+        if not x.numel():
+            return _conv_bn_relu_fake(
+                x,
+                *weights,
+                eps,
+                stride,
+                padding,
+                relu,
+                cache,
+                backend,
+                precision,
+                channels_last,
+            )
+        op = _conv(weight, stride, padding, relu)
+        found = kept.find(
+            key,
+            weights,
+            lambda: Convolution(backend_named(backend), op, eps, x, weights, precision, wanted),
+        )
+    return cast(Convolution, found).run(x)
 
 
 def _conv(
@@ -151,6 +174,7 @@ def _conv_bn_relu_fake(
     cache: int,
     backend: str,
     precision: str,
+    channels_last: bool | None = None,
 ) -> torch.Tensor:
     o, c, *kernel = weight.shape
     torch._check(x.dim() == 4, lambda: f"r18::conv_bn_relu takes (N, C, H, W), got {x.shape}")
@@ -159,7 +183,8 @@ def _conv_bn_relu_fake(
         (extent + 2 * pad - size) // step + 1
         for extent, size, step, pad in zip(x.shape[2:], kernel, stride, padding, strict=True)
     )
-    return empty((x.shape[0], o, *extents), layout_of(x), x.dtype, x.device)
+    layout = layout_of(x) if channels_last is None else LAYOUTS[channels_last]
+    return empty((x.shape[0], o, *extents), layout, x.dtype, x.device)
 
 
 # -- the network -------------------------------------------------------------------------------
@@ -176,26 +201,29 @@ def resnet18(
     precision_of(images.dtype)
     if images.dim() != 4 or images.shape[1] != 3:
         raise ShapeError(f"r18::resnet18 takes images (N, 3, H, W), got {shape_of(images)}")
-    _check_devices("r18::resnet18", images, weights)
     batch, _, height, width = images.shape
     classes = len(weights[-1])
     if not batch:
         return empty((0, classes), Layout.NCHW, images.dtype, images.device)
     variances = tuple(eps)
+    key = (images.shape, classes, variances, images.device, backend, precision)
     kept = followed(cache)
-    found = kept.find(
-        (shape_of(images), classes, variances, images.device, backend, precision),
-        weights,
-        lambda: Network(
-            backend_named(backend),
-            network_schedule(classes, height, width, variances),
-            batch,
-            precision,
-            images.device,
+    found = kept.current(key, weights)
+    if found is None:
+        _check_devices("r18::resnet18", images, weights)
+        found = kept.find(
+            key,
             weights,
-        ),
-    )
-    return found.run(images)
+            lambda: Network(
+                backend_named(backend),
+                network_schedule(classes, height, width, variances),
+                batch,
+                precision,
+                images.device,
+                weights,
+            ),
+        )
+    return cast(Network, found).run(images)
 
 
 def _resnet18_fake(

@@ -15,7 +15,6 @@ import torch
 
 from r18.backend import Adopts, Array, Backend, Buffer, Kernel
 from r18.errors import BackendUnavailable, UsageError
-from r18.executor import Launch
 from r18.ops import Layout, Problem, Shape
 from r18.precision import precision as precision_named
 
@@ -80,7 +79,8 @@ def empty(
 def dense(tensor: torch.Tensor, layout: Layout, alignment: int) -> torch.Tensor:
     """The tensor, dense in a layout and at an aligned address; a copy where it is not."""
     format = FORMATS[layout] if tensor.dim() == 4 else torch.contiguous_format
-    tensor = tensor.detach().contiguous(memory_format=format)
+    if not tensor.is_contiguous(memory_format=format):
+        tensor = tensor.detach().contiguous(memory_format=format)
     if tensor.data_ptr() % alignment:
         tensor = tensor.clone(memory_format=format)  # kernels read in vectors
     return tensor
@@ -147,16 +147,23 @@ def host_array(tensor: torch.Tensor) -> Array:
     return array
 
 
+_HERE = nullcontext()
+
+
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Meanwhile that GPU is the current one; nothing to do where it is, or for a CPU."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
+        return _HERE
     return torch.cuda.device(device)
 
 
 def stream_handle(device: torch.device) -> int:
     """PyTorch's current stream on a device; 0 for a CPU."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if device.type != "cuda":
+        return 0
+    # What PyTorch's own generated code asks: without an object for the stream.
+    handle: int = torch._C._cuda_getCurrentRawStream(device.index)
+    return handle
 
 
 def capturing(device: torch.device) -> bool:
@@ -179,33 +186,78 @@ def forbid_capture(device: torch.device, what: str) -> None:
         )
 
 
-def enqueue(
-    backend: Backend,
-    kernel: Kernel,
-    problem: Problem,
-    inputs: Sequence[torch.Tensor],
-    weights: tuple[Buffer, ...],
-    output: torch.Tensor,
-) -> None:
-    """One kernel over dense tensors, in PyTorch's current stream."""
-    memory, device = adopting(backend), output.device
-    scratch = kernel.workspace(problem)
-    workspace = bytes_of(scratch, device)
-    launch = Launch(
-        kernel,
-        problem,
-        tuple(buffer_of(memory, tensor) for tensor in inputs),
-        weights,
-        buffer_of(memory, output),
-        buffer_of(memory, workspace, scratch),
-    )
-    launch.enqueue(memory.adopt_stream(stream_handle(device)))
+class Run:
+    """One kernel on one problem, over dense tensors, in PyTorch's current stream.
+
+    What is the same from call to call is worked out here: a call costs the host time, and has to
+    cost less than the operators that it stands for.
+
+    reads, writes: layouts of the inputs, and of the output, which has `shape` and `dtype`.
+    ready: it has run, so a capture may.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        kernel: Kernel,
+        problem: Problem,
+        reads: Layout,
+        writes: Layout,
+        shape: Shape,
+        dtype: torch.dtype,
+    ) -> None:
+        self.kernel = kernel
+        self.ready = False
+        self._problem = problem
+        self._memory = adopting(backend)
+        self._alignment = backend.memory.alignment
+        self._reads = reads
+        self._format = FORMATS[reads] if len(shape) == 4 else torch.contiguous_format
+        self._shape = shape
+        self._stride = empty(shape, writes, dtype, torch.device("meta")).stride()
+        self._dtype = dtype
+        self._scratch = kernel.workspace(problem)
+        self._nothing = self._memory.adopt(0, 0, None)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], weights: tuple[Buffer, ...]) -> torch.Tensor:
+        """A new output; the inputs are copied where they do not lie as the kernel reads them."""
+        memory, device = self._memory, inputs[0].device
+        with on_device(device):
+            if not self.ready:
+                forbid_capture(device, "the first run of a kernel")
+            sources = []
+            for tensor in inputs:
+                address = tensor.data_ptr()
+                if address % self._alignment or not tensor.is_contiguous(
+                    memory_format=self._format
+                ):
+                    tensor = dense(tensor, self._reads, self._alignment)
+                    address = tensor.data_ptr()
+                sources.append(memory.adopt(address, tensor.nbytes, tensor))
+            output = torch.empty_strided(
+                self._shape, self._stride, dtype=self._dtype, device=device
+            )
+            workspace = self._nothing
+            if self._scratch:
+                workspace = buffer_of(memory, bytes_of(self._scratch, device), self._scratch)
+            # As `Launch.enqueue` does.
+            self.kernel.enqueue(
+                self._problem,
+                tuple(sources),
+                weights,
+                memory.adopt(output.data_ptr(), output.nbytes, output),
+                workspace,
+                memory.adopt_stream(stream_handle(device)),
+            )
+        self.ready = True
+        return output
 
 
 def check_alike(what: str, tensors: Sequence[torch.Tensor]) -> None:
     """Raise `UsageError` unless they are of one dtype, on one device."""
-    kinds = dict.fromkeys(f"{t.dtype} on {t.device}" for t in tensors)
-    if len(kinds) > 1:
+    first = tensors[0]
+    if any(t.dtype != first.dtype or t.device != first.device for t in tensors):
+        kinds = dict.fromkeys(f"{t.dtype} on {t.device}" for t in tensors)
         raise UsageError(f"{what} takes tensors of one dtype on one device, got {', '.join(kinds)}")
 
 
