@@ -549,12 +549,12 @@ def compile_schedule(
     return ExecutorProgram(backend, make_plan(backend, schedule, options), weights)
 
 
-def run_kernel(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array) -> Array:
-    """Call one kernel on host arrays: the problem's inputs, then the op's weights.
+def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array) -> Launch:
+    """A launch in buffers of its own, of host arrays: the problem's inputs, then the op's weights.
 
-    Arrays are logical (NCHW, OIHW), rounded to the kernel's storage format on the way in; the
-    result is logical, in that format. Raises `NoKernel` with the refusal, `ShapeError` or
-    `WeightsError` for arrays that are not the problem's.
+    Arrays are logical (NCHW, OIHW), rounded to the kernel's storage format on the way in. Raises
+    `NoKernel` with the refusal, `ShapeError` or `WeightsError` for arrays that are not the
+    problem's.
     """
     if (reason := kernel.refusal(problem)) is not None:
         raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
@@ -569,7 +569,7 @@ def run_kernel(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Arra
         buffers.append(memory.empty(array.size * dtype.itemsize))
         upload(memory, array, input_layout(kernel, problem), dtype, buffers[-1])
     names = [spec.role for spec in problem.op.weights()]
-    launch = Launch(
+    return Launch(
         kernel,
         problem,
         tuple(buffers),
@@ -577,7 +577,16 @@ def run_kernel(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Arra
         memory.empty(int(np.prod(problem.output)) * dtype.itemsize),
         memory.empty(kernel.workspace(problem)),
     )
+
+
+def run_kernel(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array) -> Array:
+    """Call one kernel on host arrays, as `launch_on` takes them.
+
+    The result is logical, in the kernel's storage format.
+    """
+    launch = launch_on(backend, kernel, problem, *arrays)
     stream = backend.stream()
     launch.enqueue(stream)
     stream.synchronize()
-    return download(memory, launch.output, problem.output, output_layout(kernel, problem), dtype)
+    layout, dtype = output_layout(kernel, problem), kernel.precision.dtype
+    return download(backend.memory, launch.output, problem.output, layout, dtype)

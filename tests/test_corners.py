@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from r18.ops import OPS, Conv2d, Linear, MaxPool2d, Op, Relayout
@@ -65,3 +67,30 @@ def test_an_edge_is_crossed_on_one_axis_while_another_is_full(name: str) -> None
         axes = {(p.inputs[0][1], p.inputs[0][3]) for p in found}
     assert {(32, 33), (33, 32)} <= axes
     assert {(size, size) for size in (32, 33)}.isdisjoint(axes)
+
+
+def cupy_kernels(part: str) -> list[Any]:
+    """Those whose id has a part, and that choose their own tile."""
+    found = [k for k in load_backend("cupy").kernels() if part in k.id and k.id.count("/") < 5]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("part", ["conv2d_maxpool2d/few_channels", "conv2d/few_channels"])
+def test_blocks_go_down_a_tall_image_further_than_their_rings_are_long(part: str) -> None:
+    for kernel in cupy_kernels(part):
+        taken = [
+            problem
+            for problem in corners(kernel.op, QUICK.max_elements, QUICK.max_macs)
+            if kernel.refusal(problem) is None
+        ]
+        assert max(kernel.blocking(problem).strip for problem in taken) >= 6
+        if "maxpool2d" in kernel.id:
+            assert max(kernel.blocking(p).tile.column_tiles(p) for p in taken) >= 3
+
+
+def test_blocks_that_stay_take_several_tiles() -> None:
+    for kernel in cupy_kernels("implicit_gemm_wgmma_stream"):
+        found = corners(Conv2d, QUICK.max_elements, QUICK.max_macs)
+        taken = [problem for problem in found if kernel.refusal(problem) is None]
+        assert any(p.batch > 2 * launch.grid[0] for p in taken for launch in kernel.launches(p))

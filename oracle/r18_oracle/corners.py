@@ -31,6 +31,14 @@ GRID = 65_535
 each channel, say, refuses more of them, or goes round again for those that are left over."""
 
 
+MANY_TILES = 700
+"""More than twice the blocks that the largest devices run at once, of a kernel whose blocks are
+large (an H200: 132 multiprocessors, two on each)."""
+
+TALL = 6_400
+"""Rows of an image, of which each of so many blocks has several turns of four."""
+
+
 def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
     """The corners of an op that are not many times larger than what is drawn."""
     near = [problem for problem in _BY_OP[op]() if _elements(problem) <= 8 * max_elements]
@@ -93,6 +101,11 @@ def _conv() -> Iterator[Problem]:
     yield _fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
     # Several images of one row of outputs: a block of them is no matrix in the output.
     yield _fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
+    # More images than a device computes tiles at once: blocks that stay take several in turn. With
+    # channels for kernels that want them by the chunk.
+    yield _fused(Conv2d(8, 8, (3, 3), (1, 1), (1, 1)), (MANY_TILES, 8, 1, 2))
+    # An image of few channels, so tall that a block goes down several rows of it.
+    yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
     # Long sums for one output channel: a kernel that cuts its work by the size of its operands (4
     # MiB of unfolded columns, say) cuts within a single row here; then a batch with a few images
     # left over, in float64 and in float32; then each image into bands of rows, the last narrower.
@@ -127,6 +140,13 @@ def _conv_maxpool() -> Iterator[Problem]:
         (1, 1, False, True, 2, 1),
     ):
         yield Problem(ConvMaxPool(Conv2d(3, o, *seven, bias, False, relu), stem), ((n, 3, h, w),))
+    # So tall that a block goes down many rows, further than a ring of lines is long; as wide as two
+    # blocks and a bit, or as one to the column, with padding of the pooling on one axis alone.
+    small = Conv2d(1, 2, *seven, bias=True)
+    yield Problem(ConvMaxPool(small, stem), ((1, 1, TALL, 5),))
+    for padding, w in (((1, 1), 523), ((1, 0), 523), ((0, 1), 523), ((1, 0), 224), ((0, 1), 224)):
+        pool = MaxPool2d((3, 3), (2, 2), padding)
+        yield Problem(ConvMaxPool(small, pool), ((1, 1, 9, w),))
     # Every pair differs, in both windows.
     conv = Conv2d(2, 3, (3, 5), (2, 1), (1, 3), bias=True)
     yield Problem(ConvMaxPool(conv, MaxPool2d((2, 3), (3, 2), (1, 0))), ((2, 2, 11, 9),))

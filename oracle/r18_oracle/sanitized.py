@@ -2,7 +2,9 @@
 
 Each call has buffers of its own, as the allocator gives them: between the guard zones of one
 large allocation, as `r18 verify` calls a kernel, an access past the end would hurt nothing that
-memcheck knows of, and poisoned memory would count as initialised. Values are not judged here.
+memcheck knows of, and poisoned memory would count as initialised. Values are not judged here, and
+not read back: initcheck does not see what the copy engine stores, and would call every output of
+a kernel that stores by it uninitialised.
 
     python -m r18_oracle.sanitized '{"backend": ..., "kernels": [...], ...}'
 
@@ -25,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Backend, Kernel
-from r18.executor import run_kernel
+from r18.executor import launch_on
 from r18.ops import Problem
 from r18.registry import load_backend
 from r18_oracle.campaign import Profile, network_problems, profile, search
@@ -72,7 +74,10 @@ def exercise(
         case = make_case(kernel, problem, rounding, data_seed)
         weights = (array.astype(np.float64) for array in case.weights)
         try:
-            run_kernel(backend, kernel, problem, *case.inputs, *weights)
+            launch = launch_on(backend, kernel, problem, *case.inputs, *weights)
+            stream = backend.stream()
+            launch.enqueue(stream)
+            stream.synchronize()
         except Exception as error:
             raise Broken(f"{problem}: {type(error).__name__}: {error}") from error
         taken += 1
