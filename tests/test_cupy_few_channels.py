@@ -468,11 +468,21 @@ def test_the_stem_is_one_launch(precision: str, batch: int) -> None:
     """Of the image as it comes to what the first block reads: no relayout, no pooling."""
     plan = make_plan(Backend(), resnet18(), CompileOptions(batch, precision))
     first, second, *_ = plan.steps
-    found = kernel(PRECISIONS[precision], True)
-    assert first.kernel.id == found.id
+    assert isinstance(first.kernel, FewChannels)
+    assert first.kernel.algorithm == (
+        "few_channels" if precision == "fp32" else "few_channels_wgmma"
+    )
     assert (first.inputs, first.output) == (("image",), "maxpool")
     assert second.inputs == ("maxpool",)
-    assert len(found.launches(first.problem)) == 1
+    assert len(first.kernel.launches(first.problem)) == 1
+
+
+@EACH_MMA
+def test_what_is_no_hopper_has_the_stem_in_one_launch_too(precision: Precision) -> None:
+    (offered, *_) = (
+        k for k in kernels_for((8, 9)) if k.precision == precision and k.op is ConvMaxPool
+    )
+    assert offered.id == kernel(precision, True).id
 
 
 def refusal(op: Conv2d, pool: MaxPool2d | None = None, precision: Precision = FP16) -> str | None:

@@ -563,7 +563,8 @@ def test_the_pool_is_off_only_when_asked() -> None:
 import sys, types
 cupy = types.ModuleType("cupy")
 cupy.cuda = types.SimpleNamespace(
-    set_allocator=lambda a: print("allocator", a), alloc=lambda nbytes: print("bytes", nbytes)
+    set_allocator=lambda a: print("allocator", a),
+    alloc=lambda nbytes: print("bytes", nbytes) or types.SimpleNamespace(ptr=512),
 )
 sys.modules["cupy"] = cupy
 from r18_cupy.device import CupyMemory
