@@ -4,7 +4,8 @@ Contenders of one device and batch take turns: a round is each of them once, and
 begins with the next one, so that a machine that slows down slows all of them. A turn begins with
 untimed runs: what the one before left (its data in the caches, its idle threads still spinning)
 is not charged to the next. Inputs are random and rotate among a few sets; medians and percentiles
-are reported, never means.
+are reported, never means. All rounds may be gone through again, in a series of their own: how far
+the medians of whole series lie apart is what percentiles of one cannot tell.
 
 A time is of one run over a batch that lies on the device already, complete when the clock stops.
 On a GPU the clock is the device's: events around the run, which begins on an idle device, so that
@@ -104,6 +105,7 @@ class Contender:
     fusion:   the fusion level, or how it runs instead.
     required: when it cannot be made, that is an error; otherwise it is left out and reported.
     algorithm: what it was told to use where it can, as `conv2d=direct`; empty for its own choice.
+    twin:     the very same thing in another precision's rows: made and timed once, for both.
     """
 
     name: str
@@ -114,13 +116,14 @@ class Contender:
     make: Callable[[], Runner]
     required: bool = True
     algorithm: str = ""
+    twin: Contender | None = None
 
 
 @dataclass(frozen=True)
 class Row:
     """What was measured of one contender. Times are milliseconds of a whole batch.
 
-    samples_ms: one a timed run, in order.
+    samples_ms: one a timed run, in order. repeat: of them, in each of `series`.
     ratio:      median / median of `PEER` of the same device kind, precision and batch; None
                 without one.
     best_ratio: the same to the fastest of `PEERS`, which `best_peer` names.
@@ -153,10 +156,20 @@ class Row:
     best_ratio: float | None = None
     best_peer: str = ""
     loss: float | None = None
+    series: int = 1
 
     @property
     def median_ms(self) -> float:
         return statistics.median(self.samples_ms)
+
+    @property
+    def series_ms(self) -> tuple[float, ...]:
+        """The median of each series."""
+        size = len(self.samples_ms) // self.series
+        return tuple(
+            statistics.median(self.samples_ms[begin : begin + size])
+            for begin in range(0, size * self.series, size)
+        )
 
     @property
     def p10_ms(self) -> float:
@@ -176,7 +189,9 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Every field, and what is derived from the samples."""
-        derived = ("median_ms", "p10_ms", "p90_ms", "ms_per_image", "images_per_second")
+        derived = (
+            *("median_ms", "p10_ms", "p90_ms", "series_ms", "ms_per_image", "images_per_second"),
+        )
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
 
@@ -199,6 +214,7 @@ def bench(
     *,
     warmup: int = 3,
     repeat: int = 20,
+    series: int = 1,
     input_sets: int = 3,
     seed: int = 0,
     per_step: bool = False,
@@ -209,8 +225,9 @@ def bench(
 ) -> list[Row]:
     """Time the contenders; rows in their order.
 
-    warmup:   untimed runs of each before the first round.
-    repeat:   timed runs of each, in rounds of as many as the device's pace says.
+    warmup:   untimed runs of each before the first round of a series.
+    repeat:   timed runs of each in a series, in rounds of as many as the device's pace says.
+    series:   how often that is gone through.
     per_step: also profile each, step by step, after the rounds.
     judge:    gives the loss of each row; asked after the rounds, so that what it loads and leaves
               behind changes no time and no memory of its group.
@@ -220,17 +237,19 @@ def bench(
 
     Raises `UsageError` for counts below 1, and what making a required contender raises.
     """
-    if warmup < 0 or repeat < 1 or input_sets < 1:
+    if warmup < 0 or min(repeat, series, input_sets) < 1:
         raise UsageError(
-            f"warmup must be at least 0, repeat and input sets at least 1: got {warmup}, "
-            f"{repeat}, {input_sets}"
+            f"warmup must be at least 0, repeat, series and input sets at least 1: got {warmup}, "
+            f"{repeat}, {series}, {input_sets}"
         )
     groups: dict[tuple[str, Shape], list[_Entry]] = {}
     entries = [_Entry(contender) for contender in contenders]
-    for entry in entries:
+    made = [entry for entry in entries if entry.contender.twin is None]
+    for entry in made:
         key = (entry.contender.device.kind, entry.contender.shape)
         groups.setdefault(key, []).append(entry)
-    total, done = len(entries) * (1 + warmup + repeat), 0
+    each = 1 + series * (warmup + repeat)
+    total, done = len(made) * each, 0
 
     def tell(what: str, contender: Contender, runs: int = 1) -> None:
         nonlocal done
@@ -246,25 +265,30 @@ def bench(
             entered = []
             for entry in group:
                 if not _enter(entry, images[0], on_skip):
-                    tell("left out", entry.contender, 1 + warmup + repeat)
+                    tell("left out", entry.contender, each)
                     continue
                 open_runners.callback(entry.runner.close)
                 entered.append(entry)
                 tell("made", entry.contender)
-                for run in range(warmup):
-                    entry.runner.load(images[run % input_sets])
-                    entry.runner.run()
-                    tell("warming up", entry.contender)
-            for round_ in range(-(-repeat // pace.runs)):
-                runs = min(pace.runs, repeat - round_ * pace.runs)
-                for turn in rotated(len(entered), round_):
-                    entry = entered[turn]
-                    entry.samples_ms += _turn(entry.runner, images, round_, pace, runs, clock)
-                    tell("timing", entry.contender, runs)
+            for _ in range(series):
+                for entry in entered:
+                    for run in range(warmup):
+                        entry.runner.load(images[run % input_sets])
+                        entry.runner.run()
+                        tell("warming up", entry.contender)
+                for round_ in range(-(-repeat // pace.runs)):
+                    runs = min(pace.runs, repeat - round_ * pace.runs)
+                    for turn in rotated(len(entered), round_):
+                        entry = entered[turn]
+                        entry.samples_ms += _turn(entry.runner, images, round_, pace, runs, clock)
+                        tell("timing", entry.contender, runs)
             for entry in entered:
                 steps = _profile(entry.runner, min(repeat, PROFILES)) if per_step else ()
-                loss = None if judge is None else judge(entry.contender, entry.runner)
-                entry.row = _row(entry, warmup, steps, loss)
+                own = _row(entry, warmup, series, steps)
+                for other in entries:
+                    if other is entry or other.contender.twin is entry.contender:
+                        loss = None if judge is None else judge(other.contender, entry.runner)
+                        other.row = replace(own, precision=other.contender.precision, loss=loss)
         for entry in entered:
             del entry.runner  # with what it holds, before the next group is made
     return with_ratios([entry.row for entry in entries if entry.row is not None])
@@ -328,7 +352,7 @@ def _turn(
     return [runner.time(clock) for _ in range(runs)]
 
 
-def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...], loss: float | None) -> Row:
+def _row(entry: _Entry, warmup: int, series: int, steps: tuple[StepTime, ...]) -> Row:
     contender, runner = entry.contender, entry.runner
     return Row(
         backend=contender.name,
@@ -338,7 +362,7 @@ def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...], loss: float | 
         fusion=contender.fusion,
         batch=contender.shape[0],
         warmup=warmup,
-        repeat=len(entry.samples_ms),
+        repeat=len(entry.samples_ms) // series,
         samples_ms=tuple(entry.samples_ms),
         arena_nbytes=runner.arena_nbytes,
         weight_nbytes=runner.weight_nbytes,
@@ -346,7 +370,7 @@ def _row(entry: _Entry, warmup: int, steps: tuple[StepTime, ...], loss: float | 
         steps=steps,
         algorithm=contender.algorithm,
         kernels=runner.kernels,
-        loss=loss,
+        series=series,
     )
 
 

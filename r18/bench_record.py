@@ -73,10 +73,10 @@ def _groups(
     found: dict[str, Any] = {}
     for row in rows:
         head = {"precision": row.precision, "fusion": fusion, "batch": row.batch}
-        head |= {"warmup": row.warmup, "repeat": row.repeat}
+        head |= {"warmup": row.warmup, "repeat": row.repeat, "series": row.series}
         name = group_name(about["network"], row.precision, fusion, row.batch)
         data = row.to_json()
-        for key in ("samples_ms", "device_kind", "precision", "batch", "warmup", "repeat"):
+        for key in ("samples_ms", "device_kind", *head.keys() - {"fusion"}):
             del data[key]
         found.setdefault(name, {**head, **shared, "rows": []})["rows"].append(data)
     return found

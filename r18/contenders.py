@@ -21,7 +21,7 @@ from r18.bench import Contender
 from r18.errors import NoKernel, UsageError, unknown
 from r18.ops import ConvMaxPool
 from r18.passes import fuse, fuse_pool
-from r18.peers import Way, device_words, made, ways
+from r18.peers import Way, device_words, made, peers_precision, ways
 from r18.schedule import Schedule
 
 Algorithm = tuple[str, str]
@@ -58,6 +58,7 @@ def contenders(
     for algorithm in algorithms:
         _check_algorithm(backends.values(), algorithm)
     found: list[Contender] = []
+    timed: dict[tuple[str, Way, int, str], Contender] = {}  # peers, by all that makes them
     for batch in batches:
         for precision in precisions:
             for name, backend in backends.items():
@@ -71,11 +72,12 @@ def contenders(
                     for algorithm in algorithms
                     if _of_algorithm(backend, algorithm)
                 ]
-            found += [
-                peer_contender(kind, schedule, weights, batch, precision, way)
-                for kind, asked in asked_peers.items()
-                for way in asked
-            ]
+            for kind, asked in asked_peers.items():
+                for way in asked:
+                    peer = peer_contender(kind, schedule, weights, batch, precision, way)
+                    key = (kind, way, batch, peers_precision(precision))
+                    first = timed.setdefault(key, peer)
+                    found.append(peer if first is peer else replace(peer, twin=first))
     return found
 
 

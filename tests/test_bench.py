@@ -124,8 +124,42 @@ def test_contenders_take_turns() -> None:
     bench(field, warmup=2, repeat=4, clock=stage.clock)
     assert turns(stage) == list("abcbcacababc")
     ran = [name for event, name, _ in stage.log if event == "run"]
-    made_and_warm = list("aaabbbccc")  # once to measure memory, then the warm-up
+    made_and_warm = list("abc" + "aabbcc")  # once to measure memory, then the warm-up
     assert ran == made_and_warm + [name for name in "abcbcacababc" for _ in range(2)]
+
+
+def test_a_series_is_everything_again() -> None:
+    stage = Stage()
+    field = [stage.contender(name, seconds=1.0) for name in "ab"]
+    rows = bench(field, warmup=1, repeat=2, series=3, clock=stage.clock)
+    assert turns(stage) == list("abba" * 3)
+    ran = [name for event, name, _ in stage.log if event == "run"]
+    again = list("ab") + [name for name in "abba" for _ in range(2)]  # warmed up anew
+    assert ran == list("ab") + 3 * again
+    assert [(row.repeat, row.series, len(row.samples_ms)) for row in rows] == [(2, 3, 6)] * 2
+
+
+def test_the_medians_of_series() -> None:
+    stage = Stage()
+    (row,) = bench([stage.contender("a")], warmup=0, repeat=1, clock=stage.clock)
+    many = replace(row, samples_ms=(1.0, 2.0, 9.0, 5.0, 7.0, 6.0), series=2)
+    assert many.series_ms == (2.0, 6.0)
+    assert many.median_ms == 5.5
+    assert many.to_json()["series_ms"] == (2.0, 6.0)
+
+
+def test_a_twin_is_timed_once_and_has_a_row_of_its_own() -> None:
+    stage = Stage()
+    first = stage.contender("a", precision="fp32")
+    field = [first, replace(first, precision="fp16x3", twin=first)]
+    losses = {"fp32": 0.5, "fp16x3": 0.25}
+    rows = bench(
+        field, warmup=0, repeat=3, clock=stage.clock, judge=lambda c, _: losses[c.precision]
+    )
+    assert turns(stage) == list("aaa")
+    assert [(row.precision, row.loss) for row in rows] == list(losses.items())
+    assert rows[0].samples_ms == rows[1].samples_ms
+    assert stage.closed == ["a"]
 
 
 def test_a_turn_settles_before_it_is_timed_and_then_takes_other_input() -> None:

@@ -73,6 +73,10 @@ def bench(
     ] = False,
     warmup: Annotated[int, typer.Option(help="Untimed runs of each.", min=0)] = 3,
     repeat: Annotated[int, typer.Option(help="Timed runs of each.", min=1)] = 20,
+    series: Annotated[
+        int,
+        typer.Option(help="How often all that is done; the table shows the spread.", min=1),
+    ] = 1,
     network_name: NetworkName = "resnet18",
     weights: WeightsSource = "synthetic",
     per_step: Annotated[
@@ -86,7 +90,8 @@ def bench(
 ) -> None:
     """Time backends in turns, beside their peers, in one table.
 
-    Times are medians over rounds in which the contenders take turns; p10..p90 is their spread.
+    Times are medians over rounds in which the contenders take turns; p10..p90 is their spread, and
+    "of series" that of the medians of whole series.
     The ratios are the time divided by torchvision's in eager mode, and by that of the fastest
     peer, on the same kind of device in the same precision and batch: below 1 is faster. Inputs
     are random and already on the device.
@@ -136,6 +141,7 @@ def bench(
             field,
             warmup=warmup,
             repeat=repeat,
+            series=series,
             per_step=per_step,
             judge=_judge(schedule, loaded, field) if check else None,
             progress=lambda what, done, total: bar.update(
@@ -162,7 +168,8 @@ def bench(
         typer.echo(json.dumps(data, indent=2))
     else:
         typer.echo(
-            f"{network_name}, weights {loaded.source}, fusion {fusion}; median of {repeat} runs\n"
+            f"{network_name}, weights {loaded.source}, fusion {fusion}; "
+            f"median of {_runs(repeat, series)}\n"
             f"host: {host['processor']}, {host['cpus']} CPUs, {host['threads']} threads"
         )
         for line in dict.fromkeys(f"{row.backend}: {row.device}" for row in rows):
@@ -181,6 +188,7 @@ def bench(
 def table(rows: Sequence[Row]) -> str:
     """The cross-backend table; the ratio to the best peer where there are several."""
     several = any(row.best_peer not in ("", PEER) for row in rows)
+    in_series = any(row.series > 1 for row in rows)
     headers = (
         "backend",
         "device",
@@ -188,6 +196,7 @@ def table(rows: Sequence[Row]) -> str:
         "batch",
         "ms/image",
         "p10..p90",
+        *(["of series"] if in_series else []),
         "images/s",
         RATIO,
         *([BEST_RATIO] if several else []),
@@ -203,6 +212,7 @@ def table(rows: Sequence[Row]) -> str:
             str(row.batch),
             _digits(row.ms_per_image),
             f"{_digits(row.p10_ms / row.batch)}..{_digits(row.p90_ms / row.batch)}",
+            *([_span(row.series_ms, row.batch)] if in_series else []),
             _digits(row.images_per_second),
             *(
                 "" if ratio is None else f"{ratio:.2f}"
@@ -217,6 +227,11 @@ def table(rows: Sequence[Row]) -> str:
     ]
     align = ("left", "left", "left", *("right",) * (len(headers) - 3))
     return tabulate(lines, headers, disable_numparse=True, colalign=align if lines else None)
+
+
+def _span(medians: Sequence[float], batch: int) -> str:
+    """The least and the largest, a sample of the batch."""
+    return f"{_digits(min(medians) / batch)}..{_digits(max(medians) / batch)}"
 
 
 def step_table(row: Row) -> str:
@@ -259,6 +274,10 @@ def _checked(rows: Sequence[Row]) -> str:
         f"outputs of {len(rows)} rows judged against float64: at most {worst.loss:.3g} of what is "
         f"allowed ({worst.backend}, {worst.precision}, batch {worst.batch})"
     )
+
+
+def _runs(repeat: int, series: int) -> str:
+    return f"{series} series of {repeat} runs" if series > 1 else f"{repeat} runs"
 
 
 def _reason(error: Exception) -> str:

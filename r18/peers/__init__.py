@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from r18.bench import Runner
 
 
+def peers_precision(precision: str) -> str:
+    """What a peer computes in, beside a program of a precision: of split products in float32."""
+    return "fp32" if precision == "fp16x3" else precision
+
+
 def device_words(way: Way, kind: str) -> str:
     """What a peer runs on, in words; imports its library, so that this counts for nobody."""
     match way.mode:
@@ -54,4 +59,15 @@ def made(
             return torchvision.Torchvision(kind, schedule, weights, precision, way)
 
 
-__all__ = ["MODES", "PEER", "PEERS", "TORCH", "WAYS", "Way", "device_words", "made", "ways"]
+__all__ = [
+    "MODES",
+    "PEER",
+    "PEERS",
+    "TORCH",
+    "WAYS",
+    "Way",
+    "device_words",
+    "made",
+    "peers_precision",
+    "ways",
+]

@@ -86,10 +86,17 @@ def bench_caption(group: Mapping[str, Any]) -> str:
     versions = group["environment"]["packages"]
     timed = {"torch", *(row["backend"] for row in group["rows"])} & set(versions)
     software = [f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed]
-    return (
-        f"{heading(group, software)}: medians of {group['repeat']} runs after "
-        f"{group['warmup']} untimed ones."
+    series = group.get("series", 1)
+    how = (
+        f"{heading(group, software)}: medians of {f'{series} series of ' if series > 1 else ''}"
+        f"{group['repeat']} runs after {group['warmup']} untimed ones"
     )
+    if series == 1:
+        return f"{how}."
+    spread = max(
+        (max(row["series_ms"]) - min(row["series_ms"])) / row["median_ms"] for row in group["rows"]
+    )
+    return f"{how}; the medians of no contender's series are further apart than {spread:.1%}."
 
 
 # -- roofline ----------------------------------------------------------------------------------
