@@ -119,6 +119,19 @@ def test_each_kind_of_device_has_its_peers() -> None:
     assert len(peers) == 3 + 6
 
 
+def test_split_products_share_the_peers_of_float32() -> None:
+    gpu: Any = Gpu()
+    field = contenders(
+        {"gpu": gpu}, tiny(), {}, precisions=("fp32", "fp16x3", "tf32"), peers="eager,graph"
+    )
+    peers = [c for c in field if c.name in PEERS]
+    by_precision = {
+        name: [c for c in peers if c.precision == name] for name in ("fp32", "fp16x3", "tf32")
+    }
+    assert [c.twin for c in by_precision["fp16x3"]] == by_precision["fp32"]
+    assert all(c.twin is None for c in (*by_precision["fp32"], *by_precision["tf32"]))
+
+
 # -- timing a program --------------------------------------------------------------------------
 
 
