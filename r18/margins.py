@@ -69,7 +69,7 @@ _F64_IN_F32 = _UNIT_ROUNDOFFS["float64"] / _UNIT_ROUNDOFFS["float32"]
 def multiple(algorithms: Iterable[str], precision: Precision) -> float:
     """The multiple for a program of kernels with these algorithms in their contracts."""
     own = (ALGORITHM_MULTIPLE.get(name, 0.0) for name in algorithms)
-    cut_off = CUT_OFF_MULTIPLE if precision.multiply == "fp16x2" else 1.0
+    cut_off = CUT_OFF_MULTIPLE if precision.splits else 1.0
     return cut_off * max([END_TO_END_MULTIPLE, *own])
 
 

@@ -70,6 +70,11 @@ class Precision:
         """The NumPy dtype of stored tensors."""
         return dtype_of(self.storage)
 
+    @property
+    def splits(self) -> bool:
+        """Whether each factor is multiplied as two numbers, for which bounds are of their own."""
+        return self.multiply == "fp16x2"
+
     def weight_dtype(self, spec: WeightSpec) -> np.dtype[np.generic]:
         """The dtype a weight is kept in: matrices in `storage`, vectors in `accumulate`.
 

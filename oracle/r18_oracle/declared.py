@@ -11,7 +11,6 @@ from dataclasses import replace
 from r18.backend import Kernel, roads
 from r18.precision import PRECISIONS
 from r18_oracle.bounds import DERIVATIONS
-from r18_oracle.roundings import PAIR
 
 NARROW = ("fp16x2", "tf32", "float16", "bfloat16")
 """The formats that tensor cores multiply, and so those whose sums may be cut off."""
@@ -60,7 +59,7 @@ def objection(kernel: Kernel) -> str | None:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
     if contract.algorithm not in DERIVATIONS:
         return f"the oracle has no error bound for '{contract.algorithm}'"
-    if precision.multiply == PAIR and contract.algorithm.startswith("winograd"):
+    if precision.splits and contract.algorithm.startswith("winograd"):
         return f"the oracle has no error bound for '{contract.algorithm}' with {precision}"
     for road in roads(kernel):
         if (reason := kernel.refusal(road)) is not None:

@@ -96,7 +96,7 @@ def fewest_variants(kernel: Kernel, problem: Problem, kind: str) -> int:
 def _splits(kernel: Kernel) -> bool:
     """Whether factors may be split in pairs."""
     products = issubclass(kernel.op, Conv2d | ConvMaxPool | Linear)
-    return products and kernel.precision.multiply == PAIR
+    return products and kernel.precision.splits
 
 
 def _shapes(problem: Problem) -> list[tuple[int, ...]]:

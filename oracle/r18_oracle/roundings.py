@@ -141,7 +141,7 @@ def is_split(case: Case) -> bool:
     As with tf32 it follows from the precision alone: a kernel that multiplies in float32 all the
     same is held to no less than it can keep.
     """
-    return case.precision.multiply == PAIR
+    return case.precision.splits
 
 
 def split_sum_error(
