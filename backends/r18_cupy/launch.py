@@ -1,9 +1,8 @@
 """One launch as data, and the way from it to the device.
 
 A kernel says in pure functions which functions it launches, on which grid, with which arguments;
-everything that touches CUDA is `Launcher`, which tests replace. A launch
-is on the way of every run, so what is the same each time is worked out once, for each of them and
-each device.
+everything that touches CUDA is `Launcher`, which tests replace. A launch is on the way of every
+run, so what is the same each time is worked out once, for each of them and each device.
 """
 
 from __future__ import annotations
