@@ -253,6 +253,40 @@ def test_a_table_of_the_network_beside_its_floor(measured: Path) -> None:
     assert [line.split(" | ")[1] for line in lines(other)[2:]] == ["1", "64"]
 
 
+def test_a_table_of_algorithms_beside_pytorch(folder: Path) -> None:
+    """A contender's batches stand side by side; an algorithm has a line of its own."""
+    text = rendered(
+        block("algorithms device=nvidia-h200 precisions=fp32,fp16 batches=1,64"), folder
+    )
+    assert lines(text) == [
+        "| network by | device | precision | b1 ms/image | images/s | b64 ms/image | images/s |",
+        "| --- | --- | --- | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 | 0.0625 | 16,000 |",
+        "| cupy (direct) | nvidia-h200 | fp32 | 12.35 | 81 |  |  |",
+        "| cupy | nvidia-h200 | fp16 | 0.25 | 4,000 |  |  |",
+    ]
+    assert text.count("medians of 1000 runs") == 1
+
+
+def test_a_table_of_algorithms_has_pytorch_eager_and_at_its_fastest(tmp_path: Path) -> None:
+    """What is fastest may be another mode at another batch; other libraries are not PyTorch."""
+    eager, compiled = "torchvision eager", "torchvision compile"
+    head = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
+    small = group(1, ("cupy", 0.5, None), (eager, 2.0, None), (compiled, 1.0, None))
+    large = group(8, (eager, 0.25, None), (compiled, 0.5, None), ("torch", 0.125, None))
+    host = group(8, (eager, 8.0, None), ("onnxruntime", 4.0, None))
+    for device, groups in (("nvidia-h200", {"b1": small, "b8": large}), ("cpu", {"b8": host})):
+        named = {f"resnet18/fp32/all/{name}": data for name, data in groups.items()}
+        records.write(tmp_path / f"bench-{device}.json", head | {"groups": named})
+    marker = "algorithms device=nvidia-h200 precisions=fp32 batches=1,8 cpu=cpu"
+    assert lines(rendered(block(marker), tmp_path))[2:] == [
+        "| PyTorch eager | cpu | fp32 |  |  | 8 | 125 |",
+        "| PyTorch eager | nvidia-h200 | fp32 | 2 | 500 | 0.25 | 4,000 |",
+        "| PyTorch's fastest mode | nvidia-h200 | fp32 | 1 | 1,000 | 0.25 | 4,000 |",
+        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 |  |  |",
+    ]
+
+
 @pytest.fixture
 def tuned(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a backend ships, and what it shipped before."""
