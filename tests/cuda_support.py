@@ -18,6 +18,14 @@ _SCALARS = {
 }
 
 
+def waits(entry: Entry) -> bool:
+    """Whether a function waits for the launch before it: by itself, or through what it includes."""
+    wait = re.compile(r"\b(wait_for|follow)_launch_before\(\);")
+    return any(
+        wait.search(text) for name, text in sources(entry.path) if name != "dependent_launch.cuh"
+    )
+
+
 def parameters(entry: Entry) -> list[type[np.generic] | str]:
     """The parameters of a function as written: "pointer", a struct's name, or a scalar type."""
     text = "\n".join(text for _, text in sources(entry.path))

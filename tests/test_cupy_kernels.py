@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cuda_support import ARCHITECTURES, parameters
+from cuda_support import ARCHITECTURES, parameters, waits
 from r18.backend import FUSION_LEVELS, CompileOptions
 from r18.executor import make_plan
 from r18.ops import Problem
@@ -72,6 +72,7 @@ def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
         assert launches
         for launch in launches:
             assert launch.entry in kernel.entries()
+            assert launch.overlaps == waits(launch.entry), launch.entry.symbol
             check_arguments(launch, problem, kernel.workspace(problem))
 
 

@@ -125,11 +125,20 @@ class Loaded(Launcher):
     def device(self) -> int:
         return 0
 
+    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
+        super().__init__()
+        self.digits = capability
+
+    def capability(self, device: int) -> tuple[int, int]:
+        return self.digits
+
     def function(self, entry: Entry) -> Any:
         return SimpleNamespace(ptr=77)
 
 
-def overlapping(monkeypatch: pytest.MonkeyPatch, stand_in: Told) -> GridLaunch:
+def overlapping(
+    monkeypatch: pytest.MonkeyPatch, stand_in: Told, capability: tuple[int, int] = (9, 0)
+) -> GridLaunch:
     monkeypatch.setattr("cuda.bindings.driver", stand_in)
     launch = GridLaunch(
         Entry("relayout", "relayout"),
@@ -141,7 +150,7 @@ def overlapping(monkeypatch: pytest.MonkeyPatch, stand_in: Told) -> GridLaunch:
     )
     at = [SimpleNamespace(address=address, nbytes=64) for address in (512, 1024)]
     buffers: Any = Buffers((at[0],), (at[1],), at[0], at[0])
-    Loaded().launch(launch, buffers, SimpleNamespace(ptr=99))
+    Loaded(capability).launch(launch, buffers, SimpleNamespace(ptr=99))
     return launch
 
 
@@ -173,6 +182,15 @@ def test_an_overlapping_launch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (int(config.hStream), int(function)) == (99, 77)
     (attribute,) = config.attrs
     assert attribute.value.programmaticStreamSerializationAllowed == 1
+
+
+@pytest.mark.parametrize(("capability", "count"), [((8, 9), 0), ((9, 0), 1), ((12, 0), 1)])
+def test_launches_overlap_where_the_device_can(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], count: int
+) -> None:
+    stand_in = Launched()
+    overlapping(monkeypatch, stand_in, capability)
+    assert [attributes for _, attributes, _ in stand_in.read] == [count]
 
 
 class Launched(Told):

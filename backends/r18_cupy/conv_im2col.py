@@ -88,13 +88,21 @@ class Im2col(ConvKernel):
             1,
         )
         return (
-            GridLaunch(IM2COL, im2col_grid, (IM2COL_THREADS, 1, 1), matrix, phase="im2col"),
+            GridLaunch(
+                IM2COL,
+                im2col_grid,
+                (IM2COL_THREADS, 1, 1),
+                matrix,
+                phase="im2col",
+                overlaps=True,
+            ),
             GridLaunch(
                 GEMM,
                 (ceil_div(o, TILE.m) * tiles, 1, 1),
                 (TILE.threads, 1, 1),
                 (*product, shape, gemm, columns),
                 phase="gemm",
+                overlaps=True,
             ),
         )
 

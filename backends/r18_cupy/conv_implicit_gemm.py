@@ -194,19 +194,20 @@ class ImplicitGemm(ConvKernel):
         bias, residual = bias_and_residual(op)
         if parts == 1:
             arguments = (*operands, bias, residual, OUT, shape, gemm)
-            return (GridLaunch(tile.entry, grid, block, arguments),)
+            return (GridLaunch(tile.entry, grid, block, arguments, overlaps=True),)
         # The epilogue waits for the whole sum: a part has neither bias, nor residual, nor ReLU.
         bare = conv_shape(Problem(replace(op, relu=False), problem.inputs))
         partial = (*operands, NULL, NULL, WORKSPACE, bare, gemm)
         reduce = (WORKSPACE, bias, residual, OUT, shape, divisor_struct(oh * ow))
         return (
-            GridLaunch(tile.entry, grid, block, partial, phase="gemm"),
+            GridLaunch(tile.entry, grid, block, partial, phase="gemm", overlaps=True),
             GridLaunch(
                 REDUCE,
                 (ceil_div(size, REDUCE_THREADS), 1, 1),
                 (REDUCE_THREADS, 1, 1),
                 (*reduce, np.uint64(size), np.int32(parts)),
                 phase="reduce",
+                overlaps=True,
             ),
         )
 

@@ -304,6 +304,7 @@ class ImplicitGemmMma(ConvKernel):
             (REDUCE_THREADS, 1, 1),
             (WORKSPACE, bias, residual, OUT, shape, np.int32(parts)),
             phase="reduce",
+            overlaps=True,
         )
         return (product, reduction)
 

@@ -245,6 +245,7 @@ class Winograd(ConvKernel):
                     (LANES, CHANNELS, 1),
                     (X, transformed, shape, span),
                     phase="input transform",
+                    overlaps=True,
                 ),
                 GridLaunch(
                     _gemm(gemm),
@@ -252,6 +253,7 @@ class Winograd(ConvKernel):
                     (gemm.threads, 1, 1),
                     (Pointer(Role.WEIGHT), transformed, product, span),
                     phase="gemm",
+                    overlaps=True,
                 ),
                 GridLaunch(
                     self._output_transform,
@@ -259,6 +261,7 @@ class Winograd(ConvKernel):
                     (LANES, CHANNELS, 1),
                     (product, bias, residual, OUT, shape, span),
                     phase="output transform",
+                    overlaps=True,
                 ),
             ]
         return tuple(launches)

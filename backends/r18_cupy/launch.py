@@ -25,6 +25,7 @@ Dim3 = tuple[int, int, int]
 # Limits of CUDA on a launch, of every compute capability in use.
 MAX_GRID: Dim3 = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
+OVERLAP_CAPABILITY = (9, 0)  # from which on a launch may overlap the one before it
 DEFAULT_SHARED = 48 * 1024  # bytes a block may have without being allowed more
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -175,14 +176,14 @@ class _Bound:
     them takes longer than the launch. It has copied them all when its call returns.
     """
 
-    def __init__(self, launch: GridLaunch, function: Any) -> None:
+    def __init__(self, launch: GridLaunch, function: Any, *, overlaps: bool) -> None:
         from cuda.bindings import driver
 
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.shared_nbytes
-        if launch.overlaps:  # programmatic dependent launch, CUDA C++ Programming Guide
+        if overlaps:  # programmatic dependent launch, CUDA C++ Programming Guide
             attribute = driver.CUlaunchAttribute()
             kinds = driver.CUlaunchAttributeID
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -250,16 +251,22 @@ class Launcher:
             _make_current(found)
         return found
 
+    def capability(self, device: int) -> tuple[int, int]:
+        """A device's compute capability."""
+        import cupy
+
+        digits = cupy.cuda.Device(device).compute_capability
+        return int(digits[:-1]), int(digits[-1])
+
     def function(self, entry: Entry) -> Any:
         """The entry's CuPy function on the current device, compiled and loaded when new."""
         import cupy
 
-        device = cupy.cuda.Device()
-        key = (device.id, entry)
+        device = self.device()
+        key = (device, entry)
         found = self._functions.get(key)
         if found is None:
-            capability = device.compute_capability
-            target = architecture(entry, (int(capability[:-1]), int(capability[-1])))
+            target = architecture(entry, self.capability(device))
             binary = compile_entry(entry, target)
             with self._lock:
                 if key not in self._functions:
@@ -281,7 +288,8 @@ class Launcher:
         function = self.function(launch.entry)
         if launch.shared_nbytes > DEFAULT_SHARED:
             self._allow_shared(function, launch.shared_nbytes)
-        return _Bound(launch, function)
+        overlaps = launch.overlaps and self.capability(device) >= OVERLAP_CAPABILITY
+        return _Bound(launch, function, overlaps=overlaps)
 
     def launch(self, launch: GridLaunch, buffers: Buffers, stream: Any) -> None:
         """Put a launch into a CuPy stream."""

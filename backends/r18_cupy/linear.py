@@ -73,7 +73,7 @@ class WarpDot(LinearKernel):
         op = cast(Linear, problem.op)
         grid = (ceil_div(op.out_features, self.warps), ceil_div(problem.batch, self.rows), 1)
         block = (32 * self.warps, 1, 1)
-        return (GridLaunch(self.entry, grid, block, self.arguments(problem)),)
+        return (GridLaunch(self.entry, grid, block, self.arguments(problem), overlaps=True),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,4 +100,5 @@ class TiledLinear(LinearKernel):
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Linear, problem.op)
         blocks = ceil_div(problem.batch, self.block_m) * ceil_div(op.out_features, self.block_n)
-        return (GridLaunch(self.entry, (blocks, 1, 1), (256, 1, 1), self.arguments(problem)),)
+        grid, block = (blocks, 1, 1), (256, 1, 1)
+        return (GridLaunch(self.entry, grid, block, self.arguments(problem), overlaps=True),)

@@ -94,4 +94,5 @@ class Gap(CudaKernel):
         else:
             blocks, groups = n * ceil_div(c, LANES), c
         arguments = (X, OUT, np.int32(groups), np.int32(h * w))
-        return (GridLaunch(self.entry, (blocks, 1, 1), (LANES * WARPS, 1, 1), arguments),)
+        grid, block = (blocks, 1, 1), (LANES * WARPS, 1, 1)
+        return (GridLaunch(self.entry, grid, block, arguments, overlaps=True),)

@@ -114,6 +114,8 @@ conv2d_implicit_gemm(const float* __restrict__ x, const float* __restrict__ weig
   __shared__ Shared shared;
   const BlockTile block(g);
   WeightTiles weights(weight, g, block);
+  weights.prefetch(block);
+  follow_launch_before();
   GatheredColumns columns(x, p, g, block);
   Sums sums;
   multiply_tiles(sums, shared, weights, columns, block.k_count);

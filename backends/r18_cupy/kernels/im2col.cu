@@ -1,5 +1,6 @@
 // The column matrix of a run of output pixels: row (c, r, s), column pixel. NCHW, float32.
 #include "conv.cuh"
+#include "dependent_launch.cuh"
 #include "fast_divide.cuh"
 
 // A thread a column. `rows` is K with what pads it; `columns` covers whole tiles of pixels. What
@@ -7,6 +8,7 @@
 extern "C" __global__ void __launch_bounds__(256)
 im2col(const float* __restrict__ x, float* __restrict__ matrix, const ConvShape p,
        const FastDivisor plane, const FastDivisor row, int first_pixel, int columns, int rows) {
+  follow_launch_before();
   const int column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= columns) return;
   const unsigned pixel = (unsigned)first_pixel + column;

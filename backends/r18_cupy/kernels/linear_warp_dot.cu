@@ -1,5 +1,6 @@
 // Linear for small batches: a warp an output feature, which reads that feature's weights once for
 // ROWS samples. Bound by the weights' bytes.
+#include "dependent_launch.cuh"
 #include "linear.cuh"
 #include "reduce.cuh"
 #include "vector.cuh"
@@ -47,6 +48,12 @@ linear_warp_dot(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weigh
                 const float* __restrict__ bias, STORAGE* __restrict__ out, const LinearShape p) {
   constexpr int W = WIDTH<STORAGE>;
   const int feature = blockIdx.x * WARPS + threadIdx.x / LANES;
+  if (blockIdx.y == 0 && threadIdx.x == 0) {  // other samples are multiplied with the same
+    const int rows = min(WARPS, p.out_features - feature);
+    const unsigned nbytes = rows * p.features * sizeof(STORAGE);
+    prefetch_weights(weight + (size_t)feature * p.features, nbytes / 16 * 16);
+  }
+  follow_launch_before();
   if (feature >= p.out_features) return;  // a whole warp
   const int first = blockIdx.y * ROWS;
   const bool alone = p.n - first == 1;

@@ -50,6 +50,8 @@ sgemm_tiled(const float* __restrict__ matrix, const float* __restrict__ weight,
   __shared__ Shared shared;
   const BlockTile block(g);
   WeightTiles weights(weight, g, block);
+  weights.prefetch(block);
+  follow_launch_before();
   StoredColumns stored(matrix, columns, block);
   Sums sums;
   multiply_tiles(sums, shared, weights, stored, block.k_count);

@@ -1,12 +1,14 @@
 // The second stage of a matrix product that was split over K: adds the parts in their order, then
 // bias, residual and ReLU. A thread an output; channels innermost (NHWC).
 #include "conv.cuh"
+#include "dependent_launch.cuh"
 
 // `partial`: [parts][n·oh·ow][o], float.
 extern "C" __global__ void __launch_bounds__(256)
 split_k_reduce(const float* __restrict__ partial, const float* __restrict__ bias,
                const STORAGE* __restrict__ residual, STORAGE* __restrict__ out, const ConvShape p,
                const int parts) {
+  follow_launch_before();
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
   const unsigned outputs = (unsigned)p.n * p.o * p.oh * p.ow;
   if (index >= outputs) return;

@@ -50,6 +50,8 @@ winograd_gemm(const float* __restrict__ filters, const float* __restrict__ trans
   const size_t t = blockIdx.y;
 
   WeightTiles weights(filters + t * span.c_padded * span.o_padded, g, block);
+  weights.prefetch(block);
+  follow_launch_before();
   TransformedTiles columns(transformed + t * span.c_padded * span.width + block.n, span.width);
   Sums sums;
   multiply_tiles(sums, shared, weights, columns, block.k_count);

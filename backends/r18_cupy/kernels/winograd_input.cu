@@ -1,5 +1,6 @@
 // Winograd, first phase: input tiles to the domain in which the convolution is a product.
 //   transformed[t][c][k] = (Bᵀ d Bᵀᵀ)[t] of channel c of the span's tile k,  t = EXTENT·row + column
+#include "dependent_launch.cuh"
 #include "winograd.cuh"
 
 constexpr int EXTENT = OUTPUT_TILE + 2;  // of an input tile
@@ -8,6 +9,7 @@ constexpr int LANES = 32, CHANNELS = 4;  // the block: neighbouring tiles beside
 extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
 winograd_input(const float* __restrict__ x, float* __restrict__ transformed, const ConvShape p,
                const WinogradSpan span) {
+  follow_launch_before();
   const int k = blockIdx.x * LANES + threadIdx.x;
   if (k >= span.width) return;
   const bool real = k < span.count;

@@ -1,5 +1,6 @@
 // Winograd, last phase: products back to output pixels, and what the convolution ends with.
 //   out = epilogue(Aᵀ product A)
+#include "dependent_launch.cuh"
 #include "winograd.cuh"
 
 constexpr int EXTENT = OUTPUT_TILE + 2;  // of a transformed tile
@@ -13,6 +14,7 @@ struct alignas(OUTPUT_TILE * sizeof(float)) Row {
 extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
 winograd_output(const float* __restrict__ product, const float* __restrict__ bias,
                 const float* residual, float* out, const ConvShape p, const WinogradSpan span) {
+  follow_launch_before();
   const int k = blockIdx.x * LANES + threadIdx.x;
   if (k >= span.count) return;
   const unsigned tile = span.first + k;
