@@ -83,6 +83,7 @@ def tile_of(n: int, k: int, stages: int, blocks: int) -> WgmmaTile:
 class RowsBlocking:
     """How a block covers a problem.
 
+    places: of the tile, outputs or not.
     rows:   of output, of `width` pixels each.
     padded: pixels of an image row, padding included.
     height: image rows under them.
@@ -90,6 +91,7 @@ class RowsBlocking:
     slabs:  of the residual's channels, likewise.
     """
 
+    places: int
     rows: int
     width: int
     padded: int
@@ -103,9 +105,14 @@ class RowsBlocking:
         return self.height * self.padded * ROW_BYTES
 
     @property
+    def slab_nbytes(self) -> int:
+        """A slab as it is copied: outputs, or what is added to them."""
+        return self.rows * self.width * ROW_BYTES
+
+    @property
     def slab_pitch(self) -> int:
-        """A slab of outputs, and a row behind it for what is none."""
-        return aligned((self.rows * self.width + 1) * ROW_BYTES)
+        """A slab as it is written: behind the outputs, each place that is none has a row."""
+        return aligned(self.places * ROW_BYTES)
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,12 @@ def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
     padded = w + 2 * op.padding[1]
     rows = min((tile.n + kw - 1) // padded, oh)
     slabs = tile.m // tile.k if op.residual else 0
-    return RowsBlocking(rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
+    return RowsBlocking(tile.n, rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
+
+
+def weights_nbytes(tile: WgmmaTile) -> int:
+    """All stages of weights."""
+    return tile.stages * tile.m * ROW_BYTES
 
 
 def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
@@ -200,12 +212,17 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
 
     def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
         """Two, or one where that is all. Of one chunk alone, the second holds no more than a slab.
-        Pure."""
-        pitch = aligned(max(blocking.patch_nbytes, blocking.rows * blocking.width * ROW_BYTES))
+
+        With the weights behind them they hold the outputs, which take their place at the end: not
+        that of the barriers, which come next. Pure.
+        """
+        slab = aligned(blocking.slab_nbytes)
+        pitch = max(aligned(blocking.patch_nbytes), slab)
         count = min(2, blocking.chunks + blocking.slabs)
-        if count == 1:
-            return Slots(count, pitch, pitch)
-        return Slots(count, pitch, pitch + (pitch if blocking.chunks > 1 else blocking.slab_pitch))
+        second = pitch if blocking.chunks > 1 else slab
+        outputs = tile.m // tile.k * blocking.slab_pitch
+        nbytes = max(pitch + (count - 1) * second, outputs - weights_nbytes(tile))
+        return Slots(count, pitch, nbytes)
 
     def blocks(self, tiles: int, tile: WgmmaTile) -> int:
         """Of a launch that computes so many tiles."""
@@ -221,20 +238,15 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
         return min(fitting, key=cycles, default=None)
 
     def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
-        """Slots and weights, and beyond these what is only reached into.
-
-        Outputs take their place at the end. Where the rows are fewer than the tile's pixels,
-        products that nobody wants read on behind the image rows.
-        """
+        """Slots and weights, and beyond these what is only reached into: where the rows are fewer
+        than the tile's pixels, products that nobody wants read on behind the image rows."""
         blocking = blocking_of(problem, tile)
         slots = self.slots(blocking, tile)
-        weights = tile.stages * tile.m * ROW_BYTES
         barriers = (tile.stages + slots.count) * BARRIER_NBYTES
         last_slot = (slots.count - 1) * slots.pitch if blocking.chunks > 1 else 0
         return ALIGNMENT + max(
-            slots.nbytes + weights + barriers,
+            slots.nbytes + weights_nbytes(tile) + barriers,
             last_slot + reach_nbytes(blocking, tile),
-            tile.m // tile.k * blocking.slab_pitch,
         )
 
     def obstacle(self, problem: Problem, tile: WgmmaTile) -> str | None:

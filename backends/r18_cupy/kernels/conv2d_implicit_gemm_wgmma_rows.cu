@@ -107,19 +107,19 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   if (speaks) barrier_arrive(slot_ring.empty(slot_before));
 
   Sums& sums = products.fold();
-  const RowOf row_of{p, shape, shape.per_place};
   if (bias) add_bias(sums, p, bias, at.channel0);
   for (int slab = 0; slab < slabs; ++slab, slot.advance(shape.slots)) {
     barrier_wait(slot_ring.full(slot.stage), slot.parity);
     // A slab holds the channels of the warpgroup, or of two of its warps.
     if (slab == warp * SLABS_GROUP / 4) {
-      add_residual(sums, slots + slot.stage * shape.slot_pitch, 0, row_of);
+      add_residual(sums, slots + slot.stage * shape.slot_pitch, 0,
+                   RowOf<false>{p, shape, shape.per_place});
     }
     __syncwarp();
     if (speaks) barrier_arrive(slot_ring.empty(slot.stage));
   }
   multipliers_barrier();  // all have done with the slots, which the outputs overwrite
-  fill_slabs(sums, slots, shape.slab_pitch, row_of, p.relu);
+  fill_slabs(sums, slots, shape.slab_pitch, RowOf<true>{p, shape, shape.per_place}, p.relu);
   async_fence();
   multipliers_barrier();
   if (threadIdx.x == 0) {

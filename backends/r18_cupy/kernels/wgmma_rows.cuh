@@ -19,7 +19,8 @@ struct RowsShape {
   int per_place;     // ⌈2¹⁶ / padded⌉: a place's row without dividing
   int has_residual;
   int patch_nbytes;  // of a chunk of image rows
-  int slab_pitch;    // bytes from one slab of outputs to the next, a multiple of 1024
+  int slab_pitch;    // bytes from one slab of outputs to the next, a multiple of 1024; at least a row
+                     // for each of the tile's places
   int slots;         // of chunks of image rows, and of slabs after them
   int slot_pitch;    // bytes from one to the next, a multiple of 1024
   int slots_nbytes;  // of all, before the weights
@@ -38,14 +39,21 @@ __device__ __forceinline__ Tile tile_at(unsigned index, const ConvShape& p, int 
           (int)(index / channel_tiles / row_tiles)};
 }
 
-// A place's row in the slabs, which hold no padding; what is no output goes behind the last.
+// A place's row in a slab, which begins with the outputs and no padding.
+//
+// What is no output is computed like the others. SPARE, in a slab that is written: it goes behind
+// the outputs, each place to a row of its own, so that no two threads write the same bytes; all
+// TILE_N places fill the slab's rows from the first to the last. Nobody reads those rows. In a slab
+// that is read there are no such rows: it is given the first, of which nothing comes.
+template <bool SPARE>
 struct RowOf {
   const ConvShape& p;
   const RowsShape& shape;
   int per_place;
   __device__ __forceinline__ int operator()(int place) const {
     const int line = place * per_place >> 16, column = place - line * shape.padded;
-    return line < shape.rows && column < p.ow ? line * p.ow + column : shape.rows * p.ow;
+    if (line < shape.rows && column < p.ow) return line * p.ow + column;
+    return SPARE ? place + max(shape.rows - 1 - line, 0) * p.ow : 0;  // outputs that are yet to come
   }
 };
 
