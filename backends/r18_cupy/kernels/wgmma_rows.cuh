@@ -57,31 +57,14 @@ struct RowOf {
   }
 };
 
-// Splits image rows of a chunk, eight pixels at a time, from the `first` to before the `last` such.
-// All multiplying threads, who meet at `factors_made` after the last.
-__device__ __forceinline__ void split_patch(unsigned patch, int first, int last) {
+// Splits a chunk of image rows that has arrived, eight pixels at a time. All multiplying threads,
+// who meet at `factors_made` after it. The last eight are up to seven more than there are: those
+// rows are nobody's.
+__device__ __forceinline__ void split_patch(unsigned patch, const RowsShape& shape) {
   constexpr int WARPS = MULTIPLIERS / 32, AT_ONCE = 2;  // as many as there are registers for
-  for (first += threadIdx.x / 32; first < last; first += AT_ONCE * WARPS) {
+  const int eights = (shape.patch_nbytes + 8 * ROW_BYTES - 1) / (8 * ROW_BYTES);
+  for (int first = threadIdx.x / 32; first < eights; first += AT_ONCE * WARPS) {
     const auto rows_at = [&](int i) { return patch + (first + i * WARPS) * 8 * ROW_BYTES; };
-    split_eights<AT_ONCE>(rows_at, (last - first + WARPS - 1) / WARPS);
+    split_eights<AT_ONCE>(rows_at, (eights - first + WARPS - 1) / WARPS);
   }
-}
-
-// Up to seven pixels more than there are: their rows are nobody's.
-__device__ __forceinline__ int eights_of(const RowsShape& shape) {
-  return (shape.patch_nbytes + 8 * ROW_BYTES - 1) / (8 * ROW_BYTES);
-}
-
-// While products of a position of the window are under way: splits a share of the next chunk, if it
-// is one of the later positions, when that has arrived.
-__device__ __forceinline__ void split_ahead(const RowsShape& shape, unsigned slots,
-                                            const Ring& slot_ring, Turn turn, int position,
-                                            int positions) {
-  const int ahead = position - positions / 2, eights = eights_of(shape);
-  if (ahead < 0) return;
-  turn.advance(slot_ring.stages);
-  if (ahead == 0) barrier_wait(slot_ring.full(turn.stage), turn.parity);
-  const int shares = positions - positions / 2, share = (eights + shares - 1) / shares;
-  split_patch(slots + turn.stage * shape.slot_pitch, ahead * share,
-              min(ahead * share + share, eights));
 }
