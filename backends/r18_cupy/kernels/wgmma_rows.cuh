@@ -19,8 +19,8 @@ struct RowsShape {
   int per_place;     // ⌈2¹⁶ / padded⌉: a place's row without dividing
   int has_residual;
   int patch_nbytes;  // of a chunk of image rows
-  int slab_pitch;    // bytes from one slab of outputs to the next, a multiple of 1024; at least a row
-                     // for each of the tile's places
+  int slab_pitch;    // bytes from one slab of outputs to the next, a multiple of 1024: a row for each
+                     // of the tile's places
   int slots;         // of chunks of image rows, and of slabs after them
   int slot_pitch;    // bytes from one to the next, a multiple of 1024
   int slots_nbytes;  // of all, before the weights
@@ -53,7 +53,8 @@ struct RowOf {
   __device__ __forceinline__ int operator()(int place) const {
     const int line = place * per_place >> 16, column = place - line * shape.padded;
     if (line < shape.rows && column < p.ow) return line * p.ow + column;
-    return SPARE ? place + max(shape.rows - 1 - line, 0) * p.ow : 0;  // outputs that are yet to come
+    // Behind the places before it, and the outputs that are yet to come.
+    return SPARE ? place + max(shape.rows - 1 - line, 0) * p.ow : 0;
   }
 };
 
