@@ -161,7 +161,8 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
-SPLIT_BYTES_A_CYCLE = 64  # of image rows, each read from shared memory and written there
+SPLIT_BYTES_A_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
+HIDDEN_SPLIT_BYTES_A_CYCLE = 64  # behind another's: each read from shared memory and written there
 COPY_LATENCY = 1400  # cycles from asking for a step's weights until they are there
 TILE_LATENCY = 3000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 17  # and what grows with its pixels
@@ -183,17 +184,19 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
 
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nbytes: int) -> float:
     """Cycles, roughly: rounds of blocks that share a multiprocessor, each of whose steps waits for
-    a unit or for its weights."""
+    a unit or for its weights, and each chunk until it is split."""
     op = cast(Conv2d, problem.op)
     n, o, oh, _ = problem.output
     blocking = blocking_of(problem, tile)
     steps = blocking.chunks * math.prod(op.kernel_size)
     share = ceil_div(n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), MULTIPROCESSORS)
     at_once = min(tile.blocks, MULTIPROCESSOR_NBYTES // (shared_nbytes + RESERVED_NBYTES))
+    sharing = min(at_once, share)
     waiting = COPY_LATENCY / (tile.stages - 1)
-    work = steps * max(step_cycles(tile, precision) * min(at_once, share), waiting)
+    work = steps * max(step_cycles(tile, precision) * sharing, waiting)
     if is_split(precision):
-        work += blocking.chunks * blocking.patch_nbytes / SPLIT_BYTES_A_CYCLE
+        rate = HIDDEN_SPLIT_BYTES_A_CYCLE if sharing > 1 else SPLIT_BYTES_A_CYCLE
+        work += blocking.chunks * blocking.patch_nbytes / rate
     rounds: float = ceil_div(share, at_once)
     if rounds > 3:  # blocks no longer end together
         rounds = share / at_once
