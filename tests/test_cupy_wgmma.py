@@ -23,7 +23,11 @@ from r18_cupy.conv_implicit_gemm_wgmma import (
     implicit_gemm_wgmma_kernels,
     tiles_of,
 )
-from r18_cupy.conv_implicit_gemm_wgmma_rows import ImplicitGemmWgmmaRows, blocking_of
+from r18_cupy.conv_implicit_gemm_wgmma_rows import (
+    ImplicitGemmWgmmaRows,
+    RowsBlocking,
+    blocking_of,
+)
 from r18_cupy.conv_implicit_gemm_wgmma_rows import tiles_of as rows_tiles
 from r18_cupy.conv_implicit_gemm_wgmma_stream import ImplicitGemmWgmmaStream
 from r18_cupy.kernel import CudaKernel
@@ -287,6 +291,14 @@ def test_a_tile_names_its_parts() -> None:
 ROWS = pytest.mark.parametrize("kind", [ImplicitGemmWgmmaRows, ImplicitGemmWgmmaStream])
 
 
+def row_of(place: int, blocking: RowsBlocking) -> int:
+    """Of a slab that is written, as the device finds it (`RowOf<true>`)."""
+    line, column = divmod(place, blocking.padded)
+    if line < blocking.rows and column < blocking.width:
+        return line * blocking.width + column
+    return place + max(blocking.rows - 1 - line, 0) * blocking.width
+
+
 @PRECISIONS
 @pytest.mark.parametrize(
     "op",
@@ -308,13 +320,17 @@ def test_every_output_is_one_place_of_one_tile(precision: Precision, op: Conv2d)
         assert blocking.rows * blocking.padded - (kw - 1) <= tile.n
         assert blocking.padded == w + 2 * op.padding[1]
         written = []
+        rows = [row_of(place, blocking) for place in range(tile.n)]
+        assert sorted(rows) == list(range(tile.n)), "no two places write the same row of a slab"
         for line0 in range(0, oh, blocking.rows):
             for place in range(tile.n):
                 line, column = divmod(place, blocking.padded)
                 # The device divides by multiplying.
                 assert line == place * math.ceil(2**16 / blocking.padded) >> 16
                 if line >= blocking.rows or column >= ow or line0 + line >= oh:
+                    assert line0 + line >= oh or rows[place] >= blocking.rows * ow
                     continue
+                assert rows[place] == line * ow + column, "as the copy engine reads a slab"
                 written.append((line0 + line, column))
                 for r in range(kh):
                     for s in range(kw):
@@ -340,10 +356,39 @@ def test_rows_fit_a_block(kind: type[ImplicitGemmWgmmaRows], precision: Precisio
             patch = launch.arguments[0]
             assert isinstance(patch, PatchMap)
             assert max(patch.height, patch.width) <= 256
-            # Slots begin where the permutation of chunks does.
-            shape = launch.arguments[-1]
-            assert isinstance(shape, np.ndarray)
     assert taken == 2 * 13, "the convolutions of 3×3 and stride 1, at two batches"
+
+
+@PRECISIONS
+@ROWS
+@pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
+def test_where_slots_and_slabs_lie(
+    kind: type[ImplicitGemmWgmmaRows], precision: Precision, residual: bool
+) -> None:
+    """Each begins where the permutation of chunks does, and ends before what it must not touch."""
+    kernel = kind(precision)
+    for channels, size in [(32, 7), (64, 56), (128, 28), (256, 14), (512, 7), (64, 3)]:
+        op = Conv2d(channels, 64, (3, 3), padding=(1, 1), residual=residual)
+        problem = problem_of(op, 1, size, size)
+        for tile in kernel.tiles:
+            if kernel.obstacle(problem, tile) is not None:
+                continue
+            blocking = blocking_of(problem, tile)
+            slots, slabs = kernel.slots(blocking, tile), tile.m // tile.k
+            assert slots.pitch % 1024 == slots.nbytes % 1024 == blocking.slab_pitch % 1024 == 0
+            assert blocking.slab_pitch >= tile.n * ROW_BYTES
+            assert slots.pitch >= max(blocking.patch_nbytes, blocking.slab_nbytes)
+            last = slots.nbytes - (slots.count - 1) * slots.pitch
+            if residual:
+                assert last >= blocking.slab_nbytes
+            if kind is ImplicitGemmWgmmaStream:  # outputs leave from the slots
+                assert last >= blocking.patch_nbytes or blocking.chunks == slabs == 1
+                assert min(slots.pitch, last) >= blocking.slab_pitch
+            else:  # from where the slots and weights were
+                assert last >= blocking.patch_nbytes or blocking.chunks == 1
+                weights = tile.stages * tile.m * ROW_BYTES
+                assert slots.nbytes + weights >= slabs * blocking.slab_pitch
+            assert kernel.shared_nbytes(problem, tile) > slots.nbytes
 
 
 @PRECISIONS

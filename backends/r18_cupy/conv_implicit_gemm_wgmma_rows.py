@@ -83,6 +83,7 @@ def tile_of(n: int, k: int, stages: int, blocks: int) -> WgmmaTile:
 class RowsBlocking:
     """How a block covers a problem.
 
+    places: of the tile, outputs or not.
     rows:   of output, of `width` pixels each.
     padded: pixels of an image row, padding included.
     height: image rows under them.
@@ -90,6 +91,7 @@ class RowsBlocking:
     slabs:  of the residual's channels, likewise.
     """
 
+    places: int
     rows: int
     width: int
     padded: int
@@ -103,9 +105,14 @@ class RowsBlocking:
         return self.height * self.padded * ROW_BYTES
 
     @property
+    def slab_nbytes(self) -> int:
+        """A slab as it is copied: outputs, or what is added to them."""
+        return self.rows * self.width * ROW_BYTES
+
+    @property
     def slab_pitch(self) -> int:
-        """A slab of outputs, and a row behind it for what is none."""
-        return aligned((self.rows * self.width + 1) * ROW_BYTES)
+        """A slab as it is written: behind the outputs, each place that is none has a row."""
+        return aligned(self.places * ROW_BYTES)
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,12 @@ def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
     padded = w + 2 * op.padding[1]
     rows = min((tile.n + kw - 1) // padded, oh)
     slabs = tile.m // tile.k if op.residual else 0
-    return RowsBlocking(rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
+    return RowsBlocking(tile.n, rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
+
+
+def weights_nbytes(tile: WgmmaTile) -> int:
+    """All stages of weights."""
+    return tile.stages * tile.m * ROW_BYTES
 
 
 def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
@@ -149,7 +161,8 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
 SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
-SPLIT_BYTES_A_CYCLE = 64  # of image rows, each read from shared memory and written there
+SPLIT_BYTES_A_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
+HIDDEN_SPLIT_BYTES_A_CYCLE = 64  # behind another's: each read from shared memory and written there
 COPY_LATENCY = 1400  # cycles from asking for a step's weights until they are there
 TILE_LATENCY = 3000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 17  # and what grows with its pixels
@@ -171,17 +184,19 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
 
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nbytes: int) -> float:
     """Cycles, roughly: rounds of blocks that share a multiprocessor, each of whose steps waits for
-    a unit or for its weights."""
+    a unit or for its weights, and each chunk until it is split."""
     op = cast(Conv2d, problem.op)
     n, o, oh, _ = problem.output
     blocking = blocking_of(problem, tile)
     steps = blocking.chunks * math.prod(op.kernel_size)
     share = ceil_div(n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), MULTIPROCESSORS)
     at_once = min(tile.blocks, MULTIPROCESSOR_NBYTES // (shared_nbytes + RESERVED_NBYTES))
+    sharing = min(at_once, share)
     waiting = COPY_LATENCY / (tile.stages - 1)
-    work = steps * max(step_cycles(tile, precision) * min(at_once, share), waiting)
+    work = steps * max(step_cycles(tile, precision) * sharing, waiting)
     if is_split(precision):
-        work += blocking.chunks * blocking.patch_nbytes / SPLIT_BYTES_A_CYCLE
+        rate = HIDDEN_SPLIT_BYTES_A_CYCLE if sharing > 1 else SPLIT_BYTES_A_CYCLE
+        work += blocking.chunks * blocking.patch_nbytes / rate
     rounds: float = ceil_div(share, at_once)
     if rounds > 3:  # blocks no longer end together
         rounds = share / at_once
@@ -200,12 +215,17 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
 
     def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
         """Two, or one where that is all. Of one chunk alone, the second holds no more than a slab.
-        Pure."""
-        pitch = aligned(max(blocking.patch_nbytes, blocking.rows * blocking.width * ROW_BYTES))
+
+        With the weights behind them they hold the outputs, which take their place at the end: not
+        that of the barriers, which come next. Pure.
+        """
+        slab = aligned(blocking.slab_nbytes)
+        pitch = max(aligned(blocking.patch_nbytes), slab)
         count = min(2, blocking.chunks + blocking.slabs)
-        if count == 1:
-            return Slots(count, pitch, pitch)
-        return Slots(count, pitch, pitch + (pitch if blocking.chunks > 1 else blocking.slab_pitch))
+        second = pitch if blocking.chunks > 1 else slab
+        outputs = tile.m // tile.k * blocking.slab_pitch
+        nbytes = max(pitch + (count - 1) * second, outputs - weights_nbytes(tile))
+        return Slots(count, pitch, nbytes)
 
     def blocks(self, tiles: int, tile: WgmmaTile) -> int:
         """Of a launch that computes so many tiles."""
@@ -221,20 +241,15 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
         return min(fitting, key=cycles, default=None)
 
     def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
-        """Slots and weights, and beyond these what is only reached into.
-
-        Outputs take their place at the end. Where the rows are fewer than the tile's pixels,
-        products that nobody wants read on behind the image rows.
-        """
+        """Slots and weights, and beyond these what is only reached into: where the rows are fewer
+        than the tile's pixels, products that nobody wants read on behind the image rows."""
         blocking = blocking_of(problem, tile)
         slots = self.slots(blocking, tile)
-        weights = tile.stages * tile.m * ROW_BYTES
         barriers = (tile.stages + slots.count) * BARRIER_NBYTES
         last_slot = (slots.count - 1) * slots.pitch if blocking.chunks > 1 else 0
         return ALIGNMENT + max(
-            slots.nbytes + weights + barriers,
+            slots.nbytes + weights_nbytes(tile) + barriers,
             last_slot + reach_nbytes(blocking, tile),
-            tile.m // tile.k * blocking.slab_pitch,
         )
 
     def obstacle(self, problem: Problem, tile: WgmmaTile) -> str | None:

@@ -4,7 +4,8 @@
 // A block computes one tile of output rows: see wgmma_rows.cuh.
 //
 // K runs over chunks of 128 bytes of channels and, in each, over the window's positions: a chunk of
-// the image rows is copied once for all of them, weights of each position follow one another.
+// the image rows is copied once for all of them, weights of each position follow one another. Where
+// factors are split, a chunk is when it has arrived, once for all positions.
 #include "wgmma_rows.cuh"
 
 // Grid: images, in them tiles of rows and, innermost, of channels.
@@ -80,9 +81,11 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   int before = 0, slot_before = 0;  // the stages of the position before, of the chunk before
   for (int chunk = 0; chunk < chunks; ++chunk, slot.advance(shape.slots)) {
     const unsigned pixels = slots + slot.stage * shape.slot_pitch;
-    if (!SPLITS || chunk == 0) barrier_wait(slot_ring.full(slot.stage), slot.parity);
+    barrier_wait(slot_ring.full(slot.stage), slot.parity);
     if constexpr (SPLITS) {
-      if (chunk == 0) split_patch(pixels, 0, eights_of(shape));
+      // Meanwhile products are under way: the last of the chunk before, which lies in another slot,
+      // and those of the multiprocessor's other blocks.
+      split_patch(pixels, shape);
       factors_made();
     }
     for (int r = 0; r < p.kh; ++r) {
@@ -95,10 +98,6 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
         if (speaks && chunk + r + s > 0) barrier_arrive(ring.empty(before));
         if (speaks && chunk > 0 && r + s == 0) barrier_arrive(slot_ring.empty(slot_before));
         before = turn.stage;
-        // Nothing that fills the next chunk's slot waits for what is not free by now.
-        if (SPLITS && chunk + 1 < chunks) {
-          split_ahead(shape, slots, slot_ring, slot, r * p.kw + s, positions);
-        }
       }
     }
     slot_before = slot.stage;
@@ -107,19 +106,19 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   if (speaks) barrier_arrive(slot_ring.empty(slot_before));
 
   Sums& sums = products.fold();
-  const RowOf row_of{p, shape, shape.per_place};
   if (bias) add_bias(sums, p, bias, at.channel0);
   for (int slab = 0; slab < slabs; ++slab, slot.advance(shape.slots)) {
     barrier_wait(slot_ring.full(slot.stage), slot.parity);
     // A slab holds the channels of the warpgroup, or of two of its warps.
     if (slab == warp * SLABS_GROUP / 4) {
-      add_residual(sums, slots + slot.stage * shape.slot_pitch, 0, row_of);
+      add_residual(sums, slots + slot.stage * shape.slot_pitch, 0,
+                   RowOf<false>{p, shape, shape.per_place});
     }
     __syncwarp();
     if (speaks) barrier_arrive(slot_ring.empty(slot.stage));
   }
   multipliers_barrier();  // all have done with the slots, which the outputs overwrite
-  fill_slabs(sums, slots, shape.slab_pitch, row_of, p.relu);
+  fill_slabs(sums, slots, shape.slab_pitch, RowOf<true>{p, shape, shape.per_place}, p.relu);
   async_fence();
   multipliers_barrier();
   if (threadIdx.x == 0) {

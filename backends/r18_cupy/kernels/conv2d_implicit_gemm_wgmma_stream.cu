@@ -104,10 +104,10 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
   const bool speaks = lane == 0;  // of its warp
   Turn turn, slot;
   // Rows are found anew each time: kept, they would take registers that there are not.
-  const auto row_of = [&] {
-    int per_place = shape.per_place;
-    asm volatile("" : "+r"(per_place));
-    return RowOf{p, shape, per_place};
+  const auto per_place = [&] {
+    int found = shape.per_place;
+    asm volatile("" : "+r"(found));
+    return found;
   };
   // Outputs leave while the next tile is multiplied, if that needs none of the slots they are in.
   constexpr bool LATER = SLABS < SLOTS;
@@ -156,9 +156,9 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
       // alone has read.
       if (slab == warp * SLABS_GROUP / 4) {
         const unsigned target = slots + slot.stage * shape.slot_pitch;
-        if (shape.has_residual) add_residual(sums, target, 0, row_of());
+        if (shape.has_residual) add_residual(sums, target, 0, RowOf<false>{p, shape, per_place()});
         __syncwarp();
-        fill_slabs(sums, target, 0, row_of(), p.relu);
+        fill_slabs(sums, target, 0, RowOf<true>{p, shape, per_place()}, p.relu);
       }
     }
     async_fence();

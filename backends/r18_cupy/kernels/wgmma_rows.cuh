@@ -19,7 +19,8 @@ struct RowsShape {
   int per_place;     // ⌈2¹⁶ / padded⌉: a place's row without dividing
   int has_residual;
   int patch_nbytes;  // of a chunk of image rows
-  int slab_pitch;    // bytes from one slab of outputs to the next, a multiple of 1024
+  int slab_pitch;    // bytes from one slab of outputs to the next, a multiple of 1024: a row for each
+                     // of the tile's places
   int slots;         // of chunks of image rows, and of slabs after them
   int slot_pitch;    // bytes from one to the next, a multiple of 1024
   int slots_nbytes;  // of all, before the weights
@@ -38,42 +39,33 @@ __device__ __forceinline__ Tile tile_at(unsigned index, const ConvShape& p, int 
           (int)(index / channel_tiles / row_tiles)};
 }
 
-// A place's row in the slabs, which hold no padding; what is no output goes behind the last.
+// A place's row in a slab, which begins with the outputs and no padding.
+//
+// What is no output is computed like the others. SPARE, in a slab that is written: it goes behind
+// the outputs, each place to a row of its own, so that no two threads write the same bytes; all
+// TILE_N places fill the slab's rows from the first to the last. Nobody reads those rows. In a slab
+// that is read there are no such rows: it is given the first, of which nothing comes.
+template <bool SPARE>
 struct RowOf {
   const ConvShape& p;
   const RowsShape& shape;
   int per_place;
   __device__ __forceinline__ int operator()(int place) const {
     const int line = place * per_place >> 16, column = place - line * shape.padded;
-    return line < shape.rows && column < p.ow ? line * p.ow + column : shape.rows * p.ow;
+    if (line < shape.rows && column < p.ow) return line * p.ow + column;
+    // Behind the places before it, and the outputs that are yet to come.
+    return SPARE ? place + max(shape.rows - 1 - line, 0) * p.ow : 0;
   }
 };
 
-// Splits image rows of a chunk, eight pixels at a time, from the `first` to before the `last` such.
-// All multiplying threads, who meet at `factors_made` after the last.
-__device__ __forceinline__ void split_patch(unsigned patch, int first, int last) {
+// Splits a chunk of image rows that has arrived, eight pixels at a time. All multiplying threads,
+// who meet at `factors_made` after it. The last eight are up to seven more than there are: those
+// rows are nobody's.
+__device__ __forceinline__ void split_patch(unsigned patch, const RowsShape& shape) {
   constexpr int WARPS = MULTIPLIERS / 32, AT_ONCE = 2;  // as many as there are registers for
-  for (first += threadIdx.x / 32; first < last; first += AT_ONCE * WARPS) {
+  const int eights = (shape.patch_nbytes + 8 * ROW_BYTES - 1) / (8 * ROW_BYTES);
+  for (int first = threadIdx.x / 32; first < eights; first += AT_ONCE * WARPS) {
     const auto rows_at = [&](int i) { return patch + (first + i * WARPS) * 8 * ROW_BYTES; };
-    split_eights<AT_ONCE>(rows_at, (last - first + WARPS - 1) / WARPS);
+    split_eights<AT_ONCE>(rows_at, (eights - first + WARPS - 1) / WARPS);
   }
-}
-
-// Up to seven pixels more than there are: their rows are nobody's.
-__device__ __forceinline__ int eights_of(const RowsShape& shape) {
-  return (shape.patch_nbytes + 8 * ROW_BYTES - 1) / (8 * ROW_BYTES);
-}
-
-// While products of a position of the window are under way: splits a share of the next chunk, if it
-// is one of the later positions, when that has arrived.
-__device__ __forceinline__ void split_ahead(const RowsShape& shape, unsigned slots,
-                                            const Ring& slot_ring, Turn turn, int position,
-                                            int positions) {
-  const int ahead = position - positions / 2, eights = eights_of(shape);
-  if (ahead < 0) return;
-  turn.advance(slot_ring.stages);
-  if (ahead == 0) barrier_wait(slot_ring.full(turn.stage), turn.parity);
-  const int shares = positions - positions / 2, share = (eights + shares - 1) / shares;
-  split_patch(slots + turn.stage * shape.slot_pitch, ahead * share,
-              min(ahead * share + share, eights));
 }
