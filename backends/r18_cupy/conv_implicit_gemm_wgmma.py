@@ -154,8 +154,7 @@ class ImplicitGemmWgmma(WgmmaConv):
         entry = super().entry(tile)
         if not in_registers(tile, self.precision):
             return entry
-        name = f"{entry.source}_registers"
-        return replace(entry, source=name, symbol=name)
+        return replace(entry, source=f"{entry.source}_registers")
 
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""
