@@ -49,9 +49,11 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
 def _large_tiles(k: int) -> tuple[WgmmaTile, ...]:
     """A warpgroup of many pixels reads the fewest bytes of shared memory a product; two blocks of a
     multiprocessor hide the end of one behind the products of the other. 96 pixels divide some
-    problems more evenly."""
+    problems more evenly. A block that is alone, for want of tiles, waits for its copies less often
+    with six stages."""
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
         WgmmaTile(128, 256, k, groups_m=2, groups_n=1, stages=4, blocks=1),
         WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
@@ -84,7 +86,8 @@ def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
 # -- choosing ----------------------------------------------------------------------------------
 
 # The latencies with which the estimates order an H200's times best.
-COPY_LATENCY = 1200  # cycles from asking for a stage until it is there
+COPY_LATENCY = 1200  # cycles from asking for a stage until it is there,
+COPY_BYTES_A_CYCLE = 48  # and what grows with its bytes
 STEP_LATENCY = 100  # cycles of a block's barriers and of the products' end
 BLOCK_LATENCY = 3500  # cycles until the first step is there, and for the epilogue
 CLUSTER_LATENCY = 1000  # cycles of a cluster's barriers
@@ -119,7 +122,7 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
     if rounds > 3:  # blocks no longer end together
         rounds = blocks / MULTIPROCESSORS / tile.blocks
     work = step_cycles(tile, precision)
-    waiting = COPY_LATENCY / (tile.stages - 1)
+    waiting = (COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_A_CYCLE) / (tile.stages - 1)
     step = max(work * min(tile.blocks, share), work + STEP_LATENCY, waiting)
     cycles = rounds * (steps * step + BLOCK_LATENCY)
     if tile.parts > 1:

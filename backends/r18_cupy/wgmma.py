@@ -56,9 +56,13 @@ class WgmmaTile(TileConfig):
         return 128 * self.groups_m * self.groups_n + FEEDER_THREADS
 
     @property
+    def stage_nbytes(self) -> int:
+        """Of its weights and pixels."""
+        return (self.m + self.n) * ROW_BYTES
+
+    @property
     def shared_nbytes(self) -> int:
-        stage = (self.m + self.n) * ROW_BYTES + BARRIER_NBYTES
-        return self.stages * stage + ALIGNMENT
+        return self.stages * (self.stage_nbytes + BARRIER_NBYTES) + ALIGNMENT
 
     @property
     def name(self) -> str:
