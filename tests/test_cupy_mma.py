@@ -30,7 +30,6 @@ from r18_cupy.conv_implicit_gemm_mma import (
     estimate,
     gathers,
     implicit_gemm_mma_kernels,
-    is_split,
     pack_split,
     pack_weight,
     packed_depth,
@@ -92,7 +91,7 @@ def registers(rows: Array) -> Array:
 
 def as_multiplied(packed: Array, precision: Precision) -> Array:
     """[part][O][depth] of packed weights, and the same order whatever the precision."""
-    if not is_split(precision):
+    if not precision.splits:
         return packed[np.newaxis].astype(np.float64)
     parts = packed.transpose(2, 0, 1, 3).astype(np.float64)
     return parts.reshape(2, len(packed), -1)
@@ -216,7 +215,7 @@ def test_the_choice_has_the_least_estimate_and_fills_the_device(
     # The last convolution has 49 pixels an image: its sums are in parts at batch 1; large tiles at
     # batch 64, but where these would leave half of the device idle in the end.
     last = choose(convolutions(batch)["layer4.1.conv2"], precision)
-    small = is_split(precision)
+    small = precision.splits
     assert last.parts > 8 if batch == 1 else last.tile == tiles_of(precision)[1 if small else 0]
     # At batch 64 layer1 has tiles enough, none of more channels than there are.
     if batch == 64:

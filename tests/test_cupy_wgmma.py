@@ -30,13 +30,13 @@ from r18_cupy.conv_implicit_gemm_wgmma_rows import (
 )
 from r18_cupy.conv_implicit_gemm_wgmma_rows import tiles_of as rows_tiles
 from r18_cupy.conv_implicit_gemm_wgmma_stream import ImplicitGemmWgmmaStream
+from r18_cupy.hopper import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
 from r18_cupy.linear_wgmma import LinearWgmma, as_convolution
 from r18_cupy.split import split
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
 from r18_cupy.wgmma import (
-    MULTIPROCESSORS,
     WgmmaTile,
     chunk_of,
     pack_weight,
@@ -183,8 +183,10 @@ def test_split_factors_keep_two_sums_in_registers() -> None:
             assert ("SPLIT", 1) in entry.defines
     gathering = ImplicitGemmWgmma(FP16X3)
     for tile in gathering.tiles:
-        in_place = gathering.entry(tile).source == "conv2d_implicit_gemm_wgmma"
+        entry = gathering.entry(tile)
+        in_place = entry.source == "conv2d_implicit_gemm_wgmma"
         assert in_place == (max(tile.m, tile.n) > 64)
+        assert entry.symbol == "conv2d_implicit_gemm_wgmma", "of either file"
     for kernel in (kind(TF32) for kind in kernels):
         assert not any(name == "SPLIT" for entry in kernel.entries() for name, _ in entry.defines)
 
@@ -217,6 +219,9 @@ def test_the_choice(precision: Precision) -> None:
     deep = Conv2d(512, 512, (3, 3), (1, 1), (1, 1))
     assert choose(problem_of(deep, 1, 7, 7), precision).parts > 1
     assert choose(problem_of(deep, 256, 7, 7), precision).parts == 1
+    alone = choose(problem_of(deep, 64, 7, 7), precision)
+    assert alone.blocks == 1 or precision.splits, "a hundred tiles, each of a multiprocessor"
+    assert (alone.stages >= 6) == (alone.blocks == 1), "which waits for its copies less often"
     narrow = choose(problem_of(Conv2d(64, 64, (3, 3), (1, 1), (1, 1)), 256, 56, 56), precision)
     assert narrow.m == 64
 

@@ -21,6 +21,7 @@ from r18.ops import Conv2d, Layout, Problem
 from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
+from r18_cupy.hopper import MULTIPROCESSORS, SHARED_BYTES_A_CYCLE
 from r18_cupy.kernel import MAX_ELEMENTS
 from r18_cupy.launch import (
     NULL,
@@ -32,7 +33,7 @@ from r18_cupy.launch import (
     X,
     ceil_div,
 )
-from r18_cupy.split import is_split, split
+from r18_cupy.split import split
 from r18_cupy.tile import TileConfig
 
 CHUNK_BYTES = 16  # of a copy
@@ -82,7 +83,7 @@ def tiles_of(precision: Precision) -> tuple[MmaTile, ...]:
     has registers for 64×32.
     """
     k = ROW_BYTES // precision.dtype.itemsize
-    if is_split(precision):
+    if precision.splits:
         return (
             MmaTile(128, 64, k, warps_m=2, warps_n=2, stages=3, blocks=2, split=True),
             MmaTile(64, 64, k, warps_m=2, warps_n=2, stages=4, blocks=3, split=True),
@@ -118,10 +119,8 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# What the choice is made for, an H200: another device computes the same, perhaps less evenly.
-MULTIPROCESSORS = 132
+# Of an H200, as those of r18_cupy/hopper.py.
 PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
-SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 STEP_LATENCY = 250  # cycles of a block's barrier and of the first fragments it waits for
 BLOCK_LATENCY = 2500  # cycles until the first tile is there, and for the epilogue
 REDUCE_LATENCY = 3500  # cycles of one launch more
@@ -198,7 +197,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     lines[:, :, : kw * op.in_channels] = stored.transpose(0, 2, 3, 1).reshape(*lines.shape[:2], -1)
     packed = np.zeros((op.out_channels, packed_depth(op, precision)), precision.dtype)
     packed[:, : kh * row] = lines.reshape(op.out_channels, -1)
-    if is_split(precision):
+    if precision.splits:
         return pack_split(packed)
     return round_to_tf32(packed) if precision.multiply == "tf32" else packed
 

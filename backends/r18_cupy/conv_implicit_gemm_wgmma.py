@@ -18,11 +18,10 @@ from r18.ops import Conv2d, Problem
 from r18.precision import Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import bias_and_residual, conv_shape
+from r18_cupy.hopper import MULTIPROCESSORS, PRODUCT_BYTES_A_CYCLE, SHARED_BYTES_A_CYCLE
 from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div
-from r18_cupy.split import is_split
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
 from r18_cupy.wgmma import (
-    MULTIPROCESSORS,
     PRECISIONS,
     STEPS,
     WgmmaConv,
@@ -33,26 +32,31 @@ from r18_cupy.wgmma import (
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
-    """The tilings that are compiled.
-
-    A warpgroup of many pixels reads the fewest bytes of shared memory a product; two blocks of a
-    multiprocessor hide the end of one behind the products of the other. 96 pixels divide some
-    problems more evenly.
-    """
+    """The tilings that are compiled, those of many outputs first."""
     k = ROW_BYTES // precision.dtype.itemsize
-    if is_split(precision):
-        return _split_tiles(k)
+    large = _split_tiles(k) if precision.splits else _large_tiles(k)
+    return (
+        *large,
+        _small_tile(k, stages=4, blocks=3),
+        # Few tiles, each waiting by itself: all that fits is on its way at once.
+        _small_tile(k, stages=12, blocks=1),
+        _small_tile(k, stages=6, blocks=2, parts=2),
+        _small_tile(k, stages=6, blocks=2, parts=4),
+        _small_tile(k, stages=10, blocks=1, parts=8),
+    )
+
+
+def _large_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """A warpgroup of many pixels reads the fewest bytes of shared memory a product; two blocks of a
+    multiprocessor hide the end of one behind the products of the other. 96 pixels divide some
+    problems more evenly. A block that is alone, for want of tiles, waits for its copies less often
+    with six stages."""
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
         WgmmaTile(128, 256, k, groups_m=2, groups_n=1, stages=4, blocks=1),
         WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
-        # Few tiles, each waiting by itself: all that fits is on its way at once.
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=12, blocks=1),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=2),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=4),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=10, blocks=1, parts=8),
     )
 
 
@@ -65,27 +69,25 @@ def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=7, blocks=1),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=4, blocks=2),
         WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=4, blocks=2),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=4, blocks=3),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=12, blocks=1),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=2),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=6, blocks=2, parts=4),
-        WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=10, blocks=1, parts=8),
     )
+
+
+def _small_tile(k: int, stages: int, blocks: int, parts: int = 1) -> WgmmaTile:
+    """That of one warpgroup and the fewest outputs."""
+    return WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=stages, blocks=blocks, parts=parts)
 
 
 def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
     """Whether pixels are split on their way to the products, and not where they arrived: what a
     warpgroup alone has registers for, of few outputs."""
-    return is_split(precision) and tile.m == tile.n == 64
+    return precision.splits and tile.m == tile.n == 64
 
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# What the choice is made for, an H200: another Hopper computes the same, perhaps less evenly. The
-# latencies are those with which the estimates order an H200's times best.
-PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
-SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
-COPY_LATENCY = 1200  # cycles from asking for a stage until it is there
+# The latencies with which the estimates order an H200's times best.
+COPY_LATENCY = 1200  # cycles from asking for a stage until it is there,
+COPY_BYTES_A_CYCLE = 48  # and what grows with its bytes
 STEP_LATENCY = 100  # cycles of a block's barriers and of the products' end
 BLOCK_LATENCY = 3500  # cycles until the first step is there, and for the epilogue
 CLUSTER_LATENCY = 1000  # cycles of a cluster's barriers
@@ -104,7 +106,7 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
     rows = tile.m * (1 + reads * tile.groups_n) + tile.n * (1 + reads * tile.groups_m)
     if in_registers(tile, precision):
         rows -= tile.n * (reads - 1)
-    elif is_split(precision):
+    elif precision.splits:
         rows += 2 * tile.n
     return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
 
@@ -120,9 +122,8 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
     if rounds > 3:  # blocks no longer end together
         rounds = blocks / MULTIPROCESSORS / tile.blocks
     work = step_cycles(tile, precision)
-    step = max(
-        work * min(tile.blocks, share), work + STEP_LATENCY, COPY_LATENCY / (tile.stages - 1)
-    )
+    waiting = (COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_A_CYCLE) / (tile.stages - 1)
+    step = max(work * min(tile.blocks, share), work + STEP_LATENCY, waiting)
     cycles = rounds * (steps * step + BLOCK_LATENCY)
     if tile.parts > 1:
         cycles += CLUSTER_LATENCY + PART_LATENCY * rounds * tile.parts
@@ -154,8 +155,7 @@ class ImplicitGemmWgmma(WgmmaConv):
         entry = super().entry(tile)
         if not in_registers(tile, self.precision):
             return entry
-        name = f"{entry.source}_registers"
-        return replace(entry, source=name, symbol=name)
+        return replace(entry, source=f"{entry.source}_registers")
 
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""

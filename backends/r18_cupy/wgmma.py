@@ -19,14 +19,14 @@ from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import ConvKernel
 from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
+from r18_cupy.hopper import MULTIPROCESSORS as MULTIPROCESSORS
 from r18_cupy.kernel import MAX_ELEMENTS
 from r18_cupy.launch import Pointer, Role, ceil_div
-from r18_cupy.split import is_split, split
+from r18_cupy.split import split
 from r18_cupy.tensor_map import ROW_BYTES, MatrixMap
 from r18_cupy.tile import TileConfig
 
 PRECISIONS: tuple[Precision, ...] = (FP16, BF16, TF32, FP16X3)
-MULTIPROCESSORS = 132  # of an H200, for which tiles are chosen
 CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
 STEPS = 4  # of a row of 128 bytes, 32 each
 SPLIT_STEPS = 6  # of a row whose factors are split: two high by high, four high by low
@@ -56,9 +56,13 @@ class WgmmaTile(TileConfig):
         return 128 * self.groups_m * self.groups_n + FEEDER_THREADS
 
     @property
+    def stage_nbytes(self) -> int:
+        """Of its weights and pixels."""
+        return (self.m + self.n) * ROW_BYTES
+
+    @property
     def shared_nbytes(self) -> int:
-        stage = (self.m + self.n) * ROW_BYTES + BARRIER_NBYTES
-        return self.stages * stage + ALIGNMENT
+        return self.stages * (self.stage_nbytes + BARRIER_NBYTES) + ALIGNMENT
 
     @property
     def name(self) -> str:
@@ -74,7 +78,7 @@ def chunk_of(precision: Precision) -> int:
 
 def steps_of(precision: Precision) -> int:
     """Instructions that multiply a row of 128 bytes, of 32 bytes of each factor."""
-    return SPLIT_STEPS if is_split(precision) else STEPS
+    return SPLIT_STEPS if precision.splits else STEPS
 
 
 def packed_channels(op: Conv2d, precision: Precision) -> int:
@@ -101,7 +105,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     packed = np.zeros(shape, precision.dtype)
     packed[..., : op.in_channels] = stored.transpose(0, 2, 3, 1)
     packed = packed.reshape(op.out_channels, -1)
-    if is_split(precision):
+    if precision.splits:
         halves = split(packed.reshape(op.out_channels, -1, ROW_BYTES // packed.itemsize))
         return np.concatenate(halves, axis=-1).view(np.int32).reshape(op.out_channels, -1)
     return round_to_tf32(packed) if precision.multiply == "tf32" else packed
@@ -133,7 +137,7 @@ class WgmmaConv(ConvKernel):
 
     def entry(self, tile: WgmmaTile) -> Entry:
         name = f"conv2d_{self.algorithm}"
-        factors = (("SPLIT", 1),) if is_split(self.precision) else ()
+        factors = (("SPLIT", 1),) if self.precision.splits else ()
         return Entry(name, name, (self.storage, *factors, *tile.defines), self.family)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -141,7 +145,7 @@ class WgmmaConv(ConvKernel):
 
     def weights(self, op: Conv2d, tile: WgmmaTile) -> MatrixMap:
         """What the copy engine is told of packed weights."""
-        kind = "int32" if is_split(self.precision) else self.precision.storage
+        kind = "int32" if self.precision.splits else self.precision.storage
         depth = packed_depth(op, self.precision)
         return MatrixMap(Pointer(Role.WEIGHT), kind, op.out_channels, depth, tile.m)
 

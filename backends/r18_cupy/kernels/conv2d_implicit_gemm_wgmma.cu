@@ -66,13 +66,4 @@ struct Group {
 #endif
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
-conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
-                           const __grid_constant__ TensorMap weight,
-                           const __grid_constant__ TensorMap residual_map,
-                           const __grid_constant__ TensorMap out_map,
-                           const float* __restrict__ bias,
-                           const STORAGE* __restrict__ residual, STORAGE* __restrict__ out,
-                           const ConvShape p, const int k_tiles) {
-  gather_tile<Group>({x, weight, residual_map, out_map}, bias, residual, out, p, k_tiles);
-}
+#include "wgmma_gather_kernel.cuh"

@@ -63,22 +63,6 @@ constexpr int FEEDER_REGISTERS = TILE_BLOCKS == 2 ? 56 : 0;
 constexpr int MULTIPLIER_REGISTERS = TILE_BLOCKS == 2 ? 200 : 0;
 static_assert(FEEDER_REGISTERS + MULTIPLIER_REGISTERS <= 2 * 128, "of 128 each");
 
-template <int COUNT>
-__device__ __forceinline__ void give_registers_back() {
-  if constexpr (COUNT > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <int COUNT>
-__device__ __forceinline__ void take_registers() {
-  if constexpr (COUNT > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-// A matrix without permutation: 128 bytes from eight rows to the next eight. `low` is the lower half
-// of the descriptor: the address, and the distance from 16 bytes of K to the next 16, in units of 16
-// bytes (PTX ISA, "Strides"; "Canonical layouts", K-major without swizzling).
-__device__ __forceinline__ unsigned long long descriptor(unsigned low) {
-  return (unsigned long long)(128 / 16) << 32 | low;
-}
-
 // Two adjacent pixels with their channels.
 template <typename T>
 struct alignas(16) PixelPair {

@@ -1,22 +1,31 @@
 // Tensor-core instructions of a warpgroup, four warps: D = A·Bᵀ + D, A and B read from shared
-// memory while the threads go on. sm_90a alone (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Multiply-Accumulate Instructions").
+// memory while the threads go on; and how warpgroups pass registers on. sm_90a alone (PTX ISA,
+// "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions").
 //
-// A has 64 rows, B has N, each of 128 bytes of K; a step multiplies 32 bytes of each row: 16 values
-// of fp16 or bf16, 8 of tf32. The 16-byte chunks of a row are permuted, chunk c of row i at
-// c ^ i % 8, as TMA does in its 128-byte mode; a matrix begins at a multiple of 1024 bytes.
+// A has 64 rows, B has N; a step multiplies 32 bytes of K of each row: 16 values of fp16 or bf16, 8
+// of tf32.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// A matrix in shared memory, as the instruction wants it: the address, the 1024 bytes from eight
-// rows to the next eight, the permutation; all in units of 16 bytes.
+// A matrix in shared memory, as the instruction wants it: the address, the distance from eight rows to
+// the next eight, both in units of 16 bytes, and the permutation.
+//
+// Rows of 128 bytes, of whose 16-byte chunks c is at c ^ i % 8 in row i from a multiple of 1024 bytes
+// on, as TMA does in its 128-byte mode.
 __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address) {
   constexpr unsigned long long PERMUTED_128 = 1ull << 62, EIGHT_ROWS = 1024 / 16;
   return PERMUTED_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3FFFF) >> 4;
 }
 
 constexpr unsigned long long STEP_OF_K = 32 / 16;  // from one step's descriptor to the next's
+
+// Without permutation, 128 bytes from eight rows to the next eight. `low` is the lower half of the
+// descriptor: the address, and the distance from 16 bytes of K to the next 16, in units of 16 bytes
+// (PTX ISA, "Strides"; "Canonical layouts", K-major without swizzling).
+__device__ __forceinline__ unsigned long long descriptor(unsigned low) {
+  return (unsigned long long)(128 / 16) << 32 | low;
+}
 
 // Before the first product: what the threads have written to the sums is seen by the unit.
 __device__ __forceinline__ void wgmma_fence() {
@@ -142,3 +151,14 @@ WGMMA_OF_EACH_TYPE(208, 104, 104, 105)
 WGMMA_OF_EACH_TYPE(224, 112, 112, 113)
 WGMMA_OF_EACH_TYPE(232, 116, 116, 117)
 WGMMA_OF_EACH_TYPE(256, 128, 128, 129)
+
+// Registers of each thread of a warpgroup from here on, a multiple of 8: fewer than before, or more,
+// once others of the block have given them back. Zero leaves them as they are.
+template <int COUNT>
+__device__ __forceinline__ void give_registers_back() {
+  if constexpr (COUNT > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (COUNT > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
