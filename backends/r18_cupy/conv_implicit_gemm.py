@@ -21,6 +21,7 @@ from r18.precision import FP32, Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.gemm import GemmTile, divisor_struct, gemm_shape, pack_rows
+from r18_cupy.hopper import MULTIPROCESSORS
 from r18_cupy.launch import (
     NULL,
     OUT,
@@ -103,7 +104,6 @@ class Tiling:
 
 # -- the choice --------------------------------------------------------------------------------
 
-MULTIPROCESSORS = 132  # of the GPU that the choice is made for (H200); on others it is as right
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MAX_PARTIAL_NBYTES = 64 * 2**20
 

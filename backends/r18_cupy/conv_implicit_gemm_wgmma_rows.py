@@ -16,21 +16,24 @@ import numpy as np
 from r18.ops import Conv2d, Problem
 from r18.precision import Precision
 from r18_cupy.conv import bias_and_residual, conv_shape
+from r18_cupy.hopper import (
+    MULTIPROCESSOR_NBYTES,
+    MULTIPROCESSORS,
+    RESERVED_NBYTES,
+    SHARED_BYTES_A_CYCLE,
+    SHARED_NBYTES,
+)
 from r18_cupy.launch import OUT, GridLaunch, Pointer, X, ceil_div, struct
-from r18_cupy.split import is_split
 from r18_cupy.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
 from r18_cupy.wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
-    MULTIPROCESSORS,
     PRECISIONS,
     STEPS,
     WgmmaConv,
     WgmmaTile,
     steps_of,
 )
-
-SHARED_NBYTES = 227 * 1024  # a block's, of the device
 
 # The host's side of `RowsShape` in the device code.
 ROWS_SHAPE = np.dtype(
@@ -60,7 +63,7 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     """
     k = ROW_BYTES // precision.dtype.itemsize
     few = (tile_of(120, k, stages=12, blocks=1), tile_of(64, k, stages=12, blocks=1))
-    if is_split(precision):  # two sums of each output: half as many pixels
+    if precision.splits:  # two sums of each output: half as many pixels
         return (
             tile_of(120, k, stages=4, blocks=2),
             tile_of(112, k, stages=4, blocks=2),
@@ -160,14 +163,11 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 # -- choosing ----------------------------------------------------------------------------------
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
-SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 SPLIT_BYTES_A_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
 HIDDEN_SPLIT_BYTES_A_CYCLE = 64  # behind another's: each read from shared memory and written there
 COPY_LATENCY = 1400  # cycles from asking for a step's weights until they are there
 TILE_LATENCY = 3000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 17  # and what grows with its pixels
-MULTIPROCESSOR_NBYTES = 228 * 1024  # of shared memory
-RESERVED_NBYTES = 1024  # of a block's, by the device
 
 
 def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
@@ -194,7 +194,7 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nby
     sharing = min(at_once, share)
     waiting = COPY_LATENCY / (tile.stages - 1)
     work = steps * max(step_cycles(tile, precision) * sharing, waiting)
-    if is_split(precision):
+    if precision.splits:
         rate = HIDDEN_SPLIT_BYTES_A_CYCLE if sharing > 1 else SPLIT_BYTES_A_CYCLE
         work += blocking.chunks * blocking.patch_nbytes / rate
     rounds: float = ceil_div(share, at_once)

@@ -16,8 +16,9 @@ from r18_cupy.conv_implicit_gemm_wgmma_rows import (
     aligned,
     tile_of,
 )
+from r18_cupy.hopper import MULTIPROCESSORS
 from r18_cupy.tensor_map import ROW_BYTES
-from r18_cupy.wgmma import MULTIPROCESSORS, WgmmaTile
+from r18_cupy.wgmma import WgmmaTile
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:

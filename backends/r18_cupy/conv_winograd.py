@@ -20,6 +20,7 @@ from r18.precision import FP32
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.gemm import GemmTile, pack_rows
+from r18_cupy.hopper import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.launch import MAX_GRID, OUT, WORKSPACE, GridLaunch, Pointer, Role, X, ceil_div, struct
 
@@ -64,9 +65,8 @@ GEMM_TILES = (
     GemmTile(64, 32, 16, tm=4, tn=4, stages=4),
 )
 
-# What `choose_tile` supposes of a device: an H200's multiprocessors, and how many threads of the
-# products one needs to be busy.
-MULTIPROCESSORS, BUSY_THREADS = 132, 192
+# How many threads of the products a multiprocessor needs to be busy, as `choose_tile` supposes.
+BUSY_THREADS = 192
 # By tile, the time of a product beside that of the first: smaller tiles read more for each.
 READING = dict(zip(GEMM_TILES, (1.0, 1.05, 1.15, 1.6), strict=True))
 

@@ -19,7 +19,6 @@ from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import ConvKernel
 from r18_cupy.conv_implicit_gemm_mma import round_to_tf32
-from r18_cupy.hopper import MULTIPROCESSORS as MULTIPROCESSORS
 from r18_cupy.kernel import MAX_ELEMENTS
 from r18_cupy.launch import Pointer, Role, ceil_div
 from r18_cupy.split import split
