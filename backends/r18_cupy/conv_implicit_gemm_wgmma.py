@@ -48,14 +48,14 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
 
 def _large_tiles(k: int) -> tuple[WgmmaTile, ...]:
     """A warpgroup of many pixels reads the fewest bytes of shared memory a product; two blocks of a
-    multiprocessor hide the end of one behind the products of the other. 96 pixels divide some
-    problems more evenly. A block that is alone, for want of tiles, waits for its copies less often
-    with six stages."""
+    multiprocessor hide the end of one behind the products of the other. 96 and 192 pixels divide
+    some problems more evenly. A block that is alone, for want of tiles, has as many stages as fit:
+    it waits for its copies less often."""
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
-        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
-        WgmmaTile(128, 256, k, groups_m=2, groups_n=1, stages=4, blocks=1),
+        WgmmaTile(128, 192, k, groups_m=2, groups_n=1, stages=5, blocks=1),
+        WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=8, blocks=1),
         WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
     )
 
@@ -85,13 +85,18 @@ def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# The latencies with which the estimates order an H200's times best.
-COPY_LATENCY = 1200  # cycles from asking for a stage until it is there,
-COPY_BYTES_A_CYCLE = 48  # and what grows with its bytes
-STEP_LATENCY = 100  # cycles of a block's barriers and of the products' end
-BLOCK_LATENCY = 3500  # cycles until the first step is there, and for the epilogue
-CLUSTER_LATENCY = 1000  # cycles of a cluster's barriers
+# With these the estimates order an H200's times best, of every tile on every convolution of a
+# ResNet-18.
+COPY_LATENCY = 2000  # cycles from asking for a stage until it is there,
+COPY_BYTES_A_CYCLE = 128  # and what grows with its bytes
+BLOCK_LATENCY = 10_000  # cycles of a block besides its steps: until the first, and at the end,
+OUTPUT_BYTES_A_CYCLE = 20  # and what grows with what it writes
+OPEN = 0.25  # share of that which blocks of a multiprocessor do not hide from one another
+SHARING = 1.1  # products of several blocks take so many times as long as those of one
 PART_LATENCY = 400  # cycles for each block of a cluster: launching it, adding its sums
+FULL_ROUNDS = 6  # of blocks that end together
+# A cluster lies in one group of multiprocessors, and eights do not fill the groups.
+CLUSTER_MULTIPROCESSORS = {8: 96}
 
 
 def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
@@ -112,21 +117,28 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
 
 
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
-    """Cycles, roughly: rounds of blocks, each of whose steps waits for a unit or for its copy."""
+    """Cycles, roughly: rounds of blocks that share a multiprocessor.
+
+    A round takes as long as its products, or as one block alone, whose steps wait for their copies.
+    """
     op = cast(Conv2d, problem.op)
     n, o, oh, ow = problem.output
     steps = ceil_div(packed_depth(op, precision) // tile.k, tile.parts)
     blocks = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m) * tile.parts
-    share = ceil_div(blocks, MULTIPROCESSORS)
+    multiprocessors = CLUSTER_MULTIPROCESSORS.get(tile.parts, MULTIPROCESSORS)
+    share = ceil_div(blocks, multiprocessors)
     rounds: float = ceil_div(share, tile.blocks)
-    if rounds > 3:  # blocks no longer end together
-        rounds = blocks / MULTIPROCESSORS / tile.blocks
+    if rounds > FULL_ROUNDS:  # blocks no longer end together
+        rounds = blocks / multiprocessors / tile.blocks
+    together = min(tile.blocks, share)
     work = step_cycles(tile, precision)
-    waiting = (COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_A_CYCLE) / (tile.stages - 1)
-    step = max(work * min(tile.blocks, share), work + STEP_LATENCY, waiting)
-    cycles = rounds * (steps * step + BLOCK_LATENCY)
+    copy = COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_A_CYCLE
+    ends = BLOCK_LATENCY + tile.m * tile.n * precision.dtype.itemsize / OUTPUT_BYTES_A_CYCLE
+    alone = steps * max(work, copy / (tile.stages - 1)) + ends
+    sharing = together * steps * work * SHARING + (ends if together == 1 else OPEN * ends)
+    cycles = rounds * max(alone, sharing)
     if tile.parts > 1:
-        cycles += CLUSTER_LATENCY + PART_LATENCY * rounds * tile.parts
+        cycles += PART_LATENCY * rounds * tile.parts
     return cycles
 
 

@@ -72,20 +72,18 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
   WGMMA_NAMES_64 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, " \
   "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87"
+#define WGMMA_NAMES_96 \
+  WGMMA_NAMES_88 ", " \
+  "%88, %89, %90, %91, %92, %93, %94, %95"
 #define WGMMA_NAMES_104 \
-  WGMMA_NAMES_64 ", " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, " \
-  "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
-  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103"
+  WGMMA_NAMES_96 ", " \
+  "%96, %97, %98, %99, %100, %101, %102, %103"
 #define WGMMA_NAMES_112 \
   WGMMA_NAMES_104 ", " \
   "%104, %105, %106, %107, %108, %109, %110, %111"
 #define WGMMA_NAMES_116 \
   WGMMA_NAMES_112 ", " \
   "%112, %113, %114, %115"
-#define WGMMA_NAMES_128 \
-  WGMMA_NAMES_116 ", " \
-  "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_SUMS_8(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
   "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -96,11 +94,11 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
 #define WGMMA_SUMS_60 WGMMA_SUMS_56, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
 #define WGMMA_SUMS_64 WGMMA_SUMS_48, WGMMA_SUMS_16(48)
 #define WGMMA_SUMS_88 WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_8(80)
-#define WGMMA_SUMS_104 WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80), WGMMA_SUMS_8(96)
+#define WGMMA_SUMS_96 WGMMA_SUMS_64, WGMMA_SUMS_16(64), WGMMA_SUMS_16(80)
+#define WGMMA_SUMS_104 WGMMA_SUMS_96, WGMMA_SUMS_8(96)
 #define WGMMA_SUMS_112 WGMMA_SUMS_104, WGMMA_SUMS_8(104)
 #define WGMMA_SUMS_116 \
   WGMMA_SUMS_112, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115])
-#define WGMMA_SUMS_128 WGMMA_SUMS_112, WGMMA_SUMS_16(112)
 
 // `A`, `B`: the numbers of the descriptors' operands, which follow the sums. `ORDER`: that both
 // matrices have their rows along K, which tf32 need not say, as it knows no other.
@@ -147,10 +145,10 @@ WGMMA_OF_EACH_TYPE(112, 56, 56, 57)
 WGMMA_OF_EACH_TYPE(120, 60, 60, 61)
 WGMMA_OF_EACH_TYPE(128, 64, 64, 65)
 WGMMA_OF_EACH_TYPE(176, 88, 88, 89)
+WGMMA_OF_EACH_TYPE(192, 96, 96, 97)
 WGMMA_OF_EACH_TYPE(208, 104, 104, 105)
 WGMMA_OF_EACH_TYPE(224, 112, 112, 113)
 WGMMA_OF_EACH_TYPE(232, 116, 116, 117)
-WGMMA_OF_EACH_TYPE(256, 128, 128, 129)
 
 // Registers of each thread of a warpgroup from here on, a multiple of 8: fewer than before, or more,
 // once others of the block have given them back. Zero leaves them as they are.
