@@ -19,7 +19,9 @@ from r18.passes import from_pixels, fuse
 from r18.preprocess import Preprocess, preprocess_image
 from r18.registry import get_backend
 from r18.schedule import Schedule, Step, tiny
+from r18.weights import load_weights
 from r18_cupy.catalogue import all_kernels as cupy_kernels
+from r18_oracle.checkpoints import compare_checkpoints, seeded_pixels
 from r18_oracle.faults import FAULTS, HostBackend
 from support import Array, bytes_of, random_weights
 
@@ -169,16 +171,61 @@ def test_every_precision_of_the_gpu_has_a_kernel_that_takes_the_networks_images(
     assert taken == {"fp32", "tf32", "fp16x3", "fp16", "bf16"}
 
 
+def with_fault(name: str) -> Backend:
+    """NumPy's kernels, but for a wrong one of this op."""
+    kernels = [k for k in r18_numpy.Backend().kernels() if k.op is not Normalize]
+    wrong = (f.kernel for f in FAULTS if f.kernel.id == f"fault/normalize/{name}/fp32")
+    return HostBackend([*kernels, *wrong])
+
+
 def test_a_wrong_kernel_of_it_shows_in_the_logits() -> None:
     """That the program uses what its plan names."""
-    wrong = next(f.kernel for f in FAULTS if f.kernel.id == "fault/normalize/bgr/fp32")
-    kernels = r18_numpy.Backend().kernels()
-
-    class Wrong(HostBackend):
-        name = "wrong"
-
-    backend: Backend = Wrong([*(k for k in kernels if k.op is not Normalize), wrong])
     pixels = bytes_of(SCHEDULE, BATCH)
     right = r18_numpy.Backend().compile(SCHEDULE, WEIGHTS, options())
-    swapped = backend.compile(SCHEDULE, WEIGHTS, options())
+    swapped = with_fault("bgr").compile(SCHEDULE, WEIGHTS, options())
     assert np.abs(swapped(pixels) - right(pixels)).max() > 1e-2
+
+
+# -- against float64 ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "level"),
+    [
+        ("numpy", "fp32", "none"),
+        ("numpy", "fp64", "all"),
+        ("torch", "bf16", "all"),
+        ("numba-cpu", "fp32", "all"),
+    ],
+)
+def test_every_checkpoint_from_the_same_bytes(name: str, precision: str, level: str) -> None:
+    """Float64 begins with the pixels too, so that what the first step loses is seen."""
+    weights = load_weights("synthetic", SCHEDULE)
+    report = compare_checkpoints(
+        get_backend(name),
+        SCHEDULE,
+        weights,
+        seeded_pixels(SCHEDULE, 2, PIXELS),
+        precision=precision,
+        fusion=level,
+        taps="all",
+        pixels=PIXELS,
+    )
+    assert report.findings == ()
+    assert report.checkpoints[0].name == "image"
+    assert report.checkpoints[0].steps == ("normalize",)
+    assert report.steps[0].step == "normalize"
+    assert 0 < report.steps[0].ratio <= 1
+    assert report.top1 is not None
+
+
+def test_a_wrong_first_step_is_found_in_the_network() -> None:
+    report = compare_checkpoints(
+        with_fault("bgr"),
+        SCHEDULE,
+        load_weights("synthetic", SCHEDULE),
+        seeded_pixels(SCHEDULE, 2, PIXELS),
+        pixels=PIXELS,
+    )
+    assert [finding.kernel for finding in report.findings] == ["fault/normalize/bgr/fp32"]
+    assert not report.ok
