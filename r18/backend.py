@@ -21,13 +21,16 @@ Semantics of the ops (a kernel documents only how it differs, and it may not dif
 - GlobalAvgPool: the sum over height and width divided by height·width.
 - Linear: x·wᵀ + bias. Softmax: over the last axis, shifted by the maximum; a row that holds a NaN
   or +Inf is NaN throughout; −Inf gives 0, unless the whole row is −Inf, which is NaN.
+- Normalize: (x / 255 − mean) / std, channel by channel, of pixels x: bytes, 0 to 255. It may be
+  computed as x·scale + shift. No kernel of it is ever needed but by `CompileOptions.pixels`.
 - The sign of a zero in an output is not specified.
 - Inputs and weights are read only, and every element of the output is written, each time. An op
   never reads the output buffer, except for a kernel that declares `in_place` and is given the
   same buffer as its first input and its output.
 
 Activations are passed densely packed in the kernel's `layout`, in its precision's storage format;
-2-d activations are row-major. All shapes in `Problem` are logical (NCHW).
+2-d activations are row-major, pixels uint8 in NHWC (`input_layout`, `input_dtype`). All shapes in
+`Problem` are logical (NCHW).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r18.errors import UsageError
-from r18.ops import Layout, Op, Problem, Relayout, Shape
+from r18.ops import Layout, Normalize, Op, Problem, Relayout, Shape
 from r18.precision import Precision, dtype_of
 
 if TYPE_CHECKING:
@@ -76,7 +79,7 @@ class RoundingContract:
 
     algorithm:  the derivation that applies: "sum" (products summed in any order), "winograd_f2x2",
                 "winograd_f4x4", "elementwise", "exact" (moves or compares values), "batchnorm",
-                "scale_shift", "mean", "softmax".
+                "scale_shift", "mean", "softmax", "normalize".
     accumulate: the format in which sums are kept.
     truncates:  sums are cut off instead of rounded to nearest, as tensor cores do.
     blocks:     T, the number of partial sums of at most ⌈K/T⌉ of an output's K products each that
@@ -320,11 +323,18 @@ class CompiledKernel(SourcedKernel, Protocol):
 
 
 def input_layout(kernel: Kernel, problem: Problem) -> Layout:
-    """The layout a kernel reads: its own but for a relayout and a kernel that `reads` another."""
+    """The layout a kernel reads: its own but for pixels, relayouts and what `reads` another."""
+    if isinstance(problem.op, Normalize):
+        return Layout.NHWC
     if isinstance(problem.op, Relayout):
         return problem.op.source
     reads: Layout | None = getattr(kernel, "reads", None)
     return reads or kernel.layout
+
+
+def input_dtype(problem: Problem, precision: Precision) -> np.dtype[Any]:
+    """What the elements of the inputs are kept as: pixels as bytes, all else as the precision."""
+    return np.dtype(np.uint8) if isinstance(problem.op, Normalize) else precision.dtype
 
 
 def roads(kernel: Kernel) -> tuple[Problem, ...]:
@@ -410,6 +420,8 @@ class CompileOptions:
     arena:     let buffers whose lifetimes do not meet share memory.
     kernels:   overrides, by step name or op name: a kernel id or a glob over ids. An override
                that does not apply is an error, never ignored.
+    pixels:    what the program does first: it then takes uint8 pixels and normalises them so
+               (`Preprocess.normalize` is ImageNet's). None: it takes what is preprocessed.
     """
 
     batch: int = 1
@@ -419,6 +431,7 @@ class CompileOptions:
     graph: bool = True
     arena: bool = True
     kernels: Mapping[str, str] = field(default_factory=dict)
+    pixels: Normalize | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1:

@@ -9,6 +9,7 @@ the network.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,13 @@ from r18.backend import (
     StepTime,
     Stream,
     Tuned,
+    input_dtype,
     input_layout,
     output_layout,
 )
 from r18.errors import NoKernel, ProgramClosed, ShapeError, UsageError, WeightsError, unknown
 from r18.fusing import schedule_for
-from r18.ops import Layout, Problem, Relayout, Shape
+from r18.ops import Layout, Normalize, Problem, Relayout, Shape
 from r18.passes import fold_weights
 from r18.planner import Lifetime, plan_arena
 from r18.precision import precision
@@ -72,6 +74,8 @@ def choose_kernel(
     known = sorted({k.precision.name for k in kernels if k.op is type(problem.op)})
     if not refusals:
         refusals = [f"precisions with kernels for {problem.op.name}: {', '.join(known) or 'none'}"]
+    if isinstance(problem.op, Normalize):
+        refusals.append("preprocess on the host instead, and compile without `pixels`")
     raise NoKernel("\n  ".join([head, *refusals]))
 
 
@@ -112,8 +116,17 @@ class Tensor:
     value: str
     shape: Shape  # logical
     layout: Layout
-    nbytes: int
+    dtype: np.dtype[Any]
     offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_nbytes(self.shape, self.dtype)
+
+
+def tensor_nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
+    """Bytes of a dense tensor, exactly."""
+    return math.prod(shape) * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -179,7 +192,10 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     _check_overrides(schedule, options)
     shapes = schedule.shapes(options.batch)
     problems = schedule.problems(options.batch)
+    dtypes = dict.fromkeys(shapes, storage)
     layouts: dict[str, Layout] = {schedule.input: Layout.NCHW}
+    if schedule.of_pixels:
+        dtypes[schedule.input], layouts[schedule.input] = np.dtype(np.uint8), Layout.NHWC
     values: dict[str, str] = {schedule.input: schedule.input}  # tensor key → value
     drafts: list[_Draft] = []
 
@@ -216,10 +232,7 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
         layouts[step.output], values[step.output] = kernel.layout, step.output
 
     kept = {schedule.input, schedule.output, *(schedule.value_of(tap) for tap in options.taps)}
-    nbytes = {
-        key: int(np.prod(shapes[value], dtype=object)) * storage.itemsize
-        for key, value in values.items()
-    }
+    nbytes = {key: tensor_nbytes(shapes[value], dtypes[value]) for key, value in values.items()}
     owner, lifetimes = _lifetimes(drafts, schedule.input, kept, nbytes, options.arena)
     scratch = [draft.kernel.workspace(draft.problem) for draft in drafts]
     lifetimes += [
@@ -245,7 +258,9 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
             for draft, size in zip(drafts, scratch, strict=True)
         ),
         tensors={
-            key: Tensor(value, shapes[value], layouts[key], nbytes[key], arena.offsets[owner[key]])
+            key: Tensor(
+                value, shapes[value], layouts[key], dtypes[value], arena.offsets[owner[key]]
+            )
             for key, value in values.items()
         },
         arena_nbytes=arena.nbytes,
@@ -407,7 +422,6 @@ class ExecutorProgram:
         self._plan = plan
         self._memory = backend.memory
         self._stream = backend.stream()
-        self._dtype = precision(plan.options.precision).dtype
         self._lock = threading.RLock()
         self._closed = False
         prepared = prepare_plan(plan, weights)
@@ -435,12 +449,12 @@ class ExecutorProgram:
             return self.fetch()
 
     def load(self, images: Array) -> None:
-        """Bring a batch of the program's input shape to the device; floating point only."""
+        """Bring a batch of the program's input shape to the device: floating point, or pixels."""
         images = np.asarray(images)
         tensor = self._check_input(images.shape, images.dtype)
         with self._lock:
             self._stream.synchronize()  # a launch in flight may still be reading the last batch
-            upload(self._memory, images, tensor.layout, self._dtype, self._buffer(tensor.value))
+            upload(self._memory, images, tensor.layout, tensor.dtype, self._buffer(tensor.value))
 
     def launch(self) -> None:
         """Enqueue one run over what was loaded; returns at once on an asynchronous device."""
@@ -472,7 +486,7 @@ class ExecutorProgram:
         with self._lock:
             self._stream.synchronize()
             array = download(
-                self._memory, self._buffer(value), tensor.shape, tensor.layout, self._dtype
+                self._memory, self._buffer(value), tensor.shape, tensor.layout, tensor.dtype
             )
         return array if array.dtype == np.float64 else array.astype(np.float32)
 
@@ -530,8 +544,17 @@ class ExecutorProgram:
                 f"the program takes {tensor.shape}, got {shape}; its batch is fixed, "
                 "compile another for another size"
             )
-        if dtype.kind != "f" and dtype != self._dtype:
-            raise UsageError(f"the program takes preprocessed floating-point input, got {dtype}")
+        if self._plan.schedule.of_pixels:
+            if dtype != tensor.dtype:
+                raise UsageError(
+                    f"the program takes {tensor.dtype} pixels and normalises them itself, got "
+                    f"{dtype}; for preprocessed input compile without `pixels`"
+                )
+        elif dtype.kind != "f" and dtype != tensor.dtype:
+            raise UsageError(
+                f"the program takes preprocessed floating-point input, got {dtype}; "
+                "for pixels compile with `pixels`"
+            )
         return tensor
 
     def _check_open(self) -> None:
@@ -552,7 +575,7 @@ def compile_schedule(
 def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array) -> Launch:
     """A launch in buffers of its own, of host arrays: the problem's inputs, then the op's weights.
 
-    Arrays are logical (NCHW, OIHW), rounded to the kernel's storage format on the way in. Raises
+    Arrays are logical (NCHW, OIHW), brought to what the kernel reads on the way in. Raises
     `NoKernel` with the refusal, `ShapeError` or `WeightsError` for arrays that are not the
     problem's.
     """
@@ -564,17 +587,17 @@ def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array
             f"{problem} was given inputs of shape {', '.join(str(a.shape) for a in inputs)}"
         )
     memory, dtype = backend.memory, kernel.precision.dtype
-    buffers = []
+    buffers, given = [], input_dtype(problem, kernel.precision)
     for array in inputs:
-        buffers.append(memory.empty(array.size * dtype.itemsize))
-        upload(memory, array, input_layout(kernel, problem), dtype, buffers[-1])
+        buffers.append(memory.empty(tensor_nbytes(array.shape, given)))
+        upload(memory, array, input_layout(kernel, problem), given, buffers[-1])
     names = [spec.role for spec in problem.op.weights()]
     return Launch(
         kernel,
         problem,
         tuple(buffers),
         prepare_weights(kernel, problem, names, weights),
-        memory.empty(int(np.prod(problem.output)) * dtype.itemsize),
+        memory.empty(tensor_nbytes(problem.output, dtype)),
         memory.empty(kernel.workspace(problem)),
     )
 

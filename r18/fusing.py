@@ -1,4 +1,4 @@
-"""What a backend computes in one kernel beyond what a fusion level fuses. Pure.
+"""The schedule that a plan runs, and what it fuses beyond what a fusion level does. Pure.
 
 At level `all` a plan fuses a convolution with the max-pooling of what it makes, if that is wanted:
 
@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from r18.backend import APART, Backend, CompileOptions, Tuned
 from r18.errors import UsageError
 from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
-from r18.passes import fuse, fuse_pool
+from r18.passes import from_pixels, fuse, fuse_pool
 from r18.schedule import Schedule, Step
 
 
@@ -35,6 +35,8 @@ def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) 
             f"schedule '{schedule.name}' is at level '{schedule.level}', "
             f"the options ask for '{options.fusion}'"
         )
+    if options.pixels is not None:
+        schedule = from_pixels(schedule, options.pixels)
     if options.fusion != "all":
         return schedule
     shapes = schedule.shapes(options.batch)

@@ -14,7 +14,16 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from r18.backend import Array, Buffer, Event, RoundingContract, Stream, input_layout, output_layout
+from r18.backend import (
+    Array,
+    Buffer,
+    Event,
+    RoundingContract,
+    Stream,
+    input_dtype,
+    input_layout,
+    output_layout,
+)
 from r18.ops import Layout, Op, Problem, Shape
 from r18.precision import Precision
 
@@ -131,8 +140,8 @@ class HostStream:
 class HostFunction(Protocol):
     """What a `HostKernel` runs: fill `out` from the inputs and the prepared weights.
 
-    Arrays are dense, in the kernel's layout and storage dtype; `workspace` is uint8 of the size
-    that the kernel declares.
+    Arrays are dense, in the kernel's layout and storage dtype, pixels in theirs; `workspace` is
+    uint8 of the size that the kernel declares.
     """
 
     def __call__(
@@ -200,12 +209,12 @@ class HostKernel:
         workspace: Buffer,
         stream: Stream,
     ) -> None:
-        dtype = self.precision.dtype
+        given, dtype = input_dtype(problem, self.precision), self.precision.dtype
         with np.errstate(all="ignore"):  # NaN and Inf are values here; see r18.backend
             self.run(
                 problem.op,
                 tuple(
-                    host(buffer).as_array(input_layout(self, problem).physical(shape), dtype)
+                    host(buffer).as_array(input_layout(self, problem).physical(shape), given)
                     for buffer, shape in zip(inputs, problem.inputs, strict=True)
                 ),
                 tuple(cast(PackedWeight, buffer).packed for buffer in weights),

@@ -360,15 +360,57 @@ class Relayout(Op):
         return inputs[0]
 
 
+@dataclass(frozen=True)
+class Normalize(Op):
+    """Pixels into what networks take: (x / 255 − mean) / std, channel by channel, of bytes x.
+
+    The one op whose input is in no storage format: a uint8 for each channel of a pixel, in memory
+    NHWC, as decoders give them. No network holds it; `CompileOptions.pixels` puts it in front.
+    """
+
+    name: ClassVar[str] = "normalize"
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ShapeError(
+                f"normalize: mean and std are one number a channel each, got {len(self.mean)} "
+                f"and {len(self.std)}"
+            )
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+            raise ShapeError(
+                f"normalize: mean must be finite, std finite and positive, got mean {self.mean} "
+                f"and std {self.std}"
+            )
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def scale_shift(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The form x·scale + shift, by channel: 1 / (255·std) and −mean / std, in float64."""
+        scale = tuple(1 / (255 * std) for std in self.std)
+        return scale, tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        if inputs[0][1] != self.channels:
+            raise ShapeError(f"normalize: expected {self.channels} channels, got {inputs[0]}")
+        return inputs[0]
+
+
 OPS: dict[str, type[Op]] = {
     op.name: op
     for op in (
         *(Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout),
-        ConvMaxPool,
+        *(ConvMaxPool, Normalize),
     )
 }
 
-OPTIONAL_OPS: tuple[type[Op], ...] = (ConvMaxPool,)
+OPTIONAL_OPS: tuple[type[Op], ...] = (ConvMaxPool, Normalize)
 """Ops that a backend need not have: a plan does without where there is no kernel."""
 
 

@@ -1,4 +1,5 @@
 """Passes over a schedule: fold BatchNorm, fuse ReLU, residual sum, max-pooling. Pure functions.
+One puts a step in front: what makes pixels into the network's input.
 
 Levels build on each other:
 
@@ -29,8 +30,8 @@ import numpy.typing as npt
 
 from r18.backend import FUSION_LEVELS
 from r18.errors import UsageError, WeightsError, unknown
-from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, ReLU, Shape
-from r18.schedule import FoldedBatchNorm, Schedule, Step
+from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, Normalize, ReLU, Shape
+from r18.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
 
 Array = npt.NDArray[np.floating]
 
@@ -138,6 +139,19 @@ def fuse_pool(
         return fused if wanted(fused, pool) else None
 
     return _merge_chains(schedule, merge)
+
+
+def from_pixels(schedule: Schedule, normalize: Normalize) -> Schedule:
+    """The schedule behind a step `normalize`, which makes its input from the value `pixels`.
+
+    Every other value keeps its name, and so do the checkpoints. Raises `ShapeError` where the
+    channels are others, and `ScheduleError` for a schedule that has such a step.
+    """
+    return replace(
+        schedule,
+        steps=(Step(normalize.name, normalize, (PIXELS,), schedule.input), *schedule.steps),
+        input=PIXELS,
+    )
 
 
 def _merge_chains(

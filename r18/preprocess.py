@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from r18.errors import ImageError, UsageError, unknown
+from r18.ops import Normalize
 
 Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 """A path, the bytes of a file, a seekable binary stream (read from its beginning), or an image."""
@@ -92,6 +93,11 @@ class Preprocess:
     def shape(self) -> tuple[int, int, int]:
         """(3, H, W) of one preprocessed image."""
         return (3, self.center_crop, self.center_crop)
+
+    @property
+    def normalize(self) -> Normalize:
+        """What is left to do on pixels resized and cropped: `CompileOptions.pixels`."""
+        return Normalize(self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
         """The four values by name, as JSON has them: integers, and lists of numbers."""

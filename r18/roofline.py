@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from r18.backend import StepTime
+from r18.backend import StepTime, input_dtype
 from r18.errors import R18Error, UsageError
 from r18.executor import Plan
 from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
@@ -159,14 +159,13 @@ def limits(
 
 def moved_nbytes(problem: Problem, precision: Precision) -> int:
     """Bytes that any kernel must read and write: inputs, weights, output, once each."""
-    item = precision.dtype.itemsize
-    elements = _covered(problem) + math.prod(problem.output)
-    elements += sum(math.prod(shape) for shape in problem.inputs[1:])
+    read = _covered(problem) + sum(math.prod(shape) for shape in problem.inputs[1:])
     weights = sum(
         math.prod(spec.shape) * precision.weight_dtype(spec).itemsize
         for spec in problem.op.weights()
     )
-    return elements * item + weights
+    written = math.prod(problem.output) * precision.dtype.itemsize
+    return read * input_dtype(problem, precision).itemsize + written + weights
 
 
 def own_operations(problem: Problem, algorithm: str) -> int:

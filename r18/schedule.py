@@ -21,6 +21,7 @@ from r18.ops import (
     GlobalAvgPool,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     ReLU,
@@ -30,6 +31,7 @@ from r18.ops import (
 )
 
 IMAGE = "image"
+PIXELS = "pixels"
 
 CANONICAL = ("stem_pool", "layer1", "layer2", "layer3", "layer4", "gap", "logits")
 """The checkpoints that every dump holds unless told otherwise, in network order."""
@@ -105,6 +107,11 @@ class Schedule:
         _no_repeats(self.name, "checkpoint", (c.name for c in self.checkpoints))
         self.shapes(1)
         for step in self.steps:
+            if isinstance(step.op, Normalize) != (self.of_pixels and self.input in step.inputs):
+                raise ScheduleError(
+                    f"step '{step.name}': pixels are the schedule's input, and what reads them is "
+                    f"{Normalize.name} alone"
+                )
             wanted = step.op.weights()
             if len(step.weights) != len(wanted):
                 raise ScheduleError(
@@ -124,6 +131,11 @@ class Schedule:
                     f"checkpoint '{checkpoint.name}' names the value '{checkpoint.value}', "
                     "which no step makes"
                 )
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether the input is pixels, in bytes; else it is in the precision's storage format."""
+        return isinstance(self.steps[0].op, Normalize)
 
     def shapes(self, batch: int) -> dict[str, Shape]:
         """Every value's logical shape at a batch size; raises `ScheduleError`, `ShapeError`."""
@@ -379,6 +391,7 @@ __all__ = [
     "CANONICAL",
     "IMAGE",
     "NETWORKS",
+    "PIXELS",
     "Checkpoint",
     "FoldedBatchNorm",
     "Schedule",

@@ -24,6 +24,7 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Relayout,
     ReLU,
@@ -59,6 +60,13 @@ def images(schedule: Schedule, batch: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def bytes_of(schedule: Schedule, batch: int, seed: int = 0) -> Array:
+    """Seeded uint8 pixels of a schedule's images, as decoders give them, in the logical order."""
+    channels, *extents = schedule.input_shape
+    drawn = np.random.default_rng(seed).integers(0, 256, (batch, *extents, channels), np.uint8)
+    return drawn.transpose(0, 3, 1, 2)
+
+
 def compute(op: Op, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
     """What an op means, in NumPy at its shortest; logical layouts."""
     x = inputs[0]
@@ -91,6 +99,9 @@ def compute(op: Op, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
             return e / e.sum(axis=1, keepdims=True)
         case Relayout():
             return x
+        case Normalize():
+            mean, std = (np.array(v)[:, None, None] for v in (op.mean, op.std))
+            return (x / 255 - mean) / std
         case _:
             raise AssertionError(op)
 

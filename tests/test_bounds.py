@@ -24,6 +24,7 @@ from r18.ops import (
     GlobalAvgPool,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -40,6 +41,7 @@ from r18_oracle.controls import FLUSHED, ControlBackend, controls
 from r18_oracle.declared import objection
 from r18_oracle.inputs import ROUNDING, make_case
 from r18_oracle.judge import Judgement, judge
+from r18_oracle.problems import normalization
 from r18_oracle.reference import reference
 from r18_oracle.summations import halves
 from support import Array, images, random_weights, run_schedule
@@ -250,8 +252,8 @@ def test_an_unknown_contract_is_an_error() -> None:
         bound(case, RoundingContract("winograd_f6x6", "float32", "float32"), np.ones((1, 1)))
     assert str(failure.value) == (
         "unknown algorithm in a rounding contract 'winograd_f6x6', did you mean 'winograd_f4x4'?\n"
-        "  known: batchnorm, elementwise, exact, mean, scale_shift, softmax, sum, winograd_f2x2, "
-        "winograd_f4x4\n"
+        "  known: batchnorm, elementwise, exact, mean, normalize, scale_shift, softmax, sum, "
+        "winograd_f2x2, winograd_f4x4\n"
         "  Give it a derivation in r18_oracle.bounds before a kernel declares it."
     )
 
@@ -267,6 +269,14 @@ def test_an_unknown_contract_is_an_error() -> None:
         ("mean", ReLU(), (1, 3), "'mean' is a contract of gap, not of relu"),
         ("softmax", ReLU(), (1, 3), "'softmax' is a contract of softmax, not of relu"),
         ("scale_shift", BatchNorm(3, 1e-40), (1, 3, 1, 1), "an eps of 1e-40 is lost in float32"),
+        ("normalize", ReLU(), (1, 3), "'normalize' is a contract of normalize, not of relu"),
+        (
+            "normalize",
+            Normalize((0.5,), (1e-35,)),
+            (1, 1, 1, 1),
+            "a mean of (0.5,) or std of (1e-35,) is lost in float32: a std must be within 2e-31 "
+            "and 2e+31, a mean within ±2e+31",
+        ),
     ],
 )
 def test_a_contract_of_another_op_is_an_error(
@@ -316,6 +326,8 @@ def large_problems(kernel: HostKernel) -> tuple[Problem, ...]:
             return Problem(Softmax(), ((16, 1000),)), Problem(Softmax(), ((4000, 4),))
         case "add":
             return (Problem(Add(), ((64, 256),) * 2),)
+        case "normalize":
+            return (Problem(normalization(3), ((4, 3, 64, 64),)),)
         case _:
             return ()
 
@@ -347,7 +359,7 @@ EXTREMES = 6
 
 @pytest.mark.parametrize(
     "kernel",
-    [k for k in CONTROLS if k.op not in (MaxPool2d, ReLU, Relayout)],
+    [k for k in CONTROLS if k.op not in (MaxPool2d, ReLU, Relayout, Normalize)],
     ids=lambda kernel: kernel.id,
 )
 def test_the_whole_range_of_the_format(kernel: HostKernel) -> None:
@@ -361,6 +373,25 @@ def test_the_whole_range_of_the_format(kernel: HostKernel) -> None:
             arrays[-1] = np.abs(np.where(np.isfinite(arrays[-1]), arrays[-1], 1.0))
         with np.errstate(all="ignore"):
             found = judged(kernel, problem, *arrays)
+        assert found.ok, (seed, problem, found)
+
+
+@pytest.mark.parametrize(
+    "kernel", [k for k in CONTROLS if k.op is Normalize], ids=lambda kernel: kernel.id
+)
+def test_every_byte_under_means_and_deviations_of_any_size(kernel: HostKernel) -> None:
+    known = FORMATS[kernel.contract.accumulate]
+    least, most = math.log2(known.tiny / known.u), math.log2(known.largest * known.u)
+    for seed in range(EXTREMES * 5):
+        rng = np.random.default_rng(seed)
+        std = np.exp2(rng.uniform(least, most, 4) * (1.0, 0.3, 0.03, 0.003))
+        mean = np.exp2(rng.uniform(math.log2(known.eta), most, 4)) * rng.choice([-1, 1], 4)
+        mean[:2] = rng.choice(np.arange(256) / 255, 2)
+        op = Normalize(tuple(map(float, mean)), tuple(map(float, std)))
+        problem = Problem(op, ((1, 4, 16, 16),))
+        with np.errstate(all="ignore"):
+            case = make_case(kernel, problem, "edges", seed)
+            found = judge(case, kernel.contract, run(kernel, case))
         assert found.ok, (seed, problem, found)
 
 

@@ -148,7 +148,7 @@ class Corrupting(ExecutorProgram):
                 tensor = self.plan.tensors[step.output]
                 buffer = self._buffer(step.output)
                 assert isinstance(buffer, HostBuffer)
-                self.corrupt(buffer.as_array(tensor.shape, self._dtype))
+                self.corrupt(buffer.as_array(tensor.shape, tensor.dtype))
 
 
 def corrupting(step: str, corrupt: Callable[[Array], None], tapped: bool | None = None) -> Altered:

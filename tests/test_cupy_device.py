@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from r18.backend import FUSION_LEVELS, CompileOptions
 from r18.errors import BackendUnavailable, ShapeError, UsageError
+from r18.executor import Tensor
 from r18.passes import fuse
 from r18.schedule import tiny
 from r18_cupy import Backend
@@ -45,11 +46,15 @@ def compile_tiny(**options: Any) -> Any:
     return Backend().compile(SCHEDULE, WEIGHTS, CompileOptions(batch=BATCH, **options))
 
 
+def input_of(program: Any) -> Tensor:
+    return cast(Tensor, program.plan.tensors[program.plan.schedule.input])
+
+
 def stored(batch: Array, program: Any) -> Any:
     """A batch on the device, in the program's storage format."""
     import cupy
 
-    return cupy.asarray(batch.astype(program._dtype))
+    return cupy.asarray(batch.astype(input_of(program).dtype))
 
 
 @pytest.mark.parametrize("level", FUSION_LEVELS)
@@ -101,7 +106,7 @@ def test_run_is_ordered_in_the_callers_stream(program: Any) -> None:
     slow = cupy.random.default_rng(0).random((2048, 2048), dtype=np.float32)
     cupy.cuda.get_current_stream().synchronize()
     with caller:
-        device = cupy.zeros(batches[0].shape, program._dtype)
+        device = cupy.zeros(batches[0].shape, input_of(program).dtype)
         results = []
         for batch in batches:
             late = stored(batch, program)

@@ -73,15 +73,20 @@ def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
         for launch in launches:
             assert launch.entry in kernel.entries()
             assert launch.overlaps == waits(launch.entry), launch.entry.symbol
-            check_arguments(launch, problem, kernel.workspace(problem))
+            check_arguments(launch, problem, kernel.workspace(problem), packed(kernel, problem))
 
 
-def check_arguments(launch: GridLaunch, problem: Problem, workspace: int) -> None:
+def packed(kernel: CudaKernel, problem: Problem) -> int:
+    """How many buffers `prepare` makes, at most; of an op without weights, of its own numbers."""
+    return len(problem.op.weights()) or len(kernel.pack(problem, ()))
+
+
+def check_arguments(launch: GridLaunch, problem: Problem, workspace: int, weights: int) -> None:
     kinds = parameters(launch.entry)
     assert len(kinds) == len(launch.arguments), launch.entry.symbol
     counts = {
         Role.INPUT: len(problem.inputs),
-        Role.WEIGHT: len(problem.op.weights()),
+        Role.WEIGHT: weights,
         Role.OUTPUT: 1,
         Role.WORKSPACE: 1 if workspace else 0,
     }

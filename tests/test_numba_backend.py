@@ -337,7 +337,8 @@ class Launches:
 
 class Hosted:
     def __init__(self, problem, storage):
-        self.inputs = [np.empty(1, storage) for _ in problem.inputs]
+        given = np.uint8 if problem.op.name == "normalize" else storage
+        self.inputs = [np.empty(1, given) for _ in problem.inputs]
         self.out, self.storage = np.empty(1, storage), storage
     def weight(self, place, dtype=None):
         return np.empty(1, dtype or self.storage)
@@ -364,6 +365,7 @@ for function, arguments in launched.items():
     assert {row[0] for row in rows} >= {
         *("direct_conv", "implicit_gemm", "winograd_input", "winograd_sums", "winograd_output"),
         *("tiled_linear", "batchnorm", "relu", "add", "maxpool", "gap", "softmax"),
+        "normalize",
     }
     assert {tuple(row[1:]) for row in rows} == {("True", "False")}
 

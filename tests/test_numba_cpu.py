@@ -38,6 +38,7 @@ from r18_oracle.call import observe
 from r18_oracle.crossings import crossings
 from r18_oracle.inputs import kinds_for, make_case
 from r18_oracle.judge import judge
+from r18_oracle.problems import normalization
 from support import images, output_of
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33)
@@ -166,6 +167,8 @@ def others() -> list[tuple[Kernel, Problem]]:
                 return [Problem(Linear(k, o), ((n, k),)) for n, k in rows for o in (1, 31, 33)]
             case "Softmax":
                 return [Problem(Softmax(), (shape,)) for shape in rows]
+            case "Normalize":
+                return [Problem(normalization(shape[1]), (shape,)) for shape in images]
             case "Relayout":
                 ways = product((Layout.NCHW, Layout.NHWC), repeat=2)
                 return [Problem(Relayout(*way), (shape,)) for way in ways for shape in images]

@@ -22,6 +22,7 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -98,6 +99,7 @@ def test_maxpool_shape_equals_pytorch(
         (Softmax(), ((2, 4),), (2, 4)),
         (Relayout(Layout.NCHW, Layout.NHWC), ((2, 4, 5, 6),), (2, 4, 5, 6)),
         (Conv2d(3, 8, (1, 1), residual=True), ((2, 3, 4, 5), (2, 8, 4, 5)), (2, 8, 4, 5)),
+        (Normalize((0.5, 0.4), (0.2, 0.3)), ((3, 2, 4, 5),), (3, 2, 4, 5)),
     ],
     ids=lambda value: value.label if isinstance(value, Op) else "",
 )
@@ -111,6 +113,8 @@ def test_inferred_shapes(op: Op, inputs: tuple[Any, ...], output: tuple[int, ...
     [
         (BatchNorm(4), ((2, 3, 5, 5),), "expected 4 channels"),
         (BatchNorm(4), ((2, 4),), "4-d"),
+        (Normalize((0.5,), (0.2,)), ((2, 3, 4, 5),), "expected 1 channels"),
+        (Normalize((0.5,), (0.2,)), ((2, 1),), "4-d"),
         (Add(), ((2, 4), (2, 5)), "shapes differ"),
         (Add(), ((2, 4),), r"takes 2 input\(s\), got 1"),
         (ReLU(), ((2, 4), (2, 4)), r"takes 1 input\(s\), got 2"),
@@ -158,12 +162,18 @@ NONSENSE: list[tuple[type[Op], dict[str, Any]]] = [
     (BatchNorm, {"eps": float("inf")}),
     (Linear, {"in_features": 0}),
     (Linear, {"out_features": 0}),
+    (Normalize, {"mean": ()}),
+    (Normalize, {"mean": (0.5,)}),
+    (Normalize, {"mean": (0.5, float("inf"))}),
+    (Normalize, {"std": (0.2, 0.0)}),
+    (Normalize, {"std": (0.2, float("nan"))}),
 ]
 SENSE: dict[type[Op], dict[str, Any]] = {
     Conv2d: {"in_channels": 3, "out_channels": 8, "kernel_size": (3, 3)},
     MaxPool2d: {"kernel_size": (3, 3), "stride": (2, 2)},
     BatchNorm: {"channels": 4},
     Linear: {"in_features": 4, "out_features": 7},
+    Normalize: {"mean": (0.5, 0.4), "std": (0.2, 0.3)},
 }
 
 

@@ -64,7 +64,7 @@ class FetchesItsOwnMemory(ExecutorProgram):
         tensor = self.plan.tensors[self.plan.schedule.output]
         buffer = self._buffer(tensor.value)
         assert isinstance(buffer, HostBuffer)
-        return buffer.as_array(tensor.shape, self._dtype)
+        return buffer.as_array(tensor.shape, tensor.dtype)
 
 
 class MixesSamples(ExecutorProgram):

@@ -18,6 +18,7 @@ from r18_cupy.conv_implicit_gemm_wgmma_stream import implicit_gemm_wgmma_stream_
 from r18_cupy.conv_winograd import winograd_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.linear_wgmma import linear_wgmma_kernels
+from r18_cupy.normalize import normalize_kernels
 from r18_cupy.others import other_kernels
 
 PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
@@ -46,6 +47,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
             for precision in (*PRECISIONS, TF32, FP16X3)
             for kernel in other_kernels(precision)
         ),
+        *normalize_kernels((*PRECISIONS, *OF_PRODUCTS)),
     )
 
 

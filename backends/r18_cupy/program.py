@@ -53,7 +53,7 @@ class CupyProgram(ExecutorProgram):
         self._loaded: Slot | None = None
         super().__init__(backend, plan, weights)
         tensor = plan.tensors[plan.schedule.input]
-        shape, dtype = tensor.layout.physical(tensor.shape), self._dtype
+        shape, dtype = tensor.layout.physical(tensor.shape), tensor.dtype
         self._copies = cupy.cuda.Stream(non_blocking=True)
         self._slots = [
             Slot(cast(CupyBuffer, buffer), _pinned(shape, dtype))
@@ -165,7 +165,7 @@ class CupyProgram(ExecutorProgram):
             source = _device_array(images)
             tensor = self._check_input(source.shape, source.dtype)
             logical = source if tensor.layout is Layout.NCHW else source.transpose(0, 2, 3, 1)
-            dense = cupy.ascontiguousarray(logical, self._dtype)  # no copy where it fits
+            dense = cupy.ascontiguousarray(logical, tensor.dtype)  # no copy where it fits
             if dense.data.ptr % self._memory.alignment:
                 dense = dense.copy()  # kernels read in vectors
             begun = cupy.cuda.Event(disable_timing=True)
@@ -189,7 +189,7 @@ class CupyProgram(ExecutorProgram):
     def _output(self) -> cupy.ndarray:
         tensor = self._plan.tensors[self._plan.schedule.output]
         buffer = cast(CupyBuffer, self._buffer(tensor.value))
-        array = buffer.as_array(tensor.layout.physical(tensor.shape), self._dtype)
+        array = buffer.as_array(tensor.layout.physical(tensor.shape), tensor.dtype)
         nhwc = array.ndim == 4 and tensor.layout is Layout.NHWC
         return array.transpose(0, 3, 1, 2) if nhwc else array
 

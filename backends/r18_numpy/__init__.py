@@ -12,6 +12,7 @@ from r18.host import HostMemory, HostStream
 from r18.precision import FP32, FP64
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
+from r18_numpy.pixels import pixel_kernels
 
 
 class Backend(BackendBase):
@@ -38,7 +39,11 @@ def _kernels() -> tuple[Kernel, ...]:
     return tuple(
         kernel
         for precision in (FP32, FP64)
-        for kernel in (*conv_kernels(precision), *other_kernels(precision))
+        for kernel in (
+            *conv_kernels(precision),
+            *other_kernels(precision),
+            *pixel_kernels(precision),
+        )
     )
 
 

@@ -20,6 +20,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
     "int32": torch.int32,
+    "uint8": torch.uint8,
 }
 
 

@@ -21,6 +21,7 @@ from r18.backend import (
     Kernel,
     RoundingContract,
     Stream,
+    input_dtype,
     input_layout,
     output_layout,
 )
@@ -32,6 +33,7 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -94,6 +96,7 @@ class TorchKernel:
         stream: Stream,
     ) -> None:
         dtype = DTYPES[self.precision.storage]
+        given = DTYPES[input_dtype(problem, self.precision).name]
         read, write = input_layout(self, problem), output_layout(self, problem)
         cuda = cast(TorchStream, stream).cuda
         with (
@@ -104,7 +107,7 @@ class TorchKernel:
             self.run(
                 problem.op,
                 tuple(
-                    _view(b, s, dtype, read) for b, s in zip(inputs, problem.inputs, strict=True)
+                    _view(b, s, given, read) for b, s in zip(inputs, problem.inputs, strict=True)
                 ),
                 tuple(
                     cast(TorchBuffer, buffer).as_tensor(
@@ -211,6 +214,16 @@ def _relayout(op: Relayout, inputs: Tensors, weights: Tensors, out: torch.Tensor
     out.copy_(inputs[0])
 
 
+def _normalize(op: Normalize, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
+    """Channel by channel: their numbers are then arguments of kernels, with no copy to the device.
+
+    The scale is applied in the accumulator's format, as PyTorch takes numbers of Python.
+    """
+    for channel, (scale, shift) in enumerate(zip(*op.scale_shift, strict=True)):
+        y = inputs[0][:, channel].to(_wide(out))
+        out[:, channel].copy_(y.mul_(scale).add_(shift))
+
+
 def all_kernels(device: str) -> tuple[Kernel, ...]:
     """Every kernel on that device ("cpu" or "cuda"), NCHW before NHWC."""
     kernels: list[Kernel] = []
@@ -256,5 +269,6 @@ def all_kernels(device: str) -> tuple[Kernel, ...]:
             kernel(Linear, "aten", "sum", _linear, stored_sum=stored_sum),
             kernel(Softmax, "aten", "softmax", _softmax, batch_invariant=True),
             kernel(Relayout, "aten", "exact", _relayout, batch_invariant=True),
+            kernel(Normalize, "aten", "normalize", _normalize, batch_invariant=True),
         ]
     return tuple(kernels)

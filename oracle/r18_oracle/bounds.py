@@ -29,7 +29,16 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, GlobalAvgPool, Problem, Softmax
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    ConvMaxPool,
+    GlobalAvgPool,
+    Normalize,
+    Problem,
+    Softmax,
+)
 from r18_oracle import winograd
 from r18_oracle.cases import Case
 from r18_oracle.reference import magnitude, reference
@@ -361,6 +370,45 @@ def _batchnorm_parts(case: Case, contract: RoundingContract) -> tuple[Array, ...
     return x, 1 / root, root, weight, bias, mean
 
 
+NORMALIZE_ROUNDINGS = 6
+"""On either term of a Normalize, in any form; see `normalize`."""
+
+
+def normalize(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """(x/255 − m)/s of bytes x, as written, by reciprocals, or as x·a + c with a and c computed.
+
+    m and s round to the accumulator's format. As written x/255 − m and its quotient by s round
+    three times, with s four, and with reciprocals of 255 and s twice more. As x·a + c, a of two
+    reciprocals has rounded four times (s, both, their product), x·a and the sum twice more; c three
+    times (m, s, quotient) and the sum once. On the range of bytes, (x − 255m)/(255s), it is five.
+    So E ≤ γ_6·(x/255 + |m|)/s: where the mean cancels against a pixel the forms do not differ,
+    since all round it.
+
+    Each of at most 6 operations may lose L; of 1/s, a or x/255 what is lost is then multiplied by
+    255 at most, or divided by s. No more than that is lost while s and 255·s are ordinary numbers,
+    as is asked of s, and of m that it can be made larger as often.
+    """
+    op = case.problem.op
+    if not isinstance(op, Normalize):
+        raise UsageError(f"'normalize' is a contract of normalize, not of {op.name}")
+    accumulate = format_of(contract.accumulate)
+    least, most = accumulate.tiny / accumulate.u, accumulate.largest * accumulate.u
+    if not all(least <= s <= most for s in op.std) or not all(abs(m) <= most for m in op.mean):
+        raise UsageError(
+            f"a mean of {op.mean} or std of {op.std} is lost in {contract.accumulate}: a std must "
+            f"be within {least:.0e} and {most:.0e}, a mean within ±{most:.0e}"
+        )
+    (x,), _ = case.wide()
+    m, s = (np.array(values)[:, None, None] for values in (op.mean, op.std))
+    size = (x / 255 + np.abs(m)) / s
+    c = gamma(NORMALIZE_ROUNDINGS, roundoff(contract))
+    lost = 6 * 255 * least_loss(case, contract) * (1 + 1 / s) * (1 + c)
+    own = gamma(NORMALIZE_ROUNDINGS, F64) * size
+    error = stored(c * size + lost + own, y, contract)
+    mask = may_overflow(size * 255, contract) | beyond_range(y, error, contract.output)
+    return Bound.of(error, mask, y, contract)
+
+
 def mean(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """The sum of n values in any order, and one division or product with a rounded reciprocal.
 
@@ -458,6 +506,7 @@ DERIVATIONS: dict[str, Derivation] = {
     "scale_shift": scale_shift,
     "mean": mean,
     "softmax": softmax,
+    "normalize": normalize,
 }
 
 

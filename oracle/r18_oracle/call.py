@@ -179,7 +179,7 @@ def observe(
     memory.upload(fill(arena.nbytes), arena.whole)
     inputs = tuple(arena.buffer(f"input {index}") for index in range(len(case.inputs)))
     for array, buffer in zip(case.inputs, inputs, strict=True):
-        upload(memory, array, input_layout(kernel, case.problem), dtype, buffer)
+        upload(memory, array, input_layout(kernel, case.problem), array.dtype, buffer)
     writes = "input 0" if alias else "output"
     output = arena.buffer(writes)
     launch = Launch(kernel, problem, inputs, weights, output, arena.buffer("workspace"))

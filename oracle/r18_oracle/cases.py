@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from r18.backend import Array, Kernel
+from r18.backend import Array, Kernel, input_dtype
 from r18.ops import Problem, parts_of
 from r18.precision import Precision
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A problem and its arrays, logical in shape (NCHW, OIHW), in the kernel's storage formats.
+    """A problem and its arrays, logical in shape (NCHW, OIHW), in formats that the kernel reads.
 
     The reference starts from these values, so the rounding to storage is in neither side.
     """
@@ -28,12 +28,12 @@ class Case:
         cls, kernel: Kernel, problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]
     ) -> Case:
         """Round float64 values as the core's upload and `prepare` round them for the kernel."""
-        precision = kernel.precision
+        precision, given = kernel.precision, input_dtype(problem, kernel.precision)
         with np.errstate(over="ignore"):
             return cls(
                 problem,
                 precision,
-                tuple(np.ascontiguousarray(a, precision.dtype) for a in inputs),
+                tuple(np.ascontiguousarray(a, given) for a in inputs),
                 tuple(map(precision.stored, weights, problem.op.weights())),
             )
 

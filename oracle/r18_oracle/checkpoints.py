@@ -21,8 +21,8 @@ from r18.errors import R18Error, ShapeError, UsageError
 from r18.executor import Plan, PlannedStep
 from r18.fusing import schedule_for
 from r18.margins import Allowance, Call, calls, multiple
-from r18.ops import ConvMaxPool, Problem
-from r18.passes import fold_weights, fuse, fuse_pool
+from r18.ops import ConvMaxPool, Normalize, Problem
+from r18.passes import fold_weights, from_pixels, fuse, fuse_pool
 from r18.precision import precision as precision_of
 from r18.schedule import Schedule
 from r18.synthetic import IMAGE_NOISE, normal
@@ -59,6 +59,7 @@ def compare_checkpoints(
     batch: int | None = None,
     taps: str | Sequence[str] = "canonical",
     kernels: Mapping[str, str] | None = None,
+    pixels: Normalize | None = None,
     backend_name: str | None = None,
     seed: int = 0,
     progress: Callable[[str, Problem | None], None] | None = None,
@@ -69,6 +70,7 @@ def compare_checkpoints(
     taps:     as in `checkpoint_names`, of the schedule at that fusion level; of "all", those that
               the backend's plans hold.
     kernels:  overrides, as in `CompileOptions`.
+    pixels:   as in `CompileOptions`: the images are bytes, and float64 begins with the same bytes.
     backend_name, seed: what findings name, so that they can be replayed.
     progress: called with what is about to run: a step and its problem, or a program and None.
 
@@ -84,6 +86,7 @@ def compare_checkpoints(
         precision=precision,
         fusion=fusion,
         kernels=dict(kernels or {}),
+        pixels=pixels,
     )
     firsts = range(0, count, options.batch)
     sizes = {min(options.batch, count - first) for first in firsts}
@@ -121,11 +124,16 @@ def _names(
     batches: Collection[int],
 ) -> list[str]:
     """The checkpoints meant, without those that "all" would name though a plan has fused them."""
-    names = checkpoint_names(fuse(schedule, options.fusion), taps)
+    names = checkpoint_names(_begun(fuse(schedule, options.fusion), options), taps)
     if taps != "all":
         return names
     plans = [schedule_for(backend, schedule, replace(options, batch=size)) for size in batches]
     return [name for name in names if all(name in plan.taps for plan in plans)]
+
+
+def _begun(schedule: Schedule, options: CompileOptions) -> Schedule:
+    """The schedule from where the program begins."""
+    return schedule if options.pixels is None else from_pixels(schedule, options.pixels)
 
 
 class _Comparison:
@@ -145,11 +153,11 @@ class _Comparison:
         self._backend, self._schedule, self._weights = backend, schedule, weights
         self._options = options
         self._progress = progress or (lambda name, problem: None)
-        fused = fuse(schedule, options.fusion)
-        self._fused = fused
+        fused = _begun(fuse(schedule, options.fusion), options)
+        self._walked, self._fused = _begun(schedule, options), fused
         self._values = {name: fused.value_of(name) for name in names}
         self._values[UNTAPPED] = fused.output
-        self._pytorch = pytorch_walk(schedule, fused, weights, self._precision)
+        self._pytorch = pytorch_walk(self._walked, fused, weights, self._precision)
         self._read = fold_weights(fused, weights)
         self._open: list[Program] = []
         self._programs: dict[int, tuple[Program, Program]] = {}  # by batch
@@ -175,7 +183,7 @@ class _Comparison:
             tapped.synchronize()
         reads = [plan.tensors[key].value for step in plan.steps for key in step.inputs]
         compared = set(self._values.values())
-        reference = reference_walk(self._schedule, self._weights, images, [*reads, *compared])
+        reference = reference_walk(self._walked, self._weights, images, [*reads, *compared])
         own = self._pytorch(images, compared)
         steps: dict[str, None] = {}
 
@@ -362,6 +370,14 @@ def seeded_images(schedule: Schedule, count: int, seed: int = 0) -> Images:
     return Images(values, f"images of seed {seed}")
 
 
+def seeded_pixels(schedule: Schedule, count: int, normalize: Normalize, seed: int = 0) -> Images:
+    """Those of `seeded_images` as the nearest bytes that `normalize` makes into them."""
+    images = seeded_images(schedule, count, seed)
+    mean, std = (np.array(values)[:, None, None] for values in (normalize.mean, normalize.std))
+    shades = np.clip(np.rint(255 * (images.values * std + mean)), 0, 255)
+    return Images(shades.astype(np.uint8), f"pixels of seed {seed}")
+
+
 __all__ = [
     "DEFAULT_BATCH",
     "UNTAPPED",
@@ -371,5 +387,6 @@ __all__ = [
     "TopOne",
     "compare_checkpoints",
     "seeded_images",
+    "seeded_pixels",
     "text",
 ]

@@ -25,6 +25,7 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -69,6 +70,7 @@ def controls() -> tuple[HostKernel, ...]:
         *linears(),
         *batchnorms(),
         *others(),
+        *normalizations(),
         *convolutions_pooled(),
     )
 
@@ -94,24 +96,26 @@ def control(
         blocks=blocks,
         stored_sum=stored_sum,
     )
-    run = _runner(precision, compute, options.get("layout", Layout.NCHW))
+    layout = options.get("layout", Layout.NCHW)
+    reads = Layout.NHWC if op is Normalize else layout
+    run = _runner(precision, compute, reads, layout)
     return HostKernel("control", op, algorithm, precision, rounding, run, **options)
 
 
-def _runner(precision: Precision, compute: Compute, layout: Layout) -> HostFunction:
+def _runner(precision: Precision, compute: Compute, reads: Layout, writes: Layout) -> HostFunction:
     accumulate = dtype_of(precision.accumulate)
     tiny = np.finfo(precision.accumulate).tiny
 
-    def logical(array: Array) -> Array:
+    def logical(array: Array, layout: Layout) -> Array:
         channels_last = layout is Layout.NHWC and array.ndim == 4
         return array.transpose(0, 3, 1, 2) if channels_last else array
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-        wide = tuple(np.ascontiguousarray(logical(a), accumulate) for a in inputs)
+        wide = tuple(np.ascontiguousarray(logical(a, reads), accumulate) for a in inputs)
         y = compute(op, wide, tuple(w.astype(accumulate) for w in weights))
         if precision.flush_to_zero:
             y = np.where(np.abs(y) < tiny, y.dtype.type(0), y)
-        logical(out)[...] = y.astype(out.dtype)
+        logical(out, writes)[...] = y.astype(out.dtype)
 
     return run
 
@@ -442,6 +446,22 @@ def others() -> tuple[HostKernel, ...]:
             odd.relayout_by_channel,
             batch_invariant=True,
         ),
+    )
+
+
+def normalizations() -> tuple[HostKernel, ...]:
+    """As written, by reciprocals, on the range of bytes, as scale and shift, and from a table."""
+    normalize = partial(control, Normalize, contract="normalize", batch_invariant=True)
+    return (
+        normalize("as_written", FP32, odd.normalize_as_written),
+        normalize("reciprocals", FP32, odd.normalize_reciprocals, layout=Layout.NHWC),
+        normalize("of_whole", FP32, odd.normalize_of_whole),
+        normalize("scale_shift", FP32, odd.normalize_scale_shift),
+        normalize("table", FP32, odd.normalize_table),
+        normalize("as_written", FP64, odd.normalize_as_written),
+        normalize("scale_shift", FP16, odd.normalize_scale_shift),
+        normalize("reciprocals", BF16, odd.normalize_reciprocals),
+        normalize("as_written_flushed", FLUSHED, odd.normalize_as_written),
     )
 
 

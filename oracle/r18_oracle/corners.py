@@ -18,6 +18,7 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -25,6 +26,7 @@ from r18.ops import (
     Shape,
     Softmax,
 )
+from r18_oracle.problems import normalization
 
 GRID = 65_535
 """The blocks that a CUDA grid has at most along y and along z. A kernel that has a block there for
@@ -67,6 +69,9 @@ def _many(op: type[Op]) -> Iterator[Problem]:
     elif op is Relayout:
         yield Problem(Relayout(Layout.NCHW, Layout.NHWC), ((1, beyond, 1, 1),))
         yield Problem(Relayout(Layout.NHWC, Layout.NCHW), ((beyond, 1, 1, 1),))
+    elif op is Normalize:
+        yield Problem(normalization(beyond), (shape,))
+        yield Problem(normalization(1), ((beyond, 1, 1, 1),))
     elif op is Linear:
         yield Problem(Linear(1, beyond), ((1, 1),))
         yield Problem(Linear(1, 1), ((beyond, 1),))
@@ -170,6 +175,17 @@ def _relayout() -> Iterator[Problem]:
             yield Problem(Relayout(source, target), ((2, 3, 5, 7),))
 
 
+def _normalize() -> Iterator[Problem]:
+    # Rows that are no multiple of four bytes, planes that are and are not of whole vectors, images
+    # of one pixel; grey, RGB, with a fourth channel, and more of them than a vector holds.
+    for shape in ((2, 3, 5, 7), (3, 3, 4, 6), (2, 3, 8, 8), (2, 3, 1, 1)):
+        yield Problem(normalization(3), (shape,))
+    for shape in ((2, 1, 6, 5), (3, 4, 3, 4), (2, 17, 3, 2)):
+        yield Problem(normalization(shape[1]), (shape,))
+    # A mean far outside the pixels, and a deviation far from one.
+    yield Problem(Normalize((-3.0, 100.0, 0.0), (1e-3, 1e3, 1.0)), ((2, 3, 4, 5),))
+
+
 def _linear() -> Iterator[Problem]:
     for n, features, out in ((3, 17, 13), (1, 4097, 3), (5, 1, 1), (2, 3, 1021)):
         yield Problem(Linear(features, out), ((n, features),))
@@ -207,4 +223,5 @@ _BY_OP = {
     Linear: _linear,
     Softmax: _softmax,
     Relayout: _relayout,
+    Normalize: _normalize,
 }

@@ -21,13 +21,14 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
     ReLU,
     Softmax,
 )
-from r18_oracle.problems import fitted, room_for, windows_for
+from r18_oracle.problems import fitted, normalization, room_for, windows_for
 from r18_oracle.stems import Stems, square
 
 
@@ -120,5 +121,6 @@ _BY_OP: dict[type[Op], Callable[[Kernel, int], Iterator[Problem]]] = {
     GlobalAvgPool: _images(lambda shape: GlobalAvgPool()),
     Linear: _linear,
     Softmax: _flat(Softmax),
+    Normalize: _images(lambda shape: normalization(shape[1])),
     Relayout: _images(lambda shape: Relayout(Layout.NCHW, Layout.NHWC)),
 }

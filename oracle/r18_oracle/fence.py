@@ -99,7 +99,7 @@ def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
         scratch_nbytes = kernel.workspace(problem)
     inputs = tuple(buffer(f"input {i}", array.nbytes) for i, array in enumerate(case.inputs))
     for array, to in zip(case.inputs, inputs, strict=True):
-        upload(backend.memory, array, input_layout(kernel, problem), dtype, to)
+        upload(backend.memory, array, input_layout(kernel, problem), array.dtype, to)
     weights = tuple(
         _moved(weight, buffer(f"prepared weight {i}", weight.nbytes))
         for i, weight in enumerate(prepared)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +23,12 @@ LEVEL = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A batch, (N, …) float32 and finite, and where it came from in words.
+    """A batch, (N, …) float32 and finite, or uint8 pixels, and where it came from in words.
 
     Raises `UsageError` for values that are not finite, and for an empty batch.
     """
 
-    values: NDArray[np.float32]
+    values: NDArray[Any]
     source: str
 
     def __post_init__(self) -> None:

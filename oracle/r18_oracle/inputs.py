@@ -21,6 +21,7 @@ from r18.ops import (
     GlobalAvgPool,
     Linear,
     MaxPool2d,
+    Normalize,
     Problem,
     Relayout,
     Softmax,
@@ -60,7 +61,7 @@ def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
         exact = algorithm == "mean" and count & (count - 1) == 0  # a power of two divides exactly
     if not exact:
         unfit.add("exact")
-    if not isinstance(op, Conv2d | Linear | MaxPool2d | ConvMaxPool | Relayout):
+    if not isinstance(op, Conv2d | Linear | MaxPool2d | ConvMaxPool | Relayout | Normalize):
         unfit.add("impulse")  # nothing to index but the element itself
     return tuple(kind for kind in KINDS if kind not in unfit)
 
@@ -82,6 +83,8 @@ def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: i
     if kind not in makers:
         raise unknown("kind of input", kind, makers)
     rng = np.random.default_rng([seed, KINDS.index(kind), variant])
+    if isinstance(problem.op, Normalize) and kind in PIXELS:
+        return Case.of(kernel, problem, (PIXELS[kind](problem.op, problem.inputs[0], rng),), ())
     return Case.of(kernel, problem, *makers[kind](kernel, problem, rng))
 
 
@@ -382,6 +385,26 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
     if isinstance(problem.op, BatchNorm):
         weights[3][_pick(rng, weights[3].shape)] = 0.0
     return inputs, weights
+
+
+# -- pixels ------------------------------------------------------------------------------------
+
+
+def _near_the_mean(op: Normalize, shape: tuple[int, ...], rng: Rng) -> Array:
+    """Bytes of which little is left when the mean is taken off."""
+    mean = np.rint(np.array(op.mean) * 255)[:, None, None]
+    return np.asarray(np.clip(mean + rng.integers(-2, 3, shape), 0, 255))
+
+
+PIXELS: dict[str, Callable[[Normalize, tuple[int, ...], Rng], Array]] = {
+    "normal": lambda op, shape, rng: rng.integers(0, 256, shape),
+    "positive": lambda op, shape, rng: rng.integers(128, 256, shape),
+    "cancelling": _near_the_mean,
+    "wide": lambda op, shape, rng: rng.choice([0, 1, 2, 127, 128, 254, 255], shape),
+    "edges": lambda op, shape, rng: (np.arange(math.prod(shape)).reshape(shape) + 255) % 256,
+}
+"""What the kinds are of bytes: any; those that a signed byte cannot hold; those near the mean; the
+ends and the middle; every one in its turn, the largest first. No byte is NaN or infinite."""
 
 
 def _scatter(rng: Rng, flat: Array, values: Array) -> None:

@@ -22,6 +22,7 @@ from r18.ops import (
     GlobalAvgPool,
     Layout,
     MaxPool2d,
+    Normalize,
     Relayout,
     ReLU,
     Softmax,
@@ -86,6 +87,50 @@ def scale_shift_float64(op: BatchNorm, inputs: Arrays, weights: Arrays) -> Array
     scale = weight / root
     dtype = inputs[0].dtype
     y: Array = inputs[0] * scale.astype(dtype) + (bias - mean * scale).astype(dtype)
+    return y
+
+
+# -- pixels ------------------------------------------------------------------------------------
+
+
+def _numbers(op: Normalize, x: Array) -> Arrays:
+    """mean, std, and 255, as columns of channels."""
+    mean, std = (np.array(values, x.dtype)[:, None, None] for values in (op.mean, op.std))
+    return mean, std, np.array(255, x.dtype)
+
+
+def normalize_as_written(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
+    mean, std, white = _numbers(op, inputs[0])
+    y: Array = (inputs[0] / white - mean) / std
+    return y
+
+
+def normalize_reciprocals(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
+    mean, std, white = _numbers(op, inputs[0])
+    y: Array = (inputs[0] * (1 / white) - mean) * (1 / std)
+    return y
+
+
+def normalize_of_whole(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
+    """Mean and deviation brought to the range of bytes."""
+    mean, std, white = _numbers(op, inputs[0])
+    y: Array = (inputs[0] - mean * white) / (std * white)
+    return y
+
+
+def normalize_scale_shift(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
+    mean, std, white = _numbers(op, inputs[0])
+    y: Array = inputs[0] * ((1 / white) * (1 / std)) + -mean / std
+    return y
+
+
+def normalize_table(op: Normalize, inputs: Arrays, weights: Arrays) -> Array:
+    """All 256 values of a channel, made in float64."""
+    x = inputs[0]
+    shades = np.arange(256) / 255
+    mean, std = (np.array(values)[:, None] for values in (op.mean, op.std))
+    table = ((shades - mean) / std).astype(x.dtype)
+    y: Array = table[np.arange(op.channels)[:, None, None], x.astype(int)]
     return y
 
 

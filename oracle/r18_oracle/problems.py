@@ -23,6 +23,7 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -31,6 +32,7 @@ from r18.ops import (
 )
 from r18.passes import fuse, fuse_pool
 from r18.planner import aligned
+from r18.preprocess import Preprocess
 from r18.schedule import Schedule
 from r18_oracle.stems import MULTIPLES, Stems, Window, near, square, takes
 
@@ -56,7 +58,18 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
     for batch in batches:
         for problem in fuse_pool(fuse(schedule, FUSION_LEVELS[-1])).problems(batch).values():
             found.setdefault(problem)
+        if len(schedule.input_shape) == 3:
+            channels = schedule.input_shape[0]
+            found.setdefault(Problem(normalization(channels), ((batch, *schedule.input_shape),)))
     return tuple(found)
+
+
+def normalization(channels: int) -> Normalize:
+    """Means and deviations as of photographs, no two channels alike; of three ImageNet's."""
+    if channels == 3:
+        return Preprocess().normalize
+    mean = tuple(0.5 - k % 97 / 250 for k in range(channels))
+    return Normalize(mean, tuple(0.2 + k % 89 / 300 for k in range(channels)))
 
 
 @dataclass(frozen=True)
@@ -360,6 +373,14 @@ def _relayout(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
     return Problem(Relayout(source, target), (draw(_images(sizes, most)),))
 
 
+@st.composite
+def _normalize(draw: st.DrawFn, sizes: Sizes, most: int, macs: int) -> Problem:
+    """Half of the draws are RGB, of which kernels think first."""
+    n, c, h, w = draw(_images(sizes, most // 3))
+    c = 3 if draw(st.booleans()) else c
+    return Problem(normalization(c), ((n, c, h, w),))
+
+
 _BY_OP: dict[type[Op], Callable[[Sizes, int, int], st.SearchStrategy[Problem]]] = {
     BatchNorm: _batchnorm,
     ReLU: _relu,
@@ -369,4 +390,5 @@ _BY_OP: dict[type[Op], Callable[[Sizes, int, int], st.SearchStrategy[Problem]]] 
     Linear: _linear,
     Softmax: _softmax,
     Relayout: _relayout,
+    Normalize: _normalize,
 }

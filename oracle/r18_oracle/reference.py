@@ -25,6 +25,7 @@ from r18.ops import (
     GlobalAvgPool,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -154,6 +155,13 @@ def _relayout(op: Relayout, inputs: Tensors, weights: Tensors) -> torch.Tensor:
     return inputs[0].clone()
 
 
+def _normalize(op: Normalize, inputs: Tensors, weights: Tensors) -> torch.Tensor:
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (op.mean, op.std)
+    )
+    return (inputs[0] / 255 - mean) / std
+
+
 _REFERENCES: dict[type[Op], Callable[[Any, Tensors, Tensors], torch.Tensor]] = {
     Conv2d: _conv,
     BatchNorm: _batchnorm,
@@ -165,6 +173,7 @@ _REFERENCES: dict[type[Op], Callable[[Any, Tensors, Tensors], torch.Tensor]] = {
     Linear: _linear,
     Softmax: _softmax,
     Relayout: _relayout,
+    Normalize: _normalize,
 }
 _SUMS: dict[type[Op], Callable[[Any, Tensors, Tensors], torch.Tensor]] = {
     Conv2d: _conv_sum,

@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from r18.errors import ShapeError
-from r18.ops import Add, BatchNorm, Conv2d, ConvMaxPool, Linear, MaxPool2d, Op, Problem
+from r18.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    ConvMaxPool,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Op,
+    Problem,
+)
 
 Numbers = dict[str, int]
 """What a problem is made of, by name; all that matters to shrinking."""
@@ -107,6 +117,8 @@ def _problem(op: Op, numbers: Numbers) -> Problem:
             return Problem(Linear(numbers["k"], numbers["o"]), ((numbers["n"], numbers["k"]),))
         case BatchNorm():
             return Problem(replace(op, channels=numbers["c"]), (shape,))
+        case Normalize():
+            op = Normalize(op.mean[: numbers["c"]], op.std[: numbers["c"]])
         case MaxPool2d():
             op = MaxPool2d(pair("kernel_size"), pair("stride"), pair("padding"))
         case Conv2d():

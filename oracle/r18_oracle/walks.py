@@ -23,6 +23,7 @@ from r18.ops import (
     GlobalAvgPool,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     ReLU,
@@ -162,6 +163,9 @@ def pytorch(op: Op, inputs: Tensors, weights: Tensors) -> torch.Tensor:
         case BatchNorm():
             weight, bias, mean, var = weights
             return F.batch_norm(x, mean, var, weight, bias, eps=op.eps)
+        case Normalize():
+            mean, std = (torch.tensor(v)[:, None, None] for v in (op.mean, op.std))
+            return (x / 255 - mean) / std
         case ReLU():
             return F.relu(x)
         case Add():

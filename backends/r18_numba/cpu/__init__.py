@@ -15,6 +15,7 @@ from r18.ops import Problem
 from r18_numba.cpu import conv
 from r18_numba.cpu.compiled import NAME, most_threads, vector
 from r18_numba.cpu.others import other_kernels
+from r18_numba.cpu.pixels import pixel_kernels
 
 
 class Backend(BackendBase):
@@ -45,7 +46,7 @@ class Backend(BackendBase):
 
 @cache
 def _kernels() -> tuple[Kernel, ...]:
-    return (*conv.conv_kernels(), *other_kernels())
+    return (*conv.conv_kernels(), *other_kernels(), *pixel_kernels())
 
 
 __all__ = ["Backend"]

@@ -7,10 +7,10 @@ runs the faults, like any backend.
 
 from __future__ import annotations
 
-from r18_oracle.faults import conv, conv_maxpool, memory, others, winograd
+from r18_oracle.faults import conv, conv_maxpool, memory, others, pixels, winograd
 from r18_oracle.faults.fault import Fault, HostBackend
 
-PARTS = (conv, winograd, conv_maxpool, others, memory)
+PARTS = (conv, winograd, conv_maxpool, others, pixels, memory)
 FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)
 TWINS = tuple(twin for part in PARTS for twin in part.TWINS)
 

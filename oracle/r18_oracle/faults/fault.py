@@ -17,6 +17,7 @@ from r18.ops import (
     GlobalAvgPool,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Relayout,
     ReLU,
@@ -35,6 +36,7 @@ ALGORITHMS: dict[type[Op], str] = {
     Linear: "sum",
     Softmax: "softmax",
     Relayout: "exact",
+    Normalize: "normalize",
 }
 """The rounding contract's algorithm of a plain kernel of each op."""
 
