@@ -14,6 +14,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import r18.torch.convolution
 import r18.torch.network
@@ -419,6 +420,37 @@ def test_gradient_modes(level: str, mode: Callable[[], Any]) -> None:
     assert not got.requires_grad
     assert got.is_inference() is (mode is torch.inference_mode)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_operators_pass_autograds_layer_by_and_no_other(level: str) -> None:
+    layer = torch._C.DispatchKey.AutogradFunctionality
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            past.append(torch._C._dispatch_tls_is_dispatch_key_excluded(layer))
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    past: list[bool] = []
+    names: list[str] = []
+    fast = optimize_resnet18(network(), level, backend="numpy")
+    with torch.enable_grad():
+        expected = fast(pixels())
+        with Seen():
+            got = fast(pixels())
+        assert torch.is_grad_enabled()
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert all(past)
+    sums = 0 if level == "all" else 8
+    assert names.count("r18.add_relu.default") == sums  # none is hidden from a mode
+    assert names.count("r18.resnet18.default") == (level == "all")
+    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(layer)
+    version = got._version
+    got.add_(1)  # an ordinary tensor: its changes are counted, and it may take part in a gradient
+    assert got._version == version + 1
+    assert not got.is_inference()
+    assert (got * torch.ones(1, requires_grad=True)).requires_grad
 
 
 def test_images_that_want_a_gradient_are_refused() -> None:

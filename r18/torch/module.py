@@ -15,7 +15,7 @@ from r18.torch.choice import LEVELS, Choice, choose
 from r18.torch.convolution import WEIGHTS
 from r18.torch.followed import Followed
 from r18.torch.operators import ops
-from r18.torch.storage import precision_of, shape_of, storage_dtype
+from r18.torch.storage import below_autograd, precision_of, shape_of, storage_dtype
 
 CONV_WEIGHTS = len(WEIGHTS)
 
@@ -107,7 +107,7 @@ class FastResNet18(nn.Module):
         weights = self._architecture.tensors()
         self._check_images(images, weights[0])
         choice = self._choice(weights[0])
-        with torch.no_grad():
+        with torch.no_grad(), below_autograd():
             if self.fuse == "add_relu":
                 return self._forward_add_relu(images, weights, choice)
             if self.fuse == "conv_bn_relu":

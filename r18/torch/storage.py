@@ -157,6 +157,20 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
+def below_autograd() -> AbstractContextManager[object]:
+    """Meanwhile operators go past autograd's layer, as in inference mode; what they make is an
+    ordinary tensor nevertheless. It is for what needs no gradient anyway.
+
+    Under `torch.no_grad()` alone each operator still passes through that layer, which for a custom
+    one is a function in Python. Every other layer stays: modes, tracing, autocast.
+    """
+    if torch.compiler.is_compiling():  # which knows no such guard, and leaves autograd out itself
+        return _HERE
+    # What PyTorch's own wrapper of a custom operator enters.
+    guard: AbstractContextManager[object] = torch._C._AutoDispatchBelowAutograd()
+    return guard
+
+
 def stream_handle(device: torch.device) -> int:
     """PyTorch's current stream on a device; 0 for a CPU."""
     if device.type != "cuda":
