@@ -194,6 +194,19 @@ class Stream(Protocol):
         ...
 
 
+@runtime_checkable
+class Branching(Protocol):
+    """What a `Stream` offers besides whose device can do two things at once."""
+
+    def branch(self) -> AbstractContextManager[Stream]:
+        """A stream for work beside this one's.
+
+        That begins when what is in this stream by now has ended; what comes into this stream after
+        the block waits for it.
+        """
+        ...
+
+
 # -- kernels -----------------------------------------------------------------------------------
 
 
@@ -387,6 +400,15 @@ class Tuned(Protocol):
         `APART`, of a problem that fuses two ops: kernels of the two are faster than any for both.
         Pure on one device.
         """
+        ...
+
+
+@runtime_checkable
+class Concurrent(Protocol):
+    """What a `Backend` offers besides whose streams are `Branching`."""
+
+    def beside(self, first: Problem, second: Problem, precision: str) -> bool:
+        """Whether two steps of which neither needs the other take less time side by side. Pure."""
         ...
 
 

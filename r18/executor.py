@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +22,10 @@ import numpy as np
 from r18.backend import (
     Array,
     Backend,
+    Branching,
     Buffer,
     CompileOptions,
+    Concurrent,
     Event,
     Kernel,
     Memory,
@@ -131,7 +134,10 @@ def tensor_nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One launch: a kernel on a problem, between named tensors of the plan."""
+    """One launch: a kernel on a problem, between named tensors of the plan.
+
+    beside: it may run while the step before it does.
+    """
 
     name: str
     problem: Problem
@@ -141,6 +147,7 @@ class PlannedStep:
     weights: tuple[str, ...]
     workspace_nbytes: int
     workspace_offset: int
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,9 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     kernel reads, the same algorithm in the input's layout if there is one (see
     `in_layout_of_input`): so pooling between NHWC convolutions stays in NHWC. Layouts that still
     differ meet in a `Relayout` step.
+
+    Two steps in a row of which neither needs the other are planned side by side where the backend
+    says that it pays (`r18.backend.Concurrent`): nothing of either lies where the other's does.
 
     Pure: needs no device. Raises `NoKernel` for a step that no kernel takes, `UnknownName` for a
     tap, precision or kernel that does not exist, `UsageError` for an override that names no step
@@ -233,11 +243,14 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
 
     kept = {schedule.input, schedule.output, *(schedule.value_of(tap) for tap in options.taps)}
     nbytes = {key: tensor_nbytes(shapes[value], dtypes[value]) for key, value in values.items()}
-    owner, lifetimes = _lifetimes(drafts, schedule.input, kept, nbytes, options.arena)
+    beside = _beside(backend, drafts, options.precision)
+    # What runs side by side runs at the same time, for all that shares memory.
+    times = list(accumulate(int(not pair) for pair in beside))
+    owner, lifetimes = _lifetimes(drafts, times, schedule.input, kept, nbytes, options.arena)
     scratch = [draft.kernel.workspace(draft.problem) for draft in drafts]
     lifetimes += [
-        Lifetime(f"workspace of {draft.name}", size, index, index)
-        for index, (draft, size) in enumerate(zip(drafts, scratch, strict=True))
+        Lifetime(f"workspace of {draft.name}", size, time, time)
+        for draft, size, time in zip(drafts, scratch, times, strict=True)
     ]
     arena = plan_arena(lifetimes, backend.memory.alignment, share=options.arena)
     return Plan(
@@ -254,8 +267,9 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
                 draft.weights,
                 size,
                 arena.offsets[f"workspace of {draft.name}"],
+                pair,
             )
-            for draft, size in zip(drafts, scratch, strict=True)
+            for draft, size, pair in zip(drafts, scratch, beside, strict=True)
         ),
         tensors={
             key: Tensor(
@@ -284,8 +298,25 @@ def _check_overrides(schedule: Schedule, options: CompileOptions) -> None:
             raise unknown("step or op in a kernel override", name, known, error=UsageError)
 
 
+def _beside(backend: Backend, drafts: Sequence[_Draft], precision_name: str) -> list[bool]:
+    """Of each draft, whether it runs beside the one before; no more than two run at once."""
+    found = [False] * len(drafts)
+    if not isinstance(backend, Concurrent):
+        return found
+    for index in range(1, len(drafts)):
+        first, second = drafts[index - 1], drafts[index]
+        found[index] = (
+            not found[index - 1]
+            and first.output not in second.inputs
+            and not (first.kernel.in_place or second.kernel.in_place)
+            and backend.beside(first.problem, second.problem, precision_name)
+        )
+    return found
+
+
 def _lifetimes(
     drafts: Sequence[_Draft],
+    times: Sequence[int],
     source: str,
     kept: set[str],
     nbytes: Mapping[str, int],
@@ -293,25 +324,27 @@ def _lifetimes(
 ) -> tuple[dict[str, str], list[Lifetime]]:
     """Each tensor's lifetime, and which tensor's memory it lies in (its own, but for in-place).
 
+    times: when each draft runs; ascending.
+
     The input lives throughout, so that a program may be launched again without a load; the output
     and the tapped values live to the end. A kernel that works in place takes over its first
     input's memory where that value dies there.
     """
-    end = len(drafts)
-    first = {source: -1}
+    end = times[-1] + 1
+    first = {source: times[0] - 1}
     last = {source: end}
-    for index, draft in enumerate(drafts):
-        first[draft.output] = index
-        last[draft.output] = end if draft.output in kept else index
+    for time, draft in zip(times, drafts, strict=True):
+        first[draft.output] = time
+        last[draft.output] = end if draft.output in kept else time
         for key in draft.inputs:
-            last[key] = max(last[key], index)
+            last[key] = max(last[key], time)
     owner = {key: key for key in first}
     if share:
-        for index, draft in enumerate(drafts):
+        for time, draft in zip(times, drafts, strict=True):
             key = draft.inputs[0]
             if (
                 draft.kernel.in_place
-                and last[key] == index
+                and last[key] == time
                 and draft.inputs.count(key) == 1
                 and nbytes[key] == nbytes[draft.output]
             ):
@@ -328,7 +361,10 @@ def _lifetimes(
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its problem and buffers: the one way in which kernels are called."""
+    """A kernel with its problem and buffers: the one way in which kernels are called.
+
+    beside: it may run while the launch before it does.
+    """
 
     kernel: Kernel
     problem: Problem
@@ -336,6 +372,7 @@ class Launch:
     weights: tuple[Buffer, ...]
     output: Buffer
     workspace: Buffer
+    beside: bool = False
 
     def enqueue(self, stream: Stream) -> None:
         self.kernel.enqueue(
@@ -410,9 +447,23 @@ def bind(
             weights,
             place(step.output),
             arena.view(step.workspace_offset, step.workspace_nbytes),
+            step.beside,
         )
         for step, weights in zip(plan.steps, prepared, strict=True)
     )
+
+
+def enqueue_all(launches: Sequence[Launch], stream: Stream) -> None:
+    """Enqueue launches in their order, side by side what may be where the stream branches."""
+    pending = list(reversed(launches))
+    while pending:
+        launch = pending.pop()
+        if pending and pending[-1].beside and isinstance(stream, Branching):
+            with stream.branch() as branch:
+                launch.enqueue(stream)
+                pending.pop().enqueue(branch)
+        else:
+            launch.enqueue(stream)
 
 
 class ExecutorProgram:
@@ -532,8 +583,7 @@ class ExecutorProgram:
         return self._launches
 
     def _enqueue(self, launches: Sequence[Launch]) -> None:
-        for launch in launches:
-            launch.enqueue(self._stream)
+        enqueue_all(launches, self._stream)
 
     def _check_input(self, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
         """The input's tensor, if a batch of this shape and dtype fits it."""

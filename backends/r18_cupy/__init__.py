@@ -5,6 +5,7 @@ Importing this contacts no device and imports no CuPy; `probe` is the first cont
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
@@ -15,6 +16,7 @@ from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, 
 from r18.errors import BackendUnavailable
 from r18.executor import make_plan
 from r18.ops import Problem
+from r18.precision import FP32
 from r18.schedule import Schedule
 from r18.tuning import Table, find_table
 from r18_cupy.catalogue import kernels_for
@@ -23,6 +25,7 @@ from r18_cupy.device import CupyMemory
 if TYPE_CHECKING:
     from r18_cupy.program import CupyProgram
 
+FEW_OUTPUTS = 2**20  # of a step that is computed beside another
 TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
 INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
 
@@ -74,6 +77,13 @@ class Backend(BackendBase):
     def fastest(self, problem: Problem, precision: str) -> str | None:
         """By the device's tuning table; None before a device has been probed. See `r18.tuning`."""
         return self._tuned.best(problem, precision) if self._tuned else None
+
+    def beside(self, first: Problem, second: Problem, precision: str) -> bool:
+        """Where the second is small: then neither fills the device. See `r18.backend.Concurrent`.
+
+        On CUDA cores a larger one still fills what the first leaves idle at its end.
+        """
+        return precision == FP32.name or math.prod(second.output) <= FEW_OUTPUTS
 
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions

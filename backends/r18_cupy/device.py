@@ -154,6 +154,11 @@ def _device(buffer: Buffer) -> CupyBuffer:
     return buffer
 
 
+def _untimed() -> cupy.cuda.Event:
+    """An event for order alone, which costs less."""
+    return _cupy().cuda.Event(disable_timing=True)
+
+
 class CupyEvent:
     """A point in a stream's work, with its time."""
 
@@ -172,6 +177,7 @@ class CupyStream:
     def __init__(self, cuda: cupy.cuda.Stream | None = None) -> None:
         self.cuda = _cupy().cuda.Stream(non_blocking=True) if cuda is None else cuda
         self._marks: list[tuple[str, Event]] | None = None
+        self._branch: CupyStream | None = None
 
     def synchronize(self) -> None:
         self.cuda.synchronize()
@@ -193,12 +199,27 @@ class CupyStream:
         if self._marks is not None:
             self._marks.append((phase, self.record()))
 
+    @contextmanager
+    def branch(self) -> Iterator[CupyStream]:
+        """See `r18.backend.Branching`. One at a time."""
+        beside = self._beside()
+        beside.cuda.wait_event(self.cuda.record(_untimed()))
+        yield beside
+        self.cuda.wait_event(beside.cuda.record(_untimed()))
+
+    def _beside(self) -> CupyStream:
+        """The stream of the branches: one, since they take turns."""
+        if self._branch is None:
+            self._branch = CupyStream()
+        return self._branch
+
     def capture(self, work: Callable[[], None], *, warm: bool = True) -> Callable[[], None]:
         """The work as a graph. `warm`: run it once before; a first run loads its functions,
         which a capture does not allow."""
         if warm:
             work()
             self.cuda.synchronize()
+        self._beside()  # no stream is made during a capture
         self.cuda.begin_capture()
         try:
             work()
