@@ -40,7 +40,7 @@ from r18_cupy.conv_few_channels_mma import (
     steps_of,
     tiles_of,
 )
-from r18_cupy.conv_implicit_gemm_mma import chunk_of, is_split
+from r18_cupy.conv_implicit_gemm_mma import chunk_of
 from r18_cupy.few_channels import (
     MAX_REACH,
     MAX_SHARED_NBYTES,
@@ -182,7 +182,7 @@ def test_packed_weights_are_the_weights_and_zeros(precision: Precision) -> None:
         assert packed.flags.c_contiguous
         assert packed.shape[1] == steps_of(op, factor_nbytes(precision))
         assert packed[0, 0, 0].nbytes == 64 * STEP_BYTES
-        assert packed.shape[2] == (2 if is_split(precision) else 1)
+        assert packed.shape[2] == (2 if precision.splits else 1)
         assert packed.astype(np.float64).sum() == weight.size
 
 

@@ -28,7 +28,7 @@ from r18_cupy.conv_few_channels_wgmma import (
     tiles_of,
 )
 from r18_cupy.few_channels import POOL, ROWS, STRIDE, turns_of
-from r18_cupy.split import is_split, split
+from r18_cupy.split import split
 
 EACH_PRECISION = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 STEM = Conv2d(3, 64, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
@@ -90,7 +90,7 @@ def test_weights_times_columns_are_a_row_of_the_convolution(
     weight = rng.integers(-3, 4, (op.out_channels, op.in_channels, kh, kw)).astype(np.float64)
     packed = pack_weight(weight, op, precision, 64).astype(np.float64)
     tiles, _, steps, halves, chunks, groups, rows, _ = packed.shape
-    assert (halves, groups * rows) == (2 if is_split(precision) else 1, 64)
+    assert (halves, groups * rows) == (2 if precision.splits else 1, 64)
     assert not packed[:, :, :, 1:].any(), "small integers have no low half"
     sums = np.zeros((tiles * 64, columns))
     for r in range(kh):
@@ -181,7 +181,7 @@ def test_the_stem_is_one_launch_that_fits(precision: Precision, batch: int) -> N
 
 
 def test_shared_memory_is_what_the_device_lays_out() -> None:
-    (tile, _) = tiles_of(FP16)
+    tile = tiles_of(FP16)[0]
     weights, lines, zeros = 7 * 2 * 2048, 13 * 2 * 115 * 16, 112 * 16
     assert tile.shared_nbytes(stem(1)) == BARRIER_NBYTES + weights + lines + zeros
 
