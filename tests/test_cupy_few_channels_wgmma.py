@@ -180,6 +180,24 @@ def test_the_stem_is_one_launch_that_fits(precision: Precision, batch: int) -> N
     assert (steps, ring) == (steps_of(STEM, factor_itemsize(precision)), 13)
 
 
+@EACH_PRECISION
+def test_products_are_written_out_for_the_stem_alone(precision: Precision) -> None:
+    kernel = FewChannelsWgmma(precision)
+    unrolled = {tile for tile in tiles_of(precision) if tile.unrolled}
+    for batch in (1, 8, 64, 256):
+        assert kernel.blocking(stem(batch)).tile in unrolled
+    others = [replace(STEM, in_channels=1), replace(STEM, kernel_size=(7, 6)), *CONVOLUTIONS[1:]]
+    for op in others:
+        assert kernel.blocking(pooled(op)).tile not in unrolled
+    for tile in kernel.all_tiles:
+        assert ("TILE_UNROLLED", int(tile.unrolled)) in kernel.entry(tile).defines
+
+
+def test_the_stem_overlaps_the_launch_before() -> None:
+    (launch,) = FewChannelsWgmma(FP16).launches(stem(1))
+    assert launch.overlaps
+
+
 def test_shared_memory_is_what_the_device_lays_out() -> None:
     tile = tiles_of(FP16)[0]
     weights, lines, zeros = 7 * 2 * 2048, 13 * 2 * 115 * 16, 112 * 16

@@ -16,9 +16,9 @@
 // With SPLIT, factors are float numbers that are multiplied as two float16 ones each (split.cuh): a
 // line has planes of high halves and, behind them, of low ones, and so have the weights of a step.
 //
-// One warpgroup multiplies and pools, row after row down a strip of the image; another brings the
-// lines of the image that the next turn needs into a ring, each thread a pair of pixels of every
-// line.
+// One warpgroup multiplies and pools, row after row down a strip of the image, and pools a row while
+// the next one is multiplied: a turn's two rows have sums of their own. Another brings the lines of
+// the image that the next turn needs into a ring, each thread a pair of pixels of every line.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "few_channels.cuh"
@@ -55,24 +55,22 @@ static_assert(TILE_N == 64, "a warpgroup multiplies 64 channels");
 static_assert(TILE_K * SIZE == 32, "a step is one wgmma");
 static_assert(COLUMNS % 8 == 0, "columns come in core matrices of eight");
 static_assert(PAIRS <= FEEDERS, "a feeder has one pair of a line");
+static_assert(COLUMNS <= MULTIPLIERS, "a multiplier writes one chunk of zeros");
 
 static_assert(POOL, "sums are pooled, never stored");
 
 using Sums = float[COLUMNS / 2];  // of a thread, see wgmma.cuh
 
-// Registers of a thread. Two blocks share a multiprocessor: those that feed need few, and leave
-// theirs to those that multiply. A block alone has enough for all.
-constexpr int FEEDER_REGISTERS = TILE_BLOCKS == 2 ? 56 : 0;
-constexpr int MULTIPLIER_REGISTERS = TILE_BLOCKS == 2 ? 200 : 0;
+// Registers of a thread: those that feed need few, and leave theirs to those that multiply.
+constexpr int FEEDER_REGISTERS = 56, MULTIPLIER_REGISTERS = 200;
+static_assert(TILE_BLOCKS == 2, "two blocks share a multiprocessor");
 static_assert(FEEDER_REGISTERS + MULTIPLIER_REGISTERS <= 2 * 128, "of 128 each");
 
-template <int COUNT>
 __device__ __forceinline__ void give_registers_back() {
-  if constexpr (COUNT > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
 }
-template <int COUNT>
 __device__ __forceinline__ void take_registers() {
-  if constexpr (COUNT > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
 }
 
 // A matrix without permutation: 128 bytes from eight rows to the next eight. `low` is the lower half
@@ -125,6 +123,42 @@ __device__ __forceinline__ void store_pair(unsigned at, const PixelPair<T>& pair
     }
   }
 }
+
+// What a feeder brings: a pair of pixels of every line of the image.
+struct Feeder {
+  const STORAGE* image;  // its pair in line 0 of the block's image
+  int channels, plane, w, h;
+  bool inside[2];   // whether its pixels are the image's
+  unsigned target;  // where its pair lies in the first slot of the ring
+  bool stores;      // whether a line has so many pairs
+  int ring, slot;   // where the next line goes
+
+  // Brings `count` lines from `y` on, LINES at most; `wait` before the first is stored.
+  template <int LINES, typename Wait>
+  __device__ __forceinline__ void bring(int y, int count, const Wait& wait) {
+    PixelPair<STORAGE> pairs[LINES];
+#pragma unroll
+    for (int i = 0; i < LINES; ++i) {
+      const bool valid = (unsigned)(y + i) < (unsigned)h && i < count;
+#pragma unroll
+      for (int c = 0; c < PIXEL; ++c) {
+        const STORAGE* const at = image + (c * plane + (y + i) * w);
+#pragma unroll
+        for (int v = 0; v < 2; ++v) {
+          pairs[i].at[v][c] =
+              valid && inside[v] && c < channels ? at[v] : from_float<STORAGE>(0.0f);
+        }
+      }
+    }
+    wait();
+#pragma unroll
+    for (int i = 0; i < LINES; ++i) {
+      if (i >= count) break;
+      if (stores) store_pair(target + slot * LINE_BYTES, pairs[i]);
+      if (++slot == ring) slot = 0;
+    }
+  }
+};
 
 // Where chunk `chunk` of a window's row lies in a line, for the first column.
 __device__ __forceinline__ unsigned chunk_offset(const ConvShape& p, int chunk) {
@@ -334,7 +368,6 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   const int column_tiles = max((2 * task.columns - 2 + ADVANCE - 1) / ADVANCE, 1);
   const Share share = share_of(p, task, column_tiles);
   const int column0 = share.tile * ADVANCE, turns = share.end - share.begin;
-  const int window_lines = patch_rows_of(p);  // of a turn
 
   let_next_launch_begin();
   if (threadIdx.x == 0) {
@@ -344,66 +377,44 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
     }
     barrier_init_done();
   }
-  const int weight_chunks = p.kh * steps * (STEP_BYTES / 16);
-  const uint4* const packed =
-      reinterpret_cast<const uint4*>(weight) + (size_t)(share.channel0 / TILE_N) * weight_chunks;
-  for (int i = threadIdx.x; i < weight_chunks; i += THREADS) {
-    copy_async<16>(weights + i * 16, packed + i, true);
-  }
-  for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(zeros + i * 16), "r"(0)
-                 : "memory");
-  }
-  copy_async_commit();
-  copy_async_wait<0>();
-  async_fence();  // the unit reads them
   __syncthreads();
 
-  wait_for_launch_before();
-
   if (threadIdx.x >= MULTIPLIERS) {
-    give_registers_back<FEEDER_REGISTERS>();
     // The feeder's pair of pixels: below zero is beyond the end.
     const int index = threadIdx.x - MULTIPLIERS, left = column0 * STRIDE - p.pw + 2 * index;
     const bool inside[2] = {(unsigned)left < (unsigned)p.w, (unsigned)(left + 1) < (unsigned)p.w};
-    const STORAGE* const image = x + (size_t)share.image * p.c * p.h * p.w + left;
-    const int top0 = share.begin * ROWS * STRIDE - p.ph, plane = p.h * p.w;
-    const int channels = TILE_UNROLLED ? CHANNELS : p.c;
-    int slot = 0;  // where the next line goes
-    for (int turn = 0; turn < turns; ++turn) {
-      const int known = turn == 0 ? 0 : p.kh - STRIDE;  // lines of the turn that are there
-      const int top = top0 + turn * ROWS * STRIDE + known, count = window_lines - known;
-      for (int line0 = 0; line0 < count; line0 += AHEAD) {
-        PixelPair<STORAGE> pairs[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
-          const int y = top + line0 + i;
-          const bool valid = (unsigned)y < (unsigned)p.h && line0 + i < count;
-#pragma unroll
-          for (int c = 0; c < PIXEL; ++c) {
-            const STORAGE* const at = image + (c * plane + y * p.w);
-#pragma unroll
-            for (int v = 0; v < 2; ++v) {
-              pairs[i].at[v][c] =
-                  valid && inside[v] && c < channels ? at[v] : from_float<STORAGE>(0.0f);
-            }
-          }
-        }
-        // Lines go where those of two turns ago lay.
-        if (turn > 1 && line0 == 0) barrier_wait(empty(turn), (turn / 2 - 1) & 1);
-#pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
-          if (line0 + i >= count) break;
-          if (index < PAIRS) store_pair(lines + slot * LINE_BYTES + index * 16, pairs[i]);
-          if (++slot == ring) slot = 0;
-        }
-      }
-      async_fence();  // the unit reads them
+    Feeder feeder{x + (size_t)share.image * p.c * p.h * p.w + left,
+                  TILE_UNROLLED ? CHANNELS : p.c,
+                  p.h * p.w,
+                  p.w,
+                  p.h,
+                  {inside[0], inside[1]},
+                  lines + index * 16,
+                  index < PAIRS,
+                  ring,
+                  0};
+    const int top = share.begin * ROWS * STRIDE - p.ph, window_lines = patch_rows_of(p);
+    wait_for_launch_before();
+    // The first turn's lines, at once if registers suffice: those that multiply wait for them, and
+    // for the registers.
+    constexpr int AT_ONCE = TILE_UNROLLED ? WINDOW + STRIDE : AHEAD;
+    for (int line = 0; line < window_lines; line += AT_ONCE) {
+      feeder.bring<AT_ONCE>(top + line, window_lines - line, [] {});
+    }
+    async_fence();  // the unit reads them
+    barrier_arrive(full(0));
+    give_registers_back();
+    for (int turn = 1; turn < turns; ++turn) {
+      const int known = window_lines + (turn - 1) * AHEAD;  // lines
+      feeder.bring<AHEAD>(top + known, AHEAD, [&] {
+        // They go where those of two turns ago lay.
+        if (turn > 1) barrier_wait(empty(turn), (turn / 2 - 1) & 1);
+      });
+      async_fence();
       barrier_arrive(full(turn));
     }
     return;
   }
-  take_registers<MULTIPLIER_REGISTERS>();
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_channel = share.channel0 + warp * 16, channel = warp_channel + lane / 4;
@@ -415,6 +426,19 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
                     last_step(p, steps, zeros),
                     {bias && channel < p.o ? bias[channel] : 0.0f,
                      bias && channel + 8 < p.o ? bias[channel + 8] : 0.0f}};
+  const int weight_chunks = p.kh * steps * (STEP_BYTES / 16);
+  const uint4* const packed =
+      reinterpret_cast<const uint4*>(weight) + (size_t)(share.channel0 / TILE_N) * weight_chunks;
+  for (int i = threadIdx.x; i < weight_chunks; i += MULTIPLIERS) {
+    copy_async<16>(weights + i * 16, packed + i, true);
+  }
+  if (threadIdx.x < COLUMNS) store_chunk(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
+  copy_async_commit();
+  copy_async_wait<0>();
+  async_fence();  // the unit reads them
+  asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
+  take_registers();
+
   Writer<STORAGE> writer(p, task, share, column0, warp_channel, out);
   Pooled best;  // of the row of windows that the next turn ends
 #pragma unroll
@@ -437,6 +461,7 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
     });
   };
 
+  wait_for_launch_before();  // which may still read what lies in `out`
   int turn = 0, slot0 = 0;  // of the turn's first line
   barrier_wait(full(0), 0);
   if (share.begin < share.strip) {
