@@ -16,9 +16,9 @@
 // With SPLIT, factors are float numbers that are multiplied as two float16 ones each (split.cuh): a
 // line has planes of high halves and, behind them, of low ones, and so have the weights of a step.
 //
-// One warpgroup multiplies and pools, row after row down a strip of the image, and pools a row while
-// the next one is multiplied: a turn's two rows have sums of their own. Another brings the lines of
-// the image that the next turn needs into a ring, each thread a pair of pixels of every line.
+// One warpgroup multiplies and pools, row after row down a strip of the image. A turn's two rows have
+// sums of their own: one is pooled while the other is multiplied. Another warpgroup brings the lines
+// of the image that the next turn needs into a ring, each thread a pair of pixels of every line.
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
 #include "few_channels.cuh"
@@ -200,8 +200,8 @@ __device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned left,
   }
 }
 
-// Where the compiler must take sums as written, and as read: it does not know of the unit that writes
-// them meanwhile, and would move what reads them ahead of the wait for it.
+// Here the compiler must take sums as read and as written. It does not know that the unit writes
+// them, and would move what reads them ahead of the wait for it.
 __device__ __forceinline__ void hold(Sums& sums) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
@@ -226,8 +226,8 @@ __device__ __forceinline__ void start(Sums& sums, Sums& cross, const Products& o
   if constexpr (HALVES == 2) hold(cross);
 }
 
-// Begins the products of the row whose windows begin in the line at `slot`, as one group: they go on
-// while the threads do. `cross` is of split factors alone.
+// Begins the products of the row whose windows begin in the line at `slot`, as one group: where
+// they are written out they go on while the threads do. `cross` is of split factors alone.
 __device__ __forceinline__ void begin_row(Sums& sums, Sums& cross, const Products& of, int slot) {
   const int kh = TILE_UNROLLED ? WINDOW : of.kh, steps = TILE_UNROLLED ? WINDOW_STEPS : of.steps;
   __builtin_assume(kh > 0);  // or sums would change between the fence and products
@@ -274,8 +274,8 @@ __device__ __forceinline__ void end_row(Sums& sums, Sums& cross, int column0, in
 // of lane i.
 using Pooled = float[COLUMNS / 8][2];
 
-// Pools a row across: `take` gets j, and of either channel the largest of the lane's two columns and
-// the one before them.
+// Pools a row across: `take` gets j, and of either channel the largest of the lane's two columns
+// and the one before them.
 template <typename Take>
 __device__ __forceinline__ void pool_across(const Sums& sums, const Take& take) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
@@ -308,12 +308,12 @@ __device__ __forceinline__ unsigned bits_of(__nv_bfloat162 pair) {
 // Where a lane writes its windows.
 template <typename T>
 struct Writer {
-  T* first;     // the lane's first window of row 0 of the result, at its channel
+  T* first;      // the lane's first window of row 0 of the result, at its channel
   int rooms[2];  // columns of the result from there on; none for a channel that is not there
-  bool shared;  // whether the first window is the last of the tile to the left, which has it whole
-  float least;  // zero for ReLU
-  size_t row;   // elements
-  int advance;  // elements from a lane's window to its next
+  bool shared;   // whether the first window is the last of the tile to the left, which has it whole
+  float least;   // zero for ReLU
+  size_t row;    // elements
+  int advance;   // elements from a lane's window to its next
 
   __device__ __forceinline__ Writer(const ConvShape& p, const Task& task, const Share& share,
                                     int column0, int warp_channel, T* out) {
@@ -346,6 +346,7 @@ struct Writer {
   }
 };
 
+// `x` is not __restrict__: what the launch before still writes must not be read ahead of the wait.
 // `steps`: of K, in a row of a window. `ring`: lines of the image in shared memory.
 // `weight`: [channel tiles][kh][steps][halves] of two core columns of 64 channels by 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
