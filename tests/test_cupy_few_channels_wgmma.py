@@ -17,7 +17,6 @@ from r18_cupy.conv_few_channels_wgmma import (
     CHUNK_BYTES,
     MAX_WINDOW,
     PIXEL,
-    SHARED_NBYTES,
     FewChannelsWgmma,
     chunks_of,
     factor_itemsize,
@@ -28,7 +27,8 @@ from r18_cupy.conv_few_channels_wgmma import (
     tiles_of,
 )
 from r18_cupy.few_channels import POOL, ROWS, STRIDE, turns_of
-from r18_cupy.split import is_split, split
+from r18_cupy.hopper import SHARED_NBYTES
+from r18_cupy.split import split
 
 EACH_PRECISION = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 STEM = Conv2d(3, 64, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
@@ -90,7 +90,7 @@ def test_weights_times_columns_are_a_row_of_the_convolution(
     weight = rng.integers(-3, 4, (op.out_channels, op.in_channels, kh, kw)).astype(np.float64)
     packed = pack_weight(weight, op, precision, 64).astype(np.float64)
     tiles, _, steps, halves, chunks, groups, rows, _ = packed.shape
-    assert (halves, groups * rows) == (2 if is_split(precision) else 1, 64)
+    assert (halves, groups * rows) == (2 if precision.splits else 1, 64)
     assert not packed[:, :, :, 1:].any(), "small integers have no low half"
     sums = np.zeros((tiles * 64, columns))
     for r in range(kh):
@@ -180,8 +180,26 @@ def test_the_stem_is_one_launch_that_fits(precision: Precision, batch: int) -> N
     assert (steps, ring) == (steps_of(STEM, factor_itemsize(precision)), 13)
 
 
+@EACH_PRECISION
+def test_products_are_written_out_for_the_stem_alone(precision: Precision) -> None:
+    kernel = FewChannelsWgmma(precision)
+    unrolled = {tile for tile in tiles_of(precision) if tile.unrolled}
+    for batch in (1, 8, 64, 256):
+        assert kernel.blocking(stem(batch)).tile in unrolled
+    others = [replace(STEM, in_channels=1), replace(STEM, kernel_size=(7, 6)), *CONVOLUTIONS[1:]]
+    for op in others:
+        assert kernel.blocking(pooled(op)).tile not in unrolled
+    for tile in kernel.all_tiles:
+        assert ("TILE_UNROLLED", int(tile.unrolled)) in kernel.entry(tile).defines
+
+
+def test_the_stem_overlaps_the_launch_before() -> None:
+    (launch,) = FewChannelsWgmma(FP16).launches(stem(1))
+    assert launch.overlaps
+
+
 def test_shared_memory_is_what_the_device_lays_out() -> None:
-    (tile, _) = tiles_of(FP16)
+    tile = tiles_of(FP16)[0]
     weights, lines, zeros = 7 * 2 * 2048, 13 * 2 * 115 * 16, 112 * 16
     assert tile.shared_nbytes(stem(1)) == BARRIER_NBYTES + weights + lines + zeros
 

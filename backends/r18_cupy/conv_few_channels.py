@@ -120,12 +120,11 @@ class FewChannelsFp32(FewChannels):
             return f"takes windows of {TILES[0].k} columns, not {columns}"
         return None
 
-    def packed_size(self, op: Conv2d) -> int:
-        return ceil_div(op.out_channels, TILES[0].n) * TILES[0].n * op.depth
+    def depth(self, op: Conv2d) -> int:
+        return op.depth
 
-    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        weight, *bias = super().pack(problem, weights)
-        return (pack_weight(weight, self.blocking(problem).tile.n), *bias)
+    def pack_weight(self, weight: Array, op: Conv2d, n: int) -> Array:
+        return pack_weight(weight, n)
 
 
 @dataclass(frozen=True, eq=False)

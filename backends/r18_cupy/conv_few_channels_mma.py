@@ -26,8 +26,9 @@ from r18_cupy.few_channels import (
     is_pooled,
     patch_rows,
 )
+from r18_cupy.hopper import SHARED_BYTES_A_CYCLE
 from r18_cupy.launch import ceil_div
-from r18_cupy.split import is_split, split
+from r18_cupy.split import split
 
 SOURCE = "conv2d_few_channels_mma"
 TAPS = 8  # of a line
@@ -36,7 +37,6 @@ STEP_BYTES = 32  # of K in an mma step
 CHUNK_BYTES = 16  # of a copy
 
 PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
-SHARED_BYTES_A_CYCLE = 128  # of a multiprocessor
 CONTENTION = 0.35  # of the less busy of the two pipes, which the other waits for
 
 
@@ -131,7 +131,7 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
     have two sums each: half of the columns, and then half of the channels.
     """
     k = STEP_BYTES // factor_dtype(precision).itemsize
-    if is_split(precision):
+    if precision.splits:
         return (
             FewChannelsMmaTile(128, 64, k, blocks=2, warps=4, split=True),
             FewChannelsMmaTile(128, 32, k, blocks=3, warps=4, split=True),
@@ -144,7 +144,7 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
 
 def factor_dtype(precision: Precision) -> np.dtype[np.generic]:
     """Of the numbers that are multiplied, as registers hold them."""
-    return np.dtype(np.float16) if is_split(precision) else precision.dtype
+    return np.dtype(np.float16) if precision.splits else precision.dtype
 
 
 def lines_of(op: Conv2d) -> int:
@@ -186,7 +186,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
     lines[:o, : c * kh, skipped : skipped + kw] = stored.reshape(o, c * kh, kw)
     if precision.multiply == "tf32":
         lines = round_to_tf32(lines)
-    factors = np.stack(split(lines) if is_split(precision) else (lines,))
+    factors = np.stack(split(lines) if precision.splits else (lines,))
     # Channels: runs of four chunks, chunks, mma tiles that make one, two adjacent columns of each.
     # K: steps, halves, words, elements.
     parts, group, word = len(factors), chunk // 2, 4 // factor.itemsize
@@ -231,15 +231,12 @@ class FewChannelsMma(FewChannels):
             return f"multiplies rows of windows by {TAPS} elements; this one takes {taps}"
         return None
 
-    def packed_size(self, op: Conv2d) -> int:
+    def depth(self, op: Conv2d) -> int:
         tile = self.all_tiles[0]
-        channels = ceil_div(op.out_channels, tile.n) * tile.n
-        return channels * steps_of(op, tile.factor_nbytes) * tile.k * tile.parts
+        return steps_of(op, tile.factor_nbytes) * tile.k * tile.parts
 
-    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        n = self.blocking(problem).tile.n
-        packed = pack_weight(weights[0], conv_op(problem), self.precision, n)
-        return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
+    def pack_weight(self, weight: Array, op: Conv2d, n: int) -> Array:
+        return pack_weight(weight, op, self.precision, n)
 
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
         """Steps of K, and bytes of a patch."""

@@ -24,31 +24,36 @@ from r18_cupy.few_channels import (
     conv_op,
     pool_padding,
 )
+from r18_cupy.hopper import PRODUCT_BYTES_A_CYCLE, SHARED_NBYTES
 from r18_cupy.launch import ceil_div
-from r18_cupy.split import is_split, split
+from r18_cupy.split import split
 
 SOURCE = "conv2d_maxpool2d_few_channels_wgmma"
 PIXEL = 4  # channels of a pixel in shared memory
 MAX_WINDOW = 8  # columns
+CHANNELS, WINDOW = 3, (7, 7)  # of a convolution whose products may be written out
 MULTIPLIERS, FEEDERS = 128, 128  # threads
 PLANES = 2  # of a line of the image, or of either half of its split factors
 CHUNK_BYTES = 16  # of K: a row of a core matrix
 CORE_ROWS = 8
 STEP_CHUNKS = 2
 BARRIER_NBYTES = 128
-SHARED_NBYTES = 227 * 1024  # a block's, of the device
 
-# Of an H200, as in conv_implicit_gemm_wgmma.py.
-PRODUCT_BYTES_A_CYCLE = 4096  # of a multiprocessor: products times the bytes of one factor
 SPLIT_PRODUCTS = 3  # of split factors that make one
 POOL_CYCLES = 8  # of a block for eight columns of a row of sums
 
 
 @dataclass(frozen=True)
 class FewChannelsWgmmaTile(FewChannelsTile):
-    """k: products of a step. split: whether factors are two float16 numbers each."""
+    """k: products of a step. split: whether factors are two float16 numbers each.
+
+    unrolled: for a ResNet's stem alone, CHANNELS under WINDOW, whose products are written out one
+              after the other. Only then does the compiler let a row's products go on while the row
+              before is pooled.
+    """
 
     split: bool = False
+    unrolled: bool = False
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -78,6 +83,10 @@ class FewChannelsWgmmaTile(FewChannelsTile):
         """Of the convolution, that a block computes."""
         return self.m // ROWS
 
+    def suits(self, problem: Problem) -> bool:
+        op = conv_op(problem)
+        return not self.unrolled or (op.in_channels, op.kernel_size) == (CHANNELS, WINDOW)
+
     def column_tiles(self, problem: Problem) -> int:
         """Each begins with a window that the one to the left has; but for the first."""
         return max(ceil_div(problem.output[3] - 1, self.columns // 2 - 1), 1)
@@ -98,31 +107,32 @@ class FewChannelsWgmmaTile(FewChannelsTile):
         return BARRIER_NBYTES + weights * CHUNK_BYTES + lines + zeros
 
     def turn_cycles(self, problem: Problem) -> float:
-        """Of products, and of pooling, in which the tensor cores wait for this block."""
+        """Of products, and of pooling where the tensor cores wait for it."""
         op = conv_op(problem)
         depth = steps_of(op, self.itemsize) * op.kernel_size[0] * self.k
         products = self.m * self.n * depth * self.itemsize / PRODUCT_BYTES_A_CYCLE
         if self.split:
             products *= SPLIT_PRODUCTS
-        return products + POOL_CYCLES * self.m / CORE_ROWS
+        return products if self.unrolled else products + POOL_CYCLES * self.m / CORE_ROWS
 
 
 def tiles_of(precision: Precision) -> tuple[FewChannelsWgmmaTile, ...]:
     """The tilings that are compiled: a row of an image of 224 pixels, and half of one.
 
-    Of split factors a whole row takes the shared memory of a multiprocessor for itself.
+    Split factors have two sums each: a whole row of them takes too many registers.
     """
-    split = is_split(precision)
+    split = precision.splits
     k = STEP_CHUNKS * CHUNK_BYTES // factor_itemsize(precision)
-    return (
-        FewChannelsWgmmaTile(ROWS * 112, 64, k, blocks=1 if split else 2, split=split),
-        FewChannelsWgmmaTile(ROWS * 64, 64, k, blocks=2, split=split),
+    return tuple(
+        FewChannelsWgmmaTile(ROWS * columns, 64, k, blocks=2, split=split, unrolled=unrolled)
+        for columns in ((64,) if split else (112, 64))
+        for unrolled in (True, False)
     )
 
 
 def factor_itemsize(precision: Precision) -> int:
     """Bytes of what the unit multiplies."""
-    return 2 if is_split(precision) else precision.dtype.itemsize
+    return 2 if precision.splits else precision.dtype.itemsize
 
 
 def chunks_of(op: Conv2d, itemsize: int) -> int:
@@ -156,7 +166,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
     windows[:o, :, :kw, :c] = stored.transpose(0, 2, 3, 1)
     if precision.multiply == "tf32":
         windows = round_to_tf32(windows)
-    halves = np.stack(split(windows) if is_split(precision) else (windows,))
+    halves = np.stack(split(windows) if precision.splits else (windows,))
     axes = (tiles, n // CORE_ROWS, CORE_ROWS, kh, steps, STEP_CHUNKS, pixels * PIXEL)
     packed = halves.reshape(len(halves), *axes).transpose(1, 4, 5, 0, 6, 2, 3, 7)
     return np.ascontiguousarray(packed)
@@ -169,6 +179,7 @@ class FewChannelsWgmma(FewChannels):
     op = ConvMaxPool
     algorithm = "few_channels_wgmma"
     truncates: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = True
     minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
     family: ClassVar[str | None] = "sm_90a"
 
@@ -206,14 +217,12 @@ class FewChannelsWgmma(FewChannels):
             return "pools windows with a padding of 1 and no others"
         return None
 
-    def packed_size(self, op: Conv2d) -> int:
+    def depth(self, op: Conv2d) -> int:
         tile = self.all_tiles[0]
-        channels = ceil_div(op.out_channels, tile.n) * tile.n
-        return channels * op.kernel_size[0] * steps_of(op, tile.itemsize) * tile.k * tile.halves
+        return op.kernel_size[0] * steps_of(op, tile.itemsize) * tile.k * tile.halves
 
-    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        packed = pack_weight(weights[0], conv_op(problem), self.precision, self.all_tiles[0].n)
-        return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
+    def pack_weight(self, weight: Array, op: Conv2d, n: int) -> Array:
+        return pack_weight(weight, op, self.precision, n)
 
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
         """Steps of a window's row, and lines of the ring."""

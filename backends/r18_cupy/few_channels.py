@@ -15,10 +15,11 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from r18.backend import RoundingContract
+from r18.backend import Array, RoundingContract
 from r18.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, parts_of
 from r18_cupy.compiler import Entry
 from r18_cupy.conv import bias_and_residual, conv_shape
+from r18_cupy.hopper import MULTIPROCESSOR_NBYTES, MULTIPROCESSORS, RESERVED_NBYTES
 from r18_cupy.kernel import MAX_ELEMENTS, CudaKernel
 from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
 from r18_cupy.tile import TileConfig
@@ -80,6 +81,10 @@ class FewChannelsTile(TileConfig, ABC):
         """The most bytes of shared memory that a block may have."""
         return MAX_SHARED_NBYTES
 
+    def suits(self, problem: Problem) -> bool:
+        """Whether it is meant for the problem, if it fits in shared memory."""
+        return True
+
     @abstractmethod
     def column_tiles(self, problem: Problem) -> int:
         """Blocks along a row of the result."""
@@ -108,9 +113,6 @@ class Blocking:
 # -- choosing ----------------------------------------------------------------------------------
 
 # What the choice is made for, an H200: another device computes the same, perhaps less evenly.
-MULTIPROCESSORS = 132
-SHARED_OF_MULTIPROCESSOR = 227 * 1024
-RESERVED_NBYTES = 1024  # of shared memory, for each block
 ALONE = 1.25  # how much longer a turn takes a block that has the multiprocessor for itself
 TURN_LATENCY = 700  # cycles of a turn in which a block's arithmetic waits
 BLOCK_LATENCY = 3000  # cycles until the first patch and the weights are there
@@ -123,7 +125,7 @@ def estimate(problem: Problem, blocking: Blocking) -> float:
     tile = blocking.tile
     share = ceil_div(blocking.blocks(problem), MULTIPROCESSORS)
     needed = tile.shared_nbytes(problem) + RESERVED_NBYTES
-    resident = min(tile.blocks, SHARED_OF_MULTIPROCESSOR // needed)
+    resident = min(tile.blocks, MULTIPROCESSOR_NBYTES // needed)
     turns = blocking.strip + (0.5 if is_pooled(problem) else 0.0)
     work = tile.turn_cycles(problem)
     busy = share * (turns * work + BLOCK_CYCLES)
@@ -137,7 +139,11 @@ def possible_blockings(
     """The tiles that fit in shared memory, with the strips that divide an image most evenly."""
     turns = turns_of(problem)
     strips = sorted({ceil_div(turns, count) for count in range(1, min(turns, MAX_STRIPS) + 1)})
-    fitting = (tile for tile in tiles if tile.shared_nbytes(problem) <= tile.shared_limit)
+    fitting = (
+        tile
+        for tile in tiles
+        if tile.suits(problem) and tile.shared_nbytes(problem) <= tile.shared_limit
+    )
     return tuple(Blocking(tile, strip) for tile in fitting for strip in strips)
 
 
@@ -158,6 +164,7 @@ class FewChannels(CudaKernel):
     reads: ClassVar[Layout] = Layout.NCHW
     minimum_capability: ClassVar[tuple[int, int]] = (8, 0)  # cp.async
     truncates: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = False  # see GridLaunch
 
     config: FewChannelsTile | None = None
 
@@ -218,8 +225,21 @@ class FewChannels(CudaKernel):
         """Why it does not take a convolution's window, or None. Pure."""
 
     @abstractmethod
+    def depth(self, op: Conv2d) -> int:
+        """Elements of a channel's packed weights."""
+
     def packed_size(self, op: Conv2d) -> int:
         """Elements of the packed weights."""
+        n = self.all_tiles[0].n
+        return ceil_div(op.out_channels, n) * n * self.depth(op)
+
+    @abstractmethod
+    def pack_weight(self, weight: Array, op: Conv2d, n: int) -> Array:
+        """OIHW to what the device reads, in tiles of n channels."""
+
+    def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        packed = self.pack_weight(weights[0], conv_op(problem), self.blocking(problem).tile.n)
+        return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
 
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
         """What the device code is told besides, at the end. Pure."""
@@ -241,5 +261,6 @@ class FewChannels(CudaKernel):
                 (tile.threads, 1, 1),
                 (X, Pointer(Role.WEIGHT), bias, OUT, shape, task, *self.sizes(problem, tile)),
                 tile.shared_nbytes(problem),
+                overlaps=self.overlaps,
             ),
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 
 from r18.backend import Array
-from r18.precision import Precision
 
 LOW_SCALE = np.float32(2**11)
 
@@ -21,8 +20,3 @@ def split(values: Array) -> tuple[Array, Array]:
         high = values.astype(np.float16)
         low = ((values - high.astype(np.float32)) * LOW_SCALE).astype(np.float16)
     return high, low
-
-
-def is_split(precision: Precision) -> bool:
-    """Whether factors are multiplied as two float16 numbers each."""
-    return precision.multiply == "fp16x2"

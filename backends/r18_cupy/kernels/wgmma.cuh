@@ -23,7 +23,7 @@ constexpr unsigned long long STEP_OF_K = 32 / 16;  // from one step's descriptor
 // Without permutation, 128 bytes from eight rows to the next eight. `low` is the lower half of the
 // descriptor: the address, and the distance from 16 bytes of K to the next 16, in units of 16 bytes
 // (PTX ISA, "Strides"; "Canonical layouts", K-major without swizzling).
-__device__ __forceinline__ unsigned long long descriptor(unsigned low) {
+__device__ __forceinline__ unsigned long long unpermuted_descriptor(unsigned low) {
   return (unsigned long long)(128 / 16) << 32 | low;
 }
 
