@@ -25,7 +25,7 @@ from r18_cupy.device import CupyMemory
 if TYPE_CHECKING:
     from r18_cupy.program import CupyProgram
 
-FEW_OUTPUTS = 2**20  # of a step that is computed beside another
+FEW_OUTPUTS = 2**18  # of a step that is computed beside another
 TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
 INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
 

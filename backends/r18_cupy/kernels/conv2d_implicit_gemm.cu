@@ -1,5 +1,6 @@
 // Convolution as a matrix product whose column matrix is never written: its tiles are gathered
 // from the image into shared memory, while the tiles before them are multiplied. NCHW, float32.
+#include "dependent_launch.cuh"
 #include "sgemm.cuh"
 
 // The N side: a thread gathers one pixel's column of the tile, every kRowStep-th row of it.
@@ -111,11 +112,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 conv2d_implicit_gemm(const float* __restrict__ x, const float* __restrict__ weight,
                      const float* __restrict__ bias, const float* residual, float* out,
                      const ConvShape p, const GemmShape g) {
+  wait_for_launch_before();
   __shared__ Shared shared;
   const BlockTile block(g);
   WeightTiles weights(weight, g, block);
-  weights.prefetch(block);
-  follow_launch_before();
   GatheredColumns columns(x, p, g, block);
   Sums sums;
   multiply_tiles(sums, shared, weights, columns, block.k_count);

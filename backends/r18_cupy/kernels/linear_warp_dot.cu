@@ -48,12 +48,7 @@ linear_warp_dot(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weigh
                 const float* __restrict__ bias, STORAGE* __restrict__ out, const LinearShape p) {
   constexpr int W = WIDTH<STORAGE>;
   const int feature = blockIdx.x * WARPS + threadIdx.x / LANES;
-  if (blockIdx.y == 0 && threadIdx.x == 0) {  // other samples are multiplied with the same
-    const int rows = min(WARPS, p.out_features - feature);
-    const unsigned nbytes = rows * p.features * sizeof(STORAGE);
-    prefetch_weights(weight + (size_t)feature * p.features, nbytes / 16 * 16);
-  }
-  follow_launch_before();
+  wait_for_launch_before();
   if (feature >= p.out_features) return;  // a whole warp
   const int first = blockIdx.y * ROWS;
   const bool alone = p.n - first == 1;

@@ -5,7 +5,6 @@
 // Only where the N side comes from (a gather, or a column matrix) differs between kernels.
 #pragma once
 #include "conv.cuh"
-#include "dependent_launch.cuh"
 #include "fast_divide.cuh"
 #include "staged_copy.cuh"
 
@@ -76,13 +75,6 @@ class WeightTiles {
                                          const BlockTile& block)
       : next_((const float4*)weight +
               ((size_t)block.m_tile * g.k_tiles + block.k_begin) * kVectors + threadIdx.x) {}
-
-  // What blocks of other pixels read as well is asked for once.
-  __device__ __forceinline__ void prefetch(const BlockTile& block) const {
-    if (block.n == 0 && threadIdx.x == 0) {
-      prefetch_weights(next_, block.k_count * kVectors * sizeof(float4));
-    }
-  }
 
   __device__ __forceinline__ void fetch(float (*tile)[TILE_M]) {
 #pragma unroll

@@ -1,4 +1,5 @@
 // Packed weights times a column matrix, with the convolution's epilogue. NCHW, float32.
+#include "dependent_launch.cuh"
 #include "sgemm.cuh"
 
 // The N side: `columns` numbers a row, a multiple of TILE_N, so that every vector is aligned and
@@ -47,11 +48,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor 
 sgemm_tiled(const float* __restrict__ matrix, const float* __restrict__ weight,
             const float* __restrict__ bias, const float* residual, float* out,
             const ConvShape p, const GemmShape g, int columns) {
+  wait_for_launch_before();
   __shared__ Shared shared;
   const BlockTile block(g);
   WeightTiles weights(weight, g, block);
-  weights.prefetch(block);
-  follow_launch_before();
   StoredColumns stored(matrix, columns, block);
   Sums sums;
   multiply_tiles(sums, shared, weights, stored, block.k_count);

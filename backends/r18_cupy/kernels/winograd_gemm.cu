@@ -2,6 +2,7 @@
 //   product[t][o][k] = Σ_c filters[t][c][o] · transformed[t][c][k]
 // The host and the first phase have padded every extent to whole tiles, so nothing is checked here:
 // padded channels are zero in both factors, and padded rows and columns are not read afterwards.
+#include "dependent_launch.cuh"
 #include "sgemm.cuh"
 #include "winograd.cuh"
 
@@ -42,6 +43,7 @@ class TransformedTiles {
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 winograd_gemm(const float* __restrict__ filters, const float* __restrict__ transformed,
               float* __restrict__ product, const WinogradSpan span) {
+  wait_for_launch_before();
   __shared__ Shared shared;
   GemmShape g = {};
   g.k_tiles = g.split_tiles = span.c_padded / TILE_K;
@@ -50,8 +52,6 @@ winograd_gemm(const float* __restrict__ filters, const float* __restrict__ trans
   const size_t t = blockIdx.y;
 
   WeightTiles weights(filters + t * span.c_padded * span.o_padded, g, block);
-  weights.prefetch(block);
-  follow_launch_before();
   TransformedTiles columns(transformed + t * span.c_padded * span.width + block.n, span.width);
   Sums sums;
   multiply_tiles(sums, shared, weights, columns, block.k_count);
