@@ -12,11 +12,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
-from r18.backend import Array, Pipelined, Program
+from r18.backend import Array, Pipelined
 
 
-def pipeline(program: Program, batches: Iterable[Array]) -> Iterator[Array]:
+class Fed(Protocol):
+    """What batches are brought to: the parts of a `Program` that it takes."""
+
+    def load(self, images: Array) -> None: ...
+    def launch(self) -> None: ...
+    def fetch(self) -> Array: ...
+
+
+def pipeline(program: Fed, batches: Iterable[Array]) -> Iterator[Array]:
     """The output of every batch, in order; see `Program.fetch` for its format.
 
     One batch is computed while the next is under way, so that an output comes when the batch after
@@ -34,11 +43,11 @@ def pipeline(program: Program, batches: Iterable[Array]) -> Iterator[Array]:
         yield fetch()
 
 
-def _fetching(program: Program) -> Callable[[], Array]:
+def _fetching(program: Fed) -> Callable[[], Array]:
     if isinstance(program, Pipelined):
         return program.fetch_later()
     output = program.fetch()
     return lambda: output
 
 
-__all__ = ["pipeline"]
+__all__ = ["Fed", "pipeline"]
