@@ -491,6 +491,27 @@ class Program(Protocol):
 
 
 @runtime_checkable
+class Pipelined(Protocol):
+    """What a `Program` offers besides that copies while it computes; see `r18.pipeline`."""
+
+    def input_arrays(self) -> tuple[Array, Array]:
+        """Two host arrays of the input's shape and format, to be filled and loaded in turn.
+
+        The same two each time. `load` knows them, and copies from where they are. One may be
+        filled anew when the other has been loaded since, or when its run has ended. Pixels are
+        (N, C, H, W) to look at, and in memory NHWC.
+        """
+        ...
+
+    def fetch_later(self) -> Callable[[], Array]:
+        """`fetch` of the run enqueued last, in two parts: what is returned waits and gives it.
+
+        Other batches may be loaded and launched meanwhile, and change nothing in it.
+        """
+        ...
+
+
+@runtime_checkable
 class OnStream(Protocol):
     """What a `Program` whose launches all go into one stream offers besides.
 

@@ -9,7 +9,8 @@ the medians of whole series lie apart is what percentiles of one cannot tell.
 
 A time is of one run over a batch that lies on the device already, complete when the clock stops.
 On a GPU the clock is the device's: events around the run, which begins on an idle device, so that
-what the host takes to launch it counts. `r18.contenders` says who takes part.
+what the host takes to launch it counts. `r18.contenders` says who takes part. A contender that can
+be fed from host memory may be timed so besides: see `r18.from_host`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from r18.backend import Array, DeviceInfo, StepTime
-from r18.errors import UsageError
+from r18.errors import R18Error, UsageError
+from r18.from_host import STRETCHES, Feed, Feeding, FromHost
 from r18.machine import peak_nbytes, reset_peak, resident_nbytes
 from r18.ops import Shape
 from r18.peers import PEER, PEERS
@@ -106,6 +108,7 @@ class Contender:
     required: when it cannot be made, that is an error; otherwise it is left out and reported.
     algorithm: what it was told to use where it can, as `conv2d=direct`; empty for its own choice.
     twin:     the very same thing in another precision's rows: made and timed once, for both.
+    feed:     makes it anew, to take pixels from host memory; None where it cannot.
     """
 
     name: str
@@ -117,6 +120,7 @@ class Contender:
     required: bool = True
     algorithm: str = ""
     twin: Contender | None = None
+    feed: Callable[[], Feeding] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class Row:
     algorithm:  as its contender says. kernels: the steps that each kernel runs, by its id.
     loss:       what its output lost against float64, in parts of what it may lose: above 1 it is
                 wrong. None where nobody looked.
+    from_host:  the same network fed with pixels from host memory, if that was asked for.
     """
 
     backend: str
@@ -157,6 +162,7 @@ class Row:
     best_peer: str = ""
     loss: float | None = None
     series: int = 1
+    from_host: FromHost | None = None
 
     @property
     def median_ms(self) -> float:
@@ -191,7 +197,9 @@ class Row:
         """Every field, and what is derived from the samples."""
         times = ("median_ms", "p10_ms", "p90_ms", "series_ms")
         rates = ("ms_per_image", "images_per_second")
-        return asdict(self) | {name: getattr(self, name) for name in (*times, *rates)}
+        fed = self.from_host and self.from_host.to_json(self.batch, self.median_ms)
+        derived = {name: getattr(self, name) for name in (*times, *rates)}
+        return asdict(self) | derived | {"from_host": fed}
 
 
 # -- timing ------------------------------------------------------------------------------------
@@ -217,6 +225,7 @@ def bench(
     input_sets: int = 3,
     seed: int = 0,
     per_step: bool = False,
+    from_host: bool = False,
     judge: Callable[[Contender, Runner], float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str, int, int], None] | None = None,
@@ -228,6 +237,7 @@ def bench(
     repeat:   timed runs of each in a series, in rounds of as many as the device's pace says.
     series:   how often that is gone through.
     per_step: also profile each, step by step, after the rounds.
+    from_host: also feed those that can be from host memory, in turns of their own after the rounds.
     judge:    gives the loss of each row; asked after the rounds, so that what it loads and leaves
               behind changes no time and no memory of its group.
     clock:    seconds; only where the device has no clock of its own.
@@ -247,8 +257,12 @@ def bench(
     for entry in made:
         key = (entry.contender.device.kind, entry.contender.shape)
         groups.setdefault(key, []).append(entry)
-    each = 1 + series * (warmup + repeat)
-    total, done = len(made) * each, 0
+
+    def planned(contender: Contender) -> int:
+        fed = from_host and contender.feed is not None
+        return 1 + series * (warmup + repeat) + (STRETCHES if fed else 0)
+
+    total, done = sum(planned(entry.contender) for entry in made), 0
 
     def tell(what: str, contender: Contender, runs: int = 1) -> None:
         nonlocal done
@@ -264,7 +278,7 @@ def bench(
             entered = []
             for entry in group:
                 if not _enter(entry, images[0], on_skip):
-                    tell("left out", entry.contender, each)
+                    tell("left out", entry.contender, planned(entry.contender))
                     continue
                 open_runners.callback(entry.runner.close)
                 entered.append(entry)
@@ -281,6 +295,8 @@ def bench(
                         entry = entered[turn]
                         entry.samples_ms += _turn(entry.runner, images, round_, pace, runs, clock)
                         tell("timing", entry.contender, runs)
+            if from_host:
+                _feed_all(entered, seed, clock, tell, on_skip)
             for entry in entered:
                 steps = _profile(entry.runner, min(repeat, PROFILES)) if per_step else ()
                 own = _row(entry, warmup, series, steps)
@@ -301,6 +317,7 @@ class _Entry:
     runner: Runner = field(init=False)
     peak_rss_nbytes: int | None = None
     samples_ms: list[float] = field(default_factory=list)
+    from_host: FromHost | None = None
     row: Row | None = None
 
 
@@ -351,6 +368,39 @@ def _turn(
     return [runner.time(clock) for _ in range(runs)]
 
 
+def _feed_all(
+    entries: Sequence[_Entry],
+    seed: int,
+    clock: Callable[[], float],
+    tell: Callable[[str, Contender, int], None],
+    on_skip: Callable[[Contender, Exception], None] | None,
+) -> None:
+    """Time those that can be fed from host memory, stretch by stretch in turns."""
+    with ExitStack() as opened:
+        fed: list[tuple[_Entry, Feed]] = []
+        for entry in entries:
+            if entry.contender.feed is None:
+                continue
+            try:
+                program = entry.contender.feed()
+            except R18Error as error:  # no kernel for pixels: its other times stand
+                if on_skip is not None:
+                    name = f"{entry.contender.name} from host"
+                    on_skip(replace(entry.contender, name=name), error)
+                tell("left out", entry.contender, STRETCHES)
+                continue
+            feed = Feed(program, statistics.median(entry.samples_ms), seed, clock)
+            opened.callback(feed.close)
+            fed.append((entry, feed))
+        for round_ in range(STRETCHES):
+            for turn in rotated(len(fed), round_):
+                entry, feed = fed[turn]
+                feed.stretch()
+                tell("from host memory", entry.contender, 1)
+        for entry, feed in fed:
+            entry.from_host = feed.result()
+
+
 def _row(entry: _Entry, warmup: int, series: int, steps: tuple[StepTime, ...]) -> Row:
     contender, runner = entry.contender, entry.runner
     return Row(
@@ -370,6 +420,7 @@ def _row(entry: _Entry, warmup: int, series: int, steps: tuple[StepTime, ...]) -
         algorithm=contender.algorithm,
         kernels=runner.kernels,
         series=series,
+        from_host=entry.from_host,
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import cast
 
 from r18.backend import (
     Array,
@@ -14,14 +15,17 @@ from r18.backend import (
     DeviceInfo,
     Kernel,
     OnStream,
+    Pipelined,
     Program,
     StepTime,
 )
 from r18.bench import Contender
 from r18.errors import NoKernel, UsageError, unknown
+from r18.from_host import Feeding
 from r18.ops import ConvMaxPool
 from r18.passes import fuse, fuse_pool
 from r18.peers import Way, device_words, made, peers_precision, ways
+from r18.preprocess import Preprocess
 from r18.schedule import Schedule
 
 Algorithm = tuple[str, str]
@@ -103,7 +107,19 @@ def program_contender(
         (options.batch, *schedule.input_shape),
         lambda: Compiled(backend.compile(schedule, weights, options), device.kind),
         required,
+        feed=lambda: _fed(backend, schedule, weights, options),
     )
+
+
+def _fed(
+    backend: Backend, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
+) -> Feeding:
+    """The program that takes pixels, as ImageNet's are normalised. Raises `NoKernel`."""
+    program = backend.compile(schedule, weights, replace(options, pixels=Preprocess().normalize))
+    if isinstance(program, Pipelined):
+        return cast(Feeding, program)
+    program.close()
+    raise UsageError(f"programs of backend '{backend.name}' take no arrays to be fed from")
 
 
 def algorithm_contender(
@@ -131,6 +147,7 @@ def algorithm_contender(
         make=make,
         required=False,
         algorithm=f"{op}={name}",
+        feed=None,
     )
 
 

@@ -394,10 +394,19 @@ def download(
     memory: Memory, buffer: Buffer, shape: Shape, layout: Layout, dtype: np.dtype[Any]
 ) -> Array:
     """A buffer's tensor as a logical array in its storage dtype."""
-    array = memory.download(buffer, layout.physical(shape), dtype)
-    if len(shape) == 4 and layout is Layout.NHWC:
-        array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
-    return array
+    return np.ascontiguousarray(
+        logical(memory.download(buffer, layout.physical(shape), dtype), layout)
+    )
+
+
+def logical(array: Array, layout: Layout) -> Array:
+    """An array of a layout's physical shape, as one of the logical shape over the same memory."""
+    return array.transpose(0, 3, 1, 2) if array.ndim == 4 and layout is Layout.NHWC else array
+
+
+def widened(array: Array) -> Array:
+    """A copy in float32, or float64 of float64: as a program gives what it has computed."""
+    return array.astype(np.float64 if array.dtype == np.float64 else np.float32)
 
 
 def prepare_weights(
@@ -479,6 +488,7 @@ class ExecutorProgram:
         self._arena = self._memory.empty(plan.arena_nbytes)
         self._launches = bind(plan, prepared, self._arena)
         self.weight_nbytes = sum(b.nbytes for launch in self._launches for b in launch.weights)
+        self._input_arrays: tuple[Array, Array] | None = None
         self._graph: Callable[[], None] | None = None
         if plan.options.graph:
             self._graph = self._stream.capture(lambda: self._enqueue(self._launches))
@@ -539,7 +549,20 @@ class ExecutorProgram:
             array = download(
                 self._memory, self._buffer(value), tensor.shape, tensor.layout, tensor.dtype
             )
-        return array if array.dtype == np.float64 else array.astype(np.float32)
+        return widened(array)
+
+    def input_arrays(self) -> tuple[Array, Array]:
+        """See `r18.backend.Pipelined`. Where runs end at once, both may be filled at any time."""
+        self._check_open()
+        if self._input_arrays is None:
+            tensor = self._plan.tensors[self._plan.schedule.input]
+            self._input_arrays = self._host_array(tensor), self._host_array(tensor)
+        return self._input_arrays
+
+    def fetch_later(self) -> Callable[[], Array]:
+        """See `r18.backend.Pipelined`. It is fetched here and now."""
+        output = self.fetch()
+        return lambda: output
 
     def profile(self) -> list[StepTime]:
         """Time of each step of one run, by the stream's events, outside any graph.
@@ -572,11 +595,16 @@ class ExecutorProgram:
         self._closed = True
         self._launches = ()
         self._graph = None
+        self._input_arrays = None
         self._arena = cast(Buffer, None)
 
     def _buffer(self, key: str) -> Buffer:
         tensor = self._plan.tensors[key]
         return self._arena.view(tensor.offset, tensor.nbytes)
+
+    def _host_array(self, tensor: Tensor) -> Array:
+        """A host array that lies in memory as the tensor does, logical to look at."""
+        return logical(np.zeros(tensor.layout.physical(tensor.shape), tensor.dtype), tensor.layout)
 
     def _launches_now(self) -> tuple[Launch, ...]:
         """The launches over the batch loaded last."""

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from r18.backend import Array, CompileOptions, DeviceInfo, StepTime
 from r18.bench import PACES, Contender, Row, bench, random_images, rotated, with_ratios
-from r18.cli.bench import step_table, table
+from r18.cli.bench import from_host_table, step_table, table
 from r18.contenders import contenders, peer_contender
 from r18.errors import BackendUnavailable, NoKernel, UsageError
+from r18.from_host import STRETCHES
 from r18.machine import machine, peak_nbytes, reset_peak, resident_nbytes
 from r18.peers import PEER, Way
 from r18.peers.torchvision import Torchvision
+from r18.pipeline import pipeline
 from r18.registry import load_backend
 from r18.schedule import resnet18, tiny
 from support import output_of, random_weights
@@ -224,6 +226,135 @@ def test_devices_and_batches_do_not_take_turns_with_each_other() -> None:
     assert [row.backend for row in rows] == ["small", "large", "gpu", "narrow"]  # as they came
     # One group is closed before the next is made: two batches never share the memory.
     assert stage.closed[:2] in (["narrow", "small"], ["small", "narrow"])
+
+
+# -- from host memory --------------------------------------------------------------------------
+
+
+class FakeFeeding:
+    """A program that computes beside its copies, each of which takes so long, on a fake clock."""
+
+    def __init__(self, stage: Stage, name: str, run: float, copy: float) -> None:
+        self.stage, self.name, self.seconds, self.copy = stage, name, run, copy
+        self.arrays = np.zeros((2, 3, 4, 4), np.uint8), np.zeros((2, 3, 4, 4), np.uint8)
+        self.arrived = self.computed = 0.0
+
+    def input_arrays(self) -> tuple[Array, Array]:
+        return self.arrays
+
+    def load(self, images: Array) -> None:
+        assert any(images is array for array in self.arrays)
+        self.stage.log.append(("feed", self.name, images.copy()))
+        self.stage.now = max(self.stage.now, self.arrived)  # the other array is free
+        self.arrived = self.stage.now + self.copy
+
+    def launch(self) -> None:
+        self.computed = max(self.computed, self.arrived) + self.seconds
+
+    def fetch(self) -> Array:
+        return self.fetch_later()()
+
+    def fetch_later(self) -> Callable[[], Array]:
+        ready = self.computed
+
+        def fetch() -> Array:
+            self.stage.now = max(self.stage.now, ready)
+            return np.zeros((2, 10), np.float32)
+
+        return fetch
+
+    def close(self) -> None:
+        self.stage.closed.append(f"{self.name} fed")
+
+
+def fed_row(run: float, copy: float, device: float = 0.01) -> Row:
+    stage = Stage()
+    field = [
+        replace(
+            stage.contender("a", device, batch=2),
+            feed=lambda: FakeFeeding(stage, "a", run, copy),
+        )
+    ]
+    (found,) = bench(field, warmup=0, repeat=1, from_host=True, clock=stage.clock)
+    assert stage.closed == ["a fed", "a"]
+    pixels = [images for event, _, images in stage.log if event == "feed"]
+    assert len({images.tobytes() for images in pixels}) == 2  # random, and two of them
+    return found
+
+
+def test_what_takes_longer_decides_how_fast_batches_come() -> None:
+    computing = fed_row(run=0.010, copy=0.004).from_host
+    copying = fed_row(run=0.010, copy=0.025).from_host
+    assert computing is not None
+    assert copying is not None
+    assert computing.nbytes == 2 * 3 * 4 * 4
+    assert computing.batches == 25  # a quarter of a second
+    assert len(computing.runs_ms) == len(computing.copies_ms) == STRETCHES
+    assert computing.median_ms == pytest.approx(10)
+    assert computing.copy_ms == pytest.approx(4)
+    assert copying.median_ms == pytest.approx(copying.copy_ms) == pytest.approx(25)
+
+
+def test_json_and_table_of_what_was_fed() -> None:
+    found = fed_row(run=0.0125, copy=0.004)
+    data = json.loads(json.dumps(found.to_json()))["from_host"]
+    assert data["share"] == pytest.approx(0.8)
+    assert data["images_per_second"] == pytest.approx(160)
+    assert data["copy_bytes_per_second"] == pytest.approx(96 / 0.004)
+    assert len(data["runs_ms"]) == STRETCHES
+    assert row().to_json()["from_host"] is None
+    line = from_host_table([row(), found]).splitlines()[2:]
+    assert [" ".join(text.split()) for text in line] == [
+        "a cpu fp32 2 12.50 12.50..12.50 160.0 80.0% 4.000 0.0"
+    ]
+
+
+def test_only_those_that_can_be_are_fed_and_only_if_asked() -> None:
+    def refuses() -> FakeFeeding:
+        raise NoKernel("no kernel takes normalize\n  more")
+
+    stage = Stage()
+    field = [
+        stage.contender("a"),
+        replace(stage.contender("b"), feed=refuses),
+        replace(stage.contender("c"), feed=lambda: FakeFeeding(stage, "c", 0.1, 0.1)),
+    ]
+    skipped: list[tuple[str, str]] = []
+    told: list[tuple[int, int]] = []
+    rows = bench(
+        field,
+        warmup=0,
+        repeat=1,
+        from_host=True,
+        clock=stage.clock,
+        on_skip=lambda contender, error: skipped.append((contender.name, str(error))),
+        progress=lambda what, done, total: told.append((done, total)),
+    )
+    assert [found.from_host is not None for found in rows] == [False, False, True]
+    assert skipped == [("b from host", "no kernel takes normalize\n  more")]
+    assert told[-1][0] == told[-1][1]
+    plain = bench(field, warmup=0, repeat=1, clock=stage.clock)
+    assert not any(found.from_host for found in plain)
+
+
+def test_a_backend_is_fed_through_its_own_program() -> None:
+    schedule = tiny()
+    field = contenders(
+        {"numpy": load_backend("numpy")},
+        schedule,
+        random_weights(schedule),
+        batches=(2,),
+        algorithms=[("conv2d", "direct")],
+    )
+    own, direct, peer = field
+    assert direct.feed is None
+    assert peer.feed is None
+    assert own.feed is not None
+    program = own.feed()
+    (first, _) = program.input_arrays()
+    assert (first.shape, first.dtype) == ((2, 3, 32, 32), np.dtype(np.uint8))
+    first[...] = 128
+    assert np.isfinite(list(pipeline(program, [first, first]))).all()
 
 
 # -- numbers -----------------------------------------------------------------------------------

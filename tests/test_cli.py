@@ -388,6 +388,18 @@ def test_bench_as_a_table(command: Command) -> None:
     assert "left out: torchvision eager, fp32, batch 1: torchvision has no" in done.stderr
 
 
+def test_bench_from_host_memory(command: Command, tmp_path: Path) -> None:
+    asked = ("--backends", "numpy", "--batch", 2, "--from-host", "--record", "--records", tmp_path)
+    done = command(*QUICK, *asked)
+    assert done.returncode == 0, done.stderr
+    assert "\nfrom host memory\n" in done.stdout
+    assert "of device-only" in done.stdout
+    record = json.loads((tmp_path / "bench-cpu.json").read_text("utf-8"))
+    (row,) = record["groups"]["tiny/fp32/all/b2"]["rows"]
+    assert row["from_host"]["nbytes"] == 2 * 3 * 32 * 32
+    assert len(row["from_host"]["runs_ms"]) == 5
+
+
 def test_bench_as_json_of_all(command: Command) -> None:
     data: dict[str, Any] = json.loads(command.output(*QUICK, "--batch", 1, "--json"))
     assert {"numpy", "torch"} <= {row["backend"] for row in data["rows"]}

@@ -15,11 +15,16 @@ import pytest
 
 from r18.backend import FUSION_LEVELS, CompileOptions
 from r18.errors import BackendUnavailable, ShapeError, UsageError
-from r18.executor import Tensor
+from r18.executor import Tensor, run_kernel
+from r18.ops import Normalize, Problem
 from r18.passes import fuse
-from r18.schedule import tiny
+from r18.pipeline import pipeline
+from r18.preprocess import Preprocess
+from r18.schedule import resnet18, tiny
+from r18.weights import load_weights
 from r18_cupy import Backend
-from support import Array, images, random_weights
+from r18_oracle.checkpoints import compare_checkpoints, seeded_pixels
+from support import Array, bytes_of, images, random_weights
 
 BATCH = 3
 SCHEDULE = tiny()
@@ -185,3 +190,130 @@ def test_profile_names_the_phases() -> None:
     assert {t.phase for t in times if "/im2col/" in t.kernel} == {"im2col", "gemm"}
     assert {"bn1", "relu"} <= {t.step for t in times}
     assert all(t.milliseconds > 0 for t in times)
+
+
+# -- pixels ------------------------------------------------------------------------------------
+
+
+PIXELS = Preprocess().normalize
+
+
+@pytest.mark.parametrize("level", ["none", "all"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_pixels_give_the_bits_of_the_image_that_they_make(precision: str, level: str) -> None:
+    """What the first kernel stores, given to a program without it, is computed alike."""
+    options = {"precision": precision, "fusion": level}
+    program = compile_tiny(pixels=PIXELS, taps=("image",), **options)
+    pixels = bytes_of(SCHEDULE, BATCH)
+    got = program(pixels)
+    image = program.fetch("image")
+    mean, std = (np.array(values)[:, None, None] for values in (PIXELS.mean, PIXELS.std))
+    unit = {"fp16": 2.0**-11, "bf16": 2.0**-8}.get(precision, 2.0**-24)
+    np.testing.assert_allclose(image, (pixels / 255 - mean) / std, rtol=unit, atol=2e-6)
+    np.testing.assert_array_equal(program.fetch("pixels"), pixels)
+    np.testing.assert_array_equal(compile_tiny(**options)(image), got)
+    assert next(time.step for time in program.profile()) == "normalize"
+
+
+@pytest.mark.parametrize("size", [224, 33, 30, 2])
+@pytest.mark.parametrize("channels", [3, 1, 4])
+def test_images_of_any_size_and_channels(size: int, channels: int) -> None:
+    """Planes of whole vectors and others, RGB and not."""
+    op = Normalize((0.4, 0.5, 0.6, 0.7)[:channels], (0.2, 0.3, 0.4, 0.5)[:channels])
+    backend = Backend()
+    problem = Problem(op, ((2, channels, size, size),))
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, problem.output, np.uint8)
+    mean, std = (np.array(values)[:, None, None] for values in (op.mean, op.std))
+    for kernel in (k for k in backend.kernels() if k.op is Normalize):
+        unit = 2.0**-8 if kernel.precision.storage == "bfloat16" else 2.0**-11
+        got = run_kernel(backend, kernel, problem, pixels).astype(np.float64)
+        np.testing.assert_allclose(got, (pixels / 255 - mean) / std, rtol=unit, atol=2e-6)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_checkpoint_from_the_same_bytes(precision: str) -> None:
+    report = compare_checkpoints(
+        Backend(),
+        SCHEDULE,
+        load_weights("synthetic", SCHEDULE),
+        seeded_pixels(SCHEDULE, 2, PIXELS),
+        precision=precision,
+        taps="all",
+        pixels=PIXELS,
+    )
+    assert report.findings == ()
+    assert report.steps[0].step == "normalize"
+
+
+def test_pixels_on_the_device_are_read_where_they_are() -> None:
+    import cupy
+
+    program = compile_tiny(pixels=PIXELS)
+    pixels = bytes_of(SCHEDULE, BATCH, 1)
+    expected = program(pixels)
+    device = cupy.asarray(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)))
+    out = program.run(device.transpose(0, 3, 1, 2))
+    cupy.cuda.get_current_stream().synchronize()
+    np.testing.assert_array_equal(out.get(), expected)
+    assert program._held[1].data.ptr == device.data.ptr
+    with pytest.raises(UsageError, match="takes uint8 pixels"):
+        program.run(cupy.zeros(pixels.shape, np.float32))
+
+
+# -- from host memory --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("pixels", [PIXELS, None], ids=["pixels", "floats"])
+def test_batches_from_host_memory_meet_none_of_the_others(
+    pixels: Normalize | None, graph: bool
+) -> None:
+    """Arrays are filled again at once; ResNet-18, so that copies and runs take a while."""
+    schedule, batch = resnet18(), 16
+    options = CompileOptions(batch, "fp16", pixels=pixels, graph=graph)
+    program: Any = Backend().compile(schedule, load_weights("synthetic", schedule), options)
+    make = images if pixels is None else bytes_of
+    given = [make(schedule, batch, seed).astype(input_of(program).dtype) for seed in range(5)]
+    expected = [program(one) for one in given]
+    order = [int(i) for i in np.random.default_rng(0).integers(0, 5, 60)]
+    arrays = program.input_arrays()
+    assert program.input_arrays() is arrays
+
+    def filled() -> Iterator[Array]:
+        for turn, which in enumerate(order):
+            array = arrays[turn % 2]
+            array[...] = given[which]
+            yield array
+
+    def spoilt() -> Iterator[Array]:
+        for which in order:
+            own = given[which].copy()
+            yield own
+            own[...] = 0
+
+    for source in (filled, spoilt):
+        got = list(pipeline(program, source()))
+        assert len(got) == len(order)
+        for turn, which in enumerate(order):
+            np.testing.assert_array_equal(got[turn], expected[which], err_msg=str(turn))
+    owed = []
+    for images_ in filled():  # far ahead of the device
+        program.load(images_)
+        program.launch()
+        owed.append(program.fetch_later())
+    for which, fetch in zip(order, owed, strict=True):
+        np.testing.assert_array_equal(fetch(), expected[which])
+    program.close()
+
+
+def test_an_output_that_nobody_fetched_disturbs_no_other(program: Any) -> None:
+    first, second = (images(SCHEDULE, BATCH, seed) for seed in (1, 2))
+    expected = program(second)
+    for _ in range(200):
+        program.load(first)
+        program.launch()
+        program.fetch_later()  # dropped while the copy may be going on
+        program.load(second)
+        program.launch()
+        np.testing.assert_array_equal(program.fetch_later()(), expected)

@@ -27,6 +27,7 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -34,6 +35,7 @@ from r18.ops import (
     Shape,
     Softmax,
 )
+from r18.preprocess import Preprocess
 from r18_numpy import blocks, conv
 from r18_numpy.threads import thread_count
 from support import Array, PoisonedMemory
@@ -455,6 +457,7 @@ def test_every_op_has_a_kernel_that_stores_its_precision(precision: str) -> None
         Linear(3, 4): [x[:, :, 0, 0], drawn((4, 3), 1), np.ones(4)],
         Softmax(): [x[:, :, 0, 0]],
         Relayout(Layout.NCHW, Layout.NHWC): [x],
+        Preprocess().normalize: [np.full((2, 3, 6, 6), 200, np.uint8)],
     }.items():
         got = run(op, *arrays, precision=precision)
         assert got.dtype == {"fp32": np.float32, "fp64": np.float64}[precision]
@@ -496,13 +499,17 @@ def test_a_kernel_that_claims_batch_invariance_keeps_it() -> None:
         (Relayout(Layout.NCHW, Layout.NHWC), []),
     ]
     claimed = {k.op for k in r18_numpy.Backend().kernels() if k.batch_invariant}
-    assert {type(op) for op, _ in cases} | {Add, Softmax} == claimed
+    assert {type(op) for op, _ in cases} | {Add, Softmax, Normalize} == claimed
     for precision in ("fp32", "fp64"):
         for op, given_weights in cases:
             batch = run(op, x, *given_weights, precision=precision)
             alone = [run(op, x[i : i + 1], *given_weights, precision=precision) for i in range(5)]
             np.testing.assert_array_equal(np.concatenate(alone), batch)
         rows = x[:, :, :3, :].reshape(5, -1)
+        pixels, normalize = np.abs(x * 50).astype(np.uint8), Preprocess().normalize
+        whole = run(normalize, pixels, precision=precision)
+        parts = [run(normalize, image[None], precision=precision) for image in pixels]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
         for op in (Softmax(), Add(relu=True)):
             batch = run(op, *[rows] * op.arity, precision=precision)
             alone = [run(op, *[row[None]] * op.arity, precision=precision) for row in rows]

@@ -13,6 +13,7 @@ import pytest
 from r18 import records, tuning
 from r18.backend import APART
 from r18.errors import UnknownName, UsageError
+from r18.from_host import FromHost
 from r18.passes import fuse, fuse_pool
 from r18.roofline import Ceilings, limits
 from r18.schedule import resnet18
@@ -122,6 +123,31 @@ def test_a_table_of_times(folder: Path) -> None:
     assert text.startswith(f"before\n<!-- table: {marker} -->\n")
     assert text.endswith("<!-- /table -->\nafter\n")
     assert "old" not in text
+
+
+def test_a_table_of_batches_from_host_memory(folder: Path) -> None:
+    marker = "from-host devices=nvidia-h200 precisions=fp32,fp16 batches=1,64"
+    text = rendered(block(marker), folder)
+    assert lines(text) == []  # no row was measured so
+    assert "Not measured yet: `r18 bench --from-host --record` does." in text
+    path = folder / "bench-nvidia-h200.json"
+    record = records.read(path, "bench")
+    fed = FromHost(9_633_792, 400, (0.5, 0.52, 0.51), (0.2, 0.19, 0.21))
+    (row,) = record["groups"]["resnet18/fp32/all/b64"]["rows"]
+    row |= {"median_ms": 0.5, "from_host": fed.to_json(64, 0.5)}
+    records.write(path, record)
+    text = rendered(block(marker), folder)
+    assert lines(text) == [
+        "| backend | device | precision | batch | device-only ms | from host ms | images/s "
+        "| of device-only | copy alone ms | copy GB/s |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 64 | 0.5 | 0.51 | 125,490 | 98.0% | 0.2 | 48.2 |",
+    ]
+    assert (
+        "NVIDIA H200 (sm_90), driver 580.1, 2026-11-20: milliseconds a batch of uint8 pixels, "
+        "medians of 3 stretches of 400 batches; the stretches of no contender are further apart "
+        "than 3.9%." in text
+    )
 
 
 def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 Two input buffers take turns, each with pinned host memory: while a batch is computed the next is
 copied by a stream of its own. Arrays that lie on the device already are read where they are.
+
+Two events of each buffer keep the streams in order, without the host: a copy into it begins when
+the last run that read it has ended (`free`), a run that reads it when its batch has arrived
+(`ready`). An output is copied back between its run and the next, in the stream of both.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import numpy as np
 
 from r18.backend import Array, Backend, Buffer
 from r18.errors import UsageError
-from r18.executor import ExecutorProgram, Launch, Plan
+from r18.executor import ExecutorProgram, Launch, Plan, Tensor, logical, widened
 from r18.ops import Layout
 from r18_cupy.compiler import compile_all
 from r18_cupy.device import CupyBuffer, CupyStream
@@ -28,11 +32,12 @@ class Slot:
     """One of the input buffers.
 
     ready: its batch has arrived. free: the last run that read it has ended.
+    staging: pinned memory for batches that do not lie in such, once there was one.
     """
 
-    def __init__(self, buffer: CupyBuffer, staging: Array) -> None:
+    def __init__(self, buffer: CupyBuffer) -> None:
         self.buffer = buffer
-        self.staging = staging
+        self.staging: Array | None = None
         self.ready = cupy.cuda.Event(disable_timing=True)
         self.free = cupy.cuda.Event(disable_timing=True)
 
@@ -53,13 +58,13 @@ class CupyProgram(ExecutorProgram):
         self._loaded: Slot | None = None
         super().__init__(backend, plan, weights)
         tensor = plan.tensors[plan.schedule.input]
-        shape, dtype = tensor.layout.physical(tensor.shape), tensor.dtype
         self._copies = cupy.cuda.Stream(non_blocking=True)
         self._slots = [
-            Slot(cast(CupyBuffer, buffer), _pinned(shape, dtype))
+            Slot(cast(CupyBuffer, buffer))
             for buffer in (self._buffer(tensor.value), self._memory.empty(tensor.nbytes))
         ]
         self._next = 0
+        self._arriving: list[tuple[cupy.cuda.Event, Array]] = []
         self._runs: dict[int, Callable[[], None]] = {}
         reads = [tensor.value in step.inputs for step in plan.steps]
         self._head = len(reads) - reads[::-1].index(True)  # steps up to the last that reads it
@@ -75,23 +80,54 @@ class CupyProgram(ExecutorProgram):
     def load(self, images: Array) -> None:
         """Start to bring a batch to the device; returns once `images` may be changed again.
 
-        A launch in flight goes on with the batch that it was given.
+        One of `input_arrays` is copied from where it is, and may be changed once the other has been
+        loaded, or its run has ended. A launch in flight goes on with the batch that it was given.
         """
         images = np.asarray(images)
         tensor = self._check_input(images.shape, images.dtype)
         with self._lock:
-            slot = self._slots[self._next]
-            self._next = 1 - self._next
-            slot.ready.synchronize()
-            slot.free.synchronize()
-            source = images.transpose(0, 2, 3, 1) if tensor.layout is Layout.NHWC else images
-            with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
-                slot.staging[...] = source
-            slot.buffer.memory.copy_from_host_async(
-                slot.staging.ctypes.data, slot.staging.nbytes, self._copies
-            )
+            given = [array is images for array in self._input_arrays or ()]
+            index = given.index(True) if any(given) else self._next
+            slot, other = self._slots[index], self._slots[1 - index]
+            source = images if any(given) else self._staged(images, tensor, slot)
+            self._copies.wait_event(slot.free)
+            slot.buffer.memory.copy_from_host_async(source.ctypes.data, source.nbytes, self._copies)
             slot.ready.record(self._copies)
-            self._loaded = slot
+            self._loaded, self._next = slot, 1 - index
+            if any(given):
+                other.ready.synchronize()  # as was promised of the other array
+
+    def _staged(self, images: Array, tensor: Tensor, slot: Slot) -> Array:
+        """The batch in the slot's pinned memory, which its last copy has left."""
+        if slot.staging is None:
+            slot.staging = self._host_array(tensor)
+        slot.ready.synchronize()
+        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+            slot.staging[...] = images
+        return slot.staging
+
+    def _host_array(self, tensor: Tensor) -> Array:
+        return logical(_pinned(tensor.layout.physical(tensor.shape), tensor.dtype), tensor.layout)
+
+    def fetch_later(self) -> Callable[[], Array]:
+        """See `r18.backend.Pipelined`."""
+        self._check_open()
+        tensor = self._plan.tensors[self._plan.schedule.output]
+        buffer = cast(CupyBuffer, self._buffer(tensor.value))
+        with self._lock:
+            host = _pinned(tensor.layout.physical(tensor.shape), tensor.dtype)
+            arrived = cupy.cuda.Event(disable_timing=True)
+            buffer.memory.copy_to_host_async(host.ctypes.data, host.nbytes, self._cuda)
+            arrived.record(self._cuda)
+            # Held until then: the pool would give it to another while the copy goes on.
+            self._arriving = [(e, held) for e, held in self._arriving if not e.done]
+            self._arriving.append((arrived, host))
+
+        def fetch() -> Array:
+            arrived.synchronize()
+            return np.ascontiguousarray(widened(logical(host, tensor.layout)))
+
+        return fetch
 
     def launch(self) -> None:
         """Enqueue one run over what was loaded; returns at once."""
@@ -142,6 +178,7 @@ class CupyProgram(ExecutorProgram):
 
     def _buffer(self, key: str) -> Buffer:
         if key == self._plan.schedule.input and self._loaded is not None:
+            self._loaded.ready.synchronize()
             return self._loaded.buffer
         return super()._buffer(key)
 
@@ -164,8 +201,8 @@ class CupyProgram(ExecutorProgram):
         with self._lock, caller:
             source = _device_array(images)
             tensor = self._check_input(source.shape, source.dtype)
-            logical = source if tensor.layout is Layout.NCHW else source.transpose(0, 2, 3, 1)
-            dense = cupy.ascontiguousarray(logical, tensor.dtype)  # no copy where it fits
+            physical = source if tensor.layout is Layout.NCHW else source.transpose(0, 2, 3, 1)
+            dense = cupy.ascontiguousarray(physical, tensor.dtype)  # no copy where it fits
             if dense.data.ptr % self._memory.alignment:
                 dense = dense.copy()  # kernels read in vectors
             begun = cupy.cuda.Event(disable_timing=True)
@@ -190,8 +227,7 @@ class CupyProgram(ExecutorProgram):
         tensor = self._plan.tensors[self._plan.schedule.output]
         buffer = cast(CupyBuffer, self._buffer(tensor.value))
         array = buffer.as_array(tensor.layout.physical(tensor.shape), tensor.dtype)
-        nhwc = array.ndim == 4 and tensor.layout is Layout.NHWC
-        return array.transpose(0, 3, 1, 2) if nhwc else array
+        return logical(array, tensor.layout)
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
@@ -199,6 +235,7 @@ class CupyProgram(ExecutorProgram):
             self._copies.synchronize()
         super().close()
         self._slots, self._runs, self._tail, self._held = [], {}, None, None
+        self._arriving = []
 
 
 def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -55,12 +55,12 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
         for shape in {shape for shape in shapes.values() if len(shape) == 4}:
             found.setdefault(Problem(Relayout(Layout.NCHW, Layout.NHWC), (shape,)))
             found.setdefault(Problem(Relayout(Layout.NHWC, Layout.NCHW), (shape,)))
+    for batch in batches if len(schedule.input_shape) == 3 else ():
+        normalize = normalization(schedule.input_shape[0])
+        found.setdefault(Problem(normalize, ((batch, *schedule.input_shape),)))
     for batch in batches:
         for problem in fuse_pool(fuse(schedule, FUSION_LEVELS[-1])).problems(batch).values():
             found.setdefault(problem)
-        if len(schedule.input_shape) == 3:
-            channels = schedule.input_shape[0]
-            found.setdefault(Problem(normalization(channels), ((batch, *schedule.input_shape),)))
     return tuple(found)
 
 

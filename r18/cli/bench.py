@@ -82,6 +82,13 @@ def bench(
     per_step: Annotated[
         bool, typer.Option("--per-step", help="Also the time of every step and its kernel.")
     ] = False,
+    from_host: Annotated[
+        bool,
+        typer.Option(
+            "--from-host",
+            help="Also feed each with uint8 pixels from host memory, batch after batch.",
+        ),
+    ] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Also write the times to the devices' records.")
     ] = False,
@@ -99,6 +106,10 @@ def bench(
     A contender of one algorithm uses it for every step that it takes, and the preferred kernels
     for the others. A record's rows are replaced by those of a run with the same network,
     precision, fusion and batch, all together: they were timed in turns.
+
+    From host memory each is compiled anew, to normalise pixels in its first kernel: while one
+    batch is computed the next is copied, and every output is fetched. A second table has the time
+    from output to output, what share of the device's own pace that is, and the copies alone.
 
     A backend named here must run; of all, those that cannot are left out, with the reason on
     stderr; so are peers. Peak memory is how far the process grew (Linux, CPU).
@@ -143,6 +154,7 @@ def bench(
             repeat=repeat,
             series=series,
             per_step=per_step,
+            from_host=from_host,
             judge=_judge(schedule, loaded, field) if check else None,
             progress=lambda what, done, total: bar.update(
                 task, description=what, completed=done, total=total
@@ -175,6 +187,8 @@ def bench(
         for line in dict.fromkeys(f"{row.backend}: {row.device}" for row in rows):
             typer.echo(line)
         typer.echo(f"\n{table(rows)}")
+        if any(row.from_host for row in rows):
+            typer.echo(f"\nfrom host memory\n{from_host_table(rows)}")
         for row in rows if per_step else ():
             if row.steps:
                 what = f"{row.backend}, {row.precision}, batch {row.batch}"
@@ -227,6 +241,32 @@ def table(rows: Sequence[Row]) -> str:
     ]
     align = ("left", "left", "left", *("right",) * (len(headers) - 3))
     return tabulate(lines, headers, disable_numparse=True, colalign=align if lines else None)
+
+
+def from_host_table(rows: Sequence[Row]) -> str:
+    """Those that were fed from host memory: times are of a batch."""
+    headers = (
+        *("backend", "device", "precision", "batch", "ms/batch", "least..most"),
+        *("images/s", "of device-only", "copy ms", "copy GB/s"),
+    )
+    lines = []
+    for row in rows:
+        if row.from_host is None:
+            continue
+        fed = row.from_host.to_json(row.batch, row.median_ms)
+        lines.append(
+            (
+                *(row.backend, row.device_kind, row.precision, str(row.batch)),
+                _digits(fed["median_ms"]),
+                f"{_digits(min(fed['runs_ms']))}..{_digits(max(fed['runs_ms']))}",
+                _digits(fed["images_per_second"]),
+                f"{fed['share']:.1%}",
+                _digits(fed["copy_ms"]),
+                f"{fed['copy_bytes_per_second'] / 1e9:.1f}",
+            )
+        )
+    align = ("left", "left", "left", *("right",) * (len(headers) - 3))
+    return tabulate(lines, headers, disable_numparse=True, colalign=align)
 
 
 def _span(medians: Sequence[float], batch: int) -> str:

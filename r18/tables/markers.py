@@ -9,6 +9,8 @@ bench:    devices, precisions, batches; network (resnet18), fusion (all). Times,
           compare with the peers; a line a contender, precision and batch.
 algorithms: device, precisions, batches; backend (cupy), cpu (a device). How long the network takes
           by each algorithm, beside PyTorch; a line each, batches side by side.
+from-host: devices, precisions, batches; network, fusion, as of bench. Batches of pixels from host
+          memory beside the time on the device alone; a line a contender that was fed so.
 roofline: device; backend (cupy), network, fusion. The network's time beside its floor and beside
           PyTorch's best; a line a precision and batch that was timed.
 tuned:    device, precision, batch; backend (cupy), network, before. The time of each kernel that
@@ -34,7 +36,7 @@ from r18.errors import UsageError, unknown
 from r18.tables.algorithms import algorithms_table
 from r18.tables.judged import mutate_table, sanitize_table, verify_table
 from r18.tables.table import Table
-from r18.tables.timed import bench_table, roofline_table, tuned_table
+from r18.tables.timed import bench_table, from_host_table, roofline_table, tuned_table
 from r18.tables.used import evaluate_table, profile_table
 
 _BLOCK = re.compile(
@@ -80,6 +82,7 @@ def _options(text: str) -> dict[str, str]:
 TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
     "algorithms": (algorithms_table, ("device", "precisions", "batches", "backend", "cpu")),
+    "from-host": (from_host_table, ("devices", "precisions", "batches", "network", "fusion")),
     "roofline": (roofline_table, ("device", "backend", "network", "fusion")),
     "tuned": (tuned_table, ("device", "precision", "batch", "backend", "network", "before")),
     "verify": (verify_table, ("device", "backend")),

@@ -19,7 +19,7 @@ Row = Sequence[str]
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `align` has `l` or `r` a column, `caption` the line below."""
+    """A table: `align` has `l` or `r` a column, `caption` the line below; alone, without rows."""
 
     heads: Row
     align: str
@@ -27,6 +27,8 @@ class Table:
     caption: str
 
     def markdown(self) -> str:
+        if not self.rows:
+            return f"{self.caption}\n"
         rules = ["---" if side == "l" else "--:" for side in self.align]
         lines = [f"| {' | '.join(cells)} |" for cells in (self.heads, rules, *self.rows)]
         return "\n".join([*lines, "", self.caption, ""])

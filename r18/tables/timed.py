@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +26,84 @@ def bench_table(options: Mapping[str, str], folder: Path) -> Table:
 
     Peak memory is shown where there is any: a process on a CPU has one.
     """
+    rows: list[Row] = []
+    captions: dict[str, None] = {}
+    for place, group in _asked(options, folder):
+        captions[bench_caption(group)] = None
+        rows += [(row["backend"], *place, *_measured(row)) for row in group["rows"]]
+    if all(row[-1] == MISSING for row in rows):
+        rows = [row[:-1] for row in rows]
+    heads = BENCH_HEADS[: len(rows[0])]
+    return Table(heads, ("lll" + "r" * len(heads))[: len(heads)], rows, "<br>\n".join(captions))
+
+
+def _asked(options: Mapping[str, str], folder: Path) -> Iterator[tuple[Row, Mapping[str, Any]]]:
+    """The groups that a marker asks for, behind their cells; `UsageError` where there is none."""
     devices = needed(options, "devices").split(",")
     precisions = needed(options, "precisions").split(",")
     batches = [int(batch) for batch in needed(options, "batches").split(",")]
     network, fusion = options.get("network", "resnet18"), options.get("fusion", "all")
-    rows: list[Row] = []
-    captions: dict[str, None] = {}
+    found = False
     for device in devices:
         groups = record_of(folder, "bench", device)["groups"]
         for precision in precisions:
             for batch in batches:
                 group = groups.get(group_name(network, precision, fusion, batch))
-                if group is None:
-                    continue
-                captions[bench_caption(group)] = None
-                rows += [
-                    (row["backend"], device, precision, str(batch), *_measured(row))
-                    for row in group["rows"]
-                ]
-    if not rows:
+                if group is not None:
+                    found = True
+                    yield (device, precision, str(batch)), group
+    if not found:
         raise UsageError(
             f"no record of {', '.join(devices)} has a time of {network} in "
             f"{', '.join(precisions)}, fusion {fusion}, batch {', '.join(map(str, batches))}"
         )
-    if all(row[-1] == MISSING for row in rows):
-        rows = [row[:-1] for row in rows]
-    heads = BENCH_HEADS[: len(rows[0])]
-    return Table(heads, ("lll" + "r" * len(heads))[: len(heads)], rows, "<br>\n".join(captions))
+
+
+def from_host_table(options: Mapping[str, str], folder: Path) -> Table:
+    """Contenders fed with pixels from host memory, beside their own time on the device.
+
+    Of records that have none, how to make them.
+    """
+    rows: list[Row] = []
+    captions: dict[str, None] = {}
+    for place, group in _asked(options, folder):
+        for row in group["rows"]:
+            if (fed := row.get("from_host")) is None:
+                continue
+            captions[_from_host_caption(group)] = None
+            rows.append((row["backend"], *place, f"{row['median_ms']:.4g}", *_fed(fed)))
+    missing = "Not measured yet: `r18 bench --from-host --record` does."
+    return Table(FROM_HOST_HEADS, "lll" + "r" * 7, rows, "<br>\n".join(captions) or missing)
+
+
+FROM_HOST_HEADS = (
+    *("backend", "device", "precision", "batch", "device-only ms", "from host ms", "images/s"),
+    *("of device-only", "copy alone ms", "copy GB/s"),
+)
+
+
+def _fed(fed: Mapping[str, Any]) -> Iterator[str]:
+    """The cells of a contender behind its own time."""
+    yield f"{fed['median_ms']:.4g}"
+    yield f"{fed['images_per_second']:,.0f}"
+    yield f"{fed['share']:.1%}"
+    yield f"{fed['copy_ms']:.4g}"
+    yield f"{fed['copy_bytes_per_second'] / 1e9:.3g}"
+
+
+def _from_host_caption(group: Mapping[str, Any]) -> str:
+    fed = [row["from_host"] for row in group["rows"] if row.get("from_host")]
+    spread = max((max(f["runs_ms"]) - min(f["runs_ms"])) / f["median_ms"] for f in fed)
+    return (
+        f"{heading(group, [])}: milliseconds a batch of uint8 pixels, medians of "
+        f"{len(fed[0]['runs_ms'])} stretches of {_span(f['batches'] for f in fed)} batches; the "
+        f"stretches of no contender are further apart than {spread:.1%}."
+    )
+
+
+def _span(counts: Iterable[int]) -> str:
+    known = sorted(counts)
+    return " to ".join(dict.fromkeys((f"{known[0]:,}", f"{known[-1]:,}")))
 
 
 LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
