@@ -60,7 +60,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The fields and `ok`; numbers that JSON lacks become "nan", "inf" and "-inf"."""
-        return {key: _json(value) for key, value in asdict(self).items()} | {"ok": self.ok}
+        return {key: json_number(value) for key, value in asdict(self).items()} | {"ok": self.ok}
 
 
 def compare(got: Array, expected: Array, atol: float, *, scaled: bool = False) -> Comparison:
@@ -152,9 +152,13 @@ class Row:
 METRICS = ("max_abs", "mean_abs", "cosine")
 
 
-def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Cells in columns; the metrics and tolerances to the right, as numbers are."""
-    align = ["right" if head in (*METRICS, "tolerance", "ms") else "left" for head in heads]
+def table(
+    heads: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    numbers: Sequence[str] = (*METRICS, "tolerance", "ms"),
+) -> str:
+    """Cells in columns; those under the heads of `numbers` to the right."""
+    align = ["right" if head in numbers else "left" for head in heads]
     return tabulate(lines, heads, disable_numparse=True, colalign=align if lines else None)
 
 
@@ -171,10 +175,11 @@ def short(number: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def _json(value: Any) -> Any:
+def json_number(value: Any) -> Any:
+    """Numbers that JSON lacks as words, tuples as lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [json_number(part) for part in value] if isinstance(value, tuple) else value
 
 
-__all__ = ["METRICS", "Comparison", "Row", "compare", "first_bad", "short", "table"]
+__all__ = ["METRICS", "Comparison", "Row", "compare", "first_bad", "json_number", "short", "table"]

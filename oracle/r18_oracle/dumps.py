@@ -345,7 +345,7 @@ def diff_dumps(
     `allow_different_input`) their weights or inputs do.
     """
     a, b = read_pair(expected, got)
-    _comparable(a, b, allow_different_input)
+    check_comparable(a, b, allow_different_input)
     return Report(str(a), str(b), atol, tuple(_rows(a, b, atol)))
 
 
@@ -355,7 +355,12 @@ def _rows(expected: Dump, got: Dump, atol: float) -> Iterator[Row]:
         yield Row(file.name, file.shape, comparison)
 
 
-def _comparable(a: Dump, b: Dump, allow_different_input: bool) -> None:
+def check_comparable(a: Dump, b: Dump, allow_different_input: bool | None = None) -> None:
+    """Raise `DumpError` unless two dumps have the same network, weights, input and checkpoints.
+
+    allow_different_input: true lets weights and input differ; None where nothing can.
+    """
+    instead = "" if allow_different_input is None else ", or pass --allow-different-input"
     _same_names(
         a.folder, [f.name for f in a.checkpoints], b.folder, [f.name for f in b.checkpoints]
     )
@@ -374,7 +379,7 @@ def _comparable(a: Dump, b: Dump, allow_different_input: bool) -> None:
                     f"the dumps have different {what}: '{a.folder}' {ours.source} (sha256 "
                     f"{ours.sha256[:16]}…), '{b.folder}' {theirs.source} (sha256 "
                     f"{theirs.sha256[:16]}…)\n"
-                    f"  write both from the same {what}, or pass --allow-different-input"
+                    f"  write both from the same {what}{instead}"
                 )
     for file in a.checkpoints:
         other = b.checkpoint(file.name).shape
@@ -412,6 +417,7 @@ __all__ = [
     "Dump",
     "Made",
     "Report",
+    "check_comparable",
     "checkpoint_names",
     "diff_dumps",
     "read_dump",
