@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+JOBS   ?= auto
 
 .PHONY: verify test lint clean
 
 verify: $(STAMP)  ## compare every backend that runs here, checkpoint by checkpoint
 	$(BIN)/r18 verify
 
-test: $(STAMP)  ## pass the tests
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## pass the tests, in as many processes as there are cores
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use, and what tests in several processes need.
+
+`make test` shares the files out to as many processes as there are cores, by pytest-xdist; a file
+stays in one, so that what its tests share is made once. `python -m pytest FILE` needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,40 @@ import os
 from pathlib import Path
 
 import pytest
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+
+
+def _cores() -> int:
+    """The CPUs of this process, as `r18.machine.cpus` has it; that one would load NumPy."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _share_threads(processes: int) -> None:
+    """Each process has its share of the cores, but two threads at least: kernels cut their work by
+    the number of threads, and would never do so with one. What the user has set stays.
+
+    NOTE: libraries read the variables when they are loaded, so this comes before any of them.
+    """
+    for name in THREAD_VARIABLES:
+        os.environ.setdefault(name, str(max(2, _cores() // processes)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # who spins takes the time of the others
+
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    _share_threads(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means: a container may have fewer cores than its machine."""
+    return _cores()
 
 
 @pytest.fixture(scope="session")
