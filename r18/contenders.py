@@ -24,7 +24,7 @@ from r18.errors import NoKernel, UsageError, unknown
 from r18.from_host import Feeding
 from r18.ops import ConvMaxPool
 from r18.passes import fuse, fuse_pool
-from r18.peers import Way, device_words, made, peers_precision, ways
+from r18.peers import Way, device_words, fed, made, peers_precision, ways
 from r18.preprocess import Preprocess
 from r18.schedule import Schedule
 
@@ -260,8 +260,10 @@ def peer_contender(
 ) -> Contender:
     """A peer on a kind of device.
 
-    Where its library is missing, or cannot run the network so, it cannot be made and says why.
+    Where its library is missing, or cannot run the network so, it cannot be made and says why. In
+    eager mode it can be fed from host memory.
     """
+    eager = way.mode == Way().mode
     return Contender(
         way.name,
         DeviceInfo(kind, device_words(way, kind)),
@@ -270,6 +272,7 @@ def peer_contender(
         (batch, *schedule.input_shape),
         lambda: made(way, kind, schedule, weights, batch, precision),
         required=False,
+        feed=(lambda: fed(way, kind, schedule, weights, batch, precision)) if eager else None,
     )
 
 

@@ -39,7 +39,8 @@ class FromHost:
     """What was measured; milliseconds are of a batch, one of each stretch.
 
     nbytes:  of a batch's pixels. batches: in a stretch.
-    runs_ms: from one output to the next. copies_ms: of a batch's copy to the device, alone.
+    runs_ms: from one output to the next. copies_ms: from one copy to the next, with nothing else:
+             what the way to the device takes, or the host to start a copy, where that is longer.
     """
 
     nbytes: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -21,12 +21,13 @@ from r18.contenders import contenders, peer_contender
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.from_host import STRETCHES
 from r18.machine import machine, peak_nbytes, reset_peak, resident_nbytes
-from r18.peers import PEER, Way
+from r18.peers import PEER, Way, fed
 from r18.peers.torchvision import Torchvision
 from r18.pipeline import pipeline
+from r18.preprocess import Preprocess
 from r18.registry import load_backend
 from r18.schedule import resnet18, tiny
-from support import output_of, random_weights
+from support import bytes_of, output_of, random_weights
 
 CPU = DeviceInfo("cpu", "a CPU")
 CUDA = DeviceInfo("cuda", "a GPU")
@@ -348,13 +349,43 @@ def test_a_backend_is_fed_through_its_own_program() -> None:
     )
     own, direct, peer = field
     assert direct.feed is None
-    assert peer.feed is None
+    assert peer.feed is not None
+    assert peer_contender("cuda", schedule, {}, 1, "fp16", Way("graph")).feed is None
+    with pytest.raises(BackendUnavailable, match="torchvision has no 'tiny'"):
+        peer.feed()
     assert own.feed is not None
     program = own.feed()
     (first, _) = program.input_arrays()
     assert (first.shape, first.dtype) == ((2, 3, 32, 32), np.dtype(np.uint8))
     first[...] = 128
     assert np.isfinite(list(pipeline(program, [first, first]))).all()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_peer_is_fed_with_the_same_pixels(channels_last: bool) -> None:
+    schedule = resnet18(image_size=32, classes=10)
+    weights = random_weights(schedule)
+    way = Way(channels_last=channels_last)
+    given = [bytes_of(schedule, 2, seed) for seed in range(5)]
+    scale, shift = (np.array(v)[:, None, None] for v in Preprocess().normalize.scale_shift)
+    plain = Torchvision("cpu", schedule, weights, "fp32", way)
+    expected = []
+    for pixels in given:
+        plain.load((pixels * scale + shift).astype(np.float32))
+        plain.run()
+        expected.append(plain.fetch())
+    program = fed(way, "cpu", schedule, weights, 2, "fp32")
+    arrays = program.input_arrays()
+
+    def filled() -> Iterator[Array]:
+        for turn, pixels in enumerate(given):
+            arrays[turn % 2][...] = pixels
+            yield arrays[turn % 2]
+
+    for got, wanted in zip(pipeline(program, filled()), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+    program.close()
+    plain.close()
 
 
 # -- numbers -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -15,15 +16,18 @@ from r18.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Problem,
     Relayout,
 )
-from r18.precision import FP16, FP32, PRECISIONS
+from r18.precision import FP16, FP32, PRECISIONS, Precision
+from r18.preprocess import Preprocess
 from r18.schedule import resnet18
 from r18_cupy import Backend
 from r18_cupy.conv_direct import Direct
 from r18_cupy.elementwise import BatchNormKernel
 from r18_cupy.linear import TiledLinear, WarpDot
+from r18_cupy.normalize import NormalizeKernel
 from r18_cupy.others import other_kernels
 from r18_cupy.pooling import POOL_SHAPE, Gap, MaxPool
 from r18_cupy.relayout import NARROW, NARROW_LENGTH, TILE, TRANSPOSE_SHAPE, Transpose, matrices
@@ -146,3 +150,30 @@ def test_between_nhwc_convolutions_everything_stays_in_nhwc(level: str) -> None:
     assert moved == ["image@nhwc"]
     of_images = [s for s in plan.steps if len(s.problem.output) == 4 and s.output not in moved]
     assert {step.kernel.layout for step in of_images} == {NHWC}
+
+
+@pytest.mark.parametrize("precision", [FP32, FP16], ids=str)
+def test_pixels_of_whole_vectors_are_taken_by_the_run(precision: Precision) -> None:
+    """RGB in planes of whole vectors; whatever else there is, element by element."""
+    kernel = NormalizeKernel(precision)
+    run = {"float32": 4, "float16": 8}[precision.storage]
+    op = Preprocess().normalize
+    (launch,) = kernel.launches(Problem(op, ((5, 3, 8, 12),)))
+    assert launch.entry.symbol == "normalize_rgb"
+    assert launch.arguments[-2:] == (5 * 96 // run, 96 // run)
+    assert launch.grid[0] * launch.block[0] >= 5 * 96 // run
+    for shape in ((5, 3, 7, 9), (2, 3, 1, run // 2)):
+        (launch,) = kernel.launches(Problem(op, (shape,)))
+        assert launch.entry.symbol == "normalize_any"
+        assert launch.arguments[-3:] == (math.prod(shape), math.prod(shape[2:]), 3)
+    (launch,) = kernel.launches(Problem(Normalize((0.5,), (0.2,)), ((2, 1, 8, 8),)))
+    assert launch.entry.symbol == "normalize_any"
+
+
+def test_scale_and_shift_of_pixels_are_rounded_once() -> None:
+    op = Preprocess().normalize
+    scale, shift = NormalizeKernel(FP16).pack(Problem(op, ((1, 3, 2, 2),)), ())
+    mean, std = np.array(op.mean), np.array(op.std)
+    np.testing.assert_array_equal(scale, (1 / (255 * std)).astype(np.float32))
+    np.testing.assert_array_equal(shift, (-mean / std).astype(np.float32))
+    assert scale.dtype == shift.dtype == np.float32

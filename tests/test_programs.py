@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from faulty_backends import Right
-from r18.backend import Array, CompileOptions, StepTime
+from faulty_backends import Arrays, Right
+from r18.backend import Array, CompileOptions, RoundingContract, StepTime
 from r18.errors import R18Error
 from r18.executor import ExecutorProgram, Plan, make_plan
-from r18.host import HostBuffer
+from r18.host import HostBuffer, HostKernel
+from r18.ops import Normalize
+from r18.precision import FP32
 from r18.schedule import Schedule
 from r18_oracle.conformance.programs import CHECKS, Subject, check_program
+from support import compute
+
+
+def normalize(op: Normalize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    out[...] = compute(op, (inputs[0].transpose(0, 3, 1, 2),), ())
 
 
 class Made(Right):
-    """Right kernels in programs of a class."""
+    """Right kernels, one for pixels among them, in programs of a class."""
 
     def __init__(self, program: type[ExecutorProgram]) -> None:
         super().__init__()
         self._program = program
+
+    def more(self) -> tuple[HostKernel, ...]:
+        contract = RoundingContract("normalize", "float32", "float32")
+        return (HostKernel("faulty", Normalize, "plain", FP32, contract, run=normalize),)
 
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
@@ -92,6 +103,16 @@ class SharesItsResult(ExecutorProgram):
         return self.last.copy()
 
 
+class FetchesTooLate(ExecutorProgram):
+    def fetch_later(self) -> Callable[[], Array]:
+        return self.fetch
+
+
+class SwapsChannels(ExecutorProgram):
+    def load(self, images: Array) -> None:
+        super().load(images[:, ::-1])
+
+
 class LocksNothing(ExecutorProgram):
     def __call__(self, images: Array) -> Array:
         self.load(images)
@@ -157,7 +178,9 @@ WRONG = [
     ("a_sample_does_not_depend_on_its_batch", MixesSamples, "sample 0 alone"),
     ("a_sample_does_not_depend_on_its_batch", KnowsPositions, "samples moved by one"),
     ("programs_do_not_disturb_each_other", SharesItsResult, "the first of two programs"),
+    ("batches_follow_one_another", FetchesTooLate, "batch 0 of several"),
     ("threads_may_share_a_program", LocksNothing, "thread "),
+    ("pixels_are_normalised_first", SwapsChannels, "checkpoint 'stem_pool' loses"),
     ("checkpoints_have_their_shapes", FetchesDoubles, "'stem_pool' is float64"),
     ("checkpoints_have_their_shapes", FetchesFlat, "'stem_pool' was fetched as (3, 512)"),
     ("checkpoints_have_their_shapes", FetchesWhatWasNotKept, "raised nothing, instead of Unknown"),
@@ -184,7 +207,7 @@ def test_every_check_has_a_program_that_fails_it() -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_right_programs_pass(check: str) -> None:
-    CHECKS[check](Subject(Right(), "fp32", "all"))
+    CHECKS[check](Subject(Made(ExecutorProgram), "fp32", "all"))
 
 
 def test_kernels_that_keep_no_bits_are_given_what_two_right_programs_may_differ_by() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -38,9 +39,10 @@ from r18.ops import (
     Problem,
     Relayout,
     ReLU,
+    Shape,
     Softmax,
 )
-from r18.precision import BF16, FP16, FP32, FP64, TF32, Precision
+from r18.precision import BF16, FP16, FP32, FP64, TF32, Precision, dtype_of
 from r18_torch.device import DTYPES, TorchBuffer, TorchMemory, TorchStream
 
 Tensors = tuple[torch.Tensor, ...]
@@ -80,8 +82,10 @@ class TorchKernel:
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         memory = TorchMemory(self.device)
         buffers = []
-        for array, spec in zip(weights, problem.op.weights(), strict=True):
-            stored = self.precision.stored(array, spec)
+        kept = _numbers(problem, self.precision) or map(
+            self.precision.stored, weights, problem.op.weights()
+        )
+        for stored in kept:
             buffers.append(memory.empty(stored.nbytes))
             memory.upload(stored, buffers[-1])
         return tuple(buffers)
@@ -110,13 +114,29 @@ class TorchKernel:
                     _view(b, s, given, read) for b, s in zip(inputs, problem.inputs, strict=True)
                 ),
                 tuple(
-                    cast(TorchBuffer, buffer).as_tensor(
-                        spec.shape, DTYPES[self.precision.weight_dtype(spec).name]
-                    )
-                    for buffer, spec in zip(weights, problem.op.weights(), strict=True)
+                    cast(TorchBuffer, buffer).as_tensor(shape, dtype)
+                    for buffer, (shape, dtype) in zip(weights, self._kept(problem), strict=True)
                 ),
                 _view(output, problem.output, dtype, write),
             )
+
+    def _kept(self, problem: Problem) -> list[tuple[Shape, torch.dtype]]:
+        """Shape and format of each buffer that `prepare` makes."""
+        if isinstance(problem.op, Normalize):
+            return [((problem.op.channels,), DTYPES[self.precision.accumulate])] * 2
+        return [
+            (spec.shape, DTYPES[self.precision.weight_dtype(spec).name])
+            for spec in problem.op.weights()
+        ]
+
+
+def _numbers(problem: Problem, precision: Precision) -> tuple[Array, ...]:
+    """What an op without weights has to bring to the device: scale and shift of pixels."""
+    if not isinstance(problem.op, Normalize):
+        return ()
+    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        dtype = dtype_of(precision.accumulate)
+        return tuple(np.array(values).astype(dtype) for values in problem.op.scale_shift)
 
 
 def _view(
@@ -215,13 +235,8 @@ def _relayout(op: Relayout, inputs: Tensors, weights: Tensors, out: torch.Tensor
 
 
 def _normalize(op: Normalize, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
-    """Channel by channel: their numbers are then arguments of kernels, with no copy to the device.
-
-    The scale is applied in the accumulator's format, as PyTorch takes numbers of Python.
-    """
-    for channel, (scale, shift) in enumerate(zip(*op.scale_shift, strict=True)):
-        y = inputs[0][:, channel].to(_wide(out))
-        out[:, channel].copy_(y.mul_(scale).add_(shift))
+    scale, shift = (numbers[:, None, None] for numbers in weights)
+    out.copy_((inputs[0] * scale).add_(shift))
 
 
 def all_kernels(device: str) -> tuple[Kernel, ...]:

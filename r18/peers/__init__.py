@@ -15,11 +15,25 @@ from typing import TYPE_CHECKING
 
 from r18.backend import Array
 from r18.peers import onnxruntime, openvino, torchvision
+from r18.peers.fed import FedTorchvision
 from r18.peers.ways import MODES, PEER, PEERS, TORCH, WAYS, Way, ways
 from r18.schedule import Schedule
 
 if TYPE_CHECKING:
     from r18.bench import Runner
+    from r18.from_host import Feeding
+
+
+def fed(
+    way: Way,
+    kind: str,
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    batch: int,
+    precision: str,
+) -> Feeding:
+    """A peer of mode "eager" that takes pixels from host memory; raises as `made` does."""
+    return FedTorchvision(kind, schedule, weights, batch, precision, way)
 
 
 def peers_precision(precision: str) -> str:

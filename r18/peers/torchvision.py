@@ -50,6 +50,12 @@ def place(kind: str) -> str:
     return kind
 
 
+def on_host(output: Any) -> Array:
+    """A copy of a tensor on the host; of a narrow one in float32, since NumPy has no bfloat16."""
+    found: Array = (output.float() if output.dtype.itemsize < 4 else output).numpy()
+    return found.copy()
+
+
 class Torchvision:
     """torchvision's module with the schedule's weights. See `r18.bench.Runner`.
 
@@ -140,10 +146,7 @@ class Torchvision:
         return float(before.elapsed_time(after))
 
     def fetch(self) -> Array:
-        output = self._output.cpu()
-        narrow = output.dtype in (self._torch.float16, self._torch.bfloat16)
-        found: Array = (output.float() if narrow else output).numpy()  # NumPy has no bfloat16
-        return found.copy()
+        return on_host(self._output.cpu())
 
     def steps(self) -> list[StepTime]:
         return []

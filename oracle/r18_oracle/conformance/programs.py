@@ -17,15 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompileOptions, Kernel, Program
+from r18.backend import Array, Backend, CompileOptions, Kernel, Pipelined, Program
 from r18.errors import ProgramClosed, ShapeError, UnknownName, UsageError
 from r18.executor import make_plan
+from r18.ops import Normalize
+from r18.pipeline import pipeline
 from r18.precision import precision as precision_of
+from r18.preprocess import Preprocess
 from r18.registry import load_backend
 from r18.schedule import CANONICAL, Schedule, tiny
 from r18.weights import load_weights
 from r18_oracle.campaign import Announce
-from r18_oracle.checkpoints import UNTAPPED, compare_checkpoints, seeded_images
+from r18_oracle.checkpoints import UNTAPPED, compare_checkpoints, seeded_images, seeded_pixels
 from r18_oracle.images import Images
 
 BATCH = 3
@@ -179,6 +182,24 @@ def programs_do_not_disturb_each_other(subject: Subject) -> None:
         subject.same(other.fetch(), second, "the second of two programs")
 
 
+def batches_follow_one_another(subject: Subject) -> None:
+    """From host memory, beside one another or not: every output is that of its own batch."""
+    images = subject.images.values
+    batches = [np.roll(images, index, axis=0) * (index + 1) for index in range(5)]
+    with subject.program() as program:
+        expected = [program(batch) for batch in batches]
+        own = program.input_arrays() if isinstance(program, Pipelined) else ()
+        arrays = own or (np.empty_like(images), np.empty_like(images))
+
+        def filled() -> Iterator[Array]:
+            for turn, batch in enumerate(batches):
+                arrays[turn % 2][...] = batch
+                yield arrays[turn % 2]
+
+        for index, got in enumerate(pipeline(program, filled())):
+            subject.same(got, expected[index], f"batch {index} of several")
+
+
 def threads_may_share_a_program(subject: Subject) -> None:
     """Calls from several threads, each with its own batch, each get their own result."""
     images = subject.images.values
@@ -202,6 +223,26 @@ def threads_may_share_a_program(subject: Subject) -> None:
         for thread in threads:
             thread.join()
     assert not wrong, wrong[0]
+
+
+def pixels_are_normalised_first(subject: Subject) -> None:
+    """A program of pixels loses no more than it may, where there is a kernel for it."""
+    kernels = subject.backend.kernels()
+    if not any(k.op is Normalize and k.precision.name == subject.precision for k in kernels):
+        return  # no backend needs one
+    normalize = Preprocess().normalize
+    report = compare_checkpoints(
+        subject.backend,
+        subject.schedule,
+        _weights(0),
+        seeded_pixels(subject.schedule, BATCH, normalize),
+        precision=subject.precision,
+        fusion=subject.fusion,
+        pixels=normalize,
+    )
+    assert not report.findings, report.findings[0].describe()
+    with subject.program(pixels=normalize) as program:
+        _raises(UsageError, "an image as pixels", partial(program, subject.images.values))
 
 
 # -- the protocol ------------------------------------------------------------------------------
@@ -302,7 +343,9 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
         a_launch_may_be_repeated,
         a_sample_does_not_depend_on_its_batch,
         programs_do_not_disturb_each_other,
+        batches_follow_one_another,
         threads_may_share_a_program,
+        pixels_are_normalised_first,
         checkpoints_have_their_shapes,
         steps_are_kernels_of_the_backend,
         a_profile_lists_every_step,
