@@ -45,7 +45,8 @@ def plan(
     """Print a backend's plan for a network, without running it: no step touches a device.
 
     For each step its kernel, the layout, arena offset and bytes of its output, and the bytes of
-    workspace. Below, the arena beside the sum of all its buffers.
+    workspace. Below, which steps run beside the one before them, and the arena beside the sum of
+    all its buffers.
     """
     asked = asked_backend(backend)
     chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
@@ -76,6 +77,8 @@ def plan(
     headers = ("step", "kernel", "layout", *numbers)
     align = ("left", "left", "left", "right", "right", "right")
     typer.echo(tabulate(table, headers, disable_numparse=True, colalign=align))
+    if beside := [step["step"] for step in steps if step["beside"]]:
+        typer.echo(f"\neach beside the step before it: {', '.join(beside)}")
     typer.echo(
         f"\narena: {made.arena_nbytes:,} bytes, {made.arena_nbytes / naive:.0%} of the "
         f"{naive:,} that input, outputs and workspaces take without sharing"
@@ -94,6 +97,7 @@ def rows(made: Plan) -> list[dict[str, Any]]:
             "bytes": made.tensors[step.output].nbytes,
             "workspace": step.workspace_nbytes,
             "workspace_offset": step.workspace_offset,
+            "beside": step.beside,
         }
         for step in made.steps
     ]
