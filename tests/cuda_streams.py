@@ -8,9 +8,12 @@ waiting comes out in every order, sooner or later.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,22 @@ import numpy as np
 from r18.backend import Array
 from r18.executor import Launch
 from r18.host import HostBuffer, HostMemory
-from r18_cupy.program import CupyProgram
 from r18_numpy import Backend
+
+
+def _program_module() -> Any:
+    """The module of cupy's program, also where CuPy is not installed: all that it asks of CuPy
+    has a stand-in here."""
+    if find_spec("cupy") is not None:
+        return import_module("r18_cupy.program")
+    sys.modules["cupy"] = ModuleType("cupy")
+    try:
+        return import_module("r18_cupy.program")
+    finally:
+        del sys.modules["cupy"]
+
+
+PROGRAM = _program_module()
 
 Operation = tuple[Callable[[], bool], Callable[[], None]]
 """Whether it may be done now, and the doing."""
@@ -154,7 +171,7 @@ class Queue:
         return launch
 
 
-class Program(CupyProgram):
+class Program(PROGRAM.CupyProgram):
     """CuPy's, of kernels of NumPy that its stream comes to in its own time."""
 
     def _enqueue(self, launches: Sequence[Launch]) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import r18_cupy.program
 import r18_numpy
-from cuda_streams import Deferred, Device, Program, Stream, cupy_on
+from cuda_streams import PROGRAM, Deferred, Device, Program, Stream, cupy_on
 from r18.backend import CompileOptions, Pipelined
 from r18.errors import ProgramClosed
 from r18.executor import ExecutorProgram, make_plan
@@ -47,8 +46,8 @@ def plain(options: CompileOptions) -> ExecutorProgram:
 
 def on_device(seed: int, options: CompileOptions, patch: pytest.MonkeyPatch) -> Program:
     device = Device(seed)
-    patch.setattr(r18_cupy.program, "cupy", cupy_on(device))
-    patch.setattr(r18_cupy.program, "compile_all", lambda entries, capability: None)
+    patch.setattr(PROGRAM, "cupy", cupy_on(device))
+    patch.setattr(PROGRAM, "compile_all", lambda entries, capability: None)
     backend = Deferred(device)
     return Program(backend, make_plan(backend, SHORT, options), {})
 
