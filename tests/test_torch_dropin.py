@@ -424,11 +424,15 @@ def test_gradient_modes(level: str, mode: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_operators_pass_autograds_layer_by_and_no_other(level: str) -> None:
-    layer = torch._C.DispatchKey.AutogradFunctionality
+    keys = torch._C.DispatchKey
+    layers = (keys.AutogradFunctionality, keys.ADInplaceOrView)
+
+    def passed_by() -> list[bool]:
+        return list(map(torch._C._dispatch_tls_is_dispatch_key_excluded, layers))
 
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            past.append(torch._C._dispatch_tls_is_dispatch_key_excluded(layer))
+            past.extend(passed_by())
             names.append(str(func))
             return func(*args, **(kwargs or {}))
 
@@ -443,9 +447,9 @@ def test_operators_pass_autograds_layer_by_and_no_other(level: str) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert all(past)
     sums = 0 if level == "all" else 8
-    assert names.count("r18.add_relu.default") == sums  # none is hidden from a mode
+    assert names.count("r18.add_relu_.default") == sums  # none is hidden from a mode
     assert names.count("r18.resnet18.default") == (level == "all")
-    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(layer)
+    assert not any(passed_by())
     version = got._version
     got.add_(1)  # an ordinary tensor: its changes are counted, and it may take part in a gradient
     assert got._version == version + 1
