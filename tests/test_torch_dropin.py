@@ -7,6 +7,7 @@ import io
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -35,7 +36,7 @@ from r18.registry import get_backend, installed
 from r18.schedule import resnet18
 from r18.torch import optimize_resnet18
 from r18.torch.choice import choose
-from r18.torch.convolution import pick
+from r18.torch.convolution import make_sum, pick
 from r18.torch.followed import KEPT, Followed
 from r18.torch.operators import ops
 from r18_cupy.device import CupyMemory
@@ -238,6 +239,38 @@ def test_bound_kernels_compute_the_same(level: str) -> None:
     assert BOUND.count((Conv2d, 0)) == (40 if level == "conv_bn_relu" else 0)
     _in_place(model)
     torch.testing.assert_close(bound(pixels()), fast(pixels()), rtol=0, atol=0)
+
+
+def test_a_bound_kernel_is_run_on_its_device_in_the_current_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = 0
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        nonlocal current
+        before, current = current, index
+        yield
+        current = before
+
+    def stream(index: int) -> int:
+        return 100 * current + index
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream, raising=False)
+    shape, backend = (2, 3), get_backend(f"{HERE}:Bound")
+    run = make_sum(backend, shape, Layout.NCHW, "fp32", torch.device("cpu"))
+    run._cuda = 1  # as if the tensors lay there
+    a, b = torch.randn(shape), torch.randn(shape)
+    BOUND.clear()
+    for _ in range(2):
+        torch.testing.assert_close(run(a, b), torch.relu(a + b), rtol=0, atol=0)
+    expected = torch.relu(a + b)
+    assert run(a, b, over=True) is a
+    torch.testing.assert_close(a, expected, rtol=0, atol=0)
+    assert [(Add, 101)] * 3 == BOUND
+    assert current == 0
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -1353,7 +1386,12 @@ def test_gpu_model_moves_there_and_back(gpu: str, monkeypatch: pytest.MonkeyPatc
 
 def test_gpu_operators(gpu: str) -> None:
     for a, b in sum_samples():
-        torch.library.opcheck(ops.add_relu.default, (a.to(gpu), b.to(gpu), "cupy"))
+        a, b = a.to(gpu), b.to(gpu)
+        torch.library.opcheck(ops.add_relu.default, (a, b, "cupy"))
+        torch.library.opcheck(ops.add_relu_.default, (a.clone(), b, "cupy"))
+        expected = torch.relu(a + b)
+        ops.add_relu_.default(a, b, "cupy")
+        torch.testing.assert_close(a, expected, rtol=0, atol=0)
     for shape in ({}, {"size": 1, "relu": False}, {"size": 7, "stride": 1}):
         arguments = [
             part.to(gpu) if isinstance(part, torch.Tensor) else part
