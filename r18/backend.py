@@ -35,7 +35,7 @@ Activations are passed densely packed in the kernel's `layout`, in its precision
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,6 +270,27 @@ class Kernel(Protocol):
         stream: Stream,
     ) -> None:
         """Put the work in the stream: no allocation, no synchronisation."""
+        ...
+
+
+Enqueue = Callable[[Sequence[int], int, int, int], None]
+"""Of inputs, output, workspace and stream: the addresses (0 for no workspace), and the handle."""
+
+
+@runtime_checkable
+class Binding(Protocol):
+    """What a `Kernel` offers besides that wants nothing of its buffers but their addresses.
+
+    Optional: `r18.torch` runs a kernel so. What is the same in every run of a problem is then
+    worked out once, and a run costs the host little more than its launches.
+    """
+
+    def bind(self, problem: Problem, weights: tuple[Buffer, ...]) -> Enqueue:
+        """`enqueue` of a problem on the device that is current now, and is so at each call.
+
+        A stream's handle is what `Adopts.adopt_stream` takes. The caller keeps the weights. Safe
+        from several threads; phases are not traced.
+        """
         ...
 
 

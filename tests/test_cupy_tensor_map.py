@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,15 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
+from r18.backend import Binding
+from r18.ops import Add, Problem
+from r18.precision import FP32
+from r18_cupy import launch as launching
 from r18_cupy import tensor_map
+from r18_cupy.catalogue import kernels_for
 from r18_cupy.compiler import Entry
 from r18_cupy.launch import (
+    NULL,
     OUT,
     Buffers,
     GridLaunch,
@@ -245,6 +252,86 @@ def test_a_launch_is_worked_out_once_and_follows_its_buffers(
         (9, 0, [1064, 131, 7]),
     ]
     assert located.asked == [64, 512]
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Collects the threads, and devices, whose context was made current."""
+    made: list[tuple[int, int]] = []
+
+    def make_current(device: int) -> None:
+        made.append((threading.get_ident(), device))
+        launching._threads.ready.add(device)
+
+    monkeypatch.setattr(launching, "_threads", launching._Threads())
+    monkeypatch.setattr(launching, "_make_current", make_current)
+    return made
+
+
+@pytest.mark.usefixtures("current")
+def test_bound_launches_follow_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they follow buffers, whose weights stay the same."""
+    stand_in = Launched()
+    monkeypatch.setattr("cuda.bindings.driver", stand_in)
+    located = Sum(Pointer(Role.WEIGHT, 1), [])
+    inputs = (X, Pointer(Role.INPUT, 1), Pointer(Role.WEIGHT, 0, 5))
+    behind = (located, Pointer(Role.WORKSPACE, offset=3), OUT)
+    grid, block = (1, 1, 1), (32, 1, 1)
+    launches = [
+        GridLaunch(Entry("relayout", "relayout"), grid, block, arguments)
+        for arguments in (inputs, behind)
+    ]
+    launcher = Loaded()
+    weights: Any = [SimpleNamespace(address=address) for address in (512, 1024)]
+    enqueue = launcher.bind(launches, weights)
+    enqueue([16, 32], 64, 128, 9)
+    enqueue([48, 32], 64, 0, 0)
+    assert stand_in.read == [
+        (9, 0, [16, 32, 517]),
+        (9, 0, [2024, 131, 64]),
+        (0, 0, [48, 32, 517]),
+        (0, 0, [2024, 3, 64]),
+    ]
+    del stand_in.read[:]
+    at: Any = [SimpleNamespace(address=address) for address in (16, 32, 64, 128)]
+    for launch in launches:
+        buffers = Buffers(at[:2], weights, at[2], at[3])
+        launcher.launch(launch, buffers, SimpleNamespace(ptr=9))
+    assert stand_in.read == [(9, 0, [16, 32, 517]), (9, 0, [2024, 131, 64])]
+
+
+@pytest.mark.usefixtures("current")
+def test_a_bound_kernel_launches_what_it_enqueues(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = Launched()
+    monkeypatch.setattr("cuda.bindings.driver", stand_in)
+    monkeypatch.setattr(launching, "LAUNCHER", Loaded())
+    problem = Problem(Add(relu=True), ((2, 3, 4, 5),) * 2)
+    kernel = next(k for k in kernels_for((9, 0)) if k.op is Add and k.precision is FP32)
+    assert isinstance(kernel, Binding)
+    kernel.bind(problem, ())([16, 32], 16, 0, 9)
+    at: Any = [SimpleNamespace(address=address) for address in (16, 32, 0)]
+    stream: Any = SimpleNamespace(cuda=SimpleNamespace(ptr=9), mark=lambda phase: None)
+    kernel.enqueue(problem, tuple(at[:2]), (), at[0], at[2], stream)
+    assert stand_in.read == [(9, 0, [16, 32, 16])] * 2
+
+
+def test_each_thread_has_the_context_before_it_launches(
+    monkeypatch: pytest.MonkeyPatch, current: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr("cuda.bindings.driver", Launched())
+    launch = GridLaunch(Entry("relayout", "relayout"), (1, 1, 1), (32, 1, 1), (X, OUT, NULL))
+    enqueue = Loaded().bind([launch], ())
+
+    def twice() -> None:
+        enqueue([16], 32, 0, 9)
+        enqueue([16], 32, 0, 9)
+
+    twice()
+    thread = threading.Thread(target=twice)
+    thread.start()
+    thread.join()
+    assert [device for _, device in current] == [0, 0]
+    assert len(set(current)) == 2
 
 
 def test_a_launch_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

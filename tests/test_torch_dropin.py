@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -21,19 +24,19 @@ import r18.torch.network
 import r18.torch.storage
 import r18_cupy
 import r18_numpy
-from r18.backend import Adopts, Array, DeviceInfo, input_layout
+from r18.backend import Adopts, Array, Buffer, DeviceInfo, Enqueue, input_layout
 from r18.errors import BackendUnavailable, NoKernel, R18Error, ShapeError, UnknownName, UsageError
 from r18.executor import choose_kernel
-from r18.host import HostBuffer, HostKernel, HostMemory
+from r18.host import HostBuffer, HostKernel, HostMemory, HostStream
 from r18.margins import multiple
-from r18.ops import Layout, Relayout
+from r18.ops import Add, Conv2d, Layout, Op, Problem, Relayout
 from r18.passes import fuse
 from r18.precision import FP32
 from r18.registry import get_backend, installed
 from r18.schedule import resnet18
 from r18.torch import optimize_resnet18
 from r18.torch.choice import choose
-from r18.torch.convolution import pick
+from r18.torch.convolution import make_sum, pick
 from r18.torch.followed import KEPT, Followed
 from r18.torch.operators import ops
 from r18_cupy.device import CupyMemory
@@ -72,6 +75,45 @@ class Nhwc(r18_numpy.Backend):
             )
             for kernel in super().kernels()
             if kernel.precision is FP32 and kernel.algorithm != "direct"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class BoundKernel(HostKernel):
+    """Runs where addresses say; see `r18.backend.Binding`."""
+
+    def bind(self, problem: Problem, weights: tuple[Buffer, ...]) -> Enqueue:
+        memory, size = HostMemory(), self.precision.dtype.itemsize
+        given = [math.prod(shape) * size for shape in problem.inputs]
+        made, scratch = math.prod(problem.output) * size, self.workspace(problem)
+
+        def enqueue(inputs: Sequence[int], output: int, workspace: int, stream: int) -> None:
+            BOUND.append((self.op, stream))
+            self.enqueue(
+                problem,
+                tuple(memory.adopt(a, n, None) for a, n in zip(inputs, given, strict=True)),
+                weights,
+                memory.adopt(output, made, None),
+                memory.adopt(workspace, scratch, None),
+                HostStream(),
+            )
+
+        return enqueue
+
+
+BOUND: list[tuple[type[Op], int]] = []
+"""Runs of such kernels: what they compute, and the stream's handle."""
+
+
+class Bound(r18_numpy.Backend):
+    """NumPy's kernels, bound."""
+
+    name = "bound"
+
+    def kernels(self) -> tuple[Any, ...]:
+        return tuple(
+            BoundKernel(**{field.name: getattr(kernel, field.name) for field in fields(kernel)})
+            for kernel in super().kernels()
         )
 
 
@@ -177,6 +219,60 @@ def test_a_precision_changes_what_computes_and_not_what_goes_in_and_out(level: s
     torch.testing.assert_close(logits.double(), exact, rtol=0, atol=tolerance)
 
 
+def test_autocast_is_the_models() -> None:
+    """Without a kernel for what the model then computes in, that shows as an error."""
+    fast = optimize_resnet18(network(), "add_relu", backend="numpy")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NoKernel, match="bf16"):
+        fast(pixels())
+
+
+@pytest.mark.parametrize("level", ["add_relu", "conv_bn_relu"])
+def test_bound_kernels_compute_the_same(level: str) -> None:
+    model = network()
+    fast, bound = (optimize_resnet18(model, level, backend=b) for b in ("numpy", f"{HERE}:Bound"))
+    BOUND.clear()
+    for seed in range(2):
+        torch.testing.assert_close(
+            bound(pixels(seed=seed)), fast(pixels(seed=seed)), rtol=0, atol=0
+        )
+    assert BOUND.count((Add, 0)) == 16
+    assert BOUND.count((Conv2d, 0)) == (40 if level == "conv_bn_relu" else 0)
+    _in_place(model)
+    torch.testing.assert_close(bound(pixels()), fast(pixels()), rtol=0, atol=0)
+
+
+def test_a_bound_kernel_is_run_on_its_device_in_the_current_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = 0
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        nonlocal current
+        before, current = current, index
+        yield
+        current = before
+
+    def stream(index: int) -> int:
+        return 100 * current + index
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream, raising=False)
+    shape, backend = (2, 3), get_backend(f"{HERE}:Bound")
+    run = make_sum(backend, shape, Layout.NCHW, "fp32", torch.device("cpu"))
+    run._cuda = 1  # as if the tensors lay there
+    a, b = torch.randn(shape), torch.randn(shape)
+    BOUND.clear()
+    for _ in range(2):
+        torch.testing.assert_close(run(a, b), torch.relu(a + b), rtol=0, atol=0)
+    expected = torch.relu(a + b)
+    assert run(a, b, over=True) is a
+    torch.testing.assert_close(a, expected, rtol=0, atol=0)
+    assert [(Add, 101)] * 3 == BOUND
+    assert current == 0
+
+
 # -- memory ------------------------------------------------------------------------------------
 
 
@@ -249,9 +345,11 @@ def test_an_operator_asks_pytorch_for_its_memory_and_nothing_else(backend: str) 
     x, *rest = conv_sample(channels=16, out=16, stride=1)
     if choose(backend, "cpu", "conv_bn_relu", "fp32").layout is Layout.NHWC:
         x = x.contiguous(memory_format=torch.channels_last)
+    y = torch.ones_like(x)
     kept = Followed()
     calls: dict[str, Callable[[], Any]] = {
         "r18::add_relu": lambda: ops.add_relu.default(x, x, backend),
+        "r18::add_relu_": lambda: ops.add_relu_.default(x, y, f"{HERE}:Bound"),
         "r18::conv_bn_relu": lambda: ops.conv_bn_relu.default(
             x, *rest, kept.handle, backend, "fp32"
         ),
@@ -262,6 +360,9 @@ def test_an_operator_asks_pytorch_for_its_memory_and_nothing_else(backend: str) 
             with torch.profiler.profile() as found:
                 call()
             ran = names_of(found.events())
+            if name == "r18::add_relu_":
+                assert ran == [name]
+                continue
             workspace = ["aten::empty"] * ran.count("aten::empty")
             assert ran == [name, "aten::empty_strided", *workspace]
             assert len(workspace) <= 1
@@ -295,6 +396,91 @@ def test_add_relu(backend: str, sample: int) -> None:
     if a.is_contiguous() or a.is_contiguous(memory_format=torch.channels_last):
         assert got.stride() == a.stride()
     torch.library.opcheck(ops.add_relu.default, (a, b, backend))
+
+
+@pytest.mark.parametrize("backend", [*CPU_BACKENDS, f"{HERE}:Bound"])
+@pytest.mark.parametrize("sample", range(len(sum_samples())))
+def test_add_relu_in_place(backend: str, sample: int) -> None:
+    a, b = sum_samples()[sample]
+    expected, strides, address = torch.relu(a + b), a.stride(), a.data_ptr()
+    torch.library.opcheck(ops.add_relu_.default, (a.clone(), b, backend))
+    assert ops.add_relu_.default(a, b, backend) is None
+    torch.testing.assert_close(a, expected, rtol=0, atol=0)
+    assert (a.stride(), a.data_ptr()) == (strides, address)
+
+
+@pytest.mark.parametrize("backend", ["numpy", f"{HERE}:Bound"])
+def test_what_is_written_over_may_share_memory_with_what_is_added(backend: str) -> None:
+    for shift in (0, 16, -16, 63, 64):
+        memory = torch.randn(256)
+        a, b = memory[64:128], memory[64 + shift : 128 + shift]
+        expected = torch.relu(a + b)
+        behind = memory[192:].clone()
+        ops.add_relu_.default(a, b, backend)
+        torch.testing.assert_close(a, expected, rtol=0, atol=0)
+        torch.testing.assert_close(memory[192:], behind, rtol=0, atol=0)
+    one = torch.randn(3, 1).expand(3, 4)
+    with pytest.raises(RuntimeError, match="more than one element"):
+        ops.add_relu_.default(one, torch.ones(3, 4), backend)
+
+
+def test_a_kernel_that_may_not_write_over_its_input_never_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[tuple[int, int]] = []
+    enqueue = HostKernel.enqueue
+
+    def watched(kernel: Any, problem: Any, inputs: Any, weights: Any, output: Any, *rest: Any):
+        written.append((inputs[0].array.ctypes.data, output.array.ctypes.data))
+        enqueue(kernel, problem, inputs, weights, output, *rest)
+
+    monkeypatch.setattr(HostKernel, "enqueue", watched)
+    for backend in ("numpy", f"{HERE}:Nhwc"):
+        a, b = pixels(), pixels(seed=1)
+        expected = torch.relu(a + b)
+        ops.add_relu_.default(a, b, backend)
+        torch.testing.assert_close(a, expected, rtol=0, atol=0)
+        ((read, out),) = written
+        in_place = next(k.in_place for k in get_backend(backend).kernels() if k.op is Add)
+        assert (read == out) == in_place == (backend == "numpy")
+        written.clear()
+
+
+def test_a_sum_in_place_is_counted_as_a_change() -> None:
+    """So autograd refuses what was computed from the values that are gone."""
+    x, b = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
+    y = x * 2
+    square = (y * y).sum()
+    version = y._version
+    with torch.no_grad():
+        ops.add_relu_.default(y, b, "numpy")
+    assert y._version == version + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.backward()
+    with torch.inference_mode():
+        made = torch.ones(2, 3)
+        ops.add_relu_.default(made, b, "numpy")
+        torch.testing.assert_close(made, torch.relu(b + 1), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_sum_in_place_compiled() -> None:
+    def fresh(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = a * 2
+        ops.add_relu_.default(y, b, "numpy")
+        return y
+
+    def given(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ops.add_relu_.default(a, b, "numpy")
+        return a.sum()
+
+    a, b = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7)
+    for function in (fresh, given):
+        mine, compiled = a.clone(), a.clone()
+        expected = function(mine, b)
+        got = torch.compile(function, backend="aot_eager", fullgraph=True)(compiled, b)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        torch.testing.assert_close(compiled, mine, rtol=0, atol=0)
 
 
 def conv_sample(
@@ -392,6 +578,10 @@ def test_operators_refuse_what_they_cannot_do() -> None:
         ops.add_relu.default(a.half(), a.half(), "numpy")
     with pytest.raises(BackendUnavailable, match="cannot adopt PyTorch's tensors"):
         ops.add_relu.default(a, a, "torch")
+    with pytest.raises(ShapeError, match="broadcasts nothing"):
+        ops.add_relu_.default(a, torch.ones(3), "numpy")
+    with pytest.raises(UsageError, match="one dtype on one device"):
+        ops.add_relu_.default(a, a.double(), "numpy")
     x, *rest = conv_sample()
     with pytest.raises(UsageError, match=r"in fp64 takes torch\.float64"):
         ops.conv_bn_relu.default(x, *rest, 0, "numpy", "fp64")
@@ -404,6 +594,11 @@ def test_a_backward_pass_through_an_operator_is_an_error() -> None:
     y = ops.add_relu.default(a, a.detach(), "numpy")
     with pytest.raises(UsageError, match="have no gradient"):
         y.sum().backward()
+    b = torch.ones(2, 3)
+    for first, second in ((a * 1, b), (b, a)):
+        with pytest.raises(UsageError, match="have no gradient"):
+            ops.add_relu_.default(first, second, "numpy")
+    assert b.eq(1).all()
 
 
 # -- as PyTorch uses modules -------------------------------------------------------------------
@@ -424,11 +619,15 @@ def test_gradient_modes(level: str, mode: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_operators_pass_autograds_layer_by_and_no_other(level: str) -> None:
-    layer = torch._C.DispatchKey.AutogradFunctionality
+    keys = torch._C.DispatchKey
+    layers = (keys.AutogradFunctionality, keys.ADInplaceOrView)
+
+    def passed_by() -> list[bool]:
+        return list(map(torch._C._dispatch_tls_is_dispatch_key_excluded, layers))
 
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            past.append(torch._C._dispatch_tls_is_dispatch_key_excluded(layer))
+            past.extend(passed_by())
             names.append(str(func))
             return func(*args, **(kwargs or {}))
 
@@ -443,9 +642,9 @@ def test_operators_pass_autograds_layer_by_and_no_other(level: str) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert all(past)
     sums = 0 if level == "all" else 8
-    assert names.count("r18.add_relu.default") == sums  # none is hidden from a mode
+    assert names.count("r18.add_relu_.default") == sums  # none is hidden from a mode
     assert names.count("r18.resnet18.default") == (level == "all")
-    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(layer)
+    assert not any(passed_by())
     version = got._version
     got.add_(1)  # an ordinary tensor: its changes are counted, and it may take part in a gradient
     assert got._version == version + 1
@@ -1187,7 +1386,12 @@ def test_gpu_model_moves_there_and_back(gpu: str, monkeypatch: pytest.MonkeyPatc
 
 def test_gpu_operators(gpu: str) -> None:
     for a, b in sum_samples():
-        torch.library.opcheck(ops.add_relu.default, (a.to(gpu), b.to(gpu), "cupy"))
+        a, b = a.to(gpu), b.to(gpu)
+        torch.library.opcheck(ops.add_relu.default, (a, b, "cupy"))
+        torch.library.opcheck(ops.add_relu_.default, (a.clone(), b, "cupy"))
+        expected = torch.relu(a + b)
+        ops.add_relu_.default(a, b, "cupy")
+        torch.testing.assert_close(a, expected, rtol=0, atol=0)
     for shape in ({}, {"size": 1, "relu": False}, {"size": 7, "stride": 1}):
         arguments = [
             part.to(gpu) if isinstance(part, torch.Tensor) else part

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from r18.backend import Array, Buffer, Resources, RoundingContract, Stream
+from r18.backend import Array, Buffer, Enqueue, Resources, RoundingContract, Stream
 from r18.ops import Layout, Op, Problem
 from r18.precision import Precision
 from r18_cupy import launch as launching
@@ -138,6 +138,10 @@ class CudaKernel(ABC):
         for launch in launches_of(self, problem):
             launching.LAUNCHER.launch(launch, buffers, cuda.cuda)
             cuda.mark(launch.phase)
+
+    def bind(self, problem: Problem, weights: tuple[Buffer, ...]) -> Enqueue:
+        """See `r18.backend.Binding`."""
+        return launching.LAUNCHER.bind(launches_of(self, problem), weights)
 
     @property
     def digest(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from r18.backend import Buffer
+from r18.backend import Buffer, Enqueue
 from r18.errors import R18Error
 from r18_cupy.compiler import Entry, architecture, compile_entry
 
@@ -121,39 +121,69 @@ class Buffers(NamedTuple):
     output: Buffer
     workspace: Buffer
 
+    @property
+    def addresses(self) -> Addresses:
+        return _addresses(
+            [_address(buffer) for buffer in self.inputs],
+            _address(self.output),
+            _address(self.workspace),
+            _behind(self.weights),
+        )
+
+
+Addresses = tuple[int, ...]
+"""Those of a kernel's buffers: output, workspace, inputs, and weights from the last to the first.
+
+So the place of each follows from its role and index, however many there are: see `_place`.
+"""
+
+
+def _addresses(inputs: Sequence[int], output: int, workspace: int, behind: Addresses) -> Addresses:
+    return (output, workspace, *inputs, *behind)
+
+
+def _behind(weights: Sequence[Buffer]) -> Addresses:
+    return tuple(_address(buffer) for buffer in reversed(weights))
+
+
+def _address(buffer: Buffer) -> int:
+    return cast(DeviceBuffer, buffer).address
+
+
+def _place(pointer: Pointer) -> int:
+    """Where a pointer's buffer stands among `Addresses`; weights are counted from their end."""
+    places = {
+        Role.OUTPUT: 0,
+        Role.WORKSPACE: 1,
+        Role.INPUT: 2 + pointer.index,
+        Role.WEIGHT: -1 - pointer.index,
+    }
+    return places[pointer.role]
+
 
 # -- from data to the device -------------------------------------------------------------------
-
-
-_PLACES = {Role.INPUT: 0, Role.WEIGHT: 1, Role.OUTPUT: 2, Role.WORKSPACE: 3}
 
 
 class _Moving(NamedTuple):
     """An argument that follows from a buffer's address.
 
     position: among the arguments.
-    place:    of its buffer in `Buffers`, or of the buffers that it is the `member` of.
+    place:    of its buffer among `Addresses`.
     offset:   bytes from where the buffer begins.
     placed:   from an address the argument, and where that lies; None where it is the address.
     """
 
     position: int
     place: int
-    member: int | None
     offset: int
     placed: Callable[[int], tuple[np.ndarray[Any, Any], int]] | None
 
 
 def _moving(position: int, argument: Pointer | Located) -> _Moving:
-    alone = isinstance(argument, Pointer)
-    pointer = argument if isinstance(argument, Pointer) else argument.pointer
-    return _Moving(
-        position,
-        _PLACES[pointer.role],
-        pointer.index if pointer.role in (Role.INPUT, Role.WEIGHT) else None,
-        pointer.offset,
-        None if alone else _remembering(cast(Located, argument).at),
-    )
+    if isinstance(argument, Pointer):
+        return _Moving(position, _place(argument), argument.offset, None)
+    pointer = argument.pointer
+    return _Moving(position, _place(pointer), pointer.offset, _remembering(argument.at))
 
 
 def _remembering(
@@ -210,18 +240,15 @@ class _Bound:
         self._words, self._places = memoryview(words), memoryview(places)
         self._arguments = int(places.ctypes.data)
 
-    def enqueue(self, buffers: Buffers, stream: int) -> None:
+    def enqueue(self, addresses: Addresses, stream: int) -> None:
         """Put it into the stream of that handle. Safe from several threads."""
         held = []  # lives until the driver has copied
         with self._lock:
             if stream != self._stream:
                 self._config.hStream = self._driver.CUstream(stream)
                 self._stream = stream
-            for position, place, member, offset, placed in self._moving:
-                buffer: Any = buffers[place]
-                if member is not None:
-                    buffer = buffer[member]
-                address = buffer.address + offset
+            for position, place, offset, placed in self._moving:
+                address = addresses[place] + offset
                 if placed is None:
                     self._words[position] = address
                 else:
@@ -293,7 +320,22 @@ class Launcher:
 
     def launch(self, launch: GridLaunch, buffers: Buffers, stream: Any) -> None:
         """Put a launch into a CuPy stream."""
-        self._bound(self.device(), launch).enqueue(buffers, stream.ptr)
+        self._bound(self.device(), launch).enqueue(buffers.addresses, stream.ptr)
+
+    def bind(self, launches: Sequence[GridLaunch], weights: Sequence[Buffer]) -> Enqueue:
+        """The launches on the current device, with those weights; see `r18.backend.Binding`."""
+        device = self.device()
+        bound = [self._bound(device, launch) for launch in launches]
+        behind = _behind(weights)
+
+        def enqueue(inputs: Sequence[int], output: int, workspace: int, stream: int) -> None:
+            if device not in _threads.ready:
+                _make_current(device)
+            addresses = _addresses(inputs, output, workspace, behind)
+            for launch in bound:
+                launch.enqueue(addresses, stream)
+
+        return enqueue
 
 
 class _Threads(threading.local):

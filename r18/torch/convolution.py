@@ -46,7 +46,9 @@ def pick(
 # -- add, ReLU ---------------------------------------------------------------------------------
 
 
-def make_sum(backend: Backend, shape: Shape, layout: Layout, precision: str) -> Run:
+def make_sum(
+    backend: Backend, shape: Shape, layout: Layout, precision: str, device: torch.device
+) -> Run:
     """ReLU(a + b) of tensors of one shape; the output lies in the layout, and the inputs are
     brought to it where they do not. Raises `NoKernel`.
 
@@ -59,7 +61,8 @@ def make_sum(backend: Backend, shape: Shape, layout: Layout, precision: str) -> 
     problem = Problem(op, (read, read))
     if (reason := kernel.refusal(problem)) is not None:
         raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
-    return Run(backend, kernel, problem, layout, layout, shape, storage_dtype(precision))
+    dtype = storage_dtype(precision)
+    return Run(backend, kernel, problem, layout, layout, shape, dtype, device)
 
 
 def _as_read(physical: Shape, layout: Layout) -> Shape:
@@ -106,23 +109,25 @@ class Convolution(Derived):
         self._schedule = conv_schedule(op, eps, tuple(image))
         (self._step,) = self._schedule.steps
         self._problem = problem = self._schedule.problems(batch)[self._step.name]
-        kernel = pick(backend, problem, precision, layout_of(x), wanted)
+        self._kernel = kernel = pick(backend, problem, precision, layout_of(x), wanted)
         reads, writes = input_layout(kernel, problem), kernel.layout
-        self._run = Run(backend, kernel, problem, reads, writes, problem.output, x.dtype)
         self._format = None if writes is wanted else FORMATS[wanted]
         self.prepared = Prepared(backend, x.device, self._pack, weights)
+        (packed,) = self.prepared.packed  # which stay where they are, whatever becomes of them
+        self._run = Run(
+            backend, kernel, problem, reads, writes, problem.output, x.dtype, x.device, packed
+        )
 
     def _pack(self, tensors: Tensors) -> Packed:
         given = dict(zip(WEIGHTS, map(host_array, tensors), strict=True))
         folded = fold_weights(self._schedule, given)
         names: Sequence[str] = self._step.weights
         arrays = [folded[name] for name in names]
-        return (prepare_weights(self._run.kernel, self._problem, names, arrays),)
+        return (prepare_weights(self._kernel, self._problem, names, arrays),)
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """Dense output; a copy where the kernel has another layout than is wanted."""
-        (weights,) = self.prepared.packed
-        output = self._run((x,), weights)
+        output = self._run(x)
         if self._format is not None:
             output = output.contiguous(memory_format=self._format)
         if not self.captured:

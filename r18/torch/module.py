@@ -141,11 +141,17 @@ class FastResNet18(nn.Module):
         """
         model: Any = self._model
         cudnn = torch.backends.cudnn.enabled
+        # `conv2d` does nothing but call `convolution`, which not every device's autocast knows.
+        autocast = torch.is_autocast_enabled(images.device.type)
 
         def normed(number: int, x: torch.Tensor) -> torch.Tensor:
             """The convolution of that number with its BatchNorm."""
             weight, scale, bias, mean, var = self._of(number, weights)
-            y = torch.conv2d(x, weight, None, *self._architecture.windows[number])
+            stride, padding = self._architecture.windows[number]
+            if autocast:
+                y = torch.conv2d(x, weight, None, stride, padding)
+            else:
+                y = torch.convolution(x, weight, None, stride, padding, (1, 1), False, (0, 0), 1)
             eps = self._architecture.norms[number].eps
             return torch.batch_norm(y, scale, bias, mean, var, False, 0.0, eps, cudnn)
 
@@ -157,7 +163,8 @@ class FastResNet18(nn.Module):
             if shortcut:
                 x = normed(count, x)
                 count += 1
-            x = ops.add_relu.default(y, x, choice.backend)
+            ops.add_relu_.default(y, x, choice.backend)  # nobody else has y
+            x = y
         return self._classify(x)
 
     def _forward_conv_bn_relu(
@@ -194,7 +201,8 @@ class FastResNet18(nn.Module):
             if shortcut:
                 x = fused(count, x, False)
                 count += 1
-            x = ops.add_relu.default(y, x, choice.backend)
+            ops.add_relu_.default(y, x, choice.backend)  # nobody else has y
+            x = y
         return self._classify(x.to(images.dtype))
 
     def _of(self, number: int, weights: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 `r18::add_relu(a, b, backend)`
     ReLU(a + b), of one shape and dtype; the result lies as `a` does.
+`r18::add_relu_(a, b, backend)`
+    The same written over `a`, where it lies.
 `r18::conv_bn_relu(x, weight, bn_weight, bn_bias, running_mean, running_var, eps, stride, padding,
 relu, cache, backend, precision, channels_last)`
     Convolution without bias, BatchNorm with running statistics, and ReLU if `relu`. `x` is in the
@@ -18,6 +20,7 @@ error. Importing this module registers them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, cast
@@ -50,6 +53,7 @@ LAYOUTS = {False: Layout.NCHW, True: Layout.NHWC}
 
 SCHEMAS = {
     "r18::add_relu": "(Tensor a, Tensor b, str backend) -> Tensor",
+    "r18::add_relu_": "(Tensor(a!) a, Tensor b, str backend) -> ()",
     "r18::conv_bn_relu": (
         "(Tensor x, Tensor weight, Tensor bn_weight, Tensor bn_bias, Tensor running_mean, "
         "Tensor running_var, float eps, int[2] stride, int[2] padding, bool relu, int cache, "
@@ -74,28 +78,79 @@ def backend_named(name: str) -> Backend:
 
 
 def add_relu(a: torch.Tensor, b: torch.Tensor, backend: str) -> torch.Tensor:
-    check_alike("r18::add_relu", (a, b))
-    if a.shape != b.shape:
-        raise ShapeError(
-            f"r18::add_relu: shapes differ, {shape_of(a)} and {shape_of(b)}; it broadcasts nothing"
-        )
-    layout = layout_of(a)
-    if not a.numel():
-        return empty(a.shape, layout, a.dtype, a.device)
-    return _sum(backend, a.shape, layout, a.dtype, a.device)((a, b), ())
+    run = _run_of(a, b, backend)
+    return empty(a.shape, layout_of(a), a.dtype, a.device) if run is None else run(a, b)
+
+
+def add_relu_(a: torch.Tensor, b: torch.Tensor, backend: str) -> None:
+    run = _run_of(a, b, backend)
+    if run is not None and (made := run(a, b, over=True)) is not a:
+        a.copy_(made)
+
+
+def _run_of(a: torch.Tensor, b: torch.Tensor, backend: str) -> Run | None:
+    nhwc = layout_of(a) is Layout.NHWC
+    return _sum(backend, nhwc, a.shape, b.shape, a.dtype, b.dtype, a.device, b.device)
 
 
 @lru_cache(maxsize=1024)
 def _sum(
-    backend: str, shape: Shape, layout: Layout, dtype: torch.dtype, device: torch.device
-) -> Run:
-    """One for each device: what has run on the one is not loaded on another."""
-    return make_sum(backend_named(backend), tuple(shape), layout, precision_of(dtype))
+    backend: str,
+    nhwc: bool,
+    shape: Shape,
+    other: Shape,
+    dtype: torch.dtype,
+    others_dtype: torch.dtype,
+    device: torch.device,
+    others_device: torch.device,
+) -> Run | None:
+    """What computes the sum of two such tensors, None for empty ones; raises where nothing may.
+
+    The checks are in here, so that what was checked once is looked up by all that it hangs on.
+    """
+    check_alike("r18::add_relu", (dtype, device), (others_dtype, others_device))
+    if shape != other:
+        raise ShapeError(
+            f"r18::add_relu: shapes differ, {tuple(shape)} and {tuple(other)}; "
+            "it broadcasts nothing"
+        )
+    if not math.prod(shape):
+        return None
+    precision = precision_of(dtype)
+    return make_sum(backend_named(backend), tuple(shape), LAYOUTS[nhwc], precision, device)
 
 
 def _add_relu_fake(a: torch.Tensor, b: torch.Tensor, backend: str) -> torch.Tensor:
-    torch._check(a.shape == b.shape, lambda: f"r18::add_relu: {a.shape} and {b.shape} differ")
+    _check_shapes(a, b)
     return empty(a.shape, layout_of(a), a.dtype, a.device)
+
+
+def _add_relu_over_fake(a: torch.Tensor, b: torch.Tensor, backend: str) -> None:
+    _check_shapes(a, b)
+
+
+def _check_shapes(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch._check(a.shape == b.shape, lambda: f"r18::add_relu: {a.shape} and {b.shape} differ")
+
+
+def _add_relu_over_autograd(
+    keys: torch._C.DispatchKeySet, a: torch.Tensor, b: torch.Tensor, backend: str
+) -> None:
+    """Autograd's layer: it has no gradient, and what would need one is refused at once."""
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        _no_gradient(None)
+    with torch._C._AutoDispatchBelowAutograd():
+        ops.add_relu_.default.redispatch(keys & torch._C._after_autograd_keyset, a, b, backend)
+
+
+def _add_relu_over_counted(
+    keys: torch._C.DispatchKeySet, a: torch.Tensor, b: torch.Tensor, backend: str
+) -> None:
+    """The layer that counts changes: who kept `a` for a gradient learns that it is another."""
+    torch.autograd.graph.increment_version(a)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        keys = keys & torch._C._after_ADInplaceOrView_keyset
+        ops.add_relu_.default.redispatch(keys, a, b, backend)
 
 
 # -- convolution, BatchNorm, ReLU --------------------------------------------------------------
@@ -259,6 +314,7 @@ def _no_gradient(context: object, *gradients: object) -> None:
 def _register() -> None:
     implementations: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         "r18::add_relu": (add_relu, _add_relu_fake),
+        "r18::add_relu_": (add_relu_, _add_relu_over_fake),
         "r18::conv_bn_relu": (conv_bn_relu, _conv_bn_relu_fake),
         "r18::resnet18": (resnet18, _resnet18_fake),
     }
@@ -266,8 +322,18 @@ def _register() -> None:
         torch.library.define(name, SCHEMAS[name], tags=_TAGS)
         torch.library.impl(name, DEVICES, real)
         torch.library.register_fake(name, fake)
-        torch.library.register_autograd(name, _no_gradient)
+        if not name.endswith("_"):
+            torch.library.register_autograd(name, _no_gradient)
+    # PyTorch writes these two for what returns its result, and for nothing in place.
+    for key, layer in {
+        "Autograd": _add_relu_over_autograd,
+        "ADInplaceOrView": _add_relu_over_counted,
+    }.items():
+        _LIBRARY.impl("add_relu_", layer, key, with_keyset=True)
 
+
+_LIBRARY: Any = torch.library.Library("r18", "FRAGMENT")  # type: ignore[no-untyped-call]
+"""What is registered by it stays as long as it does."""
 
 _register()
 ops: Any = torch.ops.r18

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from r18.backend import Adopts, Array, Backend, Buffer, Kernel
+from r18.backend import Adopts, Array, Backend, Binding, Buffer, Enqueue, Kernel
 from r18.errors import BackendUnavailable, UsageError
 from r18.ops import Layout, Problem, Shape
 from r18.precision import precision as precision_named
@@ -158,16 +158,17 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 def below_autograd() -> AbstractContextManager[object]:
-    """Meanwhile operators go past autograd's layer, as in inference mode; what they make is an
-    ordinary tensor nevertheless. It is for what needs no gradient anyway.
+    """Meanwhile operators go past autograd's layers, as in inference mode; what they make is an
+    ordinary tensor nevertheless. It is for what needs no gradient anyway, and is nobody else's.
 
-    Under `torch.no_grad()` alone each operator still passes through that layer, which for a custom
-    one is a function in Python. Every other layer stays: modes, tracing, autocast.
+    Under `torch.no_grad()` alone each operator still passes through those layers, which for a
+    custom one are functions in Python: the gradient's, and the one that counts changes in place.
+    Every other layer stays: modes, tracing, autocast.
     """
     if torch.compiler.is_compiling():  # which knows no such guard, and leaves autograd out itself
         return _HERE
     # What PyTorch's own wrapper of a custom operator enters.
-    guard: AbstractContextManager[object] = torch._C._AutoDispatchBelowAutograd()
+    guard: AbstractContextManager[object] = torch._C._AutoDispatchBelowADInplaceOrView()
     return guard
 
 
@@ -201,12 +202,13 @@ def forbid_capture(device: torch.device, what: str) -> None:
 
 
 class Run:
-    """One kernel on one problem, over dense tensors, in PyTorch's current stream.
+    """One kernel on one problem on one device, over dense tensors, in PyTorch's current stream.
 
     What is the same from call to call is worked out here: a call costs the host time, and has to
     cost less than the operators that it stands for.
 
     reads, writes: layouts of the inputs, and of the output, which has `shape` and `dtype`.
+    weights: prepared, and kept by whoever gives them.
     ready: it has run, so a capture may.
     """
 
@@ -219,60 +221,103 @@ class Run:
         writes: Layout,
         shape: Shape,
         dtype: torch.dtype,
+        device: torch.device,
+        weights: tuple[Buffer, ...] = (),
     ) -> None:
         self.kernel = kernel
         self.ready = False
         self._problem = problem
+        self._weights = weights
         self._memory = adopting(backend)
         self._alignment = backend.memory.alignment
         self._reads = reads
         self._format = FORMATS[reads] if len(shape) == 4 else torch.contiguous_format
         self._shape = shape
-        self._stride = empty(shape, writes, dtype, torch.device("meta")).stride()
+        meta = empty(shape, writes, dtype, torch.device("meta"))
+        self._stride, self._nbytes = meta.stride(), meta.nbytes
         self._dtype = dtype
+        self._device = device
+        self._cuda = device.index if device.type == "cuda" else None
         self._scratch = kernel.workspace(problem)
         self._nothing = self._memory.adopt(0, 0, None)
+        self._bound: Enqueue | None = None
 
-    def __call__(self, inputs: Sequence[torch.Tensor], weights: tuple[Buffer, ...]) -> torch.Tensor:
-        """A new output; the inputs are copied where they do not lie as the kernel reads them."""
-        memory, device = self._memory, inputs[0].device
-        with on_device(device):
-            if not self.ready:
-                forbid_capture(device, "the first run of a kernel")
-            sources = []
-            for tensor in inputs:
+    def __call__(self, *inputs: torch.Tensor, over: bool = False) -> torch.Tensor:
+        """The output; the inputs are copied where they do not lie as the kernel reads them.
+
+        over: it may be written over the first input, and is where that can be.
+        """
+        index = self._cuda
+        if index is not None and index != torch.cuda.current_device():
+            with torch.cuda.device(index):
+                return self(*inputs, over=over)
+        if not self.ready:
+            self._begin()
+        sources, addresses = inputs, []
+        for place, tensor in enumerate(inputs):
+            address = tensor.data_ptr()
+            if address % self._alignment or not tensor.is_contiguous(memory_format=self._format):
+                tensor = dense(tensor, self._reads, self._alignment)
+                sources = (*sources[:place], tensor, *sources[place + 1 :])
                 address = tensor.data_ptr()
-                if address % self._alignment or not tensor.is_contiguous(
-                    memory_format=self._format
-                ):
-                    tensor = dense(tensor, self._reads, self._alignment)
-                    address = tensor.data_ptr()
-                sources.append(memory.adopt(address, tensor.nbytes, tensor))
+            addresses.append(address)
+        if over and sources[0] is inputs[0] and self._takes_the_first(addresses):
+            output, written = sources[0], addresses[0]
+        else:
             output = torch.empty_strided(
-                self._shape, self._stride, dtype=self._dtype, device=device
+                self._shape, self._stride, dtype=self._dtype, device=self._device
             )
-            workspace = self._nothing
-            if self._scratch:
-                workspace = buffer_of(memory, bytes_of(self._scratch, device), self._scratch)
-            # As `Launch.enqueue` does.
-            self.kernel.enqueue(
-                self._problem,
-                tuple(sources),
-                weights,
-                memory.adopt(output.data_ptr(), output.nbytes, output),
-                workspace,
-                memory.adopt_stream(stream_handle(device)),
-            )
+            written = output.data_ptr()
+        # It lives until the launch is in the stream, and its bytes until that has run there.
+        scratch = bytes_of(self._scratch, self._device) if self._scratch else None
+        # What PyTorch's own generated code asks: without an object for the stream.
+        stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
+        if self._bound is not None:
+            workspace = 0 if scratch is None else scratch.data_ptr()
+            self._bound(addresses, written, workspace, stream)
+        else:
+            self._enqueue(sources, output, scratch, stream)
         self.ready = True
         return output
 
+    def _begin(self) -> None:
+        """What the first run does before it, on its device: binding loads the kernel there."""
+        forbid_capture(self._device, "the first run of a kernel")
+        if isinstance(self.kernel, Binding):
+            self._bound = self.kernel.bind(self._problem, self._weights)
 
-def check_alike(what: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `UsageError` unless they are of one dtype, on one device."""
-    first = tensors[0]
-    if any(t.dtype != first.dtype or t.device != first.device for t in tensors):
-        kinds = dict.fromkeys(f"{t.dtype} on {t.device}" for t in tensors)
-        raise UsageError(f"{what} takes tensors of one dtype on one device, got {', '.join(kinds)}")
+    def _takes_the_first(self, addresses: Sequence[int]) -> bool:
+        """Whether the kernel may write over its first input: no other shares a byte with that."""
+        first, nbytes = addresses[0], self._nbytes
+        for other in addresses[1:]:
+            if -nbytes < other - first < nbytes:
+                return False
+        return self.kernel.in_place
+
+    def _enqueue(
+        self,
+        sources: Sequence[torch.Tensor],
+        output: torch.Tensor,
+        scratch: torch.Tensor | None,
+        stream: int,
+    ) -> None:
+        """By buffers, of a kernel that is not bound, as `Launch.enqueue` does."""
+        memory = self._memory
+        self.kernel.enqueue(
+            self._problem,
+            tuple([buffer_of(memory, tensor) for tensor in sources]),
+            self._weights,
+            buffer_of(memory, output),
+            self._nothing if scratch is None else buffer_of(memory, scratch, self._scratch),
+            memory.adopt_stream(stream),
+        )
+
+
+def check_alike(what: str, *kinds: tuple[torch.dtype, torch.device]) -> None:
+    """Raise `UsageError` unless tensors of these dtypes and devices are of one kind."""
+    if len(set(kinds)) > 1:
+        said = dict.fromkeys(f"{dtype} on {device}" for dtype, device in kinds)
+        raise UsageError(f"{what} takes tensors of one dtype on one device, got {', '.join(said)}")
 
 
 def shape_of(tensor: torch.Tensor) -> Shape:
