@@ -24,7 +24,7 @@ from r18.errors import NoKernel, UsageError, unknown
 from r18.from_host import Feeding
 from r18.ops import ConvMaxPool
 from r18.passes import fuse, fuse_pool
-from r18.peers import Way, device_words, fed, made, peers_precision, ways
+from r18.peers import FedTorchvision, Way, device_words, made, peers_precision, ways
 from r18.preprocess import Preprocess
 from r18.schedule import Schedule
 
@@ -263,7 +263,10 @@ def peer_contender(
     Where its library is missing, or cannot run the network so, it cannot be made and says why. In
     eager mode it can be fed from host memory.
     """
-    eager = way.mode == Way().mode
+
+    def feed() -> Feeding:
+        return FedTorchvision(kind, schedule, weights, batch, precision, way)
+
     return Contender(
         way.name,
         DeviceInfo(kind, device_words(way, kind)),
@@ -272,7 +275,7 @@ def peer_contender(
         (batch, *schedule.input_shape),
         lambda: made(way, kind, schedule, weights, batch, precision),
         required=False,
-        feed=(lambda: fed(way, kind, schedule, weights, batch, precision)) if eager else None,
+        feed=feed if way.mode == Way().mode else None,
     )
 
 

@@ -21,7 +21,7 @@ from r18.contenders import contenders, peer_contender
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.from_host import STRETCHES
 from r18.machine import machine, peak_nbytes, reset_peak, resident_nbytes
-from r18.peers import PEER, Way, fed
+from r18.peers import PEER, FedTorchvision, Way
 from r18.peers.torchvision import Torchvision
 from r18.pipeline import pipeline
 from r18.preprocess import Preprocess
@@ -374,7 +374,7 @@ def test_the_peer_is_fed_with_the_same_pixels(channels_last: bool) -> None:
         plain.load((pixels * scale + shift).astype(np.float32))
         plain.run()
         expected.append(plain.fetch())
-    program = fed(way, "cpu", schedule, weights, 2, "fp32")
+    program = FedTorchvision("cpu", schedule, weights, 2, "fp32", way)
     arrays = program.input_arrays()
 
     def filled() -> Iterator[Array]:

@@ -21,19 +21,6 @@ from r18.schedule import Schedule
 
 if TYPE_CHECKING:
     from r18.bench import Runner
-    from r18.from_host import Feeding
-
-
-def fed(
-    way: Way,
-    kind: str,
-    schedule: Schedule,
-    weights: Mapping[str, Array],
-    batch: int,
-    precision: str,
-) -> Feeding:
-    """A peer of mode "eager" that takes pixels from host memory; raises as `made` does."""
-    return FedTorchvision(kind, schedule, weights, batch, precision, way)
 
 
 def peers_precision(precision: str) -> str:
@@ -79,6 +66,7 @@ __all__ = [
     "PEERS",
     "TORCH",
     "WAYS",
+    "FedTorchvision",
     "Way",
     "device_words",
     "made",
