@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +23,38 @@ def algorithms_table(options: Mapping[str, str], folder: Path) -> Table:
     """
     device, backend = needed(options, "device"), options.get("backend", "cupy")
     batches = [int(batch) for batch in needed(options, "batches").split(",")]
+    places = [(device, precision) for precision in needed(options, "precisions").split(",")]
+    if "cpu" in options:
+        places.insert(0, (options["cpu"], "fp32"))
     captions: dict[str, None] = {}
     rows: list[Row] = []
-
-    def add(
-        record: Mapping[str, Any], where: str, precision: str, names: Mapping[str, str] | None
-    ) -> None:
-        """The lines of a precision: of the backend's contenders, or those of `names` alone."""
-        groups = {
-            batch: group
-            for batch in batches
-            if (group := record["groups"].get(group_name("resnet18", precision, "all", batch)))
-        }
-        own: dict[str, str] = {}
-        for group in groups.values():
-            captions[bench_caption(group)] = None
-            if names is None:
-                mine = (row["backend"] for row in group["rows"])
-                own |= {name: name for name in mine if name.split(" ")[0] == backend}
-        shown = {PEER: "PyTorch eager", BEST: BEST} | own if names is None else names
+    for where, precision in places:
+        known = record_of(folder, "bench", where)["groups"]
+        names = [group_name("resnet18", precision, "all", batch) for batch in batches]
+        groups = [known.get(name) for name in names]
+        captions |= {bench_caption(group): None for group in groups if group}
+        shown = {PEER: "PyTorch eager"}
+        if where == device:
+            shown |= {BEST: BEST} | {name: name for name in _own(groups, backend)}
         for name, words in shown.items():
-            times = [_row(groups.get(batch), name) for batch in batches]
+            times = [_row(group, name) for group in groups]
             if any(times):
                 cells = (cell for row in times for cell in _cells(row))
                 rows.append((words, where, precision, *cells))
-
-    if "cpu" in options:
-        cpu = options["cpu"]
-        add(record_of(folder, "bench", cpu), cpu, "fp32", {PEER: "PyTorch eager"})
-    for precision in needed(options, "precisions").split(","):
-        add(record_of(folder, "bench", device), device, precision, None)
     if not rows:
         raise UsageError(f"the record of {device} has no time of '{backend}' at those batches")
     heads = ["network by", "device", "precision"]
     for batch in batches:
         heads += [f"b{batch} ms/image", "images/s"]
     return Table(heads, "lll" + "rr" * len(batches), rows, "<br>\n".join(captions))
+
+
+def _own(groups: Sequence[Mapping[str, Any] | None], backend: str) -> Iterator[str]:
+    """The names of a backend's contenders: whole, and by algorithm."""
+    for group in filter(None, groups):
+        for row in group["rows"]:
+            if row["backend"].split(" ")[0] == backend:
+                yield row["backend"]
 
 
 def _row(group: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
