@@ -157,7 +157,7 @@ def overlapping(
     )
     at = [SimpleNamespace(address=address, nbytes=64) for address in (512, 1024)]
     buffers: Any = Buffers((at[0],), (at[1],), at[0], at[0])
-    Loaded(capability).launch(launch, buffers, SimpleNamespace(ptr=99))
+    Loaded(capability).launch(launch, buffers.addresses, SimpleNamespace(ptr=99))
     return launch
 
 
@@ -244,7 +244,7 @@ def test_a_launch_is_worked_out_once_and_follows_its_buffers(
     for weight, scratch, stream in ((64, 128, 9), (64, 256, 9), (512, 256, 0), (64, 128, 9)):
         at = [SimpleNamespace(address=address, nbytes=64) for address in (0, weight, scratch)]
         buffers: Any = Buffers((at[0],), at[:2], at[0], at[2])
-        launcher.launch(launch, buffers, SimpleNamespace(ptr=stream))
+        launcher.launch(launch, buffers.addresses, SimpleNamespace(ptr=stream))
     assert stand_in.read == [
         (9, 0, [1064, 131, 7]),
         (9, 0, [1064, 259, 7]),
@@ -296,7 +296,7 @@ def test_bound_launches_follow_addresses(monkeypatch: pytest.MonkeyPatch) -> Non
     at: Any = [SimpleNamespace(address=address) for address in (16, 32, 64, 128)]
     for launch in launches:
         buffers = Buffers(at[:2], weights, at[2], at[3])
-        launcher.launch(launch, buffers, SimpleNamespace(ptr=9))
+        launcher.launch(launch, buffers.addresses, SimpleNamespace(ptr=9))
     assert stand_in.read == [(9, 0, [16, 32, 517]), (9, 0, [2024, 131, 64])]
 
 

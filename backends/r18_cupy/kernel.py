@@ -133,10 +133,10 @@ class CudaKernel(ABC):
         workspace: Buffer,
         stream: Stream,
     ) -> None:
-        buffers = Buffers(inputs, weights, output, workspace)
+        addresses = Buffers(inputs, weights, output, workspace).addresses
         cuda = cast("CupyStream", stream)
         for launch in launches_of(self, problem):
-            launching.LAUNCHER.launch(launch, buffers, cuda.cuda)
+            launching.LAUNCHER.launch(launch, addresses, cuda.cuda)
             cuda.mark(launch.phase)
 
     def bind(self, problem: Problem, weights: tuple[Buffer, ...]) -> Enqueue:

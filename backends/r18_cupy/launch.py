@@ -18,7 +18,7 @@ import numpy as np
 
 from r18.backend import Buffer, Enqueue
 from r18.errors import R18Error
-from r18_cupy.compiler import Entry, architecture, compile_entry
+from r18_cupy.compiler import Entry, architecture, capability, compile_entry
 
 Dim3 = tuple[int, int, int]
 
@@ -282,8 +282,7 @@ class Launcher:
         """A device's compute capability."""
         import cupy
 
-        digits = cupy.cuda.Device(device).compute_capability
-        return int(digits[:-1]), int(digits[-1])
+        return capability(f"sm_{cupy.cuda.Device(device).compute_capability}")
 
     def function(self, entry: Entry) -> Any:
         """The entry's CuPy function on the current device, compiled and loaded when new."""
@@ -318,9 +317,9 @@ class Launcher:
         overlaps = launch.overlaps and self.capability(device) >= OVERLAP_CAPABILITY
         return _Bound(launch, function, overlaps=overlaps)
 
-    def launch(self, launch: GridLaunch, buffers: Buffers, stream: Any) -> None:
+    def launch(self, launch: GridLaunch, addresses: Addresses, stream: Any) -> None:
         """Put a launch into a CuPy stream."""
-        self._bound(self.device(), launch).enqueue(buffers.addresses, stream.ptr)
+        self._bound(self.device(), launch).enqueue(addresses, stream.ptr)
 
     def bind(self, launches: Sequence[GridLaunch], weights: Sequence[Buffer]) -> Enqueue:
         """The launches on the current device, with those weights; see `r18.backend.Binding`."""
