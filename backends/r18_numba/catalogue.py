@@ -17,6 +17,7 @@ from r18_numba.others import (
     ReluKernel,
     SoftmaxKernel,
 )
+from r18_numba.pixels import NormalizeKernel
 
 PLAIN = (
     DirectConv,
@@ -26,6 +27,7 @@ PLAIN = (
     MaxPoolKernel,
     GapKernel,
     SoftmaxKernel,
+    NormalizeKernel,
 )
 WINOGRAD_CHANNELS = 64
 """From so many channels on either side, what Winograd saves in products is more than it moves."""
