@@ -364,7 +364,7 @@ for function, arguments in launched.items():
     ]
     assert {row[0] for row in rows} >= {
         *("direct_conv", "implicit_gemm", "winograd_input", "winograd_sums", "winograd_output"),
-        *("tiled_linear", "batchnorm", "relu", "add", "maxpool", "gap", "softmax"),
+        *("tiled_linear", "batchnorm", "relu", "add", "maxpool", "gap", "softmax", "normalize"),
     }
     assert {tuple(row[1:]) for row in rows} == {("True", "False")}
 

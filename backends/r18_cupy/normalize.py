@@ -12,12 +12,12 @@ from r18.backend import Array, RoundingContract
 from r18.ops import Normalize, Problem
 from r18.precision import Precision
 from r18_cupy.compiler import Entry
+from r18_cupy.elementwise import vector_width
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
 
 THREADS = 256
 RGB = 3
-STORE_NBYTES = 16  # of `WIDTH` in kernels/vector.cuh
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class NormalizeKernel(CudaKernel):
     @property
     def run(self) -> int:
         """The pixels of a thread."""
-        return STORE_NBYTES // self.precision.dtype.itemsize
+        return vector_width(self.precision)
 
     def entries(self) -> tuple[Entry, ...]:
         return tuple(
