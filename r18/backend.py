@@ -35,7 +35,7 @@ Activations are passed densely packed in the kernel's `layout`, in its precision
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,6 +204,16 @@ class Branching(Protocol):
         That begins when what is in this stream by now has ended; what comes into this stream after
         the block waits for it.
         """
+        ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """What a `Backend` offers besides whose kernels are compiled for a problem before its first
+    call."""
+
+    def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
+        """Do so for many calls, several at once. What was not prepared is when it is called."""
         ...
 
 

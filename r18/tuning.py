@@ -27,6 +27,7 @@ from r18.backend import (
     Buffer,
     DeviceInfo,
     Kernel,
+    Preparing,
     Stream,
     input_layout,
     output_layout,
@@ -34,7 +35,7 @@ from r18.backend import (
 from r18.errors import UsageError, unknown
 from r18.executor import Launch, prepare_weights
 from r18.machine import cache_folder
-from r18.ops import Conv2d, ConvMaxPool, Layout, Linear, Op, Problem, Relayout, parts_of
+from r18.ops import Conv2d, ConvMaxPool, Layout, Linear, Op, Problem, Relayout, Shape, parts_of
 from r18.precision import Precision, precision
 from r18.records import slug
 from r18.registry import installed
@@ -209,15 +210,19 @@ class Range:
 
     def _inputs_in(self, layout: Layout) -> list[tuple[Buffer, ...]]:
         if layout not in self._inputs:
-            memory = self.backend.memory
-            arrays = [np.resize(self._values, shape) for shape in self.problem.inputs]
-            self._inputs[layout] = []
-            for _ in range(PLACES):
-                buffers = tuple(memory.empty(array.nbytes) for array in arrays)
-                for array, buffer in zip(arrays, buffers, strict=True):
-                    memory.upload(array, buffer)
-                self._inputs[layout].append(buffers)
+            self._inputs[layout] = [
+                tuple(self._filled(shape) for shape in self.problem.inputs) for _ in range(PLACES)
+            ]
         return self._inputs[layout]
+
+    def _filled(self, shape: Shape) -> Buffer:
+        """A buffer of the values, again and again; random in any layout."""
+        memory, nbytes = self.backend.memory, math.prod(shape) * self.dtype.itemsize
+        buffer = memory.empty(nbytes)
+        for offset in range(0, nbytes, self._values.nbytes):
+            part = self._values[: (nbytes - offset) // self.dtype.itemsize]
+            memory.upload(part, buffer.view(offset, part.nbytes))
+        return buffer
 
     def chains(self, links: Sequence[Link]) -> list[Chain]:
         """Kernels each of which reads what the one before it makes, on each of the places.
@@ -278,7 +283,15 @@ def tune(
     each problem that is done, in words.
     """
     choices: dict[str, dict[str, dict[int, Timing]]] = {name: {} for name in precisions}
-    for problem in dict.fromkeys(problems):
+    asked = list(dict.fromkeys(problems))
+    if isinstance(backend, Preparing):
+        backend.prepare(
+            (kernel, problem)
+            for problem in asked
+            for name in precisions
+            for kernel in _takers(backend, problem, name)
+        )
+    for problem in asked:
         for name in precisions:
             timings = _timings(backend, problem, name)
             if not timings:

@@ -47,7 +47,6 @@ def plain(options: CompileOptions) -> ExecutorProgram:
 def on_device(seed: int, options: CompileOptions, patch: pytest.MonkeyPatch) -> Program:
     device = Device(seed)
     patch.setattr(PROGRAM, "cupy", cupy_on(device))
-    patch.setattr(PROGRAM, "compile_all", lambda entries, capability: None)
     backend = Deferred(device)
     return Program(backend, make_plan(backend, SHORT, options), {})
 

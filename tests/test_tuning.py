@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import r18_numpy
 from commands import r18
 from faulty_backends import right
 from pooling_backends import Pooling
-from r18.backend import APART, CompileOptions, DeviceInfo, RoundingContract
+from r18.backend import APART, CompileOptions, DeviceInfo, Kernel, RoundingContract
 from r18.cli.app import REFUSED
 from r18.errors import UsageError
 from r18.executor import make_plan
@@ -202,6 +204,34 @@ def test_without_kernels_of_the_two_there_is_nothing_to_compare(
         assert found.best(STEM, "fp32") == "two/conv2d_maxpool2d/there/fp32"
     Alone.without = (ConvMaxPool,)
     assert tune(Alone(), [STEM], ["fp32"]).choices == {"fp32": {}}
+
+
+def test_inputs_are_the_values_to_the_last() -> None:
+    shape = (5, 64, 64, 64)  # a million values, and a part of that
+    place = Range(r18_numpy.Backend(), Problem(Conv2d(64, 8, (1, 1)), (shape,)), FP32)
+    kernel = next(k for k in r18_numpy.Backend().kernels() if k.op is Conv2d)
+    (first,) = place.launches(kernel)[0].inputs
+    assert isinstance(first, HostBuffer)
+    values = first.as_array(shape, np.dtype(np.float32)).ravel()
+    assert values.std() == pytest.approx(1, abs=0.01)
+    size = 1 << 20
+    assert np.array_equal(values[size:], values[: len(values) - size])
+
+
+class Compiling(r18_numpy.Backend):
+    """Notes what it is asked to prepare."""
+
+    prepared: ClassVar[list[str]] = []
+
+    def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
+        self.prepared.extend(f"{kernel.id} {problem.batch}" for kernel, problem in calls)
+
+
+def test_what_is_measured_is_prepared_all_at_once() -> None:
+    tune(Compiling(), [conv(1), conv(2), conv(1)], ["fp32"], lambda text: None)
+    assert sorted(Compiling.prepared) == [
+        f"numpy/conv2d/{name}/fp32 {batch}" for name in ("direct", "im2col") for batch in (1, 2)
+    ]
 
 
 def test_a_chain_gives_what_its_launches_give() -> None:

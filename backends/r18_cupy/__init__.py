@@ -6,11 +6,11 @@ Importing this contacts no device and imports no CuPy; `probe` is the first cont
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Stream
 from r18.errors import BackendUnavailable
@@ -21,6 +21,7 @@ from r18.schedule import Schedule
 from r18.tuning import Table, find_table
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.device import CupyMemory
+from r18_cupy.kernel import CudaKernel, launches_of
 
 if TYPE_CHECKING:
     from r18_cupy.program import CupyProgram
@@ -93,7 +94,21 @@ class Backend(BackendBase):
             self.probe()  # the plan may name only what the device runs
         from r18_cupy.program import CupyProgram
 
-        return CupyProgram(self, make_plan(self, schedule, options), weights)
+        plan = make_plan(self, schedule, options)
+        self.prepare((step.kernel, step.problem) for step in plan.steps)
+        return CupyProgram(self, plan, weights)
+
+    def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
+        """See `r18.backend.Preparing`."""
+        from r18_cupy.compiler import capability, compile_all
+
+        entries = [
+            launch.entry
+            for kernel, problem in calls
+            for launch in launches_of(cast(CudaKernel, kernel), problem)
+        ]
+        device = _cupy().cuda.Device()
+        compile_all(entries, capability(f"sm_{device.compute_capability}"))
 
     def stream(self) -> Stream:
         _cupy()

@@ -21,9 +21,7 @@ from r18.backend import Array, Backend, Buffer
 from r18.errors import UsageError
 from r18.executor import ExecutorProgram, Launch, Plan, Tensor, logical, widened
 from r18.ops import Layout
-from r18_cupy.compiler import capability, compile_all
 from r18_cupy.device import CupyBuffer, CupyStream
-from r18_cupy.kernel import CudaKernel, launches_of
 
 _DLPACK_CUDA = 2  # kDLCUDA
 
@@ -46,14 +44,6 @@ class CupyProgram(ExecutorProgram):
     """See `r18.backend.Program`. `run` takes and gives arrays on the device."""
 
     def __init__(self, backend: Backend, plan: Plan, weights: Mapping[str, Array]) -> None:
-        compile_all(
-            (
-                launch.entry
-                for step in plan.steps
-                for launch in launches_of(cast(CudaKernel, step.kernel), step.problem)
-            ),
-            capability(f"sm_{cupy.cuda.Device().compute_capability}"),
-        )
         self._loaded: Slot | None = None
         super().__init__(backend, plan, weights)
         tensor = plan.tensors[plan.schedule.input]
