@@ -230,6 +230,7 @@ def bench(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str, int, int], None] | None = None,
     on_skip: Callable[[Contender, Exception], None] | None = None,
+    on_group: Callable[[list[Row]], None] | None = None,
 ) -> list[Row]:
     """Time the contenders; rows in their order.
 
@@ -243,6 +244,7 @@ def bench(
     clock:    seconds; only where the device has no clock of its own.
     progress: told what is being done, and how many of how many runs are.
     on_skip:  told of each contender that is not `required` and could not be made, and why.
+    on_group: given the rows of those that took turns, in their order, as soon as all are there.
 
     Raises `UsageError` for counts below 1, and what making a required contender raises.
     """
@@ -306,6 +308,9 @@ def bench(
                         other.row = replace(own, precision=other.contender.precision, loss=loss)
         for entry in entered:
             del entry.runner  # with what it holds, before the next group is made
+        if on_group is not None:
+            own_rows = [e.row for e in entries if e.row is not None and _turned(e, kind, shape)]
+            on_group(with_ratios(own_rows))
     return with_ratios([entry.row for entry in entries if entry.row is not None])
 
 
@@ -319,6 +324,11 @@ class _Entry:
     samples_ms: list[float] = field(default_factory=list)
     from_host: FromHost | None = None
     row: Row | None = None
+
+
+def _turned(entry: _Entry, kind: str, shape: Shape) -> bool:
+    """Whether it, or the one whose times it shares, took turns with those of a group."""
+    return (entry.contender.device.kind, entry.contender.shape) == (kind, shape)
 
 
 def _enter(

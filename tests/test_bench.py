@@ -151,6 +151,36 @@ def test_the_medians_of_series() -> None:
     assert many.to_json()["series_ms"] == (2.0, 6.0)
 
 
+def test_rows_that_took_turns_are_given_before_the_next_begin() -> None:
+    stage = Stage()
+    first = stage.contender(PEER, 0.02)
+    field = [
+        first,
+        stage.contender("a", 0.01),
+        stage.contender("a", 0.04, batch=8),
+        replace(first, precision="fp16x3", twin=first),
+    ]
+    given: list[tuple[list[tuple[str, str, int, float | None]], bool]] = []
+
+    def note(rows: list[Row]) -> None:
+        made_next = sum(event == "make" for event, *_ in stage.log) > 2
+        given.append(([(r.backend, r.precision, r.batch, r.ratio) for r in rows], made_next))
+
+    rows = bench(field, warmup=0, repeat=1, clock=stage.clock, on_group=note)
+    assert given == [
+        (
+            [
+                (PEER, "fp32", 1, pytest.approx(1)),
+                ("a", "fp32", 1, pytest.approx(0.5)),
+                (PEER, "fp16x3", 1, pytest.approx(1)),
+            ],
+            False,
+        ),
+        ([("a", "fp32", 8, None)], True),
+    ]
+    assert len(rows) == 4
+
+
 def test_a_twin_is_timed_once_and_has_a_row_of_its_own() -> None:
     stage = Stage()
     first = stage.contender("a", precision="fp32")

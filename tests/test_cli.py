@@ -410,6 +410,17 @@ def test_bench_from_host_memory(command: Command, tmp_path: Path) -> None:
     assert len(row["from_host"]["runs_ms"]) == 5
 
 
+def test_bench_keeps_what_it_has_timed_when_the_rest_fails(
+    command: Command, tmp_path: Path
+) -> None:
+    """A batch that no memory holds, behind one that is quickly done."""
+    asked = ("--backends", "numpy", "--batch", f"2,{10**9}", "--record", "--records", tmp_path)
+    with pytest.raises(MemoryError):
+        command(*QUICK, *asked)
+    record = json.loads((tmp_path / "bench-cpu.json").read_text("utf-8"))
+    assert list(record["groups"]) == ["tiny/fp32/all/b2"]
+
+
 def test_bench_as_json_of_all(command: Command) -> None:
     data: dict[str, Any] = json.loads(command.output(*QUICK, "--batch", 1, "--json"))
     assert {"numpy", "torch"} <= {row["backend"] for row in data["rows"]}

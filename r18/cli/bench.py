@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -105,7 +106,7 @@ def bench(
 
     A contender of one algorithm uses it for every step that it takes, and the preferred kernels
     for the others. A record's rows are replaced by those of a run with the same network,
-    precision, fusion and batch, all together: they were timed in turns.
+    precision, fusion and batch, all together, as soon as they are there: they were timed in turns.
 
     From host memory each is compiled anew, to normalise pixels in its first kernel: while one
     batch is computed the next is copied, and every output is fetched. A second table has the time
@@ -146,6 +147,22 @@ def bench(
         skip(name, _reason(error))
 
     host = machine()
+    head = {
+        "network": network_name,
+        "weights": {"source": loaded.source, "sha256": loaded.sha256},
+        "machine": host,
+        "skipped": skipped,
+    }
+    recorded: dict[Path, None] = {}
+
+    def keep(rows: list[Row]) -> None:
+        for row in filter(_wrong, rows):
+            what = f"its output is wrong: it loses {row.loss:.3g} times what it may against float64"
+            skip(f"{row.backend}, {row.precision}, batch {row.batch}", what)
+        if record:
+            right = with_ratios([row for row in rows if not _wrong(row)])
+            recorded.update(dict.fromkeys(bench_record.save(right, field, head, fusion, records)))
+
     with _progress() as bar:
         task = bar.add_task("")
         rows = measure(
@@ -160,21 +177,12 @@ def bench(
                 task, description=what, completed=done, total=total
             ),
             on_skip=on_skip,
+            on_group=keep,
         )
-    wrong = [row for row in rows if (row.loss or 0.0) > 1]
-    for row in wrong:
-        what = f"its output is wrong: it loses {row.loss:.3g} times what it may against float64"
-        skip(f"{row.backend}, {row.precision}, batch {row.batch}", what)
-    rows = with_ratios([row for row in rows if row not in wrong])
-    head = {
-        "network": network_name,
-        "weights": {"source": loaded.source, "sha256": loaded.sha256},
-        "machine": host,
-        "skipped": skipped,
-    }
-    if record:
-        for path in bench_record.save(rows, field, head, fusion, records):
-            typer.echo(f"recorded in {path}", err=True)
+    wrong = any(map(_wrong, rows))
+    rows = with_ratios([row for row in rows if not _wrong(row)])
+    for path in recorded:
+        typer.echo(f"recorded in {path}", err=True)
     if as_json:
         data = head | {"ratio": RATIO, "rows": [row.to_json() for row in rows]}
         typer.echo(json.dumps(data, indent=2))
@@ -197,6 +205,11 @@ def bench(
             typer.echo(f"\n{_checked(rows)}")
     if wrong:
         raise typer.Exit(FOUND)
+
+
+def _wrong(row: Row) -> bool:
+    """Whether its output lost more than it may."""
+    return (row.loss or 0.0) > 1
 
 
 def table(rows: Sequence[Row]) -> str:
