@@ -8,6 +8,13 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// The same, but of what was written before nothing more is known after: who has written to the
+// device's memory does not wait until all of that has arrived there.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
 // The same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ unsigned cluster_address(unsigned address, int rank) {
   unsigned there;

@@ -35,6 +35,7 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
+  expect(weight, x, out_map, residual_map);
   begin(ring);
 
   const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
@@ -80,6 +81,6 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
     write_share(p, reinterpret_cast<const float*>(shared), pixel0, channel0, share, end, bias,
                 residual, out);
   }
-  cluster_barrier();  // nobody leaves while its sums are read
+  cluster_meet();  // nobody leaves while its sums are read
 #endif
 }

@@ -48,6 +48,12 @@ struct Ring {
   }
 };
 
+// Fetches what the copy engine is told of while the launch before still runs. One thread's work.
+template <typename... Maps>
+__device__ __forceinline__ void expect(const Maps&... maps) {
+  if (threadIdx.x == MULTIPLIERS) (prefetch_map(maps), ...);
+}
+
 // How every one of the kernels begins: the next launch may, and the barriers are there.
 template <typename... Rings>
 __device__ __forceinline__ void begin(const Rings&... rings) {
