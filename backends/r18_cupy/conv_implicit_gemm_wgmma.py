@@ -34,13 +34,14 @@ from r18_cupy.wgmma import (
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     """The tilings that are compiled, those of many outputs first."""
     k = ROW_BYTES // precision.dtype.itemsize
+    deep_parts: tuple[int, ...] = (8,)
     if precision.splits:
         tiles, deep_parts = _split_tiles(k), (4, 6, 8)
     elif precision.dtype.itemsize == 2:
         # Of fewer bytes: a problem's blocks, that soon end, wait for copies more than for the L2.
-        tiles, deep_parts = (*_large_tiles(k), *_middle_tiles(k), _small_tile(k, 12, 1)), (8,)
+        tiles = (*_large_tiles(k), *_middle_tiles(k), _small_tile(k, stages=12, blocks=1))
     else:
-        tiles, deep_parts = (*_large_tiles(k), *_divided_tiles(k)), (8,)
+        tiles = (*_large_tiles(k), *_divided_tiles(k))
     return (
         *tiles,
         _small_tile(k, stages=4, blocks=3),
@@ -167,9 +168,9 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: Problem, precision: Precision) -> WgmmaTile:
+def choose(problem: Problem, precision: Precision, tiles: tuple[WgmmaTile, ...]) -> WgmmaTile:
     """The tile with the least estimate. Pure."""
-    return min(tiles_of(precision), key=lambda tile: estimate(problem, precision, tile))
+    return min(tiles, key=lambda tile: estimate(problem, precision, tile))
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -193,6 +194,10 @@ class ImplicitGemmWgmma(WgmmaConv):
             return entry
         return replace(entry, source=f"{entry.source}_registers")
 
+    def tile_for(self, problem: Problem) -> WgmmaTile:
+        """The tile that suits the problem best. Pure."""
+        return choose(problem, self.precision, self.tiles)
+
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""
         op = cast(Conv2d, problem.op)
@@ -210,7 +215,7 @@ class ImplicitGemmWgmma(WgmmaConv):
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)
-        tile, storage = choose(problem, self.precision), self.precision.storage
+        tile, storage = self.tile_for(problem), self.precision.storage
         n, o, oh, ow = problem.output
         depth = packed_depth(op, self.precision)
         bias, residual = bias_and_residual(op)
