@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import LibController, threadpool_limits
 
 import r18
 from r18.errors import UsageError
@@ -84,6 +84,20 @@ def set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
+def set_blas_threads(library: LibController, count: int) -> None:
+    """The threads of a BLAS library's products, from whichever thread this is called.
+
+    From 3.8 on, threadpoolctl does nothing for any thread but the first that has set OpenBLAS's,
+    and does not say so; therefore it is told that nobody has, before and after.
+    """
+    forget = getattr(library, "clear_controlling_thread", None)
+    if forget is not None:
+        forget(force=True)
+    library.set_num_threads(count)
+    if forget is not None:
+        forget(force=True)
+
+
 def cache_folder() -> Path:
     """`R18_CACHE`, or `r18` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
     if chosen := os.environ.get("R18_CACHE"):
@@ -143,6 +157,7 @@ __all__ = [
     "peak_nbytes",
     "reset_peak",
     "resident_nbytes",
+    "set_blas_threads",
     "set_threads",
     "thread_count",
 ]

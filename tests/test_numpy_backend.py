@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from threadpoolctl import ThreadpoolController, threadpool_limits
 from torch.nn import functional as F
 
 import r18_numpy
@@ -37,7 +39,7 @@ from r18.ops import (
 )
 from r18.preprocess import Preprocess
 from r18_numpy import blocks, conv
-from r18_numpy.threads import thread_count
+from r18_numpy.threads import single_threaded_blas, thread_count
 from support import Array, PoisonedMemory
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=100)
@@ -264,6 +266,27 @@ def test_im2col_never_unfolds_the_whole_image() -> None:
     padded_image = 64 * 58 * 58 * 4
     limit = workers * (padded_image + blocks.BLOCK_NBYTES)
     assert kernel.workspace(problem) <= limit < whole / 10
+
+
+def test_products_have_one_blas_thread_whoever_calls() -> None:
+    """Also in a thread that is not the first to ask for that, and the user's setting comes back."""
+    (library, *_) = ThreadpoolController().select(user_api="blas").lib_controllers
+    seen: list[int] = []
+
+    def look() -> None:
+        with single_threaded_blas():
+            seen.append(library.get_num_threads())
+
+    before = library.get_num_threads()
+    look()
+    other = Thread(target=look)
+    other.start()
+    other.join()
+    assert seen == [1, 1]
+    assert library.get_num_threads() == before
+    with threadpool_limits(1, user_api="blas"):
+        assert library.get_num_threads() == 1
+    assert library.get_num_threads() == before
 
 
 # -- the other ops against PyTorch -------------------------------------------------------------

@@ -18,6 +18,8 @@ from typing import TypeVar
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from r18.machine import set_blas_threads
+
 T = TypeVar("T")
 
 
@@ -97,4 +99,4 @@ def single_threaded_blas() -> Iterator[None]:
 
 def _set_blas_threads(count: int) -> None:
     for library in _controller().lib_controllers:
-        library.set_num_threads(count)
+        set_blas_threads(library, count)

@@ -25,6 +25,7 @@ from threadpoolctl import LibController, ThreadpoolController
 
 from r18 import executor, registry
 from r18.backend import Kernel
+from r18.machine import set_blas_threads
 
 LIBRARIES = ("numpy", "torch", "torch.nn.functional")
 JUDGES = tuple(
@@ -150,7 +151,7 @@ class Process:
         np.seterr(**self.errors)
         torch.set_default_dtype(self.dtype)
         for library, count in zip(_blas(), self.blas_threads, strict=True):
-            library.set_num_threads(count)
+            set_blas_threads(library, count)
         torch.set_flush_denormal(False)
         round_to(_ROUND_TO_NEAREST)
 

@@ -15,6 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from r18.backend import Array, Buffer, Kernel, RoundingContract, Stream
 from r18.host import HostFunction, HostKernel, host
+from r18.machine import set_blas_threads
 from r18.ops import Conv2d, Linear, Problem, ReLU
 from r18.precision import Precision
 from r18_oracle import checks, reference
@@ -127,7 +128,7 @@ class _Raises(HostKernel):
 
 def _one_blas_thread_more() -> None:
     for library in ThreadpoolController().select(user_api="blas").lib_controllers:
-        library.set_num_threads(library.get_num_threads() + 1)
+        set_blas_threads(library, library.get_num_threads() + 1)
 
 
 _UPWARD = 0x400000 if platform.machine() in ("aarch64", "arm64") else 0x800  # FE_UPWARD
