@@ -11,7 +11,7 @@ from r18.report.bars import Bar, Line, bars
 from r18.report.evidence import Group
 from r18.report.markup import Markup, joined, scrolled, tag
 from r18.report.scale import value
-from r18.tables import bench_caption
+from r18.tables import bench_captions
 
 HEADS = ("", "ms / image", "images / s", "p10 ms", "p90 ms", f"/ {PEER}", "/ best peer", "roofline")
 KINDS = {
@@ -65,7 +65,7 @@ def figure(group: Group) -> Markup:
             ("milliseconds a batch", latency(group)),
         )
     ]
-    note = bench_caption(group.data)
+    (note,) = bench_captions([group.data])
     if not group.floors:
         note += f" No roofline: {group.why}."
     return tag(

@@ -3,12 +3,12 @@
 from r18.tables.judged import sanitize_table
 from r18.tables.markers import rendered
 from r18.tables.table import Table, device_words
-from r18.tables.timed import bench_caption
+from r18.tables.timed import bench_captions
 from r18.tables.used import profile_caption
 
 __all__ = [
     "Table",
-    "bench_caption",
+    "bench_captions",
     "device_words",
     "profile_caption",
     "rendered",

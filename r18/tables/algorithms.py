@@ -10,7 +10,7 @@ from r18.bench_record import group_name
 from r18.errors import UsageError
 from r18.peers import PEER, TORCH
 from r18.tables.table import MISSING, Row, Table, needed, record_of
-from r18.tables.timed import bench_caption
+from r18.tables.timed import bench_captions
 
 BEST = "PyTorch's fastest mode"
 
@@ -26,13 +26,13 @@ def algorithms_table(options: Mapping[str, str], folder: Path) -> Table:
     places = [(device, precision) for precision in needed(options, "precisions").split(",")]
     if "cpu" in options:
         places.insert(0, (options["cpu"], "fp32"))
-    captions: dict[str, None] = {}
+    timed: list[Mapping[str, Any]] = []
     rows: list[Row] = []
     for where, precision in places:
         known = record_of(folder, "bench", where)["groups"]
         names = [group_name("resnet18", precision, "all", batch) for batch in batches]
         groups = [known.get(name) for name in names]
-        captions |= {bench_caption(group): None for group in groups if group}
+        timed += [group for group in groups if group]
         shown = {PEER: "PyTorch eager"}
         if where == device:
             shown |= {BEST: BEST} | {name: name for name in _own(groups, backend)}
@@ -46,7 +46,7 @@ def algorithms_table(options: Mapping[str, str], folder: Path) -> Table:
     heads = ["network by", "device", "precision"]
     for batch in batches:
         heads += [f"b{batch} ms/image", "images/s"]
-    return Table(heads, "lll" + "rr" * len(batches), rows, "<br>\n".join(captions))
+    return Table(heads, "lll" + "rr" * len(batches), rows, "<br>\n".join(bench_captions(timed)))
 
 
 def _own(groups: Sequence[Mapping[str, Any] | None], backend: str) -> Iterator[str]:

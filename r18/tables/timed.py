@@ -27,14 +27,15 @@ def bench_table(options: Mapping[str, str], folder: Path) -> Table:
     Peak memory is shown where there is any: a process on a CPU has one.
     """
     rows: list[Row] = []
-    captions: dict[str, None] = {}
+    groups: list[Mapping[str, Any]] = []
     for place, group in _asked(options, folder):
-        captions[bench_caption(group)] = None
+        groups.append(group)
         rows += [(row["backend"], *place, *_measured(row)) for row in group["rows"]]
     if all(row[-1] == MISSING for row in rows):
         rows = [row[:-1] for row in rows]
     heads = BENCH_HEADS[: len(rows[0])]
-    return Table(heads, ("lll" + "r" * len(heads))[: len(heads)], rows, "<br>\n".join(captions))
+    caption = "<br>\n".join(bench_captions(groups))
+    return Table(heads, ("lll" + "r" * len(heads))[: len(heads)], rows, caption)
 
 
 def _asked(options: Mapping[str, str], folder: Path) -> Iterator[tuple[Row, Mapping[str, Any]]]:
@@ -132,8 +133,26 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
     yield MISSING if peak is None else f"{peak / 1e6:,.0f}"
 
 
-def bench_caption(group: Mapping[str, Any]) -> str:
-    """Of a record's group: the device, what it was timed with, when, and how often."""
+def bench_captions(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Of a record's groups: devices, what they were timed with, when, and how often.
+
+    Groups that are alike in that share a line, which tells the widest spread of them.
+    """
+    spreads: dict[str, float | None] = {}
+    for group in groups:
+        how, spread = _timing(group)
+        known = spreads.get(how)
+        spreads[how] = spread if known is None or spread is None else max(known, spread)
+    return [
+        f"{how}."
+        if spread is None
+        else f"{how}; the medians of no contender's series are further apart than {spread:.1%}."
+        for how, spread in spreads.items()
+    ]
+
+
+def _timing(group: Mapping[str, Any]) -> tuple[str, float | None]:
+    """A group's words, and how far its series lie apart, if there are several."""
     versions = group["environment"]["packages"]
     timed = {"torch", *(row["backend"] for row in group["rows"])} & set(versions)
     software = [f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed]
@@ -143,11 +162,10 @@ def bench_caption(group: Mapping[str, Any]) -> str:
         f"{group['repeat']} runs after {group['warmup']} untimed ones"
     )
     if series == 1:
-        return f"{how}."
-    spread = max(
+        return how, None
+    return how, max(
         (max(row["series_ms"]) - min(row["series_ms"])) / row["median_ms"] for row in group["rows"]
     )
-    return f"{how}; the medians of no contender's series are further apart than {spread:.1%}."
 
 
 # -- roofline ----------------------------------------------------------------------------------
@@ -163,12 +181,12 @@ def roofline_table(options: Mapping[str, str], folder: Path) -> Table:
     asked = {"network": options.get("network", "resnet18"), "fusion": options.get("fusion", "all")}
     ceilings = Ceilings.from_record(record_of(folder, CEILINGS, device))
     rows: list[Row] = []
-    captions = {_ceilings_words(ceilings): None}
+    groups: list[Mapping[str, Any]] = []
     for group in in_order(record_of(folder, "bench", device)["groups"]):
         own = next((row for row in group["rows"] if row["backend"] == backend), None)
         if own is None or any(group[key] != value for key, value in asked.items()):
             continue
-        captions[bench_caption(group)] = None
+        groups.append(group)
         floor = None
         if ceilings.has(group["precision"]):
             steps = floors(group, ceilings, pooled=pools(own)).values()
@@ -176,6 +194,7 @@ def roofline_table(options: Mapping[str, str], folder: Path) -> Table:
         rows.append((group["precision"], str(group["batch"]), *_beside(group, own, floor)))
     if not rows:
         raise UsageError(f"the record of {device} has no time of '{backend}' for {asked}")
+    captions = [_ceilings_words(ceilings), *bench_captions(groups)]
     return Table(ROOFLINE_HEADS, "lrrrrrlr", rows, "<br>\n".join(captions))
 
 
