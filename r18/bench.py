@@ -257,8 +257,7 @@ def bench(
     entries = [_Entry(contender) for contender in contenders]
     made = [entry for entry in entries if entry.contender.twin is None]
     for entry in made:
-        key = (entry.contender.device.kind, entry.contender.shape)
-        groups.setdefault(key, []).append(entry)
+        groups.setdefault(_group_of(entry.contender), []).append(entry)
 
     def planned(contender: Contender) -> int:
         fed = from_host and contender.feed is not None
@@ -309,8 +308,8 @@ def bench(
         for entry in entered:
             del entry.runner  # with what it holds, before the next group is made
         if on_group is not None:
-            own_rows = [e.row for e in entries if e.row is not None and _turned(e, kind, shape)]
-            on_group(with_ratios(own_rows))
+            same = (other for other in entries if _group_of(other.contender) == (kind, shape))
+            on_group(with_ratios([other.row for other in same if other.row is not None]))
     return with_ratios([entry.row for entry in entries if entry.row is not None])
 
 
@@ -326,9 +325,9 @@ class _Entry:
     row: Row | None = None
 
 
-def _turned(entry: _Entry, kind: str, shape: Shape) -> bool:
-    """Whether it, or the one whose times it shares, took turns with those of a group."""
-    return (entry.contender.device.kind, entry.contender.shape) == (kind, shape)
+def _group_of(contender: Contender) -> tuple[str, Shape]:
+    """Those with the same take turns: one kind of device, one batch."""
+    return contender.device.kind, contender.shape
 
 
 def _enter(

@@ -22,9 +22,19 @@ from r18_oracle.problems import schedule_problems
 
 KERNELS = all_kernels()
 ENTRIES = tuple(dict.fromkeys(entry for kernel in KERNELS for entry in kernel.entries()))
-TUNED = "sm_90"  # the architecture that tiles were chosen for, on a device
-FEW_BYTES = 64
-"""What one version of the assembler spills elsewhere, and others do not: 13.0.88's 44 on sm_100."""
+SPILLED = {
+    (
+        "conv2d_implicit_gemm-TILE_M=64-TILE_N=128-TILE_K=8-TILE_TM=8-TILE_TN=8-TILE_STAGES=3-"
+        "TILE_BLOCKED=0",
+        "sm_100",
+    ): 44,
+    (
+        "conv2d_few_channels-TILE_M=224-TILE_N=64-TILE_K=7-TILE_BLOCKS=2-TILE_CHANNELS=4-POOL=0",
+        "sm_120",
+    ): 8,
+}
+"""The only bytes that NVRTC 13.0.88 spills, on architectures that no tile was tuned for; another
+version spilled none there. Everything else spills nothing."""
 
 EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 
@@ -47,7 +57,7 @@ def test_every_function_compiles_for_every_architecture_that_runs_it(entry: Entr
             binary = compile_entry(entry, target)
             assert binary.cubin.startswith(b"\x7fELF")
             assert binary.resources.registers > 0
-            most = 0 if target.startswith(TUNED) else FEW_BYTES
+            most = SPILLED.get((label(entry), target), 0)
             assert binary.resources.spill_nbytes <= most, f"{label(entry)} spills on {target}"
             # The assembler gives up overlapping products where it does not see through the code.
             assert "wgmma.mma_async instructions are serialized" not in binary.report
