@@ -34,15 +34,21 @@ from r18_cupy.wgmma import (
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     """The tilings that are compiled, those of many outputs first."""
     k = ROW_BYTES // precision.dtype.itemsize
-    large = _split_tiles(k) if precision.splits else _large_tiles(k)
+    deep_parts: tuple[int, ...] = (8,)
+    if precision.splits:
+        tiles, deep_parts = _split_tiles(k), (4, 6, 8)
+    elif precision.dtype.itemsize == 2:
+        # Of fewer bytes: a problem's blocks, that soon end, wait for copies more than for the L2.
+        tiles = (*_large_tiles(k), *_middle_tiles(k), _small_tile(k, stages=12, blocks=1))
+    else:
+        tiles = (*_large_tiles(k), *_divided_tiles(k))
     return (
-        *large,
+        *tiles,
         _small_tile(k, stages=4, blocks=3),
-        # Few tiles, each waiting by itself: all that fits is on its way at once.
-        _small_tile(k, stages=12, blocks=1),
         _small_tile(k, stages=6, blocks=2, parts=2),
         _small_tile(k, stages=6, blocks=2, parts=4),
-        _small_tile(k, stages=10, blocks=1, parts=8),
+        # Few tiles, each waiting by itself: all that fits is on its way at once.
+        *(_small_tile(k, stages=10, blocks=1, parts=parts) for parts in deep_parts),
     )
 
 
@@ -57,6 +63,26 @@ def _large_tiles(k: int) -> tuple[WgmmaTile, ...]:
         WgmmaTile(128, 192, k, groups_m=2, groups_n=1, stages=5, blocks=1),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=8, blocks=1),
         WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
+    )
+
+
+def _middle_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Those of a few images, one block a multiprocessor."""
+    return (
+        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=8, blocks=1),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=2),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=3),
+    )
+
+
+def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Many outputs and parts of K: of a few images, small tiles read so much again that the L2 does
+    not keep up. 208 pixels twice are 8 images of 7 by 7, and a few more."""
+    return (
+        WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6),
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1, parts=4),
+        WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=2),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=8),
     )
 
 
@@ -88,15 +114,15 @@ def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
 # With these the estimates order an H200's times best, of every tile on every convolution of a
 # ResNet-18.
 COPY_LATENCY = 2000  # cycles from asking for a stage until it is there,
-COPY_BYTES_A_CYCLE = 128  # and what grows with its bytes
-BLOCK_LATENCY = 10_000  # cycles of a block besides its steps: until the first, and at the end,
-OUTPUT_BYTES_A_CYCLE = 20  # and what grows with what it writes
-OPEN = 0.25  # share of that which blocks of a multiprocessor do not hide from one another
-SHARING = 1.1  # products of several blocks take so many times as long as those of one
-PART_LATENCY = 400  # cycles for each block of a cluster: launching it, adding its sums
-FULL_ROUNDS = 6  # of blocks that end together
-# A cluster lies in one group of multiprocessors, and eights do not fill the groups.
-CLUSTER_MULTIPROCESSORS = {8: 96}
+COPY_BYTES_A_CYCLE = 256  # and what grows with its bytes
+L2_BYTES_A_CYCLE = 5600  # to all multiprocessors together
+BLOCK_LATENCY = 3400  # cycles of a block besides its steps: until the first, and at the end,
+OUTPUT_BYTES_A_CYCLE = 15  # and what grows with what it writes
+SHARING = 1.05  # products of several blocks take so many times as long as those of one
+PART_LATENCY = 300  # cycles for each block of a cluster: launching it, adding its sums
+FULL_ROUNDS = 7  # of blocks that end together
+# A cluster lies in one group of multiprocessors, and those of many blocks do not fill the groups.
+CLUSTER_MULTIPROCESSORS = {6: 96, 8: 104}
 
 
 def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
@@ -119,7 +145,8 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
     """Cycles, roughly: rounds of blocks that share a multiprocessor.
 
-    A round takes as long as its products, or as one block alone, whose steps wait for their copies.
+    A round takes as long as its products, or as the L2 needs for what all blocks read, or as one
+    block alone, whose steps wait for their copies.
     """
     op = cast(Conv2d, problem.op)
     n, o, oh, ow = problem.output
@@ -133,19 +160,17 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
     together = min(tile.blocks, share)
     work = step_cycles(tile, precision)
     copy = COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_A_CYCLE
+    reading = min(blocks, multiprocessors * tile.blocks) * tile.stage_nbytes / L2_BYTES_A_CYCLE
+    step = max(together * work * SHARING, copy / (tile.stages - 1), reading)
     ends = BLOCK_LATENCY + tile.m * tile.n * precision.dtype.itemsize / OUTPUT_BYTES_A_CYCLE
-    alone = steps * max(work, copy / (tile.stages - 1)) + ends
-    sharing = together * steps * work * SHARING + (ends if together == 1 else OPEN * ends)
-    cycles = rounds * max(alone, sharing)
-    if tile.parts > 1:
-        cycles += PART_LATENCY * rounds * tile.parts
-    return cycles
+    parts = PART_LATENCY * tile.parts if tile.parts > 1 else 0
+    return rounds * (steps * step + ends + parts)
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: Problem, precision: Precision) -> WgmmaTile:
+def choose(problem: Problem, precision: Precision, tiles: tuple[WgmmaTile, ...]) -> WgmmaTile:
     """The tile with the least estimate. Pure."""
-    return min(tiles_of(precision), key=lambda tile: estimate(problem, precision, tile))
+    return min(tiles, key=lambda tile: estimate(problem, precision, tile))
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -169,6 +194,10 @@ class ImplicitGemmWgmma(WgmmaConv):
             return entry
         return replace(entry, source=f"{entry.source}_registers")
 
+    def tile_for(self, problem: Problem) -> WgmmaTile:
+        """The tile that suits the problem best. Pure."""
+        return choose(problem, self.precision, self.tiles)
+
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""
         op = cast(Conv2d, problem.op)
@@ -186,7 +215,7 @@ class ImplicitGemmWgmma(WgmmaConv):
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         op = cast(Conv2d, problem.op)
-        tile, storage = choose(problem, self.precision), self.precision.storage
+        tile, storage = self.tile_for(problem), self.precision.storage
         n, o, oh, ow = problem.output
         depth = packed_depth(op, self.precision)
         bias, residual = bias_and_residual(op)

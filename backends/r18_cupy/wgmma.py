@@ -61,7 +61,8 @@ class WgmmaTile(TileConfig):
 
     @property
     def shared_nbytes(self) -> int:
-        return self.stages * (self.stage_nbytes + BARRIER_NBYTES) + ALIGNMENT
+        barriers = self.stages + (self.parts > 1)  # parts have one for one another's sums
+        return self.stages * self.stage_nbytes + barriers * BARRIER_NBYTES + ALIGNMENT
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   const int slabs = shape.has_residual ? SLABS : 0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
+  expect(weight, x, residual, out);
   begin(ring, slot_ring);
 
   if (warp == MULTIPLIERS / 32) {

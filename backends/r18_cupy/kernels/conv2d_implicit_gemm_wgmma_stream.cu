@@ -72,6 +72,7 @@ conv2d_implicit_gemm_wgmma_stream(const __grid_constant__ TensorMap x,
   const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
+  expect(weight, x, residual, out);
   begin(ring, slot_ring);
 
   if (warp == MULTIPLIERS / 32) {

@@ -8,6 +8,11 @@ struct alignas(64) TensorMap {
   unsigned char opaque[128];
 };
 
+// The engine will soon be told of that: it fetches it ahead of the first copy.
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // -- barriers -------------------------------------------------------------------------------------
 
 // A barrier's phase ends when `count` threads have arrived and all expected bytes have. Phases are

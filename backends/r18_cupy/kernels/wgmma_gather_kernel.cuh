@@ -2,26 +2,29 @@
 // including file defines what a warpgroup does of it before, a `Group` of (tiles, warpgroup), which has
 //   multiply_all(ring, count): the products of so many tiles of K; whose turn is next;
 //   add_bias(p, bias, channel0), add_slab(slab, at): a slab of the residual lies at an address;
-//   fill_slabs(tiles, relu): the sums as they are stored, slab after slab, and
-//   lay_down(tile): as floats, [TILE_N][PITCH].
+//   fill_slabs(tiles, relu): the sums as they are stored, slab after slab;
+// and of parts of K what wgmma_parts.cuh asks for, with sums().
 #pragma once
 #include "wgmma_gather.cuh"
 
 #if TILE_PARTS > 1
+#include "wgmma_parts.cuh"
+
 #define IN_CLUSTER __cluster_dims__(1, TILE_PARTS, 1)
 #else
 #define IN_CLUSTER
 #endif
 
 // Grid: x, tiles of pixels and, innermost, of channels; y, the parts of K, a cluster.
-// `residual` may be null; its map then says nothing.
+// `residual` may be null; its map then says nothing. It is not __restrict__: what the launch before
+// still writes must not be read ahead of the wait.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
 conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
                            const __grid_constant__ TensorMap weight,
                            const __grid_constant__ TensorMap residual_map,
                            const __grid_constant__ TensorMap out_map,
                            const float* __restrict__ bias,
-                           const STORAGE* __restrict__ residual, STORAGE* __restrict__ out,
+                           const STORAGE* residual, STORAGE* __restrict__ out,
                            const ConvShape p, const int k_tiles) {
   const Maps maps{x, weight, residual_map, out_map};
   extern __shared__ unsigned char dynamic[];
@@ -35,12 +38,22 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
+  expect(weight, x, out_map, residual_map);
+#if TILE_PARTS > 1
+  const Gate gate{ring.end()};
+  begin(ring, gate);
+  if (threadIdx.x == 0) gate.expect_all();
+#else
   begin(ring);
+#endif
 
   const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
   if (warpgroup == WARPGROUPS) {
     if (lane == 0) feed(maps, p, ring, tiles, pixel0, channel0, first, last, slabs);
     __syncwarp();
+#if TILE_PARTS > 1
+    cluster_meet();
+#endif
   } else {
     Group group(tiles, warpgroup);
     Turn turn = group.multiply_all(ring, last - first);
@@ -66,20 +79,11 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
       store_wait();
     }
 #else
-    multipliers_barrier();  // all have done with the stages, which the sums overwrite
-    group.lay_down(reinterpret_cast<float*>(shared));
-#endif
-  }
-#if TILE_PARTS > 1
-  cluster_barrier();
-  if (warpgroup < WARPGROUPS) {
+    __syncwarp();
+    cluster_meet();  // all have done with their stages, where sums come now
+    hand_over(group.sums(), tiles, gate);
     wait_for_launch_before();
-    const unsigned pixels = (unsigned)p.n * p.oh * p.ow;
-    const int share = (int)blockIdx.y * SHARE;
-    const int end = min(min(share + SHARE, TILE_N), (int)(pixels - pixel0));
-    write_share(p, reinterpret_cast<const float*>(shared), pixel0, channel0, share, end, bias,
-                residual, out);
-  }
-  cluster_barrier();  // nobody leaves while its sums are read
+    write_share(group, tiles, gate, p, pixel0, channel0, bias, residual, out);
 #endif
+  }
 }

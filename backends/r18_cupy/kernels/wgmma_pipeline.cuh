@@ -32,6 +32,15 @@ __device__ __forceinline__ unsigned char* aligned_stages(unsigned char* dynamic)
   return dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
 }
 
+__device__ __forceinline__ float4 shared_load(unsigned address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 // A ring's barriers, a pair a stage: `full` ends a phase when the stage's bytes have arrived,
 // `empty` when every multiplying warp has read them.
 struct Ring {
@@ -47,6 +56,12 @@ struct Ring {
     }
   }
 };
+
+// Fetches what the copy engine is told of while the launch before still runs. One thread's work.
+template <typename... Maps>
+__device__ __forceinline__ void expect(const Maps&... maps) {
+  if (threadIdx.x == MULTIPLIERS) (prefetch_map(maps), ...);
+}
 
 // How every one of the kernels begins: the next launch may, and the barriers are there.
 template <typename... Rings>

@@ -1,0 +1,157 @@
+"""Measure every tile of the kernels that choose among several, on the convolutions of a ResNet-18,
+and say how far each choice is from the best: what the estimates are fitted to.
+
+python tools/measure_tiles.py [--kernels GLOB] [--precision fp16,tf32] [--batch 1,8] [--json FILE]
+
+Needs a GPU. A tile that a problem does not suit is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from r18.atomic import write_text
+from r18.backend import Backend, Kernel
+from r18.cli.app import REFUSED
+from r18.errors import R18Error, UsageError
+from r18.ops import Conv2d, ConvMaxPool, Problem
+from r18.passes import fuse, fuse_pool
+from r18.precision import precision
+from r18.registry import get_backend
+from r18.schedule import network
+from r18.tables import Table
+from r18.tuning import Range
+from r18_cupy.kernel import CudaKernel, launches_of
+from r18_cupy.tile import TileConfig
+
+COUNT, REPEAT = 12, 5  # launches back to back, and how often
+HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen / best")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The median time of a kernel with one tile; whether that is the tile it chooses."""
+
+    kernel: str
+    problem: str
+    batch: int
+    tile: str
+    blocks: int
+    microseconds: float
+    chosen: bool
+
+
+def with_tiles(kernels: Iterable[Kernel]) -> list[CudaKernel]:
+    """Those that choose among several tiles."""
+    return [cast(CudaKernel, k) for k in kernels if len(getattr(k, "tiles", ())) > 1]
+
+
+def with_one_tile(kernel: CudaKernel, tile: TileConfig) -> CudaKernel:
+    """The kernel as it would be if this were all it had to choose from."""
+    kind: Any = type(kernel)
+    return cast(CudaKernel, type(kind.__name__, (kind,), {"tiles": (tile,)})(kernel.precision))
+
+
+def problems(batches: Iterable[int]) -> list[Problem]:
+    """The network's convolutions, each once, as plans have them at level `all`."""
+    fused = fuse(network("resnet18"), "all")
+    found = (
+        problem
+        for batch in batches
+        for schedule in (fused, fuse_pool(fused))
+        for problem in schedule.problems(batch).values()
+        if isinstance(problem.op, (Conv2d, ConvMaxPool))
+    )
+    return list(dict.fromkeys(found))
+
+
+def candidates(kernel: CudaKernel, problem: Problem) -> Iterator[tuple[TileConfig, CudaKernel]]:
+    """The kernel with each of its tiles that takes the problem."""
+    for tile in cast("tuple[TileConfig, ...]", kernel.tiles):  # type: ignore[attr-defined]
+        one = with_one_tile(kernel, tile)
+        if one.refusal(problem) is None:
+            yield tile, one
+
+
+def measured(
+    backend: Backend, kernels: Sequence[CudaKernel], asked: Sequence[Problem]
+) -> Iterator[Measured]:
+    for problem in asked:
+        places: dict[str, Range] = {}
+        for kernel in kernels:
+            if kernel.op is not type(problem.op) or kernel.refusal(problem) is not None:
+                continue
+            name = kernel.precision.name
+            place = places.setdefault(name, Range(backend, problem, precision(name)))
+            entry = launches_of(kernel, problem)[0].entry
+            for tile, one in candidates(kernel, problem):
+                time = place.measure(place.launches(one), COUNT, REPEAT)
+                chosen = launches_of(one, problem)[0].entry == entry
+                blocks = int(getattr(tile, "blocks", 1))
+                about = kernel.id, str(problem), problem.batch
+                yield Measured(*about, tile.name, blocks, time, chosen)
+
+
+def table(found: Iterable[Measured]) -> Table:
+    """A line for each kernel and problem; the caption has the mean of the last column."""
+    rows, ratios = [], []
+    for about, same in groupby(found, key=lambda one: (one.kernel, one.problem, one.batch)):
+        tiles = list(same)
+        best = min(tiles, key=lambda one: one.microseconds)
+        chosen = next((one for one in tiles if one.chosen), best)
+        ratios.append(chosen.microseconds / best.microseconds)
+        times = (f"{one.microseconds:.2f}" for one in (chosen, best))
+        kernel, problem, batch = about
+        names = iter((chosen.tile, best.tile))
+        pairs = (cell for pair in zip(names, times, strict=True) for cell in pair)
+        rows.append((kernel, problem, str(batch), *pairs, f"{ratios[-1]:.3f}"))
+    mean = f"{fmean(ratios) - 1:.1%}" if ratios else "nothing measured"
+    caption = f"The choices take {mean} longer than the best tiles, on average."
+    return Table(HEADS, "llrlrlrr", rows, caption)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure every tile of the kernels with several.")
+    parser.add_argument("--kernels", default="*wgmma*", help="a glob over ids")
+    parser.add_argument("--precision", default="fp16,tf32,fp16x3")
+    parser.add_argument("--batch", default="1,8,64")
+    parser.add_argument("--json", type=Path, help="also write each time to this file")
+    args = parser.parse_args()
+    try:
+        backend = get_backend("cupy")
+        names = args.precision.split(",")
+        kernels = [
+            kernel
+            for kernel in with_tiles(backend.kernels())
+            if kernel.precision.name in names and fnmatchcase(kernel.id, args.kernels)
+        ]
+        if not kernels:
+            raise UsageError(f"no kernel of several tiles matches '{args.kernels}' in {names}")
+        asked = problems(int(batch) for batch in args.batch.split(","))
+        cast(Any, backend).prepare(
+            (one, problem)
+            for problem in asked
+            for kernel in kernels
+            if kernel.op is type(problem.op) and kernel.refusal(problem) is None
+            for _, one in candidates(kernel, problem)
+        )
+        found = list(measured(backend, kernels, asked))
+    except R18Error as error:
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)
+    if args.json:
+        write_text(args.json, json.dumps([vars(one) for one in found], indent=1) + "\n")
+    print(table(found).markdown())
+
+
+if __name__ == "__main__":
+    main()
