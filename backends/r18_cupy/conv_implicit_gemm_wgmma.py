@@ -72,6 +72,7 @@ def _middle_tiles(k: int) -> tuple[WgmmaTile, ...]:
         WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=8, blocks=1),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=2),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=3),
+        WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6),
     )
 
 
@@ -81,6 +82,7 @@ def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
     return (
         WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6),
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1, parts=4),
+        WgmmaTile(128, 112, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=4),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=2),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=8),
     )

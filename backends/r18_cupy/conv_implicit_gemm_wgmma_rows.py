@@ -160,17 +160,6 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
     return (places + MAX_BOX) * ROW_BYTES
 
 
-def shared_nbytes(slots: Slots, blocking: RowsBlocking, tile: WgmmaTile) -> int:
-    """Slots and weights, and beyond these what is only reached into: where the rows are fewer than
-    the tile's pixels, products that nobody wants read on behind the image rows."""
-    barriers = (tile.stages + slots.count) * BARRIER_NBYTES
-    last_chunk = (min(slots.count, blocking.chunks) - 1) * slots.pitch
-    return ALIGNMENT + max(
-        slots.nbytes + weights_nbytes(tile) + barriers,
-        last_chunk + reach_nbytes(blocking, tile),
-    )
-
-
 # -- choosing ----------------------------------------------------------------------------------
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
@@ -223,27 +212,18 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
         return tiles_of(self.precision)
 
     def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
-        """Two, or one where that is all; a third, for a slab of the residual to wait in, where as
-        many blocks have room with it. The last holds no more than a slab if no chunk comes there.
+        """Two, or one where that is all. Of one chunk alone, the second holds no more than a slab.
 
         With the weights behind them they hold the outputs, which take their place at the end: not
         that of the barriers, which come next. Pure.
         """
-        all_of_them = blocking.chunks + blocking.slabs
-        two = self._slots(min(2, all_of_them), blocking, tile)
-        if blocking.slabs == 0 or all_of_them < 3:
-            return two
-        three = self._slots(3, blocking, tile)
-        room = MULTIPROCESSOR_NBYTES // tile.blocks - RESERVED_NBYTES
-        fits = shared_nbytes(three, blocking, tile) <= min(room, SHARED_NBYTES)
-        return three if fits else two
-
-    def _slots(self, count: int, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
         slab = aligned(blocking.slab_nbytes)
         pitch = max(aligned(blocking.patch_nbytes), slab)
-        last = pitch if blocking.chunks >= count else slab
+        count = min(2, blocking.chunks + blocking.slabs)
+        second = pitch if blocking.chunks > 1 else slab
         outputs = tile.m // tile.k * blocking.slab_pitch
-        return Slots(count, pitch, max((count - 1) * pitch + last, outputs - weights_nbytes(tile)))
+        nbytes = max(pitch + (count - 1) * second, outputs - weights_nbytes(tile))
+        return Slots(count, pitch, nbytes)
 
     def blocks(self, tiles: int, tile: WgmmaTile) -> int:
         """Of a launch that computes so many tiles."""
@@ -259,9 +239,16 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
         return min(fitting, key=cycles, default=None)
 
     def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
-        """What a block asks for."""
+        """Slots and weights, and beyond these what is only reached into: where the rows are fewer
+        than the tile's pixels, products that nobody wants read on behind the image rows."""
         blocking = blocking_of(problem, tile)
-        return shared_nbytes(self.slots(blocking, tile), blocking, tile)
+        slots = self.slots(blocking, tile)
+        barriers = (tile.stages + slots.count) * BARRIER_NBYTES
+        last_slot = (slots.count - 1) * slots.pitch if blocking.chunks > 1 else 0
+        return ALIGNMENT + max(
+            slots.nbytes + weights_nbytes(tile) + barriers,
+            last_slot + reach_nbytes(blocking, tile),
+        )
 
     def obstacle(self, problem: Problem, tile: WgmmaTile) -> str | None:
         """Why a tile does not take a problem of stride 1, or None."""

@@ -61,8 +61,7 @@ class WgmmaTile(TileConfig):
 
     @property
     def shared_nbytes(self) -> int:
-        barriers = self.stages + (self.parts > 1)  # parts have one for one another's sums
-        return self.stages * self.stage_nbytes + barriers * BARRIER_NBYTES + ALIGNMENT
+        return self.stages * (self.stage_nbytes + BARRIER_NBYTES) + ALIGNMENT
 
     @property
     def name(self) -> str:

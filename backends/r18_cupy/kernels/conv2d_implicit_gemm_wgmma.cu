@@ -51,14 +51,19 @@ struct Group {
                  [](int place) { return place; }, relu);
   }
 
-  // See wgmma_parts.cuh: rows of the sums' matrices are channels, columns pixels.
-  __device__ __forceinline__ const Sums& sums() const { return products.main; }
-  __device__ __forceinline__ int channel(int, int i) const {
-    return m + threadIdx.x % 128 / 32 * 16 + i / 2 * 8 + threadIdx.x % 32 / 4;
+#if TILE_PARTS > 1
+  // Transposed, so that a pixel's channels lie side by side.
+  __device__ __forceinline__ void lay_down(float* tile) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    float* at = tile + (n + lane % 4 * 2) * PITCH + m + warp * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < GROUP_N / 8; ++j) {
+      float* pixel = at + 8 * j * PITCH;
+      pixel[0] = products.main[4 * j], pixel[PITCH] = products.main[4 * j + 1];
+      pixel[8] = products.main[4 * j + 2], pixel[PITCH + 8] = products.main[4 * j + 3];
+    }
   }
-  __device__ __forceinline__ int pixel(int eight, int i) const {
-    return n + 8 * eight + threadIdx.x % 4 * 2 + i % 2;
-  }
+#endif
 };
 
 #include "wgmma_gather_kernel.cuh"

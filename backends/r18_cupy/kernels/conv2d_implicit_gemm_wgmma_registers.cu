@@ -42,14 +42,14 @@ __device__ __forceinline__ void store_pair(unsigned address, float2 pair) {
 // so that their 32 bytes lie in all 32 banks.
 struct Group {
   const unsigned tiles;
-  const int first_pixel;  // the lane's, of the tile; its second is 8 more
+  const int pixel;        // the lane's first, of the tile; its second is 8 more
   const unsigned places;  // where the lane's first two channels lie in the first, of 128 bytes
   Sums main = {}, cross = {};  // products of high halves; of a high and a low half
   Factors factors[BUFFERS];
 
   __device__ __forceinline__ Group(unsigned tiles, int warpgroup)
       : tiles(tiles),
-        first_pixel(warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + row()),
+        pixel(warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + row()),
         places((threadIdx.x % 4 / 2 ^ row()) * 16 + threadIdx.x % 2 * 8) {}
 
   // Of the eight pixels that are one in eight rows: chunks are permuted by it.
@@ -61,7 +61,7 @@ struct Group {
   // Where the lane's channels 8·eight + 2·q and the next of its first pixel lie, in rows of 128
   // bytes.
   __device__ __forceinline__ unsigned place(unsigned rows, int eight) const {
-    return rows + first_pixel * ROW_BYTES + (places ^ eight * 32);
+    return rows + pixel * ROW_BYTES + (places ^ eight * 32);
   }
 
   __device__ __forceinline__ void make_factors(Factors& made, unsigned pixels) const {
@@ -162,12 +162,16 @@ struct Group {
     }
   }
 
-  // See wgmma_parts.cuh: rows of the sums' matrices are pixels, columns channels.
-  __device__ __forceinline__ const Sums& sums() const { return main; }
-  __device__ __forceinline__ int channel(int eight, int i) const {
-    return 8 * eight + threadIdx.x % 4 * 2 + i % 2;
+#if TILE_PARTS > 1
+  __device__ __forceinline__ void lay_down(float* tile) {
+    float* at = tile + pixel * PITCH + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < TILE_M / 8; ++j) {
+      *reinterpret_cast<float2*>(at + 8 * j) = {main[4 * j], main[4 * j + 1]};
+      *reinterpret_cast<float2*>(at + 8 * PITCH + 8 * j) = {main[4 * j + 2], main[4 * j + 3]};
+    }
   }
-  __device__ __forceinline__ int pixel(int, int i) const { return first_pixel + i / 2 * 8; }
+#endif
 };
 
 #include "wgmma_gather_kernel.cuh"

@@ -49,6 +49,15 @@ struct Products {
 
 // -- products -------------------------------------------------------------------------------------
 
+__device__ __forceinline__ float4 shared_load(unsigned address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void shared_store(unsigned address, unsigned a, unsigned b, unsigned c,
                                              unsigned d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),

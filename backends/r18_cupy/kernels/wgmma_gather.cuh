@@ -56,3 +56,7 @@ __device__ __forceinline__ void feed(const Maps& maps, const ConvShape& p, const
              channel0 + slab * SLAB_CHANNELS, (int)pixel0);
   }
 }
+
+#if TILE_PARTS > 1
+#include "wgmma_parts.cuh"
+#endif

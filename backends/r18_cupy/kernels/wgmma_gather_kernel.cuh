@@ -3,13 +3,11 @@
 //   multiply_all(ring, count): the products of so many tiles of K; whose turn is next;
 //   add_bias(p, bias, channel0), add_slab(slab, at): a slab of the residual lies at an address;
 //   fill_slabs(tiles, relu): the sums as they are stored, slab after slab;
-// and of parts of K what wgmma_parts.cuh asks for, with sums().
+// and of parts of K what wgmma_parts.cuh asks for.
 #pragma once
 #include "wgmma_gather.cuh"
 
 #if TILE_PARTS > 1
-#include "wgmma_parts.cuh"
-
 #define IN_CLUSTER __cluster_dims__(1, TILE_PARTS, 1)
 #else
 #define IN_CLUSTER
@@ -39,21 +37,11 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
   expect(weight, x, out_map, residual_map);
-#if TILE_PARTS > 1
-  const Gate gate{ring.end()};
-  begin(ring, gate);
-  if (threadIdx.x == 0) gate.expect_all();
-#else
   begin(ring);
-#endif
 
   const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
   if (warpgroup == WARPGROUPS) {
     if (lane == 0) feed(maps, p, ring, tiles, pixel0, channel0, first, last, slabs);
-    __syncwarp();
-#if TILE_PARTS > 1
-    cluster_meet();
-#endif
   } else {
     Group group(tiles, warpgroup);
     Turn turn = group.multiply_all(ring, last - first);
@@ -79,11 +67,8 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
       store_wait();
     }
 #else
-    __syncwarp();
-    cluster_meet();  // all have done with their stages, where sums come now
-    hand_over(group.sums(), tiles, gate);
-    wait_for_launch_before();
-    write_share(group, tiles, gate, p, pixel0, channel0, bias, residual, out);
+    multipliers_barrier();  // all have done with the stages, which the sums overwrite
+    end_parts(group, reinterpret_cast<float*>(shared), p, pixel0, channel0, bias, residual, out);
 #endif
   }
 }

@@ -1,111 +1,88 @@
 // Parts of K, each a block of a cluster's, and how their sums of a tile become one.
 //
-// A thread has four sums of each of the tile's eights: of eight pixels, or of eight channels. A block
-// adds up a share of the eights and writes it. The others hand it theirs, out of their registers into
-// its shared memory, where its stages were; it adds them up in the order of the parts.
+// Every block lays its sums down in its shared memory, where its stages were. Then each adds up a share
+// of the tile's pixels out of the memory of all, in the order of the parts, and writes it. Bias and
+// residual are on their way while the blocks wait for each other.
 //
-// The including file has, besides TILE_*, `Sums` of a thread and its `Group`, with
-//   channel(eight, i), pixel(eight, i): where in the tile the i-th of its four sums of an eight lies.
+// The including file has, besides TILE_*, a `Group` of a warpgroup, with
+//   lay_down(tile): its sums, [TILE_N pixels][PITCH].
 #pragma once
 #include "cluster.cuh"
+#include "vector.cuh"
 #include "wgmma_pipeline.cuh"
 
-constexpr int EIGHTS = sizeof(Sums) / (4 * sizeof(float));
-constexpr int SHARE = (EIGHTS + TILE_PARTS - 1) / TILE_PARTS;  // eights that a block adds up
-constexpr int PLACES_BYTES = MULTIPLIERS * 16;                 // of all threads, of an eight
+// Channels that a thread writes at once, whatever the storage: more are more loads after one another.
+constexpr int CHUNK = 4;
+// Four channels of padding: a warp's sums, of 8 channels of every second pixel, lie in 32 banks.
+constexpr int PITCH = TILE_M + 4;
+constexpr int CHUNKS = TILE_M / CHUNK;                         // of a pixel's channels
+constexpr int ROWS_OUT = MULTIPLIERS / CHUNKS;                 // pixels that the block writes at once
+constexpr int SHARE = (TILE_N + TILE_PARTS - 1) / TILE_PARTS;  // pixels that a block writes
+constexpr int TURNS = (SHARE + ROWS_OUT - 1) / ROWS_OUT;       // until it has written them
 
-static_assert(TILE_PARTS * SHARE * PLACES_BYTES <= TILE_STAGES * STAGE_BYTES,
-              "sums come to where the tiles were");
+static_assert(TILE_N * PITCH * sizeof(float) <= TILE_STAGES * STAGE_BYTES,
+              "the sums are laid down where the tiles were");
+static_assert(MULTIPLIERS % CHUNKS == 0, "a thread writes the same channels of each pixel");
 
-// Those that this block adds up; none where the parts are more than the eights.
-__device__ __forceinline__ int eights_of_block() {
-  return max(min(SHARE, EIGHTS - (int)blockIdx.y * SHARE), 0);
-}
+using Chunk = Run<STORAGE, CHUNK>;
 
-// Ends its only phase when all that comes to this block has come.
-struct Gate {
-  unsigned at;
-  __device__ __forceinline__ void init() const { barrier_init(at, 1); }
-  __device__ __forceinline__ void expect_all() const {
-    barrier_arrive_expecting(at, TILE_PARTS * eights_of_block() * PLACES_BYTES);
-  }
-};
-
-// Where a part's sums of an eight of the share lie, from `base`; the thread's own.
-__device__ __forceinline__ unsigned place_of(unsigned base, int part, int eight) {
-  return base + (part * SHARE + eight) * PLACES_BYTES + threadIdx.x * 16;
-}
-
-// Hands all sums to those that add them up, to `base` of their shared memory. All blocks have met
-// since they last read there.
-__device__ __forceinline__ void hand_over(const Sums& sums, unsigned base, const Gate& gate) {
+// A chunk of the tile's sums, which lies at `place` in the memory of each, added up over the parts.
+__device__ __forceinline__ float4 add_up(unsigned place) {
+  float4 part[TILE_PARTS];  // all asked for before the first is needed
 #pragma unroll
-  for (int rank = 0; rank < TILE_PARTS; ++rank) {
-    const unsigned there = cluster_address(base, rank), gate_there = cluster_address(gate.at, rank);
+  for (int i = 0; i < TILE_PARTS; ++i) part[i] = cluster_load(cluster_address(place, i));
+  float4 sum = part[0];
 #pragma unroll
-    for (int e = 0; e < SHARE && rank * SHARE + e < EIGHTS; ++e) {
-      cluster_send(place_of(there, blockIdx.y, e), gate_there, &sums[4 * (rank * SHARE + e)]);
-    }
+  for (int i = 1; i < TILE_PARTS; ++i) {
+    sum.x += part[i].x, sum.y += part[i].y, sum.z += part[i].z, sum.w += part[i].w;
   }
+  return sum;
 }
 
-// Adds up the block's share, and ends and writes it. Bias and residual are there before the sums.
+// Ends the tile. All multiplying threads, when all have done with the stages; others may have ended.
 template <typename Group>
-__device__ __forceinline__ void write_share(const Group& group, unsigned base, const Gate& gate,
-                                            const ConvShape& p, unsigned pixel0, int channel0,
-                                            const float* bias, const STORAGE* residual,
-                                            STORAGE* out) {
+__device__ __forceinline__ void end_parts(Group& group, float* tile, const ConvShape& p,
+                                          unsigned pixel0, int channel0, const float* bias,
+                                          const STORAGE* residual, STORAGE* out) {
+  group.lay_down(tile);
+  __syncwarp();
+  cluster_arrive();
+
+  const int share = (int)blockIdx.y * SHARE, chunk = threadIdx.x % CHUNKS * CHUNK;
+  const int channel = channel0 + chunk, row0 = share + threadIdx.x / CHUNKS;
   const unsigned pixels = (unsigned)p.n * p.oh * p.ow;
-  const int first = (int)blockIdx.y * SHARE, count = eights_of_block();
-  if (count == 0) return;
-  const auto channel = [&](int e, int i) { return channel0 + group.channel(first + e, i); };
-  const auto pixel = [&](int e, int i) { return pixel0 + group.pixel(first + e, i); };
-  // Places in memory, of less than 2³¹ elements: the same steps lead from eight to eight, and from the
-  // first of the four sums to its neighbours.
-  const auto place = [&](int e, int i) { return pixel(e, i) * (unsigned)p.o + channel(e, i); };
-  const unsigned start = place(0, 0), eight = place(1, 0) - start;
-  const unsigned steps[4] = {0, place(0, 1) - start, place(0, 2) - start, place(0, 3) - start};
-  unsigned outputs = 0;  // a bit for each sum
-#pragma unroll
-  for (int n = 0; n < 4 * SHARE; ++n) {
-    const bool is = n / 4 < count && channel(n / 4, n % 4) < p.o && pixel(n / 4, n % 4) < pixels;
-    outputs |= is << n;
-  }
-  const auto at = [&](int n) { return start + n / 4 * eight + steps[n % 4]; };
-  float held[4 * SHARE] = {};  // zeros where there is no bias: a pointer that may be null would keep
-                               // the array in memory, not in registers
-  STORAGE added[4 * SHARE];
-  if (bias) {
-#pragma unroll
-    for (int n = 0; n < 4 * SHARE; ++n) {
-      if (outputs >> n & 1) held[n] = bias[channel(n / 4, n % 4)];
-    }
-  }
+  const int rows = min(min(share + SHARE, TILE_N), (int)(pixels - pixel0));
+  const int end = channel < p.o ? rows : 0;
+  const size_t start = (size_t)(pixel0 + row0) * p.o + channel, turn = (size_t)ROWS_OUT * p.o;
+  float held[CHUNK] = {};  // an absent bias is a zero here: a pointer that may be null would keep
+                           // the array in memory, not in registers
+  if (bias && channel < p.o) load(held, bias + channel);
+  Chunk added[TURNS];
+  wait_for_launch_before();
   if (residual) {
 #pragma unroll
-    for (int n = 0; n < 4 * SHARE; ++n) {
-      if (outputs >> n & 1) added[n] = residual[at(n)];
+    for (int i = 0; i < TURNS; ++i) {
+      if (row0 + i * ROWS_OUT >= end) break;
+      added[i] = *reinterpret_cast<const Chunk*>(residual + (start + i * turn));
     }
   }
-  barrier_wait_for_cluster(gate.at, 0);
-  float4 sums[SHARE];
+  __syncwarp();
+  cluster_wait();
 #pragma unroll
-  for (int e = 0; e < SHARE; ++e) {
-    float4 part[TILE_PARTS];  // all asked for before the first is needed
+  for (int i = 0; i < TURNS; ++i) {
+    const int row = row0 + i * ROWS_OUT;
+    if (row >= end) break;
+    const float4 sum = add_up(shared_address(tile + row * PITCH + chunk));
+    const float sums[CHUNK] = {sum.x, sum.y, sum.z, sum.w};
+    Chunk result;
 #pragma unroll
-    for (int i = 0; i < TILE_PARTS; ++i) part[i] = shared_load(place_of(base, i, e));
-    sums[e] = part[0];
-#pragma unroll
-    for (int i = 1; i < TILE_PARTS; ++i) {
-      sums[e].x += part[i].x, sums[e].y += part[i].y;
-      sums[e].z += part[i].z, sums[e].w += part[i].w;
+    for (int v = 0; v < CHUNK; ++v) {
+      result.at[v] = epilogue<STORAGE>(p, sums[v], v, v, held, residual ? added[i].at : nullptr);
     }
+    *reinterpret_cast<Chunk*>(out + (start + i * turn)) = result;
   }
-#pragma unroll
-  for (int n = 0; n < 4 * SHARE; ++n) {
-    if (!(outputs >> n & 1)) continue;
-    const float4 four = sums[n / 4];
-    const float sum = n % 4 == 0 ? four.x : n % 4 == 1 ? four.y : n % 4 == 2 ? four.z : four.w;
-    out[at(n)] = epilogue<STORAGE>(p, sum, n, n, held, residual ? added : nullptr);
-  }
+  // Nobody leaves while its sums are read.
+  __syncwarp();
+  cluster_arrive_relaxed();
+  cluster_wait();
 }

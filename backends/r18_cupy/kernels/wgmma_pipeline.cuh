@@ -32,15 +32,6 @@ __device__ __forceinline__ unsigned char* aligned_stages(unsigned char* dynamic)
   return dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
 }
 
-__device__ __forceinline__ float4 shared_load(unsigned address) {
-  float4 value;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
-
 // A ring's barriers, a pair a stage: `full` ends a phase when the stage's bytes have arrived,
 // `empty` when every multiplying warp has read them.
 struct Ring {
