@@ -34,12 +34,9 @@ def test_a_kernel_of_one_tile_launches_that(tool: ModuleType) -> None:
     for kernel in tool.with_tiles(kernels_for(None)):
         if kernel.op is not Conv2d or kernel.refusal(problem) is not None:
             continue
-        entry = tool.launches_of(kernel, problem)[0].entry
-        entries = [
-            tool.launches_of(one, problem)[0].entry for _, one in tool.candidates(kernel, problem)
-        ]
-        assert len(set(entries)) == len(entries) > 1
-        assert entries.count(entry) == 1
+        functions = [tool.function_of(one, problem) for _, one in tool.candidates(kernel, problem)]
+        assert len(set(functions)) == len(functions) > 1
+        assert functions.count(tool.function_of(kernel, problem)) == 1
         seen += 1
     assert seen >= 8
 
@@ -54,10 +51,10 @@ def test_what_is_measured_and_how_far_the_choice_is_from_the_best(
             self.problem: Any = about[1]
 
         def launches(self, kernel: Any) -> Any:
-            return tool.launches_of(kernel, self.problem)[0].entry
+            return tool.function_of(kernel, self.problem)
 
-        def measure(self, entry: Any, count: int, repeat: int) -> float:
-            return 10.0 if entry == chosen else 8.0
+        def measure(self, function: Any, count: int, repeat: int) -> float:
+            return 10.0 if function == chosen else 8.0
 
     monkeypatch.setattr(tool, "Range", Clock)
     kernels = [
@@ -70,7 +67,7 @@ def test_what_is_measured_and_how_far_the_choice_is_from_the_best(
         for found in tool.problems([8])
         if isinstance(found.op, Conv2d) and found.op.residual and found.op.in_channels == 64
     )
-    chosen = tool.launches_of(kernels[0], problem)[0].entry
+    chosen = tool.function_of(kernels[0], problem)
     found = list(tool.measured(None, kernels, [problem]))
     assert [one.chosen for one in found].count(True) == 1
     text = tool.table(found).markdown()

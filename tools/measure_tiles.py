@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from r18.atomic import write_text
 from r18.backend import Backend, Kernel
@@ -30,11 +30,25 @@ from r18.registry import get_backend
 from r18.schedule import network
 from r18.tables import Table
 from r18.tuning import Range
-from r18_cupy.kernel import CudaKernel, launches_of
-from r18_cupy.tile import TileConfig
 
 COUNT, REPEAT = 12, 5  # launches back to back, and how often
 HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen / best")
+
+
+class Tile(Protocol):
+    """One of a kernel's tiles."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class TiledKernel(Kernel, Protocol):
+    """A CUDA kernel that chooses among several: what is asked of it here."""
+
+    @property
+    def tiles(self) -> Sequence[Tile]: ...
+
+    def launches(self, problem: Problem) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -50,15 +64,20 @@ class Measured:
     chosen: bool
 
 
-def with_tiles(kernels: Iterable[Kernel]) -> list[CudaKernel]:
+def with_tiles(kernels: Iterable[Kernel]) -> list[TiledKernel]:
     """Those that choose among several tiles."""
-    return [cast(CudaKernel, k) for k in kernels if len(getattr(k, "tiles", ())) > 1]
+    return [cast(TiledKernel, k) for k in kernels if len(getattr(k, "tiles", ())) > 1]
 
 
-def with_one_tile(kernel: CudaKernel, tile: TileConfig) -> CudaKernel:
+def with_one_tile(kernel: TiledKernel, tile: Tile) -> TiledKernel:
     """The kernel as it would be if this were all it had to choose from."""
     kind: Any = type(kernel)
-    return cast(CudaKernel, type(kind.__name__, (kind,), {"tiles": (tile,)})(kernel.precision))
+    return cast(TiledKernel, type(kind.__name__, (kind,), {"tiles": (tile,)})(kernel.precision))
+
+
+def function_of(kernel: TiledKernel, problem: Problem) -> Any:
+    """What it launches: a tile has a function of its own."""
+    return kernel.launches(problem)[0].entry
 
 
 def problems(batches: Iterable[int]) -> list[Problem]:
@@ -74,16 +93,16 @@ def problems(batches: Iterable[int]) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
-def candidates(kernel: CudaKernel, problem: Problem) -> Iterator[tuple[TileConfig, CudaKernel]]:
+def candidates(kernel: TiledKernel, problem: Problem) -> Iterator[tuple[Tile, TiledKernel]]:
     """The kernel with each of its tiles that takes the problem."""
-    for tile in cast("tuple[TileConfig, ...]", kernel.tiles):  # type: ignore[attr-defined]
+    for tile in kernel.tiles:
         one = with_one_tile(kernel, tile)
         if one.refusal(problem) is None:
             yield tile, one
 
 
 def measured(
-    backend: Backend, kernels: Sequence[CudaKernel], asked: Sequence[Problem]
+    backend: Backend, kernels: Sequence[TiledKernel], asked: Sequence[Problem]
 ) -> Iterator[Measured]:
     for problem in asked:
         places: dict[str, Range] = {}
@@ -92,10 +111,10 @@ def measured(
                 continue
             name = kernel.precision.name
             place = places.setdefault(name, Range(backend, problem, precision(name)))
-            entry = launches_of(kernel, problem)[0].entry
+            function = function_of(kernel, problem)
             for tile, one in candidates(kernel, problem):
                 time = place.measure(place.launches(one), COUNT, REPEAT)
-                chosen = launches_of(one, problem)[0].entry == entry
+                chosen = function_of(one, problem) == function
                 blocks = int(getattr(tile, "blocks", 1))
                 about = kernel.id, str(problem), problem.batch
                 yield Measured(*about, tile.name, blocks, time, chosen)
