@@ -208,6 +208,19 @@ class Branching(Protocol):
 
 
 @runtime_checkable
+class Overlapping(Protocol):
+    """What a `Stream` offers besides whose device begins a launch before the one ahead has ended.
+
+    Kernels then wait by themselves for what they read and for where they write, and a check asks
+    whether they do.
+    """
+
+    def copy_late(self, source: Buffer, target: Buffer) -> None:
+        """Enqueue a copy that takes its time, and lets what is enqueued next begin meanwhile."""
+        ...
+
+
+@runtime_checkable
 class Preparing(Protocol):
     """What a `Backend` offers besides whose kernels are compiled for a problem before its first
     call."""

@@ -18,7 +18,16 @@ from weakref import WeakSet
 
 import numpy as np
 
-from r18.backend import Array, Backend, Buffer, Kernel, Memory, input_layout, output_layout
+from r18.backend import (
+    Array,
+    Backend,
+    Buffer,
+    Kernel,
+    Memory,
+    Overlapping,
+    input_layout,
+    output_layout,
+)
 from r18.executor import Launch, download, prepare_weights, upload
 from r18.planner import aligned
 from r18_oracle.cases import Case
@@ -153,6 +162,7 @@ def observe(
     fill: Fill = nans,
     times: int = 1,
     alias: bool = False,
+    late: bool = False,
     watched: bool = False,
     process: Process | None = None,
 ) -> Observation:
@@ -161,6 +171,9 @@ def observe(
     fill:    what all memory but the inputs holds before.
     times:   how often to enqueue the same launch.
     alias:   give it its first input's buffer as output, as the executor may for `in_place`.
+    late:    all that memory holds comes by a copy enqueued just before, and late; before that it
+             holds NaN. What was read too early is NaN then, and what was written too early is gone.
+             Of a stream that is `Overlapping`.
     watched: note what it calls.
     process: what the process was like before; default now.
     """
@@ -186,9 +199,16 @@ def observe(
     layout = output_layout(kernel, case.problem)
     before = arena.read()
     old = download(memory, arena.buffer(writes), case.problem.output, layout, dtype)
+    if late:
+        source = memory.empty(arena.nbytes)
+        memory.upload(before, source)
+        memory.upload(nans(arena.nbytes), arena.whole)
     weights_before = [_bytes(memory, buffer) for buffer in weights]
     watch: AbstractContextManager[list[str]] = intrusions(kernel) if watched else nullcontext([])
     with kernel_running(), watch as called:
+        if late:
+            assert isinstance(stream, Overlapping), "asked of such a stream alone"
+            stream.copy_late(source, arena.whole)
         for _ in range(times):
             launch.enqueue(stream)
         stream.synchronize()

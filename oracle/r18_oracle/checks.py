@@ -14,6 +14,7 @@
 | `repeatability`    | the same bits in another stream, launched twice, where deterministic        |
 | `stale_memory`     | the result does not depend on what lay in and around its buffers before     |
 | `in_place`         | the same bits with the output in the first input's buffer, where declared   |
+| `order`            | it waits for what is enqueued before it, where launches overlap             |
 | `fences`           | memory outside its buffers is not even read, where the host has them        |
 | `exact`            | integers: equal to the reference, to the bit                                |
 | `impulse`          | one pixel, one weight, or both: values lie where the definition puts them   |
@@ -35,7 +36,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from r18.backend import Array, Backend, Kernel
+from r18.backend import Array, Backend, Kernel, Overlapping
 from r18.errors import R18Error, UnknownName, UsageError
 from r18.ops import Problem
 from r18_oracle.call import Observation, bits_differ, nans, noise, observe
@@ -63,6 +64,7 @@ CHECKS = (
     "repeatability",
     "stale_memory",
     "in_place",
+    "order",
     "fences",
     "exact",
     "impulse",
@@ -147,6 +149,8 @@ class Examination:
         case = self._case(rounding)
         first = self._observe(case, settle=not light)
         others = [] if light else self._memory(case, first)
+        if not light:
+            self._order(case, first)
         self._fences(case)
         if "exact" in kinds:
             self._values("exact", "exact", range(self._variants("exact")))
@@ -219,6 +223,17 @@ class Examination:
             how = "depends on the output's being the input"
             self._same("in_place", first.output, aliased.output, how)
         return []
+
+    def _order(self, case: Case, first: Observation) -> None:
+        """With a copy before it that ends late: another result would be that of a race."""
+        if not isinstance(self.backend.stream(), Overlapping):
+            return
+        got = self._called(case, late=True).output
+        if self.kernel.deterministic:
+            how = "depends on whether what was enqueued before has ended"
+            self._same("order", first.output, got, how)
+        else:
+            self._judge("order", case, got)
 
     def _fences(self, case: Case) -> None:
         """After the checks that say what came of a stray read: this one only says that it was."""

@@ -8,7 +8,7 @@ runs the faults, like any backend.
 from __future__ import annotations
 
 from r18_oracle.faults import conv, conv_maxpool, memory, others, pixels, winograd
-from r18_oracle.faults.fault import Fault, HostBackend
+from r18_oracle.faults.fault import Fault, HostBackend, LateStream
 
 PARTS = (conv, winograd, conv_maxpool, others, pixels, memory)
 FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)
@@ -20,6 +20,9 @@ class Backend(HostBackend):
 
     def __init__(self) -> None:
         super().__init__([fault.kernel for fault in FAULTS])
+
+    def stream(self) -> LateStream:
+        return LateStream()
 
 
 __all__ = ["FAULTS", "TWINS", "Backend", "Fault", "HostBackend"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r18.backend import BackendBase, DeviceInfo, Kernel, RoundingContract
-from r18.host import HostFunction, HostKernel, HostMemory, HostStream
+from r18.backend import BackendBase, Buffer, DeviceInfo, Kernel, RoundingContract, Stream
+from r18.host import HostFunction, HostKernel, HostMemory, HostStream, host
 from r18.ops import (
     Add,
     BatchNorm,
@@ -19,6 +19,7 @@ from r18.ops import (
     MaxPool2d,
     Normalize,
     Op,
+    Problem,
     Relayout,
     ReLU,
     Softmax,
@@ -56,6 +57,42 @@ class Fault:
     checks: tuple[str, ...]
 
 
+class LateStream(HostStream):
+    """As of a device whose launches overlap: a copy is late until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self._late: list[tuple[Buffer, Buffer]] = []
+
+    def copy_late(self, source: Buffer, target: Buffer) -> None:
+        """See `r18.backend.Overlapping`."""
+        self._late.append((source, target))
+
+    def synchronize(self) -> None:
+        while self._late:
+            source, target = self._late.pop(0)
+            host(target).array[...] = host(source).array
+
+
+@dataclass(frozen=True, eq=False)
+class PlantedKernel(HostKernel):
+    """A host kernel that waits for what a `LateStream` holds back; or does not, being hasty."""
+
+    hasty: bool = False
+
+    def enqueue(
+        self,
+        problem: Problem,
+        inputs: tuple[Buffer, ...],
+        weights: tuple[Buffer, ...],
+        output: Buffer,
+        workspace: Buffer,
+        stream: Stream,
+    ) -> None:
+        if not self.hasty:
+            stream.synchronize()
+        super().enqueue(problem, inputs, weights, output, workspace, stream)
+
+
 def kernel(
     backend: str,
     op: type[Op],
@@ -67,7 +104,7 @@ def kernel(
 ) -> HostKernel:
     """A host kernel `backend/op/name/precision` with a plain contract, unless another is given."""
     plain = RoundingContract(ALGORITHMS[op], precision.accumulate, precision.storage)
-    return HostKernel(backend, op, name, precision, contract or plain, run, **options)
+    return PlantedKernel(backend, op, name, precision, contract or plain, run, **options)
 
 
 def fault(

@@ -368,6 +368,14 @@ _TIMING = (
         "repeatability",
         _one_order_after_the_other(),
     ),
+    fault(
+        Add,
+        "begins_early",
+        "reads and writes before what was enqueued before it has ended",
+        "order",
+        of_inputs(add),
+        hasty=True,
+    ),
 )
 
 

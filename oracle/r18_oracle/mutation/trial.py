@@ -108,6 +108,7 @@ WRONG_VALUES = {
     "full_write",
     "repeatability",
     "stale_memory",
+    "order",
     "batch_invariance",
     "sample_position",
 }
