@@ -209,7 +209,7 @@ class Branching(Protocol):
 
 @runtime_checkable
 class Overlapping(Protocol):
-    """What a `Stream` offers besides whose device begins a launch before the one ahead has ended.
+    """What a `Stream` may offer whose device begins a launch before the one ahead has ended.
 
     Kernels then wait by themselves for what they read and for where they write, and a check asks
     whether they do.

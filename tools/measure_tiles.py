@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any, Protocol, cast
 
 from r18.atomic import write_text
-from r18.backend import Backend, Kernel
+from r18.backend import Backend, Kernel, Preparing
 from r18.cli.app import REFUSED
 from r18.errors import R18Error, UsageError
 from r18.ops import Conv2d, ConvMaxPool, Problem
@@ -126,23 +126,29 @@ def table(found: Iterable[Measured]) -> Table:
     for about, same in groupby(found, key=lambda one: (one.kernel, one.problem, one.batch)):
         tiles = list(same)
         best = min(tiles, key=lambda one: one.microseconds)
-        chosen = next((one for one in tiles if one.chosen), best)
+        (chosen,) = (one for one in tiles if one.chosen)
         ratios.append(chosen.microseconds / best.microseconds)
         times = (f"{one.microseconds:.2f}" for one in (chosen, best))
         kernel, problem, batch = about
         names = iter((chosen.tile, best.tile))
         pairs = (cell for pair in zip(names, times, strict=True) for cell in pair)
         rows.append((kernel, problem, str(batch), *pairs, f"{ratios[-1]:.3f}"))
-    mean = f"{fmean(ratios) - 1:.1%}" if ratios else "nothing measured"
-    caption = f"The choices take {mean} longer than the best tiles, on average."
+    caption = (
+        f"The choices take {fmean(ratios) - 1:.1%} longer than the best tiles, on average."
+    )
     return Table(HEADS, "llrlrlrr", rows, caption)
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers, separated by commas."""
+    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure every tile of the kernels with several.")
     parser.add_argument("--kernels", default="*wgmma*", help="a glob over ids")
     parser.add_argument("--precision", default="fp16,tf32,fp16x3")
-    parser.add_argument("--batch", default="1,8,64")
+    parser.add_argument("--batch", type=numbers, default="1,8,64", help="several, with commas")
     parser.add_argument("--json", type=Path, help="also write each time to this file")
     args = parser.parse_args()
     try:
@@ -155,15 +161,18 @@ def main() -> None:
         ]
         if not kernels:
             raise UsageError(f"no kernel of several tiles matches '{args.kernels}' in {names}")
-        asked = problems(int(batch) for batch in args.batch.split(","))
-        cast(Any, backend).prepare(
-            (one, problem)
-            for problem in asked
-            for kernel in kernels
-            if kernel.op is type(problem.op) and kernel.refusal(problem) is None
-            for _, one in candidates(kernel, problem)
-        )
+        asked = problems(args.batch)
+        if isinstance(backend, Preparing):
+            backend.prepare(
+                (one, problem)
+                for problem in asked
+                for kernel in kernels
+                if kernel.op is type(problem.op) and kernel.refusal(problem) is None
+                for _, one in candidates(kernel, problem)
+            )
         found = list(measured(backend, kernels, asked))
+        if not found:
+            raise UsageError(f"no kernel that matches '{args.kernels}' takes a convolution")
     except R18Error as error:
         print(error, file=sys.stderr)
         sys.exit(REFUSED)

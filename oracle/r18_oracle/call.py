@@ -171,9 +171,9 @@ def observe(
     fill:    what all memory but the inputs holds before.
     times:   how often to enqueue the same launch.
     alias:   give it its first input's buffer as output, as the executor may for `in_place`.
-    late:    all that memory holds comes by a copy enqueued just before, and late; before that it
-             holds NaN. What was read too early is NaN then, and what was written too early is gone.
-             Of a stream that is `Overlapping`.
+    late:    all that memory holds, but for the prepared weights, comes by a copy enqueued just
+             before, and late; until then it holds NaN. What was read too early is NaN then, and
+             what was written too early is gone. Of a stream that is `Overlapping`.
     watched: note what it calls.
     process: what the process was like before; default now.
     """

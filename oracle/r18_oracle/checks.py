@@ -14,7 +14,7 @@
 | `repeatability`    | the same bits in another stream, launched twice, where deterministic        |
 | `stale_memory`     | the result does not depend on what lay in and around its buffers before     |
 | `in_place`         | the same bits with the output in the first input's buffer, where declared   |
-| `order`            | it waits for what is enqueued before it, where launches overlap             |
+| `order`            | it waits for what is enqueued before it, where streams are `Overlapping`    |
 | `fences`           | memory outside its buffers is not even read, where the host has them        |
 | `exact`            | integers: equal to the reference, to the bit                                |
 | `impulse`          | one pixel, one weight, or both: values lie where the definition puts them   |
