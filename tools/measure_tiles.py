@@ -133,9 +133,7 @@ def table(found: Iterable[Measured]) -> Table:
         names = iter((chosen.tile, best.tile))
         pairs = (cell for pair in zip(names, times, strict=True) for cell in pair)
         rows.append((kernel, problem, str(batch), *pairs, f"{ratios[-1]:.3f}"))
-    caption = (
-        f"The choices take {fmean(ratios) - 1:.1%} longer than the best tiles, on average."
-    )
+    caption = f"The choices take {fmean(ratios) - 1:.1%} longer than the best tiles, on average."
     return Table(HEADS, "llrlrlrr", rows, caption)
 
 
