@@ -208,22 +208,21 @@ def test_tiles_fit_a_multiprocessor(precision: Precision) -> None:
 @PRECISIONS
 def test_the_choice(precision: Precision) -> None:
     """The least estimate; many parts of K where there are few tiles, and none where many."""
+    kernel = ImplicitGemmWgmma(precision)
     for batch in (1, 64):
         for problem in fuse(resnet18(), "all").problems(batch).values():
-            if ImplicitGemmWgmma(precision).refusal(problem) is None:
-                chosen = ImplicitGemmWgmma(precision).tile_for(problem)
+            if kernel.refusal(problem) is None:
+                chosen = kernel.tile_for(problem)
                 assert estimate(problem, precision, chosen) == min(
                     estimate(problem, precision, tile) for tile in tiles_of(precision)
                 )
     deep = Conv2d(512, 512, (3, 3), (1, 1), (1, 1))
-    assert ImplicitGemmWgmma(precision).tile_for(problem_of(deep, 1, 7, 7)).parts > 1
-    assert ImplicitGemmWgmma(precision).tile_for(problem_of(deep, 256, 7, 7)).parts == 1
-    alone = ImplicitGemmWgmma(precision).tile_for(problem_of(deep, 64, 7, 7))
+    assert kernel.tile_for(problem_of(deep, 1, 7, 7)).parts > 1
+    assert kernel.tile_for(problem_of(deep, 256, 7, 7)).parts == 1
+    alone = kernel.tile_for(problem_of(deep, 64, 7, 7))
     assert alone.blocks == 1 or precision.splits, "a hundred tiles, each of a multiprocessor"
     assert (alone.stages >= 6) == (alone.blocks == 1), "which waits for its copies less often"
-    narrow = ImplicitGemmWgmma(precision).tile_for(
-        problem_of(Conv2d(64, 64, (3, 3), (1, 1), (1, 1)), 256, 56, 56)
-    )
+    narrow = kernel.tile_for(problem_of(Conv2d(64, 64, (3, 3), (1, 1), (1, 1)), 256, 56, 56))
     assert narrow.m == 64
 
 

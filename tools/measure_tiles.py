@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -22,10 +23,10 @@ from typing import Any, Protocol, cast
 from r18.atomic import write_text
 from r18.backend import Backend, Kernel, Preparing
 from r18.cli.app import REFUSED
+from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
 from r18.ops import Conv2d, ConvMaxPool, Problem
 from r18.passes import fuse, fuse_pool
-from r18.precision import precision
 from r18.registry import get_backend
 from r18.schedule import network
 from r18.tables import Table
@@ -105,16 +106,12 @@ def measured(
     backend: Backend, kernels: Sequence[TiledKernel], asked: Sequence[Problem]
 ) -> Iterator[Measured]:
     for problem in asked:
-        places: dict[str, Range] = {}
+        place_of = cache(partial(Range, backend, problem))
         for kernel in kernels:
-            if kernel.op is not type(problem.op) or kernel.refusal(problem) is not None:
-                continue
-            name = kernel.precision.name
-            place = places.setdefault(name, Range(backend, problem, precision(name)))
-            function = function_of(kernel, problem)
             for tile, one in candidates(kernel, problem):
+                place = place_of(kernel.precision)
                 time = place.measure(place.launches(one), COUNT, REPEAT)
-                chosen = function_of(one, problem) == function
+                chosen = function_of(one, problem) == function_of(kernel, problem)
                 blocks = int(getattr(tile, "blocks", 1))
                 about = kernel.id, str(problem), problem.batch
                 yield Measured(*about, tile.name, blocks, time, chosen)
@@ -128,30 +125,24 @@ def table(found: Iterable[Measured]) -> Table:
         best = min(tiles, key=lambda one: one.microseconds)
         (chosen,) = (one for one in tiles if one.chosen)
         ratios.append(chosen.microseconds / best.microseconds)
-        times = (f"{one.microseconds:.2f}" for one in (chosen, best))
         kernel, problem, batch = about
-        names = iter((chosen.tile, best.tile))
-        pairs = (cell for pair in zip(names, times, strict=True) for cell in pair)
-        rows.append((kernel, problem, str(batch), *pairs, f"{ratios[-1]:.3f}"))
+        times = [cell for one in (chosen, best) for cell in (one.tile, f"{one.microseconds:.2f}")]
+        rows.append((kernel, problem, str(batch), *times, f"{ratios[-1]:.3f}"))
     caption = f"The choices take {fmean(ratios) - 1:.1%} longer than the best tiles, on average."
     return Table(HEADS, "llrlrlrr", rows, caption)
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers, separated by commas."""
-    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure every tile of the kernels with several.")
     parser.add_argument("--kernels", default="*wgmma*", help="a glob over ids")
     parser.add_argument("--precision", default="fp16,tf32,fp16x3")
-    parser.add_argument("--batch", type=numbers, default="1,8,64", help="several, with commas")
+    parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--json", type=Path, help="also write each time to this file")
     args = parser.parse_args()
     try:
+        names = listed(args.precision, "--precision")
+        asked = problems(integers(args.batch, "--batch"))
         backend = get_backend("cupy")
-        names = args.precision.split(",")
         kernels = [
             kernel
             for kernel in with_tiles(backend.kernels())
@@ -159,21 +150,19 @@ def main() -> None:
         ]
         if not kernels:
             raise UsageError(f"no kernel of several tiles matches '{args.kernels}' in {names}")
-        asked = problems(args.batch)
         if isinstance(backend, Preparing):
             backend.prepare(
                 (one, problem)
                 for problem in asked
                 for kernel in kernels
-                if kernel.op is type(problem.op) and kernel.refusal(problem) is None
                 for _, one in candidates(kernel, problem)
             )
         found = list(measured(backend, kernels, asked))
         if not found:
             raise UsageError(f"no kernel that matches '{args.kernels}' takes a convolution")
     except R18Error as error:
-        print(error, file=sys.stderr)
-        sys.exit(REFUSED)
+        print(f"measure_tiles: {error}", file=sys.stderr)
+        raise SystemExit(REFUSED) from None
     if args.json:
         write_text(args.json, json.dumps([vars(one) for one in found], indent=1) + "\n")
     print(table(found).markdown())

@@ -68,9 +68,9 @@ class LateStream(HostStream):
         self._late.append((source, target))
 
     def synchronize(self) -> None:
-        while self._late:
-            source, target = self._late.pop(0)
+        for source, target in self._late:
             host(target).array[...] = host(source).array
+        self._late.clear()
 
 
 @dataclass(frozen=True, eq=False)
