@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,14 +17,19 @@ import pytest
 from r18.backend import FUSION_LEVELS, CompileOptions
 from r18.errors import BackendUnavailable, ShapeError, UsageError
 from r18.executor import Tensor, run_kernel
-from r18.ops import Normalize, Problem
+from r18.ops import Add, Normalize, Problem
 from r18.passes import fuse
 from r18.pipeline import pipeline
+from r18.precision import FP32
 from r18.preprocess import Preprocess
 from r18.schedule import resnet18, tiny
 from r18.weights import load_weights
 from r18_cupy import Backend
+from r18_cupy.elementwise import AddKernel
+from r18_cupy.launch import GridLaunch
 from r18_oracle.checkpoints import compare_checkpoints, seeded_pixels
+from r18_oracle.checks import Examination, Tally
+from r18_oracle.findings import Failed
 from support import Array, bytes_of, images, random_weights
 
 BATCH = 3
@@ -317,3 +323,29 @@ def test_an_output_that_nobody_fetched_disturbs_no_other(program: Any) -> None:
         program.load(second)
         program.launch()
         np.testing.assert_array_equal(program.fetch_later()(), expected)
+
+
+@dataclass(frozen=True, eq=False)
+class Hasty(AddKernel):
+    """A sum whose launch may begin early, by a function that waits for nothing."""
+
+    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
+        return tuple(replace(launch, overlaps=True) for launch in super().launches(problem))
+
+
+@pytest.mark.parametrize("kind", [AddKernel, Hasty])
+def test_a_kernel_that_does_not_wait_for_the_launch_before_is_caught(kind: type[AddKernel]) -> None:
+    import cupy
+
+    if int(cupy.cuda.Device().compute_capability) < 90:
+        pytest.skip("launches overlap from compute capability 9.0 on")
+    problem = Problem(Add(), ((2, 8, 16, 16), (2, 8, 16, 16)))
+    backend, kernel = Backend(), kind(FP32)
+    examined = Examination(backend, kernel, problem, 1, Tally(), "cupy")
+    if kind is AddKernel:
+        assert examined.run()
+        assert examined.tally.passed["order"]
+    else:
+        with pytest.raises(Failed) as caught:
+            examined.run()
+        assert caught.value.finding.check == "order"

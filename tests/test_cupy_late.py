@@ -1,0 +1,58 @@
+"""The copy by which the oracle asks whether CUDA kernels wait, without a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import r18_cupy.launch as launching
+from cuda_support import ARCHITECTURES, parameters
+from r18.backend import Overlapping
+from r18_cupy.compiler import compile_entry
+from r18_cupy.device import AdoptedBuffer, CupyStream
+from r18_cupy.late import BLOCKS, ENTRY, NANOSECONDS, THREADS, late_copy
+from r18_cupy.launch import OUT, GridLaunch, X
+
+
+def test_it_compiles_for_every_architecture() -> None:
+    for target in ARCHITECTURES:
+        assert compile_entry(ENTRY, target).resources.spill_nbytes == 0
+
+
+def test_its_arguments_are_the_functions() -> None:
+    x, out, *sizes = late_copy(1000).arguments
+    assert (x, out) == (X, OUT)
+    declared = parameters(ENTRY)
+    assert declared[:2] == ["pointer", "pointer"]
+    assert [type(size) for size in sizes] == declared[2:]
+    assert sizes == [1000, NANOSECONDS]
+
+
+def test_it_is_no_overlapping_launch_itself_and_leaves_room_for_the_next() -> None:
+    launch = late_copy(1 << 30)
+    assert not launch.overlaps
+    assert (launch.grid, launch.block) == ((BLOCKS, 1, 1), (THREADS, 1, 1))
+    assert BLOCKS * THREADS <= 64 * 132, "a multiprocessor has room for 2048 threads"
+
+
+def test_a_stream_copies_late_from_one_buffer_to_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    class Noted:
+        def launch(self, launch: GridLaunch, addresses: tuple[int, ...], stream: Any) -> None:
+            seen.append((launch, addresses, stream))
+
+    monkeypatch.setattr(launching, "LAUNCHER", Noted())
+    cuda = SimpleNamespace(ptr=7)
+    stream = CupyStream(cast(Any, cuda))
+    assert isinstance(stream, Overlapping)
+    stream.copy_late(AdoptedBuffer(4096, 48, None), AdoptedBuffer(8192, 48, None))
+    ((launch, addresses, where),) = seen
+    assert launch is late_copy(48)
+    output, _, source = addresses
+    assert (output, source) == (8192, 4096)
+    assert where is cuda
