@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from r18.errors import UsageError, unknown
 from r18.registry import load_backend
 from r18_oracle.mutation.equivalents import judged
-from r18_oracle.mutation.mutants import Mutant, Target, mutants_of
+from r18_oracle.mutation.mutants import LANGUAGES, Mutant, Target, mutants_of
 from r18_oracle.mutation.names import Names, Span
 from r18_oracle.mutation.reach import device_code, reach
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The mutants of a backend.
+    """The mutants of a backend; not of device code that no kernel is compiled from.
 
     reasons: why, for each that is equivalent, by id. texts: every source of the package as it is.
     reaches: the source of each kernel, by its id, in the backend's order.
@@ -34,14 +35,20 @@ class Plan:
         """Of an installed backend; raises `UsageError` for a stale list of equivalent mutants."""
         target = Target.of(backend)
         sources = target.sources()
-        mutants = [m for file, source in sources.items() for m in mutants_of(file, source)]
-        if not mutants:
-            raise UsageError(f"backend '{backend}' has no source that can be mutated")
         names = Names(target.path)
         reaches = {
             kernel.id: (*reach(kernel, target.path, names), *device_code(kernel, target.path))
             for kernel in load_backend(backend).kernels()
         }
+        held = {span[0] for spans in reaches.values() for span in spans}
+        mutants = [
+            mutant
+            for file, source in sources.items()
+            if file in held or not LANGUAGES[Path(file).suffix].compiled
+            for mutant in mutants_of(file, source)
+        ]
+        if not mutants:
+            raise UsageError(f"backend '{backend}' has no source that can be mutated")
         return cls(target, tuple(mutants), judged(backend, mutants), target.texts(), reaches)
 
     def find(self, name: str) -> Mutant:
