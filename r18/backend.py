@@ -230,6 +230,22 @@ class Preparing(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """What a `Backend` offers besides whose kernels choose among functions by a problem's size.
+
+    Optional: the oracle looks at every function by it, on problems that are small.
+    """
+
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        """The kernel as it would be if it had one function alone, for each that it chooses among.
+
+        An id is the kernel's own and one part more. Empty for a kernel that does not choose, and
+        for choices that are kernels of the backend themselves. The same objects each time.
+        """
+        ...
+
+
 # -- kernels -----------------------------------------------------------------------------------
 
 
@@ -240,7 +256,8 @@ class Kernel(Protocol):
     id:        `backend/op/algorithm/precision[/tile]`.
     edges:     sizes at which behaviour changes (tiles, vector widths); tests aim at them.
     roads:     optional; problems that go ways of their own through the kernel, where no size tells
-               that they do (filters that outgrow a cache); tests take them too.
+               that they do (filters that outgrow a cache); tests take them too. Where functions of
+               its own do, see `Choosing`.
     deterministic:   the same inputs give the same bits, on every run and in every stream.
     batch_invariant: a sample's result is the same bits alone and anywhere in any batch.
     in_place:  the output buffer may be the first input's.
@@ -398,6 +415,11 @@ def roads(kernel: Kernel) -> tuple[Problem, ...]:
     """The problems that a kernel names since they go ways of their own; most name none."""
     found: tuple[Problem, ...] = getattr(kernel, "roads", ())
     return found
+
+
+def variants(backend: Backend, kernel: Kernel) -> tuple[Kernel, ...]:
+    """See `Choosing`; none of a backend that offers none."""
+    return backend.variants(kernel) if isinstance(backend, Choosing) else ()
 
 
 def output_layout(kernel: Kernel, problem: Problem) -> Layout:

@@ -94,3 +94,23 @@ def test_blocks_that_stay_take_several_tiles() -> None:
         found = corners(Conv2d, QUICK.max_elements, QUICK.max_macs)
         taken = [problem for problem in found if kernel.refusal(problem) is None]
         assert any(p.batch > 2 * launch.grid[0] for p in taken for launch in kernel.launches(p))
+
+
+def test_blocks_that_stay_take_several_tiles_of_different_channels() -> None:
+    for kernel in cupy_kernels("implicit_gemm_wgmma_stream"):
+        taken = [
+            problem
+            for problem in corners(Conv2d, QUICK.max_elements, QUICK.max_macs)
+            if kernel.refusal(problem) is None and problem.output[1] > kernel.tile_for(problem).m
+        ]
+        assert any(2 * p.batch > 2 * launch.grid[0] for p in taken for launch in kernel.launches(p))
+
+
+def test_windows_of_an_even_number_of_columns_with_their_pooling() -> None:
+    for kernel in cupy_kernels("conv2d_maxpool2d/few_channels_wgmma"):
+        taken = [
+            problem
+            for problem in corners(kernel.op, QUICK.max_elements, QUICK.max_macs)
+            if kernel.refusal(problem) is None
+        ]
+        assert {p.op.conv.kernel_size[1] for p in taken} >= {2, 4, 7, 8}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from r18.ops import Conv2d, Problem
-from r18_cupy.catalogue import kernels_for
+from r18_cupy import Backend
 from support import ROOT
 
 
@@ -31,10 +31,12 @@ def test_a_kernel_of_one_tile_launches_that(tool: ModuleType) -> None:
     """And of all its tiles exactly one gives what the kernel itself launches."""
     problem = Problem(Conv2d(64, 64, (3, 3), (1, 1), (1, 1), bias=True), ((8, 64, 56, 56),))
     seen = 0
-    for kernel in tool.with_tiles(kernels_for(None)):
+    backend = Backend()
+    for kernel in tool.with_tiles(backend):
         if kernel.op is not Conv2d or kernel.refusal(problem) is not None:
             continue
-        functions = [tool.function_of(one, problem) for _, one in tool.candidates(kernel, problem)]
+        found = tool.candidates(backend, kernel, problem)
+        functions = [tool.function_of(one, problem) for one in found]
         assert len(set(functions)) == len(functions) > 1
         assert functions.count(tool.function_of(kernel, problem)) == 1
         seen += 1
@@ -59,7 +61,7 @@ def test_what_is_measured_and_how_far_the_choice_is_from_the_best(
     monkeypatch.setattr(tool, "Range", Clock)
     kernels = [
         kernel
-        for kernel in tool.with_tiles(kernels_for(None))
+        for kernel in tool.with_tiles(Backend())
         if kernel.id == "cupy/conv2d/implicit_gemm_wgmma_rows/tf32/nhwc"
     ]
     (problem,) = (
@@ -68,7 +70,7 @@ def test_what_is_measured_and_how_far_the_choice_is_from_the_best(
         if isinstance(found.op, Conv2d) and found.op.residual and found.op.in_channels == 64
     )
     chosen = tool.function_of(kernels[0], problem)
-    found = list(tool.measured(None, kernels, [problem]))
+    found = list(tool.measured(Backend(), kernels, [problem]))
     assert [one.chosen for one in found].count(True) == 1
     text = tool.table(found).markdown()
     assert "1.250" in text

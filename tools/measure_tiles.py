@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, Protocol, cast
 
 from r18.atomic import write_text
-from r18.backend import Backend, Kernel, Preparing
+from r18.backend import Backend, Kernel, Preparing, variants
 from r18.cli.app import REFUSED
 from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
@@ -36,18 +36,8 @@ COUNT, REPEAT = 12, 5  # launches back to back, and how often
 HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen / best")
 
 
-class Tile(Protocol):
-    """One of a kernel's tiles."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class TiledKernel(Kernel, Protocol):
-    """A CUDA kernel that chooses among several: what is asked of it here."""
-
-    @property
-    def tiles(self) -> Sequence[Tile]: ...
+class CudaKernel(Kernel, Protocol):
+    """What is asked of a kernel here besides."""
 
     def launches(self, problem: Problem) -> Sequence[Any]: ...
 
@@ -60,23 +50,16 @@ class Measured:
     problem: str
     batch: int
     tile: str
-    blocks: int
     microseconds: float
     chosen: bool
 
 
-def with_tiles(kernels: Iterable[Kernel]) -> list[TiledKernel]:
+def with_tiles(backend: Backend) -> list[CudaKernel]:
     """Those that choose among several tiles."""
-    return [cast(TiledKernel, k) for k in kernels if len(getattr(k, "tiles", ())) > 1]
+    return [cast(CudaKernel, kernel) for kernel in backend.kernels() if variants(backend, kernel)]
 
 
-def with_one_tile(kernel: TiledKernel, tile: Tile) -> TiledKernel:
-    """The kernel as it would be if this were all it had to choose from."""
-    kind: Any = type(kernel)
-    return cast(TiledKernel, type(kind.__name__, (kind,), {"tiles": (tile,)})(kernel.precision))
-
-
-def function_of(kernel: TiledKernel, problem: Problem) -> Any:
+def function_of(kernel: CudaKernel, problem: Problem) -> Any:
     """What it launches: a tile has a function of its own."""
     return kernel.launches(problem)[0].entry
 
@@ -94,27 +77,25 @@ def problems(batches: Iterable[int]) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
-def candidates(kernel: TiledKernel, problem: Problem) -> Iterator[tuple[Tile, TiledKernel]]:
+def candidates(backend: Backend, kernel: Kernel, problem: Problem) -> Iterator[CudaKernel]:
     """The kernel with each of its tiles that takes the problem."""
-    for tile in kernel.tiles:
-        one = with_one_tile(kernel, tile)
+    for one in variants(backend, kernel):
         if one.refusal(problem) is None:
-            yield tile, one
+            yield cast(CudaKernel, one)
 
 
 def measured(
-    backend: Backend, kernels: Sequence[TiledKernel], asked: Sequence[Problem]
+    backend: Backend, kernels: Sequence[CudaKernel], asked: Sequence[Problem]
 ) -> Iterator[Measured]:
     for problem in asked:
         place_of = cache(partial(Range, backend, problem))
         for kernel in kernels:
-            for tile, one in candidates(kernel, problem):
+            for one in candidates(backend, kernel, problem):
                 place = place_of(kernel.precision)
                 time = place.measure(place.launches(one), COUNT, REPEAT)
                 chosen = function_of(one, problem) == function_of(kernel, problem)
-                blocks = int(getattr(tile, "blocks", 1))
                 about = kernel.id, str(problem), problem.batch
-                yield Measured(*about, tile.name, blocks, time, chosen)
+                yield Measured(*about, one.id.removeprefix(f"{kernel.id}/"), time, chosen)
 
 
 def table(found: Iterable[Measured]) -> Table:
@@ -145,7 +126,7 @@ def main() -> None:
         backend = get_backend("cupy")
         kernels = [
             kernel
-            for kernel in with_tiles(backend.kernels())
+            for kernel in with_tiles(backend)
             if kernel.precision.name in names and fnmatchcase(kernel.id, args.kernels)
         ]
         if not kernels:
@@ -155,7 +136,7 @@ def main() -> None:
                 (one, problem)
                 for problem in asked
                 for kernel in kernels
-                for _, one in candidates(kernel, problem)
+                for one in candidates(backend, kernel, problem)
             )
         found = list(measured(backend, kernels, asked))
         if not found:

@@ -98,6 +98,12 @@ class Backend(BackendBase):
         self.prepare((step.kernel, step.problem) for step in plan.steps)
         return CupyProgram(self, plan, weights)
 
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        """Those with a tile of their own. See `r18.backend.Choosing`."""
+        from r18_cupy.variants import variants_of
+
+        return variants_of(cast(CudaKernel, kernel))
+
     def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
         """See `r18.backend.Preparing`."""
         from r18_cupy.compiler import capability, compile_all

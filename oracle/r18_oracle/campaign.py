@@ -21,12 +21,11 @@ from r18.errors import unknown
 from r18.ops import OPTIONAL_OPS, Problem
 from r18.schedule import Schedule, network
 from r18_oracle.checks import Tally, examine
-from r18_oracle.corners import corners
-from r18_oracle.crossings import crossings
-from r18_oracle.findings import Failed, Finding
+from r18_oracle.findings import Failed, Finding, failed
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.problems import problems, schedule_problems
 from r18_oracle.shrink import elements, shrunk
+from r18_oracle.variants import known_problems, of_variant, shares
 
 
 @dataclass(frozen=True)
@@ -126,12 +125,17 @@ def run_campaign(
     passed: list[Callable[[], bool]] = []  # the last that did
 
     def attempt(
-        problem: Problem, data_seed: int, rounding: str, light: bool, only: str | None = None
+        one: Kernel,
+        problem: Problem,
+        data_seed: int,
+        rounding: str,
+        light: bool,
+        only: str | None = None,
     ) -> bool:
         examined = partial(
             examine,
             backend,
-            kernel,
+            one,
             problem,
             data_seed,
             report.tally,
@@ -144,35 +148,33 @@ def run_campaign(
         try:
             accepted = examined()
         except Failed as failure:
-            if failure.finding.check == "runs" and passed and _fails(passed[0]):
-                raise _DeviceLost(failure.finding) from None  # smaller problems would raise too
-            raise
+            finding = failure.finding if one is kernel else of_variant(failure.finding, kernel)
+            if finding.check == "runs" and passed and _fails(passed[0]):
+                raise _DeviceLost(finding) from None  # smaller problems would raise too
+            raise failed(finding) from None
         if accepted:
             passed[:] = [examined]
         return accepted
 
-    def fixed(problem: Problem, index: int, light: bool) -> bool:
+    def fixed(one: Kernel, problem: Problem, index: int, light: bool) -> bool:
         """A problem that was not drawn: what it fails is shrunk here."""
         rounding = ROUNDING[index % len(ROUNDING)]
         try:
-            return attempt(problem, seed, rounding, light)
+            return attempt(one, problem, seed, rounding, light)
         except Failed as failure:
             raise _smallest(
-                failure, how, lambda p, check: attempt(p, seed, rounding, light, check)
+                failure, how, lambda p, check: attempt(one, p, seed, rounding, light, check)
             ) from None
 
     try:
-        search(kernel, how, seed, attempt)
-        known = (
-            *corners(kernel.op, how.max_elements, how.max_macs),
-            *crossings(kernel, how.max_elements, how.max_macs),
-        )
-        for index, problem in enumerate(known):
-            fixed(problem, index, False)
+        for one, share in shares(backend, kernel, how):
+            search(one, share, seed, partial(attempt, one))
+            for index, problem in enumerate(known_problems(backend, kernel, one, how)):
+                fixed(one, problem, index, False)
         if network_name is not None:
             for index, problem in enumerate(network_problems(network_name, how.batches)):
                 if type(problem.op) is kernel.op:
-                    report.network_problems += fixed(problem, index, not how.whole)
+                    report.network_problems += fixed(kernel, problem, index, not how.whole)
     except (Failed, _DeviceLost) as failure:
         report.finding = failure.finding
     report.seconds = time.perf_counter() - start

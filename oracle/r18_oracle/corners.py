@@ -109,6 +109,8 @@ def _conv() -> Iterator[Problem]:
     # More images than a device computes tiles at once: blocks that stay take several in turn. With
     # channels for kernels that want them by the chunk.
     yield _fused(Conv2d(8, 8, (3, 3), (1, 1), (1, 1)), (MANY_TILES, 8, 1, 2))
+    # And more tiles of several channels each, so that a block's next tile may be of other channels.
+    yield _fused(Conv2d(8, 72, (1, 1)), (MANY_TILES // 2 + 3, 8, 1, 1))
     # An image of few channels, so tall that a block goes down several rows of it.
     yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
     # Long sums for one output channel: a kernel that cuts its work by the size of its operands (4
@@ -152,6 +154,10 @@ def _conv_maxpool() -> Iterator[Problem]:
     for padding, w in (((1, 1), 523), ((1, 0), 523), ((0, 1), 523), ((1, 0), 224), ((0, 1), 224)):
         pool = MaxPool2d((3, 3), (2, 2), padding)
         yield Problem(ConvMaxPool(small, pool), ((1, 1, 9, w),))
+    # Windows of even width, and of as many columns as some kernels take.
+    for window, ahead in (((4, 4), (1, 1)), ((3, 8), (1, 3)), ((5, 2), (2, 0))):
+        conv = Conv2d(3, 8, window, (2, 2), ahead, bias=True, relu=True)
+        yield Problem(ConvMaxPool(conv, stem), ((2, 3, 12, 18),))
     # Every pair differs, in both windows.
     conv = Conv2d(2, 3, (3, 5), (2, 1), (1, 3), bias=True)
     yield Problem(ConvMaxPool(conv, MaxPool2d((2, 3), (3, 2), (1, 0))), ((2, 2, 11, 9),))

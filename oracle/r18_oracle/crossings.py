@@ -9,7 +9,7 @@ together, the kernel itself names a problem beyond: its `roads`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from r18.backend import Kernel, roads
 from r18.ops import (
@@ -39,15 +39,53 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
     axes at an edge may make a tensor twice as large. The kernel's roads come last, as large as they
     are.
     """
-    max_elements, max_macs = room_for(kernel, max_elements, max_macs)
+    found = _crossed(kernel, kernel.edges, *room_for(kernel, max_elements, max_macs))
+    return (*found, *(road for road in roads(kernel) if road not in found))
+
+
+def _crossed(
+    kernel: Kernel, edges: Iterable[int], max_elements: int, max_macs: int
+) -> tuple[Problem, ...]:
     found: dict[Problem, None] = {}
-    for edge in kernel.edges:
+    for edge in edges:
         for problem in _BY_OP[kernel.op](kernel, edge + 1):
             near = fitted(kernel, problem, max_macs)
             elements = max(math.prod(shape) for shape in (*near.inputs, near.output))
             if elements <= 2 * max_elements and near.macs <= max_macs:
                 found.setdefault(near)
-    return (*found, *(road for road in roads(kernel) if road not in found))
+    return tuple(found)
+
+
+LONG = 1_100
+"""Channels of a sum that is cut into parts, however many there are, of several steps each."""
+
+
+def variant_crossings(
+    variant: Kernel, common: Container[int], max_elements: int, max_macs: int
+) -> tuple[Problem, ...]:
+    """Those of a variant's edges that are not common to all variants; and of a convolution besides
+    products, as large as corners may be: one beyond its largest edges in rows and in columns, and
+    one of long sums."""
+    own = [edge for edge in variant.edges if edge not in common]
+    near = _crossed(variant, own, *room_for(variant, max_elements, max_macs))
+    if variant.op is not Conv2d:
+        return near
+    beyond = (_product(edge + 1, edge + 1, 3) for edge in sorted(variant.edges)[-2:])
+    fitting = (fitted(variant, p, 4 * max_macs) for p in (*beyond, _product(9, 27, LONG)))
+    large = [
+        problem
+        for problem in fitting
+        if problem.macs <= 4 * max_macs
+        and max(map(math.prod, (*problem.inputs, problem.output))) <= 20 * max_elements
+    ]
+    return tuple(dict.fromkeys((*near, *large)))
+
+
+def _product(rows: int, columns: int, depth: int) -> Problem:
+    """A convolution that is a matrix product, of at least so many columns: images are narrow."""
+    op = Conv2d(depth, rows, (1, 1), bias=True, residual=True, relu=True)
+    height, width = -(-columns // 13), 13
+    return Problem(op, ((1, depth, height, width), (1, rows, height, width)))
 
 
 def _along(size: int, *base: int, full: tuple[int, int]) -> Iterator[tuple[int, ...]]:

@@ -14,6 +14,9 @@ from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, unknown
 from r18.ops import OPS, Layout, Op, Problem
 
+KERNEL_VARIANT = "kernel_variant"
+"""In a finding's details: the id of the variant of its kernel that it is about, if it is."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -79,6 +82,8 @@ class Finding:
         lines = [f"{self.kernel}: {self.check}: {self.message}"]
         if self.problem is not None:
             lines.append(f"  problem   {self.problem}")
+        if KERNEL_VARIANT in self.details:
+            lines.append(f"  variant   {self.details[KERNEL_VARIANT]}")
         lines.append(f"  input     {self.kind}, seed {self.seed}")
         if self.coordinate is not None:
             lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+from r18.backend import variants
 from r18.ops import Problem
 from r18_oracle.campaign import Announce, Profile
 from r18_oracle.checks import examine
@@ -83,16 +84,18 @@ def examination(
     light: bool,
     announce: Announce,
 ) -> None:
-    """Examine a kernel on one problem, to see whether the process survives it."""
+    """Examine a kernel and its variants on one problem, to see whether the process survives it."""
     loaded = loaded_backend(backend)
-    with suppress(Failed):  # another fault than the one looked for
-        examine(
-            loaded,
-            kernel_of(loaded, kernel),
-            problem,
-            seed,
-            rounding=rounding,
-            light=light,
-            backend_name=backend,
-            announce=announce,
-        )
+    chosen = kernel_of(loaded, kernel)
+    for one in (chosen, *variants(loaded, chosen)):
+        with suppress(Failed):  # another fault than the one looked for
+            examine(
+                loaded,
+                one,
+                problem,
+                seed,
+                rounding=rounding,
+                light=light,
+                backend_name=backend,
+                announce=announce,
+            )

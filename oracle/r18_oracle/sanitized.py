@@ -22,6 +22,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,9 @@ from r18.executor import launch_on
 from r18.ops import Problem
 from r18.registry import load_backend
 from r18_oracle.campaign import Profile, network_problems, profile, search
-from r18_oracle.corners import corners
-from r18_oracle.crossings import crossings
 from r18_oracle.inputs import ROUNDING, make_case
 from r18_oracle.tasks import kernel_of
+from r18_oracle.variants import known_problems, shares
 
 BROKEN = 41
 """The exit code after a call that raised."""
@@ -64,35 +65,41 @@ def exercise(
     taken = 0
 
     def attempt(
-        problem: Problem, data_seed: int, rounding: str, light: bool, only: str | None = None
+        one: Kernel,
+        problem: Problem,
+        data_seed: int,
+        rounding: str,
+        light: bool,
+        only: str | None = None,
     ) -> bool:
         nonlocal taken
         if time.monotonic() >= deadline:
             raise TimeIsUp
-        if kernel.refusal(problem) is not None:
+        if one.refusal(problem) is not None:
             return False
-        case = make_case(kernel, problem, rounding, data_seed)
+        case = make_case(one, problem, rounding, data_seed)
         weights = (array.astype(np.float64) for array in case.weights)
         try:
-            launch = launch_on(backend, kernel, problem, *case.inputs, *weights)
+            launch = launch_on(backend, one, problem, *case.inputs, *weights)
             stream = backend.stream()
             launch.enqueue(stream)
             stream.synchronize()
         except Exception as error:
-            raise Broken(f"{problem}: {type(error).__name__}: {error}") from error
+            about = problem if one is kernel else f"{problem} ({one.id})"
+            raise Broken(f"{about}: {type(error).__name__}: {error}") from error
         taken += 1
         return True
 
-    search(kernel, how, seed, attempt)
-    fixed = [
-        *corners(kernel.op, how.max_elements, how.max_macs),
-        *crossings(kernel, how.max_elements, how.max_macs),
-    ]
+    def all_of(one: Kernel, fixed: Iterable[Problem]) -> None:
+        for index, problem in enumerate(fixed):
+            attempt(one, problem, seed, ROUNDING[index % len(ROUNDING)], True)
+
+    for one, share in shares(backend, kernel, how):
+        search(one, share, seed, partial(attempt, one))
+        all_of(one, known_problems(backend, kernel, one, how))
     if network_name is not None:
         every = network_problems(network_name, how.batches)
-        fixed += [problem for problem in every if type(problem.op) is kernel.op]
-    for index, problem in enumerate(fixed):
-        attempt(problem, seed, ROUNDING[index % len(ROUNDING)], True)
+        all_of(kernel, (problem for problem in every if type(problem.op) is kernel.op))
     return taken
 
 

@@ -27,6 +27,7 @@ from r18_oracle.coverage import coverage_findings, idle_finding, program_refusal
 from r18_oracle.findings import Finding
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.reference import KernelRunning
+from r18_oracle.variants import of_variant, suspects
 from r18_oracle.worker import Job, Outcome, run_jobs
 
 
@@ -210,7 +211,11 @@ def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
     except (KeyError, TypeError) as error:
         raise UsageError(f"a damaged finding: its details lack something: {error}") from None
     kernel = kernel_of(loaded, finding.kernel)
-    return replay(loaded, kernel, finding, backend_name=finding.backend, announce=announce)
+    for one in suspects(loaded, kernel, finding):
+        again = replay(loaded, one, finding, backend_name=finding.backend, announce=announce)
+        if again is not None:
+            return again if one is kernel else of_variant(again, kernel)
+    return None
 
 
 def _coverage_again(backend: Backend, finding: Finding) -> Finding | None:

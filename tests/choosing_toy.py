@@ -1,0 +1,79 @@
+"""A backend whose one kernel, a ReLU, chooses between two functions: for few elements, and for more
+than any profile has. What the second does is right, wrong or deadly."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mutation_toy import Backend as Plain
+from mutation_toy import relu
+from r18.backend import Array, Kernel, RoundingContract
+from r18.host import HostFunction, HostKernel
+from r18.ops import ReLU
+from r18.precision import FP32
+
+MANY = 10**9
+"""Elements from which on the second function is chosen."""
+EDGES = {"few": (4,), "many": (4, 50)}
+
+
+@dataclass(frozen=True, eq=False)
+class Named(HostKernel):
+    """With another part to its id."""
+
+    part: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{super().id}/{self.part}" if self.part else super().id
+
+
+def kernel(run: HostFunction, part: str = "") -> Named:
+    contract = RoundingContract("exact", "float32", "float32")
+    edges = EDGES.get(part, ())
+    return Named("toy", ReLU, "choosing", FP32, contract, run=run, edges=edges, part=part)
+
+
+class Backend(Plain):
+    """Right, whichever is chosen."""
+
+    second: HostFunction = staticmethod(relu)
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def chosen(op: Any, inputs: Any, weights: Any, out: Array, workspace: Any) -> None:
+            function = relu if out.size < MANY else self.second
+            function(op, inputs, weights, out, workspace)
+
+        self._kernels = (kernel(chosen),)
+        self._variants = (kernel(relu, "few"), kernel(self.second, "many"))
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        return self._kernels
+
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        return self._variants
+
+
+def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace: Any) -> None:
+    """Beyond 40 elements."""
+    np.maximum(inputs[0], out.size > 40, out=out)
+
+
+def deadly(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace: Any) -> None:
+    if out.size > 40:
+        ctypes.string_at(0)
+    np.maximum(inputs[0], 0, out=out)
+
+
+class Wrong(Backend):
+    second = staticmethod(wrong)
+
+
+class Deadly(Backend):
+    second = staticmethod(deadly)
