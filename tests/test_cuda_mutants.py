@@ -161,6 +161,14 @@ def test_the_kernels_have_mutants_of_every_operator(plan: Plan) -> None:
     assert len(common) >= 10
 
 
+def test_device_code_of_no_kernel_has_no_mutants(plan: Plan) -> None:
+    """The oracle's own copy, say, by which it looks at kernels."""
+    assert "kernels/copy_late.cu" in plan.target.sources()
+    files = {mutant.file for mutant in plan.mutants}
+    assert "kernels/copy_late.cu" not in files
+    assert {"kernels/gap.cu", "late.py"} <= files
+
+
 def test_a_mutant_is_shown_to_the_kernels_that_are_compiled_from_its_file(plan: Plan) -> None:
     for kernel in all_kernels():
         ours = {path.relative_to(KERNELS.parent).as_posix() for path in kernel.source_files}
