@@ -450,11 +450,16 @@ def test_a_caption_says_how_far_series_lie_apart() -> None:
     record = json.loads((ROOT / "exports" / "records" / "bench-cpu.json").read_text())
     group = next(iter(record["groups"].values()))
     rows = [
-        {"backend": "numpy", "median_ms": 2.0, "series_ms": [1.9, 2.0, 2.1]},
-        {"backend": "torch", "median_ms": 1.0, "series_ms": [1.0, 1.0, 1.01]},
+        {"backend": "numpy", "kernels": ["a"], "median_ms": 2.0, "series_ms": [1.9, 2.0, 2.1]},
+        {"backend": "peer", "kernels": [], "median_ms": 1.0, "series_ms": [1.0, 1.0, 1.01]},
     ]
     series = group | {"series": 3, "repeat": 7, "warmup": 2}
     (said,) = bench_captions([series | {"rows": rows[1:]}, series | {"rows": rows}])
     assert "medians of 3 series of 7 runs after 2 untimed ones" in said
-    assert said.endswith("the medians of no contender's series are further apart than 10.0%.")
-    assert [said[-13:] for said in bench_captions([group, group])] == ["untimed ones."]
+    assert said.endswith(
+        "; the medians of a contender's series lie apart by at most 10.0% of r18's programs "
+        "and 1.0% of peers."
+    )
+    alone = [row | {"series_ms": [row["median_ms"]]} for row in rows]
+    one = group | {"rows": alone}
+    assert [said[-13:] for said in bench_captions([one, one])] == ["untimed ones."]

@@ -136,35 +136,38 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
 def bench_captions(groups: Iterable[Mapping[str, Any]]) -> list[str]:
     """Of a record's groups: devices, what they were timed with, when, and how often.
 
-    Groups that are alike in that share a line, which tells the widest spread of them.
+    Groups that are alike in that share a line, which tells how far the medians of a contender's
+    series lie apart at most: of r18's programs, and of their peers.
     """
-    spreads: dict[str, float | None] = {}
+    rows: dict[str, list[Mapping[str, Any]]] = {}
     for group in groups:
-        how, spread = _timing(group)
-        known = spreads.get(how)
-        spreads[how] = spread if known is None or spread is None else max(known, spread)
-    return [
-        f"{how}."
-        if spread is None
-        else f"{how}; the medians of no contender's series are further apart than {spread:.1%}."
-        for how, spread in spreads.items()
-    ]
+        rows.setdefault(_timing(group), []).extend(group["rows"])
+    return [f"{how}{_apart(timed)}." for how, timed in rows.items()]
 
 
-def _timing(group: Mapping[str, Any]) -> tuple[str, float | None]:
-    """A group's words, and how far its series lie apart, if there are several."""
+def _apart(rows: Iterable[Mapping[str, Any]]) -> str:
+    """How far the medians of series lie apart, in words; none where each had one series alone."""
+    spreads: dict[str, float] = {}
+    for row in rows:
+        whose = "r18's programs" if row.get("kernels") else "peers"
+        series = row.get("series_ms", [])
+        if len(series) > 1:
+            spread = (max(series) - min(series)) / row["median_ms"]
+            spreads[whose] = max(spread, spreads.get(whose, 0.0))
+    widest = sorted(spreads.items(), reverse=True)
+    said = " and ".join(f"{spread:.1%} of {whose}" for whose, spread in widest)
+    return f"; the medians of a contender's series lie apart by at most {said}" if said else ""
+
+
+def _timing(group: Mapping[str, Any]) -> str:
+    """A group's words."""
     versions = group["environment"]["packages"]
     timed = {"torch", *(row["backend"] for row in group["rows"])} & set(versions)
     software = [f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed]
     series = group.get("series", 1)
-    how = (
+    return (
         f"{heading(group, software)}: medians of {f'{series} series of ' if series > 1 else ''}"
         f"{group['repeat']} runs after {group['warmup']} untimed ones"
-    )
-    if series == 1:
-        return how, None
-    return how, max(
-        (max(row["series_ms"]) - min(row["series_ms"])) / row["median_ms"] for row in group["rows"]
     )
 
 
