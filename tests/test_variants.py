@@ -16,23 +16,27 @@ from r18.ops import Conv2d, Problem
 from r18.registry import load_backend
 from r18_cupy import Backend as Cupy
 from r18_cupy.kernel import CudaKernel
-from r18_oracle.campaign import profile, run_campaign, search
+from r18_oracle.campaign import KernelReport, profile, run_campaign, search
 from r18_oracle.findings import KERNEL_VARIANT, Finding
 from r18_oracle.lost import smallest
 from r18_oracle.sanitized import exercise
 from r18_oracle.tasks import campaign_job, finding_of, replay_finding
 from r18_oracle.variants import SHARE, known_problems, shares
+from r18_oracle.verify_text import kernel_json
 from r18_oracle.worker import Pool
 
 QUICK = replace(profile("quick"), shrink_seconds=2.0)
 KERNEL = "toy/relu/choosing/fp32"
 
 
-def campaign(backend: choosing_toy.Backend) -> Finding | None:
+def report_of(backend: choosing_toy.Backend) -> KernelReport:
     (kernel,) = backend.kernels()
     name = f"choosing_toy:{type(backend).__name__}"
-    made = run_campaign(backend, kernel, QUICK, 0, backend_name=name, network_name=None)
-    return made.finding
+    return run_campaign(backend, kernel, QUICK, 0, backend_name=name, network_name=None)
+
+
+def campaign(backend: choosing_toy.Backend) -> Finding | None:
+    return report_of(backend).finding
 
 
 def replayed(finding: Finding) -> Finding | None:
@@ -58,6 +62,16 @@ def test_a_fault_of_what_is_chosen_for_large_problems_alone_is_found_on_a_small_
     assert f"  variant   {KERNEL}/many" in finding.describe().splitlines()
     assert replayed(finding) == finding
     assert replayed(replace(finding, backend="choosing_toy:Backend")) is None
+
+
+def test_a_report_says_how_many_problems_each_variant_took() -> None:
+    report = report_of(choosing_toy.Backend())
+    took = kernel_json(report)["variants"]
+    assert list(took) == [f"{KERNEL}/{part}" for part in EDGES]
+    assert 0 < took[f"{KERNEL}/few"] < took[f"{KERNEL}/many"] < report.tally.problems
+    backend = load_backend("numpy")
+    plain = run_campaign(backend, backend.kernels()[0], QUICK, 0, network_name=None)
+    assert kernel_json(plain)["variants"] == {}
 
 
 def test_a_variant_that_is_gone_is_no_fault_that_is_gone() -> None:

@@ -73,13 +73,18 @@ def profile(name: str) -> Profile:
 
 @dataclass
 class KernelReport:
-    """What a campaign found on one kernel."""
+    """What a campaign found on one kernel.
+
+    network_problems, variants: of the problems it took, those of the network, and those that each
+    of its variants took, by their ids.
+    """
 
     backend: str
     kernel: str
     tally: Tally = field(default_factory=Tally)
     finding: Finding | None = None
     network_problems: int = 0
+    variants: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -154,6 +159,8 @@ def run_campaign(
             raise failed(finding) from None
         if accepted:
             passed[:] = [examined]
+            if one is not kernel:
+                report.variants[one.id] += 1
         return accepted
 
     def fixed(one: Kernel, problem: Problem, index: int, light: bool) -> bool:
@@ -168,6 +175,8 @@ def run_campaign(
 
     try:
         for one, share in shares(backend, kernel, how):
+            if one is not kernel:
+                report.variants[one.id] = 0
             search(one, share, seed, partial(attempt, one))
             for index, problem in enumerate(known_problems(backend, kernel, one, how)):
                 fixed(one, problem, index, False)

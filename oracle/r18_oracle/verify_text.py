@@ -112,6 +112,7 @@ def kernel_json(report: KernelReport) -> dict[str, Any]:
         "verdict": report.verdict,
         "problems": tally.problems,
         "network_problems": report.network_problems,
+        "variants": report.variants,
         "refused": dict(tally.refused),
         "checks": dict(tally.passed),
         "error_over_bound": tally.ratio,
