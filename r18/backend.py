@@ -237,11 +237,12 @@ class Choosing(Protocol):
     Optional: the oracle looks at every function by it, on problems that are small.
     """
 
-    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
+    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
         """The kernel as it would be if it had one function alone, for each that it chooses among.
 
-        An id is the kernel's own and one part more. Empty for a kernel that does not choose, and
-        for choices that are kernels of the backend themselves. The same objects each time.
+        An id is the kernel's own and one part more. Empty for a kernel that does not choose;
+        without functions that are kernels of the backend themselves. The same objects each time.
+        `edges` and `roads` are those of the one function.
         """
         ...
 
@@ -256,8 +257,8 @@ class Kernel(Protocol):
     id:        `backend/op/algorithm/precision[/tile]`.
     edges:     sizes at which behaviour changes (tiles, vector widths); tests aim at them.
     roads:     optional; problems that go ways of their own through the kernel, where no size tells
-               that they do (filters that outgrow a cache); tests take them too. Where functions of
-               its own do, see `Choosing`.
+               that they do (filters that outgrow a cache); tests take them too. Where those ways
+               are functions of their own, see `Choosing`.
     deterministic:   the same inputs give the same bits, on every run and in every stream.
     batch_invariant: a sample's result is the same bits alone and anywhere in any batch.
     in_place:  the output buffer may be the first input's.
@@ -417,9 +418,9 @@ def roads(kernel: Kernel) -> tuple[Problem, ...]:
     return found
 
 
-def variants(backend: Backend, kernel: Kernel) -> tuple[Kernel, ...]:
+def choices(backend: Backend, kernel: Kernel) -> tuple[Kernel, ...]:
     """See `Choosing`; none of a backend that offers none."""
-    return backend.variants(kernel) if isinstance(backend, Choosing) else ()
+    return backend.choices(kernel) if isinstance(backend, Choosing) else ()
 
 
 def output_layout(kernel: Kernel, problem: Problem) -> Layout:

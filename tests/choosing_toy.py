@@ -4,7 +4,7 @@ than any profile has. What the second does is right, wrong or deadly."""
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,13 +51,13 @@ class Backend(Plain):
             function(op, inputs, weights, out, workspace)
 
         self._kernels = (kernel(chosen),)
-        self._variants = (kernel(relu, "few"), kernel(self.second, "many"))
+        self._choices = (kernel(relu, "few"), kernel(self.second, "many"))
 
     def kernels(self) -> tuple[HostKernel, ...]:
         return self._kernels
 
-    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        return self._variants
+    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        return self._choices
 
 
 def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace: Any) -> None:
@@ -77,3 +77,44 @@ class Wrong(Backend):
 
 class Deadly(Backend):
     second = staticmethod(deadly)
+
+
+class Idle(Backend):
+    """Its second choice takes nothing."""
+
+    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        few, many = self._choices
+        return few, replace(many, refuses=lambda problem: "not today")
+
+
+class Picky(Backend):
+    """Its second choice takes even rows alone."""
+
+    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        few, many = self._choices
+        return few, replace(many, refuses=lambda p: "not odd" if p.inputs[0][-1] % 2 else None)
+
+
+class Refusing(Backend):
+    """It takes nothing itself."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        return (replace(self._kernels[0], refuses=lambda problem: "not me"),)
+
+
+class Losing(Backend):
+    """Its second choice loses the device: from then on every call raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        lost: list[int] = []
+
+        def once(op: Any, inputs: Any, weights: Any, out: Array, workspace: Any) -> None:
+            if out.size > 40:
+                lost.append(out.size)
+            if lost:
+                raise RuntimeError("an illegal memory access was encountered")
+            relu(op, inputs, weights, out, workspace)
+
+        few, _ = self._choices
+        self._choices = few, kernel(once, "many")

@@ -96,14 +96,15 @@ def test_blocks_that_stay_take_several_tiles() -> None:
         assert any(p.batch > 2 * launch.grid[0] for p in taken for launch in kernel.launches(p))
 
 
-def test_blocks_that_stay_take_several_tiles_of_different_channels() -> None:
+def test_blocks_that_stay_go_on_to_tiles_of_other_channels() -> None:
     for kernel in cupy_kernels("implicit_gemm_wgmma_stream"):
-        taken = [
-            problem
-            for problem in corners(Conv2d, QUICK.max_elements, QUICK.max_macs)
-            if kernel.refusal(problem) is None and problem.output[1] > kernel.tile_for(problem).m
-        ]
-        assert any(2 * p.batch > 2 * launch.grid[0] for p in taken for launch in kernel.launches(p))
+        turns = []
+        for problem in corners(Conv2d, QUICK.max_elements, QUICK.max_macs):
+            if kernel.refusal(problem) is None:
+                (launch,) = kernel.launches(problem)
+                tiles = -(-problem.output[1] // kernel.tile_for(problem).m)
+                turns.append((problem.batch * tiles > 2 * launch.grid[0], launch.grid[0] % tiles))
+        assert any(several and change for several, change in turns)
 
 
 def test_windows_of_an_even_number_of_columns_with_their_pooling() -> None:

@@ -7,13 +7,17 @@ from typing import Any, cast
 
 import pytest
 
+import r18_cupy
 import r18_cupy.launch as launching
 from cuda_support import ARCHITECTURES, parameters
 from r18.backend import Overlapping
+from r18_cupy.catalogue import all_kernels
 from r18_cupy.compiler import compile_entry
-from r18_cupy.device import AdoptedBuffer, CupyStream
+from r18_cupy.device import AdoptedBuffer, CupyStream, OverlappingStream
+from r18_cupy.hopper import MULTIPROCESSORS
 from r18_cupy.late import BLOCKS, ENTRY, NANOSECONDS, THREADS, late_copy
 from r18_cupy.launch import OUT, GridLaunch, X
+from r18_oracle.campaign import network_problems
 
 
 def test_it_compiles_for_every_architecture() -> None:
@@ -34,7 +38,17 @@ def test_it_is_no_overlapping_launch_itself_and_leaves_room_for_the_next() -> No
     launch = late_copy(1 << 30)
     assert not launch.overlaps
     assert (launch.grid, launch.block) == ((BLOCKS, 1, 1), (THREADS, 1, 1))
-    assert BLOCKS * THREADS <= 64 * 132, "a multiprocessor has room for 2048 threads"
+    assert launch.shared_nbytes == 0
+    largest = max(
+        call.block[0]
+        for kernel in all_kernels()
+        for problem in network_problems("resnet18", (1,))
+        if type(problem.op) is kernel.op and kernel.refusal(problem) is None
+        for call in kernel.launches(problem)
+        if call.overlaps
+    )
+    blocks = -(-BLOCKS // MULTIPROCESSORS)
+    assert largest + blocks * THREADS <= 2048, "threads of a multiprocessor"
 
 
 def test_a_stream_copies_late_from_one_buffer_to_the_other(
@@ -48,7 +62,8 @@ def test_a_stream_copies_late_from_one_buffer_to_the_other(
 
     monkeypatch.setattr(launching, "LAUNCHER", Noted())
     cuda = SimpleNamespace(ptr=7)
-    stream = CupyStream(cast(Any, cuda))
+    assert not isinstance(CupyStream(cast(Any, cuda)), Overlapping)
+    stream = OverlappingStream(cast(Any, cuda))
     assert isinstance(stream, Overlapping)
     stream.copy_late(AdoptedBuffer(4096, 48, None), AdoptedBuffer(8192, 48, None))
     ((launch, addresses, where),) = seen
@@ -56,3 +71,13 @@ def test_a_stream_copies_late_from_one_buffer_to_the_other(
     output, _, source = addresses
     assert (output, source) == (8192, 4096)
     assert where is cuda
+
+
+@pytest.mark.parametrize(("capability", "overlaps"), [("75", False), ("89", False), ("90", True)])
+def test_streams_overlap_where_launches_do(
+    monkeypatch: pytest.MonkeyPatch, capability: str, overlaps: bool
+) -> None:
+    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability=capability))
+    monkeypatch.setattr(r18_cupy, "_cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(CupyStream, "__init__", lambda self: None)
+    assert isinstance(r18_cupy.Backend().stream(), Overlapping) is overlaps

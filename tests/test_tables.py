@@ -457,8 +457,7 @@ def test_a_caption_says_how_far_series_lie_apart() -> None:
     (said,) = bench_captions([series | {"rows": rows[1:]}, series | {"rows": rows}])
     assert "medians of 3 series of 7 runs after 2 untimed ones" in said
     assert said.endswith(
-        "; the medians of a contender's series lie apart by at most 10.0% of r18's programs "
-        "and 1.0% of peers."
+        "; the medians of a contender's series lie apart by at most 10.0% (r18) and 1.0% (peers)."
     )
     alone = [row | {"series_ms": [row["median_ms"]]} for row in rows]
     one = group | {"rows": alone}

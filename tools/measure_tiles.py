@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, Protocol, cast
 
 from r18.atomic import write_text
-from r18.backend import Backend, Kernel, Preparing, variants
+from r18.backend import Backend, Kernel, Preparing, choices
 from r18.cli.app import REFUSED
 from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
@@ -36,7 +36,7 @@ COUNT, REPEAT = 12, 5  # launches back to back, and how often
 HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen / best")
 
 
-class CudaKernel(Kernel, Protocol):
+class Launching(Kernel, Protocol):
     """What is asked of a kernel here besides."""
 
     def launches(self, problem: Problem) -> Sequence[Any]: ...
@@ -54,12 +54,12 @@ class Measured:
     chosen: bool
 
 
-def with_tiles(backend: Backend) -> list[CudaKernel]:
-    """Those that choose among several tiles."""
-    return [cast(CudaKernel, kernel) for kernel in backend.kernels() if variants(backend, kernel)]
+def with_tiles(backend: Backend) -> list[Launching]:
+    """Those that choose among tiles; not of tiles that are kernels, which `r18 tune` measures."""
+    return [cast(Launching, kernel) for kernel in backend.kernels() if choices(backend, kernel)]
 
 
-def function_of(kernel: CudaKernel, problem: Problem) -> Any:
+def function_of(kernel: Launching, problem: Problem) -> Any:
     """What it launches: a tile has a function of its own."""
     return kernel.launches(problem)[0].entry
 
@@ -77,15 +77,15 @@ def problems(batches: Iterable[int]) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
-def candidates(backend: Backend, kernel: Kernel, problem: Problem) -> Iterator[CudaKernel]:
+def candidates(backend: Backend, kernel: Kernel, problem: Problem) -> Iterator[Launching]:
     """The kernel with each of its tiles that takes the problem."""
-    for one in variants(backend, kernel):
+    for one in choices(backend, kernel):
         if one.refusal(problem) is None:
-            yield cast(CudaKernel, one)
+            yield cast(Launching, one)
 
 
 def measured(
-    backend: Backend, kernels: Sequence[CudaKernel], asked: Sequence[Problem]
+    backend: Backend, kernels: Sequence[Launching], asked: Sequence[Problem]
 ) -> Iterator[Measured]:
     for problem in asked:
         place_of = cache(partial(Range, backend, problem))
@@ -130,7 +130,7 @@ def main() -> None:
             if kernel.precision.name in names and fnmatchcase(kernel.id, args.kernels)
         ]
         if not kernels:
-            raise UsageError(f"no kernel of several tiles matches '{args.kernels}' in {names}")
+            raise UsageError(f"no kernel with tiles of its own matches '{args.kernels}' in {names}")
         if isinstance(backend, Preparing):
             backend.prepare(
                 (one, problem)

@@ -98,11 +98,11 @@ class Backend(BackendBase):
         self.prepare((step.kernel, step.problem) for step in plan.steps)
         return CupyProgram(self, plan, weights)
 
-    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        """Those with a tile of their own. See `r18.backend.Choosing`."""
-        from r18_cupy.variants import variants_of
+    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        """One for each tile. See `r18.backend.Choosing`."""
+        from r18_cupy.choices import choices_of
 
-        return variants_of(cast(CudaKernel, kernel))
+        return choices_of(cast(CudaKernel, kernel))
 
     def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
         """See `r18.backend.Preparing`."""
@@ -117,10 +117,13 @@ class Backend(BackendBase):
         compile_all(entries, capability(f"sm_{device.compute_capability}"))
 
     def stream(self) -> Stream:
-        _cupy()
-        from r18_cupy.device import CupyStream
+        device = _cupy().cuda.Device()
+        from r18_cupy.compiler import capability
+        from r18_cupy.device import CupyStream, OverlappingStream
+        from r18_cupy.launch import OVERLAP_CAPABILITY
 
-        return CupyStream()
+        overlaps = capability(f"sm_{device.compute_capability}") >= OVERLAP_CAPABILITY
+        return OverlappingStream() if overlaps else CupyStream()
 
 
 def _cupy() -> Any:

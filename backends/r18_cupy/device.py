@@ -213,14 +213,6 @@ class CupyStream:
             self._branch = CupyStream()
         return self._branch
 
-    def copy_late(self, source: Buffer, target: Buffer) -> None:
-        """See `r18.backend.Overlapping`: from compute capability 9.0 on launches overlap."""
-        from r18_cupy import launch
-        from r18_cupy.late import late_copy
-
-        addresses = launch.Buffers((source,), (), target, target).addresses
-        launch.LAUNCHER.launch(late_copy(target.nbytes), addresses, self.cuda)
-
     def capture(self, work: Callable[[], None], *, warm: bool = True) -> Callable[[], None]:
         """The work as a graph. `warm`: run it once before; a first run loads its functions,
         which a capture does not allow."""
@@ -235,3 +227,14 @@ class CupyStream:
             graph = self.cuda.end_capture()
         graph.upload(self.cuda)
         return lambda: graph.launch(self.cuda)
+
+
+class OverlappingStream(CupyStream):
+    """One on a device whose launches overlap. See `r18.backend.Overlapping`."""
+
+    def copy_late(self, source: Buffer, target: Buffer) -> None:
+        from r18_cupy import launch
+        from r18_cupy.late import late_copy
+
+        addresses = launch.Buffers((source,), (), target, target).addresses
+        launch.LAUNCHER.launch(late_copy(target.nbytes), addresses, self.cuda)

@@ -21,11 +21,11 @@ from r18.errors import unknown
 from r18.ops import OPTIONAL_OPS, Problem
 from r18.schedule import Schedule, network
 from r18_oracle.checks import Tally, examine
-from r18_oracle.findings import Failed, Finding, failed
+from r18_oracle.choices import known_problems, of_choice, shares
+from r18_oracle.findings import CHOICE, Failed, Finding, failed
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.problems import problems, schedule_problems
 from r18_oracle.shrink import elements, shrunk
-from r18_oracle.variants import known_problems, of_variant, shares
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def profile(name: str) -> Profile:
 class KernelReport:
     """What a campaign found on one kernel.
 
-    network_problems, variants: of the problems it took, those of the network, and those that each
-    of its variants took, by their ids.
+    tally: of the kernel and, but for what they refused, of its choices. choices: of each, by its
+    id. network_problems: how many of the problems are the network's.
     """
 
     backend: str
@@ -84,7 +84,7 @@ class KernelReport:
     tally: Tally = field(default_factory=Tally)
     finding: Finding | None = None
     network_problems: int = 0
-    variants: dict[str, int] = field(default_factory=dict)
+    choices: dict[str, Tally] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -92,7 +92,8 @@ class KernelReport:
         """`ok`, `FAIL`, or `refused`: it took no problem that it was offered."""
         if self.finding is not None:
             return "FAIL"
-        return "ok" if self.tally.problems else "refused"
+        chosen = sum(tally.problems for tally in self.choices.values())
+        return "ok" if self.tally.problems > chosen else "refused"
 
     @property
     def spent(self) -> bool:
@@ -143,7 +144,7 @@ def run_campaign(
             one,
             problem,
             data_seed,
-            report.tally,
+            report.tally if one is kernel else report.choices[one.id],
             rounding=rounding,
             light=light,
             backend_name=report.backend,
@@ -153,14 +154,12 @@ def run_campaign(
         try:
             accepted = examined()
         except Failed as failure:
-            finding = failure.finding if one is kernel else of_variant(failure.finding, kernel)
+            finding = failure.finding if one is kernel else of_choice(failure.finding, kernel)
             if finding.check == "runs" and passed and _fails(passed[0]):
                 raise _DeviceLost(finding) from None  # smaller problems would raise too
             raise failed(finding) from None
         if accepted:
             passed[:] = [examined]
-            if one is not kernel:
-                report.variants[one.id] += 1
         return accepted
 
     def fixed(one: Kernel, problem: Problem, index: int, light: bool) -> bool:
@@ -174,20 +173,38 @@ def run_campaign(
             ) from None
 
     try:
-        for one, share in shares(backend, kernel, how):
+        for one, share, own_seed in shares(backend, kernel, how, seed):
             if one is not kernel:
-                report.variants[one.id] = 0
-            search(one, share, seed, partial(attempt, one))
+                report.choices[one.id] = Tally()
+            search(one, share, own_seed, partial(attempt, one))
             for index, problem in enumerate(known_problems(backend, kernel, one, how)):
                 fixed(one, problem, index, False)
         if network_name is not None:
             for index, problem in enumerate(network_problems(network_name, how.batches)):
                 if type(problem.op) is kernel.op:
                     report.network_problems += fixed(kernel, problem, index, not how.whole)
+        report.finding = _idle_choice(report, how, seed, network_name)
     except (Failed, _DeviceLost) as failure:
         report.finding = failure.finding
+    for tally in report.choices.values():
+        report.tally.include(tally)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _idle_choice(
+    report: KernelReport, how: Profile, seed: int, network_name: str | None
+) -> Finding | None:
+    """The finding about a choice that took nothing while its kernel did, or None: nothing of it is
+    verified then."""
+    idle = [name for name, tally in report.choices.items() if not tally.problems]
+    if not idle or not report.tally.problems:
+        return None
+    reasons = "; ".join(report.choices[idle[0]].refused)
+    message = f"{idle[0]}, one of its choices, took none of the problems it was shown: {reasons}"
+    details = {CHOICE: idle[0], "profile": how.name, "network": network_name}
+    about = "coverage", report.backend, report.kernel, None, "none", seed
+    return Finding(*about, message, details=details)
 
 
 def search(

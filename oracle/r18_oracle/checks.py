@@ -100,6 +100,16 @@ class Tally:
     resolution: float | None = None
     unjudged: int = 0
 
+    def include(self, other: Tally) -> None:
+        """Add what was run on a part of the kernel; what that refused, the kernel did not."""
+        self.problems += other.problems
+        self.passed += other.passed
+        self.ratio = max(self.ratio, other.ratio)
+        self.unjudged += other.unjudged
+        self.sharp = max((x for x in (self.sharp, other.sharp) if x is not None), default=None)
+        known = [x for x in (self.resolution, other.resolution) if x is not None]
+        self.resolution = min(known, default=None)
+
     def note(self, judgement: Judgement) -> None:
         self.ratio = max(self.ratio, judgement.ratio)
         self.unjudged += judgement.unjudged

@@ -7,7 +7,7 @@ so long that their operands are cut into blocks. Here they are by name, and smal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from r18.ops import (
     Add,
@@ -43,14 +43,26 @@ TALL = 6_400
 
 def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
     """The corners of an op that are not many times larger than what is drawn."""
-    near = [problem for problem in _BY_OP[op]() if _elements(problem) <= 8 * max_elements]
-    many = [problem for problem in _many(op) if _elements(problem) <= 20 * max_elements]
-    return tuple(problem for problem in (*near, *many) if problem.macs <= 4 * max_macs)
+    near = (*_BY_OP[op](), *_many_tiles(op))
+    many = small_enough(_many(op), 20 * max_elements, 4 * max_macs)
+    return (*small_enough(near, 8 * max_elements, 4 * max_macs), *many)
 
 
-def _elements(problem: Problem) -> int:
-    """Of its largest tensor."""
-    return max(math.prod(shape) for shape in (*problem.inputs, problem.output))
+def many_tiles(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
+    """Those of the corners that have more tiles than a device computes at once."""
+    return small_enough(_many_tiles(op), 8 * max_elements, 4 * max_macs)
+
+
+def small_enough(
+    problems: Iterable[Problem], max_elements: int, max_macs: int
+) -> tuple[Problem, ...]:
+    """Those with so many elements in their largest tensor, and so many multiplications, at most."""
+    return tuple(
+        problem
+        for problem in problems
+        if problem.macs <= max_macs
+        and max(map(math.prod, (*problem.inputs, problem.output))) <= max_elements
+    )
 
 
 def _many(op: type[Op]) -> Iterator[Problem]:
@@ -106,11 +118,6 @@ def _conv() -> Iterator[Problem]:
     yield _fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
     # Several images of one row of outputs: a block of them is no matrix in the output.
     yield _fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
-    # More images than a device computes tiles at once: blocks that stay take several in turn. With
-    # channels for kernels that want them by the chunk.
-    yield _fused(Conv2d(8, 8, (3, 3), (1, 1), (1, 1)), (MANY_TILES, 8, 1, 2))
-    # And more tiles of several channels each, so that a block's next tile may be of other channels.
-    yield _fused(Conv2d(8, 72, (1, 1)), (MANY_TILES // 2 + 3, 8, 1, 1))
     # An image of few channels, so tall that a block goes down several rows of it.
     yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
     # Long sums for one output channel: a kernel that cuts its work by the size of its operands (4
@@ -121,6 +128,16 @@ def _conv() -> Iterator[Problem]:
     yield _fused(wide, (7, 64, 3, 8))
     yield _fused(wide, (15, 64, 3, 8))
     yield _fused(wide, (2, 64, 17, 11))
+
+
+def _many_tiles(op: type[Op]) -> Iterator[Problem]:
+    """More images than a device computes tiles at once: blocks that stay take several in turn. With
+    channels for kernels that want them by the chunk."""
+    if op is Conv2d:
+        yield _fused(Conv2d(8, 8, (3, 3), (1, 1), (1, 1)), (MANY_TILES, 8, 1, 2))
+        # Of channels for five tiles of 64: five does not divide the number of blocks (264 on an
+        # H200), so that a block's next tile is of other channels.
+        yield _fused(Conv2d(8, 264, (1, 1)), (120, 8, 1, 1))
 
 
 def _maxpool() -> Iterator[Problem]:

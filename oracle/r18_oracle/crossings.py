@@ -28,6 +28,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
+from r18_oracle.corners import small_enough
 from r18_oracle.problems import fitted, normalization, room_for, windows_for
 from r18_oracle.stems import Stems, square
 
@@ -60,24 +61,21 @@ LONG = 1_100
 """Channels of a sum that is cut into parts, however many there are, of several steps each."""
 
 
-def variant_crossings(
-    variant: Kernel, common: Container[int], max_elements: int, max_macs: int
+def choice_crossings(
+    choice: Kernel, common: Container[int], max_elements: int, max_macs: int
 ) -> tuple[Problem, ...]:
-    """Those of a variant's edges that are not common to all variants; and of a convolution besides
-    products, as large as corners may be: one beyond its largest edges in rows and in columns, and
-    one of long sums."""
-    own = [edge for edge in variant.edges if edge not in common]
-    near = _crossed(variant, own, *room_for(variant, max_elements, max_macs))
-    if variant.op is not Conv2d:
+    """Those of a choice's largest edge, and of its edges that are not common to all choices of its
+    kernel. Of a convolution besides products: one beyond its largest edges in rows and in columns,
+    and one of long sums."""
+    own = [edge for edge in choice.edges if edge not in common or edge == max(choice.edges)]
+    if choice.op is ConvMaxPool:  # few are small: images that fill a row of a tile
+        return _crossed(choice, own, 2 * max_elements, 4 * max_macs)
+    near = _crossed(choice, own, *room_for(choice, max_elements, max_macs))
+    if choice.op is not Conv2d:
         return near
-    beyond = (_product(edge + 1, edge + 1, 3) for edge in sorted(variant.edges)[-2:])
-    fitting = (fitted(variant, p, 4 * max_macs) for p in (*beyond, _product(9, 27, LONG)))
-    large = [
-        problem
-        for problem in fitting
-        if problem.macs <= 4 * max_macs
-        and max(map(math.prod, (*problem.inputs, problem.output))) <= 20 * max_elements
-    ]
+    beyond = (_product(edge + 1, edge + 1, 3) for edge in sorted(choice.edges)[-2:])
+    fitting = (fitted(choice, p, 4 * max_macs) for p in (*beyond, _product(9, 27, LONG)))
+    large = small_enough(fitting, 20 * max_elements, 4 * max_macs)
     return tuple(dict.fromkeys((*near, *large)))
 
 

@@ -14,8 +14,8 @@ from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, unknown
 from r18.ops import OPS, Layout, Op, Problem
 
-KERNEL_VARIANT = "kernel_variant"
-"""In a finding's details: the id of the variant of its kernel that it is about, if it is."""
+CHOICE = "choice"
+"""In a finding's details: the id of the choice of its kernel that it is about, if it is."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Finding:
         lines = [f"{self.kernel}: {self.check}: {self.message}"]
         if self.problem is not None:
             lines.append(f"  problem   {self.problem}")
-        if KERNEL_VARIANT in self.details:
-            lines.append(f"  variant   {self.details[KERNEL_VARIANT]}")
+        if CHOICE in self.details:
+            lines.append(f"  choice    {self.details[CHOICE]}")
         lines.append(f"  input     {self.kind}, seed {self.seed}")
         if self.coordinate is not None:
             lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from r18.backend import variants
+from r18.backend import choices
 from r18.ops import Problem
 from r18_oracle.campaign import Announce, Profile
 from r18_oracle.checks import examine
@@ -84,10 +84,10 @@ def examination(
     light: bool,
     announce: Announce,
 ) -> None:
-    """Examine a kernel and its variants on one problem, to see whether the process survives it."""
+    """Examine a kernel and its choices on one problem, to see whether the process survives it."""
     loaded = loaded_backend(backend)
     chosen = kernel_of(loaded, kernel)
-    for one in (chosen, *variants(loaded, chosen)):
+    for one in (chosen, *choices(loaded, chosen)):
         with suppress(Failed):  # another fault than the one looked for
             examine(
                 loaded,

@@ -33,9 +33,9 @@ from r18.executor import launch_on
 from r18.ops import Problem
 from r18.registry import load_backend
 from r18_oracle.campaign import Profile, network_problems, profile, search
+from r18_oracle.choices import known_problems, shares
 from r18_oracle.inputs import ROUNDING, make_case
 from r18_oracle.tasks import kernel_of
-from r18_oracle.variants import known_problems, shares
 
 BROKEN = 41
 """The exit code after a call that raised."""
@@ -94,8 +94,8 @@ def exercise(
         for index, problem in enumerate(fixed):
             attempt(one, problem, seed, ROUNDING[index % len(ROUNDING)], True)
 
-    for one, share in shares(backend, kernel, how):
-        search(one, share, seed, partial(attempt, one))
+    for one, share, own_seed in shares(backend, kernel, how, seed):
+        search(one, share, own_seed, partial(attempt, one))
         all_of(one, known_problems(backend, kernel, one, how))
     if network_name is not None:
         every = network_problems(network_name, how.batches)

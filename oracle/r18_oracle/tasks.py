@@ -18,16 +18,17 @@ from r18_oracle.campaign import (
     KernelReport,
     Profile,
     network_problems,
+    profile,
     replay,
     run_campaign,
 )
 from r18_oracle.checkpoint_report import CheckpointReport
 from r18_oracle.checkpoints import compare_checkpoints, seeded_images
+from r18_oracle.choices import of_choice, suspects
 from r18_oracle.coverage import coverage_findings, idle_finding, program_refusal
-from r18_oracle.findings import Finding
+from r18_oracle.findings import CHOICE, Finding
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.reference import KernelRunning
-from r18_oracle.variants import of_variant, suspects
 from r18_oracle.worker import Job, Outcome, run_jobs
 
 
@@ -206,6 +207,8 @@ def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
         if "run" in finding.details:
             run = NetworkRun(**finding.details["run"])
             return _program_again(loaded, run, finding, announce)
+        if finding.check == "coverage" and CHOICE in finding.details:
+            return _choice_again(loaded, finding, announce)
         if finding.check == "coverage":
             return _coverage_again(loaded, finding)
     except (KeyError, TypeError) as error:
@@ -214,8 +217,24 @@ def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
     for one in suspects(loaded, kernel, finding):
         again = replay(loaded, one, finding, backend_name=finding.backend, announce=announce)
         if again is not None:
-            return again if one is kernel else of_variant(again, kernel)
+            return again if one is kernel else of_choice(again, kernel)
     return None
+
+
+def _choice_again(backend: Backend, finding: Finding, announce: Announce) -> Finding | None:
+    """The campaign once more, which alone says what a choice takes of what it is shown."""
+    kernel = kernel_of(backend, finding.kernel)
+    how, name = profile(finding.details["profile"]), finding.details["network"]
+    report = run_campaign(
+        backend,
+        kernel,
+        how,
+        finding.seed,
+        backend_name=finding.backend,
+        network_name=name,
+        announce=announce,
+    )
+    return report.finding
 
 
 def _coverage_again(backend: Backend, finding: Finding) -> Finding | None:

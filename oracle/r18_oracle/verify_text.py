@@ -112,7 +112,7 @@ def kernel_json(report: KernelReport) -> dict[str, Any]:
         "verdict": report.verdict,
         "problems": tally.problems,
         "network_problems": report.network_problems,
-        "variants": report.variants,
+        "choices": {name: tally.problems for name, tally in report.choices.items()},
         "refused": dict(tally.refused),
         "checks": dict(tally.passed),
         "error_over_bound": tally.ratio,

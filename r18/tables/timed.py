@@ -149,13 +149,13 @@ def _apart(rows: Iterable[Mapping[str, Any]]) -> str:
     """How far the medians of series lie apart, in words; none where each had one series alone."""
     spreads: dict[str, float] = {}
     for row in rows:
-        whose = "r18's programs" if row.get("kernels") else "peers"
+        whose = "r18" if row.get("kernels") else "peers"
         series = row.get("series_ms", [])
         if len(series) > 1:
             spread = (max(series) - min(series)) / row["median_ms"]
             spreads[whose] = max(spread, spreads.get(whose, 0.0))
-    widest = sorted(spreads.items(), reverse=True)
-    said = " and ".join(f"{spread:.1%} of {whose}" for whose, spread in widest)
+    by_name = sorted(spreads.items(), reverse=True)  # ours first
+    said = " and ".join(f"{spread:.1%} ({whose})" for whose, spread in by_name)
     return f"; the medians of a contender's series lie apart by at most {said}" if said else ""
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from r18.backend import Backend, DeviceInfo, Kernel
+from r18.backend import Backend, DeviceInfo, Kernel, choices
 from r18.registry import load_backend
 from r18_oracle.bounds import DERIVATIONS
 from r18_oracle.coverage import coverage_findings
@@ -42,6 +42,21 @@ def test_kernel_ids_are_unique_and_stable(backend: Backend) -> None:
     ids = [kernel.id for kernel in backend.kernels()]
     assert [name for name, count in Counter(ids).items() if count > 1] == []
     assert [kernel.id for kernel in backend.kernels()] == ids
+
+
+def test_choices_are_their_kernel_with_another_part_to_the_id(backend: Backend) -> None:
+    """Of a backend that is `Choosing`; without choices nothing is asked."""
+    listed = {kernel.id for kernel in backend.kernels()}
+    for kernel in backend.kernels():
+        found = choices(backend, kernel)
+        ids = [choice.id for choice in found]
+        assert len(set(ids)) == len(ids), ids
+        assert not listed.intersection(ids), "a choice that is a kernel is looked at as that"
+        assert all(one is other for one, other in zip(found, choices(backend, kernel), strict=True))
+        for choice in found:
+            assert choice.id.rpartition("/")[0] == kernel.id, choice.id
+            for name in ("op", "precision", "layout", "contract"):
+                assert getattr(choice, name) == getattr(kernel, name), f"{choice.id}: {name}"
 
 
 def test_every_problem_of_the_network_has_a_kernel(

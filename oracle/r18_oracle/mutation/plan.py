@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from r18.backend import SourcedKernel
 from r18.errors import UsageError, unknown
 from r18.registry import load_backend
 from r18_oracle.mutation.equivalents import judged
@@ -17,7 +18,8 @@ from r18_oracle.mutation.reach import device_code, reach
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The mutants of a backend; not of device code that no kernel is compiled from.
+    """The mutants of a backend. Where all kernels say what they are compiled from, not of device
+    code that none of them is: such a file is the oracle's, or nobody's.
 
     reasons: why, for each that is equivalent, by id. texts: every source of the package as it is.
     reaches: the source of each kernel, by its id, in the backend's order.
@@ -36,15 +38,17 @@ class Plan:
         target = Target.of(backend)
         sources = target.sources()
         names = Names(target.path)
+        kernels = load_backend(backend).kernels()
         reaches = {
             kernel.id: (*reach(kernel, target.path, names), *device_code(kernel, target.path))
-            for kernel in load_backend(backend).kernels()
+            for kernel in kernels
         }
+        told = all(isinstance(kernel, SourcedKernel) for kernel in kernels)
         held = {span[0] for spans in reaches.values() for span in spans}
         mutants = [
             mutant
             for file, source in sources.items()
-            if file in held or not LANGUAGES[Path(file).suffix].compiled
+            if not told or file in held or not LANGUAGES[Path(file).suffix].compiled
             for mutant in mutants_of(file, source)
         ]
         if not mutants:

@@ -1,11 +1,11 @@
-"""Kernels that choose among tiles, with one of them alone: what the oracle looks at, and what
-`tools/measure_tiles.py` measures."""
+"""Kernels that choose among tiles, with one of them alone, for the oracle to look at; see
+`r18.backend.Choosing`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from r18_cupy.catalogue import all_kernels
@@ -13,23 +13,33 @@ from r18_cupy.kernel import CudaKernel
 from r18_cupy.tile import TileConfig
 
 
-@lru_cache(maxsize=256)
-def variants_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
-    """See `r18.backend.Choosing`: one for each of the kernel's `tiles`, if there are several."""
-    tiles: Sequence[TileConfig] = getattr(kernel, "tiles", ())
+@cache
+def choices_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
+    """One for each tile that the kernel chooses from, if there are several; without those that are
+    listed as kernels of their own."""
+    tiles = tiles_of(kernel)
     if len(tiles) < 2:
         return ()
     listed = {one.id for one in all_kernels()}
-    found = (
-        with_one_tile(kernel, tile, label) for tile, label in zip(tiles, labels(tiles), strict=True)
-    )
+    named = zip(tiles, labels(tiles), strict=True)
+    found = (with_one_tile(kernel, tile, label) for tile, label in named)
     return tuple(one for one in found if one.id not in listed)
+
+
+def tiles_of(kernel: CudaKernel) -> Sequence[TileConfig]:
+    """Its own, or those of the kernel that computes its `product`."""
+    tiles: Sequence[TileConfig] = getattr(getattr(kernel, "product", kernel), "tiles", ())
+    return tiles
 
 
 def with_one_tile(kernel: CudaKernel, tile: TileConfig, label: str) -> CudaKernel:
     """The kernel as it would be if this tile were all it had to choose from."""
     kind: Any = type(kernel)
-    members = {"__module__": kind.__module__, "tiles": (tile,), "tile": label}
+    members: dict[str, Any] = {"__module__": kind.__module__, "tile": label}
+    if hasattr(kernel, "product"):
+        members["product"] = with_one_tile(kernel.product, tile, label)
+    else:
+        members |= {name: (tile,) for name in ("tiles", "all_tiles") if hasattr(kernel, name)}
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
     one: CudaKernel = type(kind.__name__, (kind,), members)(**values)
     return one
