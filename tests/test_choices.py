@@ -23,6 +23,7 @@ from r18_oracle.campaign import KernelReport, Profile, profile, run_campaign, se
 from r18_oracle.choices import SHARE, known_problems, shares
 from r18_oracle.findings import CHOICE, Finding, load, save
 from r18_oracle.lost import smallest
+from r18_oracle.report.tables import kernel_table
 from r18_oracle.sanitized import exercise
 from r18_oracle.tasks import campaign_job, finding_of, replay_finding
 from r18_oracle.verify_text import kernel_json
@@ -74,6 +75,8 @@ def test_a_report_says_how_many_problems_each_choice_took() -> None:
     few, many = took.values()
     assert min(few, many) > 0
     assert few + many < report.tally.problems
+    said = f"{report.tally.problems} problems, {few + many} of its 2 choices, at least {few} each"
+    assert f'title="{said}"' in str(kernel_table([report]))
     backend = load_backend("numpy")
     plain = run_campaign(backend, backend.kernels()[0], QUICK, 0, network_name=None)
     assert kernel_json(plain)["choices"] == {}

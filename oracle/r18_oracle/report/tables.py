@@ -40,12 +40,16 @@ def _row(report: KernelReport, longest: float) -> Markup:
         "–" if tally.resolution is None else short(tally.resolution) if tally.resolution else "all"
     )
     share = 100 * report.seconds / longest if longest else 0
-    of_network = f", {report.network_problems} of the network" if report.network_problems else ""
+    said = f"{tally.problems} problems"
+    if report.network_problems:
+        said += f", {report.network_problems} of the network"
+    if took := [chosen.problems for chosen in report.choices.values()]:
+        said += f", {sum(took)} of its {len(took)} choices, at least {min(took)} each"
     return tag(
         "tr",
         tag("th", report.kernel, scope="row"),
         tag("td", tag("span", word, class_=f"chip {chip}")),
-        tag("td", str(tally.problems), title=f"{tally.problems} problems{of_network}"),
+        tag("td", str(tally.problems), title=said),
         tag("td", str(sum(tally.refused.values()))),
         tag("td", joined([mark, value(ratio, ratio_text(ratio, 3))]) if judged else "–"),
         tag("td", sees),
