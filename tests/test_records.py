@@ -240,6 +240,31 @@ def test_one_device_is_enough(tmp_path: Path) -> None:
     assert evidence.stale([kernel], [here, there]) == {}
 
 
+def test_what_was_verified_before_it_had_choices_is_stale(tmp_path: Path) -> None:
+    """Or before it had this one; what they took is in the entry."""
+    small, large = Compiled(f"{A.id}/small"), Compiled(f"{A.id}/large")
+
+    class Choosing(Catalogue):
+        def choices(self, kernel: Compiled) -> tuple[Compiled, ...]:
+            return (small, large) if kernel is A else ()
+
+    backend: Any = Choosing(A, B)
+    run = run_of(A, B)
+    save(tmp_path, run, A, B)
+    assert evidence.settled({"gpu": backend}, tmp_path) == {B.id}
+    run.backends[0].kernels[0].choices[small.id] = Tally(problems=2)
+    save(tmp_path, run, A, B)
+    assert evidence.settled({"gpu": backend}, tmp_path) == {B.id}
+    run.backends[0].kernels[0].choices[large.id] = Tally(problems=3)
+    record, _ = save(tmp_path, run, A, B)
+    assert record["kernels"][A.id]["choices"] == {small.id: 2, large.id: 3}
+    assert evidence.settled({"gpu": backend}, tmp_path) == {A.id, B.id}
+    kernels: Any = [A]
+    assert evidence.stale(kernels, [record], lambda kernel: [Compiled(f"{A.id}/new")]) == {  # type: ignore[list-item]
+        A.id: "has choices that nobody looked at when it was verified"
+    }
+
+
 def test_what_a_device_s_record_holds_is_settled(tmp_path: Path) -> None:
     wrong = Compiled("gpu/relu/wrong/fp32")
     backend: Any = Catalogue(A, Compiled(B.id, "d2"), wrong)

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -476,6 +477,26 @@ def test_what_is_fresh_is_of_the_same_sources_and_problems(tmp_path: Path) -> No
     record_of(tmp_path, backend).write([clean("memcheck", second)])
     left = json.loads(record.path.read_text())["tools"]["memcheck"]["kernels"]
     assert list(left) == [second, "other/relu/x/fp32"]  # the second is of another backend
+
+
+def test_what_was_run_before_a_kernel_had_choices_is_not_fresh(tmp_path: Path) -> None:
+    backend = load_backend(CUDA_TOY)
+    (kernel,) = backend.kernels()
+    record_of(tmp_path, backend).write([clean("memcheck", kernel.id)])
+    assert record_of(tmp_path, backend).fresh(["memcheck"], [kernel.id])
+
+    class Choosing(type(backend)):  # type: ignore[misc]
+        def kernels(self) -> tuple[Any, ...]:
+            return (kernel,)
+
+        def choices(self, kernel: Any) -> tuple[Any, ...]:
+            return (SimpleNamespace(id=f"{kernel.id}/a"), SimpleNamespace(id=f"{kernel.id}/b"))
+
+    record = record_of(tmp_path, Choosing())
+    assert record.fresh(["memcheck"], [kernel.id]) == []
+    record.write([clean("memcheck", kernel.id)])
+    assert record_of(tmp_path, Choosing()).fresh(["memcheck"], [kernel.id])
+    assert record_of(tmp_path, backend).fresh(["memcheck"], [kernel.id]) == []
 
 
 def test_kernels_of_no_known_sources_are_never_fresh(tmp_path: Path) -> None:

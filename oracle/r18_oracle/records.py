@@ -7,12 +7,13 @@ record is enough for that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from r18 import records
-from r18.backend import Backend, Kernel, SourcedKernel
+from r18.backend import Backend, Kernel, SourcedKernel, choices
 from r18.errors import UsageError
 from r18_oracle.findings import Finding
 from r18_oracle.verify import BackendResult, Verification, counted
@@ -113,11 +114,15 @@ def digest_of(kernel: Kernel) -> str | None:
     return kernel.digest if isinstance(kernel, SourcedKernel) else None
 
 
-def stale(kernels: Iterable[Kernel], verified: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def stale(
+    kernels: Iterable[Kernel],
+    verified: Iterable[Mapping[str, Any]],
+    choices_of: Callable[[Kernel], Iterable[Kernel]] = lambda kernel: (),
+) -> dict[str, str]:
     """The kernels, by id, whose present digest no record holds as verified, and why.
 
-    verified: the records of any number of devices. Of kernels without a digest nothing is known,
-    so they are not judged.
+    verified: the records of any number of devices. choices_of: a kernel's, each of which has to
+    have taken problems too. Of kernels without a digest nothing is known, so they are not judged.
     """
     recorded = list(verified)
     reasons: dict[str, str] = {}
@@ -126,7 +131,12 @@ def stale(kernels: Iterable[Kernel], verified: Iterable[Mapping[str, Any]]) -> d
         if digest is None:
             continue
         entries = [r["kernels"][kernel.id] for r in recorded if kernel.id in r.get("kernels", {})]
-        if any(entry["verified"] and entry["digest"] == digest for entry in entries):
+        same = [entry for entry in entries if entry["verified"] and entry["digest"] == digest]
+        wanted = {choice.id for choice in choices_of(kernel)}
+        if any(wanted <= entry.get("choices", {}).keys() for entry in same):
+            continue
+        if same:
+            reasons[kernel.id] = "has choices that nobody looked at when it was verified"
             continue
         if any(entry["verified"] for entry in entries):
             reasons[kernel.id] = "has changed since it was verified"
@@ -144,7 +154,8 @@ def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
     for backend in backends.values():
         record = records.read(records.path_of(folder, WHAT, backend.probe()), WHAT)
         compiled = [kernel for kernel in backend.kernels() if digest_of(kernel) is not None]
-        found |= {kernel.id for kernel in compiled} - stale(compiled, [record]).keys()
+        left = stale(compiled, [record], partial(choices, backend))
+        found |= {kernel.id for kernel in compiled} - left.keys()
     return frozenset(found)
 
 
