@@ -78,6 +78,8 @@ VALUES = ("exact", "impulse", "bound", "edges")
 
 SETTLE_SECONDS = 0.002
 """How long to wait before looking again whether a kernel that said it was done still writes."""
+RUNS = 8
+"""How often a kernel is run again before its result is laid to what lay in memory, say."""
 ELEMENTS = 32
 VARIANTS = 8
 """A problem with few outputs says little with one set of inputs, so it is given several: as many
@@ -222,10 +224,7 @@ class Examination:
         if not self.kernel.deterministic:
             return [second.output, other.output]
         self._same("repeatability", first.output, second.output, "depends on the run")
-        if bits_differ(first.output, other.output).any():  # is it memory, or one run in a few?
-            for _ in range(3):
-                again = self._observe(case, times=2)
-                self._same("repeatability", first.output, again.output, "depends on the run")
+        self._repeats(case, first, other.output)
         how = "depends on what lay in and around its buffers"
         self._same("stale_memory", first.output, other.output, how)
         if self.kernel.in_place and self._may_alias(case):
@@ -234,12 +233,20 @@ class Examination:
             self._same("in_place", first.output, aliased.output, how)
         return []
 
+    def _repeats(self, case: Case, first: Observation, other: Array) -> None:
+        """Where another result differs: is that what was changed, or one run in a few?"""
+        if bits_differ(first.output, other).any():
+            for _ in range(RUNS):
+                again = self._observe(case, times=2)
+                self._same("repeatability", first.output, again.output, "depends on the run")
+
     def _order(self, case: Case, first: Observation) -> None:
         """With a copy before it that ends late: another result would be that of a race."""
         if not isinstance(self.backend.stream(), Overlapping):
             return
         got = self._called(case, late=True).output
         if self.kernel.deterministic:
+            self._repeats(case, first, got)
             how = "depends on whether what was enqueued before has ended"
             self._same("order", first.output, got, how)
         else:

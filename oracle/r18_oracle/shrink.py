@@ -1,7 +1,8 @@
 """Shrinking a problem that fails: smaller ones, the boldest first, until none fails.
 
-Hypothesis shrinks what it has drawn. This is for what it has not: corners, crossings, problems of
-the network, and those that took a worker process down.
+For what Hypothesis has not drawn, and so cannot shrink: corners, crossings, problems of the
+network, and those that took a worker process down. And for what it has, which is smallest by its
+own order alone.
 """
 
 from __future__ import annotations
