@@ -20,7 +20,7 @@ from r18_cupy.compiler import Entry
 from r18_cupy.hopper import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.campaign import KernelReport, Profile, profile, run_campaign, search
-from r18_oracle.choices import SHARE, known_problems, shares
+from r18_oracle.choices import SHARE, shares
 from r18_oracle.findings import CHOICE, Finding, load, save
 from r18_oracle.lost import smallest
 from r18_oracle.report.tables import kernel_table
@@ -116,13 +116,15 @@ def test_a_choice_gets_fewer_examples_another_seed_and_edges_that_not_all_have()
     backend = choosing_toy.Backend()
     (kernel,) = backend.kernels()
     few, many = choices(backend, kernel)
-    asked = [(one, how.examples, seed) for one, how, seed in shares(backend, kernel, QUICK, 7)]
+    every = list(shares(backend, kernel, QUICK, 7))
+    asked = [(share.one, share.how.examples, share.seed) for share in every]
     assert asked == [(kernel, 15, 7), (few, 15 // SHARE + 1, 8), (many, 15 // SHARE + 1, 9)]
-    widths = {p.inputs[0][-1] for p in known_problems(backend, kernel, many, QUICK)}
+    of_kernel, of_few, of_many = every
+    widths = {p.inputs[0][-1] for p in of_many.known}
     assert {50, 51} & widths
     assert not {4, 5} & widths
-    assert {4, 5} & {p.inputs[0][-1] for p in known_problems(backend, kernel, few, QUICK)}
-    assert known_problems(backend, kernel, kernel, QUICK)
+    assert {4, 5} & {p.inputs[0][-1] for p in of_few.known}
+    assert of_kernel.known
 
 
 def test_a_choice_that_takes_nothing_is_a_finding_until_it_does() -> None:
@@ -206,21 +208,21 @@ def test_a_choice_is_its_kernel_with_one_function(kernel: CudaKernel) -> None:
 def shown(kernel: CudaKernel, how: Profile) -> dict[CudaKernel, list[Problem]]:
     """What the kernel and each of its choices take of the problems that a campaign shows them."""
     found: dict[CudaKernel, list[Problem]] = {}
-    for one, share, seed in shares(CUPY, kernel, how, 0):
+    for share in shares(CUPY, kernel, how, 0):
         taken: list[Problem] = []
 
         def call(
-            problem: Problem, *how: Any, one: Kernel = one, taken: list[Problem] = taken
+            problem: Problem, *how: Any, one: Kernel = share.one, taken: list[Problem] = taken
         ) -> bool:
             if one.refusal(problem) is not None:
                 return False
             taken.append(problem)
             return True
 
-        search(one, share, seed, call)
-        for problem in known_problems(CUPY, kernel, one, share):
+        search(share.one, share.how, share.seed, call)
+        for problem in share.known:
             call(problem)
-        found[cast(CudaKernel, one)] = taken
+        found[cast(CudaKernel, share.one)] = taken
     return found
 
 

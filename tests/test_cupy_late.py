@@ -73,11 +73,14 @@ def test_a_stream_copies_late_from_one_buffer_to_the_other(
     assert where is cuda
 
 
-@pytest.mark.parametrize(("capability", "overlaps"), [("75", False), ("89", False), ("90", True)])
+@pytest.mark.parametrize(
+    ("capability", "overlaps"), [((7, 5), False), ((8, 9), False), ((9, 0), True)]
+)
 def test_streams_overlap_where_launches_do(
-    monkeypatch: pytest.MonkeyPatch, capability: str, overlaps: bool
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], overlaps: bool
 ) -> None:
-    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability=capability))
-    monkeypatch.setattr(r18_cupy, "_cupy", lambda: SimpleNamespace(cuda=cuda))
+    launcher = SimpleNamespace(device=lambda: 3, capability={3: capability}.__getitem__)
+    monkeypatch.setattr(launching, "LAUNCHER", launcher)
+    monkeypatch.setattr(r18_cupy, "_cupy", lambda: None)
     monkeypatch.setattr(CupyStream, "__init__", lambda self: None)
     assert isinstance(r18_cupy.Backend().stream(), Overlapping) is overlaps

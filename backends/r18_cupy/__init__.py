@@ -106,23 +106,22 @@ class Backend(BackendBase):
 
     def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
         """See `r18.backend.Preparing`."""
-        from r18_cupy.compiler import capability, compile_all
+        from r18_cupy.compiler import compile_all
+        from r18_cupy.launch import LAUNCHER
 
         entries = [
             launch.entry
             for kernel, problem in calls
             for launch in launches_of(cast(CudaKernel, kernel), problem)
         ]
-        device = _cupy().cuda.Device()
-        compile_all(entries, capability(f"sm_{device.compute_capability}"))
+        compile_all(entries, LAUNCHER.capability(LAUNCHER.device()))
 
     def stream(self) -> Stream:
-        device = _cupy().cuda.Device()
-        from r18_cupy.compiler import capability
+        _cupy()
         from r18_cupy.device import CupyStream, OverlappingStream
-        from r18_cupy.launch import OVERLAP_CAPABILITY
+        from r18_cupy.launch import LAUNCHER, OVERLAP_CAPABILITY
 
-        overlaps = capability(f"sm_{device.compute_capability}") >= OVERLAP_CAPABILITY
+        overlaps = LAUNCHER.capability(LAUNCHER.device()) >= OVERLAP_CAPABILITY
         return OverlappingStream() if overlaps else CupyStream()
 
 

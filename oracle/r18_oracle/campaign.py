@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -21,7 +22,7 @@ from r18.errors import unknown
 from r18.ops import OPTIONAL_OPS, Problem
 from r18.schedule import Schedule, network
 from r18_oracle.checks import Tally, examine
-from r18_oracle.choices import known_problems, of_choice, shares
+from r18_oracle.choices import on_kernel, shares
 from r18_oracle.findings import CHOICE, Failed, Finding, failed
 from r18_oracle.inputs import ROUNDING
 from r18_oracle.problems import problems, schedule_problems
@@ -154,7 +155,7 @@ def run_campaign(
         try:
             accepted = examined()
         except Failed as failure:
-            finding = failure.finding if one is kernel else of_choice(failure.finding, kernel)
+            finding = on_kernel(failure.finding, kernel)
             if finding.check == "runs" and passed and _fails(passed[0]):
                 raise _DeviceLost(finding) from None  # smaller problems would raise too
             raise failed(finding) from None
@@ -162,32 +163,29 @@ def run_campaign(
             passed[:] = [examined]
         return accepted
 
-    def fixed(one: Kernel, problem: Problem, index: int, light: bool) -> bool:
-        """A problem that was not drawn: what it fails is shrunk here."""
-        rounding = ROUNDING[index % len(ROUNDING)]
+    def made_small(one: Kernel, shown: Callable[[], Any]) -> Any:
+        """What `shown` gives; what fails is made as small as it gets. Of what is drawn too, which
+        Hypothesis has made small: it takes the first of a few windows, say, for the smallest."""
         try:
-            return attempt(one, problem, seed, rounding, light)
+            return shown()
         except Failed as failure:
-            raise _smallest(
-                failure, how, lambda p, check: attempt(one, p, seed, rounding, light, check)
-            ) from None
-
-    def drawn(one: Kernel, share: Profile, own_seed: int) -> None:
-        """What Hypothesis has drawn and made smaller is made as small as a fixed problem would be:
-        it takes the first of a few windows, say, for the smallest."""
-        try:
-            search(one, share, own_seed, partial(attempt, one))
-        except Failed as failure:
-            found, details = failure.finding, failure.finding.details
-            given = found.seed, details.get("rounding", "normal"), details.get("light", False)
+            seen, details = failure.finding, failure.finding.details
+            given = seen.seed, details["rounding"], details["light"]
             raise _smallest(failure, how, lambda p, check: attempt(one, p, *given, check)) from None
 
+    def fixed(one: Kernel, problem: Problem, index: int, light: bool) -> bool:
+        """A problem that was not drawn."""
+        rounding = ROUNDING[index % len(ROUNDING)]
+        taken: bool = made_small(one, partial(attempt, one, problem, seed, rounding, light))
+        return taken
+
     try:
-        for one, share, own_seed in shares(backend, kernel, how, seed):
+        for share in shares(backend, kernel, how, seed):
+            one = share.one
             if one is not kernel:
                 report.choices[one.id] = Tally()
-            drawn(one, share, own_seed)
-            for index, problem in enumerate(known_problems(backend, kernel, one, how)):
+            made_small(one, partial(search, one, share.how, share.seed, partial(attempt, one)))
+            for index, problem in enumerate(share.known):
                 fixed(one, problem, index, False)
         if network_name is not None:
             for index, problem in enumerate(network_problems(network_name, how.batches)):

@@ -8,7 +8,7 @@ are on both sides of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from r18.backend import Backend, Kernel, choices
@@ -25,30 +25,46 @@ SHARE = 5
 """A choice gets one example where its kernel gets so many, and one more: the first is trivial."""
 
 
-def shares(
-    backend: Backend, kernel: Kernel, how: Profile, seed: int
-) -> Iterator[tuple[Kernel, Profile, int]]:
-    """The kernel, and each of its choices with fewer examples and a seed of its own."""
-    yield kernel, how, seed
+@dataclass(frozen=True)
+class Share:
+    """What is shown to a kernel, or to one of its choices.
+
+    one: the kernel or the choice. how, seed: of what is drawn. common: the edges of all choices;
+    None for the kernel itself.
+    """
+
+    one: Kernel
+    how: Profile
+    seed: int
+    common: frozenset[int] | None = None
+
+    @property
+    def known(self) -> tuple[Problem, ...]:
+        """Besides what is drawn: for a kernel its op's corners and its crossings; for a choice
+        crossings at those sizes that not all of them have, and many tiles."""
+        op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
+        if self.common is None:
+            return (*corners(op, *limits), *crossings(self.one, *limits))
+        return (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
+
+
+def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterator[Share]:
+    """The kernel's, and those of its choices, with fewer examples and each a seed of its own."""
+    yield Share(kernel, how, seed)
+    found = choices(backend, kernel)
+    if not found:
+        return
+    common = frozenset.intersection(*(frozenset(one.edges) for one in found))
     fewer = replace(how, examples=how.examples // SHARE + 1)
-    for index, choice in enumerate(choices(backend, kernel), 1):
-        yield choice, fewer, seed + index
+    for index, choice in enumerate(found, 1):
+        yield Share(choice, fewer, seed + index, common)
 
 
-def known_problems(
-    backend: Backend, kernel: Kernel, one: Kernel, how: Profile
-) -> tuple[Problem, ...]:
-    """What is shown besides what is drawn: to the kernel its op's corners and its crossings; to
-    one of its choices crossings at those sizes that not all of them have, and many tiles."""
-    limits = how.max_elements, how.max_macs
-    if one is kernel:
-        return (*corners(kernel.op, *limits), *crossings(kernel, *limits))
-    common = frozenset.intersection(*(frozenset(c.edges) for c in choices(backend, kernel)))
-    return (*choice_crossings(one, common, *limits), *many_tiles(kernel.op, *limits))
-
-
-def of_choice(finding: Finding, kernel: Kernel) -> Finding:
-    """A finding on a choice as one on its kernel; its details name the choice."""
+def on_kernel(finding: Finding, kernel: Kernel) -> Finding:
+    """A finding on a kernel or on one of its choices, as one on the kernel; its details name the
+    choice."""
+    if finding.kernel == kernel.id:
+        return finding
     details = finding.details | {CHOICE: finding.kernel}
     return replace(finding, kernel=kernel.id, details=details)
 

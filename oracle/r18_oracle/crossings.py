@@ -8,7 +8,6 @@ together, the kernel itself names a problem beyond: its `roads`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Iterator
 
 from r18.backend import Kernel, roads
@@ -47,14 +46,9 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
 def _crossed(
     kernel: Kernel, edges: Iterable[int], max_elements: int, max_macs: int
 ) -> tuple[Problem, ...]:
-    found: dict[Problem, None] = {}
-    for edge in edges:
-        for problem in _BY_OP[kernel.op](kernel, edge + 1):
-            near = fitted(kernel, problem, max_macs)
-            elements = max(math.prod(shape) for shape in (*near.inputs, near.output))
-            if elements <= 2 * max_elements and near.macs <= max_macs:
-                found.setdefault(near)
-    return tuple(found)
+    every = (problem for edge in edges for problem in _BY_OP[kernel.op](kernel, edge + 1))
+    near = (fitted(kernel, problem, max_macs) for problem in every)
+    return tuple(dict.fromkeys(small_enough(near, 2 * max_elements, max_macs)))
 
 
 LONG = 1_100

@@ -33,7 +33,7 @@ from r18.executor import launch_on
 from r18.ops import Problem
 from r18.registry import load_backend
 from r18_oracle.campaign import Profile, network_problems, profile, search
-from r18_oracle.choices import known_problems, shares
+from r18_oracle.choices import shares
 from r18_oracle.inputs import ROUNDING, make_case
 from r18_oracle.tasks import kernel_of
 
@@ -94,9 +94,9 @@ def exercise(
         for index, problem in enumerate(fixed):
             attempt(one, problem, seed, ROUNDING[index % len(ROUNDING)], True)
 
-    for one, share, own_seed in shares(backend, kernel, how, seed):
-        search(one, share, own_seed, partial(attempt, one))
-        all_of(one, known_problems(backend, kernel, one, how))
+    for share in shares(backend, kernel, how, seed):
+        search(share.one, share.how, share.seed, partial(attempt, share.one))
+        all_of(share.one, share.known)
     if network_name is not None:
         every = network_problems(network_name, how.batches)
         all_of(kernel, (problem for problem in every if type(problem.op) is kernel.op))

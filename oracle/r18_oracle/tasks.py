@@ -24,7 +24,7 @@ from r18_oracle.campaign import (
 )
 from r18_oracle.checkpoint_report import CheckpointReport
 from r18_oracle.checkpoints import compare_checkpoints, seeded_images
-from r18_oracle.choices import of_choice, suspects
+from r18_oracle.choices import on_kernel, suspects
 from r18_oracle.coverage import coverage_findings, idle_finding, program_refusal
 from r18_oracle.findings import CHOICE, Finding
 from r18_oracle.inputs import ROUNDING
@@ -217,7 +217,7 @@ def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
     for one in suspects(loaded, kernel, finding):
         again = replay(loaded, one, finding, backend_name=finding.backend, announce=announce)
         if again is not None:
-            return again if one is kernel else of_choice(again, kernel)
+            return on_kernel(again, kernel)
     return None
 
 

@@ -147,15 +147,13 @@ def bench_captions(groups: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _apart(rows: Iterable[Mapping[str, Any]]) -> str:
     """How far the medians of series lie apart, in words; none where each had one series alone."""
-    spreads: dict[str, float] = {}
+    spreads: dict[str, list[float]] = {"r18": [], "peers": []}
     for row in rows:
-        whose = "r18" if row.get("kernels") else "peers"
         series = row.get("series_ms", [])
         if len(series) > 1:
             spread = (max(series) - min(series)) / row["median_ms"]
-            spreads[whose] = max(spread, spreads.get(whose, 0.0))
-    by_name = sorted(spreads.items(), reverse=True)  # ours first
-    said = " and ".join(f"{spread:.1%} ({whose})" for whose, spread in by_name)
+            spreads["r18" if row.get("kernels") else "peers"].append(spread)
+    said = " and ".join(f"{max(found):.1%} ({whose})" for whose, found in spreads.items() if found)
     return f"; the medians of a contender's series lie apart by at most {said}" if said else ""
 
 
