@@ -24,7 +24,7 @@ from r18.backend import Array, CompiledKernel, CompileOptions, DeviceInfo, Sourc
 from r18.executor import make_plan, run_kernel
 from r18.ops import Conv2d, Linear, Problem
 from r18.precision import FP16, FP32, Precision
-from r18.registry import Listing
+from r18.registry import Listing, load_backend
 from r18.schedule import resnet18
 from r18_numba import sources
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels
@@ -427,7 +427,7 @@ print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
         name: {"verified": True, "digest": digest, "findings": []}
         for name, digest in json.loads(after).items()
     }
-    reasons = evidence.stale(all_kernels(), [{"kernels": entries}])
+    reasons = evidence.stale(load_backend("numba"), all_kernels(), [{"kernels": entries}])
     assert set(reasons.values()) <= {"has changed since it was verified"}
     by_id = {kernel.id: kernel for kernel in all_kernels()}
     found = {f"{by_id[name].op.name}/{by_id[name].algorithm}" for name in reasons}

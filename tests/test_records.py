@@ -82,8 +82,14 @@ def fault(kernel: str, kind: str = "exact") -> Finding:
 def save(folder: Path, run: Verification, *kernels: Compiled) -> tuple[dict[str, Any], str]:
     backend: Any = Catalogue(*kernels)
     (said,) = evidence.save(run, {"gpu": backend}, folder)
+    return record_in(folder), said
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    """The only one."""
     (path,) = folder.iterdir()
-    return json.loads(path.read_text()), said
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
 
 
 A, B = Compiled("gpu/relu/a/fp32"), Compiled("gpu/relu/b/fp32")
@@ -224,45 +230,45 @@ def test_what_has_changed_was_never_run_or_failed_is_stale(tmp_path: Path) -> No
     wrong = Compiled("gpu/relu/wrong/fp32")
     record, _ = save(tmp_path, run_of(A, B, wrong, findings=(fault(wrong.id),)), A, B, wrong)
     now: list[Any] = [A, Compiled(B.id, "d2"), wrong, Compiled("gpu/relu/new/fp32")]
-    assert evidence.stale(now, [record]) == {
+    backend: Any = Catalogue(*now)
+    assert evidence.stale(backend, now, [record]) == {
         B.id: "has changed since it was verified",
         wrong.id: "failed when it was last run (exact)",
         "gpu/relu/new/fp32": "was never verified",
     }
-    assert evidence.stale(now[:1], []) == {A.id: "was never verified"}
+    assert evidence.stale(backend, now[:1], []) == {A.id: "was never verified"}
 
 
 def test_one_device_is_enough(tmp_path: Path) -> None:
     here, _ = save(tmp_path, run_of(A), A)
     kernel: Any = Compiled(A.id, "d2")
+    backend: Any = Catalogue(kernel)
     there = {"kernels": {A.id: {"verified": True, "digest": "d2"}}}
-    assert evidence.stale([kernel], [here]) == {A.id: "has changed since it was verified"}
-    assert evidence.stale([kernel], [here, there]) == {}
+    assert evidence.stale(backend, [kernel], [here]) == {A.id: "has changed since it was verified"}
+    assert evidence.stale(backend, [kernel], [here, there]) == {}
 
 
 def test_what_was_verified_before_it_had_choices_is_stale(tmp_path: Path) -> None:
-    """Or before it had this one; what they took is in the entry."""
-    small, large = Compiled(f"{A.id}/small"), Compiled(f"{A.id}/large")
+    """Or before it had this one: what a kernel chooses among belongs to its digest."""
+    offered = [Compiled(f"{A.id}/small")]
 
     class Choosing(Catalogue):
         def choices(self, kernel: Compiled) -> tuple[Compiled, ...]:
-            return (small, large) if kernel is A else ()
+            return tuple(offered) if kernel is A else ()
 
-    backend: Any = Choosing(A, B)
+    plain: Any = Catalogue(A, B)
+    choosing: Any = Choosing(A, B)
     run = run_of(A, B)
-    save(tmp_path, run, A, B)
-    assert evidence.settled({"gpu": backend}, tmp_path) == {B.id}
-    run.backends[0].kernels[0].choices[small.id] = Tally(problems=2)
-    save(tmp_path, run, A, B)
-    assert evidence.settled({"gpu": backend}, tmp_path) == {B.id}
-    run.backends[0].kernels[0].choices[large.id] = Tally(problems=3)
-    record, _ = save(tmp_path, run, A, B)
-    assert record["kernels"][A.id]["choices"] == {small.id: 2, large.id: 3}
-    assert evidence.settled({"gpu": backend}, tmp_path) == {A.id, B.id}
-    kernels: Any = [A]
-    assert evidence.stale(kernels, [record], lambda kernel: [Compiled(f"{A.id}/new")]) == {  # type: ignore[list-item]
-        A.id: "has choices that nobody looked at when it was verified"
-    }
+    evidence.save(run, {"gpu": plain}, tmp_path)
+    assert evidence.settled({"gpu": plain}, tmp_path) == {A.id, B.id}
+    assert evidence.settled({"gpu": choosing}, tmp_path) == {B.id}
+    run.backends[0].kernels[0].choices[offered[0].id] = Tally(problems=2)
+    evidence.save(run, {"gpu": choosing}, tmp_path)
+    assert evidence.settled({"gpu": choosing}, tmp_path) == {A.id, B.id}
+    entry = record_in(tmp_path)["kernels"][A.id]
+    assert (entry["choices"], entry["digest"] == A.digest) == ({offered[0].id: 2}, False)
+    offered.append(Compiled(f"{A.id}/large"))
+    assert evidence.settled({"gpu": choosing}, tmp_path) == {B.id}
 
 
 def test_what_a_device_s_record_holds_is_settled(tmp_path: Path) -> None:
@@ -301,7 +307,7 @@ def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
     assert (UNRECORDED in page.read_text("utf-8")) is not recorded, (
         f"{page}: '{UNRECORDED}' is to be there as long as that is so, and no longer"
     )
-    reasons = evidence.stale(kernels, found.values()) if recorded else {}
+    reasons = evidence.stale(load_backend(backend), kernels, found.values()) if recorded else {}
     lines = [f"  {name} {reason}" for name, reason in reasons.items()]
     assert not reasons, "\n".join(
         [
@@ -320,6 +326,11 @@ def test_a_kernel_that_numba_compiles_is_known_by_its_sources(tmp_path: Path) ->
     assert not isinstance(one, CompiledKernel)
     record, _ = save(tmp_path, run_of(one), one)  # type: ignore[arg-type]
     every: Any = [one, *others]
-    assert evidence.stale(every, [record]) == {k.id: "was never verified" for k in every[1:]}
+    backend = load_backend("numba")
+    assert evidence.stale(backend, every, [record]) == {
+        k.id: "was never verified" for k in every[1:]
+    }
     record["kernels"][every[0].id]["digest"] = "that of older sources"
-    assert evidence.stale(every[:1], [record]) == {every[0].id: "has changed since it was verified"}
+    assert evidence.stale(backend, every[:1], [record]) == {
+        every[0].id: "has changed since it was verified"
+    }

@@ -9,7 +9,6 @@ Small tiles of split factors are those of kernels/conv2d_implicit_gemm_wgmma_reg
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar, cast
 
 import numpy as np
@@ -39,9 +38,10 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
         tiles, deep_parts = _split_tiles(k), (4, 6, 8)
     elif precision.dtype.itemsize == 2:
         # Of fewer bytes: a problem's blocks, that soon end, wait for copies more than for the L2.
-        tiles = (*_large_tiles(k), *_middle_tiles(k), _small_tile(k, stages=12, blocks=1))
+        middle = (*_middle_tiles(k), _flat_tile(k))
+        tiles = (*_large_tiles(k), *middle, _small_tile(k, stages=12, blocks=1))
     else:
-        tiles = (*_large_tiles(k), *_divided_tiles(k))
+        tiles = (*_large_tiles(k), _flat_tile(k), *_divided_tiles(k))
     return (
         *tiles,
         _small_tile(k, stages=4, blocks=3),
@@ -72,20 +72,23 @@ def _middle_tiles(k: int) -> tuple[WgmmaTile, ...]:
         WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=8, blocks=1),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=2),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=3),
-        WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6),
     )
 
 
 def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
     """Many outputs and parts of K: of a few images, small tiles read so much again that the L2 does
-    not keep up. 208 pixels twice are 8 images of 7 by 7, and a few more."""
+    not keep up."""
     return (
-        WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6),
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1, parts=4),
         WgmmaTile(128, 112, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=4),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=2),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=8),
     )
+
+
+def _flat_tile(k: int) -> WgmmaTile:
+    """That of 8 images of 7 by 7: 208 pixels twice are those, and a few more."""
+    return WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6)
 
 
 def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
@@ -169,12 +172,6 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
     return rounds * (steps * step + ends + parts)
 
 
-@lru_cache(maxsize=4096)
-def choose(problem: Problem, precision: Precision, tiles: tuple[WgmmaTile, ...]) -> WgmmaTile:
-    """The tile with the least estimate. Pure."""
-    return min(tiles, key=lambda tile: estimate(problem, precision, tile))
-
-
 # -- kernels -----------------------------------------------------------------------------------
 
 
@@ -197,8 +194,8 @@ class ImplicitGemmWgmma(WgmmaConv):
         return replace(entry, source=f"{entry.source}_registers")
 
     def tile_for(self, problem: Problem) -> WgmmaTile:
-        """The tile that suits the problem best. Pure."""
-        return choose(problem, self.precision, self.tiles)
+        """The tile with the least estimate. Pure."""
+        return min(self.tiles, key=lambda tile: estimate(problem, self.precision, tile))
 
     def pixels(self, problem: Problem, run: int) -> PixelsMap:
         """What the copy engine is told of the input."""

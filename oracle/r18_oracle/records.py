@@ -1,14 +1,14 @@
 """What was verified, on which device, from which sources: `verify-<device>.json`.
 
-An entry a kernel: the digest of what it was compiled from, what was run, and how close to its
-bound it came. A kernel that has changed since is stale, and must be verified again; one device's
-record is enough for that.
+An entry a kernel: the digest of what it was compiled from and of what it chooses among, what was
+run, and how close to its bound it came. A kernel that has changed since is stale, and must be
+verified again; one device's record is enough for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def save(verification: Verification, backends: Mapping[str, Backend], folder: Pa
             continue
         path = records.path_of(folder, WHAT, result.device)
         record = records.read(path, WHAT)
-        records.write(path, merged(record, verification, result, backends[result.name].kernels()))
+        records.write(path, merged(record, verification, result, backends[result.name]))
         said.append(told(result, path))
     return said
 
@@ -59,7 +59,7 @@ def merged(
     record: Mapping[str, Any],
     verification: Verification,
     result: BackendResult,
-    kernels: Iterable[Kernel],
+    backend: Backend,
 ) -> dict[str, Any]:
     """The record with the entries of a run in place of older ones."""
     environment = records.environment(result.device)
@@ -73,7 +73,7 @@ def merged(
     found: dict[str, list[Finding]] = {}
     for finding in result.findings:
         found.setdefault(finding.kernel, []).append(finding)
-    known = {kernel.id: kernel for kernel in kernels}
+    known = {kernel.id: kernel for kernel in backend.kernels()}
     prefixes = {name.partition("/")[0] for name in known}
     entries = {
         name: entry
@@ -84,7 +84,7 @@ def merged(
         data = kernel_json(report)
         name = data.pop("kernel")
         entries[name] = run | {
-            "digest": digest_of(known[name]),
+            "digest": digest_of(backend, known[name]),
             "verified": report.verdict == "ok" and name not in found,
             "findings": [finding.to_json() for finding in found.get(name, [])],
             **data,
@@ -109,34 +109,35 @@ def merged(
     }
 
 
-def digest_of(kernel: Kernel) -> str | None:
-    """The kernel's digest; None of one that is not compiled from sources of its own."""
-    return kernel.digest if isinstance(kernel, SourcedKernel) else None
+def digest_of(backend: Backend, kernel: Kernel) -> str | None:
+    """Of the kernel's sources, and of the ids of its choices, which are looked at with it.
+
+    None of a kernel that is not compiled from sources of its own.
+    """
+    if not isinstance(kernel, SourcedKernel):
+        return None
+    if not (found := choices(backend, kernel)):
+        return kernel.digest
+    parts = (kernel.digest, *(choice.id for choice in found))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def stale(
-    kernels: Iterable[Kernel],
-    verified: Iterable[Mapping[str, Any]],
-    choices_of: Callable[[Kernel], Iterable[Kernel]] = lambda kernel: (),
+    backend: Backend, kernels: Iterable[Kernel], verified: Iterable[Mapping[str, Any]]
 ) -> dict[str, str]:
     """The kernels, by id, whose present digest no record holds as verified, and why.
 
-    verified: the records of any number of devices. choices_of: a kernel's, each of which has to
-    have taken problems too. Of kernels without a digest nothing is known, so they are not judged.
+    kernels: of the backend. verified: the records of any number of devices. Of kernels without a
+    digest nothing is known, so they are not judged.
     """
     recorded = list(verified)
     reasons: dict[str, str] = {}
     for kernel in kernels:
-        digest = digest_of(kernel)
+        digest = digest_of(backend, kernel)
         if digest is None:
             continue
         entries = [r["kernels"][kernel.id] for r in recorded if kernel.id in r.get("kernels", {})]
-        same = [entry for entry in entries if entry["verified"] and entry["digest"] == digest]
-        wanted = {choice.id for choice in choices_of(kernel)}
-        if any(wanted <= entry.get("choices", {}).keys() for entry in same):
-            continue
-        if same:
-            reasons[kernel.id] = "has choices that nobody looked at when it was verified"
+        if any(entry["verified"] and entry["digest"] == digest for entry in entries):
             continue
         if any(entry["verified"] for entry in entries):
             reasons[kernel.id] = "has changed since it was verified"
@@ -153,9 +154,9 @@ def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
     found: set[str] = set()
     for backend in backends.values():
         record = records.read(records.path_of(folder, WHAT, backend.probe()), WHAT)
-        compiled = [kernel for kernel in backend.kernels() if digest_of(kernel) is not None]
-        left = stale(compiled, [record], partial(choices, backend))
-        found |= {kernel.id for kernel in compiled} - left.keys()
+        kernels = backend.kernels()
+        compiled = {kernel.id for kernel in kernels if isinstance(kernel, SourcedKernel)}
+        found |= compiled - stale(backend, kernels, [record]).keys()
     return frozenset(found)
 
 

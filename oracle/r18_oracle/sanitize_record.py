@@ -7,14 +7,13 @@ goes on.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from r18 import records
-from r18.backend import Backend, DeviceInfo, Kernel, choices
+from r18.backend import Backend, DeviceInfo
 from r18_oracle.records import digest_of
 from r18_oracle.sanitize import TOOLS, KernelResult, Request
 from r18_oracle.sanitizer_report import Complaint
@@ -33,7 +32,7 @@ class Record:
     ) -> None:
         self.path = records.path_of(folder, WHAT, device)
         self._device = device
-        self._digests = {kernel.id: _digest(backend, kernel) for kernel in backend.kernels()}
+        self._digests = {kernel.id: digest_of(backend, kernel) for kernel in backend.kernels()}
         self._sanitizer = sanitizer
         self._run = {
             "profile": request.profile,
@@ -107,14 +106,6 @@ class Record:
             "missing": len(self._digests.keys() - entries.keys()),
             "kernels": dict(sorted(entries.items())),
         }
-
-
-def _digest(backend: Backend, kernel: Kernel) -> str | None:
-    """Of its sources, and of the ids of its choices, which are called too."""
-    digest, found = digest_of(kernel), choices(backend, kernel)
-    if digest is None or not found:
-        return digest
-    return hashlib.sha256("\0".join((digest, *(one.id for one in found))).encode()).hexdigest()
 
 
 def verdict(results: Iterable[KernelResult]) -> str:

@@ -4,7 +4,8 @@
 // of the tile's pixels out of the memory of all, in the order of the parts, and writes it. Bias and
 // residual are on their way while the blocks wait for each other.
 //
-// The including file has, besides TILE_*, a `Group` of a warpgroup, with
+// The including file has, besides TILE_* and the STAGE_BYTES of a stage, a `Group` of a warpgroup,
+// with
 //   lay_down(tile): its sums, [TILE_N pixels][PITCH].
 #pragma once
 #include "cluster.cuh"
@@ -81,7 +82,8 @@ __device__ __forceinline__ void end_parts(Group& group, float* tile, const ConvS
     }
     *reinterpret_cast<Chunk*>(out + (start + i * turn)) = result;
   }
-  // Nobody leaves while its sums are read.
+  // Nobody leaves while its sums are read. The arrival orders no memory, and need not: every sum that
+  // was asked for has been needed by a store above, so it has been read.
   __syncwarp();
   cluster_arrive_relaxed();
   cluster_wait();
