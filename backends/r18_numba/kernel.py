@@ -65,6 +65,11 @@ class NumbaKernel:
         return self.precision.dtype.type
 
     @property
+    def taken(self) -> Any:
+        """That of the inputs."""
+        return self.storage
+
+    @property
     def digest(self) -> str:
         return sources.digest(type(self), self.id)
 
@@ -108,7 +113,8 @@ class NumbaKernel:
 
         if not isinstance(stream, NumbaStream):
             raise TypeError(f"a Numba kernel was given a {type(stream).__name__}")
-        self.launch(problem, Arrays(inputs, weights, output, workspace, self.storage), stream)
+        arrays = Arrays(inputs, weights, output, workspace, self.storage, self.taken)
+        self.launch(problem, arrays, stream)
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
         """Put the launches into a `NumbaStream`."""
@@ -125,10 +131,11 @@ class Arrays:
         output: Buffer,
         workspace: Buffer,
         storage: Any,
+        taken: Any,
     ) -> None:
         from r18_numba.device import numba_buffer
 
-        self.inputs = tuple(numba_buffer(buffer).as_array(storage) for buffer in inputs)
+        self.inputs = tuple(numba_buffer(buffer).as_array(taken) for buffer in inputs)
         self.out = numba_buffer(output).as_array(storage)
         self._weights = weights
         self._workspace = workspace

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, Buffer, Stream
+from r18.backend import Array
 from r18.ops import Normalize, Problem
 from r18_numba.kernel import Arrays, NumbaKernel, elements, over
 
@@ -18,26 +18,13 @@ class NormalizeKernel(NumbaKernel):
     algorithm = "scale_shift"
     arithmetic = "normalize"
 
+    @property
+    def taken(self) -> Any:
+        return np.uint8
+
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         assert isinstance(problem.op, Normalize)
         return tuple(np.array(values, np.float32) for values in problem.op.scale_shift)
-
-    def enqueue(
-        self,
-        problem: Problem,
-        inputs: tuple[Buffer, ...],
-        weights: tuple[Buffer, ...],
-        output: Buffer,
-        workspace: Buffer,
-        stream: Stream,
-    ) -> None:
-        from r18_numba.device import NumbaStream, numba_buffer
-
-        if not isinstance(stream, NumbaStream):
-            raise TypeError(f"a Numba kernel was given a {type(stream).__name__}")
-        arrays = Arrays((), weights, output, workspace, self.storage)
-        arrays.inputs = tuple(numba_buffer(buffer).as_array(np.uint8) for buffer in inputs)
-        self.launch(problem, arrays, stream)
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
         from r18_numba.kernels import pixels
