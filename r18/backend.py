@@ -234,7 +234,8 @@ class Preparing(Protocol):
 class Choosing(Protocol):
     """What a `Backend` offers besides whose kernels choose among functions by a problem's size.
 
-    Optional: the oracle looks at every function by it, on problems that are small.
+    Optional: the oracle looks at every function by it, on problems that are small, and `r18 plan`
+    says which is chosen.
     """
 
     def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
@@ -243,6 +244,12 @@ class Choosing(Protocol):
         An id is the kernel's own and one part more. Empty for a kernel that does not choose;
         without functions that are kernels of the backend themselves. The same objects each time.
         `edges` and `roads` are those of the one function.
+        """
+        ...
+
+    def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+        """The function that the kernel chooses for a problem that it takes: one of its choices, or
+        a kernel of the backend that has it alone. None for a kernel that does not choose. Pure.
         """
         ...
 
@@ -421,6 +428,11 @@ def roads(kernel: Kernel) -> tuple[Problem, ...]:
 def choices(backend: Backend, kernel: Kernel) -> tuple[Kernel, ...]:
     """See `Choosing`; none of a backend that offers none."""
     return backend.choices(kernel) if isinstance(backend, Choosing) else ()
+
+
+def choice(backend: Backend, kernel: Kernel, problem: Problem) -> Kernel | None:
+    """See `Choosing`; None of a backend that offers none."""
+    return backend.choice(kernel, problem) if isinstance(backend, Choosing) else None
 
 
 def output_layout(kernel: Kernel, problem: Problem) -> Layout:

@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -150,6 +151,21 @@ def shipped_table(backend: str, device: str) -> Path:
     if spec is None or spec.origin is None:
         raise UsageError(f"backend '{backend}' is said to be in {module}, which has no file")
     return Path(spec.origin).parent / "tuned" / f"{device}.json"
+
+
+def as_on(device: str, name: str, backend: Backend) -> Backend:
+    """The backend as plans find it on a device, by its slug, of which a table is shipped: what is
+    fastest is the table's to say, everything else is the backend's own.
+
+    name: the backend's entry point. Raises `UnknownName` for another, and for a device without.
+    """
+    path = shipped_table(name, device)
+    if not path.is_file():
+        known = sorted(file.stem for file in path.parent.glob("*.json"))
+        raise unknown(f"device with a table of '{name}'", device, known)
+    there = copy(backend)
+    vars(there)["fastest"] = read_table(path).best
+    return there
 
 
 def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
@@ -381,6 +397,7 @@ __all__ = [
     "TUNED_OPS",
     "Table",
     "Timing",
+    "as_on",
     "find_table",
     "read_table",
     "shipped_table",

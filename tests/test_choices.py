@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import choosing_toy
-from choosing_toy import EDGES
-from r18.backend import Choosing, Kernel, choices
+from choosing_toy import EDGES, MANY
+from r18.backend import Choosing, Kernel, choice, choices
 from r18.errors import UsageError
-from r18.ops import Conv2d, ConvMaxPool, Problem
+from r18.ops import Conv2d, ConvMaxPool, Problem, ReLU
 from r18.registry import load_backend
+from r18.schedule import resnet18
 from r18_cupy import Backend as Cupy
 from r18_cupy.compiler import Entry
 from r18_cupy.hopper import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.campaign import KernelReport, Profile, profile, run_campaign, search
 from r18_oracle.choices import SHARE, shares
+from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save
 from r18_oracle.lost import smallest
+from r18_oracle.problems import schedule_problems
 from r18_oracle.report.tables import kernel_table
 from r18_oracle.sanitized import exercise
 from r18_oracle.tasks import campaign_job, finding_of, replay_finding
@@ -53,6 +57,30 @@ def test_a_backend_offers_choices_or_none() -> None:
     assert [one.id for one in choices(toy, toy.kernels()[0])] == [f"{KERNEL}/{e}" for e in EDGES]
     assert not isinstance(numpy, Choosing)
     assert all(choices(numpy, kernel) == () for kernel in numpy.kernels())
+    small, large = (Problem(ReLU(), ((rows, 1000),)) for rows in (1, MANY))
+    (kernel,) = toy.kernels()
+    chosen = [choice(toy, kernel, problem) for problem in (small, large)]
+    assert chosen == list(choices(toy, kernel))
+    assert choice(numpy, numpy.kernels()[0], small) is None
+
+
+def test_the_conformance_suite_asks_what_is_chosen() -> None:
+    asked: Any = SimpleNamespace(getoption=lambda name: "tiny")
+    ask = conformance.test_choices_are_their_kernel_with_another_part_to_the_id
+
+    class Silent(choosing_toy.Backend):
+        def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+            return None
+
+    class Itself(choosing_toy.Backend):
+        def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+            return replace(self.kernels()[0], algorithm="another")
+
+    ask(choosing_toy.Backend(), asked)
+    with pytest.raises(AssertionError, match=r"takes relu.* and chooses nothing"):
+        ask(Silent(), asked)
+    with pytest.raises(AssertionError, match="toy/relu/another/fp32"):
+        ask(Itself(), asked)
 
 
 def test_a_fault_of_what_is_chosen_for_large_problems_alone_is_found_on_a_small_one() -> None:
@@ -242,6 +270,28 @@ def test_every_function_of_every_kernel_is_launched_by_the_quick_profile() -> No
         own = (name for name in launched if name == kernel.id or name.startswith(f"{kernel.id}/"))
         idle = set(kernel.entries()).difference(*(launched[name] for name in own))
         assert [entry.label for entry in idle] == [], kernel.id
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_what_a_plan_says_is_chosen_is_what_is_launched(batch: int) -> None:
+    """Of kernels with several functions for what they take: a choice, or a kernel that has it."""
+    own = {one.id: one for one in CUPY.kernels()}
+    checked = 0
+    for problem in schedule_problems(resnet18(), [batch]):
+        for kernel in cast(tuple[CudaKernel, ...], CUPY.kernels()):
+            if kernel.refusal(problem) is not None:
+                continue
+            one = cast(CudaKernel | None, choice(CUPY, kernel, problem))
+            if one is None:
+                assert not choices(CUPY, kernel), kernel.id
+            else:
+                assert one in choices(CUPY, kernel) or own[one.id] is one
+                assert one.id.rpartition("/")[0] == kernel.id
+                assert [launch.entry for launch in one.launches(problem)] == [
+                    launch.entry for launch in kernel.launches(problem)
+                ]
+                checked += 1
+    assert checked > 100
 
 
 CONVOLUTIONS = [kernel for kernel in choosing() if kernel.op is Conv2d]

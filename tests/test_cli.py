@@ -24,7 +24,8 @@ from r18.cli.schedule import rows as schedule_rows
 from r18.errors import UsageError
 from r18.passes import fuse, fuse_pool
 from r18.registry import installed
-from r18.schedule import tiny
+from r18.schedule import resnet18, tiny
+from r18.tuning import read_table, shipped_table
 from support import ROOT, run_python
 
 
@@ -249,6 +250,37 @@ def test_plan_shows_what_runs_side_by_side(command: Command) -> None:
     assert [step["step"] for step in found if step["beside"]] == steps
     asked = ("plan", "--backend", "numpy", "--network", "tiny")
     assert "beside the step" not in command.output(*asked)
+
+
+def test_plan_shows_what_a_kernel_chooses(command: Command) -> None:
+    """And in a column of its own only where there is one."""
+    asked = ("plan", "--backend", "cupy", "--precision", "fp16", "--batch", 64)
+    lines = command.output(*asked).splitlines()
+    assert lines[0].split()[:4] == ["step", "kernel", "choice", "layout"]
+    assert lines[3].split()[:3] == [
+        *("layer1.0.conv1", "cupy/conv2d/implicit_gemm_wgmma/fp16/nhwc", "m64n256k64s2")
+    ]
+    steps = {step["step"]: step for step in json.loads(command.output(*asked, "--json"))["steps"]}
+    assert steps["layer1.0.conv1"]["choice"] == "m64n256k64s2"
+    assert steps["avgpool"]["choice"] is None
+
+
+def test_plan_as_on_a_device_follows_its_table(command: Command) -> None:
+    asked = ("plan", "--backend", "cupy", "--batch", 64, "--json")
+    here, there = (
+        {step["step"]: step["kernel"] for step in json.loads(command.output(*words))["steps"]}
+        for words in (asked, (*asked, "--device", "nvidia-h200"))
+    )
+    table = read_table(shipped_table("cupy", "nvidia-h200"))
+    problems = fuse_pool(fuse(resnet18(), "all")).problems(64)
+    tuned = {step: table.best(problem, "fp32") for step, problem in problems.items()}
+    assert {step: there[step] for step in there if tuned[step]} == {
+        k: v for k, v in tuned.items() if v
+    }
+    assert sum(here[step] != there[step] for step in there) > 5
+    said = command.refusal("plan", "--backend", "cupy", "--device", "nvidia-h100")
+    assert "unknown device with a table of 'cupy' 'nvidia-h100'" in said
+    assert "known: nvidia-h200" in said
 
 
 def test_plan_as_json_with_kernel_overrides(command: Command) -> None:

@@ -256,6 +256,9 @@ def test_what_was_verified_before_it_had_choices_is_stale(tmp_path: Path) -> Non
         def choices(self, kernel: Compiled) -> tuple[Compiled, ...]:
             return tuple(offered) if kernel is A else ()
 
+        def choice(self, kernel: Compiled, problem: Any) -> None:
+            raise AssertionError("nothing is planned here")
+
     plain: Any = Catalogue(A, B)
     choosing: Any = Choosing(A, B)
     run = run_of(A, B)

@@ -104,6 +104,12 @@ class Backend(BackendBase):
 
         return choices_of(cast(CudaKernel, kernel))
 
+    def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+        """See `r18.backend.Choosing`."""
+        from r18_cupy.choices import choice_of
+
+        return choice_of(cast(CudaKernel, kernel), problem)
+
     def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
         """See `r18.backend.Preparing`."""
         from r18_cupy.compiler import compile_all

@@ -8,8 +8,10 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from r18.ops import Problem
 from r18_cupy.catalogue import all_kernels
-from r18_cupy.kernel import CudaKernel
+from r18_cupy.compiler import Entry
+from r18_cupy.kernel import CudaKernel, launches_of
 from r18_cupy.tile import TileConfig
 
 
@@ -24,6 +26,20 @@ def choices_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
     named = zip(tiles, labels(tiles), strict=True)
     found = (with_one_tile(kernel, tile, label) for tile, label in named)
     return tuple(one for one in found if one.id not in listed)
+
+
+def choice_of(kernel: CudaKernel, problem: Problem) -> CudaKernel | None:
+    """Of its choices, and of the kernels whose id is its own and one part more, the one that
+    launches the same functions for the problem."""
+
+    def functions(one: CudaKernel) -> list[Entry]:
+        return [launch.entry for launch in launches_of(one, problem)]
+
+    listed = (one for one in all_kernels() if one.id.rpartition("/")[0] == kernel.id)
+    for one in (*choices_of(kernel), *listed):
+        if one.refusal(problem) is None and functions(one) == functions(kernel):
+            return one
+    return None
 
 
 def tiles_of(kernel: CudaKernel) -> Sequence[TileConfig]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from tabulate import tabulate
 
-from r18.backend import CompileOptions, output_layout
+from r18.backend import Backend, CompileOptions, choice, output_layout
 from r18.cli.options import (
     AsJson,
     BackendName,
@@ -22,8 +22,9 @@ from r18.cli.options import (
     chosen_schedule,
     kernel_overrides,
 )
-from r18.executor import Plan, make_plan
+from r18.executor import Plan, PlannedStep, make_plan
 from r18.registry import load_backend
+from r18.tuning import as_on
 
 
 def plan(
@@ -40,23 +41,32 @@ def plan(
             "conv2d=numpy/conv2d/direct/*; repeat it for several."
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="As on this device, of which the backend ships a table of what is fastest, such "
+            "as nvidia-h200."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a backend's plan for a network, without running it: no step touches a device.
 
-    For each step its kernel, the layout, arena offset and bytes of its output, and the bytes of
-    workspace. Below, which steps run beside the one before them, and the arena beside the sum of
-    all its buffers.
+    For each step its kernel, and where that chooses among functions the one it chooses; the layout,
+    arena offset and bytes of its output, and the bytes of workspace. Below, which steps run beside
+    the one before them, and the arena beside the sum of all its buffers.
     """
     asked = asked_backend(backend)
     chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
+    if device is not None:
+        chosen = as_on(device, chosen.name, chosen)
     options = CompileOptions(
         batch=batch, precision=precision, fusion=fusion, kernels=kernel_overrides(kernel or ())
     )
     schedule = chosen_schedule(network_name, image_size)
     made = make_plan(chosen, schedule, options)
     naive = make_plan(chosen, schedule, replace(options, arena=False)).arena_nbytes
-    steps = rows(made)
+    steps = rows(chosen, made)
     if as_json:
         head = {
             "backend": made.backend,
@@ -69,14 +79,15 @@ def plan(
         }
         typer.echo(json.dumps(head | {"steps": steps}, indent=2))
         return
+    chooses = any(step["choice"] for step in steps)
+    words = ("step", "kernel", *(("choice",) if chooses else ()), "layout")
     numbers = ("offset", "bytes", "workspace")
     table = [
-        (step["step"], step["kernel"], step["layout"], *(f"{step[key]:,}" for key in numbers))
+        (*(step[key] or "" for key in words), *(f"{step[key]:,}" for key in numbers))
         for step in steps
     ]
-    headers = ("step", "kernel", "layout", *numbers)
-    align = ("left", "left", "left", "right", "right", "right")
-    typer.echo(tabulate(table, headers, disable_numparse=True, colalign=align))
+    align = (*("left" for _ in words), *("right" for _ in numbers))
+    typer.echo(tabulate(table, (*words, *numbers), disable_numparse=True, colalign=align))
     if beside := [step["step"] for step in steps if step["beside"]]:
         typer.echo(f"\neach beside the step before it: {', '.join(beside)}")
     typer.echo(
@@ -85,12 +96,13 @@ def plan(
     )
 
 
-def rows(made: Plan) -> list[dict[str, Any]]:
-    """What the table shows of each step, as JSON has it."""
+def rows(backend: Backend, made: Plan) -> list[dict[str, Any]]:
+    """What the table shows of each step, as JSON has it; choice: the last part of its id."""
     return [
         {
             "step": step.name,
             "kernel": step.kernel.id,
+            "choice": _choice(backend, step),
             "problem": str(step.problem),
             "layout": output_layout(step.kernel, step.problem).value,
             "offset": made.tensors[step.output].offset,
@@ -101,3 +113,9 @@ def rows(made: Plan) -> list[dict[str, Any]]:
         }
         for step in made.steps
     ]
+
+
+def _choice(backend: Backend, step: PlannedStep) -> str | None:
+    """The last part of its id, where the step's kernel chooses."""
+    found = choice(backend, step.kernel, step.problem)
+    return None if found is None else found.id.rpartition("/")[2]

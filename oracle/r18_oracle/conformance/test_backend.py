@@ -7,10 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from r18.backend import Backend, DeviceInfo, Kernel, choices
+from r18.backend import Backend, DeviceInfo, Kernel, choice, choices
 from r18.registry import load_backend
+from r18.schedule import network
 from r18_oracle.bounds import DERIVATIONS
 from r18_oracle.coverage import coverage_findings
+from r18_oracle.problems import schedule_problems
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +46,28 @@ def test_kernel_ids_are_unique_and_stable(backend: Backend) -> None:
     assert [kernel.id for kernel in backend.kernels()] == ids
 
 
-def test_choices_are_their_kernel_with_another_part_to_the_id(backend: Backend) -> None:
+def test_choices_are_their_kernel_with_another_part_to_the_id(
+    backend: Backend, pytestconfig: pytest.Config
+) -> None:
     """Of a backend that is `Choosing`; without choices nothing is asked."""
+    problems = schedule_problems(network(pytestconfig.getoption("--r18-network")), (1,))
     listed = {kernel.id for kernel in backend.kernels()}
     for kernel in backend.kernels():
         found = choices(backend, kernel)
-        ids = [choice.id for choice in found]
+        ids = [one.id for one in found]
         assert len(set(ids)) == len(ids), ids
         assert not listed.intersection(ids), "a choice that is a kernel is looked at as that"
-        assert all(one is other for one, other in zip(found, choices(backend, kernel), strict=True))
-        for choice in found:
-            assert choice.id.rpartition("/")[0] == kernel.id, choice.id
+        assert all(a is b for a, b in zip(found, choices(backend, kernel), strict=True))
+        for one in found:
+            assert one.id.rpartition("/")[0] == kernel.id, one.id
             for name in ("op", "precision", "layout", "contract"):
-                assert getattr(choice, name) == getattr(kernel, name), f"{choice.id}: {name}"
+                assert getattr(one, name) == getattr(kernel, name), f"{one.id}: {name}"
+        for problem in problems if found else ():
+            if kernel.refusal(problem) is None:
+                chosen = choice(backend, kernel, problem)
+                assert chosen is not None, f"{kernel.id} takes {problem} and chooses nothing"
+                assert chosen.id in ids or chosen.id in listed, chosen.id
+                assert chosen.refusal(problem) is None, f"{chosen.id} refuses {problem}"
 
 
 def test_every_problem_of_the_network_has_a_kernel(
