@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "r18"
 
 
+def package_version(package: str) -> str | None:
+    """Of an installed distribution, by its name; None of one that is not installed."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
 def _processor() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -154,6 +162,7 @@ __all__ = [
     "cache_folder",
     "cpus",
     "machine",
+    "package_version",
     "peak_nbytes",
     "reset_peak",
     "resident_nbytes",

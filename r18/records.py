@@ -12,13 +12,13 @@ import platform
 import re
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from r18.atomic import write_text
 from r18.backend import DeviceInfo
 from r18.errors import UsageError
+from r18.machine import package_version
 
 FOLDER = Path("exports/records")
 FORMAT = 1
@@ -68,18 +68,11 @@ def environment(device: DeviceInfo) -> dict[str, Any]:
         "device": {"kind": device.kind, "name": device.name, **device.details},
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: said for name in PACKAGES if (said := _version(name))},
+        "packages": {name: said for name in PACKAGES if (said := package_version(name))},
     }
     if device.kind == "cuda":
         found["driver"] = _driver()
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:

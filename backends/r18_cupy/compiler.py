@@ -23,7 +23,7 @@ from typing import Any
 from r18.atomic import new_file
 from r18.backend import Resources
 from r18.errors import R18Error, UsageError
-from r18.machine import cache_folder
+from r18.machine import cache_folder, package_version
 
 KERNELS = Path(__file__).parent / "kernels"
 STANDARD = "c++17"
@@ -31,6 +31,9 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"
 """What kernels are meant for, but for those that need one architecture's own instructions."""
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _FORMAT = 2  # of a cached file
+_PACKAGES = tuple(
+    f"nvidia-cuda-{part}{of}" for part in ("nvrtc", "runtime") for of in ("", "-cu12")
+)
 
 
 class CompileError(R18Error):
@@ -196,11 +199,16 @@ def _include_paths() -> tuple[str, ...]:
 
 @cache
 def _toolkit() -> str:
-    """What compiles: NVRTC's version, and the folder of its headers."""
+    """What compiles: NVRTC's version, the folder of its headers, and of both the packages'.
+
+    NVRTC itself tells two numbers alone, and an update of the third compiles otherwise too.
+    """
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
-    return f"nvrtc {major}.{minor} {_include_paths()[1]}"
+    versions = ((name, package_version(name)) for name in _PACKAGES)
+    packages = [f"{name} {said}" for name, said in versions if said is not None]
+    return " ".join([f"nvrtc {major}.{minor}", _include_paths()[1], *packages])
 
 
 def _compile(entry: Entry, target: str) -> Binary:
