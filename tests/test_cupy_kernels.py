@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from cuda.bindings import nvrtc
 
 from cuda_support import ARCHITECTURES, parameters, waits
 from r18.backend import FUSION_LEVELS, CompileOptions
@@ -33,14 +34,20 @@ SPILLED = {
         "sm_120",
     ): 8,
 }
-"""The only bytes that NVRTC 13.0.88 spills, on architectures that no tile was tuned for; another
-version spilled none there. Everything else spills nothing."""
+"""The only bytes that NVRTC 13.0 spills, on architectures that no tile was tuned for; 13.2 spills
+none there. Everything else spills nothing."""
 
 EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 
 
 def label(entry: Entry) -> str:
     return "-".join([entry.symbol, *(f"{name}={value}" for name, value in entry.defines)])
+
+
+def most_spilled(entry: Entry, target: str) -> int:
+    """Bytes, with the NVRTC that is here."""
+    _, *version = nvrtc.nvrtcVersion()
+    return SPILLED.get((label(entry), target), 0) if version == [13, 0] else 0
 
 
 def capability(target: str) -> tuple[int, int]:
@@ -57,8 +64,9 @@ def test_every_function_compiles_for_every_architecture_that_runs_it(entry: Entr
             binary = compile_entry(entry, target)
             assert binary.cubin.startswith(b"\x7fELF")
             assert binary.resources.registers > 0
-            most = SPILLED.get((label(entry), target), 0)
-            assert binary.resources.spill_nbytes <= most, f"{label(entry)} spills on {target}"
+            assert binary.resources.spill_nbytes <= most_spilled(entry, target), (
+                f"{label(entry)} spills on {target}"
+            )
             # The assembler gives up overlapping products where it does not see through the code.
             assert "wgmma.mma_async instructions are serialized" not in binary.report
 
