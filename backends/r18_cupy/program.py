@@ -236,7 +236,11 @@ def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 def _device_array(images: Any) -> cupy.ndarray:
     """A CuPy array over the same memory."""
-    if hasattr(images, "__cuda_array_interface__"):
+    if isinstance(images, cupy.ndarray):
+        return images
+    described = getattr(images, "__cuda_array_interface__", None)
+    # What has no name there, as bfloat16 in PyTorch's, is said to be bytes; DLPack has one for it.
+    if described is not None and np.dtype(described["typestr"]).kind != "V":
         return cupy.asarray(images)
     if hasattr(images, "__dlpack_device__") and images.__dlpack_device__()[0] == _DLPACK_CUDA:
         return cupy.from_dlpack(images)
