@@ -153,16 +153,16 @@ def shipped_table(backend: str, device: str) -> Path:
     return Path(spec.origin).parent / "tuned" / f"{device}.json"
 
 
-def as_on(device: str, name: str, backend: Backend) -> Backend:
-    """The backend as plans find it on a device, by its slug, of which a table is shipped: what is
+def as_on(device: str, backend: Backend) -> Backend:
+    """The backend as plans find it on a device, by its slug, of which it ships a table: what is
     fastest is the table's to say, everything else is the backend's own.
 
-    name: the backend's entry point. Raises `UnknownName` for another, and for a device without.
+    Raises `UnknownName` for a backend that is no entry point, and for a device without a table.
     """
-    path = shipped_table(name, device)
+    path = shipped_table(backend.name, device)
     if not path.is_file():
         known = sorted(file.stem for file in path.parent.glob("*.json"))
-        raise unknown(f"device with a table of '{name}'", device, known)
+        raise unknown(f"device with a table of '{backend.name}'", device, known)
     there = copy(backend)
     vars(there)["fastest"] = read_table(path).best
     return there

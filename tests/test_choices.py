@@ -286,6 +286,7 @@ def test_what_a_plan_says_is_chosen_is_what_is_launched(batch: int) -> None:
                 assert not choices(CUPY, kernel), kernel.id
             else:
                 assert one in choices(CUPY, kernel) or own[one.id] is one
+                assert one.layout is kernel.layout, f"{one.id} is not {kernel.id} with one function"
                 assert one.id.rpartition("/")[0] == kernel.id
                 assert [launch.entry for launch in one.launches(problem)] == [
                     launch.entry for launch in kernel.launches(problem)

@@ -29,15 +29,20 @@ def choices_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
 
 
 def choice_of(kernel: CudaKernel, problem: Problem) -> CudaKernel | None:
-    """Of its choices, and of the kernels whose id is its own and one part more, the one that
-    launches the same functions for the problem."""
+    """Of its choices, and of the kernels that are listed as the kernel with another tile, the one
+    that launches the same functions for the problem."""
 
     def functions(one: CudaKernel) -> list[Entry]:
         return [launch.entry for launch in launches_of(one, problem)]
 
-    listed = (one for one in all_kernels() if one.id.rpartition("/")[0] == kernel.id)
+    wanted = functions(kernel)
+    listed = (
+        one
+        for one in all_kernels()  # `…/nhwc` is the same in another layout, not with a tile
+        if one.id.rpartition("/")[0] == kernel.id and one.layout is kernel.layout
+    )
     for one in (*choices_of(kernel), *listed):
-        if one.refusal(problem) is None and functions(one) == functions(kernel):
+        if one.refusal(problem) is None and functions(one) == wanted:
             return one
     return None
 

@@ -59,7 +59,7 @@ def plan(
     asked = asked_backend(backend)
     chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
     if device is not None:
-        chosen = as_on(device, chosen.name, chosen)
+        chosen = as_on(device, chosen)
     options = CompileOptions(
         batch=batch, precision=precision, fusion=fusion, kernels=kernel_overrides(kernel or ())
     )

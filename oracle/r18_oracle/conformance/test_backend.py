@@ -67,6 +67,7 @@ def test_choices_are_their_kernel_with_another_part_to_the_id(
                 chosen = choice(backend, kernel, problem)
                 assert chosen is not None, f"{kernel.id} takes {problem} and chooses nothing"
                 assert chosen.id in ids or chosen.id in listed, chosen.id
+                assert chosen.layout is kernel.layout, chosen.id
                 assert chosen.refusal(problem) is None, f"{chosen.id} refuses {problem}"
 
 
