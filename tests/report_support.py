@@ -19,8 +19,8 @@ from r18_oracle.checks import Tally
 from r18_oracle.findings import Finding
 from r18_oracle.losses import Loss
 from r18_oracle.pictures import error_map
-from r18_oracle.report import page
 from r18_oracle.verify import BackendResult, Request, Verification
+from r18_oracle.verify_page import page
 
 CONV = Problem(Conv2d(3, 8, (3, 3), (1, 1), (1, 1)), ((2, 3, 9, 40),))
 HOSTILE = "<script>alert(1)</script>&\"'\x00\ud800\x1b[31m"

@@ -12,7 +12,7 @@ import pytest
 
 import choosing_toy
 from choosing_toy import EDGES, MANY
-from r18.backend import Choosing, Kernel, choice, choices
+from r18.backend import Choosing, DeviceInfo, Kernel, choice, choices
 from r18.errors import UsageError
 from r18.ops import Conv2d, ConvMaxPool, Problem, ReLU
 from r18.registry import load_backend
@@ -27,9 +27,10 @@ from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save
 from r18_oracle.lost import smallest
 from r18_oracle.problems import schedule_problems
-from r18_oracle.report.tables import kernel_table
 from r18_oracle.sanitized import exercise
 from r18_oracle.tasks import campaign_job, finding_of, replay_finding
+from r18_oracle.verify import BackendResult, Request, Verification
+from r18_oracle.verify_page import page
 from r18_oracle.verify_text import kernel_json
 from r18_oracle.worker import Pool
 
@@ -104,7 +105,8 @@ def test_a_report_says_how_many_problems_each_choice_took() -> None:
     assert min(few, many) > 0
     assert few + many < report.tally.problems
     said = f"{report.tally.problems} problems, {few + many} of its 2 choices, at least {few} each"
-    assert f'title="{said}"' in str(kernel_table([report]))
+    shown = Verification(Request(QUICK), [BackendResult("toy", DeviceInfo("CPU", "one"), [report])])
+    assert f'title="{said}"' in page(shown, about={})
     backend = load_backend("numpy")
     plain = run_campaign(backend, backend.kernels()[0], QUICK, 0, network_name=None)
     assert kernel_json(plain)["choices"] == {}

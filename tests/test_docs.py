@@ -16,7 +16,7 @@ from r18 import records
 from r18.cli.app import COMMANDS
 from r18.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
 from r18.registry import AUTO_ORDER, installed
-from r18.tables import rendered
+from r18.report.tables import rendered
 from r18_oracle.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
 from r18_oracle.roundings import FACTORS, HALF, LEAST_HALF, PAIR
 from support import ROOT, output_of

@@ -36,7 +36,7 @@ from r18.evaluation.sources import Item
 from r18.margins import Allowance, calls, is_tie, unit_roundoff
 from r18.precision import FP32, FP64, INT8
 from r18.preprocess import preprocess_batch
-from r18.tables import rendered
+from r18.report.tables import rendered
 from support import ROOT, run_python
 
 

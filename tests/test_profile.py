@@ -19,8 +19,8 @@ from r18.backend import DeviceInfo
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18.profile import LEVELS, MODEL, Report, Row, profile
 from r18.profile_record import save
+from r18.report.tables import rendered
 from r18.schedule import resnet18
-from r18.tables import rendered
 from r18_numpy import Backend
 from r18_oracle.outputs import drop_in_judge
 from support import ROOT, random_weights

@@ -15,10 +15,10 @@ from r18.backend import APART
 from r18.errors import UnknownName, UsageError
 from r18.from_host import FromHost
 from r18.passes import fuse, fuse_pool
+from r18.report.tables import rendered
+from r18.report.tables.timed import bench_captions
 from r18.roofline import Ceilings, limits
 from r18.schedule import resnet18
-from r18.tables import rendered
-from r18.tables.timed import bench_captions
 from r18.tuning import Timing, shipped_table
 from support import ROOT
 

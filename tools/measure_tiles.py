@@ -28,8 +28,8 @@ from r18.errors import R18Error, UsageError
 from r18.ops import Conv2d, ConvMaxPool, Problem
 from r18.passes import fuse, fuse_pool
 from r18.registry import get_backend
+from r18.report.tables import Table
 from r18.schedule import network
-from r18.tables import Table
 from r18.tuning import Range
 
 COUNT, REPEAT = 12, 5  # launches back to back, and how often
