@@ -50,6 +50,9 @@ STYLE: dict[Any, Any] = {
 WIDTH, COLUMNS, BAR = 880, 3, 33
 """Of a picture: width and height of a bar with its name in pixels, panels side by side."""
 
+ROOM = 0.36
+"""The share of a panel's width that a number needs behind its bar."""
+
 
 def pictures(groups: Sequence[Group]) -> dict[str, str]:
     """File name → SVG: throughput at the largest batch of each precision and device, and latency
@@ -148,14 +151,16 @@ def _bars(axes: Axes, group: Group, height: float, throughput: bool) -> None:
     widest = longest if throughput else max((row["p90_ms"] for row in rows), default=1.0)
     line = None if floor is None else 1e3 * group.batch / floor if throughput else floor
     near = line is not None and line <= FAR * longest
-    edge = max(1.55 * widest, 1.02 * line if line is not None and near else 0.0)
+    edge = max((1 + 1.4 * ROOM) * widest, 1.02 * line if line is not None and near else 0.0)
+    if line is not None and near and any(0 < line - number < ROOM * edge for number in numbers):
+        edge = max(edge, line / (1 - ROOM))
     for at, (bar, row, number) in enumerate(zip(drawn, rows, numbers, strict=True)):
         bar.set_gid(f"bar-{group.device}-{group.precision}-{at}")
         end = number if throughput else max(number, row["p90_ms"])
         said = f"{number:,.0f}" if throughput else decimal(number)
         if throughput and floor is not None:
             said += f"  {floor / row['median_ms']:.0%}"
-        if near and line is not None and end < line < end + 0.4 * edge:
+        if near and line is not None and end < line < end + ROOM * edge:
             end = line  # the number stands clear of the roofline
         axes.text(0, at - 0.28, clean(row["backend"]), va="bottom")
         axes.text(end + edge / 60, at, said, va="center", weight="bold")
