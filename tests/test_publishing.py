@@ -35,7 +35,7 @@ PUBLISHED = (
     *("r18", "backends", "oracle", "tests", "docs", "tools", "exports/records"),
     *("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE"),
 )
-PACKAGES = {"r18", "r18_cupy", "r18_numba", "r18_numpy", "r18_oracle", "r18_torch"}
+PACKAGES = {"r18", "r18_cupy", "r18_numba", "r18_numba_cpu", "r18_numpy", "r18_oracle", "r18_torch"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
 
 

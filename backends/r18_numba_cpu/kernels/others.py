@@ -1,4 +1,4 @@
-"""Every op that is not a convolution. Activations are flat, channels last."""
+"""Every op other than convolution. Activations are flat, channels last."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ import math
 import numpy as np
 from numba import prange
 
-from r18_numba.cpu.kernels.jit import kernel
-from r18_numba.cpu.kernels.product import COLUMNS, ROWS, multiply
-from r18_numba.cpu.kernels.vector import LANES, broadcast, maximum, read, relu, write
+from r18_numba_cpu.kernels.arguments import Depth
+from r18_numba_cpu.kernels.jit import kernel
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply
+from r18_numba_cpu.kernels.vector import (
+    LANES,
+    broadcast,
+    load_lanes,
+    maximum,
+    relu,
+    store_lanes,
+)
 
 SPAN = 4096
-"""Elements that a thread takes at a time where each stands for itself."""
+"""Elements, or pixels, that a thread processes at a time in elementwise kernels."""
 
 
 @kernel
@@ -22,7 +30,7 @@ def rectify(x, out, spans):
         last = min(x.size, (span + 1) * SPAN)
         for at in range(span * SPAN, last, LANES):
             lanes = min(LANES, last - at)
-            write(out, at, relu(read(x, at, lanes)), lanes)
+            store_lanes(out, at, relu(load_lanes(x, at, lanes)), lanes)
 
 
 @kernel
@@ -32,8 +40,8 @@ def add(a, b, out, spans, has_relu):
         last = min(a.size, (span + 1) * SPAN)
         for at in range(span * SPAN, last, LANES):
             lanes = min(LANES, last - at)
-            value = read(a, at, lanes) + read(b, at, lanes)
-            write(out, at, relu(value) if has_relu else value, lanes)
+            value = load_lanes(a, at, lanes) + load_lanes(b, at, lanes)
+            store_lanes(out, at, relu(value) if has_relu else value, lanes)
 
 
 @kernel
@@ -42,48 +50,48 @@ def scale_shift(x, scale, shift, out, pixels, channels):
     for p in prange(pixels):
         for c in range(0, channels, LANES):
             lanes, at = min(LANES, channels - c), p * channels + c
-            value = read(x, at, lanes) * read(scale, c, lanes) + read(shift, c, lanes)
-            write(out, at, value, lanes)
+            value = load_lanes(x, at, lanes) * load_lanes(scale, c, lanes) + load_lanes(
+                shift, c, lanes
+            )
+            store_lanes(out, at, value, lanes)
 
 
 @kernel
-def maxpool(
-    x, out, samples, channels, height, width, out_h, out_w,
-    kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w,
-):  # fmt: skip
-    """Maxima over the part of each window that lies in the image."""
-    for line in prange(samples * out_h):
-        sample, top = line // out_h, line % out_h * stride_h - pad_h
-        for j in range(out_w):
-            left = j * stride_w - pad_w
+def maxpool(x, out, shape):
+    """Maxima over the part of each window that is inside the image. shape: as of a convolution."""
+    height, width, channels = shape.height, shape.width, shape.channels
+    for line in prange(shape.samples * shape.out_h):
+        sample, top = line // shape.out_h, line % shape.out_h * shape.stride_h - shape.pad_h
+        for j in range(shape.out_w):
+            left = j * shape.stride_w - shape.pad_w
             for c in range(0, channels, LANES):
                 lanes = min(LANES, channels - c)
                 best = broadcast(np.float32(-np.inf))
-                for row in range(max(0, top), min(height, top + kernel_h)):
-                    for column in range(max(0, left), min(width, left + kernel_w)):
+                for row in range(max(0, top), min(height, top + shape.kernel_h)):
+                    for column in range(max(0, left), min(width, left + shape.kernel_w)):
                         at = ((sample * height + row) * width + column) * channels + c
-                        best = maximum(best, read(x, at, lanes))
-                write(out, (line * out_w + j) * channels + c, best, lanes)
+                        best = maximum(best, load_lanes(x, at, lanes))
+                store_lanes(out, (line * shape.out_w + j) * channels + c, best, lanes)
 
 
 @kernel
 def mean(x, out, samples, pixels, channels):
-    """out[n, c] = Σ_p x[n, p, c] / pixels, pixel after pixel."""
+    """out[n, c] = Σ_p x[n, p, c] / pixels, summed in the order of the pixels."""
     vectors = (channels + LANES - 1) // LANES
     for item in prange(samples * vectors):
         sample, c = item // vectors, item % vectors * LANES
         lanes, first = min(LANES, channels - c), sample * pixels * channels + c
         total = broadcast(np.float32(0))
         for p in range(pixels):
-            total = total + read(x, first + p * channels, lanes)
-        write(out, sample * channels + c, total / broadcast(np.float32(pixels)), lanes)
+            total = total + load_lanes(x, first + p * channels, lanes)
+        store_lanes(out, sample * channels + c, total / broadcast(np.float32(pixels)), lanes)
 
 
 @kernel
 def linear(x, weight, bias, out, sums, samples, features, outputs):
     """out (N, O) = x (N, F)·weight + bias; weight in panels (⌈O/COLUMNS⌉, F, COLUMNS).
 
-    sums: a scratch of a tile for each panel.
+    sums: scratch, a register tile for each panel.
     """
     panels = (outputs + COLUMNS - 1) // COLUMNS
     for panel in prange(panels):
@@ -92,7 +100,7 @@ def linear(x, weight, bias, out, sums, samples, features, outputs):
             count = min(ROWS, samples - n)
             multiply(
                 count, x, n * features, features, weight, panel * features * COLUMNS,
-                sums, here, COLUMNS, 1, 1, features, 0, 0,
+                sums, here, COLUMNS, Depth(1, features, 0),
             )  # fmt: skip
             for p in range(count):
                 for o in range(min(COLUMNS, outputs - panel * COLUMNS)):
@@ -117,6 +125,16 @@ def softmax(x, out, samples, classes):
             total += value
         for k in range(classes):
             out[first + k] /= total
+
+
+@kernel
+def normalize(x, scale, shift, out, pixels, channels, spans):
+    """out[p, c] = x[p, c]·scale[c] + shift[c], of bytes x."""
+    for span in prange(spans):
+        for p in range(span * SPAN, min(pixels, (span + 1) * SPAN)):
+            for c in range(channels):
+                at = p * channels + c
+                out[at] = x[at] * scale[c] + shift[c]
 
 
 @kernel

@@ -33,7 +33,7 @@ from r18.graph.ops import (
 )
 from r18.graph.schedule import resnet18, tiny
 from r18.weights import load_weights
-from r18_numba.cpu import Backend, compiled, conv
+from r18_numba_cpu import Backend, compiled, conv, implicit_gemm, packing, winograd
 from r18_oracle.check.call import observe
 from r18_oracle.generate.crossings import crossings
 from r18_oracle.generate.inputs import kinds_for, make_case
@@ -201,11 +201,11 @@ def test_bands_of_any_height_give_the_same_bits(
     assert problem is not None
     whole = bits(backend, kernel, problem)
     rows = problem.output[2]
-    assert conv.bands(problem, 2).rows == rows
+    assert implicit_gemm.bands(problem, 2).rows == rows
     seen = set()
     for nbytes in range(0, 40_000, 1_500):
-        monkeypatch.setattr(conv, "BAND_NBYTES", nbytes)
-        cut = conv.bands(problem, 2)
+        monkeypatch.setattr(implicit_gemm, "BAND_NBYTES", nbytes)
+        cut = implicit_gemm.bands(problem, 2)
         if (cut.rows, cut.panels) not in seen:
             seen.add((cut.rows, cut.panels))
             assert bits(backend, kernel, problem) == whole
@@ -217,11 +217,11 @@ def test_bands_of_any_height_give_the_same_bits(
 def test_channels_are_shared_out_where_bands_are_few(backend: Backend) -> None:
     """By the number of threads there are at most; the bits are those of a batch that is not."""
     one = conv_problem(5, 70, (1, 3, 3))
-    cuts = [conv.bands(one, threads).panels for threads in (1, 2, 8)]
+    cuts = [implicit_gemm.bands(one, threads).panels for threads in (1, 2, 8)]
     assert cuts == sorted(cuts, reverse=True)
     assert cuts[-1] == 1
     many = conv_problem(5, 70, (64, 3, 3))
-    assert conv.bands(many, 2).panels == compiled.panels(70)
+    assert implicit_gemm.bands(many, 2).panels == packing.panels(70)
     case = make_case(GEMM, many, "normal", 0)
     whole = observe(backend, GEMM, case).output
     for index in (0, 63):
@@ -235,29 +235,29 @@ def test_both_orders_of_winograd_and_every_round_give_the_same_bits(
 ) -> None:
     problem = conv_problem(17, 33, (1, 3, 146))
     whole = bits(backend, WINOGRAD, problem)
-    tiles = conv.tiling(problem).tiles
+    tiles = winograd.tiling(problem).tiles
     assert tiles == 37  # which no chunk divides
     seen = set()
-    for filters, nbytes in product((conv.FILTER_NBYTES, 0), (0, 150_000, 300_000, 1 << 20)):
-        monkeypatch.setattr(conv, "FILTER_NBYTES", filters)
+    for filters, nbytes in product((winograd.FILTER_NBYTES, 0), (0, 150_000, 300_000, 1 << 20)):
+        monkeypatch.setattr(winograd, "FILTER_NBYTES", filters)
         for name in ("CACHED_NBYTES", "ROUND_NBYTES"):
-            monkeypatch.setattr(conv, name, nbytes)
-        cut = conv.tiling(problem)
-        assert cut.shared == (filters == 0)
-        seen.add((cut.shared, cut.chunk))
+            monkeypatch.setattr(winograd, name, nbytes)
+        cut = winograd.tiling(problem)
+        assert cut.fused == (filters > 0)
+        seen.add((cut.fused, cut.chunk))
         assert bits(backend, WINOGRAD, problem) == whole
-    for shared in (False, True):
-        chunks = {chunk for found, chunk in seen if found is shared}
+    for fused in (True, False):
+        chunks = {chunk for found, chunk in seen if found is fused}
         assert 1 in chunks
         assert len(chunks) > 2
-    assert (True, tiles) in seen
+    assert (False, tiles) in seen
 
 
 def test_winograds_roads_share_filters_in_one_round_and_in_several() -> None:
     """Nothing that is drawn has filters so large: the kernel itself names what has."""
-    one, several = (conv.tiling(road) for road in WINOGRAD.roads)
-    assert one.shared
-    assert several.shared
+    one, several = (winograd.tiling(road) for road in WINOGRAD.roads)
+    assert not one.fused
+    assert not several.fused
     assert one.chunk == one.tiles > one.rows > one.columns
     assert 1 < several.chunk < several.tiles
     for road in WINOGRAD.roads:
@@ -291,13 +291,14 @@ def _batched(problem: Problem, samples: int) -> Problem:
 # -- threads -----------------------------------------------------------------------------------
 
 
+HELPERS = [Path(__file__).parent, Path(__file__).parents[1]]
 PROGRAM = """
 import hashlib, json, numba
 import numpy as np
 from r18.backend import CompileOptions
 from r18.graph.schedule import tiny
 from r18.weights import load_weights
-from r18_numba.cpu import Backend
+from r18_numba_cpu import Backend
 from support import images
 
 backend, network = Backend(), tiny()
@@ -323,8 +324,7 @@ for threads in (1, 2, 3, 4):
     found[threads] = digest.hexdigest()
 print(json.dumps(found))
 """
-    tests = Path(__file__).parent
-    found = json.loads(output_of(code, path=[tests], env={"NUMBA_NUM_THREADS": "4"}))
+    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
     assert list(found) == ["1", "2", "3", "4"]
     assert len(set(found.values())) == 1
 
@@ -367,7 +367,7 @@ for thread in threads: thread.join()
 print(numba.threading_layer(), len(wrong))
 """
     env = {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
-    assert output_of(code, path=[Path(__file__).parent], env=env).split() == ["workqueue", "0"]
+    assert output_of(code, path=HELPERS, env=env).split() == ["workqueue", "0"]
 
 
 # -- compiled code -----------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 import json, numpy as np
 from r18.runtime.executor import run_kernel
 from r18.graph.ops import Problem, ReLU
-from r18_numba.cpu import Backend, compiled
+from r18_numba_cpu import Backend, compiled
 backend = Backend()
 (kernel,) = (k for k in backend.kernels() if k.op is ReLU)
 out = run_kernel(backend, kernel, Problem(ReLU(), ((1, 17),)), np.arange(17)[None] - 8.0)
@@ -418,7 +418,7 @@ def test_changed_sources_are_compiled_into_another_folder(
 def test_importing_it_and_listing_its_kernels_imports_no_numba() -> None:
     code = """
 import sys
-from r18_numba.cpu import Backend
+from r18_numba_cpu import Backend
 print(len(Backend().kernels()), "numba" in sys.modules)
 """
     assert output_of(code).split() == [str(len(KERNELS)), "False"]

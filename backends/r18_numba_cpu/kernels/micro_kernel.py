@@ -1,4 +1,4 @@
-"""A tile of a matrix product, its sums in registers: what the convolutions spend their time in."""
+"""The micro-kernel: a register tile of a matrix product, where convolutions spend their time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba.cpu.kernels.jit import part
-from r18_numba.cpu.kernels.vector import (
+from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.vector import (
     FEATURES,
     FLOAT_ALIGNMENT,
     INDEX,
@@ -25,27 +25,48 @@ from r18_numba.cpu.kernels.vector import (
 
 VECTORS = 2
 COLUMNS = VECTORS * LANES
-"""Columns of B, and of C, in a tile; B is packed in panels of so many."""
+"""Columns of a register tile. B is packed in panels of COLUMNS columns."""
 
 ROWS = 6 if FEATURES.get("avx2") and not FEATURES.get("avx512f") else 14
-"""The most rows of A in a tile. Its ROWS·VECTORS sums, the VECTORS columns and a factor have a
-register each: 16 with AVX2, 32 with AVX-512 and on Arm."""
+"""The most rows of a register tile. Its ROWS·VECTORS sums, the VECTORS columns of B and one factor
+of A take a register each: 16 with AVX2, 32 with AVX-512 and on Arm."""
+
+
+@function
+def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, c_row, depth):
+    """C[p, o] = Σ_(r, k) A[p·a_row + r·stride + k]·B[r·length + k, o], for a `Depth`.
+
+    For p < rows ≤ ROWS, o < COLUMNS, r < runs, k < length. a, b and c are 1-d float32 arrays. In
+    them A, B (rows of COLUMNS) and C (rows c_row apart) begin at a_at, b_at and c_at.
+
+    Each sum starts at 0 and runs in the order of r, k. Products are not rounded before they are
+    added if the machine has a fused multiply-add. So the result does not depend on `rows`.
+    """
+    multiply_tile(
+        rows, a, a_at, a_row, b, b_at, c, c_at, c_row, depth.runs, depth.length, depth.stride
+    )
+
+
+@function
+def tile_rows(count, most):
+    """The number of rows, at most `most`, that splits `count` rows into even register tiles.
+
+    NOTE: never 12. It is the only row count up to 14 that is slow: 32 to 90 GFLOP/s at any depth,
+    next to 115 for the others and for twice 6 (Zen 4, LLVM 22).
+    """
+    tiles = (count + most - 1) // most
+    rows = (count + tiles - 1) // tiles
+    return 6 if rows == 12 else rows
 
 
 @intrinsic
 def multiply_tile(
     typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, c: Any, c_at: Any,
-    c_row: Any, taps_h: Any, taps_w: Any, run: Any, tap_h: Any, tap_w: Any,
+    c_row: Any, runs: Any, length: Any, stride: Any,
 ) -> Any:  # fmt: skip
-    """C[p, o] = Σ_(r, s, k) A[p·a_row + r·tap_h + s·tap_w + k]·B[(r·taps_w + s)·run + k, o].
-
-    For p < rows ≤ ROWS, o < COLUMNS, r < taps_h, s < taps_w, k < run. a, b and c are 1-d float32
-    arrays, in which A, B (rows of COLUMNS) and C (rows c_row apart) begin at a_at, b_at and c_at.
-    Every sum is made in the order of r, s, k, from 0, with products that are not rounded before
-    they are added, where the machine can do that; so it does not depend on `rows`.
-    """
+    """See `multiply`, which contains this code once. Each number of rows has code of its own."""
     i64 = types.int64
-    signature = types.void(i64, a, i64, i64, b, i64, c, i64, i64, i64, i64, i64, i64, i64)
+    signature = types.void(i64, a, i64, i64, b, i64, c, i64, i64, i64, i64, i64)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         end = builder.append_basic_block("multiplied")
@@ -63,33 +84,31 @@ def multiply_tile(
 
 def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> None:
     """The code for one number of rows."""
-    _, a, a_at, a_row, b, b_at, c, c_at, c_row, taps_h, taps_w, run, tap_h, tap_w = values
+    _, a, a_at, a_row, b, b_at, c, c_at, c_row, runs, length, stride = values
     a_base = address(context, builder, kinds[1], a, a_at)
     c_base = address(context, builder, kinds[6], c, c_at)
     kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR])
     multiply_add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
 
-    # LLVM keeps these in registers: nothing takes their addresses.
+    # LLVM promotes these to registers, because nothing takes their addresses.
     sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(rows * VECTORS)]
     for place in sums:
         builder.store(ir.Constant(VECTOR, None), place)
     b_next = cgutils.alloca_once_value(builder, address(context, builder, kinds[4], b, b_at))
 
-    with cgutils.for_range(builder, taps_h, intp=INDEX) as down:
-        row = builder.gep(a_base, [builder.mul(down.index, tap_h)])
-        with cgutils.for_range(builder, taps_w, intp=INDEX) as across:
-            corner = builder.gep(row, [builder.mul(across.index, tap_w)])
-            starts = [_ahead(builder, corner, a_row, p) for p in range(rows)]
-            with _rolled(builder, run) as k:
-                here = builder.load(b_next)
-                columns = [_load(builder, here, v) for v in range(VECTORS)]
-                for p, start in enumerate(starts):
-                    factor = splat(builder, builder.load(builder.gep(start, [k])))
-                    for v, column in enumerate(columns):
-                        place = sums[p * VECTORS + v]
-                        arguments = [factor, column, builder.load(place)]
-                        builder.store(builder.call(multiply_add, arguments), place)
-                builder.store(builder.gep(here, [ir.Constant(INDEX, COLUMNS)]), b_next)
+    with cgutils.for_range(builder, runs, intp=INDEX) as run:
+        corner = builder.gep(a_base, [builder.mul(run.index, stride)])
+        starts = [_ahead(builder, corner, a_row, p) for p in range(rows)]
+        with _rolled(builder, length) as k:
+            here = builder.load(b_next)
+            columns = [_load(builder, here, v) for v in range(VECTORS)]
+            for p, start in enumerate(starts):
+                factor = splat(builder, builder.load(builder.gep(start, [k])))
+                for v, column in enumerate(columns):
+                    place = sums[p * VECTORS + v]
+                    arguments = [factor, column, builder.load(place)]
+                    builder.store(builder.call(multiply_add, arguments), place)
+            builder.store(builder.gep(here, [ir.Constant(INDEX, COLUMNS)]), b_next)
 
     for p in range(rows):
         start = _ahead(builder, c_base, c_row, p)
@@ -113,9 +132,9 @@ def _load(builder: Any, pointer: Any, v: int) -> Any:
 
 @contextmanager
 def _rolled(builder: Any, count: Any) -> Iterator[Any]:
-    """Code for each index below `count`, in a loop that LLVM does not unroll.
+    """A loop over the indices below `count` that LLVM does not unroll.
 
-    Unrolled, it needs more registers than there are, and some of the sums lie in memory.
+    Unrolled, it would run out of registers and spill sums to memory.
     """
     body, end = builder.append_basic_block("along"), builder.append_basic_block("along.end")
     zero, one = ir.Constant(INDEX, 0), ir.Constant(INDEX, 1)
@@ -132,23 +151,3 @@ def _rolled(builder: Any, count: Any) -> Iterator[Any]:
     rolled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     branch.set_metadata("llvm.loop", module.add_metadata([rolled]))
     builder.position_at_end(end)
-
-
-@part
-def multiply(
-    rows, a, a_at, a_row, b, b_at, c, c_at, c_row, taps_h, taps_w, run, tap_h, tap_w
-):  # fmt: skip
-    """See `multiply_tile`: its code, once."""
-    multiply_tile(rows, a, a_at, a_row, b, b_at, c, c_at, c_row, taps_h, taps_w, run, tap_h, tap_w)
-
-
-@part
-def group(count, most):
-    """The size of groups, of at most `most`, that share `count` evenly.
-
-    NOTE: never 12. Of all numbers of rows up to 14 it alone is slow, 32 to 90 GFLOP/s beside 115
-    (Zen 4, LLVM 22), whatever the depth; twice 6 is not.
-    """
-    groups = (count + most - 1) // most
-    size = (count + groups - 1) // groups
-    return 6 if size == 12 else size

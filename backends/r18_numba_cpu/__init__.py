@@ -1,6 +1,14 @@
 """Numba's CPU kernels: `R18_BACKEND=numba-cpu`. float32, channels last, on all of Numba's threads.
 
-Importing this imports no Numba; `probe` is the first contact.
+`compiled`       loads the compiled code on first use
+`panels`         packs weights for the micro-kernel
+`implicit_gemm`  convolution as a matrix product: cache blocking, arguments
+`winograd`       convolution by F(4×4, 3×3): the same
+`conv`           the convolution kernels, and which one a plan prefers
+`others`         every other op
+`kernels/`       the code that Numba compiles
+
+Importing this package does not import Numba. `probe` does.
 """
 
 from __future__ import annotations
@@ -12,10 +20,9 @@ from importlib.metadata import version
 from r18.backend import BackendBase, DeviceInfo, Kernel
 from r18.backend.host import HostMemory, HostStream
 from r18.graph.ops import Problem
-from r18_numba.cpu import conv
-from r18_numba.cpu.compiled import NAME, most_threads, vector
-from r18_numba.cpu.others import other_kernels
-from r18_numba.cpu.pixels import pixel_kernels
+from r18_numba_cpu import conv
+from r18_numba_cpu.compiled import NAME, most_threads, vector
+from r18_numba_cpu.others import other_kernels
 
 
 class Backend(BackendBase):
@@ -37,7 +44,7 @@ class Backend(BackendBase):
         return _kernels()
 
     def fastest(self, problem: Problem, precision: str) -> str | None:
-        """Winograd's algorithm where it pays; see `r18_numba.cpu.conv`."""
+        """Winograd where it pays; see `r18_numba_cpu.conv`."""
         return conv.fastest(problem) if precision == "fp32" else None
 
     def stream(self) -> HostStream:
@@ -46,7 +53,7 @@ class Backend(BackendBase):
 
 @cache
 def _kernels() -> tuple[Kernel, ...]:
-    return (*conv.conv_kernels(), *other_kernels(), *pixel_kernels())
+    return (*conv.conv_kernels(), *other_kernels())
 
 
 __all__ = ["Backend"]

@@ -1,8 +1,8 @@
-"""Vectors of float32 as a Numba type, and what the kernels do with them.
+"""Vectors of float32 as a Numba type, and the operations on them.
 
-Numba leaves it to LLVM to find vectors in loops; where registers decide the speed, the kernels say
-themselves what is kept in them. A vector is as wide as the machine's registers, and behaves like a
-float32 in Python code: `+`, `-`, `*` and `/` work lane by lane.
+Numba relies on LLVM to vectorize loops. Where registers decide the speed, the kernels use this type
+to state what registers hold. A vector is as wide as a register of this machine. In Python code it
+behaves like a float32: `+`, `-`, `*` and `/` work lane by lane.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from numba import extending, types
 from numba.core import cgutils
 from numba.extending import models, overload, register_model
 
-from r18_numba.cpu.kernels.jit import part
+from r18_numba_cpu.kernels.jit import function
 
 intrinsic: Any = extending.intrinsic
 
 FEATURES = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4
-"""float32 numbers in a vector register of this machine."""
+"""float32 lanes in a vector register of this machine."""
 
 FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 MASK = ir.VectorType(ir.IntType(1), LANES)
-FLOAT_ALIGNMENT = 4  # a vector may begin at any float
+FLOAT_ALIGNMENT = 4  # bytes: a vector may begin at any float
 
 
 class VectorType(types.Type):
-    """LANES float32 numbers."""
+    """LANES float32 lanes."""
 
     def __init__(self) -> None:
         super().__init__(f"float32x{LANES}")
@@ -82,14 +82,14 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
     return types.void(array, types.int64, vector), generate
 
 
-def _first_lanes(builder: Any, count: Any) -> Any:
+def _lane_mask(builder: Any, count: Any) -> Any:
     """The mask of the lanes below `count`."""
     lanes = ir.Constant(ir.VectorType(INDEX, LANES), list(range(LANES)))
     return builder.icmp_signed("<", lanes, splat(builder, count))
 
 
 def splat(builder: Any, scalar: Any) -> Any:
-    """A vector with the scalar in each lane."""
+    """A vector with the scalar in every lane."""
     one = ir.VectorType(scalar.type, LANES)
     empty = ir.Constant(one, ir.Undefined)
     single = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
@@ -98,8 +98,8 @@ def splat(builder: Any, scalar: Any) -> Any:
 
 
 @intrinsic
-def load_first(typing: Any, array: Any, at: Any, count: Any) -> Any:
-    """array[at : at + count] in the first `count` lanes, zeros in the others; reads no more."""
+def masked_load(typing: Any, array: Any, at: Any, count: Any) -> Any:
+    """array[at : at + count] in the first `count` lanes, zeros in the others. Reads only those."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = address(context, builder, signature.args[0], *values[:2])
@@ -111,7 +111,7 @@ def load_first(typing: Any, array: Any, at: Any, count: Any) -> Any:
             [
                 as_vector_pointer(builder, pointer),
                 ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
-                _first_lanes(builder, values[2]),
+                _lane_mask(builder, values[2]),
                 ir.Constant(VECTOR, None),
             ],
         )
@@ -120,8 +120,8 @@ def load_first(typing: Any, array: Any, at: Any, count: Any) -> Any:
 
 
 @intrinsic
-def store_first(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any:
-    """array[at : at + count] = the first `count` lanes; writes no more."""
+def masked_store(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any:
+    """array[at : at + count] = the first `count` lanes. Writes only those."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = address(context, builder, signature.args[0], *values[:2])
@@ -134,7 +134,7 @@ def store_first(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any
                 values[2],
                 as_vector_pointer(builder, pointer),
                 ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
-                _first_lanes(builder, values[3]),
+                _lane_mask(builder, values[3]),
             ],
         )
         return context.get_dummy_value()
@@ -147,7 +147,7 @@ def store_first(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any
 
 @intrinsic
 def broadcast(typing: Any, scalar: Any) -> Any:
-    """A vector with the float32 in each lane."""
+    """A vector with the float32 in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return splat(builder, values[0])
@@ -157,7 +157,7 @@ def broadcast(typing: Any, scalar: Any) -> Any:
 
 @intrinsic
 def relu(typing: Any, value: Any) -> Any:
-    """0 in lanes below 0; a NaN stays."""
+    """0 in lanes below 0; NaN stays NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         zero = ir.Constant(VECTOR, None)
@@ -168,7 +168,7 @@ def relu(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def maximum(typing: Any, a: Any, b: Any) -> Any:
-    """The larger of each lane; NaN where either is."""
+    """The larger value in each lane; NaN if either is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         a, b = values
@@ -179,7 +179,7 @@ def maximum(typing: Any, a: Any, b: Any) -> Any:
 
 
 def _lanewise(operation: Any, method: str) -> None:
-    """Let a Python operator work on vectors."""
+    """Define a Python operator on vectors."""
 
     @intrinsic
     def apply(typing: Any, a: Any, b: Any) -> Any:
@@ -202,40 +202,40 @@ _lanewise(operator.truediv, "fdiv")
 
 
 @intrinsic
-def take(typing: Any, tickets: Any) -> Any:
-    """The next number, from 0 on, of an int64 array of one zero; no two threads get the same."""
+def fetch_add(typing: Any, counter: Any) -> Any:
+    """Atomically add 1 to counter[0] (int64) and return its old value."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        counter = cgutils.create_struct_proxy(signature.args[0])(context, builder, values[0]).data
-        return builder.atomic_rmw("add", counter, ir.Constant(INDEX, 1), "monotonic")
+        data = cgutils.create_struct_proxy(signature.args[0])(context, builder, values[0]).data
+        return builder.atomic_rmw("add", data, ir.Constant(INDEX, 1), "monotonic")
 
-    return types.int64(tickets), generate
-
-
-# -- some lanes --------------------------------------------------------------------------------
+    return types.int64(counter), generate
 
 
-@part
-def read(array, at, lanes):
+# -- partial vectors ---------------------------------------------------------------------------
+
+
+@function
+def load_lanes(array, at, lanes):
     """array[at : at + lanes] in the first lanes, zeros in the others; lanes ≤ LANES."""
     if lanes == LANES:
         return load(array, at)
-    return load_first(array, at, lanes)
+    return masked_load(array, at, lanes)
 
 
-@part
-def write(array, at, value, lanes):
+@function
+def store_lanes(array, at, value, lanes):
     """array[at : at + lanes] = the first lanes; lanes ≤ LANES."""
     if lanes == LANES:
         store(array, at, value)
     else:
-        store_first(array, at, value, lanes)
+        masked_store(array, at, value, lanes)
 
 
-@part
-def finish(value, bias, residual, out, at, lanes, has_residual, has_relu):
-    """The epilogue of a convolution: bias, residual and ReLU, into out[at : at + lanes]."""
+@function
+def store_output(value, bias, residual, out, at, lanes, epilogue):
+    """Add the bias, apply the `Epilogue`, and store in out[at : at + lanes]."""
     value = value + bias
-    if has_residual:
-        value = value + read(residual, at, lanes)
-    write(out, at, relu(value) if has_relu else value, lanes)
+    if epilogue.residual:
+        value = value + load_lanes(residual, at, lanes)
+    store_lanes(out, at, relu(value) if epilogue.relu else value, lanes)

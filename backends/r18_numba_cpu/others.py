@@ -1,14 +1,13 @@
-"""Every op of the CPU's that is not a convolution: what it promises and what it calls."""
+"""Every op other than convolution: its contract and its call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.backend.host import HostKernel
+from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -16,6 +15,7 @@ from r18.graph.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -23,20 +23,28 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.precision import FP32
-from r18_numba.cpu.compiled import NAME, RUNNING, ceil_div, module, panels
-from r18_numba.cpu.conv import FLOAT_NBYTES, GROUPS, LINES, to_panels
-
-Arrays = tuple[Array, ...]
+from r18_numba_cpu.compiled import NAME, ceil_div, module, run
+from r18_numba_cpu.packing import (
+    FLOAT_NBYTES,
+    PANEL,
+    TILE_ROWS,
+    VECTOR,
+    Arrays,
+    panels,
+    problem_of,
+    tile_size,
+    to_panels,
+)
 
 
 def other_kernels() -> tuple[HostKernel, ...]:
-    """One kernel an op."""
+    """One kernel for each op."""
 
     def kernel(
-        op: type[Op], algorithm: str, contract: str, run: Callable[..., None], **options: Any
+        op: type[Op], algorithm: str, contract: str, run: HostFunction, **options: Any
     ) -> HostKernel:
         rounding = RoundingContract(contract, FP32.accumulate, FP32.storage)
-        options = {"edges": LINES, "batch_invariant": True, **options}
+        options = {"edges": (VECTOR, PANEL), "batch_invariant": True, **options}
         return HostKernel(NAME, op, algorithm, FP32, rounding, run, layout=Layout.NHWC, **options)
 
     return (
@@ -50,12 +58,13 @@ def other_kernels() -> tuple[HostKernel, ...]:
             "tiled",
             "sum",
             linear,
-            edges=(*GROUPS, *LINES),
+            edges=(*TILE_ROWS, VECTOR, PANEL),
             scratch=_linear_nbytes,
             pack=lambda op, weights: (to_panels(weights[0].T), weights[1]),
         ),
         kernel(Softmax, "shifted", "softmax", softmax, edges=()),
         kernel(Relayout, "copy", "exact", relayout, edges=()),
+        kernel(Normalize, "scale_shift", "normalize", normalize, edges=()),
     )
 
 
@@ -64,44 +73,39 @@ def batchnorm(op: BatchNorm, inputs: Arrays, weights: Arrays, out: Array, worksp
     weight, bias, mean, var = weights
     scale = weight / np.sqrt(var + np.float32(op.eps))
     shift = bias - mean * scale
-    pixels = inputs[0].size // op.channels
-    _run("scale_shift", *_flat(inputs[0]), scale, shift, *_flat(out), pixels, op.channels)
+    _run("scale_shift", inputs[0], scale, shift, out, inputs[0].size // op.channels, op.channels)
 
 
 def relu(op: ReLU, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    _run("rectify", *_flat(inputs[0], out), _spans(out))
+    _run("rectify", inputs[0], out, _spans(out.size))
 
 
 def add(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    _run("add", *_flat(*inputs, out), _spans(out), op.relu)
+    _run("add", *inputs, out, _spans(out.size), op.relu)
 
 
 def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    n, height, width, channels = inputs[0].shape
-    sizes = (n, channels, height, width, *out.shape[1:3])
-    _run("maxpool", *_flat(inputs[0], out), *sizes, *op.kernel_size, *op.stride, *op.padding)
+    _, shape = problem_of(op, inputs[0].shape, out.shape)
+    _run("maxpool", inputs[0], out, shape)
 
 
 def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
     n, height, width, channels = inputs[0].shape
-    _run("mean", *_flat(inputs[0], out), n, height * width, channels)
+    _run("mean", inputs[0], out, n, height * width, channels)
 
 
 def linear(op: Linear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
     sizes = (len(out), op.in_features, op.out_features)
-    arrays = _flat(inputs[0], *weights, out)
-    _run("linear", *arrays, workspace.view(np.float32), *sizes)
+    _run("linear", inputs[0], *weights, out, workspace.view(np.float32), *sizes)
 
 
 def _linear_nbytes(problem: Problem) -> int:
-    """A tile of sums for each panel."""
-    product = module("product")
-    count = panels(problem.output[1])
-    return int(count * product.ROWS * product.COLUMNS * FLOAT_NBYTES)
+    """A register tile for each panel."""
+    return panels(problem.output[1]) * tile_size() * FLOAT_NBYTES
 
 
 def softmax(op: Softmax, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    _run("softmax", *_flat(inputs[0], out), *out.shape)
+    _run("softmax", inputs[0], out, *out.shape)
 
 
 def relayout(op: Relayout, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -109,20 +113,22 @@ def relayout(op: Relayout, inputs: Arrays, weights: Arrays, out: Array, workspac
     if op.source is op.target:
         out[...] = x
     elif op.target is Layout.NHWC:
-        _run("to_channels_last", *_flat(x, out), *x.shape)
+        _run("to_channels_last", x, out, *x.shape)
     else:
         n, height, width, channels = x.shape
-        _run("to_channels_first", *_flat(x, out), n, channels, height, width)
+        _run("to_channels_first", x, out, n, channels, height, width)
+
+
+def normalize(op: Normalize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """x·scale + shift: bytes (N, H, W, C) in, floats in the same order out."""
+    scale, shift = (np.array(values, np.float32) for values in op.scale_shift)
+    pixels = out.size // op.channels
+    _run("normalize", inputs[0], scale, shift, out, pixels, op.channels, _spans(pixels))
 
 
 def _run(name: str, *arguments: Any) -> None:
-    with RUNNING:
-        getattr(module("others"), name)(*arguments)
+    run(getattr(module("others"), name), *arguments)
 
 
-def _spans(out: Array) -> int:
-    return ceil_div(out.size, module("others").SPAN)
-
-
-def _flat(*arrays: Array) -> tuple[Any, ...]:
-    return tuple(array.reshape(-1) for array in arrays)
+def _spans(count: int) -> int:
+    return ceil_div(count, module("others").SPAN)

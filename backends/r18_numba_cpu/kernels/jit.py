@@ -1,4 +1,4 @@
-"""How the CPU kernels are compiled: for this machine, without Python's lock, kept on disk."""
+"""Compiler options and the cache on disk. Kernels are compiled for this machine and run nogil."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from r18.machine import cache_folder
 
 
 def _folder() -> Path:
-    """Where compiled code is kept: one folder for each state of these sources.
+    """The cache folder for the current sources.
 
-    Numba looks at the file of a function alone, and not at those whose code it contains.
+    Numba's own check covers only the file of the cached function, not the files of the functions
+    that are compiled into it. So the name of this folder is a hash over all of these modules.
     """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -31,12 +32,12 @@ config: Any = numba.core.config
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Compile a kernel, whose loops over `prange` run on Numba's threads."""
+    """Compile a kernel. Its `prange` loops run on Numba's threads."""
     return _compiled(function, parallel=True)
 
 
-def part(function: Callable[..., Any]) -> Any:
-    """Compile a part of a kernel; it is taken into the kernel's own code."""
+def function(function: Callable[..., Any]) -> Any:
+    """Compile a function that kernels call. Its code becomes part of each kernel's."""
     return njit(nogil=True, error_model="numpy", inline="never")(function)
 
 
