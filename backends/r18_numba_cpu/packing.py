@@ -30,8 +30,8 @@ def problem_of(op: Conv2d | MaxPool2d, read: Shape, written: Shape) -> tuple[Pro
     """
     logical = [(n, channels, height, width) for n, height, width, channels in (read, written)]
     problem = Problem(op, tuple(logical[: op.arity]))
-    extents = (*logical[0], *problem.output[1:])
-    return problem, ConvShape(*extents, *op.kernel_size, *op.stride, *op.padding)
+    extents = (*logical[0], *problem.output[1:], *op.kernel_size, *op.stride, *op.padding)
+    return problem, ConvShape._make(extents)
 
 
 def conv(problem: Problem) -> Conv2d:

@@ -111,7 +111,7 @@ def test_other_files_lead_nowhere(names: Names) -> None:
 @pytest.mark.parametrize(
     ("backend", "own", "inside", "outside"),
     [
-        ("numba", "", "kernels/winograd.py", "no folder"),
+        ("numba", "", "kernels/conv/winograd.py", "no folder"),
         ("numba-cpu", "", "kernels/winograd.py", "no folder"),
         ("numpy", "", "conv.py", "no folder"),
     ],
@@ -133,7 +133,7 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
         ("numba-cpu", "kernels/others.py", "def to_channels_last", {"relayout"}),
         ("numba-cpu", "kernels/winograd.py", "def transform_patch_row", {"conv2d"}),
         ("numba-cpu", "kernels/micro_kernel.py", "def multiply(", {"conv2d", "linear"}),
-        ("numba", "kernels/softmax.py", "def build", {"softmax"}),
+        ("numba", "kernels/ops/softmax.py", "def build", {"softmax"}),
     ],
 )
 def test_device_code_belongs_to_the_kernels_that_run_it(

@@ -1,4 +1,4 @@
-"""BatchNorm, ReLU and Add: a thread for each element, and on from there by the grid's size."""
+"""BatchNorm, ReLU, Add and Normalize: grid-stride loops over the elements."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ f32, index = np.float32, np.int64
 
 @cache
 def build_batchnorm(storage: Any) -> Any:
-    """(x − mean)·factor + bias, with factor = weight / √(var + eps) float32 as mean and bias.
+    """(x − mean)·factor + bias. factor = weight / √(var + eps), mean and bias are float32.
 
-    x (N, C, area) of `count` elements.
+    x (N, C, area) has `count` elements.
     """
 
     @kernel()
@@ -33,7 +33,7 @@ def build_batchnorm(storage: Any) -> Any:
 
 @cache
 def build_relu(storage: Any) -> Any:
-    """x where x > 0 or NaN, else +0; in place where `out` is `x`."""
+    """x where x > 0 or NaN, else +0. `out` may be `x`."""
 
     @kernel()
     def relu(x, out, count):  # type: ignore[no-untyped-def]
@@ -48,7 +48,7 @@ def build_relu(storage: Any) -> Any:
 
 @cache
 def build_add(storage: Any) -> Any:
-    """a + b, clamped at zero where `clamp` is not 0; in place where `out` is `a`."""
+    """a + b, with ReLU if `clamp` is not 0. `out` may be `a`."""
 
     @kernel()
     def add(a, b, out, clamp, count):  # type: ignore[no-untyped-def]
@@ -59,3 +59,18 @@ def build_add(storage: Any) -> Any:
             out[at] = storage(value)
 
     return add
+
+
+@cache
+def build_normalize(storage: Any) -> Any:
+    """x·scale + shift of bytes x (N, area, C) into out (N, C, area) of `count` elements."""
+
+    @kernel()
+    def normalize(x, scale, shift, out, channels, area, count):  # type: ignore[no-untyped-def]
+        for at in range(cuda.grid(1), index(count), cuda.gridsize(1)):
+            plane, pixel = at // area, at % area
+            c = plane % channels
+            value = f32(x[(plane // channels * area + pixel) * channels + c])
+            out[at] = storage(value * scale[c] + shift[c])
+
+    return normalize

@@ -1,4 +1,4 @@
-"""x·wᵀ + bias by square tiles in shared memory, a thread for each output."""
+"""x·wᵀ + bias by square tiles in shared memory, one thread per output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ f32, index = np.float32, np.int64
 def build(side: int, depth: int, storage: Any) -> Any:
     """out (rows, outputs) of x (rows, features), w (outputs, features), bias (outputs) float32.
 
-    Blocks of side × side threads; the x of a block counts outputs, the y rows. depth: features in
-    shared memory at once, a multiple of the side.
+    Blocks have side × side threads: x indexes outputs, y rows. depth: features in shared memory at
+    a time, a multiple of the side.
     """
-    pitch = depth + 1  # so that the threads of a warp read different banks
+    pitch = depth + 1  # so that the threads of a warp read from different banks
 
     @kernel()
     def tiled_linear(x, w, bias, out, rows, features, outputs):  # type: ignore[no-untyped-def]

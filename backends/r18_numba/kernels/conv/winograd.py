@@ -1,8 +1,13 @@
 """Winograd's F(2×2, 3×3): Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A on 4×4 patches d that give 2×2 outputs.
 
-Lavin and Gray, arXiv:1509.09308, equation 8. Three launches: the patches are transformed, the
-sums over channels are 16 matrix products, one for each place in a transformed patch, and those are
-transformed into outputs. In between, everything is float32.
+Lavin and Gray, arXiv:1509.09308, equation 8. Three launches:
+
+1. `build_input`: transform the patches.
+2. `build_sums`: sum over channels, a batch of 16 matrix products, one for each element of a
+   transformed patch.
+3. `build_output`: transform the sums and apply the epilogue.
+
+Transformed patches and sums are float32.
 """
 
 from __future__ import annotations
@@ -12,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from r18_numba.kernels.conv.tile_product import build_tile_product
 from r18_numba.kernels.jit import ALIGNMENT, kernel
-from r18_numba.kernels.product import build_product
 from r18_numba.target import numba_cuda
 from r18_numba.tile import Tile
 
@@ -25,7 +30,7 @@ f32, index = np.float32, np.int64
 def build_input(storage: Any) -> Any:
     """Bᵀ d B of every patch: patches (16, padded channels, padded tiles) from x (N, C, H, W).
 
-    Zero in channels that only pad. Columns beyond the tiles are written too, from no pixel.
+    Padded channels and padded tiles are written as zeros.
     """
 
     @kernel()
@@ -74,9 +79,9 @@ def build_input(storage: Any) -> Any:
 
 @cache
 def build_sums(tile: Tile) -> Any:
-    """products[z, o, t] = Σ_c filters[z, c, o]·patches[z, c, t], z the block's third index.
+    """products[z, o, t] = Σ_c filters[z, c, o]·patches[z, c, t], z = blockIdx.z.
 
-    Every extent is padded to the tile: no edge is looked for.
+    Every extent is padded to the tile, so there are no edge checks.
     """
     m, n, k_extent, rows, columns = tile.m, tile.n, tile.k, tile.rows, tile.columns
     row_vector, column_vector = tile.row_vector, tile.column_vector
@@ -85,7 +90,7 @@ def build_sums(tile: Tile) -> Any:
     threads, row_step = tile.threads, tile.row_step
     loads_a, loads_b = m * k_extent // threads, k_extent // row_step
     registers = rows * columns
-    multiply = build_product(tile)
+    multiply = build_tile_product(tile)
 
     @kernel(tile.registers)
     def winograd_sums(  # type: ignore[no-untyped-def]
@@ -97,7 +102,7 @@ def build_sums(tile: Tile) -> Any:
         next_a = cuda.local.array(loads_a, f32)
         next_b = cuda.local.array(loads_b, f32)
 
-        thread = cuda.threadIdx.x & 1023  # see `implicit_gemm`, as for the order of the loop
+        thread = cuda.threadIdx.x & 1023  # see `implicit_gemm`, also for the pipeline
         row = thread // across * row_vector
         column = thread % across * column_vector
         lane, lane_row = thread % n, thread // n
@@ -139,9 +144,9 @@ def build_sums(tile: Tile) -> Any:
 
 @cache
 def build_output(storage: Any) -> Any:
-    """Aᵀ m A of every tile's sums, bias, residual and ReLU: out (N, O, OH, OW).
+    """Aᵀ m A of every tile's sums, then bias, residual and ReLU: out (N, O, OH, OW).
 
-    bias (padded outputs) float32. fused: 1 adds the residual, 2 applies ReLU.
+    bias (padded outputs) float32. fused: bit 1 adds the residual, bit 2 applies ReLU.
     """
 
     @kernel()

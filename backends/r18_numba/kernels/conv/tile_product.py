@@ -1,4 +1,4 @@
-"""The inner product of every tiled matrix product: one stage of shared memory, into registers."""
+"""The tile product: multiplies one stage of shared memory into the registers of a thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ f32 = np.float32
 
 
 @cache
-def build_product(tile: Tile) -> Any:
-    """sums[i, j] += Σ_k a[stage, k, row i]·b[stage, k, column j], k in order."""
+def build_tile_product(tile: Tile) -> Any:
+    """sums[i, j] += Σ_k a[stage, k, row i]·b[stage, k, column j], in the order of k."""
     k_extent, rows, columns = tile.k, tile.rows, tile.columns
     row_vector, column_vector = tile.row_vector, tile.column_vector
     row_gap = row_vector * (tile.m // rows)

@@ -1,4 +1,4 @@
-"""Convolution by its definition: a thread for each output, a loop over channels and taps."""
+"""Direct convolution: one thread per output, a loop over channels and taps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ f32, index = np.float32, np.int64
 
 @cache
 def build(storage: Any) -> Any:
-    """The kernel, for a storage format.
+    """The kernel for a storage format.
 
-    x (N, C, H, W), w (O, C, kh, kw), bias (O) float32, count the number of outputs. Taps outside
-    the image count as +0 times the weight. fused: 1 adds the residual, 2 applies ReLU.
+    x (N, C, H, W), w (O, C, kh, kw), bias (O) float32. count: number of outputs. A tap outside the
+    image counts as +0 times the weight. fused: bit 1 adds the residual, bit 2 applies ReLU.
     """
 
     @kernel()

@@ -1,7 +1,12 @@
-"""Convolution as a matrix product whose right-hand side is gathered while it is multiplied.
+"""Convolution as an implicit GEMM: B is gathered from the image while it is multiplied.
 
-out[o, q] = Σ_k w[k, o]·x[pixel q, tap k]: q counts the outputs of all samples, k the taps
+out[o, q] = Σ_k w[k, o]·x[pixel q, tap k]. q counts the output pixels of all samples, k the taps
 (channel, row, column).
+
+1. Each thread loads its share of the next stage into registers: filters, and pixels by the table
+   of taps.
+2. Meanwhile the block multiplies the current stage from shared memory (`tile_product`).
+3. The epilogue adds bias and residual, applies ReLU and stores.
 """
 
 from __future__ import annotations
@@ -11,24 +16,24 @@ from typing import Any
 
 import numpy as np
 
+from r18_numba.kernels.conv.tile_product import build_tile_product
 from r18_numba.kernels.jit import ALIGNMENT, kernel
-from r18_numba.kernels.product import build_product
 from r18_numba.target import numba_cuda
 from r18_numba.tile import Tile
 
 cuda = numba_cuda()
 f32, index = np.float32, np.int64
-LOW = 0xFFFFFFFF  # makes a negative coordinate larger than any extent
+LOW = 0xFFFFFFFF  # as an unsigned number, a negative coordinate exceeds every extent
 
 
 @cache
 def build(tile: Tile, storage: Any) -> Any:
-    """The kernel, for a storage format.
+    """The kernel for a storage format.
 
     w (steps·k, padded outputs): zero beyond the taps and the outputs. taps (steps·k, 2) int32:
-    a tap's offset in a sample from the window's corner, and its row << 16 | column; rows beyond
-    the taps lie outside every image. bias (padded outputs) float32. fused: 1 adds the residual,
-    2 applies ReLU.
+    the offset in a sample from the window's corner, and row << 16 | column. Rows beyond the taps
+    are outside every image. bias (padded outputs) float32. fused: bit 1 adds the residual, bit 2
+    applies ReLU.
     """
     m, n, k_extent, rows, columns = tile.m, tile.n, tile.k, tile.rows, tile.columns
     row_vector, column_vector = tile.row_vector, tile.column_vector
@@ -37,7 +42,7 @@ def build(tile: Tile, storage: Any) -> Any:
     threads, row_step = tile.threads, tile.row_step
     loads_a, loads_b = m * k_extent // threads, k_extent // row_step
     registers = rows * columns
-    multiply = build_product(tile)
+    multiply = build_tile_product(tile)
 
     @kernel(tile.registers)
     def implicit_gemm(  # type: ignore[no-untyped-def]
@@ -53,8 +58,8 @@ def build(tile: Tile, storage: Any) -> Any:
         row_at = cuda.local.array(rows, index)
         column_at = cuda.local.array(columns, index)
 
-        # NOTE: the mask tells the compiler that no index made of it is negative, and counts from
-        # the end; without it, reads of shared memory are not joined into vectors.
+        # NOTE: the mask shows the compiler that no index is negative, which would count from the
+        # end. Without it, loads from shared memory are not vectorized.
         thread = cuda.threadIdx.x & 1023
         row = thread // across * row_vector
         column = thread % across * column_vector
@@ -62,7 +67,7 @@ def build(tile: Tile, storage: Any) -> Any:
         first_pixel = cuda.blockIdx.x * n
         area = out_height * out_width
 
-        # The one pixel that this thread gathers for, every `row_step`-th tap of it.
+        # This thread gathers every `row_step`-th tap of one pixel.
         lane, lane_row = thread % n, thread // n
         q = first_pixel + lane
         sample = q // area
@@ -76,9 +81,9 @@ def build(tile: Tile, storage: Any) -> Any:
             for j in range(columns):
                 sums[i * columns + j] = f32(0)
 
-        # Each stage is loaded into registers while the one before it is multiplied. Two stages
-        # take turns, so one barrier each suffices: whoever fills a stage again has passed the
-        # barrier that all reach only after they have read it.
+        # A stage is loaded into registers while the previous one is multiplied. With two stages,
+        # one barrier for each suffices: a thread that refills a stage has passed the barrier that
+        # all threads reach only after reading that stage.
         for step in range(steps + 1):
             if step < steps:
                 for i in range(loads_a):
@@ -92,7 +97,7 @@ def build(tile: Tile, storage: Any) -> Any:
                     offset, place = int(taps[np.uint64(2 * tap)]), int(taps[np.uint64(2 * tap + 1)])
                     h, v = corner_h + (place >> 16), corner_w + (place & 0xFFFF)
                     seen = inside & ((h & LOW) < height) & ((v & LOW) < width)
-                    # Loads that wait for no branch overlap: out of the image, the first pixel's.
+                    # Loads without a branch overlap. Outside the image, load the first pixel.
                     value = f32(x[np.uint64(corner + offset if seen else 0)])
                     next_b[i] = value if seen else f32(0)
             if step > 0:
@@ -105,7 +110,7 @@ def build(tile: Tile, storage: Any) -> Any:
                     stage_b[step & 1, lane_row + i * row_step, lane] = next_b[i]
                 cuda.syncthreads()
 
-        # Bodies are kept short: the compiler unrolls these loops, or `sums` would leave registers.
+        # Keep these bodies short: if the compiler does not unroll the loops, `sums` spills.
         for i in range(rows):
             o = first_output + i // row_vector * row_gap + row + i % row_vector
             shift = bias[np.uint64(o)]

@@ -1,4 +1,4 @@
-"""Softmax: a block for each row, the maximum and the sum in trees over its threads."""
+"""Softmax: one block per row, with tree reductions for the maximum and the sum."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from r18_numba.kernels.jit import kernel
-from r18_numba.kernels.reduce import MOST_THREADS
+from r18_numba.kernels.jit import REDUCTION_THREADS, kernel
 from r18_numba.target import numba_cuda
 
 cuda = numba_cuda()
@@ -21,20 +20,20 @@ LOWEST = np.float32(-np.inf)
 def build(storage: Any) -> Any:
     """exp(x − max) / Σ exp(x − max) over each row of x (rows, features).
 
-    The maximum of a row with a NaN is NaN, so the whole row is; beside +Inf, and in a row of −Inf
-    alone, a difference of infinities is NaN, and the sum spreads it.
+    If a row has a NaN, its maximum and so the whole row is NaN. If it has +Inf, or only −Inf, a
+    difference of infinities is NaN, which the sum spreads to the whole row.
     """
 
     @kernel()
     def softmax(x, out, features):  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(MOST_THREADS, f32)
+        partial = cuda.shared.array(REDUCTION_THREADS, f32)
         thread = cuda.threadIdx.x & 1023
         first = index(cuda.blockIdx.x) * features
         largest = LOWEST
         for at in range(thread, features, cuda.blockDim.x):
             value = f32(x[np.uint64(first + at)])
             if value > largest or value != value:
-                largest = value  # a NaN stays: nothing compares greater
+                largest = value  # NaN stays: nothing compares greater
         partial[thread] = largest
         span = cuda.blockDim.x // 2
         while span > 0:
@@ -46,7 +45,7 @@ def build(storage: Any) -> Any:
             span //= 2
         cuda.syncthreads()
         largest = partial[0]
-        cuda.syncthreads()  # all have read it before sums take its place
+        cuda.syncthreads()  # all threads have read it before it is overwritten
         total = f32(0)
         for at in range(thread, features, cuda.blockDim.x):
             total += f32(math.exp(f32(x[np.uint64(first + at)]) - largest))

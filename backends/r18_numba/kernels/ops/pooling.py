@@ -1,4 +1,4 @@
-"""Max-pooling, a thread for each output; and the mean over an image, a block for each."""
+"""Max-pooling, one thread per output, and the mean over an image, one block per plane."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from r18_numba.kernels.jit import kernel
-from r18_numba.kernels.reduce import MOST_THREADS
+from r18_numba.kernels.jit import REDUCTION_THREADS, kernel
 from r18_numba.target import numba_cuda
 
 cuda = numba_cuda()
@@ -18,9 +17,9 @@ LOWEST = np.float32(-np.inf)
 
 @cache
 def build_maxpool(storage: Any) -> Any:
-    """The largest of each window's pixels, NaN where one is; x (planes, H, W).
+    """The largest pixel of each window, NaN if one is NaN; x (planes, H, W).
 
-    Only pixels are looked at, so padding wins nothing; a window holds at least one.
+    Only pixels inside the image are read, so padding never wins. A window has at least one.
     """
 
     @kernel()
@@ -38,7 +37,7 @@ def build_maxpool(storage: Any) -> Any:
                 for v in range(max(left, 0), min(left + kernel_w, width)):
                     value = f32(x[np.uint64((plane * height + h) * width + v)])
                     if value > best or value != value:
-                        best = value  # a NaN stays: nothing compares greater
+                        best = value  # NaN stays: nothing compares greater
             out[at] = storage(best)
 
     return maxpool
@@ -46,11 +45,11 @@ def build_maxpool(storage: Any) -> Any:
 
 @cache
 def build_gap(storage: Any) -> Any:
-    """The mean of each plane's `area` elements: a block a plane, its threads' sums in a tree."""
+    """The mean of each plane's `area` elements: one block per plane, a tree over its threads."""
 
     @kernel()
     def gap(x, out, area):  # type: ignore[no-untyped-def]
-        partial = cuda.shared.array(MOST_THREADS, f32)
+        partial = cuda.shared.array(REDUCTION_THREADS, f32)
         thread = cuda.threadIdx.x & 1023
         first = index(cuda.blockIdx.x) * area
         total = f32(0)
