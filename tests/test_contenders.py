@@ -17,6 +17,7 @@ from r18.cli.app import REFUSED
 from r18.contenders import Compiled, algorithm_kernels, contenders
 from r18.errors import NoKernel, UnknownName, UsageError
 from r18.executor import make_plan
+from r18.machine import machine
 from r18.peers import PEER, PEERS, ways
 from r18.registry import load_backend
 from r18.schedule import resnet18, tiny
@@ -197,7 +198,8 @@ def field_of(rows: list[Row]) -> Any:
 
 
 def save(folder: Path, *rows: Row) -> dict[str, Any]:
-    about = {"network": "resnet18", "skipped": []}
+    weights = {"source": "synthetic:0", "sha256": "s"}
+    about = {"network": "resnet18", "weights": weights, "machine": machine(), "skipped": []}
     found = with_ratios(rows)
     (path,) = bench_record.save(found, field_of(found), about, "all", folder)
     assert path == folder / "bench-nvidia-h200.json"

@@ -33,6 +33,7 @@ from r18.evaluation.record import save
 from r18.evaluation.request import Request
 from r18.evaluation.rows import OK, UNREADABLE
 from r18.evaluation.sources import Item
+from r18.machine import machine
 from r18.margins import Allowance, calls, is_tie, unit_roundoff
 from r18.precision import FP32, FP64, INT8
 from r18.preprocess import preprocess_batch
@@ -377,7 +378,7 @@ def test_a_resumed_run_says_how_much_was_done(folder: Path, tmp_path: Path) -> N
     assert 0 < done.resumed < 11
     assert done.seconds > 0
     images = image_set(folder)
-    path = save(done, request(), images, {"machine": {}}, tmp_path, workers=2)
+    path = save(done, request(), images, {"machine": machine()}, tmp_path, workers=2)
     ((name, found),) = records.read(path, "evaluate")["entries"].items()
     assert name.endswith(f"/{folder.name}/2-workers")
     assert found["resumed"] == done.resumed

@@ -17,6 +17,7 @@ from r18 import profile as profiling
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
+from r18.machine import machine
 from r18.profile import LEVELS, MODEL, Report, Row, profile
 from r18.profile_record import save
 from r18.schedule import resnet18
@@ -202,7 +203,7 @@ GPU = DeviceInfo("cuda", "NVIDIA H200 (sm_90)")
 ABOUT = {
     "repeat": 5,
     "weights": {"source": "synthetic:0", "sha256": "s"},
-    "machine": {"processor": "a processor", "cpus": 16},
+    "machine": machine() | {"processor": "a processor", "cpus": 16},
     "skipped": [],
 }
 
