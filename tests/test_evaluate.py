@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -457,8 +459,8 @@ def test_a_killed_run_loses_and_repeats_nothing(folder: Path, tmp_path: Path) ->
     killed = process(folder, out, **{KILL_AT: "3"})
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
-    _, *batches = journal_of(out).read_text().splitlines()
-    kept = [row["file"] for batch in batches for row in json.loads(batch)["rows"]]
+    with closing(sqlite3.connect(journal_of(out))) as database:
+        kept = [json.loads(file) for (file,) in database.execute("SELECT file FROM images")]
     assert kept == numbered(8)
     done = process(folder, out)
     assert done.returncode == 0, done.stderr
