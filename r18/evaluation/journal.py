@@ -177,7 +177,7 @@ def _usable(path: Path) -> bool:
         return True  # `_locked` says why it cannot be opened
     except sqlite3.DatabaseError:
         return False
-    return known == (APPLICATION,) and sound == ("ok",)
+    return bool(known == (APPLICATION,) and sound == ("ok",))
 
 
 def _locked(path: Path) -> sqlite3.Connection:
