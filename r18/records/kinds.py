@@ -73,7 +73,7 @@ class BenchStep(Part):
 
 
 class FromHost(Part):
-    """See `r18.from_host.FromHost`."""
+    """See `r18.bench.from_host.FromHost`."""
 
     nbytes: int
     batches: int
@@ -87,7 +87,7 @@ class FromHost(Part):
 
 
 class BenchRow(Part, kw_only=True):
-    """See `r18.bench.Row`. Milliseconds are of a whole batch."""
+    """See `r18.bench.timing.Row`. Milliseconds are of a whole batch."""
 
     backend: str
     device: str
@@ -142,7 +142,7 @@ class Bench(Part, kw_only=True, tag_field="record", tag="bench"):
 
 
 class ProfileRow(Part):
-    """See `r18.profile.Row`."""
+    """See `r18.bench.profile.Row`."""
 
     contender: str
     cpu_ms: Number
@@ -224,7 +224,7 @@ class VerifiedKernel(Part, kw_only=True):
 
 
 class VerifiedCheckpoint(Part):
-    """See `r18_oracle.losses.Loss`."""
+    """See `r18_oracle.network.losses.Loss`."""
 
     name: str
     value: str

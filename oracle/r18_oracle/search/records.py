@@ -1,0 +1,182 @@
+"""What was verified, on which device, from which sources: `verify-<device>.json`.
+
+There is an entry for each kernel: the digest of the sources it was compiled from and of its
+choices, what was run, and how close to its bound it came. A kernel that has changed since is stale
+and must be verified again. The record of one device is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from r18 import records
+from r18.backend import Backend, Kernel, SourcedKernel, choices
+from r18.errors import UsageError
+from r18.records.kinds import VerifiedKernel, VerifiedNetwork, Verify
+from r18_oracle.findings import Finding
+from r18_oracle.search.verify import BackendResult, Verification, counted
+from r18_oracle.search.verify_text import kernel_json
+
+WHAT = "verify"
+PROFILES = ("thorough", "nightly")
+"""The profiles that look long enough for a record."""
+
+
+def check_profile(name: str) -> None:
+    """Raise `UsageError` for a profile that is too short for a record."""
+    if name not in PROFILES:
+        raise UsageError(
+            f"a record is of the profile {' or '.join(PROFILES)}, not of '{name}': leave out "
+            "--profile or --record"
+        )
+
+
+def save(verification: Verification, backends: Mapping[str, Backend], folder: Path) -> list[str]:
+    """Write what was run to the record of each backend's device; returns a line for each.
+
+    backends: those that were verified, by the names in `verification`. Entries of kernels and
+    networks that were not run stay as they are, except for kernels that the backend no longer
+    has. A kernel with any finding is written as not verified. Runs on a simulated device are not
+    recorded: they show nothing about the code that a compiler generates.
+    """
+    lines: list[str] = []
+    for result in verification.backends:
+        if not result.executed:
+            continue
+        if result.device.simulated:
+            lines.append(f"{result.name}: not recorded: {result.device} is simulated")
+            continue
+        path = records.path_of(folder, WHAT, result.device)
+        old = records.load(path, Verify)
+        records.write(path, merged(old, verification, result, backends[result.name]))
+        lines.append(told(result, path))
+    return lines
+
+
+def merged(
+    old: Verify | None,
+    verification: Verification,
+    result: BackendResult,
+    backend: Backend,
+) -> Verify:
+    """The record with the entries of a run in place of older ones."""
+    old = old or Verify(device="", environments={}, kernels={}, networks={})
+    environment = records.environment(result.device)
+    run = {
+        "profile": verification.request.profile.name,
+        "network": verification.request.network,
+        "seed": verification.request.seed,
+        "date": records.now(),
+        "environment": records.key_of(environment),
+    }
+    known = {kernel.id: kernel for kernel in backend.kernels()}
+    prefixes = {name.partition("/")[0] for name in known}
+    kernels = {
+        name: entry
+        for name, entry in old.kernels.items()
+        if name in known or name.partition("/")[0] not in prefixes
+    }
+    kernels |= _kernels(result, backend, known, run)
+    networks = dict(old.networks)
+    for checked in result.checkpoints:
+        name = f"{result.name}/{checked.network}/{checked.precision}/{checked.fusion}"
+        about = {"weights": verification.request.weights, "verified": checked.ok}
+        networks[name] = msgspec.convert(run | about | checked.to_json(), VerifiedNetwork)
+    now = {records.key_of(environment): msgspec.convert(environment, records.Environment)}
+    used = {entry.environment for entry in kernels.values()}
+    used |= {entry.environment for entry in networks.values()}
+    return Verify(
+        device=result.device.name,
+        environments={k: v for k, v in (old.environments | now).items() if k in used},
+        kernels=dict(sorted(kernels.items())),
+        networks=dict(sorted(networks.items())),
+    )
+
+
+def _kernels(
+    result: BackendResult,
+    backend: Backend,
+    known: Mapping[str, Kernel],
+    run: Mapping[str, Any],
+) -> dict[str, VerifiedKernel]:
+    """The entries of the kernels that a run took part in."""
+    found: dict[str, list[Finding]] = {}
+    for finding in result.findings:
+        found.setdefault(finding.kernel, []).append(finding)
+    entries: dict[str, Any] = {}
+    for report in result.kernels:
+        data = kernel_json(report)
+        name = data.pop("kernel")
+        entries[name] = {
+            **run,
+            "digest": digest_of(backend, known[name]),
+            "verified": report.verdict == "ok" and name not in found,
+            "findings": [finding.to_json() for finding in found.get(name, [])],
+            **data,
+        }
+    return msgspec.convert(entries, dict[str, VerifiedKernel])
+
+
+def digest_of(backend: Backend, kernel: Kernel) -> str | None:
+    """Of the kernel's sources and of the ids of its choices, which are checked with it.
+
+    None for a kernel that is not compiled from sources of its own.
+    """
+    if not isinstance(kernel, SourcedKernel):
+        return None
+    if not (found := choices(backend, kernel)):
+        return kernel.digest
+    parts = (kernel.digest, *(choice.id for choice in found))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def stale(
+    backend: Backend, kernels: Iterable[Kernel], verified: Iterable[Verify]
+) -> dict[str, str]:
+    """The kernels, by id, whose present digest no record holds as verified, each with the reason.
+
+    kernels: of the backend. verified: the records of any number of devices. Kernels without a
+    digest are not judged: there is nothing to compare.
+    """
+    recorded = list(verified)
+    reasons: dict[str, str] = {}
+    for kernel in kernels:
+        digest = digest_of(backend, kernel)
+        if digest is None:
+            continue
+        entries = [r.kernels[kernel.id] for r in recorded if kernel.id in r.kernels]
+        if any(entry.verified and entry.digest == digest for entry in entries):
+            continue
+        if any(entry.verified for entry in entries):
+            reasons[kernel.id] = "has changed since it was verified"
+        elif entries:
+            checks = sorted({found.check for entry in entries for found in entry.findings})
+            reasons[kernel.id] = f"failed when it was last run ({', '.join(checks) or 'refused'})"
+        else:
+            reasons[kernel.id] = "was never verified"
+    return reasons
+
+
+def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
+    """The ids of kernels that the records of the backends' own devices hold as they are now."""
+    found: set[str] = set()
+    for backend in backends.values():
+        record = records.load(records.path_of(folder, WHAT, backend.probe()), Verify)
+        kernels = backend.kernels()
+        compiled = {kernel.id for kernel in kernels if isinstance(kernel, SourcedKernel)}
+        found |= compiled - stale(backend, kernels, [record] if record else []).keys()
+    return frozenset(found)
+
+
+def told(result: BackendResult, path: Path) -> str:
+    """What a run wrote to a record, in a line."""
+    failed = {finding.kernel for finding in result.findings}
+    bad = [r.kernel for r in result.kernels if r.verdict != "ok" or r.kernel in failed]
+    good = len(result.kernels) - len(bad)
+    said = f"{path}: {counted(good, 'kernel')} of {result.name} recorded as verified"
+    return said + (f"; NOT verified: {', '.join(bad)}" if bad else "")

@@ -1,0 +1,252 @@
+"""The finished batches of an evaluation, on the disk: a killed run continues from here.
+
+The journal is an SQLite database in one file. A batch is one transaction, flushed to the disk: a
+kill leaves all of it or nothing. One process writes at a time: it holds the write lock from the
+moment it opens the journal, except for the moment between two transactions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from r18.errors import R18Error, UsageError
+from r18.evaluate.rows import BatchRows, Row, Times
+
+APPLICATION = int.from_bytes(b"r18e", "big")
+"""SQLite's application id: says which files are journals."""
+FORMAT = 2
+
+_SCHEMA = f"""
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {FORMAT};
+CREATE TABLE about (identity TEXT NOT NULL, facts TEXT NOT NULL);
+CREATE TABLE images (place INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, image TEXT NOT NULL);
+CREATE TABLE times (place INTEGER PRIMARY KEY, backend_ms REAL NOT NULL, reference_ms REAL);
+"""
+
+
+class Journal:
+    """An open journal; see `open_journal`.
+
+    facts: what was found out at the beginning and holds for all results.
+    rows:  by file. times: one for each batch.
+    """
+
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
+        self.path = path
+        self.facts: dict[str, Any] = {}
+        self.rows: dict[str, Row] = {}
+        self.times: list[Times] = []
+        self._database = database
+        self._discarded = False
+
+    def append(self, batch: BatchRows) -> tuple[Row, ...]:
+        """Keep a batch; returns the rows that are new.
+
+        The first row of an image stays: a batch that two workers ran counts once. Raises `R18Error`
+        when it cannot be written.
+        """
+        new = tuple(row for row in batch.rows if row.file not in self.rows)
+        if not new:
+            return new
+        with self._writing():
+            # As JSON: names of files may hold lone surrogates, which SQLite does not store.
+            self._database.executemany(
+                "INSERT INTO images (file, image) VALUES (?, ?)",
+                [(json.dumps(row.file), json.dumps(row.to_json())) for row in new],
+            )
+            if batch.times is not None:
+                self._database.execute(
+                    "INSERT INTO times (backend_ms, reference_ms) VALUES (?, ?)",
+                    (batch.times.backend_ms, batch.times.reference_ms),
+                )
+        self.rows |= {row.file: row for row in new}
+        if batch.times is not None:
+            self.times.append(batch.times)
+        return new
+
+    def discard(self) -> None:
+        """Delete the file when it is closed: its results are elsewhere now."""
+        self._discarded = True
+
+    def _read(self, identity: Mapping[str, Any]) -> bool:
+        """Load what the file holds; False for an empty file. Raises `UsageError`."""
+        if not self.path.stat().st_size:
+            return False
+        if (self._number("application_id"), self._number("user_version")) != (APPLICATION, FORMAT):
+            raise _no_journal(self.path)
+        try:
+            if self._database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise ValueError("its pages do not fit together")
+            ((then, facts),) = self._database.execute("SELECT identity, facts FROM about")
+            images = self._database.execute("SELECT file, image FROM images ORDER BY place")
+            rows = [(json.loads(file), Row.from_json(json.loads(image))) for file, image in images]
+            times = self._database.execute(
+                "SELECT backend_ms, reference_ms FROM times ORDER BY place"
+            )
+            self.times = [Times(*found) for found in times]
+            self.facts = dict(json.loads(facts))
+            _check_same(self.path, dict(json.loads(then)), identity)
+        except (sqlite3.DatabaseError, KeyError, TypeError, ValueError) as error:
+            raise _damaged(self.path, error) from None
+        self.rows = dict(rows)
+        return True
+
+    def _begin(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Replace all contents."""
+        self.facts = dict(facts)
+        with self._writing():
+            for table in ("about", "images", "times"):
+                self._database.execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in _SCHEMA.split(";"):
+                self._database.execute(statement)
+            self._database.execute(
+                "INSERT INTO about VALUES (?, ?)", (json.dumps(identity), json.dumps(self.facts))
+            )
+        _flush_folder(self.path.parent)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Commit what the block writes; hold the lock again."""
+        try:
+            yield
+            self._database.execute("COMMIT")
+            self._database.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise R18Error(
+                f"cannot write '{self.path}': {error}\n"
+                "  what it holds is kept: the same command continues from there"
+            ) from error
+
+    def _number(self, pragma: str) -> int:
+        (found,) = self._database.execute(f"PRAGMA {pragma}").fetchone()
+        return int(found)
+
+
+@contextmanager
+def open_journal(
+    path: Path,
+    identity: Mapping[str, Any],
+    facts: Callable[[], dict[str, Any]],
+    *,
+    restart: bool = False,
+) -> Iterator[Journal]:
+    """The journal at a path, new or continued; folders above it are made.
+
+    identity: what the results are of; plain data. A journal of anything else is not continued.
+    facts:    called for a new journal.
+    restart:  drop what is there.
+
+    Raises `UsageError` for a journal of something else, a damaged one, a file that is no journal,
+    or one that another process is writing; `R18Error` when it cannot be written. A file that is
+    refused stays as it was.
+    """
+    found: dict[str, Any] | None = None
+    if restart and not _usable(path):
+        found = facts()
+        path.unlink()
+    with closing(_locked(path)) as database:
+        journal = Journal(path, database)
+        try:
+            if restart or not journal._read(identity):
+                journal._begin(identity, facts() if found is None else found)
+            yield journal
+        finally:
+            empty = path.exists() and not path.stat().st_size
+            if (journal._discarded or empty) and os.name != "nt":
+                path.unlink()  # while it is still ours
+    if (journal._discarded or empty) and os.name == "nt":
+        path.unlink()
+
+
+def _usable(path: Path) -> bool:
+    """Whether a journal can begin in this file: there is none, it is empty, or a sound journal."""
+    if not path.exists() or not path.stat().st_size:
+        return True
+    try:
+        with closing(sqlite3.connect(path, timeout=0)) as database:
+            known = database.execute("PRAGMA application_id").fetchone()
+            sound = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError:
+        return True  # `_locked` says why it cannot be opened
+    except sqlite3.DatabaseError:
+        return False
+    return bool(known == (APPLICATION,) and sound == ("ok",))
+
+
+def _locked(path: Path) -> sqlite3.Connection:
+    """The database at a path, made if it is not there, with its write lock."""
+    database = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(path, timeout=0, isolation_level=None)
+        database.execute("PRAGMA synchronous = EXTRA")
+        database.execute("BEGIN IMMEDIATE")
+        return database
+    except (OSError, sqlite3.Error) as error:
+        if database is not None:
+            database.close()
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_BUSY:
+            raise UsageError(
+                f"another process is writing '{path}'\n  wait for it, or choose another --out"
+            ) from None
+        if code == sqlite3.SQLITE_NOTADB:
+            raise _no_journal(path) from None
+        if code == sqlite3.SQLITE_CORRUPT:
+            raise _damaged(path, error) from None
+        raise R18Error(f"cannot write '{path}': {error}; choose another --out") from error
+
+
+def _no_journal(path: Path) -> UsageError:
+    return UsageError(
+        f"'{path}' is no journal that this version of r18 wrote; choose another --out"
+    )
+
+
+def _damaged(path: Path, why: Exception) -> UsageError:
+    return UsageError(
+        f"the journal '{path}' is damaged: {why}\n"
+        "  start over with --restart, or choose another --out"
+    )
+
+
+def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `UsageError` with every difference between a journal's identity and the one wanted."""
+    different = [
+        f"{name}: {_short(then.get(name))} there, {_short(now.get(name))} now"
+        for name in dict.fromkeys([*then, *now])
+        if then.get(name) != now.get(name)
+    ]
+    if different:
+        raise UsageError(
+            f"'{path}' holds results of another evaluation; they do not mix\n  "
+            + "\n  ".join(different)
+            + "\n  ask for the same to go on, choose another --out, or drop them with --restart"
+        )
+
+
+def _short(value: object) -> str:
+    """As messages show it: a digest by its beginning."""
+    text = str(value)
+    return f"{text[:16]}…" if len(text) == 64 else text
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the file's entry in its folder to the disk, where the system can (not on Windows)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["FORMAT", "Journal", "open_journal"]
