@@ -94,7 +94,7 @@ def copy(dumped: Path, tmp_path: Path) -> Path:
 def invoke(command: str, *args: object) -> Result:
     """Run one subcommand; errors of `R18Error` stay in `result.exception`, as `main` gets them."""
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(getattr(importlib.import_module(f"r18.cli.{command}"), command))
+    app.command()(getattr(importlib.import_module(f"r18_oracle.cli.{command}"), command))
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
