@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from r18.backend import Array
-from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
-from r18.passes import fuse, fuse_pool
-from r18.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18.schedule import resnet18
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
+from r18.graph.schedule import resnet18
 from r18_cupy.conv_few_channels_wgmma import (
     BARRIER_NBYTES,
     CHUNK_BYTES,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from r18.backend import Array
-from r18.ops import Conv2d, Layout, Linear, Problem
-from r18.passes import fuse
-from r18.precision import FP16X3, TF32, Precision
-from r18.schedule import resnet18
+from r18.graph.ops import Conv2d, Layout, Linear, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import FP16X3, TF32, Precision
+from r18.graph.schedule import resnet18
 from r18_cupy import wgmma
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv_implicit_gemm_wgmma import (

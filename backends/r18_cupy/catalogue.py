@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
+from r18.graph.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18_cupy.conv_direct import Direct, DirectTiled
 from r18_cupy.conv_few_channels import few_channels_kernels
 from r18_cupy.conv_few_channels_mma import few_channels_mma_kernels

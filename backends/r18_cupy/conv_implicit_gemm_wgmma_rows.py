@@ -13,8 +13,8 @@ from typing import cast
 
 import numpy as np
 
-from r18.ops import Conv2d, Problem
-from r18.precision import Precision
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import Precision
 from r18_cupy.conv import bias_and_residual, conv_shape
 from r18_cupy.hopper import (
     MULTIPROCESSOR_NBYTES,

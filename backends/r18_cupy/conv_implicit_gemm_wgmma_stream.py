@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from r18.precision import BF16, FP16, Precision
+from r18.graph.precision import BF16, FP16, Precision
 from r18_cupy.conv_implicit_gemm_wgmma_rows import (
     ImplicitGemmWgmmaRows,
     RowsBlocking,

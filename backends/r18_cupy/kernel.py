@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from r18.backend import Array, Buffer, Enqueue, Resources, RoundingContract, Stream
-from r18.ops import Layout, Op, Problem
-from r18.precision import Precision
+from r18.graph.ops import Layout, Op, Problem
+from r18.graph.precision import Precision
 from r18_cupy import launch as launching
 from r18_cupy.compiler import (
     ARCHITECTURES,

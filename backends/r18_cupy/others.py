@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from r18.ops import Layout
-from r18.precision import Precision
+from r18.graph.ops import Layout
+from r18.graph.precision import Precision
 from r18_cupy.elementwise import AddKernel, BatchNormKernel, ReLUKernel
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.linear import TiledLinear, WarpDot

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.ops import GlobalAvgPool, Layout, MaxPool2d, Problem
+from r18.graph.ops import GlobalAvgPool, Layout, MaxPool2d, Problem
 from r18_cupy.compiler import Entry
 from r18_cupy.elementwise import vector_width
 from r18_cupy.kernel import CudaKernel

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from r18.backend import Array, Buffer, RoundingContract, Stream
-from r18.ops import Layout, Op, Problem
-from r18.precision import FP16, FP32, Precision
+from r18.graph.ops import Layout, Op, Problem
+from r18.graph.precision import FP16, FP32, Precision
 from r18_numba import sources
 from r18_numba.target import simulated
 

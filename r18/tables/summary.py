@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from r18.bench_record import group_name
+from r18.bench.baselines import TORCH
+from r18.bench.record import group_name
 from r18.errors import UsageError
-from r18.peers import TORCH
-from r18.precision import PRECISIONS
+from r18.graph.precision import PRECISIONS
 from r18.tables.table import MISSING, Row, Table, needed, record_of
 from r18.tables.timed import bench_captions
 
