@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,7 +20,7 @@ from mkdocs.config import load_config
 import r18
 from r18 import records
 from r18.backend.registry import AUTO_ORDER, installed
-from r18.cli.app import COMMANDS
+from r18.cli.app import COMMANDS, GROUP
 from r18.evaluate.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
 from r18.tables import rendered
 from r18_oracle.judge.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
@@ -199,7 +200,8 @@ def test_prose_is_wrapped(page: Path) -> None:
 def test_the_commands_that_are_shown_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     shown = re.findall(r"(?:^\$ (?:\w+=\S+ )?|`)r18 ([a-z]+)\b", text, re.MULTILINE)
-    assert set(shown) <= set(COMMANDS), name_of(page)
+    brought = {entry.name for entry in entry_points(group=GROUP)}
+    assert set(shown) <= {*COMMANDS, *brought}, name_of(page)
 
 
 # -- tables ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib import import_module
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -28,14 +29,16 @@ from r18.machine import set_blas_threads
 from r18.runtime import executor
 
 LIBRARIES = ("numpy", "torch", "torch.nn.functional")
-JUDGES = tuple(
-    f"r18_oracle.{name}"
-    for name in ("reference", "bounds", "roundings", "judge", "inputs", "checks", "campaign")
+JUDGES = (
+    *(f"r18_oracle.judge.{name}" for name in ("reference", "bounds", "roundings", "verdict")),
+    *("r18_oracle.generate.inputs", "r18_oracle.check.checks", "r18_oracle.search.campaign"),
 )
 """The modules that know the answers."""
 TOOLS = (
-    *(f"r18_oracle.{name}" for name in ("call", "cases", "declared", "findings", "watch")),
-    *(f"r18.{name}" for name in ("backend", "executor", "host", "ops", "precision")),
+    *("r18_oracle.cases", "r18_oracle.findings", "r18_oracle.judge.declared"),
+    *("r18_oracle.check.call", "r18_oracle.check.watch"),
+    *("r18.backend.protocol", "r18.backend.host", "r18.runtime.executor"),
+    *("r18.graph.ops", "r18.graph.precision"),
 )
 """The other modules that a verdict comes about with."""
 _ROUND_TO_NEAREST = 0  # FE_TONEAREST, on every architecture that NumPy runs on
@@ -165,7 +168,7 @@ that is bound anew would itself be a change."""
 def _owners(loaded: int) -> tuple[Any, ...]:
     """The libraries, and our modules with their classes and tables, of so many that are loaded."""
     libraries = [sys.modules[name] for name in LIBRARIES]
-    ours = [sys.modules[name] for name in (*JUDGES, *TOOLS) if name in sys.modules]
+    ours = [import_module(name) for name in (*JUDGES, *TOOLS)]  # an error where one has moved
     parts = [
         found
         for module in ours
