@@ -22,7 +22,7 @@ from r18.backend import Kernel, RoundingContract
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error
-from r18.tables import Table
+from r18.report.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADS = ("op", "algorithm", "kernels", "precisions", "layouts", "bound", "promises")

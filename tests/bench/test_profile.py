@@ -20,7 +20,7 @@ from r18.bench.profile import LEVELS, MODEL, Report, Row, profile
 from r18.bench.profile_record import save
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18.graph.schedule import resnet18
-from r18.tables import rendered
+from r18.report.tables import rendered
 from r18_numpy import Backend
 from r18_oracle.network.outputs import drop_in_judge
 from support import ROOT, random_weights

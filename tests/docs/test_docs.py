@@ -22,7 +22,7 @@ from r18 import records
 from r18.backend.registry import AUTO_ORDER, installed
 from r18.cli.app import COMMANDS, GROUP
 from r18.evaluate.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
-from r18.tables import rendered
+from r18.report.tables import rendered
 from r18_oracle.judge.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
 from r18_oracle.judge.roundings import FACTORS, HALF, LEAST_HALF, PAIR
 from support import ROOT, output_of
