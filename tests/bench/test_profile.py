@@ -233,7 +233,7 @@ def test_a_table_of_the_record(tmp_path: Path) -> None:
     of = "device=nvidia-h200 precisions=fp16 batches="
     assert table(f"{of}64")[:4] == [
         "| fuse | precision | batch | CPU ms | / torchvision | CUDA ms | / torchvision | "
-        "of what it may lose |",
+        "error / allowed |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",
         f"| {MODEL} | fp16 | 64 | 4 | 1.00 | 2 | 1.00 | 0.125 |",
         "| all | fp16 | 64 | 1 | 0.25 | 0.5 | 0.25 | 0.125 |",
