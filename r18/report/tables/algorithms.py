@@ -1,4 +1,4 @@
-"""Algorithms beside one another: how long the network takes with each, at several batches."""
+"""Algorithms next to each other: how long the network takes with each, at several batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEST = "PyTorch's fastest mode"
 
 
 def algorithms_table(options: Mapping[str, str], folder: Path) -> Table:
-    """A backend whole and by algorithm, beside PyTorch: a line each, batches side by side.
+    """A backend whole and by algorithm, next to PyTorch: a line each, batches side by side.
 
     PyTorch is there in eager mode and in whichever mode is the fastest at a batch, in each
     precision; and in eager mode on the device `cpu`, where the marker names one.

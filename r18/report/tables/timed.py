@@ -1,4 +1,4 @@
-"""Tables of times: beside the peers, beside the floor, kernel by kernel."""
+"""Tables of times: next to the baselines, next to the floor, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _asked(options: Mapping[str, str], folder: Path) -> Iterator[tuple[Row, Mapp
 
 
 def from_host_table(options: Mapping[str, str], folder: Path) -> Table:
-    """Contenders fed with pixels from host memory, beside their own time on the device.
+    """Contenders fed with pixels from host memory, next to their own time on the device.
 
     Of records that have none, how to make them.
     """
@@ -98,7 +98,7 @@ def _from_host_caption(group: Mapping[str, Any]) -> str:
     return (
         f"{heading(group, [])}: milliseconds a batch of uint8 pixels, medians of "
         f"{len(fed[0]['runs_ms'])} stretches of {_span(f['batches'] for f in fed)} batches; the "
-        f"stretches of no contender are further apart than {spread:.1%}."
+        f"stretches of one program differ by at most {spread:.1%}."
     )
 
 
@@ -136,8 +136,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
 def bench_captions(groups: Iterable[Mapping[str, Any]]) -> list[str]:
     """Of a record's groups: devices, what they were timed with, when, and how often.
 
-    Groups that are alike in that share a line, which tells how far the medians of a contender's
-    series lie apart at most: of r18's programs, and of their peers.
+    Groups that agree in these share a line, which says by how much the medians of one program's
+    series differ at most: for r18's programs, and for the baselines.
     """
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for group in groups:
@@ -146,15 +146,15 @@ def bench_captions(groups: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _apart(rows: Iterable[Mapping[str, Any]]) -> str:
-    """How far the medians of series lie apart, in words; none where each had one series alone."""
-    spreads: dict[str, list[float]] = {"r18": [], "peers": []}
+    """The largest difference between medians of series, in words; none with single series."""
+    spreads: dict[str, list[float]] = {"r18": [], "baselines": []}
     for row in rows:
         series = row.get("series_ms", [])
         if len(series) > 1:
             spread = (max(series) - min(series)) / row["median_ms"]
-            spreads["r18" if row.get("kernels") else "peers"].append(spread)
+            spreads["r18" if row.get("kernels") else "baselines"].append(spread)
     said = " and ".join(f"{max(found):.1%} ({whose})" for whose, found in spreads.items() if found)
-    return f"; the medians of a contender's series lie apart by at most {said}" if said else ""
+    return f"; medians of single series differ by at most {said}" if said else ""
 
 
 def _timing(group: Mapping[str, Any]) -> str:
@@ -206,7 +206,7 @@ ROOFLINE_HEADS = (
 
 
 def _beside(group: Mapping[str, Any], own: Mapping[str, Any], floor: float | None) -> Iterator[str]:
-    """The cells behind a batch: a row's median beside its floor and PyTorch's least."""
+    """The cells behind a batch: a row's median next to its floor and PyTorch's least."""
     median = own["median_ms"]
     yield MISSING if floor is None else f"{floor:.4g}"
     yield f"{median:.4g}"

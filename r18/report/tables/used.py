@@ -47,7 +47,7 @@ def profile_table(options: Mapping[str, str], folder: Path) -> Table:
 
 PROFILE_HEADS = (
     *("fuse", "precision", "batch", "CPU ms", "/ torchvision", "CUDA ms", "/ torchvision"),
-    "of what it may lose",
+    "error / allowed",
 )
 
 
