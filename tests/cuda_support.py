@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from r18_cupy.compiler import ARCHITECTURES as ARCHITECTURES
-from r18_cupy.compiler import Entry, sources
+from r18_cupy.cuda.compiler import ARCHITECTURES as ARCHITECTURES
+from r18_cupy.cuda.compiler import Entry, sources
 
 _SCALARS = {
     "int": np.int32,

@@ -18,8 +18,8 @@ from r18.ops import Conv2d, ConvMaxPool, Problem, ReLU
 from r18.registry import load_backend
 from r18.schedule import resnet18
 from r18_cupy import Backend as Cupy
-from r18_cupy.compiler import Entry
-from r18_cupy.hopper import MULTIPROCESSORS
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.campaign import KernelReport, Profile, profile, run_campaign, search
 from r18_oracle.choices import SHARE, shares

@@ -13,9 +13,9 @@ import pytest
 import cuda_toy
 from mutation_tasks import Told, asked_thrice, one_after_another
 from r18.host import HostKernel
-from r18_cupy import compiler
+from r18_cupy.cuda import compiler
 from r18_cupy.catalogue import all_kernels
-from r18_cupy.compiler import CompileError, Entry, compile_entry
+from r18_cupy.cuda.compiler import CompileError, Entry, compile_entry
 from r18_oracle.campaign import profile
 from r18_oracle.findings import Finding
 from r18_oracle.mutation import run as running

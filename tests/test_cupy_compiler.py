@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from r18_cupy import compiler
-from r18_cupy.compiler import Binary, CompileError, Entry, compile_entry
+from r18_cupy.cuda import compiler
+from r18_cupy.cuda.compiler import Binary, CompileError, Entry, compile_entry
 
 TARGET = "sm_90"
 SOURCE = """#include "scale.cuh"
@@ -148,7 +148,7 @@ def test_processes_that_ask_for_the_same_at_once_all_get_it_whole(kernels: Path)
     """They begin together, and one file is left, without drafts."""
     code = f"""
 import sys, hashlib, pathlib
-from r18_cupy import compiler
+from r18_cupy.cuda import compiler
 compiler.KERNELS = pathlib.Path({str(kernels)!r})
 entry = compiler.Entry("scale", "scale", (("BIAS", 1),))
 compiler._toolkit()

@@ -14,9 +14,9 @@ from r18.passes import fuse
 from r18.precision import FP16, FP32
 from r18.schedule import resnet18
 from r18_cupy import conv_im2col
-from r18_cupy.conv_direct import MAX_SHARED_NBYTES, TILE_O, DirectTiled, Staging, choose_staging
-from r18_cupy.conv_im2col import Im2col, chunk_pixels, padded_depth
-from r18_cupy.conv_implicit_gemm import (
+from r18_cupy.conv.direct import MAX_SHARED_NBYTES, TILE_O, DirectTiled, Staging, choose_staging
+from r18_cupy.conv.im2col import Im2col, chunk_pixels, padded_depth
+from r18_cupy.conv.implicit_gemm import (
     MAX_PARTIAL_NBYTES,
     REDUCE,
     TILES,
@@ -28,9 +28,9 @@ from r18_cupy.conv_implicit_gemm import (
     cycles,
     implicit_gemm_kernels,
 )
-from r18_cupy.gemm import FAST_DIVISOR, GEMM_SHAPE, fast_divisor, gemm_shape
-from r18_cupy.launch import NULL, WORKSPACE
-from r18_cupy.tile import TileConfig
+from r18_cupy.conv.sgemm import FAST_DIVISOR, GEMM_SHAPE, fast_divisor, gemm_shape
+from r18_cupy.cuda.launch import NULL, WORKSPACE
+from r18_cupy.cuda.tile import TileConfig
 
 Array = npt.NDArray[Any]
 EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)

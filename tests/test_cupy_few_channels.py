@@ -18,16 +18,16 @@ from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for
-from r18_cupy.conv_few_channels import (
+from r18_cupy.stem.few_channels import (
     LANES,
     FewChannelsConv,
     FewChannelsConvMaxPool,
     FewChannelsFp32Tile,
     few_channels_kernels,
 )
-from r18_cupy.conv_few_channels import TILES as FP32_TILES
-from r18_cupy.conv_few_channels import pack_weight as pack_fp32_weight
-from r18_cupy.conv_few_channels_mma import (
+from r18_cupy.stem.few_channels import TILES as FP32_TILES
+from r18_cupy.stem.few_channels import pack_weight as pack_fp32_weight
+from r18_cupy.stem.few_channels_mma import (
     STEP_BYTES,
     TAPS,
     FewChannelsMmaConv,
@@ -40,8 +40,8 @@ from r18_cupy.conv_few_channels_mma import (
     steps_of,
     tiles_of,
 )
-from r18_cupy.conv_implicit_gemm_mma import chunk_of
-from r18_cupy.few_channels import (
+from r18_cupy.conv.implicit_gemm_mma import chunk_of
+from r18_cupy.stem.strips import (
     MAX_REACH,
     MAX_SHARED_NBYTES,
     POOL,
@@ -53,7 +53,7 @@ from r18_cupy.few_channels import (
     possible_blockings,
     turns_of,
 )
-from r18_cupy.split import split
+from r18_cupy.conv.operands import split
 
 MMA = (FP16, BF16, TF32, FP16X3)
 EACH_MMA = pytest.mark.parametrize("precision", MMA, ids=str)

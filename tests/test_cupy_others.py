@@ -24,13 +24,13 @@ from r18.precision import FP16, FP32, PRECISIONS, Precision
 from r18.preprocess import Preprocess
 from r18.schedule import resnet18
 from r18_cupy import Backend
-from r18_cupy.conv_direct import Direct
-from r18_cupy.elementwise import BatchNormKernel
-from r18_cupy.linear import TiledLinear, WarpDot
-from r18_cupy.normalize import NormalizeKernel
+from r18_cupy.conv.direct import Direct
+from r18_cupy.ops.elementwise import BatchNormKernel
+from r18_cupy.ops.linear import TiledLinear, WarpDot
+from r18_cupy.ops.normalize import NormalizeKernel
 from r18_cupy.others import other_kernels
-from r18_cupy.pooling import POOL_SHAPE, Gap, MaxPool
-from r18_cupy.relayout import NARROW, NARROW_LENGTH, TILE, TRANSPOSE_SHAPE, Transpose, matrices
+from r18_cupy.ops.pooling import POOL_SHAPE, Gap, MaxPool
+from r18_cupy.ops.relayout import NARROW, NARROW_LENGTH, TILE, TRANSPOSE_SHAPE, Transpose, matrices
 
 NCHW, NHWC = Layout.NCHW, Layout.NHWC
 

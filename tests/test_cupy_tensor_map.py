@@ -15,11 +15,11 @@ from cuda.bindings import driver
 from r18.backend import Binding
 from r18.ops import Add, Problem
 from r18.precision import FP32
-from r18_cupy import launch as launching
+from r18_cupy.cuda import launch as launching
 from r18_cupy import tensor_map
 from r18_cupy.catalogue import kernels_for
-from r18_cupy.compiler import Entry
-from r18_cupy.launch import (
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.launch import (
     NULL,
     OUT,
     Buffers,
@@ -30,7 +30,7 @@ from r18_cupy.launch import (
     Role,
     X,
 )
-from r18_cupy.tensor_map import (
+from r18_cupy.cuda.tensor_map import (
     NBYTES,
     MatrixMap,
     PatchMap,

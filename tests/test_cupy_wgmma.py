@@ -16,26 +16,26 @@ from r18.precision import FP16X3, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy import wgmma
 from r18_cupy.catalogue import kernels_for
-from r18_cupy.conv_implicit_gemm_wgmma import (
+from r18_cupy.hopper.implicit_gemm_wgmma import (
     ImplicitGemmWgmma,
     estimate,
     implicit_gemm_wgmma_kernels,
     tiles_of,
 )
-from r18_cupy.conv_implicit_gemm_wgmma_rows import (
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
     ImplicitGemmWgmmaRows,
     RowsBlocking,
     blocking_of,
 )
-from r18_cupy.conv_implicit_gemm_wgmma_rows import tiles_of as rows_tiles
-from r18_cupy.conv_implicit_gemm_wgmma_stream import ImplicitGemmWgmmaStream
-from r18_cupy.hopper import MULTIPROCESSORS
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import tiles_of as rows_tiles
+from r18_cupy.hopper.implicit_gemm_wgmma_persistent import ImplicitGemmWgmmaStream
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
-from r18_cupy.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
-from r18_cupy.linear_wgmma import LinearWgmma, as_convolution
-from r18_cupy.split import split
-from r18_cupy.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
-from r18_cupy.wgmma import (
+from r18_cupy.cuda.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
+from r18_cupy.hopper.linear_wgmma import LinearWgmma, as_convolution
+from r18_cupy.conv.operands import split
+from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
+from r18_cupy.hopper.wgmma import (
     WgmmaTile,
     chunk_of,
     pack_weight,

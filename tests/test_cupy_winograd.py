@@ -17,8 +17,8 @@ from r18.ops import Conv2d, Problem
 from r18.passes import fuse
 from r18.precision import FP32
 from r18.schedule import resnet18
-from r18_cupy.compiler import KERNELS
-from r18_cupy.conv_winograd import (
+from r18_cupy.cuda.compiler import KERNELS
+from r18_cupy.conv.winograd import (
     CHANNELS,
     FILTER_TRANSFORMS,
     GEMM_TILES,
@@ -31,7 +31,7 @@ from r18_cupy.conv_winograd import (
     choose_tile,
     winograd_kernels,
 )
-from r18_cupy.gemm import LANES_M, LANES_N, GemmTile
+from r18_cupy.conv.sgemm import LANES_M, LANES_N, GemmTile
 from r18_oracle.bounds import bound
 from r18_oracle.cases import Case
 from r18_oracle.winograd import MATRICES

@@ -20,11 +20,11 @@ from r18.precision import FP32
 from r18.schedule import Schedule
 from r18.tuning import Table, find_table
 from r18_cupy.catalogue import kernels_for
-from r18_cupy.device import CupyMemory
+from r18_cupy.cuda.device import CupyMemory
 from r18_cupy.kernel import CudaKernel, launches_of
 
 if TYPE_CHECKING:
-    from r18_cupy.program import CupyProgram
+    from r18_cupy.cuda.program import CupyProgram
 
 FEW_OUTPUTS = 2**18  # of a step that is computed beside another
 TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
@@ -92,7 +92,7 @@ class Backend(BackendBase):
         """The executor's program, which also takes and gives arrays on the device."""
         if self._capability is None:
             self.probe()  # the plan may name only what the device runs
-        from r18_cupy.program import CupyProgram
+        from r18_cupy.cuda.program import CupyProgram
 
         plan = make_plan(self, schedule, options)
         self.prepare((step.kernel, step.problem) for step in plan.steps)
@@ -112,8 +112,8 @@ class Backend(BackendBase):
 
     def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
         """See `r18.backend.Preparing`."""
-        from r18_cupy.compiler import compile_all
-        from r18_cupy.launch import LAUNCHER
+        from r18_cupy.cuda.compiler import compile_all
+        from r18_cupy.cuda.launch import LAUNCHER
 
         entries = [
             launch.entry
@@ -124,8 +124,8 @@ class Backend(BackendBase):
 
     def stream(self) -> Stream:
         _cupy()
-        from r18_cupy.device import CupyStream, OverlappingStream
-        from r18_cupy.launch import LAUNCHER, OVERLAP_CAPABILITY
+        from r18_cupy.cuda.device import CupyStream, OverlappingStream
+        from r18_cupy.cuda.launch import LAUNCHER, OVERLAP_CAPABILITY
 
         overlaps = LAUNCHER.capability(LAUNCHER.device()) >= OVERLAP_CAPABILITY
         return OverlappingStream() if overlaps else CupyStream()

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from functools import cache
 
+from r18.ops import Layout
 from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
-from r18_cupy.conv_direct import Direct, DirectTiled
-from r18_cupy.conv_few_channels import few_channels_kernels
-from r18_cupy.conv_few_channels_mma import few_channels_mma_kernels
-from r18_cupy.conv_few_channels_wgmma import few_channels_wgmma_kernels
-from r18_cupy.conv_im2col import im2col_kernels
-from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
-from r18_cupy.conv_implicit_gemm_mma import implicit_gemm_mma_kernels
-from r18_cupy.conv_implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
-from r18_cupy.conv_implicit_gemm_wgmma_rows import implicit_gemm_wgmma_rows_kernels
-from r18_cupy.conv_implicit_gemm_wgmma_stream import implicit_gemm_wgmma_stream_kernels
-from r18_cupy.conv_winograd import winograd_kernels
+from r18_cupy.conv.direct import Direct
+from r18_cupy.conv.direct_tiled import DirectTiled
+from r18_cupy.conv.im2col import im2col_kernels
+from r18_cupy.conv.implicit_gemm import implicit_gemm_kernels
+from r18_cupy.conv.implicit_gemm_mma import implicit_gemm_mma_kernels
+from r18_cupy.conv.winograd import winograd_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_rows_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_stream_kernels
+from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
-from r18_cupy.linear_wgmma import linear_wgmma_kernels
-from r18_cupy.normalize import normalize_kernels
-from r18_cupy.others import other_kernels
+from r18_cupy.ops.elementwise import AddKernel, BatchNormKernel, ReLUKernel
+from r18_cupy.ops.gap import Gap
+from r18_cupy.ops.linear import TiledLinear, WarpDot
+from r18_cupy.ops.maxpool2d import MaxPool
+from r18_cupy.ops.normalize import normalize_kernels
+from r18_cupy.ops.relayout import Transpose
+from r18_cupy.ops.softmax import Softmax
+from r18_cupy.stem.few_channels import few_channels_kernels
+from r18_cupy.stem.few_channels_mma import few_channels_mma_kernels
+from r18_cupy.stem.few_channels_wgmma import few_channels_wgmma_kernels
 
 PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
 # Those that differ from fp32 in products alone: in other ops float32 serves them.
@@ -55,4 +62,19 @@ def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
     """Those that a device of this compute capability runs; all of them where it is not known."""
     return tuple(
         kernel for kernel in all_kernels() if capability is None or kernel.runs_on(capability)
+    )
+
+
+def other_kernels(precision: Precision) -> tuple[CudaKernel, ...]:
+    """Each op on 4-d activations in both layouts; the preferred kernel of an op first."""
+    return (
+        *(
+            kernel(precision, layout)
+            for kernel in (BatchNormKernel, ReLUKernel, AddKernel, MaxPool, Gap)
+            for layout in Layout
+        ),
+        WarpDot(precision),
+        TiledLinear(precision),
+        Softmax(precision),
+        Transpose(precision),
     )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from r18.backend import Array, Buffer, Enqueue, Resources, RoundingContract, Stream
 from r18.ops import Layout, Op, Problem
 from r18.precision import Precision
-from r18_cupy import launch as launching
-from r18_cupy.compiler import (
+from r18_cupy.cuda import launch as launching
+from r18_cupy.cuda.compiler import (
     ARCHITECTURES,
     KERNELS,
     Entry,
@@ -25,10 +25,10 @@ from r18_cupy.compiler import (
     compile_entry,
     sources,
 )
-from r18_cupy.launch import Buffers, GridLaunch
+from r18_cupy.cuda.launch import Buffers, GridLaunch
 
 if TYPE_CHECKING:
-    from r18_cupy.device import CupyStream
+    from r18_cupy.cuda.device import CupyStream
 
 # C++ type of a storage format; `storage.cuh` converts between them and float.
 STORAGE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -115,7 +115,7 @@ class CudaKernel(ABC):
         return self.scratch(problem)
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
-        from r18_cupy.device import CupyMemory
+        from r18_cupy.cuda.device import CupyMemory
 
         memory = CupyMemory()
         buffers = []

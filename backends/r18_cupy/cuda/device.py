@@ -1,0 +1,240 @@
+"""Memory, streams, events and graphs by CuPy.
+
+A plan needs the memory's alignment and nothing of CuPy, so that is imported on first use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from r18.backend import Array, Buffer, Event
+from r18.ops import Shape
+
+if TYPE_CHECKING:
+    import cupy
+
+
+@cache
+def _cupy() -> Any:
+    """CuPy, with its pool as the environment wants it."""
+    import cupy
+
+    if os.environ.get("R18_CUPY_POOL") == "0":
+        # Each buffer is then an allocation of its own, whose bounds compute-sanitizer knows.
+        cupy.cuda.set_allocator(None)
+    return cupy
+
+
+class CupyBuffer:
+    """A span of device bytes from CuPy's pool. Kernels want its address alone."""
+
+    __slots__ = ("_memory", "address", "nbytes")
+
+    def __init__(self, memory: cupy.cuda.MemoryPointer, nbytes: int) -> None:
+        self._memory = memory
+        self.address = int(memory.ptr)
+        self.nbytes = nbytes
+
+    @property
+    def memory(self) -> cupy.cuda.MemoryPointer:
+        return self._memory
+
+    def view(self, offset: int, nbytes: int) -> CupyBuffer:
+        """The bytes [offset, offset + nbytes), shared with this buffer."""
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            raise ValueError(f"view [{offset}, {offset + nbytes}) of a buffer of {self.nbytes}")
+        return CupyBuffer(self.memory + offset, nbytes)
+
+    def as_array(self, shape: Shape, dtype: np.dtype[Any]) -> cupy.ndarray:
+        """The leading bytes as a CuPy array; shares memory."""
+        return _cupy().ndarray(shape, dtype, self.memory)
+
+
+class AdoptedBuffer(CupyBuffer):
+    """Somebody else's bytes. Adopting is on the way of every call, and CuPy's object for them is
+    not: that is made where it is asked for."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._owner = owner
+
+    @property
+    def memory(self) -> cupy.cuda.MemoryPointer:
+        return _foreign(self.address, self.nbytes, self._owner)
+
+
+class CupyMemory:
+    """Bytes from CuPy's allocator, which begins them at multiples of 512."""
+
+    alignment = 256
+
+    def empty(self, nbytes: int) -> CupyBuffer:
+        return CupyBuffer(_cupy().cuda.alloc(max(1, nbytes)), nbytes)
+
+    def upload(self, array: Array, buffer: Buffer) -> None:
+        source = np.ascontiguousarray(array)
+        if source.nbytes:
+            _device(buffer).memory.copy_from_host(source.ctypes.data, source.nbytes)
+            # NOTE: a copy from pageable memory returns when it is staged, not when it has arrived.
+            _cupy().cuda.Stream.null.synchronize()
+
+    def download(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        array: Array = np.empty(shape, dtype)
+        if array.nbytes:
+            _device(buffer).memory.copy_to_host(array.ctypes.data, array.nbytes)
+        return array
+
+    def fill(self, buffer: Buffer, byte: int) -> None:
+        if buffer.nbytes:
+            _device(buffer).memory.memset(byte, buffer.nbytes)
+            _cupy().cuda.Stream.null.synchronize()
+
+    # -- see `r18.backend.Adopts` --------------------------------------------------------------
+
+    def adopt(self, address: int, nbytes: int, owner: object) -> CupyBuffer:
+        return AdoptedBuffer(address, nbytes, owner)
+
+    def adopt_stream(self, handle: int) -> CupyStream:
+        return _adopted(handle)
+
+    @contextmanager
+    def allocating(self, allocate: Callable[[int], tuple[int, object]]) -> Iterator[None]:
+        def allocator(nbytes: int) -> cupy.cuda.MemoryPointer:
+            address, owner = allocate(nbytes)
+            return _foreign(address, nbytes, owner)
+
+        with _cupy().cuda.using_allocator(allocator):
+            yield
+
+
+def _foreign(address: int, nbytes: int, owner: object) -> cupy.cuda.MemoryPointer:
+    """Device bytes of somebody else, who lives as long as the pointer."""
+    cuda = _cupy().cuda
+    device = cuda.device.get_device_id()  # else CuPy would ask the driver about the address
+    return cuda.MemoryPointer(cuda.UnownedMemory(address, nbytes, owner, device), 0)
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """A stream by its handle, as the CUDA stream protocol states it."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def _external(handle: int) -> cupy.cuda.Stream:
+    """CuPy's object for a stream of somebody else."""
+    cuda = _cupy().cuda
+    if hasattr(cuda.Stream, "from_external"):  # from CuPy 14, which deprecates the other
+        return cuda.Stream.from_external(_Handle(handle))
+    return cuda.ExternalStream(handle)
+
+
+@lru_cache(maxsize=256)
+def _adopted(handle: int) -> CupyStream:
+    """It is a handle and nothing else, of no device, so it may outlive the stream."""
+    return CupyStream(_external(handle))
+
+
+def _device(buffer: Buffer) -> CupyBuffer:
+    if not isinstance(buffer, CupyBuffer):
+        raise TypeError(f"a CuPy kernel was given a {type(buffer).__name__}")
+    return buffer
+
+
+def _untimed() -> cupy.cuda.Event:
+    """An event for order alone, which costs less."""
+    return _cupy().cuda.Event(disable_timing=True)
+
+
+class CupyEvent:
+    """A point in a stream's work, with its time."""
+
+    def __init__(self, stream: cupy.cuda.Stream) -> None:
+        self.event = _cupy().cuda.Event()
+        self.event.record(stream)
+
+    def milliseconds_since(self, earlier: CupyEvent) -> float:
+        self.event.synchronize()
+        return float(_cupy().cuda.get_elapsed_time(earlier.event, self.event))
+
+
+class CupyStream:
+    """A CUDA stream: of its own, that waits for no other, or one that is given."""
+
+    def __init__(self, cuda: cupy.cuda.Stream | None = None) -> None:
+        self.cuda = _cupy().cuda.Stream(non_blocking=True) if cuda is None else cuda
+        self._marks: list[tuple[str, Event]] | None = None
+        self._branch: CupyStream | None = None
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+
+    def record(self) -> CupyEvent:
+        return CupyEvent(self.cuda)
+
+    @contextmanager
+    def trace(self) -> Iterator[list[tuple[str, Event]]]:
+        """Collects an event after each launch meanwhile, with its phase; see `r18.backend`."""
+        self._marks = []
+        try:
+            yield self._marks
+        finally:
+            self._marks = None
+
+    def mark(self, phase: str) -> None:
+        """A launch has been enqueued, as this phase of its kernel."""
+        if self._marks is not None:
+            self._marks.append((phase, self.record()))
+
+    @contextmanager
+    def branch(self) -> Iterator[CupyStream]:
+        """See `r18.backend.Branching`. One at a time."""
+        beside = self._beside()
+        beside.cuda.wait_event(self.cuda.record(_untimed()))
+        yield beside
+        self.cuda.wait_event(beside.cuda.record(_untimed()))
+
+    def _beside(self) -> CupyStream:
+        """The stream of the branches: one, since they take turns."""
+        if self._branch is None:
+            self._branch = CupyStream()
+        return self._branch
+
+    def capture(self, work: Callable[[], None], *, warm: bool = True) -> Callable[[], None]:
+        """The work as a graph. `warm`: run it once before; a first run loads its functions,
+        which a capture does not allow."""
+        if warm:
+            work()
+            self.cuda.synchronize()
+        self._beside()  # no stream is made during a capture
+        self.cuda.begin_capture()
+        try:
+            work()
+        finally:
+            graph = self.cuda.end_capture()
+        graph.upload(self.cuda)
+        return lambda: graph.launch(self.cuda)
+
+
+class OverlappingStream(CupyStream):
+    """One on a device whose launches overlap. See `r18.backend.Overlapping`."""
+
+    def copy_late(self, source: Buffer, target: Buffer) -> None:
+        from r18_cupy.cuda import launch
+        from r18_cupy.cuda.copy_late import late_copy
+
+        addresses = launch.Buffers((source,), (), target, target).addresses
+        launch.LAUNCHER.launch(late_copy(target.nbytes), addresses, self.cuda)

@@ -1,0 +1,246 @@
+"""Implicit GEMM on Hopper's tensor cores: fp16, bf16, tf32 and fp16x3. NHWC.
+
+The product of `conv_implicit_gemm_mma` turned around: M = O channels, N = N·OH·OW output pixels,
+K = kh·kw·C. TMA gathers the pixels, `wgmma` multiplies; see kernels/conv2d_implicit_gemm_wgmma.cu.
+Where there are too few tiles to fill a GPU, the blocks of a cluster divide K among themselves.
+Small tiles of split factors are those of kernels/conv2d_implicit_gemm_wgmma_registers.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+import numpy as np
+
+from r18.ops import Conv2d, Problem
+from r18.precision import Precision
+from r18_cupy.conv.base import bias_and_residual, conv_shape
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.h200 import MULTIPROCESSORS, PRODUCT_BYTES_A_CYCLE, SHARED_BYTES_A_CYCLE
+from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div
+from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
+from r18_cupy.hopper.wgmma import (
+    PRECISIONS,
+    STEPS,
+    WgmmaConv,
+    WgmmaTile,
+    packed_depth,
+    steps_of,
+)
+
+
+def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
+    """The tilings that are compiled, those of many outputs first."""
+    k = ROW_BYTES // precision.dtype.itemsize
+    deep_parts: tuple[int, ...] = (8,)
+    if precision.splits:
+        tiles, deep_parts = _split_tiles(k), (4, 6, 8)
+    elif precision.dtype.itemsize == 2:
+        # Of fewer bytes: a problem's blocks, that soon end, wait for copies more than for the L2.
+        middle = (*_middle_tiles(k), _flat_tile(k))
+        tiles = (*_large_tiles(k), *middle, _small_tile(k, stages=12, blocks=1))
+    else:
+        tiles = (*_large_tiles(k), _flat_tile(k), *_divided_tiles(k))
+    return (
+        *tiles,
+        _small_tile(k, stages=4, blocks=3),
+        _small_tile(k, stages=6, blocks=2, parts=2),
+        _small_tile(k, stages=6, blocks=2, parts=4),
+        # Few tiles, each waiting by itself: all that fits is on its way at once.
+        *(_small_tile(k, stages=10, blocks=1, parts=parts) for parts in deep_parts),
+    )
+
+
+def _large_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """A warpgroup of many pixels reads the fewest bytes of shared memory a product; two blocks of a
+    multiprocessor hide the end of one behind the products of the other. 96 and 192 pixels divide
+    some problems more evenly. A block that is alone, for want of tiles, has as many stages as fit:
+    it waits for its copies less often."""
+    return (
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
+        WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
+        WgmmaTile(128, 192, k, groups_m=2, groups_n=1, stages=5, blocks=1),
+        WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=8, blocks=1),
+        WgmmaTile(64, 256, k, groups_m=1, groups_n=2, stages=2, blocks=2),
+    )
+
+
+def _middle_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Those of a few images, one block a multiprocessor."""
+    return (
+        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=8, blocks=1),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=2),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=3),
+    )
+
+
+def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Many outputs and parts of K: of a few images, small tiles read so much again that the L2 does
+    not keep up."""
+    return (
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1, parts=4),
+        WgmmaTile(128, 112, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=4),
+        WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=2),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=8),
+    )
+
+
+def _flat_tile(k: int) -> WgmmaTile:
+    """That of 8 images of 7 by 7: 208 pixels twice are those, and a few more."""
+    return WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6)
+
+
+def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
+    """Those of half as many pixels a warpgroup, which keeps two sums of each output.
+
+    Two warpgroups of the same pixels split them once for both.
+    """
+    return (
+        WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=7, blocks=1),
+        WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=4, blocks=2),
+        WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=4, blocks=2),
+    )
+
+
+def _small_tile(k: int, stages: int, blocks: int, parts: int = 1) -> WgmmaTile:
+    """That of one warpgroup and the fewest outputs."""
+    return WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=stages, blocks=blocks, parts=parts)
+
+
+def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
+    """Whether pixels are split on their way to the products, and not where they arrived: what a
+    warpgroup alone has registers for, of few outputs."""
+    return precision.splits and tile.m == tile.n == 64
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+# With these the estimates order an H200's times best, of every tile on every convolution of a
+# ResNet-18.
+COPY_LATENCY = 2000  # cycles from asking for a stage until it is there,
+COPY_BYTES_A_CYCLE = 256  # and what grows with its bytes
+L2_BYTES_A_CYCLE = 5600  # to all multiprocessors together
+BLOCK_LATENCY = 3400  # cycles of a block besides its steps: until the first, and at the end,
+OUTPUT_BYTES_A_CYCLE = 15  # and what grows with what it writes
+SHARING = 1.05  # products of several blocks take so many times as long as those of one
+PART_LATENCY = 300  # cycles for each block of a cluster: launching it, adding its sums
+FULL_ROUNDS = 7  # of blocks that end together
+# A cluster lies in one group of multiprocessors, and those of many blocks do not fill the groups.
+CLUSTER_MULTIPROCESSORS = {6: 96, 8: 104}
+
+
+def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
+    """What a multiprocessor is busy with one step of a block: products, or shared memory.
+
+    The copy engine writes a row of weights or pixels once; each warpgroup reads its own 64 rows of
+    weights and its pixels, of split factors one and a half times. Splitting in place reads and
+    writes the pixels once more; in registers, that is all that is read of them.
+    """
+    reads = steps_of(precision) / STEPS
+    products = tile.m * tile.n * ROW_BYTES * reads / PRODUCT_BYTES_A_CYCLE
+    rows = tile.m * (1 + reads * tile.groups_n) + tile.n * (1 + reads * tile.groups_m)
+    if in_registers(tile, precision):
+        rows -= tile.n * (reads - 1)
+    elif precision.splits:
+        rows += 2 * tile.n
+    return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
+
+
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
+    """Cycles, roughly: rounds of blocks that share a multiprocessor.
+
+    A round takes as long as its products, or as the L2 needs for what all blocks read, or as one
+    block alone, whose steps wait for their copies.
+    """
+    op = cast(Conv2d, problem.op)
+    n, o, oh, ow = problem.output
+    steps = ceil_div(packed_depth(op, precision) // tile.k, tile.parts)
+    blocks = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m) * tile.parts
+    multiprocessors = CLUSTER_MULTIPROCESSORS.get(tile.parts, MULTIPROCESSORS)
+    share = ceil_div(blocks, multiprocessors)
+    rounds: float = ceil_div(share, tile.blocks)
+    if rounds > FULL_ROUNDS:  # blocks no longer end together
+        rounds = blocks / multiprocessors / tile.blocks
+    together = min(tile.blocks, share)
+    work = step_cycles(tile, precision)
+    copy = COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_A_CYCLE
+    reading = min(blocks, multiprocessors * tile.blocks) * tile.stage_nbytes / L2_BYTES_A_CYCLE
+    step = max(together * work * SHARING, copy / (tile.stages - 1), reading)
+    ends = BLOCK_LATENCY + tile.m * tile.n * precision.dtype.itemsize / OUTPUT_BYTES_A_CYCLE
+    parts = PART_LATENCY * tile.parts if tile.parts > 1 else 0
+    return rounds * (steps * step + ends + parts)
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitGemmWgmma(WgmmaConv):
+    """Tiles of an implicit matrix product on `wgmma`, the tile that suits the problem best."""
+
+    algorithm = "implicit_gemm_wgmma"
+    source = "hopper/implicit_gemm_wgmma"
+    # The parts of K depend on how many tiles the batch has.
+    batch_invariant: ClassVar[bool] = False
+
+    @property
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
+
+    def entry(self, tile: WgmmaTile) -> Entry:
+        entry = super().entry(tile)
+        if not in_registers(tile, self.precision):
+            return entry
+        return replace(entry, source=f"{entry.source}_registers")
+
+    def tile_for(self, problem: Problem) -> WgmmaTile:
+        """The tile with the least estimate. Pure."""
+        return min(self.tiles, key=lambda tile: estimate(problem, self.precision, tile))
+
+    def pixels(self, problem: Problem, run: int) -> PixelsMap:
+        """What the copy engine is told of the input."""
+        op = cast(Conv2d, problem.op)
+        n, c, h, w = problem.inputs[0]
+        windows = (op.kernel_size, op.stride, op.padding)
+        return PixelsMap(X, self.precision.storage, (n, c, h, w), *windows, run)
+
+    def refuses(self, problem: Problem) -> str | None:
+        op = cast(Conv2d, problem.op)
+        if reason := self.refuses_channels(op):
+            return reason
+        if reason := self.pixels(problem, 1).refusal():
+            return f"the copy engine takes {reason}"
+        return None
+
+    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
+        op = cast(Conv2d, problem.op)
+        tile, storage = self.tile_for(problem), self.precision.storage
+        n, o, oh, ow = problem.output
+        depth = packed_depth(op, self.precision)
+        bias, residual = bias_and_residual(op)
+        out = MatrixMap(OUT, storage, n * oh * ow, o, tile.n)
+        return (
+            GridLaunch(
+                self.entry(tile),
+                (ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m), tile.parts, 1),
+                (tile.threads, 1, 1),
+                (
+                    self.pixels(problem, tile.n),
+                    self.weights(op, tile),
+                    replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
+                    out,
+                    bias,
+                    residual,
+                    OUT,
+                    conv_shape(problem),
+                    np.int32(depth // tile.k),
+                ),
+                tile.shared_nbytes,
+                overlaps=True,
+            ),
+        )
+
+
+def implicit_gemm_wgmma_kernels() -> tuple[ImplicitGemmWgmma, ...]:
+    return tuple(ImplicitGemmWgmma(precision) for precision in PRECISIONS)

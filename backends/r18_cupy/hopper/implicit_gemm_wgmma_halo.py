@@ -1,0 +1,322 @@
+"""Implicit GEMM on Hopper's tensor cores for stride 1: each pixel is copied once. NHWC.
+
+What `conv_implicit_gemm_wgmma` gathers anew for each position of the window lies here in shared
+memory already: a block has the image rows under its output rows, and reads them from shifted
+places. See kernels/conv2d_implicit_gemm_wgmma_rows.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from r18.ops import Conv2d, Problem
+from r18.precision import Precision
+from r18_cupy.conv.base import bias_and_residual, conv_shape
+from r18_cupy.cuda.h200 import (
+    MULTIPROCESSOR_NBYTES,
+    MULTIPROCESSORS,
+    RESERVED_NBYTES,
+    SHARED_BYTES_A_CYCLE,
+    SHARED_NBYTES,
+)
+from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div, struct
+from r18_cupy.cuda.tensor_map import MAX_BOX, ROW_BYTES, MatrixMap, PatchMap
+from r18_cupy.hopper.wgmma import (
+    ALIGNMENT,
+    BARRIER_NBYTES,
+    PRECISIONS,
+    STEPS,
+    WgmmaConv,
+    WgmmaTile,
+    steps_of,
+)
+
+# The host's side of `RowsShape` in the device code.
+ROWS_SHAPE = np.dtype(
+    [
+        (name, np.int32)
+        for name in (
+            "tiles",
+            "rows",
+            "padded",
+            "per_place",
+            "has_residual",
+            "patch_nbytes",
+            "slab_pitch",
+            "slots",
+            "slot_pitch",
+            "slots_nbytes",
+        )
+    ]
+)
+
+
+def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
+    """The tilings that are compiled: runs of pixels that the network's rows fill.
+
+    4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; for small batches half as many, or
+    7 of 9. A block that has a multiprocessor for itself gets its weights from farther ahead.
+    """
+    k = ROW_BYTES // precision.dtype.itemsize
+    few = (tile_of(120, k, stages=12, blocks=1), tile_of(64, k, stages=12, blocks=1))
+    if precision.splits:  # two sums of each output: half as many pixels
+        return (
+            tile_of(120, k, stages=4, blocks=2),
+            tile_of(112, k, stages=4, blocks=2),
+            tile_of(64, k, stages=4, blocks=3),
+            *few,
+        )
+    return (
+        *(tile_of(n, k, stages=4, blocks=2) for n in (232, 224, 208, 120)),
+        tile_of(64, k, stages=4, blocks=4),
+        *few,
+    )
+
+
+def tile_of(n: int, k: int, stages: int, blocks: int) -> WgmmaTile:
+    """The tile of one warpgroup that multiplies 64 channels of `n` pixels."""
+    return WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=stages, blocks=blocks)
+
+
+@dataclass(frozen=True)
+class RowsBlocking:
+    """How a block covers a problem.
+
+    places: of the tile, outputs or not.
+    rows:   of output, of `width` pixels each.
+    padded: pixels of an image row, padding included.
+    height: image rows under them.
+    chunks: of the input's channels, 128 bytes each.
+    slabs:  of the residual's channels, likewise.
+    """
+
+    places: int
+    rows: int
+    width: int
+    padded: int
+    height: int
+    chunks: int
+    slabs: int
+
+    @property
+    def patch_nbytes(self) -> int:
+        """A chunk of the image rows."""
+        return self.height * self.padded * ROW_BYTES
+
+    @property
+    def slab_nbytes(self) -> int:
+        """A slab as it is copied: outputs, or what is added to them."""
+        return self.rows * self.width * ROW_BYTES
+
+    @property
+    def slab_pitch(self) -> int:
+        """A slab as it is written: behind the outputs, each place that is none has a row."""
+        return aligned(self.places * ROW_BYTES)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where chunks of image rows lie, and slabs of the residual.
+
+    count:  of those that are in shared memory at once.
+    pitch:  bytes from one to the next.
+    nbytes: of all.
+    """
+
+    count: int
+    pitch: int
+    nbytes: int
+
+
+def aligned(nbytes: int) -> int:
+    """Up to where the next slot, or slab, may begin."""
+    return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
+
+
+def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
+    """As many rows as the tile's pixels hold; none where a row is longer. Pure."""
+    op = cast(Conv2d, problem.op)
+    _, c, _, w = problem.inputs[0]
+    _, _, oh, ow = problem.output
+    kh, kw = op.kernel_size
+    padded = w + 2 * op.padding[1]
+    rows = min((tile.n + kw - 1) // padded, oh)
+    slabs = tile.m // tile.k if op.residual else 0
+    return RowsBlocking(tile.n, rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
+
+
+def weights_nbytes(tile: WgmmaTile) -> int:
+    """All stages of weights."""
+    return tile.stages * tile.m * ROW_BYTES
+
+
+def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
+    """How far behind a slot's begin the matrices of a tile reach."""
+    places = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
+    return (places + MAX_BOX) * ROW_BYTES
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
+SPLIT_BYTES_A_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
+HIDDEN_SPLIT_BYTES_A_CYCLE = 64  # behind another's: each read from shared memory and written there
+COPY_LATENCY = 1600  # cycles from asking for a step's weights until they are there
+TILE_LATENCY = 2000  # cycles of a block besides its products: waiting for copies,
+PIXEL_LATENCY = 40  # and what grows with its pixels
+
+
+def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
+    """What a multiprocessor is busy with one step of a block: products, or shared memory.
+
+    Weights are written there and read, pixels read, of split factors one and a half times.
+    """
+    reads = steps_of(precision) / STEPS
+    rows = tile.m + (tile.m + tile.n) * reads
+    return max(
+        steps_of(precision) * tile.n / PIXELS_A_CYCLE, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE
+    )
+
+
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nbytes: int) -> float:
+    """Cycles, roughly: rounds of blocks that share a multiprocessor, each of whose steps waits for
+    a unit or for its weights, and each chunk until it is split."""
+    op = cast(Conv2d, problem.op)
+    n, o, oh, _ = problem.output
+    blocking = blocking_of(problem, tile)
+    steps = blocking.chunks * math.prod(op.kernel_size)
+    share = ceil_div(n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m), MULTIPROCESSORS)
+    at_once = min(tile.blocks, MULTIPROCESSOR_NBYTES // (shared_nbytes + RESERVED_NBYTES))
+    sharing = min(at_once, share)
+    waiting = COPY_LATENCY / (tile.stages - 1)
+    work = steps * max(step_cycles(tile, precision) * sharing, waiting)
+    if precision.splits:
+        rate = HIDDEN_SPLIT_BYTES_A_CYCLE if sharing > 1 else SPLIT_BYTES_A_CYCLE
+        work += blocking.chunks * blocking.patch_nbytes / rate
+    rounds = max(1, share / at_once)  # of blocks that do not end together
+    return rounds * (work + TILE_LATENCY + PIXEL_LATENCY * tile.n)
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitGemmWgmmaRows(WgmmaConv):
+    """Whole output rows a block, of the tile that suits the problem best."""
+
+    algorithm = "implicit_gemm_wgmma_rows"
+    source = "hopper/implicit_gemm_wgmma_halo"
+
+    @property
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
+
+    def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
+        """Two, or one where that is all. Of one chunk alone, the second holds no more than a slab.
+
+        With the weights behind them they hold the outputs, which take their place at the end: not
+        that of the barriers, which come next. Pure.
+        """
+        slab = aligned(blocking.slab_nbytes)
+        pitch = max(aligned(blocking.patch_nbytes), slab)
+        count = min(2, blocking.chunks + blocking.slabs)
+        second = pitch if blocking.chunks > 1 else slab
+        outputs = tile.m // tile.k * blocking.slab_pitch
+        nbytes = max(pitch + (count - 1) * second, outputs - weights_nbytes(tile))
+        return Slots(count, pitch, nbytes)
+
+    def blocks(self, tiles: int, tile: WgmmaTile) -> int:
+        """Of a launch that computes so many tiles."""
+        return tiles
+
+    def tile_for(self, problem: Problem) -> WgmmaTile | None:
+        """The tile with the least estimate of those that take the problem. Pure."""
+        fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
+
+        def cycles(tile: WgmmaTile) -> float:
+            return estimate(problem, self.precision, tile, self.shared_nbytes(problem, tile))
+
+        return min(fitting, key=cycles, default=None)
+
+    def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
+        """Slots and weights, and beyond these what is only reached into: where the rows are fewer
+        than the tile's pixels, products that nobody wants read on behind the image rows."""
+        blocking = blocking_of(problem, tile)
+        slots = self.slots(blocking, tile)
+        barriers = (tile.stages + slots.count) * BARRIER_NBYTES
+        last_slot = (slots.count - 1) * slots.pitch if blocking.chunks > 1 else 0
+        return ALIGNMENT + max(
+            slots.nbytes + weights_nbytes(tile) + barriers,
+            last_slot + reach_nbytes(blocking, tile),
+        )
+
+    def obstacle(self, problem: Problem, tile: WgmmaTile) -> str | None:
+        """Why a tile does not take a problem of stride 1, or None."""
+        op = cast(Conv2d, problem.op)
+        blocking = blocking_of(problem, tile)
+        if blocking.rows < 1:
+            most = tile.n + op.kernel_size[1] - 1
+            return f"holds rows of {most} pixels with their padding, got {blocking.padded}"
+        if max(blocking.height, blocking.padded, blocking.rows * blocking.width) > MAX_BOX:
+            return f"copies at most {MAX_BOX} rows of {MAX_BOX} pixels, got {blocking}"
+        needed = self.shared_nbytes(problem, tile)
+        if needed > SHARED_NBYTES:
+            return f"has {SHARED_NBYTES} bytes of shared memory, and the image rows need {needed}"
+        return None
+
+    def refuses(self, problem: Problem) -> str | None:
+        op = cast(Conv2d, problem.op)
+        if op.stride != (1, 1):
+            return f"reads its windows from whole rows, one pixel apart; the stride is {op.stride}"
+        if reason := self.refuses_channels(op):
+            return reason
+        reasons = [self.obstacle(problem, tile) for tile in self.tiles]
+        return None if None in reasons else reasons[0]
+
+    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
+        op = cast(Conv2d, problem.op)
+        tile = self.tile_for(problem)
+        assert tile is not None, "a problem that is refused has no launches"
+        blocking = blocking_of(problem, tile)
+        slots = self.slots(blocking, tile)
+        n, o, oh, ow = problem.output
+        _, c, h, w = problem.inputs[0]
+        storage = self.precision.storage
+        bias, residual = bias_and_residual(op)
+        out = MatrixMap(OUT, storage, oh * ow, o, blocking.rows * ow, n)
+        tiles = n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m)
+        shape = (
+            tiles,
+            blocking.rows,
+            blocking.padded,
+            ceil_div(2**16, blocking.padded),
+            int(op.residual),
+            blocking.patch_nbytes,
+            blocking.slab_pitch,
+            slots.count,
+            slots.pitch,
+            slots.nbytes,
+        )
+        return (
+            GridLaunch(
+                self.entry(tile),
+                (self.blocks(tiles, tile), 1, 1),
+                (tile.threads, 1, 1),
+                (
+                    PatchMap(X, storage, (n, c, h, w), blocking.height, blocking.padded),
+                    self.weights(op, tile),
+                    replace(out, pointer=residual) if isinstance(residual, Pointer) else out,
+                    out,
+                    bias,
+                    conv_shape(problem),
+                    struct(np.array([shape], ROWS_SHAPE)),
+                ),
+                self.shared_nbytes(problem, tile),
+                overlaps=True,
+            ),
+        )
+
+
+def implicit_gemm_wgmma_rows_kernels() -> tuple[ImplicitGemmWgmmaRows, ...]:
+    return tuple(ImplicitGemmWgmmaRows(precision) for precision in PRECISIONS)

@@ -1,0 +1,55 @@
+"""Implicit GEMM on Hopper's tensor cores for stride 1, by blocks that stay for many tiles. NHWC.
+
+The tiles of `conv_implicit_gemm_wgmma_rows`, one after the other: image rows of the next arrive
+while the last one ends. See kernels/conv2d_implicit_gemm_wgmma_stream.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from r18.precision import BF16, FP16, Precision
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
+from r18_cupy.cuda.tensor_map import ROW_BYTES
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
+    ImplicitGemmWgmmaRows,
+    RowsBlocking,
+    Slots,
+    aligned,
+    tile_of,
+)
+from r18_cupy.hopper.wgmma import WgmmaTile
+
+
+def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
+    """The tilings that are compiled: 4 and 3 rows of 58 pixels, 14 of 16, 7 of 30."""
+    k = ROW_BYTES // precision.dtype.itemsize
+    return tuple(tile_of(n, k, stages=4, blocks=2) for n in (232, 224, 208, 176))
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
+    """As many blocks as an H200 runs at once, of the tile that suits the problem best."""
+
+    algorithm = "implicit_gemm_wgmma_stream"
+    source = "hopper/implicit_gemm_wgmma_persistent"
+
+    @property
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
+
+    def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
+        """Two, each for a chunk of image rows or a slab of outputs; the second is only ever for
+        slabs where a tile has one chunk and one slab."""
+        pitch = aligned(max(blocking.patch_nbytes, blocking.slab_pitch))
+        alternate = blocking.chunks == tile.m // tile.k == 1
+        return Slots(2, pitch, pitch + (blocking.slab_pitch if alternate else pitch))
+
+    def blocks(self, tiles: int, tile: WgmmaTile) -> int:
+        return min(tiles, MULTIPROCESSORS * tile.blocks)
+
+
+def implicit_gemm_wgmma_stream_kernels() -> tuple[ImplicitGemmWgmmaStream, ...]:
+    """Of 16-bit pixels. Two slabs of float32 would keep the next image rows waiting: a block for
+    each tile takes less time then."""
+    return tuple(ImplicitGemmWgmmaStream(precision) for precision in (FP16, BF16))

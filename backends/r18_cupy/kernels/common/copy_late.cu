@@ -1,0 +1,25 @@
+// A copy for the oracle, which asks whether a kernel waits for the launch before it: it lets the next
+// launch begin at once, and copies when that would long have read.
+#include "common/dependent_launch.cuh"
+
+// Nanoseconds of the device's clock (PTX ISA, "%globaltimer").
+__device__ __forceinline__ unsigned long long now() {
+  unsigned long long time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time)::"memory");
+  return time;
+}
+
+// Addresses are multiples of 16.
+extern "C" __global__ void __launch_bounds__(256)
+copy_late(const unsigned char* __restrict__ source, unsigned char* __restrict__ target,
+          const size_t nbytes, const unsigned nanoseconds) {
+  let_next_launch_begin();
+  for (const unsigned long long begin = now(); now() - begin < nanoseconds;) {
+  }
+  const size_t first = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+  const size_t words = nbytes / sizeof(uint4);
+  for (size_t i = first; i < words; i += threads) {
+    reinterpret_cast<uint4*>(target)[i] = reinterpret_cast<const uint4*>(source)[i];
+  }
+  for (size_t i = words * sizeof(uint4) + first; i < nbytes; i += threads) target[i] = source[i];
+}

@@ -1,0 +1,19 @@
+// The second stage of a matrix product that was split over K: adds the parts in their order, then
+// bias, residual and ReLU. A thread an output; channels innermost (NHWC).
+#include "common/epilogue.cuh"
+#include "common/dependent_launch.cuh"
+
+// `partial`: [parts][n·oh·ow][o], float.
+extern "C" __global__ void __launch_bounds__(256)
+split_k_reduce(const float* __restrict__ partial, const float* __restrict__ bias,
+               const STORAGE* __restrict__ residual, STORAGE* __restrict__ out, const ConvShape p,
+               const int parts) {
+  wait_for_launch_before();
+  const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
+  const unsigned outputs = (unsigned)p.n * p.o * p.oh * p.ow;
+  if (index >= outputs) return;
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int part = 0; part < parts; ++part) sum += partial[(size_t)part * outputs + index];
+  out[index] = epilogue<STORAGE>(p, sum, index % p.o, index, bias, residual);
+}

@@ -1,0 +1,51 @@
+// Winograd, first phase: input tiles to the domain in which the convolution is a product.
+//   transformed[t][c][k] = (Bᵀ d Bᵀᵀ)[t] of channel c of the span's tile k,  t = EXTENT·row + column
+#include "common/dependent_launch.cuh"
+#include "conv/winograd.cuh"
+
+constexpr int EXTENT = OUTPUT_TILE + 2;  // of an input tile
+constexpr int LANES = 32, CHANNELS = 4;  // the block: neighbouring tiles beside each other
+
+extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
+winograd_input(const float* __restrict__ x, float* __restrict__ transformed, const ConvShape p,
+               const WinogradSpan span) {
+  wait_for_launch_before();
+  const int k = blockIdx.x * LANES + threadIdx.x;
+  if (k >= span.width) return;
+  const bool real = k < span.count;
+  // The padding of the span has no tile; it must be zero, not whatever was in the workspace.
+  const unsigned tile = real ? span.first + k : 0;
+  const int left = tile % span.columns * OUTPUT_TILE - p.pw;
+  const int top = tile / span.columns % span.rows * OUTPUT_TILE - p.ph;
+  const int n = tile / span.columns / span.rows;
+  const size_t position_stride = (size_t)span.c_padded * span.width;
+
+  for (int c = blockIdx.y * CHANNELS + threadIdx.y; c < span.c_padded;
+       c += gridDim.y * CHANNELS) {
+    const bool present = real && c < p.c;
+    const float* plane = x + (present ? (n * p.c + c) * p.h * p.w : 0);
+    float half[EXTENT][EXTENT];  // Bᵀ d, transposed
+#pragma unroll
+    for (int s = 0; s < EXTENT; ++s) {
+      const int z = left + s;
+      const bool column_inside = present && 0 <= z && z < p.w;
+      float d[EXTENT];
+#pragma unroll
+      for (int r = 0; r < EXTENT; ++r) {
+        const int y = top + r;
+        d[r] = column_inside && 0 <= y && y < p.h ? plane[y * p.w + z] : 0.0f;
+      }
+      Winograd<OUTPUT_TILE>::input(d, half[s]);
+    }
+    float* out = transformed + (size_t)c * span.width + k;
+#pragma unroll
+    for (int r = 0; r < EXTENT; ++r) {
+      float d[EXTENT], v[EXTENT];
+#pragma unroll
+      for (int s = 0; s < EXTENT; ++s) d[s] = half[s][r];
+      Winograd<OUTPUT_TILE>::input(d, v);
+#pragma unroll
+      for (int s = 0; s < EXTENT; ++s) out[(r * EXTENT + s) * position_stride] = v[s];
+    }
+  }
+}

@@ -1,0 +1,258 @@
+// Convolution of images of few channels in float32, of horizontal stride 2 and windows of TAPS
+// columns; with POOL, and the max-pooling of what it makes, which is then never stored. NCHW.
+//
+// A window is made of lines: a row of it in one channel each. A block keeps the patch of the image
+// that its windows cover in shared memory, and all weights of its channels. A thread has PIXELS
+// adjacent outputs of CHANNELS channels: it loads what their windows cover of a line, and the
+// weights of one tap after the other, each once. A warp has one row of COLUMNS outputs; a block
+// computes ROWS of them a turn, and takes one turn after the other down the image. Turns are so
+// long that copying the next patch between them costs little, and another block computes meanwhile.
+#include "common/cp_async.cuh"
+#include "stem/strips.cuh"
+#include "common/pair.cuh"
+#include "common/reduce.cuh"
+#include "common/vector.cuh"
+
+constexpr int TAPS = TILE_K;
+constexpr int LANES = 8;  // of a warp along a row; its 32 / LANES groups have channels of their own
+constexpr int CHANNELS = TILE_CHANNELS, PIXELS = TILE_M / (ROWS * LANES);  // of a thread
+constexpr int COLUMNS = LANES * PIXELS;
+constexpr int WARP_CHANNELS = 32 / LANES * CHANNELS;
+constexpr int WARPS_N = TILE_N / WARP_CHANNELS;
+constexpr int THREADS = 32 * ROWS * WARPS_N;
+constexpr int SPAN = ((PIXELS - 1) * STRIDE + TAPS + 3) / 4 * 4;  // elements of a line for a thread
+constexpr int PITCH = (COLUMNS - PIXELS) * STRIDE + SPAN;
+constexpr int WINDOWS = PIXELS / 2;  // of pooling, of a thread
+// Adjacent channels' rows of maxima begin in different banks.
+constexpr int POOLED_COLUMNS = COLUMNS / 2, POOLED_PITCH = POOLED_COLUMNS + 1;
+// A row of windows begins with the column before it. Where that is no padding, the block to the
+// left has it, and a pair of columns is computed once more.
+constexpr int ADVANCE = COLUMNS - (POOL ? 2 : 0);
+
+static_assert(TILE_M % (2 * ROWS * LANES) == 0, "a thread pools whole pairs of columns");
+static_assert(TILE_N % WARP_CHANNELS == 0, "a warp has whole groups of channels");
+static_assert(CHANNELS == 2 || CHANNELS == 4, "weights are loaded at once");
+static_assert(PIXELS * STRIDE % 4 == 0, "a thread's part of a line is aligned to 16 bytes");
+static_assert(PIXELS * STRIDE / 4 % 2 == 1, "LANES parts of a line begin in different banks");
+
+// Copies the patch's lines, a warp each: `rows` rows of every channel, from row `top` and column
+// `left`, with zeros outside of the image. One element at a time, since no line need be aligned.
+__device__ __forceinline__ void fetch(const float* image, const ConvShape& p, unsigned rows,
+                                      int top, int left, float* patch) {
+#pragma unroll 1
+  for (unsigned line = threadIdx.x / 32; line < p.c * rows; line += THREADS / 32) {
+    const int y = top + line % rows;
+    const unsigned source = (line / rows * p.h + y) * p.w + left;  // wraps where it is not inside
+#pragma unroll 4
+    for (int at = threadIdx.x % 32; at < PITCH; at += 32) {
+      // Unsigned comparisons: below zero is beyond the end.
+      const bool inside = (unsigned)y < (unsigned)p.h && (unsigned)(left + at) < (unsigned)p.w;
+      copy_async<4>(shared_address(patch + line * PITCH + at),
+                    inside ? image + (source + at) : image, inside);
+    }
+  }
+}
+
+using Taps = Run<float, CHANNELS>;
+
+// sums += the lines of all windows; `patch` is where the thread's first window begins.
+__device__ __forceinline__ void multiply(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+                                         int rows, const float* patch, const float* weights) {
+#pragma unroll 1
+  for (int c = 0; c < p.c; ++c, patch += rows * PITCH) {
+    const float* line = patch;
+#pragma unroll 1
+    for (int r = 0; r < p.kh; ++r, line += PITCH) {
+      float pixels[SPAN];
+#pragma unroll
+      for (int i = 0; i < SPAN; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(line + i);
+        pixels[i] = four.x, pixels[i + 1] = four.y, pixels[i + 2] = four.z, pixels[i + 3] = four.w;
+      }
+#pragma unroll
+      for (int s = 0; s < TAPS; ++s, weights += TILE_N) {
+        const Taps tap = *reinterpret_cast<const Taps*>(weights);
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i) {
+#pragma unroll
+          for (int k = 0; k < CHANNELS; ++k) sums[i][k] += pixels[i * STRIDE + s] * tap.at[k];
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void add_bias(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+                                         const float* bias, int channel) {
+#pragma unroll
+  for (int k = 0; k < CHANNELS; ++k) {
+    const float held = bias && channel + k < p.o ? bias[channel + k] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < PIXELS; ++i) sums[i][k] += held;
+  }
+}
+
+// The largest of each of a thread's pooling windows in one row: of a pair of its columns and the
+// column before them. Columns that the output does not have never win.
+__device__ __forceinline__ void pool(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+                                     int column, float (&best)[WINDOWS][CHANNELS]) {
+  const int first = column - threadIdx.x % LANES * PIXELS;
+  if (first < 0 || first + COLUMNS > p.ow) {
+#pragma unroll
+    for (int i = 0; i < PIXELS; ++i) {
+#pragma unroll
+      for (int k = 0; k < CHANNELS; ++k) {
+        if ((unsigned)(column + i) >= (unsigned)p.ow) sums[i][k] = minus_infinity();
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < CHANNELS; ++k) {
+    float before = __shfl_up_sync(0xffffffffu, sums[PIXELS - 1][k], 1, LANES);
+    // Padding; or the first window of a block that another block has.
+    if (threadIdx.x % LANES == 0) before = minus_infinity();
+#pragma unroll
+    for (int j = 0; j < WINDOWS; ++j) {
+      best[j][k] = larger(before, larger(sums[2 * j][k], sums[2 * j + 1][k]));
+      before = sums[2 * j + 1][k];
+    }
+  }
+}
+
+// ReLU and store, where nothing is pooled: of a row from the thread's first column on.
+__device__ __forceinline__ void write_row(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+                                          int channel, int column, float* line) {
+#pragma unroll
+  for (int k = 0; k < CHANNELS; ++k, line += p.oh * p.ow) {
+    if (channel + k >= p.o) return;
+#pragma unroll
+    for (int i = 0; i < PIXELS; ++i) {
+      if (p.relu) sums[i][k] = relu(sums[i][k]);
+    }
+    if (p.ow % 2 == 0) {  // pairs are aligned, and wholly in the row or not
+#pragma unroll
+      for (int i = 0; i < PIXELS; i += 2) {
+        if (column + i < p.ow) {
+          *reinterpret_cast<float2*>(line + i) = make_float2(sums[i][k], sums[i + 1][k]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < PIXELS; ++i) {
+        if (column + i < p.ow) line[i] = sums[i][k];
+      }
+    }
+  }
+}
+
+// [WINDOWS][CHANNELS] of a thread, to and from shared memory, [channel][POOLED_PITCH].
+using Maxima = float[WINDOWS][CHANNELS];
+
+__device__ __forceinline__ void clear(Maxima& best) {
+#pragma unroll
+  for (int i = 0; i < WINDOWS * CHANNELS; ++i) best[i / CHANNELS][i % CHANNELS] = minus_infinity();
+}
+
+__device__ __forceinline__ void put(const Maxima& best, float* at) {
+#pragma unroll
+  for (int i = 0; i < WINDOWS * CHANNELS; ++i) {
+    at[i % CHANNELS * POOLED_PITCH + i / CHANNELS] = best[i / CHANNELS][i % CHANNELS];
+  }
+}
+
+__device__ __forceinline__ void take(Maxima& best, const float* at) {
+#pragma unroll
+  for (int i = 0; i < WINDOWS * CHANNELS; ++i) {
+    float& mine = best[i / CHANNELS][i % CHANNELS];
+    mine = larger(mine, at[i % CHANNELS * POOLED_PITCH + i / CHANNELS]);
+  }
+}
+
+// Grid: see `share_of`.
+// `weight`: [channel tiles][C·kh][TAPS][TILE_N], of a tile's channels zeros where there are none.
+extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
+conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weight,
+                    const float* __restrict__ bias, float* __restrict__ out, const ConvShape p,
+                    const Task task) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int weights_size = p.c * p.kh * TAPS * TILE_N;
+  const int patch_rows = patch_rows_of(p);
+  float* const weights = reinterpret_cast<float*>(shared);
+  float* const patch = weights + weights_size;
+  // [TILE_N][POOLED_PITCH]: what the last turn's second row and this turn's first have in this
+  // turn's windows; and what this turn's second row has, also in the next turn's.
+  float* const above = patch + p.c * patch_rows * PITCH;
+  float* const below = above + TILE_N * POOLED_PITCH;
+
+  // With padding the first block has a window more than the others.
+  const int column_tiles = POOL ? max((2 * (task.columns - task.pw) + ADVANCE - 1) / ADVANCE, 1)
+                                : (task.columns + ADVANCE - 1) / ADVANCE;
+  const Share share = share_of(p, task, column_tiles);
+  const int column0 = share.tile * ADVANCE - (POOL ? 1 - task.pw : 0);  // of the first sums
+  const float* const image = x + (size_t)share.image * p.c * p.h * p.w;
+  const auto fetch_turn = [&](int turn) {
+    const int top = (turn * ROWS + share.row0) * p.sh - p.ph;
+    fetch(image, p, patch_rows, top, column0 * STRIDE - p.pw, patch);
+    copy_async_commit();
+  };
+
+  const float* const packed = weight + (size_t)(share.channel0 / TILE_N) * weights_size;
+  for (int i = threadIdx.x * 4; i < weights_size; i += THREADS * 4) {
+    copy_async<16>(shared_address(weights + i), packed + i, true);
+  }
+  fetch_turn(share.begin);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
+  const int j = warp / WARPS_N;  // the warp's row of ROWS
+  const int k0 = warp % WARPS_N * WARP_CHANNELS + threadIdx.x % 32 / LANES * CHANNELS;
+  const int column = column0 + lane * PIXELS;
+  const float* const own = patch + j * p.sh * PITCH + lane * PIXELS * STRIDE;
+  const int place = k0 * POOLED_PITCH + lane * WINDOWS;
+  float best[WINDOWS][CHANNELS];
+  clear(best);
+  if (POOL && j == 1) put(best, below + place);
+
+#pragma unroll 1
+  for (int turn = share.begin; turn < share.end; ++turn) {
+    copy_async_wait<0>();
+    __syncthreads();  // the patch is there for all
+    const int row = turn * ROWS + share.row0 + j;
+    const bool whole = turn >= share.strip;  // not only what the strip's first windows share
+    clear(best);
+    if (row < p.oh && (whole || j == 1)) {
+      float sums[PIXELS][CHANNELS] = {};
+      multiply(sums, p, patch_rows, own, weights + k0);
+      add_bias(sums, p, bias, share.channel0 + k0);
+      if constexpr (POOL) {
+        pool(sums, p, column, best);
+      } else {
+        const unsigned plane = share.image * p.o + share.channel0 + k0;
+        float* const line = out + ((size_t)plane * p.oh + row) * p.ow + column;
+        write_row(sums, p, share.channel0 + k0, column, line);
+      }
+    }
+    if (POOL && j == 0 && whole) {
+      take(best, below + place);
+      put(best, above + place);
+    }
+    __syncthreads();  // all have done with the patch, and with the last turn's maxima
+    if (turn + 1 < share.end) fetch_turn(turn + 1);
+    if constexpr (POOL) {
+      if (j == 1) put(best, below + place);
+      if (!whole) continue;
+      __syncthreads();
+      const int skipped = share.tile > 0 || !task.pw;  // the block to the left has that window
+      const int window0 = (column0 + task.pw - 1) / 2;
+      for (int k = warp; k < TILE_N && share.channel0 + k < p.o; k += THREADS / 32) {
+        const unsigned plane = share.image * p.o + share.channel0 + k;
+        float* const line = out + ((size_t)plane * task.rows + turn) * task.columns + window0;
+        const int end_of_line = min(POOLED_COLUMNS, task.columns - window0);
+        for (int w = skipped + threadIdx.x % 32; w < end_of_line; w += 32) {
+          const int at = k * POOLED_PITCH + w;
+          const float value = larger(above[at], below[at]);
+          line[w] = p.relu ? relu(value) : value;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,264 @@
+"""Images of few channels on tensor cores: fp16, bf16, tf32 and split products, sums in float32.
+
+Reads NCHW, writes NHWC. K runs over the lines of a window, a row of it in one channel each, and in
+each over eight taps. See kernels/conv2d_few_channels_mma.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from r18.backend import Array
+from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
+from r18.precision import BF16, FP16, FP16X3, TF32, Precision
+from r18_cupy.conv.implicit_gemm_mma import chunk_of
+from r18_cupy.conv.operands import round_to_tf32, split
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.h200 import SHARED_BYTES_A_CYCLE
+from r18_cupy.cuda.launch import ceil_div
+from r18_cupy.stem.strips import (
+    POOL,
+    ROWS,
+    STRIDE,
+    FewChannels,
+    FewChannelsTile,
+    conv_op,
+    is_pooled,
+    patch_rows,
+)
+
+TAPS = 8  # of a line
+STAGES = 2  # patches of the image in shared memory
+STEP_BYTES = 32  # of K in an mma step
+CHUNK_BYTES = 16  # of a copy
+
+PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
+CONTENTION = 0.35  # of the less busy of the two pipes, which the other waits for
+
+
+@dataclass(frozen=True)
+class FewChannelsMmaTile(FewChannelsTile):
+    """k: products of an mma step. warps: among which the columns are divided.
+
+    split: float32 elements are multiplied as two float16 numbers each.
+    """
+
+    warps: int
+    split: bool = False
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def factor_nbytes(self) -> int:
+        """Of a number that is multiplied."""
+        return STEP_BYTES // self.k
+
+    @property
+    def parts(self) -> int:
+        """Numbers that make a factor."""
+        return 2 if self.split else 1
+
+    @property
+    def itemsize(self) -> int:
+        """Of what is stored: the parts of a factor are as wide as the element."""
+        return self.factor_nbytes * self.parts
+
+    @property
+    def warp_columns(self) -> int:
+        """Columns of the convolution that a warp computes."""
+        return self.m // (ROWS * self.warps)
+
+    def advance(self, pooled: bool) -> int:
+        """Columns of the convolution from a warp's first to its neighbour's."""
+        return self.warp_columns - (2 if pooled else 0)
+
+    def columns(self, pooled: bool) -> int:
+        """Columns of the result that a block computes."""
+        return self.warps * self.advance(pooled) // (POOL.stride[1] if pooled else 1)
+
+    def column_tiles(self, problem: Problem) -> int:
+        return ceil_div(problem.output[3], self.columns(is_pooled(problem)))
+
+    def pitch(self, pooled: bool) -> int:
+        """Elements of a line of the patch: whole chunks, whatever of the first is not needed."""
+        chunk = CHUNK_BYTES // self.itemsize
+        columns = (self.warps - 1) * self.advance(pooled) + self.warp_columns
+        before = chunk - (2 if self.factor_nbytes == 2 else 1)
+        return ceil_div((columns - 1) * STRIDE + TAPS + before, chunk) * chunk
+
+    def patch_nbytes(self, problem: Problem) -> int:
+        """Of the patch of a turn; where a step is half empty, with the zeros that it is given.
+
+        They lie behind, as far apart as the rows of the convolution.
+        """
+        op = conv_op(problem)
+        lines = op.in_channels * patch_rows(op)
+        if lines_of(op) * TAPS * self.factor_nbytes % STEP_BYTES:
+            lines += (ROWS - 1) * op.stride[0] + 1
+        return lines * self.pitch(is_pooled(problem)) * self.itemsize
+
+    def shared_nbytes(self, problem: Problem) -> int:
+        """Patches, weights, where each step finds its two runs of 16 bytes, and biases."""
+        steps = steps_of(conv_op(problem), self.factor_nbytes)
+        weights = steps * self.n * STEP_BYTES * self.parts
+        runs, biases = ceil_div(steps, 2) * 16, self.n * 4
+        return STAGES * self.patch_nbytes(problem) + weights + runs + biases
+
+    def turn_cycles(self, problem: Problem) -> float:
+        """Of products and of shared memory.
+
+        Of each step a warp loads all weights, and four words a lane for 16 outputs. Split factors
+        make three products.
+        """
+        products = self.m * self.n * self.k / PRODUCTS_A_CYCLE[self.factor_nbytes]
+        products *= 3 if self.split else 1
+        nbytes = (self.warps * self.n * STEP_BYTES + self.m // 16 * 4 * 4 * 32) * self.parts
+        less, more = sorted((products, nbytes / SHARED_BYTES_A_CYCLE))
+        return steps_of(conv_op(problem), self.factor_nbytes) * (more + CONTENTION * less)
+
+
+def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
+    """The tilings that are compiled, the larger first.
+
+    While the tensor cores multiply, a warp of 2×32 outputs has shared memory busy for 0.6 of the
+    time. One of 2×16 needs all of it, and leaves more blocks for a single image. Split products
+    have two sums each: half of the columns, and then half of the channels.
+    """
+    k = STEP_BYTES // factor_dtype(precision).itemsize
+    if precision.splits:
+        return (
+            FewChannelsMmaTile(128, 64, k, blocks=2, warps=4, split=True),
+            FewChannelsMmaTile(128, 32, k, blocks=3, warps=4, split=True),
+        )
+    return (
+        FewChannelsMmaTile(256, 64, k, blocks=2, warps=4),
+        FewChannelsMmaTile(128, 64, k, blocks=3, warps=4),
+    )
+
+
+def factor_dtype(precision: Precision) -> np.dtype[np.generic]:
+    """Of the numbers that are multiplied, as registers hold them."""
+    return np.dtype(np.float16) if precision.splits else precision.dtype
+
+
+def lines_of(op: Conv2d) -> int:
+    """Lines of a window."""
+    return op.in_channels * op.kernel_size[0]
+
+
+def steps_of(op: Conv2d, factor_nbytes: int) -> int:
+    """mma steps of a window: its lines, in whole steps."""
+    return ceil_div(lines_of(op) * TAPS * factor_nbytes, STEP_BYTES)
+
+
+def skipped_taps(op: Conv2d, factor_nbytes: int) -> int:
+    """Taps of a line before the window's first column, so that it begins at an even element.
+
+    That matters where two factors are one word, and depends on the padding alone, since adjacent
+    windows begin an even number of elements apart.
+    """
+    return op.padding[1] % 2 if factor_nbytes == 2 else 0
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
+    """OIHW to [tile of n channels][step][part][pair of mma tiles][lane][chunk], as factors.
+
+    A lane holds of each of two mma tiles one column's taps, a word of either half of the step.
+    Columns are channels in such an order that the device's lanes end with adjacent ones. Factors
+    have one part, or two where they are split.
+    """
+    chunk, factor = chunk_of(precision), factor_dtype(precision)
+    o, c, kh, kw = weight.shape
+    skipped, steps = skipped_taps(op, factor.itemsize), steps_of(op, factor.itemsize)
+    tiles = ceil_div(o, n)
+    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        stored = np.asarray(weight, precision.dtype)
+    lines = np.zeros((tiles * n, steps * STEP_BYTES // factor.itemsize // TAPS, TAPS), stored.dtype)
+    lines[:o, : c * kh, skipped : skipped + kw] = stored.reshape(o, c * kh, kw)
+    if precision.multiply == "tf32":
+        lines = round_to_tf32(lines)
+    factors = np.stack(split(lines) if precision.splits else (lines,))
+    # Channels: runs of four chunks, chunks, mma tiles that make one, two adjacent columns of each.
+    # K: steps, halves, words, elements.
+    parts, group, word = len(factors), chunk // 2, 4 // factor.itemsize
+    axes = (parts, tiles, n // (4 * chunk), 4, group, 2, steps, 2, 4, word)
+    fragments = factors.reshape(axes).transpose(1, 6, 0, 2, 4, 3, 5, 8, 7, 9)
+    shape = (tiles, steps, parts, n // 16, 2, 32, 2 * word)
+    pairs = fragments.reshape(shape).transpose(0, 1, 2, 3, 5, 4, 6)
+    return np.ascontiguousarray(pairs.reshape(tiles, steps, parts, n // 16, 32, 4 * word))
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FewChannelsMma(FewChannels):
+    algorithm = "few_channels_mma"
+    truncates: ClassVar[bool] = True
+
+    layout: Layout = Layout.NHWC
+
+    @property
+    def all_tiles(self) -> tuple[FewChannelsMmaTile, ...]:
+        return tiles_of(self.precision)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        sizes = {chunk_of(self.precision)}
+        for tile in self.all_tiles:
+            if self.config in (None, tile):
+                columns = tile.columns(self.pooled)
+                sizes |= {columns // tile.warps, columns, tile.n}
+        return tuple(sorted(sizes))
+
+    def entry(self, tile: FewChannelsTile) -> Entry:
+        pitch = cast(FewChannelsMmaTile, tile).pitch(self.pooled)
+        macros = (self.storage, *tile.defines, ("POOL", int(self.pooled)), ("PITCH", pitch))
+        return Entry("stem/few_channels_mma", "conv2d_few_channels_mma", macros)
+
+    def refuses_window(self, op: Conv2d) -> str | None:
+        taps = op.kernel_size[1] + skipped_taps(op, factor_dtype(self.precision).itemsize)
+        if taps > TAPS:
+            return f"multiplies rows of windows by {TAPS} elements; this one takes {taps}"
+        return None
+
+    def depth(self, op: Conv2d) -> int:
+        tile = self.all_tiles[0]
+        return steps_of(op, tile.factor_nbytes) * tile.k * tile.parts
+
+    def pack_weight(self, weight: Array, op: Conv2d, n: int) -> Array:
+        return pack_weight(weight, op, self.precision, n)
+
+    def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
+        """Steps of K, and bytes of a patch."""
+        own = cast(FewChannelsMmaTile, tile)
+        steps = steps_of(conv_op(problem), own.factor_nbytes)
+        return np.int32(steps), np.int32(own.patch_nbytes(problem))
+
+
+@dataclass(frozen=True, eq=False)
+class FewChannelsMmaConv(FewChannelsMma):
+    op = Conv2d
+
+
+@dataclass(frozen=True, eq=False)
+class FewChannelsMmaConvMaxPool(FewChannelsMma):
+    op = ConvMaxPool
+
+
+def few_channels_mma_kernels() -> tuple[FewChannelsMma, ...]:
+    """Of each op and precision the one that chooses, then its tiles."""
+    return tuple(
+        kernel(precision, config=config)
+        for kernel in (FewChannelsMmaConvMaxPool, FewChannelsMmaConv)
+        for precision in (FP16, BF16, TF32, FP16X3)
+        for config in (None, *tiles_of(precision))
+    )
