@@ -6,8 +6,9 @@ import re
 
 import numpy as np
 
+from r18.digest import cuda_files
 from r18_cupy.cuda.compiler import ARCHITECTURES as ARCHITECTURES
-from r18_cupy.cuda.compiler import Entry, sources
+from r18_cupy.cuda.compiler import KERNELS, Entry
 
 _SCALARS = {
     "int": np.int32,
@@ -21,15 +22,15 @@ _SCALARS = {
 def waits(entry: Entry) -> bool:
     """Whether a function waits for the launch before it: by itself, or through what it includes."""
     return any(
-        "wait_for_launch_before();" in text
-        for name, text in sources(entry.path)
-        if name != "dependent_launch.cuh"
+        "wait_for_launch_before();" in path.read_text()
+        for path in cuda_files(entry.path, KERNELS)
+        if path.name != "dependent_launch.cuh"
     )
 
 
 def parameters(entry: Entry) -> list[type[np.generic] | str]:
     """The parameters of a function as written: "pointer", a struct's name, or a scalar type."""
-    text = "\n".join(text for _, text in sources(entry.path))
+    text = "\n".join(path.read_text() for path in cuda_files(entry.path, KERNELS))
     found = re.search(rf"\b{entry.symbol}\s*\(([^)]*)\)\s*{{", text)
     assert found, f"{entry.symbol} is not defined in {entry.path.name}"
     kinds: list[type[np.generic] | str] = []

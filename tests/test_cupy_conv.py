@@ -13,8 +13,14 @@ from r18.ops import Conv2d, Problem
 from r18.passes import fuse
 from r18.precision import FP16, FP32
 from r18.schedule import resnet18
-from r18_cupy import conv_im2col
-from r18_cupy.conv.direct import MAX_SHARED_NBYTES, TILE_O, DirectTiled, Staging, choose_staging
+from r18_cupy.conv import im2col as conv_im2col
+from r18_cupy.conv.direct_tiled import (
+    MAX_SHARED_NBYTES,
+    TILE_O,
+    DirectTiled,
+    Staging,
+    choose_staging,
+)
 from r18_cupy.conv.im2col import Im2col, chunk_pixels, padded_depth
 from r18_cupy.conv.implicit_gemm import (
     MAX_PARTIAL_NBYTES,

@@ -25,8 +25,8 @@ from r18.preprocess import Preprocess
 from r18.schedule import resnet18, tiny
 from r18.weights import load_weights
 from r18_cupy import Backend
-from r18_cupy.ops.elementwise import AddKernel
 from r18_cupy.cuda.launch import GridLaunch
+from r18_cupy.ops.elementwise import AddKernel
 from r18_oracle.checkpoints import compare_checkpoints, seeded_pixels
 from r18_oracle.checks import Examination, Tally
 from r18_oracle.findings import Failed

@@ -18,6 +18,8 @@ from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18.schedule import resnet18
 from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for
+from r18_cupy.conv.implicit_gemm_mma import chunk_of
+from r18_cupy.conv.operands import split
 from r18_cupy.stem.few_channels import (
     LANES,
     FewChannelsConv,
@@ -40,7 +42,6 @@ from r18_cupy.stem.few_channels_mma import (
     steps_of,
     tiles_of,
 )
-from r18_cupy.conv.implicit_gemm_mma import chunk_of
 from r18_cupy.stem.strips import (
     MAX_REACH,
     MAX_SHARED_NBYTES,
@@ -53,7 +54,6 @@ from r18_cupy.stem.strips import (
     possible_blockings,
     turns_of,
 )
-from r18_cupy.conv.operands import split
 
 MMA = (FP16, BF16, TF32, FP16X3)
 EACH_MMA = pytest.mark.parametrize("precision", MMA, ids=str)

@@ -12,6 +12,8 @@ from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.passes import fuse, fuse_pool
 from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18.schedule import resnet18
+from r18_cupy.conv.operands import split
+from r18_cupy.cuda.h200 import SHARED_NBYTES
 from r18_cupy.stem.few_channels_wgmma import (
     BARRIER_NBYTES,
     CHUNK_BYTES,
@@ -27,8 +29,6 @@ from r18_cupy.stem.few_channels_wgmma import (
     tiles_of,
 )
 from r18_cupy.stem.strips import POOL, ROWS, STRIDE, turns_of
-from r18_cupy.cuda.h200 import SHARED_NBYTES
-from r18_cupy.conv.operands import split
 
 EACH_PRECISION = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 STEM = Conv2d(3, 64, (7, 7), (2, 2), (3, 3), bias=True, relu=True)

@@ -16,9 +16,9 @@ from r18.schedule import resnet18, tiny
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import Entry, compile_entry
-from r18_cupy.kernel import CudaKernel
 from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
 from r18_cupy.cuda.tensor_map import MatrixMap, PatchMap, PixelsMap
+from r18_cupy.kernel import CudaKernel
 from r18_oracle.problems import schedule_problems
 
 KERNELS = all_kernels()

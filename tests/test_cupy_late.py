@@ -13,9 +13,9 @@ from cuda_support import ARCHITECTURES, parameters
 from r18.backend import Overlapping
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import compile_entry
+from r18_cupy.cuda.copy_late import BLOCKS, ENTRY, NANOSECONDS, THREADS, late_copy
 from r18_cupy.cuda.device import AdoptedBuffer, CupyStream, OverlappingStream
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
-from r18_cupy.cuda.copy_late import BLOCKS, ENTRY, NANOSECONDS, THREADS, late_copy
 from r18_cupy.cuda.launch import OUT, GridLaunch, X
 from r18_oracle.campaign import network_problems
 

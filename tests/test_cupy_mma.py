@@ -18,7 +18,6 @@ from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18.schedule import Schedule, resnet18, tiny
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels, kernels_for
-from r18_cupy.stem.few_channels_mma import factor_dtype
 from r18_cupy.conv.implicit_gemm_mma import (
     MAX_PARTS,
     ROW_BYTES,
@@ -38,8 +37,9 @@ from r18_cupy.conv.implicit_gemm_mma import (
     round_to_tf32,
     tiles_of,
 )
-from r18_cupy.cuda.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
 from r18_cupy.conv.operands import split
+from r18_cupy.cuda.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
+from r18_cupy.stem.few_channels_mma import factor_dtype
 from r18_oracle.campaign import uncovered
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)

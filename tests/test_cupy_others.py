@@ -24,12 +24,13 @@ from r18.precision import FP16, FP32, PRECISIONS, Precision
 from r18.preprocess import Preprocess
 from r18.schedule import resnet18
 from r18_cupy import Backend
+from r18_cupy.catalogue import other_kernels
 from r18_cupy.conv.direct import Direct
 from r18_cupy.ops.elementwise import BatchNormKernel
+from r18_cupy.ops.gap import Gap
 from r18_cupy.ops.linear import TiledLinear, WarpDot
+from r18_cupy.ops.maxpool2d import POOL_SHAPE, MaxPool
 from r18_cupy.ops.normalize import NormalizeKernel
-from r18_cupy.others import other_kernels
-from r18_cupy.ops.pooling import POOL_SHAPE, Gap, MaxPool
 from r18_cupy.ops.relayout import NARROW, NARROW_LENGTH, TILE, TRANSPOSE_SHAPE, Transpose, matrices
 
 NCHW, NHWC = Layout.NCHW, Layout.NHWC

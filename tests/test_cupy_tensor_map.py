@@ -15,9 +15,9 @@ from cuda.bindings import driver
 from r18.backend import Binding
 from r18.ops import Add, Problem
 from r18.precision import FP32
-from r18_cupy.cuda import launch as launching
-from r18_cupy import tensor_map
 from r18_cupy.catalogue import kernels_for
+from r18_cupy.cuda import launch as launching
+from r18_cupy.cuda import tensor_map
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import (
     NULL,

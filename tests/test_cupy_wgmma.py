@@ -14,8 +14,12 @@ from r18.ops import Conv2d, Layout, Linear, Problem
 from r18.passes import fuse
 from r18.precision import FP16X3, TF32, Precision
 from r18.schedule import resnet18
-from r18_cupy import wgmma
 from r18_cupy.catalogue import kernels_for
+from r18_cupy.conv.operands import split
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
+from r18_cupy.cuda.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
+from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
+from r18_cupy.hopper import wgmma
 from r18_cupy.hopper.implicit_gemm_wgmma import (
     ImplicitGemmWgmma,
     estimate,
@@ -29,12 +33,7 @@ from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
 )
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import tiles_of as rows_tiles
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import ImplicitGemmWgmmaStream
-from r18_cupy.cuda.h200 import MULTIPROCESSORS
-from r18_cupy.kernel import CudaKernel
-from r18_cupy.cuda.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
 from r18_cupy.hopper.linear_wgmma import LinearWgmma, as_convolution
-from r18_cupy.conv.operands import split
-from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
 from r18_cupy.hopper.wgmma import (
     WgmmaTile,
     chunk_of,
@@ -42,6 +41,7 @@ from r18_cupy.hopper.wgmma import (
     packed_channels,
     packed_depth,
 )
+from r18_cupy.kernel import CudaKernel
 
 PRECISIONS = pytest.mark.parametrize("precision", wgmma.PRECISIONS, ids=str)
 SHARED_NBYTES = 227 * 1024  # a block's on sm_90
@@ -183,7 +183,7 @@ def test_split_factors_keep_two_sums_in_registers() -> None:
     gathering = ImplicitGemmWgmma(FP16X3)
     for tile in gathering.tiles:
         entry = gathering.entry(tile)
-        in_place = entry.source == "conv2d_implicit_gemm_wgmma"
+        in_place = entry.source == "hopper/implicit_gemm_wgmma"
         assert in_place == (max(tile.m, tile.n) > 64)
         assert entry.symbol == "conv2d_implicit_gemm_wgmma", "of either file"
     for kernel in (kind(TF32) for kind in kernels):

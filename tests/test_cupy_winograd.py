@@ -17,7 +17,7 @@ from r18.ops import Conv2d, Problem
 from r18.passes import fuse
 from r18.precision import FP32
 from r18.schedule import resnet18
-from r18_cupy.cuda.compiler import KERNELS
+from r18_cupy.conv.sgemm import LANES_M, LANES_N, GemmTile
 from r18_cupy.conv.winograd import (
     CHANNELS,
     FILTER_TRANSFORMS,
@@ -31,14 +31,14 @@ from r18_cupy.conv.winograd import (
     choose_tile,
     winograd_kernels,
 )
-from r18_cupy.conv.sgemm import LANES_M, LANES_N, GemmTile
+from r18_cupy.cuda.compiler import KERNELS
 from r18_oracle.bounds import bound
 from r18_oracle.cases import Case
 from r18_oracle.winograd import MATRICES
 from support import compute
 
 Array = np.ndarray[Any, np.dtype[Any]]
-HEADER = (KERNELS / "winograd.cuh").read_text()
+HEADER = (KERNELS / "conv/winograd.cuh").read_text()
 KINDS = (WinogradF2x2, WinogradF4x4)
 EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.algorithm)
 EACH_TILE = pytest.mark.parametrize("gemm", GEMM_TILES, ids=lambda gemm: gemm.name)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from r18.backend import Array, Buffer, Enqueue, Resources, RoundingContract, Stream
+from r18.digest import PythonSources, combined, cuda_files
 from r18.ops import Layout, Op, Problem
 from r18.precision import Precision
 from r18_cupy.cuda import launch as launching
@@ -23,7 +22,6 @@ from r18_cupy.cuda.compiler import (
     architecture,
     capability,
     compile_entry,
-    sources,
 )
 from r18_cupy.cuda.launch import Buffers, GridLaunch
 
@@ -33,6 +31,11 @@ if TYPE_CHECKING:
 # C++ type of a storage format; `storage.cuh` converts between them and float.
 STORAGE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 MAX_ELEMENTS = 2**31 - 1  # of a tensor: kernels index with 32 bits
+# Modules that decide the result of no kernel are left out, or each change would touch them all.
+HOST = PythonSources(
+    Path(__file__).parent,
+    frozenset({"kernel.py", "cuda/launch.py", "cuda/compiler.py", "cuda/device.py"}),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +149,13 @@ class CudaKernel(ABC):
     @property
     def digest(self) -> str:
         """sha256 over what decides the results: device sources and flags, and the host modules."""
-        host = _host_sources(Path(inspect.getfile(type(self))))
-        parts = [self.id, *host, *sorted(entry.digest for entry in self.entries())]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        entries = sorted(entry.digest for entry in self.entries())
+        return combined([self.id, HOST.digest(type(self)), *entries])
 
     @property
     def source_files(self) -> tuple[Path, ...]:
-        found = {name for entry in self.entries() for name, _ in sources(entry.path)}
-        return tuple(KERNELS / name for name in sorted(found))
+        paths = {entry.path for entry in self.entries()}
+        return tuple(sorted({file for path in paths for file in cuda_files(path, KERNELS)}))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -198,21 +200,3 @@ class CudaKernel(ABC):
 def launches_of(kernel: CudaKernel, problem: Problem) -> tuple[GridLaunch, ...]:
     """`kernel.launches(problem)`, worked out once: enqueueing is on the way of every run."""
     return kernel.launches(problem)
-
-
-# Modules that serve every kernel, and decide the result of none.
-_INFRASTRUCTURE = {"kernel.py", "launch.py", "compiler.py", "device.py"}
-
-
-@lru_cache(maxsize=256)
-def _host_sources(path: Path) -> tuple[str, ...]:
-    """The text of a kernel's host module, and of those of this package that it imports."""
-    found: dict[str, str] = {}
-    queue = [path]
-    while queue:
-        here = queue.pop()
-        if here.name not in found and here.name not in _INFRASTRUCTURE:
-            found[here.name] = text = here.read_text()
-            names = re.findall(r"^from r18_cupy\.(\w+) import", text, re.MULTILINE)
-            queue += [here.parent / f"{name}.py" for name in names]
-    return tuple(text for _, text in sorted(found.items()))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib import import_module
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -165,7 +166,7 @@ that is bound anew would itself be a change."""
 def _owners(loaded: int) -> tuple[Any, ...]:
     """The libraries, and our modules with their classes and tables, of so many that are loaded."""
     libraries = [sys.modules[name] for name in LIBRARIES]
-    ours = [sys.modules[name] for name in (*JUDGES, *TOOLS) if name in sys.modules]
+    ours = [import_module(name) for name in (*JUDGES, *TOOLS)]  # an error where one has moved
     parts = [
         found
         for module in ours

@@ -22,6 +22,7 @@ from typing import Any
 
 from r18.atomic import new_file
 from r18.backend import Resources
+from r18.digest import combined, cuda_digest
 from r18.errors import R18Error, UsageError
 from r18.machine import cache_folder, package_version
 
@@ -29,7 +30,6 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 STANDARD = "c++17"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """What kernels are meant for, but for those that need one architecture's own instructions."""
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _FORMAT = 2  # of a cached file
 _PACKAGES = tuple(
     f"nvidia-cuda-{part}{of}" for part in ("nvrtc", "runtime") for of in ("", "-cu12")
@@ -74,9 +74,8 @@ class Entry:
     @property
     def digest(self) -> str:
         """sha256 over all of ours that makes the binary: sources, headers, symbol and flags."""
-        parts = [self.symbol, *self.flags, self.family or ""]
-        parts += [f"{name}\n{text}" for name, text in sources(self.path)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        code = cuda_digest(self.path, KERNELS)
+        return combined([self.symbol, *self.flags, self.family or "", code])
 
 
 @dataclass(frozen=True)
@@ -107,19 +106,6 @@ class Binary:
             stack_nbytes=number(r"(\d+) bytes stack frame"),
             spill_nbytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         )
-
-
-def sources(path: Path) -> tuple[tuple[str, str], ...]:
-    """A `.cu` file and every header of ours that it includes, each once: (name, text)."""
-    found: dict[str, str] = {}
-    queue = [path]
-    while queue:
-        here = queue.pop()
-        if here.name in found:
-            continue
-        found[here.name] = text = here.read_text()
-        queue += [KERNELS / name for name in _INCLUDE.findall(text)]
-    return tuple(sorted(found.items()))
 
 
 def architecture(entry: Entry, capability: tuple[int, int]) -> str:
