@@ -22,7 +22,7 @@ _SCALARS = {
 def waits(entry: Entry) -> bool:
     """Whether a function waits for the launch before it: by itself, or through what it includes."""
     return any(
-        "wait_for_launch_before();" in path.read_text()
+        "wait_for_previous_launch();" in path.read_text()
         for path in cuda_files(entry.path, KERNELS)
         if path.name != "dependent_launch.cuh"
     )

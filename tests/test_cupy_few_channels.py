@@ -35,7 +35,7 @@ from r18_cupy.stem.few_channels_mma import (
     FewChannelsMmaConv,
     FewChannelsMmaConvMaxPool,
     FewChannelsMmaTile,
-    factor_dtype,
+    operand_dtype,
     few_channels_mma_kernels,
     pack_weight,
     skipped_taps,
@@ -108,8 +108,8 @@ def channel_of(column: int, tile: int, chunk: int) -> int:
     return tile // tiles * 4 * chunk + column // 2 * chunk + tile % tiles * 2 + column % 2
 
 
-def factor_nbytes(precision: Precision) -> int:
-    return factor_dtype(precision).itemsize
+def operand_nbytes(precision: Precision) -> int:
+    return operand_dtype(precision).itemsize
 
 
 def operands(op: Conv2d, precision: Precision, packed: Array) -> Array:
@@ -118,7 +118,7 @@ def operands(op: Conv2d, precision: Precision, packed: Array) -> Array:
     PTX ISA, "Matrix Fragments for mma.m16n8k16" and "... m16n8k8": lane i has of B column i / 4,
     and of either half of K the elements of one word, at i % 4.
     """
-    itemsize, chunk = factor_nbytes(precision), chunk_of(precision)
+    itemsize, chunk = operand_nbytes(precision), chunk_of(precision)
     word, k = 4 // itemsize, STEP_BYTES // itemsize
     tiles, steps, parts, pairs, lanes, elements = packed.shape
     found = np.zeros((parts, tiles, pairs * 16, steps * k))
@@ -135,7 +135,7 @@ def operands(op: Conv2d, precision: Precision, packed: Array) -> Array:
 def taps(x: Array, op: Conv2d, precision: Precision, i: int, j: int) -> Array:
     """What the device multiplies of an image (C, H, W) for output (i, j): lines of eight taps."""
     c, h, w = x.shape
-    itemsize = factor_nbytes(precision)
+    itemsize = operand_nbytes(precision)
     skipped = skipped_taps(op, itemsize)
     lines = steps_of(op, itemsize) * STEP_BYTES // itemsize // TAPS
     found = np.zeros((lines, TAPS))
@@ -178,9 +178,9 @@ def test_packed_weights_are_the_weights_and_zeros(precision: Precision) -> None:
     for op in CONVOLUTIONS:
         weight = np.ones(op.weights()[0].shape)
         packed = pack_weight(weight, op, precision, 64)
-        assert packed.dtype == factor_dtype(precision)
+        assert packed.dtype == operand_dtype(precision)
         assert packed.flags.c_contiguous
-        assert packed.shape[1] == steps_of(op, factor_nbytes(precision))
+        assert packed.shape[1] == steps_of(op, operand_nbytes(precision))
         assert packed[0, 0, 0].nbytes == 64 * STEP_BYTES
         assert packed.shape[2] == (2 if precision.splits else 1)
         assert packed.astype(np.float64).sum() == weight.size
@@ -351,7 +351,7 @@ def test_a_line_of_the_patch_has_every_window_of_a_block(
 ) -> None:
     op = Conv2d(3, 1, (1, 7), (2, 2), (0, padding))
     problem, chunk = of_width(500, pooled, pw, op), chunk_of(precision)
-    lead = padding + skipped_taps(op, factor_nbytes(precision))
+    lead = padding + skipped_taps(op, operand_nbytes(precision))
     for tile in tiles_of(precision):
         found = list(spans(tile, problem))
         for first in range(0, len(found), tile.warps):

@@ -21,7 +21,7 @@ from r18_cupy.stem.few_channels_wgmma import (
     PIXEL,
     FewChannelsWgmma,
     chunks_of,
-    factor_itemsize,
+    operand_itemsize,
     few_channels_wgmma_kernels,
     pack_weight,
     ring_of,
@@ -58,7 +58,7 @@ def planes(line: Array, pairs: int, precision: Precision) -> Array:
     pixels = np.zeros((2 * pairs, PIXEL), line.dtype)
     pixels[: len(line), : line.shape[1]] = line[: 2 * pairs]
     both = pixels.reshape(pairs, 2, PIXEL)
-    if factor_itemsize(precision) == 4:
+    if operand_itemsize(precision) == 4:
         return both.transpose(1, 0, 2)
     first = both.copy()
     first[:, 1] = 0
@@ -67,9 +67,9 @@ def planes(line: Array, pairs: int, precision: Precision) -> Array:
 
 def columns_at(found: Array, chunk: int, op: Conv2d, columns: int, precision: Precision) -> Array:
     """(columns, 16 bytes): what the descriptor of a chunk of a window's row addresses."""
-    if chunk >= chunks_of(op, factor_itemsize(precision)):
+    if chunk >= chunks_of(op, operand_itemsize(precision)):
         return np.zeros_like(found[0, :columns])
-    if factor_itemsize(precision) == 4:
+    if operand_itemsize(precision) == 4:
         plane, begin = chunk % 2, chunk // 2
     else:
         plane, begin = int(2 * chunk + 1 == op.kernel_size[1]), chunk
@@ -177,7 +177,7 @@ def test_the_stem_is_one_launch_that_fits(precision: Precision, batch: int) -> N
     assert tile.blocks * (launch.shared_nbytes + 1024) <= 228 * 1024
     assert turns_of(problem) == 56
     steps, ring = map(int, kernel.sizes(problem, tile))
-    assert (steps, ring) == (steps_of(STEM, factor_itemsize(precision)), 13)
+    assert (steps, ring) == (steps_of(STEM, operand_itemsize(precision)), 13)
 
 
 @EACH_PRECISION

@@ -17,7 +17,7 @@ from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import Entry, compile_entry
 from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
-from r18_cupy.cuda.tensor_map import MatrixMap, PatchMap, PixelsMap
+from r18_cupy.cuda.tensor_map import MatrixMap, PatchMap, Im2colMap
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.problems import schedule_problems
 
@@ -118,7 +118,7 @@ def check_arguments(launch: GridLaunch, problem: Problem, workspace: int, weight
             assert kind == "pointer"
             assert argument.index < counts[argument.role], argument
             assert argument.role is not Role.WORKSPACE or argument.offset < workspace
-        elif isinstance(argument, MatrixMap | PatchMap | PixelsMap):
+        elif isinstance(argument, MatrixMap | PatchMap | Im2colMap):
             assert kind == "TensorMap"
             assert argument.pointer.index < counts[argument.pointer.role], argument
         elif isinstance(argument, np.ndarray):

@@ -39,7 +39,7 @@ from r18_cupy.conv.implicit_gemm_mma import (
 )
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
-from r18_cupy.stem.few_channels_mma import factor_dtype
+from r18_cupy.stem.few_channels_mma import operand_dtype
 from r18_oracle.campaign import uncovered
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
@@ -139,7 +139,7 @@ def test_packed_weights_are_whole_chunks_and_steps(precision: Precision) -> None
         assert packed_depth(op, precision) * precision.dtype.itemsize % ROW_BYTES == 0
         weight = np.ones((op.out_channels, op.in_channels, *op.kernel_size))
         packed = pack_weight(weight, op, precision)
-        assert packed.dtype == factor_dtype(precision)
+        assert packed.dtype == operand_dtype(precision)
         assert packed.nbytes == len(packed) * packed_depth(op, precision) * precision.dtype.itemsize
         # The weights themselves, and nothing but zeros beside them.
         assert packed.astype(np.float64).sum() == weight.size

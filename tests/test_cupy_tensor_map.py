@@ -34,7 +34,7 @@ from r18_cupy.cuda.tensor_map import (
     NBYTES,
     MatrixMap,
     PatchMap,
-    PixelsMap,
+    Im2colMap,
     TensorMapError,
 )
 
@@ -100,7 +100,7 @@ def test_a_patch() -> None:
 
 def test_pixels_of_windows() -> None:
     """Height before width with us, the other way round with the driver."""
-    pixels = PixelsMap(X, "float16", (2, 24, 9, 11), (3, 5), (2, 1), (1, 2), run=64)
+    pixels = Im2colMap(X, "float16", (2, 24, 9, 11), (3, 5), (2, 1), (1, 2), run=64)
     name, (_, rank, _, extents, pitches, lower, upper, channels, run, steps, *_) = told(pixels)
     assert name == "cuTensorMapEncodeIm2col"
     assert rank == 4

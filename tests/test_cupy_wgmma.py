@@ -18,7 +18,7 @@ from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
-from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PatchMap, PixelsMap
+from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PatchMap, Im2colMap
 from r18_cupy.hopper import wgmma
 from r18_cupy.hopper.implicit_gemm_wgmma import (
     ImplicitGemmWgmma,
@@ -27,12 +27,12 @@ from r18_cupy.hopper.implicit_gemm_wgmma import (
     tiles_of,
 )
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
-    ImplicitGemmWgmmaRows,
-    RowsBlocking,
+    ImplicitGemmWgmmaHalo,
+    HaloBlocking,
     blocking_of,
 )
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import tiles_of as rows_tiles
-from r18_cupy.hopper.implicit_gemm_wgmma_persistent import ImplicitGemmWgmmaStream
+from r18_cupy.hopper.implicit_gemm_wgmma_persistent import ImplicitGemmWgmmaPersistent
 from r18_cupy.hopper.linear_wgmma import LinearWgmma, as_convolution
 from r18_cupy.hopper.wgmma import (
     WgmmaTile,
@@ -62,7 +62,7 @@ def problem_of(op: Conv2d, n: int, h: int, w: int) -> Problem:
     return Problem(op, (x, replace(op, residual=False).infer(x)) if op.residual else (x,))
 
 
-def windows_of(pixels: PixelsMap) -> Iterator[tuple[int, int, int]]:
+def windows_of(pixels: Im2colMap) -> Iterator[tuple[int, int, int]]:
     """Where the windows of a run begin, (n, h, w), as the copy engine goes through them: along a
     row until its upper corner, then from the lower corner of the next row, then the next image.
 
@@ -175,7 +175,7 @@ def test_halves_of_split_factors() -> None:
 
 def test_split_factors_keep_two_sums_in_registers() -> None:
     """Of each output two: 128 pixels a warpgroup are all that leave registers for the rest."""
-    kernels = (ImplicitGemmWgmma, ImplicitGemmWgmmaRows)
+    kernels = (ImplicitGemmWgmma, ImplicitGemmWgmmaHalo)
     for kernel in (kind(FP16X3) for kind in kernels):
         for tile, entry in zip(kernel.tiles, kernel.entries(), strict=True):
             assert tile.n <= 128 * tile.groups_n
@@ -243,7 +243,7 @@ def test_a_launch(precision: Precision) -> None:
     assert launch.overlaps
     pixels, weight, added, written, bias, residual, out, _, k_tiles = launch.arguments
     windows = ((3, 3), (2, 1), (1, 0))
-    assert pixels == PixelsMap(X, precision.storage, (3, 64, 20, 21), *windows, tile.n)
+    assert pixels == Im2colMap(X, precision.storage, (3, 64, 20, 21), *windows, tile.n)
     depth = 9 * packed_channels(op, precision)
     kind = "int32" if precision == FP16X3 else precision.storage
     assert weight == MatrixMap(Pointer(Role.WEIGHT), kind, 72, depth, tile.m)
@@ -293,10 +293,10 @@ def test_a_tile_names_its_parts() -> None:
 
 # -- whole rows --------------------------------------------------------------------------------
 
-ROWS = pytest.mark.parametrize("kind", [ImplicitGemmWgmmaRows, ImplicitGemmWgmmaStream])
+ROWS = pytest.mark.parametrize("kind", [ImplicitGemmWgmmaHalo, ImplicitGemmWgmmaPersistent])
 
 
-def row_of(place: int, blocking: RowsBlocking) -> int:
+def row_of(place: int, blocking: HaloBlocking) -> int:
     """Of a slab that is written, as the device finds it (`RowOf<true>`)."""
     line, column = divmod(place, blocking.padded)
     if line < blocking.rows and column < blocking.width:
@@ -347,7 +347,7 @@ def test_every_output_is_one_place_of_one_tile(precision: Precision, op: Conv2d)
 
 @PRECISIONS
 @ROWS
-def test_rows_fit_a_block(kind: type[ImplicitGemmWgmmaRows], precision: Precision) -> None:
+def test_rows_fit_a_block(kind: type[ImplicitGemmWgmmaHalo], precision: Precision) -> None:
     kernel = kind(precision)
     taken = 0
     for batch in (1, 64):
@@ -368,7 +368,7 @@ def test_rows_fit_a_block(kind: type[ImplicitGemmWgmmaRows], precision: Precisio
 @ROWS
 @pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
 def test_where_slots_and_slabs_lie(
-    kind: type[ImplicitGemmWgmmaRows], precision: Precision, residual: bool
+    kind: type[ImplicitGemmWgmmaHalo], precision: Precision, residual: bool
 ) -> None:
     """Each begins where the permutation of chunks does, and ends before what it must not touch."""
     kernel = kind(precision)
@@ -386,7 +386,7 @@ def test_where_slots_and_slabs_lie(
             last = slots.nbytes - (slots.count - 1) * slots.pitch
             if residual:
                 assert last >= blocking.slab_nbytes
-            if kind is ImplicitGemmWgmmaStream:  # outputs leave from the slots
+            if kind is ImplicitGemmWgmmaPersistent:  # outputs leave from the slots
                 assert last >= blocking.patch_nbytes or blocking.chunks == slabs == 1
                 assert min(slots.pitch, last) >= blocking.slab_pitch
             else:  # from where the slots and weights were
@@ -398,7 +398,7 @@ def test_where_slots_and_slabs_lie(
 
 @PRECISIONS
 @ROWS
-def test_what_rows_refuse(kind: type[ImplicitGemmWgmmaRows], precision: Precision) -> None:
+def test_what_rows_refuse(kind: type[ImplicitGemmWgmmaHalo], precision: Precision) -> None:
     kernel = kind(precision)
     op = Conv2d(64, 64, (3, 3), padding=(1, 1))
 
@@ -415,7 +415,7 @@ def test_what_rows_refuse(kind: type[ImplicitGemmWgmmaRows], precision: Precisio
 
 @PRECISIONS
 def test_blocks_that_stay_are_as_many_as_run_at_once(precision: Precision) -> None:
-    kernel = ImplicitGemmWgmmaStream(precision)
+    kernel = ImplicitGemmWgmmaPersistent(precision)
     op = Conv2d(64, 64, (3, 3), padding=(1, 1))
     few, many = (launch_of(kernel, problem_of(op, n, 56, 56)) for n in (1, 64))
     tile = kernel.tile_for(problem_of(op, 64, 56, 56))

@@ -13,8 +13,8 @@ from r18_cupy.conv.implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv.implicit_gemm_mma import implicit_gemm_mma_kernels
 from r18_cupy.conv.winograd import winograd_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
-from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_rows_kernels
-from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_stream_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.ops.elementwise import AddKernel, BatchNormKernel, ReLUKernel
@@ -37,8 +37,8 @@ OF_PRODUCTS: tuple[Precision, ...] = (TF32, FP16X3)
 def all_kernels() -> tuple[CudaKernel, ...]:
     return (
         *implicit_gemm_wgmma_kernels(),
-        *implicit_gemm_wgmma_rows_kernels(),
-        *implicit_gemm_wgmma_stream_kernels(),
+        *implicit_gemm_wgmma_halo_kernels(),
+        *implicit_gemm_wgmma_persistent_kernels(),
         *implicit_gemm_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),

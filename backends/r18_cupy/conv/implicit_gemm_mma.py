@@ -22,7 +22,7 @@ from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
-from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_BYTES_A_CYCLE
+from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_BYTES_PER_CYCLE
 from r18_cupy.cuda.launch import (
     NULL,
     OUT,
@@ -120,11 +120,11 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 # -- choosing ----------------------------------------------------------------------------------
 
 # Of an H200, as those of r18_cupy/hopper.py.
-PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
+PRODUCTS_PER_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
 STEP_LATENCY = 250  # cycles of a block's barrier and of the first fragments it waits for
 BLOCK_LATENCY = 2500  # cycles until the first tile is there, and for the epilogue
 REDUCE_LATENCY = 3500  # cycles of one launch more
-PARTIAL_BYTES_A_CYCLE = 2000  # of the device: partial sums, written and read
+PARTIAL_BYTES_PER_CYCLE = 2000  # of the device: partial sums, written and read
 MAX_PARTS = 32
 
 
@@ -134,11 +134,11 @@ def step_cycles(tile: MmaTile, itemsize: int) -> float:
     A row of pixels is written once and read by each of `warps_n` warps, a row of weights by each
     of `warps_m`.
     """
-    products = tile.m * tile.n * tile.k / PRODUCTS_A_CYCLE[itemsize]
+    products = tile.m * tile.n * tile.k / PRODUCTS_PER_CYCLE[itemsize]
     if tile.split:
-        products = 3 * tile.m * tile.n * tile.k / PRODUCTS_A_CYCLE[2]
+        products = 3 * tile.m * tile.n * tile.k / PRODUCTS_PER_CYCLE[2]
     rows = tile.m * (1 + tile.warps_n) + tile.n * (1 + tile.warps_m)
-    return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
+    return max(products, rows * ROW_BYTES / SHARED_BYTES_PER_CYCLE)
 
 
 def estimate(problem: Problem, precision: Precision, blocking: Blocking) -> float:
@@ -155,7 +155,7 @@ def estimate(problem: Problem, precision: Precision, blocking: Blocking) -> floa
     reduction = 0.0
     if blocking.parts > 1:
         partial_nbytes = 2 * 4 * blocking.parts * math.prod(problem.output)
-        reduction = REDUCE_LATENCY + partial_nbytes / PARTIAL_BYTES_A_CYCLE
+        reduction = REDUCE_LATENCY + partial_nbytes / PARTIAL_BYTES_PER_CYCLE
     return max(busy, waiting) + reduction
 
 

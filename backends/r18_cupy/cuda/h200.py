@@ -13,5 +13,5 @@ MULTIPROCESSOR_NBYTES = 228 * 1024
 RESERVED_NBYTES = 1024  # of a multiprocessor's, for each block, by the device
 
 # Of a multiprocessor.
-PRODUCT_BYTES_A_CYCLE = 4096  # by wgmma: products times the bytes of one factor
-SHARED_BYTES_A_CYCLE = 128
+PRODUCT_BYTES_PER_CYCLE = 4096  # by wgmma: products times the bytes of one factor
+SHARED_BYTES_PER_CYCLE = 128

@@ -103,7 +103,7 @@ class PatchMap:
 
 
 @dataclass(frozen=True)
-class PixelsMap:
+class Im2colMap:
     """Runs of output pixels of a convolution over an NHWC tensor: of each one pixel of its window.
 
     shape:   logical, (N, C, H, W).
@@ -185,7 +185,7 @@ def _modes(driver: Any) -> tuple[Any, Any, Any, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _encoded(tensor_map: MatrixMap | PatchMap | PixelsMap, address: int) -> np.ndarray[Any, Any]:
+def _encoded(tensor_map: MatrixMap | PatchMap | Im2colMap, address: int) -> np.ndarray[Any, Any]:
     from cuda.bindings import driver
 
     status, encoded = tensor_map.encode(driver, address)

@@ -17,9 +17,9 @@ from r18.ops import Conv2d, Problem
 from r18.precision import Precision
 from r18_cupy.conv.base import bias_and_residual, conv_shape
 from r18_cupy.cuda.compiler import Entry
-from r18_cupy.cuda.h200 import MULTIPROCESSORS, PRODUCT_BYTES_A_CYCLE, SHARED_BYTES_A_CYCLE
+from r18_cupy.cuda.h200 import MULTIPROCESSORS, PRODUCT_BYTES_PER_CYCLE, SHARED_BYTES_PER_CYCLE
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div
-from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PixelsMap
+from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, Im2colMap
 from r18_cupy.hopper.wgmma import (
     PRECISIONS,
     STEPS,
@@ -119,10 +119,10 @@ def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
 # With these the estimates order an H200's times best, of every tile on every convolution of a
 # ResNet-18.
 COPY_LATENCY = 2000  # cycles from asking for a stage until it is there,
-COPY_BYTES_A_CYCLE = 256  # and what grows with its bytes
-L2_BYTES_A_CYCLE = 5600  # to all multiprocessors together
+COPY_BYTES_PER_CYCLE = 256  # and what grows with its bytes
+L2_BYTES_PER_CYCLE = 5600  # to all multiprocessors together
 BLOCK_LATENCY = 3400  # cycles of a block besides its steps: until the first, and at the end,
-OUTPUT_BYTES_A_CYCLE = 15  # and what grows with what it writes
+OUTPUT_BYTES_PER_CYCLE = 15  # and what grows with what it writes
 SHARING = 1.05  # products of several blocks take so many times as long as those of one
 PART_LATENCY = 300  # cycles for each block of a cluster: launching it, adding its sums
 FULL_ROUNDS = 7  # of blocks that end together
@@ -138,13 +138,13 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
     writes the pixels once more; in registers, that is all that is read of them.
     """
     reads = steps_of(precision) / STEPS
-    products = tile.m * tile.n * ROW_BYTES * reads / PRODUCT_BYTES_A_CYCLE
+    products = tile.m * tile.n * ROW_BYTES * reads / PRODUCT_BYTES_PER_CYCLE
     rows = tile.m * (1 + reads * tile.groups_n) + tile.n * (1 + reads * tile.groups_m)
     if in_registers(tile, precision):
         rows -= tile.n * (reads - 1)
     elif precision.splits:
         rows += 2 * tile.n
-    return max(products, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE)
+    return max(products, rows * ROW_BYTES / SHARED_BYTES_PER_CYCLE)
 
 
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
@@ -164,10 +164,10 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
         rounds = blocks / multiprocessors / tile.blocks
     together = min(tile.blocks, share)
     work = step_cycles(tile, precision)
-    copy = COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_A_CYCLE
-    reading = min(blocks, multiprocessors * tile.blocks) * tile.stage_nbytes / L2_BYTES_A_CYCLE
+    copy = COPY_LATENCY + tile.stage_nbytes / COPY_BYTES_PER_CYCLE
+    reading = min(blocks, multiprocessors * tile.blocks) * tile.stage_nbytes / L2_BYTES_PER_CYCLE
     step = max(together * work * SHARING, copy / (tile.stages - 1), reading)
-    ends = BLOCK_LATENCY + tile.m * tile.n * precision.dtype.itemsize / OUTPUT_BYTES_A_CYCLE
+    ends = BLOCK_LATENCY + tile.m * tile.n * precision.dtype.itemsize / OUTPUT_BYTES_PER_CYCLE
     parts = PART_LATENCY * tile.parts if tile.parts > 1 else 0
     return rounds * (steps * step + ends + parts)
 
@@ -198,12 +198,12 @@ class ImplicitGemmWgmma(WgmmaConv):
         """The tile with the least estimate. Pure."""
         return min(self.tiles, key=lambda tile: estimate(problem, self.precision, tile))
 
-    def pixels(self, problem: Problem, run: int) -> PixelsMap:
+    def pixels(self, problem: Problem, run: int) -> Im2colMap:
         """What the copy engine is told of the input."""
         op = cast(Conv2d, problem.op)
         n, c, h, w = problem.inputs[0]
         windows = (op.kernel_size, op.stride, op.padding)
-        return PixelsMap(X, self.precision.storage, (n, c, h, w), *windows, run)
+        return Im2colMap(X, self.precision.storage, (n, c, h, w), *windows, run)
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)

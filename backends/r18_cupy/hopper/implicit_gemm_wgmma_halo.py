@@ -20,7 +20,7 @@ from r18_cupy.cuda.h200 import (
     MULTIPROCESSOR_NBYTES,
     MULTIPROCESSORS,
     RESERVED_NBYTES,
-    SHARED_BYTES_A_CYCLE,
+    SHARED_BYTES_PER_CYCLE,
     SHARED_NBYTES,
 )
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div, struct
@@ -36,7 +36,7 @@ from r18_cupy.hopper.wgmma import (
 )
 
 # The host's side of `RowsShape` in the device code.
-ROWS_SHAPE = np.dtype(
+HALO_SHAPE = np.dtype(
     [
         (name, np.int32)
         for name in (
@@ -83,7 +83,7 @@ def tile_of(n: int, k: int, stages: int, blocks: int) -> WgmmaTile:
 
 
 @dataclass(frozen=True)
-class RowsBlocking:
+class HaloBlocking:
     """How a block covers a problem.
 
     places: of the tile, outputs or not.
@@ -137,7 +137,7 @@ def aligned(nbytes: int) -> int:
     return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
 
 
-def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
+def blocking_of(problem: Problem, tile: WgmmaTile) -> HaloBlocking:
     """As many rows as the tile's pixels hold; none where a row is longer. Pure."""
     op = cast(Conv2d, problem.op)
     _, c, _, w = problem.inputs[0]
@@ -146,7 +146,7 @@ def blocking_of(problem: Problem, tile: WgmmaTile) -> RowsBlocking:
     padded = w + 2 * op.padding[1]
     rows = min((tile.n + kw - 1) // padded, oh)
     slabs = tile.m // tile.k if op.residual else 0
-    return RowsBlocking(tile.n, rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
+    return HaloBlocking(tile.n, rows, ow, padded, rows + kh - 1, ceil_div(c, tile.k), slabs)
 
 
 def weights_nbytes(tile: WgmmaTile) -> int:
@@ -154,7 +154,7 @@ def weights_nbytes(tile: WgmmaTile) -> int:
     return tile.stages * tile.m * ROW_BYTES
 
 
-def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
+def reach_nbytes(blocking: HaloBlocking, tile: WgmmaTile) -> int:
     """How far behind a slot's begin the matrices of a tile reach."""
     places = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
     return (places + MAX_BOX) * ROW_BYTES
@@ -163,8 +163,8 @@ def reach_nbytes(blocking: RowsBlocking, tile: WgmmaTile) -> int:
 # -- choosing ----------------------------------------------------------------------------------
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
-SPLIT_BYTES_A_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
-HIDDEN_SPLIT_BYTES_A_CYCLE = 64  # behind another's: each read from shared memory and written there
+SPLIT_BYTES_PER_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
+HIDDEN_SPLIT_BYTES_PER_CYCLE = 64  # behind another's: each read from shared memory and written there
 COPY_LATENCY = 1600  # cycles from asking for a step's weights until they are there
 TILE_LATENCY = 2000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 40  # and what grows with its pixels
@@ -178,7 +178,7 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
     reads = steps_of(precision) / STEPS
     rows = tile.m + (tile.m + tile.n) * reads
     return max(
-        steps_of(precision) * tile.n / PIXELS_A_CYCLE, rows * ROW_BYTES / SHARED_BYTES_A_CYCLE
+        steps_of(precision) * tile.n / PIXELS_A_CYCLE, rows * ROW_BYTES / SHARED_BYTES_PER_CYCLE
     )
 
 
@@ -195,14 +195,14 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nby
     waiting = COPY_LATENCY / (tile.stages - 1)
     work = steps * max(step_cycles(tile, precision) * sharing, waiting)
     if precision.splits:
-        rate = HIDDEN_SPLIT_BYTES_A_CYCLE if sharing > 1 else SPLIT_BYTES_A_CYCLE
+        rate = HIDDEN_SPLIT_BYTES_PER_CYCLE if sharing > 1 else SPLIT_BYTES_PER_CYCLE
         work += blocking.chunks * blocking.patch_nbytes / rate
     rounds = max(1, share / at_once)  # of blocks that do not end together
     return rounds * (work + TILE_LATENCY + PIXEL_LATENCY * tile.n)
 
 
 @dataclass(frozen=True, eq=False)
-class ImplicitGemmWgmmaRows(WgmmaConv):
+class ImplicitGemmWgmmaHalo(WgmmaConv):
     """Whole output rows a block, of the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma_rows"
@@ -212,7 +212,7 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
     def tiles(self) -> tuple[WgmmaTile, ...]:
         return tiles_of(self.precision)
 
-    def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
+    def slots(self, blocking: HaloBlocking, tile: WgmmaTile) -> Slots:
         """Two, or one where that is all. Of one chunk alone, the second holds no more than a slab.
 
         With the weights behind them they hold the outputs, which take their place at the end: not
@@ -310,7 +310,7 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
                     out,
                     bias,
                     conv_shape(problem),
-                    struct(np.array([shape], ROWS_SHAPE)),
+                    struct(np.array([shape], HALO_SHAPE)),
                 ),
                 self.shared_nbytes(problem, tile),
                 overlaps=True,
@@ -318,5 +318,5 @@ class ImplicitGemmWgmmaRows(WgmmaConv):
         )
 
 
-def implicit_gemm_wgmma_rows_kernels() -> tuple[ImplicitGemmWgmmaRows, ...]:
-    return tuple(ImplicitGemmWgmmaRows(precision) for precision in PRECISIONS)
+def implicit_gemm_wgmma_halo_kernels() -> tuple[ImplicitGemmWgmmaHalo, ...]:
+    return tuple(ImplicitGemmWgmmaHalo(precision) for precision in PRECISIONS)

@@ -12,8 +12,8 @@ from r18.precision import BF16, FP16, Precision
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.tensor_map import ROW_BYTES
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
-    ImplicitGemmWgmmaRows,
-    RowsBlocking,
+    ImplicitGemmWgmmaHalo,
+    HaloBlocking,
     Slots,
     aligned,
     tile_of,
@@ -28,7 +28,7 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
+class ImplicitGemmWgmmaPersistent(ImplicitGemmWgmmaHalo):
     """As many blocks as an H200 runs at once, of the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma_stream"
@@ -38,7 +38,7 @@ class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
     def tiles(self) -> tuple[WgmmaTile, ...]:
         return tiles_of(self.precision)
 
-    def slots(self, blocking: RowsBlocking, tile: WgmmaTile) -> Slots:
+    def slots(self, blocking: HaloBlocking, tile: WgmmaTile) -> Slots:
         """Two, each for a chunk of image rows or a slab of outputs; the second is only ever for
         slabs where a tile has one chunk and one slab."""
         pitch = aligned(max(blocking.patch_nbytes, blocking.slab_pitch))
@@ -49,7 +49,7 @@ class ImplicitGemmWgmmaStream(ImplicitGemmWgmmaRows):
         return min(tiles, MULTIPROCESSORS * tile.blocks)
 
 
-def implicit_gemm_wgmma_stream_kernels() -> tuple[ImplicitGemmWgmmaStream, ...]:
+def implicit_gemm_wgmma_persistent_kernels() -> tuple[ImplicitGemmWgmmaPersistent, ...]:
     """Of 16-bit pixels. Two slabs of float32 would keep the next image rows waiting: a block for
     each tile takes less time then."""
-    return tuple(ImplicitGemmWgmmaStream(precision) for precision in (FP16, BF16))
+    return tuple(ImplicitGemmWgmmaPersistent(precision) for precision in (FP16, BF16))

@@ -28,7 +28,7 @@ PRECISIONS: tuple[Precision, ...] = (FP16, BF16, TF32, FP16X3)
 CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
 STEPS = 4  # of a row of 128 bytes, 32 each
 SPLIT_STEPS = 6  # of a row whose factors are split: two high by high, four high by low
-FEEDER_THREADS = 32
+PRODUCER_THREADS = 32
 BARRIER_NBYTES = 16  # of a stage
 ALIGNMENT = 1024  # of the stages, in shared memory that the device begins where it likes
 
@@ -51,7 +51,7 @@ class WgmmaTile(TileConfig):
 
     @property
     def threads(self) -> int:
-        return 128 * self.groups_m * self.groups_n + FEEDER_THREADS
+        return 128 * self.groups_m * self.groups_n + PRODUCER_THREADS
 
     @property
     def stage_nbytes(self) -> int:

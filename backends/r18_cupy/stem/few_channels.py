@@ -29,7 +29,7 @@ from r18_cupy.stem.strips import (
 LANES = 8  # of a warp along a row
 GROUPS = 32 // LANES  # of channels in a warp
 ITEMSIZE = 4
-PRODUCTS_A_CYCLE = 128  # of a multiprocessor
+PRODUCTS_PER_CYCLE = 128  # of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FewChannelsFp32Tile(FewChannelsTile):
         lines = op.in_channels * op.kernel_size[0]
         # Of four channels a thread, one instruction in twenty is no product; of two, in twelve.
         overhead = 1 + 0.2 / self.channels
-        return overhead * self.m * self.n * self.k * lines / PRODUCTS_A_CYCLE
+        return overhead * self.m * self.n * self.k * lines / PRODUCTS_PER_CYCLE
 
 
 TILES = (

@@ -17,7 +17,7 @@ from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.conv.implicit_gemm_mma import chunk_of
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
-from r18_cupy.cuda.h200 import SHARED_BYTES_A_CYCLE
+from r18_cupy.cuda.h200 import SHARED_BYTES_PER_CYCLE
 from r18_cupy.cuda.launch import ceil_div
 from r18_cupy.stem.strips import (
     POOL,
@@ -35,7 +35,7 @@ STAGES = 2  # patches of the image in shared memory
 STEP_BYTES = 32  # of K in an mma step
 CHUNK_BYTES = 16  # of a copy
 
-PRODUCTS_A_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
+PRODUCTS_PER_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
 CONTENTION = 0.35  # of the less busy of the two pipes, which the other waits for
 
 
@@ -54,7 +54,7 @@ class FewChannelsMmaTile(FewChannelsTile):
         return 32 * self.warps
 
     @property
-    def factor_nbytes(self) -> int:
+    def operand_nbytes(self) -> int:
         """Of a number that is multiplied."""
         return STEP_BYTES // self.k
 
@@ -66,7 +66,7 @@ class FewChannelsMmaTile(FewChannelsTile):
     @property
     def itemsize(self) -> int:
         """Of what is stored: the parts of a factor are as wide as the element."""
-        return self.factor_nbytes * self.parts
+        return self.operand_nbytes * self.parts
 
     @property
     def warp_columns(self) -> int:
@@ -88,7 +88,7 @@ class FewChannelsMmaTile(FewChannelsTile):
         """Elements of a line of the patch: whole chunks, whatever of the first is not needed."""
         chunk = CHUNK_BYTES // self.itemsize
         columns = (self.warps - 1) * self.advance(pooled) + self.warp_columns
-        before = chunk - (2 if self.factor_nbytes == 2 else 1)
+        before = chunk - (2 if self.operand_nbytes == 2 else 1)
         return ceil_div((columns - 1) * STRIDE + TAPS + before, chunk) * chunk
 
     def patch_nbytes(self, problem: Problem) -> int:
@@ -98,13 +98,13 @@ class FewChannelsMmaTile(FewChannelsTile):
         """
         op = conv_op(problem)
         lines = op.in_channels * patch_rows(op)
-        if lines_of(op) * TAPS * self.factor_nbytes % STEP_BYTES:
+        if lines_of(op) * TAPS * self.operand_nbytes % STEP_BYTES:
             lines += (ROWS - 1) * op.stride[0] + 1
         return lines * self.pitch(is_pooled(problem)) * self.itemsize
 
     def shared_nbytes(self, problem: Problem) -> int:
         """Patches, weights, where each step finds its two runs of 16 bytes, and biases."""
-        steps = steps_of(conv_op(problem), self.factor_nbytes)
+        steps = steps_of(conv_op(problem), self.operand_nbytes)
         weights = steps * self.n * STEP_BYTES * self.parts
         runs, biases = ceil_div(steps, 2) * 16, self.n * 4
         return STAGES * self.patch_nbytes(problem) + weights + runs + biases
@@ -115,11 +115,11 @@ class FewChannelsMmaTile(FewChannelsTile):
         Of each step a warp loads all weights, and four words a lane for 16 outputs. Split factors
         make three products.
         """
-        products = self.m * self.n * self.k / PRODUCTS_A_CYCLE[self.factor_nbytes]
+        products = self.m * self.n * self.k / PRODUCTS_PER_CYCLE[self.operand_nbytes]
         products *= 3 if self.split else 1
         nbytes = (self.warps * self.n * STEP_BYTES + self.m // 16 * 4 * 4 * 32) * self.parts
-        less, more = sorted((products, nbytes / SHARED_BYTES_A_CYCLE))
-        return steps_of(conv_op(problem), self.factor_nbytes) * (more + CONTENTION * less)
+        less, more = sorted((products, nbytes / SHARED_BYTES_PER_CYCLE))
+        return steps_of(conv_op(problem), self.operand_nbytes) * (more + CONTENTION * less)
 
 
 def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
@@ -129,7 +129,7 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
     time. One of 2×16 needs all of it, and leaves more blocks for a single image. Split products
     have two sums each: half of the columns, and then half of the channels.
     """
-    k = STEP_BYTES // factor_dtype(precision).itemsize
+    k = STEP_BYTES // operand_dtype(precision).itemsize
     if precision.splits:
         return (
             FewChannelsMmaTile(128, 64, k, blocks=2, warps=4, split=True),
@@ -141,7 +141,7 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
     )
 
 
-def factor_dtype(precision: Precision) -> np.dtype[np.generic]:
+def operand_dtype(precision: Precision) -> np.dtype[np.generic]:
     """Of the numbers that are multiplied, as registers hold them."""
     return np.dtype(np.float16) if precision.splits else precision.dtype
 
@@ -151,18 +151,18 @@ def lines_of(op: Conv2d) -> int:
     return op.in_channels * op.kernel_size[0]
 
 
-def steps_of(op: Conv2d, factor_nbytes: int) -> int:
+def steps_of(op: Conv2d, operand_nbytes: int) -> int:
     """mma steps of a window: its lines, in whole steps."""
-    return ceil_div(lines_of(op) * TAPS * factor_nbytes, STEP_BYTES)
+    return ceil_div(lines_of(op) * TAPS * operand_nbytes, STEP_BYTES)
 
 
-def skipped_taps(op: Conv2d, factor_nbytes: int) -> int:
+def skipped_taps(op: Conv2d, operand_nbytes: int) -> int:
     """Taps of a line before the window's first column, so that it begins at an even element.
 
     That matters where two factors are one word, and depends on the padding alone, since adjacent
     windows begin an even number of elements apart.
     """
-    return op.padding[1] % 2 if factor_nbytes == 2 else 0
+    return op.padding[1] % 2 if operand_nbytes == 2 else 0
 
 
 # -- weights -----------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
     Columns are channels in such an order that the device's lanes end with adjacent ones. Factors
     have one part, or two where they are split.
     """
-    chunk, factor = chunk_of(precision), factor_dtype(precision)
+    chunk, factor = chunk_of(precision), operand_dtype(precision)
     o, c, kh, kw = weight.shape
     skipped, steps = skipped_taps(op, factor.itemsize), steps_of(op, factor.itemsize)
     tiles = ceil_div(o, n)
@@ -225,14 +225,14 @@ class FewChannelsMma(FewChannels):
         return Entry("stem/few_channels_mma", "conv2d_few_channels_mma", macros)
 
     def refuses_window(self, op: Conv2d) -> str | None:
-        taps = op.kernel_size[1] + skipped_taps(op, factor_dtype(self.precision).itemsize)
+        taps = op.kernel_size[1] + skipped_taps(op, operand_dtype(self.precision).itemsize)
         if taps > TAPS:
             return f"multiplies rows of windows by {TAPS} elements; this one takes {taps}"
         return None
 
     def depth(self, op: Conv2d) -> int:
         tile = self.all_tiles[0]
-        return steps_of(op, tile.factor_nbytes) * tile.k * tile.parts
+        return steps_of(op, tile.operand_nbytes) * tile.k * tile.parts
 
     def pack_weight(self, weight: Array, op: Conv2d, n: int) -> Array:
         return pack_weight(weight, op, self.precision, n)
@@ -240,7 +240,7 @@ class FewChannelsMma(FewChannels):
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
         """Steps of K, and bytes of a patch."""
         own = cast(FewChannelsMmaTile, tile)
-        steps = steps_of(conv_op(problem), own.factor_nbytes)
+        steps = steps_of(conv_op(problem), own.operand_nbytes)
         return np.int32(steps), np.int32(own.patch_nbytes(problem))
 
 

@@ -16,7 +16,7 @@ from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
 from r18.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
-from r18_cupy.cuda.h200 import PRODUCT_BYTES_A_CYCLE, SHARED_NBYTES
+from r18_cupy.cuda.h200 import PRODUCT_BYTES_PER_CYCLE, SHARED_NBYTES
 from r18_cupy.cuda.launch import ceil_div
 from r18_cupy.stem.strips import (
     ROWS,
@@ -30,7 +30,7 @@ from r18_cupy.stem.strips import (
 PIXEL = 4  # channels of a pixel in shared memory
 MAX_WINDOW = 8  # columns
 CHANNELS, WINDOW = 3, (7, 7)  # of a convolution whose products may be written out
-MULTIPLIERS, FEEDERS = 128, 128  # threads
+CONSUMERS, PRODUCERS = 128, 128  # threads
 PLANES = 2  # of a line of the image, or of either half of its split factors
 CHUNK_BYTES = 16  # of K: a row of a core matrix
 CORE_ROWS = 8
@@ -66,7 +66,7 @@ class FewChannelsWgmmaTile(FewChannelsTile):
 
     @property
     def threads(self) -> int:
-        return MULTIPLIERS + FEEDERS
+        return CONSUMERS + PRODUCERS
 
     @property
     def shared_limit(self) -> int:
@@ -108,7 +108,7 @@ class FewChannelsWgmmaTile(FewChannelsTile):
         """Of products, and of pooling where the tensor cores wait for it."""
         op = conv_op(problem)
         depth = steps_of(op, self.itemsize) * op.kernel_size[0] * self.k
-        products = self.m * self.n * depth * self.itemsize / PRODUCT_BYTES_A_CYCLE
+        products = self.m * self.n * depth * self.itemsize / PRODUCT_BYTES_PER_CYCLE
         if self.split:
             products *= SPLIT_PRODUCTS
         return products if self.unrolled else products + POOL_CYCLES * self.m / CORE_ROWS
@@ -120,7 +120,7 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsWgmmaTile, ...]:
     Split factors have two sums each: a whole row of them takes too many registers.
     """
     split = precision.splits
-    k = STEP_CHUNKS * CHUNK_BYTES // factor_itemsize(precision)
+    k = STEP_CHUNKS * CHUNK_BYTES // operand_itemsize(precision)
     return tuple(
         FewChannelsWgmmaTile(ROWS * columns, 64, k, blocks=2, split=split, unrolled=unrolled)
         for columns in ((64,) if split else (112, 64))
@@ -128,7 +128,7 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsWgmmaTile, ...]:
     )
 
 
-def factor_itemsize(precision: Precision) -> int:
+def operand_itemsize(precision: Precision) -> int:
     """Bytes of what the unit multiplies."""
     return 2 if precision.splits else precision.dtype.itemsize
 
@@ -154,7 +154,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
     A chunk is PIXEL channels of one pixel, or of two of 16 bits; zeros beyond window and channels.
     Split factors have a high and a low half.
     """
-    itemsize = factor_itemsize(precision)
+    itemsize = operand_itemsize(precision)
     o, c, kh, kw = weight.shape
     pixels = CHUNK_BYTES // (PIXEL * itemsize)
     tiles, steps = ceil_div(o, n), steps_of(op, itemsize)
@@ -227,7 +227,7 @@ class FewChannelsWgmma(FewChannels):
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
         """Steps of a window's row, and lines of the ring."""
         op = conv_op(problem)
-        return np.int32(steps_of(op, factor_itemsize(self.precision))), np.int32(ring_of(op))
+        return np.int32(steps_of(op, operand_itemsize(self.precision))), np.int32(ring_of(op))
 
 
 def few_channels_wgmma_kernels() -> tuple[FewChannelsWgmma, ...]:

@@ -13,7 +13,7 @@ __device__ __forceinline__ unsigned long long now() {
 extern "C" __global__ void __launch_bounds__(256)
 copy_late(const unsigned char* __restrict__ source, unsigned char* __restrict__ target,
           const size_t nbytes, const unsigned nanoseconds) {
-  let_next_launch_begin();
+  launch_dependents();
   for (const unsigned long long begin = now(); now() - begin < nanoseconds;) {
   }
   const size_t first = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;

@@ -9,7 +9,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 // Copies BYTES, or writes as many zeros where `valid` is false; `source` is then not read, but must
 // still be an address of global memory. Both addresses are multiples of BYTES.
 template <int BYTES>
-__device__ __forceinline__ void copy_async(unsigned target, const void* source, bool valid) {
+__device__ __forceinline__ void cp_async(unsigned target, const void* source, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
   const int size = valid ? BYTES : 0;
   if constexpr (BYTES == 16) {
@@ -25,12 +25,12 @@ __device__ __forceinline__ void copy_async(unsigned target, const void* source, 
 }
 
 // Closes a group: the thread's copies since the last one, possibly none.
-__device__ __forceinline__ void copy_async_commit() {
+__device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 // Waits until at most the latest PENDING groups of the thread are still under way.
 template <int PENDING>
-__device__ __forceinline__ void copy_async_wait() {
+__device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }

@@ -7,7 +7,7 @@
 // NOTE: only for kernels of which few blocks fit on a multiprocessor. Blocks of the next launch are
 // placed where there is room by then: many small ones meet on the same multiprocessors, others stay
 // idle, and float32 networks took far longer.
-__device__ __forceinline__ void let_next_launch_begin() {
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -16,7 +16,7 @@ __device__ __forceinline__ void let_next_launch_begin() {
 // Returns once the launches before have ended and what they wrote is seen: before any read of what
 // they write, and before any write at all, since they may still read what lay there. Weights alone
 // may be read before.
-__device__ __forceinline__ void wait_for_launch_before() {
+__device__ __forceinline__ void wait_for_previous_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -11,7 +11,7 @@ struct StagedCopy {
   // `from` is not read where it is not inside, but must be an address of the tensor all the same.
   __device__ __forceinline__ void fetch(T* to, const T* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
-    copy_async<sizeof(T)>(shared_address(to), from, inside);
+    cp_async<sizeof(T)>(shared_address(to), from, inside);
 #else
     value_ = inside ? *from : T{};
 #endif
@@ -32,7 +32,7 @@ struct StagedCopy {
 // What this thread has fetched since the last call becomes a group, possibly an empty one.
 __device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800
-  copy_async_commit();
+  cp_async_commit();
 #endif
 }
 
@@ -40,6 +40,6 @@ __device__ __forceinline__ void commit_copies() {
 template <int PENDING>
 __device__ __forceinline__ void await_copies() {
 #if __CUDA_ARCH__ >= 800
-  copy_async_wait<PENDING>();
+  cp_async_wait<PENDING>();
 #endif
 }

@@ -8,7 +8,7 @@
 extern "C" __global__ void __launch_bounds__(256)
 im2col(const float* __restrict__ x, float* __restrict__ matrix, const ConvShape p,
        const FastDivisor plane, const FastDivisor row, int first_pixel, int columns, int rows) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   const int column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= columns) return;
   const unsigned pixel = (unsigned)first_pixel + column;

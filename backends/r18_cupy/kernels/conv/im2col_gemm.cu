@@ -48,12 +48,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor 
 sgemm_tiled(const float* __restrict__ matrix, const float* __restrict__ weight,
             const float* __restrict__ bias, const float* residual, float* out,
             const ConvShape p, const GemmShape g, int columns) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   __shared__ Shared shared;
   const BlockTile block(g);
   WeightTiles weights(weight, g, block);
   StoredColumns stored(matrix, columns, block);
-  Sums sums;
-  multiply_tiles(sums, shared, weights, stored, block.k_count);
-  store(sums, shared, p, g, block, bias, residual, out);
+  Accumulator acc;
+  multiply_tiles(acc, shared, weights, stored, block.k_count);
+  store(acc, shared, p, g, block, bias, residual, out);
 }

@@ -112,12 +112,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 conv2d_implicit_gemm(const float* __restrict__ x, const float* __restrict__ weight,
                      const float* __restrict__ bias, const float* residual, float* out,
                      const ConvShape p, const GemmShape g) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   __shared__ Shared shared;
   const BlockTile block(g);
   WeightTiles weights(weight, g, block);
   GatheredColumns columns(x, p, g, block);
-  Sums sums;
-  multiply_tiles(sums, shared, weights, columns, block.k_count);
-  store(sums, shared, p, g, block, bias, residual, out + blockIdx.z * g.split_size);
+  Accumulator acc;
+  multiply_tiles(acc, shared, weights, columns, block.k_count);
+  store(acc, shared, p, g, block, bias, residual, out + blockIdx.z * g.split_size);
 }

@@ -103,7 +103,7 @@ __device__ __forceinline__ void fetch_pixels(const STORAGE* x, const ConvShape& 
       }
     } else {
       const bool valid = inside && left < width;
-      copy_async<16>(target + i * LANES * ROW_BYTES, valid ? x + source : x, valid);
+      cp_async<16>(target + i * LANES * ROW_BYTES, valid ? x + source : x, valid);
     }
   }
 }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void fetch_weights(const STORAGE* weight, int channel
 #pragma unroll
   for (int i = 0; i < ROWS_B; ++i, channel += LANES) {
     const bool valid = channel < channels;
-    copy_async<16>(target + i * LANES * ROW_BYTES,
+    cp_async<16>(target + i * LANES * ROW_BYTES,
                    valid ? weight + (size_t)channel * depth + k : weight, valid);
   }
 }
@@ -153,11 +153,11 @@ __device__ __forceinline__ void load_pixels(unsigned (&left)[PARTS][4], unsigned
   }
 }
 
-using Sums = float[MMAS_M][MMAS_N][4];
+using Accumulator = float[MMAS_M][MMAS_N][4];
 
 // sums += A·Bᵀ over one tile, and to `cross` what split factors make besides; `a` and `b` are where
 // the lane's ldmatrix begins.
-__device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned a, unsigned b) {
+__device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned a, unsigned b) {
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
     unsigned left[MMAS_M][PARTS][4], right[PARTS][MMAS_N / 2][4];
@@ -174,11 +174,11 @@ __device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned a, un
     for (int i = 0; i < MMAS_M; ++i) {
 #pragma unroll
       for (int product = 0; product < PRODUCTS; ++product) {
-        float (&to)[MMAS_N][4] = product == 0 ? sums[i] : cross[i];
+        float (&to)[MMAS_N][4] = product == 0 ? acc[i] : cross[i];
 #pragma unroll
         for (int j = 0; j < MMAS_N; ++j) {
           const unsigned* pair = right[product % 2][j / 2] + j % 2 * 2;
-          multiply_add<Factor>(to[j], left[i][product / 2], pair[0], pair[1]);
+          multiply_add<Operand>(to[j], left[i][product / 2], pair[0], pair[1]);
         }
       }
     }
@@ -186,12 +186,12 @@ __device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned a, un
 }
 
 // From fragments to shared memory, [TILE_M][PITCH], so that rows can be written out in a piece.
-__device__ __forceinline__ void lay_down(const Sums& sums, float* tile) {
+__device__ __forceinline__ void store_accumulators(const Accumulator& acc, float* tile) {
 #pragma unroll
   for (int i = 0; i < MMAS_M; ++i) {
 #pragma unroll
     for (int j = 0; j < MMAS_N; ++j) {
-      const float* d = sums[i][j];
+      const float* d = acc[i][j];
       float* at = tile + i * 16 * PITCH + j * 8;
       *reinterpret_cast<float2*>(at) = make_float2(d[0], d[1]);
       *reinterpret_cast<float2*>(at + 8 * PITCH) = make_float2(d[2], d[3]);
@@ -201,7 +201,7 @@ __device__ __forceinline__ void lay_down(const Sums& sums, float* tile) {
 
 // Where a thread writes: CHUNK channels from `channel` of every ROWS_OUT-th pixel, `row` first.
 struct Outputs {
-  const float* sums;  // [TILE_M][PITCH], at `channel`
+  const float* acc;  // [TILE_M][PITCH], at `channel`
   unsigned pixel0, pixels;
   int row, channel;
 };
@@ -232,7 +232,7 @@ __device__ __forceinline__ void write_chunks(const ConvShape& p, const Outputs& 
       Chunk result;
 #pragma unroll
       for (int v = 0; v < CHUNK; ++v) {
-        result.at[v] = epilogue<STORAGE>(p, to.sums[row * PITCH + v], v, v, held,
+        result.at[v] = epilogue<STORAGE>(p, to.acc[row * PITCH + v], v, v, held,
                                          residual ? added[j].at : nullptr);
       }
       *reinterpret_cast<Chunk*>(out + (size_t)pixel * p.o + to.channel) = result;
@@ -249,7 +249,7 @@ __device__ __forceinline__ void write_elements(const ConvShape& p, const Outputs
     const size_t index = (size_t)(to.pixel0 + row) * p.o + to.channel;
 #pragma unroll 1
     for (int v = 0; v < CHUNK && to.channel + v < p.o; ++v) {
-      out[index + v] = epilogue<STORAGE>(p, to.sums[row * PITCH + v], to.channel + v, index + v,
+      out[index + v] = epilogue<STORAGE>(p, to.acc[row * PITCH + v], to.channel + v, index + v,
                                          bias, residual);
     }
   }
@@ -261,7 +261,7 @@ __device__ __forceinline__ void write_partial(const ConvShape& p, const Outputs&
 #pragma unroll 1
   for (int row = to.row; row < TILE_M && to.pixel0 + row < to.pixels; row += ROWS_OUT) {
     float* at = partial + (size_t)(to.pixel0 + row) * p.o + to.channel;
-    const float* from = to.sums + row * PITCH;
+    const float* from = to.acc + row * PITCH;
 #pragma unroll
     for (int v = 0; v < CHUNK; v += 4) {
       if (p.o % 4 == 0) {
@@ -317,34 +317,34 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
   const unsigned a = base + row_a * ROW_BYTES + (lane / 16 ^ lane % 8) * 16;
   const unsigned b = base + BYTES_A + row_b * ROW_BYTES + (lane / 8 % 2 ^ lane % 8) * 16;
 
-  Sums sums = {}, cross = {};
+  Accumulator acc = {}, cross = {};
 #pragma unroll
   for (int stage = 0; stage < TILE_STAGES - 1; ++stage) {
     if (stage < tiles) {
       fetch(stage);
       store(stage);
     }
-    copy_async_commit();
+    cp_async_commit();
   }
   int stage = 0, next = TILE_STAGES - 1;
   for (int t = 0; t < tiles; ++t) {
     // One group a tile, empty ones at the end: tile t is there when TILE_STAGES − 2 are pending.
-    copy_async_wait<TILE_STAGES - 2>();
+    cp_async_wait<TILE_STAGES - 2>();
     __syncthreads();  // ... for all threads, and all have done with tile t − 1, overwritten now
     const bool more = t + TILE_STAGES - 1 < tiles;
     if (more) fetch(next);
-    copy_async_commit();
-    multiply(sums, cross, a + stage * STAGE_BYTES, b + stage * STAGE_BYTES);
+    cp_async_commit();
+    multiply(acc, cross, a + stage * STAGE_BYTES, b + stage * STAGE_BYTES);
     if (more) store(next);  // after the product, so that gathering waits for memory meanwhile
     stage = stage + 1 < TILE_STAGES ? stage + 1 : 0;
     next = next + 1 < TILE_STAGES ? next + 1 : 0;
   }
 
-  copy_async_wait<0>();
+  cp_async_wait<0>();
   __syncthreads();
-  if constexpr (TILE_SPLIT) join<MMAS_M * MMAS_N * 4>(&sums[0][0][0], &cross[0][0][0]);
+  if constexpr (TILE_SPLIT) add_cross<MMAS_M * MMAS_N * 4>(&acc[0][0][0], &cross[0][0][0]);
   float* tile = reinterpret_cast<float*>(shared);
-  lay_down(sums, tile + (warp_m + lane / 4) * PITCH + warp_n + lane % 4 * 2);
+  store_accumulators(acc, tile + (warp_m + lane / 4) * PITCH + warp_n + lane % 4 * 2);
   __syncthreads();
   const int group = threadIdx.x % GROUPS * CHUNK;
   const Outputs to{tile + group, pixel0, pixels, (int)threadIdx.x / GROUPS, channel0 + group};

@@ -105,11 +105,11 @@ class WeightTiles {
 };
 
 // A thread's sums and where they lie in the tile.
-struct Sums {
+struct Accumulator {
   float sum[TILE_TM][TILE_TN] = {};
   int m, n;  // the first square's corner
 
-  __device__ __forceinline__ Sums() {
+  __device__ __forceinline__ Accumulator() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // NOTE: neighbours in a pair share a column, neighbouring pairs a row. A 128-bit read of
     // shared memory takes two cycles then instead of four, for both factors.
@@ -150,7 +150,7 @@ struct Sums {
 // The loop over a block's share of K. `Columns` brings the N side's tiles, one after the other:
 // fetch(tile) and land(tile), as `WeightTiles` does.
 template <typename Columns>
-__device__ __forceinline__ void multiply_tiles(Sums& sums, Shared& shared, WeightTiles& weights,
+__device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared, WeightTiles& weights,
                                                Columns& columns, int count) {
   auto& tiles = shared.tiles;
 #pragma unroll
@@ -175,7 +175,7 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, Shared& shared, Weigh
       columns.fetch(tiles.b[free]);
     }
     commit_copies();
-    sums.multiply(tiles.a[here], tiles.b[here]);
+    acc.multiply(tiles.a[here], tiles.b[here]);
     if (more) {
       weights.land(tiles.a[free]);
       columns.land(tiles.b[free]);
@@ -189,7 +189,7 @@ __device__ __forceinline__ void multiply_tiles(Sums& sums, Shared& shared, Weigh
 //
 // Sums go through shared memory, a row of every thread's a pass: then a thread keeps to one pixel,
 // and a warp writes 32 pixels in a row whatever the plane's size.
-__device__ __forceinline__ void store(const Sums& sums, Shared& shared, const ConvShape& p,
+__device__ __forceinline__ void store(const Accumulator& acc, Shared& shared, const ConvShape& p,
                                       const GemmShape& g, const BlockTile& block,
                                       const float* bias, const float* residual, float* out) {
   constexpr int kRowStep = kThreads / TILE_N;
@@ -207,13 +207,13 @@ __device__ __forceinline__ void store(const Sums& sums, Shared& shared, const Co
     float(*slab)[TILE_N] = shared.slabs[i % 2];
 #pragma unroll
     for (int j = 0; j < TILE_TN; j += kVector) {
-      *(float4*)&slab[sums.slab_row()][sums.n + j * kLanesN] = *(const float4*)&sums.sum[i][j];
+      *(float4*)&slab[acc.slab_row()][acc.n + j * kLanesN] = *(const float4*)&acc.sum[i][j];
     }
     // The only barrier of a pass: the next one fills the other slab, read before this barrier.
     __syncthreads();
 #pragma unroll
     for (int row = threadIdx.x / TILE_N; row < kSlabRows; row += kRowStep) {
-      const int channel = block.m_tile * TILE_M + Sums::row_of(row, i);
+      const int channel = block.m_tile * TILE_M + Accumulator::row_of(row, i);
       const unsigned index = start + channel * plane;
       if (exists && channel < p.o) {
         out[index] = epilogue<float>(p, slab[row][column], channel, index, bias, residual);

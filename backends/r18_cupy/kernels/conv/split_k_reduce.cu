@@ -8,7 +8,7 @@ extern "C" __global__ void __launch_bounds__(256)
 split_k_reduce(const float* __restrict__ partial, const float* __restrict__ bias,
                const STORAGE* __restrict__ residual, STORAGE* __restrict__ out, const ConvShape p,
                const int parts) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
   const unsigned outputs = (unsigned)p.n * p.o * p.oh * p.ow;
   if (index >= outputs) return;

@@ -8,7 +8,7 @@ extern "C" __global__ void __launch_bounds__(256)
 split_k_reduce_nchw(const float* __restrict__ partial, const float* __restrict__ bias,
                     const float* residual, float* out, const ConvShape p, const FastDivisor plane,
                     size_t split_size, int splits) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
   if (index >= (unsigned)p.n * p.o * plane.divisor) return;
   float sum = 0.0f;

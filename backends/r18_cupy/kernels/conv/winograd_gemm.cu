@@ -43,7 +43,7 @@ class TransformedTiles {
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 winograd_gemm(const float* __restrict__ filters, const float* __restrict__ transformed,
               float* __restrict__ product, const WinogradSpan span) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   __shared__ Shared shared;
   GemmShape g = {};
   g.k_tiles = g.split_tiles = span.c_padded / TILE_K;
@@ -53,17 +53,17 @@ winograd_gemm(const float* __restrict__ filters, const float* __restrict__ trans
 
   WeightTiles weights(filters + t * span.c_padded * span.o_padded, g, block);
   TransformedTiles columns(transformed + t * span.c_padded * span.width + block.n, span.width);
-  Sums sums;
-  multiply_tiles(sums, shared, weights, columns, block.k_count);
+  Accumulator acc;
+  multiply_tiles(acc, shared, weights, columns, block.k_count);
 
-  const int row = block.m_tile * TILE_M + sums.m;
-  product += (t * span.o_padded + row) * span.width + block.n + sums.n;
+  const int row = block.m_tile * TILE_M + acc.m;
+  product += (t * span.o_padded + row) * span.width + block.n + acc.n;
 #pragma unroll
   for (int i = 0; i < TILE_TM; ++i) {
     float* out = product + (size_t)(i / kVector * kLanesM * kVector + i % kVector) * span.width;
 #pragma unroll
     for (int j = 0; j < TILE_TN; j += kVector) {
-      *(float4*)(out + j * kLanesN) = *(const float4*)&sums.sum[i][j];
+      *(float4*)(out + j * kLanesN) = *(const float4*)&acc.sum[i][j];
     }
   }
 }

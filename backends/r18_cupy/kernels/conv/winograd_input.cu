@@ -9,7 +9,7 @@ constexpr int LANES = 32, CHANNELS = 4;  // the block: neighbouring tiles beside
 extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
 winograd_input(const float* __restrict__ x, float* __restrict__ transformed, const ConvShape p,
                const WinogradSpan span) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   const int k = blockIdx.x * LANES + threadIdx.x;
   if (k >= span.width) return;
   const bool real = k < span.count;

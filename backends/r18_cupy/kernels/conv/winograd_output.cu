@@ -14,7 +14,7 @@ struct alignas(OUTPUT_TILE * sizeof(float)) Row {
 extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
 winograd_output(const float* __restrict__ product, const float* __restrict__ bias,
                 const float* residual, float* out, const ConvShape p, const WinogradSpan span) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   const int k = blockIdx.x * LANES + threadIdx.x;
   if (k >= span.count) return;
   const unsigned tile = span.first + k;

@@ -1,14 +1,14 @@
-// Thread block clusters: blocks that run side by side and read each other's shared memory. sm_90
-// and later (PTX ISA, "barrier.cluster", "mapa").
+// Thread block clusters: CTAs that are scheduled together and read each other's shared memory.
+// sm_90 and later (PTX ISA, "barrier.cluster", "mapa").
 #pragma once
 
-// A meeting of every thread of every block of the cluster, in two halves: what was written before the
-// first is seen after the second. Those that have ended count as arrived.
+// Cluster barrier over all threads of all CTAs, split into arrive and wait. Writes before the
+// arrive are visible after the wait. Threads that have exited count as arrived.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// The same, but of what was written before nothing more is known after: who has written to the
-// device's memory does not wait until all of that has arrived there.
+// Arrives without ordering memory, so a thread that has written to global memory does not wait for
+// those writes.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -16,7 +16,7 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The same place in the shared memory of block `rank` of the cluster.
+// The same shared memory address in CTA `rank` of the cluster.
 __device__ __forceinline__ unsigned cluster_address(unsigned address, int rank) {
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));

@@ -1,35 +1,35 @@
-// Parts of K, each a block of a cluster's, and how their sums of a tile become one.
+// Split-K within a cluster: each CTA accumulates its share of K, then the cluster adds them.
+// 1. Every CTA stores its accumulators to its own shared memory, where the stages were.
+// 2. Each CTA reads a share of the tile's pixels from the shared memory of all CTAs, adds them in
+//    the order of the splits, applies the epilogue and writes the outputs. Bias and residual are
+//    loaded while the CTAs wait for each other.
 //
-// Every block lays its sums down in its shared memory, where its stages were. Then each adds up a share
-// of the tile's pixels out of the memory of all, in the order of the parts, and writes it. Bias and
-// residual are on their way while the blocks wait for each other.
-//
-// The including file has, besides TILE_* and the STAGE_BYTES of a stage, a `Group` of a warpgroup,
-// with
-//   lay_down(tile): its sums, [TILE_N pixels][PITCH].
+// The including file defines TILE_*, STAGE_BYTES and a `WarpgroupTile` with
+// store_accumulators(tile), which writes [TILE_N pixels][PITCH].
 #pragma once
 #include "hopper/cluster.cuh"
 #include "common/vector.cuh"
 #include "hopper/pipeline.cuh"
 
-// Channels that a thread writes at once, whatever the storage: more are more loads after one another.
+// Channels per thread and access, for every storage type. Wider chunks would serialise more loads.
 constexpr int CHUNK = 4;
-// Four channels of padding: a warp's sums, of 8 channels of every second pixel, lie in 32 banks.
+// Four channels of padding spread a warp's accumulators, 8 channels of every second pixel, over all
+// 32 banks.
 constexpr int PITCH = TILE_M + 4;
-constexpr int CHUNKS = TILE_M / CHUNK;                         // of a pixel's channels
-constexpr int ROWS_OUT = MULTIPLIERS / CHUNKS;                 // pixels that the block writes at once
-constexpr int SHARE = (TILE_N + TILE_PARTS - 1) / TILE_PARTS;  // pixels that a block writes
-constexpr int TURNS = (SHARE + ROWS_OUT - 1) / ROWS_OUT;       // until it has written them
+constexpr int CHUNKS = TILE_M / CHUNK;                         // chunks per pixel
+constexpr int ROWS_OUT = CONSUMERS / CHUNKS;                 // pixels that the CTA writes per iteration
+constexpr int SHARE = (TILE_N + TILE_PARTS - 1) / TILE_PARTS;  // pixels that a CTA writes
+constexpr int ITERATIONS = (SHARE + ROWS_OUT - 1) / ROWS_OUT;     
 
 static_assert(TILE_N * PITCH * sizeof(float) <= TILE_STAGES * STAGE_BYTES,
-              "the sums are laid down where the tiles were");
-static_assert(MULTIPLIERS % CHUNKS == 0, "a thread writes the same channels of each pixel");
+              "the accumulators reuse the memory of the stages");
+static_assert(CONSUMERS % CHUNKS == 0, "a thread writes the same channels of each pixel");
 
 using Chunk = Run<STORAGE, CHUNK>;
 
-// A chunk of the tile's sums, which lies at `place` in the memory of each, added up over the parts.
-__device__ __forceinline__ float4 add_up(unsigned place) {
-  float4 part[TILE_PARTS];  // all asked for before the first is needed
+// Adds one chunk of accumulators, at shared memory address `place` of every CTA, over the splits.
+__device__ __forceinline__ float4 sum_splits(unsigned place) {
+  float4 part[TILE_PARTS];  // all loads are issued before the first is needed
 #pragma unroll
   for (int i = 0; i < TILE_PARTS; ++i) part[i] = cluster_load(cluster_address(place, i));
   float4 sum = part[0];
@@ -40,12 +40,13 @@ __device__ __forceinline__ float4 add_up(unsigned place) {
   return sum;
 }
 
-// Ends the tile. All multiplying threads, when all have done with the stages; others may have ended.
-template <typename Group>
-__device__ __forceinline__ void end_parts(Group& group, float* tile, const ConvShape& p,
+// The split-K reduction and epilogue. All consumer threads, once all stages have been read; the
+// producer warp may have exited.
+template <typename WarpgroupTile>
+__device__ __forceinline__ void reduce_split_k(WarpgroupTile& warpgroup_tile, float* tile, const ConvShape& p,
                                           unsigned pixel0, int channel0, const float* bias,
                                           const STORAGE* residual, STORAGE* out) {
-  group.lay_down(tile);
+  warpgroup_tile.store_accumulators(tile);
   __syncwarp();
   cluster_arrive();
 
@@ -54,36 +55,36 @@ __device__ __forceinline__ void end_parts(Group& group, float* tile, const ConvS
   const unsigned pixels = (unsigned)p.n * p.oh * p.ow;
   const int rows = min(min(share + SHARE, TILE_N), (int)(pixels - pixel0));
   const int end = channel < p.o ? rows : 0;
-  const size_t start = (size_t)(pixel0 + row0) * p.o + channel, turn = (size_t)ROWS_OUT * p.o;
-  float held[CHUNK] = {};  // an absent bias is a zero here: a pointer that may be null would keep
-                           // the array in memory, not in registers
-  if (bias && channel < p.o) load(held, bias + channel);
-  Chunk added[TURNS];
-  wait_for_launch_before();
+  const size_t start = (size_t)(pixel0 + row0) * p.o + channel, stride = (size_t)ROWS_OUT * p.o;
+  // Zeros where there is no bias. A pointer that may be null would keep the array in local memory.
+  float bias_values[CHUNK] = {};
+  if (bias && channel < p.o) load(bias_values, bias + channel);
+  Chunk residual_values[ITERATIONS];
+  wait_for_previous_launch();
   if (residual) {
 #pragma unroll
-    for (int i = 0; i < TURNS; ++i) {
+    for (int i = 0; i < ITERATIONS; ++i) {
       if (row0 + i * ROWS_OUT >= end) break;
-      added[i] = *reinterpret_cast<const Chunk*>(residual + (start + i * turn));
+      residual_values[i] = *reinterpret_cast<const Chunk*>(residual + (start + i * stride));
     }
   }
   __syncwarp();
   cluster_wait();
 #pragma unroll
-  for (int i = 0; i < TURNS; ++i) {
+  for (int i = 0; i < ITERATIONS; ++i) {
     const int row = row0 + i * ROWS_OUT;
     if (row >= end) break;
-    const float4 sum = add_up(shared_address(tile + row * PITCH + chunk));
-    const float sums[CHUNK] = {sum.x, sum.y, sum.z, sum.w};
+    const float4 sum = sum_splits(shared_address(tile + row * PITCH + chunk));
+    const float acc[CHUNK] = {sum.x, sum.y, sum.z, sum.w};
     Chunk result;
 #pragma unroll
     for (int v = 0; v < CHUNK; ++v) {
-      result.at[v] = epilogue<STORAGE>(p, sums[v], v, v, held, residual ? added[i].at : nullptr);
+      result.at[v] = epilogue<STORAGE>(p, acc[v], v, v, bias_values, residual ? residual_values[i].at : nullptr);
     }
-    *reinterpret_cast<Chunk*>(out + (start + i * turn)) = result;
+    *reinterpret_cast<Chunk*>(out + (start + i * stride)) = result;
   }
-  // Nobody leaves while its sums are read. The arrival orders no memory, and need not: every sum that
-  // was asked for has been needed by a store above, so it has been read.
+  // No CTA may exit while others read its accumulators. The arrival need not order memory: each
+  // value that was loaded has been used by a store above, so it has been read.
   __syncwarp();
   cluster_arrive_relaxed();
   cluster_wait();

@@ -1,58 +1,58 @@
-// What the kernels share that gather pixels of an implicit matrix: a block computes a tile of
-// channels and pixels, whichever matrix is which.
+// Implicit GEMM with TMA's im2col mode: the part that does not depend on which matrix is A. A CTA
+// computes one tile of channels by pixels.
 //
-// K runs over the window's positions, and at each over the channels, 128 bytes of them at a time;
-// weights come packed the same way, [O][depth]. TMA copies a tile of weights and one of pixels,
-// which it gathers from the image itself, into the next free stage.
+// K runs over the window's positions, and at each position over the channels in chunks of 128
+// bytes. Weights are packed in the same order, [O][depth]. For every K tile the producer loads one
+// tile of weights, and one of pixels that TMA gathers from the image.
 //
-// Where a problem has too few tiles to fill a GPU, K is divided among the blocks of a cluster: see
-// wgmma_parts.cuh.
+// Split-K: where a problem has too few tiles to fill the GPU, the CTAs of a cluster divide K. See
+// cluster_split_k.cuh.
 #pragma once
 #include "hopper/pipeline.cuh"
 
 constexpr int BYTES_A = TILE_M * ROW_BYTES, BYTES_B = TILE_N * ROW_BYTES;
 constexpr int STAGE_BYTES = BYTES_A + BYTES_B;
 
-static_assert(SLABS * BYTES_B <= TILE_STAGES * STAGE_BYTES, "outputs leave where the tiles were");
+static_assert(SLABS * BYTES_B <= TILE_STAGES * STAGE_BYTES, "the outputs reuse the memory of the stages");
 
-// What TMA is told of.
-struct Maps {
+// The TMA descriptors.
+struct TensorMaps {
   const TensorMap &pixels, &weights, &residual, &out;
 };
 
-// The tiles [first, last) of K, one after the other into the stages, then the residual's slabs. One
-// thread. Weights of the first tiles are on their way before the launch before this one has ended.
-__device__ __forceinline__ void feed(const Maps& maps, const ConvShape& p, const Ring& ring,
+// The producer: K tiles [first, last), then the residual's slabs. One thread. The weights of the
+// first stages are loaded before the previous launch has ended; pixels wait for it.
+__device__ __forceinline__ void produce(const TensorMaps& maps, const ConvShape& p, const Pipeline& pipeline,
                                      unsigned tiles, unsigned pixel0, int channel0, int first,
                                      int last, int slabs) {
   const unsigned column = pixel0 % p.ow, line = pixel0 / p.ow;
   const WindowCorner corner{(int)column * p.sw - p.pw, (int)(line % p.oh) * p.sh - p.ph,
                             (int)(line / p.oh)};
-  const int runs = (p.c + TILE_K - 1) / TILE_K;  // of channels, at each position of the window
+  const int runs = (p.c + TILE_K - 1) / TILE_K;  // chunks of channels at each position of the window
   int run = first % runs, s = first / runs % p.kw, r = first / runs / p.kw;
-  const auto feed_weights = [&](int k, int stage) {
-    barrier_arrive_expecting(ring.full(stage), STAGE_BYTES);
-    copy_box(tiles + stage * STAGE_BYTES, maps.weights, ring.full(stage), k * TILE_K, channel0);
+  const auto load_weights = [&](int k, int stage) {
+    mbarrier_arrive_expect_tx(pipeline.full(stage), STAGE_BYTES);
+    tma_load(tiles + stage * STAGE_BYTES, maps.weights, pipeline.full(stage), k * TILE_K, channel0);
   };
-  for (int i = 0; i < TILE_STAGES && first + i < last; ++i) feed_weights(first + i, i);
-  wait_for_launch_before();
-  Turn turn;
-  for (int k = first; k < last; ++k, turn.advance(TILE_STAGES)) {
+  for (int i = 0; i < TILE_STAGES && first + i < last; ++i) load_weights(first + i, i);
+  wait_for_previous_launch();
+  PipelineState state;
+  for (int k = first; k < last; ++k, state.advance(TILE_STAGES)) {
     if (k - first >= TILE_STAGES) {
-      barrier_wait(ring.empty(turn.stage), turn.parity ^ 1);
-      feed_weights(k, turn.stage);
+      mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+      load_weights(k, state.stage);
     }
-    copy_pixels(tiles + turn.stage * STAGE_BYTES + BYTES_A, maps.pixels, ring.full(turn.stage),
+    tma_load_im2col(tiles + state.stage * STAGE_BYTES + BYTES_A, maps.pixels, pipeline.full(state.stage),
                 run * TILE_K, corner, r, s);
     if (++run == runs) {
       run = 0;
       if (++s == p.kw) s = 0, ++r;
     }
   }
-  for (int slab = 0; slab < slabs; ++slab, turn.advance(TILE_STAGES)) {
-    barrier_wait(ring.empty(turn.stage), turn.parity ^ 1);  // passes while nothing has been there
-    barrier_arrive_expecting(ring.full(turn.stage), BYTES_B);
-    copy_box(tiles + turn.stage * STAGE_BYTES + BYTES_A, maps.residual, ring.full(turn.stage),
+  for (int slab = 0; slab < slabs; ++slab, state.advance(TILE_STAGES)) {
+    mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);  // does not block on a stage that was never filled
+    mbarrier_arrive_expect_tx(pipeline.full(state.stage), BYTES_B);
+    tma_load(tiles + state.stage * STAGE_BYTES + BYTES_A, maps.residual, pipeline.full(state.stage),
              channel0 + slab * SLAB_CHANNELS, (int)pixel0);
   }
 }

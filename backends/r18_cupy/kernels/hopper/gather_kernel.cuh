@@ -1,9 +1,15 @@
-// The kernel that gathers pixels of an implicit matrix, see wgmma_gather.cuh: one tile a block. The
-// including file defines what a warpgroup does of it before, a `Group` of (tiles, warpgroup), which has
-//   multiply_all(ring, count): the products of so many tiles of K; whose turn is next;
-//   add_bias(p, bias, channel0), add_slab(slab, at): a slab of the residual lies at an address;
-//   fill_slabs(tiles, relu): the sums as they are stored, slab after slab;
-// and of parts of K what wgmma_parts.cuh asks for.
+// The kernel over the pipeline of gather.cuh, one tile per CTA:
+// 1. The producer warp loads K tiles by TMA.
+// 2. The consumer warpgroups multiply them and accumulate in registers.
+// 3. Epilogue: bias, residual and ReLU, then the output slabs are stored by TMA; with split-K the
+//    CTAs of the cluster first add their accumulators (cluster_split_k.cuh).
+//
+// The including file defines `WarpgroupTile`, a warpgroup's share of the tile, constructed from
+// (tiles, warpgroup):
+// - mainloop(pipeline, count): multiplies `count` K tiles; returns the state of the next stage.
+// - add_bias(p, bias, channel0), add_residual_slab(slab, address).
+// - fill_slabs(tiles, relu): writes the outputs to shared memory, one slab after the other.
+// - store_accumulators(tile), for split-K.
 #pragma once
 #include "hopper/gather.cuh"
 
@@ -13,9 +19,9 @@
 #define IN_CLUSTER
 #endif
 
-// Grid: x, tiles of pixels and, innermost, of channels; y, the parts of K, a cluster.
-// `residual` may be null; its map then says nothing. It is not __restrict__: what the launch before
-// still writes must not be read ahead of the wait.
+// Grid: x, tiles of pixels and, innermost, of channels; y, the splits of K, one cluster. `residual`
+// may be null; its descriptor is then unused. NOTE: it is not __restrict__, or the compiler could
+// read what the previous launch still writes ahead of the wait.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
 conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
                            const __grid_constant__ TensorMap weight,
@@ -24,11 +30,11 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
                            const float* __restrict__ bias,
                            const STORAGE* residual, STORAGE* __restrict__ out,
                            const ConvShape p, const int k_tiles) {
-  const Maps maps{x, weight, residual_map, out_map};
+  const TensorMaps maps{x, weight, residual_map, out_map};
   extern __shared__ unsigned char dynamic[];
   unsigned char* shared = aligned_stages(dynamic);
   const unsigned tiles = shared_address(shared);
-  const Ring ring{tiles + TILE_STAGES * STAGE_BYTES, TILE_STAGES};
+  const Pipeline pipeline{tiles + TILE_STAGES * STAGE_BYTES, TILE_STAGES};
   const unsigned channel_tiles = (p.o + TILE_M - 1) / TILE_M;
   const unsigned pixel0 = blockIdx.x / channel_tiles * TILE_N;
   const int channel0 = blockIdx.x % channel_tiles * TILE_M;
@@ -36,39 +42,39 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
   const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
   const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
 
-  expect(weight, x, out_map, residual_map);
-  begin(ring);
+  prefetch_tensor_maps(weight, x, out_map, residual_map);
+  begin_block(pipeline);
 
   const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
   if (warpgroup == WARPGROUPS) {
-    if (lane == 0) feed(maps, p, ring, tiles, pixel0, channel0, first, last, slabs);
+    if (lane == 0) produce(maps, p, pipeline, tiles, pixel0, channel0, first, last, slabs);
   } else {
-    Group group(tiles, warpgroup);
-    Turn turn = group.multiply_all(ring, last - first);
+    WarpgroupTile warpgroup_tile(tiles, warpgroup);
+    PipelineState state = warpgroup_tile.mainloop(pipeline, last - first);
 #if TILE_PARTS == 1
-    if (bias) group.add_bias(p, bias, channel0);
-    for (int slab = 0; slab < slabs; ++slab, turn.advance(TILE_STAGES)) {
-      barrier_wait(ring.full(turn.stage), turn.parity);
-      group.add_slab(slab, tiles + turn.stage * STAGE_BYTES + BYTES_A);
+    if (bias) warpgroup_tile.add_bias(p, bias, channel0);
+    for (int slab = 0; slab < slabs; ++slab, state.advance(TILE_STAGES)) {
+      mbarrier_wait(pipeline.full(state.stage), state.phase);
+      warpgroup_tile.add_residual_slab(slab, tiles + state.stage * STAGE_BYTES + BYTES_A);
       __syncwarp();
-      if (lane == 0) barrier_arrive(ring.empty(turn.stage));
+      if (lane == 0) mbarrier_arrive(pipeline.empty(state.stage));
     }
-    multipliers_barrier();  // all have done with the stages, which the outputs overwrite
-    group.fill_slabs(tiles, p.relu);
-    async_fence();
-    multipliers_barrier();
+    consumers_barrier();  // all stages have been read; the outputs overwrite them
+    warpgroup_tile.fill_slabs(tiles, p.relu);
+    fence_async_proxy();
+    consumers_barrier();
     if (threadIdx.x == 0) {
-      wait_for_launch_before();
+      wait_for_previous_launch();
       for (int slab = 0; slab < SLABS; ++slab) {
         const int channel = channel0 + slab * SLAB_CHANNELS;
-        if (channel < p.o) store_box(maps.out, channel, (int)pixel0, tiles + slab * BYTES_B);
+        if (channel < p.o) tma_store(maps.out, channel, (int)pixel0, tiles + slab * BYTES_B);
       }
-      store_commit();
-      store_wait();
+      tma_store_commit();
+      tma_store_wait();
     }
 #else
-    multipliers_barrier();  // all have done with the stages, which the sums overwrite
-    end_parts(group, reinterpret_cast<float*>(shared), p, pixel0, channel0, bias, residual, out);
+    consumers_barrier();  // all stages have been read; the accumulators overwrite them
+    reduce_split_k(warpgroup_tile, reinterpret_cast<float*>(shared), p, pixel0, channel0, bias, residual, out);
 #endif
   }
 }

@@ -4,9 +4,9 @@
 #include "mma/split.cuh"
 
 #if TILE_SPLIT
-using Factor = __half;
+using Operand = __half;
 #else
-using Factor = STORAGE;  // what is stored is multiplied
+using Operand = STORAGE;  // what is stored is multiplied
 #endif
 
 constexpr int PARTS = TILE_SPLIT ? 2 : 1;  // numbers that make a factor
@@ -15,7 +15,7 @@ constexpr int PRODUCTS = TILE_SPLIT ? 3 : 1;
 
 // sums += cross / LOW_SCALE, each rounded once.
 template <int COUNT>
-__device__ __forceinline__ void join(float* sums, const float* cross) {
+__device__ __forceinline__ void add_cross(float* acc, const float* cross) {
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) sums[i] = fmaf(cross[i], 1 / LOW_SCALE, sums[i]);
+  for (int i = 0; i < COUNT; ++i) acc[i] = fmaf(cross[i], 1 / LOW_SCALE, acc[i]);
 }

@@ -12,7 +12,7 @@ static_assert(LANES * WARPS == 256, "the kernels are launched with 256 threads")
 extern "C" __global__ void __launch_bounds__(256)
 gap_nchw(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const int planes,
          const int pixels) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   const unsigned plane = blockIdx.x * WARPS + threadIdx.x / LANES;
   if (plane >= planes) return;  // a whole warp
   const unsigned lane = threadIdx.x % LANES;
@@ -29,7 +29,7 @@ gap_nchw(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const int pla
 extern "C" __global__ void __launch_bounds__(256)
 gap_nhwc(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const int channels,
          const int pixels) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   __shared__ float partial[WARPS][LANES];
   const unsigned tiles = (channels + LANES - 1) / LANES;
   const unsigned n = blockIdx.x / tiles;

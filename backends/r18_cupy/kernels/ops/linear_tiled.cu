@@ -45,7 +45,7 @@ struct Stage {
 extern "C" __global__ void __launch_bounds__(THREADS)
 linear_tiled(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
              const float* __restrict__ bias, STORAGE* __restrict__ out, const LinearShape p) {
-  wait_for_launch_before();
+  wait_for_previous_launch();
   __shared__ __align__(16) float samples[BLOCK_M][STRIDE];
   __shared__ __align__(16) float factors[BLOCK_N][STRIDE];
   const unsigned across = (p.out_features + BLOCK_N - 1) / BLOCK_N;

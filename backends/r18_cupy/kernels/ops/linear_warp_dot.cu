@@ -48,7 +48,7 @@ linear_warp_dot(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weigh
                 const float* __restrict__ bias, STORAGE* __restrict__ out, const LinearShape p) {
   constexpr int W = WIDTH<STORAGE>;
   const int feature = blockIdx.x * WARPS + threadIdx.x / LANES;
-  wait_for_launch_before();
+  wait_for_previous_launch();
   if (feature >= p.out_features) return;  // a whole warp
   const int first = blockIdx.y * ROWS;
   const bool alone = p.n - first == 1;

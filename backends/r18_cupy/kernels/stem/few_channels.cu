@@ -47,7 +47,7 @@ __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, un
     for (int at = threadIdx.x % 32; at < PITCH; at += 32) {
       // Unsigned comparisons: below zero is beyond the end.
       const bool inside = (unsigned)y < (unsigned)p.h && (unsigned)(left + at) < (unsigned)p.w;
-      copy_async<4>(shared_address(patch + line * PITCH + at),
+      cp_async<4>(shared_address(patch + line * PITCH + at),
                     inside ? image + (source + at) : image, inside);
     }
   }
@@ -56,7 +56,7 @@ __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, un
 using Taps = Run<float, CHANNELS>;
 
 // sums += the lines of all windows; `patch` is where the thread's first window begins.
-__device__ __forceinline__ void multiply(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+__device__ __forceinline__ void multiply(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                          int rows, const float* patch, const float* weights) {
 #pragma unroll 1
   for (int c = 0; c < p.c; ++c, patch += rows * PITCH) {
@@ -75,26 +75,26 @@ __device__ __forceinline__ void multiply(float (&sums)[PIXELS][CHANNELS], const 
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
 #pragma unroll
-          for (int k = 0; k < CHANNELS; ++k) sums[i][k] += pixels[i * STRIDE + s] * tap.at[k];
+          for (int k = 0; k < CHANNELS; ++k) acc[i][k] += pixels[i * STRIDE + s] * tap.at[k];
         }
       }
     }
   }
 }
 
-__device__ __forceinline__ void add_bias(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+__device__ __forceinline__ void add_bias(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                          const float* bias, int channel) {
 #pragma unroll
   for (int k = 0; k < CHANNELS; ++k) {
     const float held = bias && channel + k < p.o ? bias[channel + k] : 0.0f;
 #pragma unroll
-    for (int i = 0; i < PIXELS; ++i) sums[i][k] += held;
+    for (int i = 0; i < PIXELS; ++i) acc[i][k] += held;
   }
 }
 
 // The largest of each of a thread's pooling windows in one row: of a pair of its columns and the
 // column before them. Columns that the output does not have never win.
-__device__ __forceinline__ void pool(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+__device__ __forceinline__ void pool(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                      int column, float (&best)[WINDOWS][CHANNELS]) {
   const int first = column - threadIdx.x % LANES * PIXELS;
   if (first < 0 || first + COLUMNS > p.ow) {
@@ -102,44 +102,44 @@ __device__ __forceinline__ void pool(float (&sums)[PIXELS][CHANNELS], const Conv
     for (int i = 0; i < PIXELS; ++i) {
 #pragma unroll
       for (int k = 0; k < CHANNELS; ++k) {
-        if ((unsigned)(column + i) >= (unsigned)p.ow) sums[i][k] = minus_infinity();
+        if ((unsigned)(column + i) >= (unsigned)p.ow) acc[i][k] = minus_infinity();
       }
     }
   }
 #pragma unroll
   for (int k = 0; k < CHANNELS; ++k) {
-    float before = __shfl_up_sync(0xffffffffu, sums[PIXELS - 1][k], 1, LANES);
+    float before = __shfl_up_sync(0xffffffffu, acc[PIXELS - 1][k], 1, LANES);
     // Padding; or the first window of a block that another block has.
     if (threadIdx.x % LANES == 0) before = minus_infinity();
 #pragma unroll
     for (int j = 0; j < WINDOWS; ++j) {
-      best[j][k] = larger(before, larger(sums[2 * j][k], sums[2 * j + 1][k]));
-      before = sums[2 * j + 1][k];
+      best[j][k] = larger(before, larger(acc[2 * j][k], acc[2 * j + 1][k]));
+      before = acc[2 * j + 1][k];
     }
   }
 }
 
 // ReLU and store, where nothing is pooled: of a row from the thread's first column on.
-__device__ __forceinline__ void write_row(float (&sums)[PIXELS][CHANNELS], const ConvShape& p,
+__device__ __forceinline__ void write_row(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                           int channel, int column, float* line) {
 #pragma unroll
   for (int k = 0; k < CHANNELS; ++k, line += p.oh * p.ow) {
     if (channel + k >= p.o) return;
 #pragma unroll
     for (int i = 0; i < PIXELS; ++i) {
-      if (p.relu) sums[i][k] = relu(sums[i][k]);
+      if (p.relu) acc[i][k] = relu(acc[i][k]);
     }
     if (p.ow % 2 == 0) {  // pairs are aligned, and wholly in the row or not
 #pragma unroll
       for (int i = 0; i < PIXELS; i += 2) {
         if (column + i < p.ow) {
-          *reinterpret_cast<float2*>(line + i) = make_float2(sums[i][k], sums[i + 1][k]);
+          *reinterpret_cast<float2*>(line + i) = make_float2(acc[i][k], acc[i + 1][k]);
         }
       }
     } else {
 #pragma unroll
       for (int i = 0; i < PIXELS; ++i) {
-        if (column + i < p.ow) line[i] = sums[i][k];
+        if (column + i < p.ow) line[i] = acc[i][k];
       }
     }
   }
@@ -193,12 +193,12 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
   const auto fetch_turn = [&](int turn) {
     const int top = (turn * ROWS + share.row0) * p.sh - p.ph;
     fetch(image, p, patch_rows, top, column0 * STRIDE - p.pw, patch);
-    copy_async_commit();
+    cp_async_commit();
   };
 
   const float* const packed = weight + (size_t)(share.channel0 / TILE_N) * weights_size;
   for (int i = threadIdx.x * 4; i < weights_size; i += THREADS * 4) {
-    copy_async<16>(shared_address(weights + i), packed + i, true);
+    cp_async<16>(shared_address(weights + i), packed + i, true);
   }
   fetch_turn(share.begin);
 
@@ -214,21 +214,21 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
 
 #pragma unroll 1
   for (int turn = share.begin; turn < share.end; ++turn) {
-    copy_async_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();  // the patch is there for all
     const int row = turn * ROWS + share.row0 + j;
     const bool whole = turn >= share.strip;  // not only what the strip's first windows share
     clear(best);
     if (row < p.oh && (whole || j == 1)) {
-      float sums[PIXELS][CHANNELS] = {};
-      multiply(sums, p, patch_rows, own, weights + k0);
-      add_bias(sums, p, bias, share.channel0 + k0);
+      float acc[PIXELS][CHANNELS] = {};
+      multiply(acc, p, patch_rows, own, weights + k0);
+      add_bias(acc, p, bias, share.channel0 + k0);
       if constexpr (POOL) {
-        pool(sums, p, column, best);
+        pool(acc, p, column, best);
       } else {
         const unsigned plane = share.image * p.o + share.channel0 + k0;
         float* const line = out + ((size_t)plane * p.oh + row) * p.ow + column;
-        write_row(sums, p, share.channel0 + k0, column, line);
+        write_row(acc, p, share.channel0 + k0, column, line);
       }
     }
     if (POOL && j == 0 && whole) {

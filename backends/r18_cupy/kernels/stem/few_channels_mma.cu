@@ -24,10 +24,10 @@
 #include "common/vector.cuh"
 
 constexpr int SIZE = sizeof(STORAGE);
-constexpr int VALUES = 4 / sizeof(Factor);    // of a part, in a register of a fragment
+constexpr int VALUES = 4 / sizeof(Operand);    // of a part, in a register of a fragment
 constexpr int CHUNK = WIDTH<STORAGE>;         // elements of one copy
 constexpr int TAPS = 8;                       // of a line
-constexpr int RUNS = TAPS * sizeof(Factor) / 16;  // of a line: half of an mma step each
+constexpr int RUNS = TAPS * sizeof(Operand) / 16;  // of a line: half of an mma step each
 constexpr int STAGES = 2;  // patches in shared memory
 constexpr int THREADS = 32 * TILE_WARPS;
 constexpr int WARP_COLUMNS = TILE_M / (ROWS * TILE_WARPS);
@@ -43,7 +43,7 @@ constexpr int GROUP = CHUNK / 2;                 // mma tiles that make a lane's
 constexpr int GROUPS = MMAS_N / GROUP;           // chunks of channels of a lane
 constexpr int STEP_CHUNKS = TILE_N * 2 * PARTS;  // of the weights of an mma step
 
-static_assert(TILE_K * sizeof(Factor) == 32, "a step is one mma");
+static_assert(TILE_K * sizeof(Operand) == 32, "a step is one mma");
 static_assert(TILE_M % (16 * ROWS * TILE_WARPS) == 0, "a warp multiplies whole tiles of 16 outputs");
 static_assert(MMAS_N % 2 == 0, "weights of two tiles of 8 channels are loaded at once");
 static_assert(MMAS_N % GROUP == 0, "a lane has whole chunks of channels");
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fetch(const STORAGE* image, const ConvShape& p, 
     unsigned char* target = patch + line * PITCH_BYTES + chunk * 16;
     if (p.w % CHUNK == 0) {
       const bool valid = inside && (unsigned)z < (unsigned)p.w;
-      copy_async<16>(shared_address(target), valid ? image + source : image, valid);
+      cp_async<16>(shared_address(target), valid ? image + source : image, valid);
     } else {
       Run<STORAGE, CHUNK> run;
 #pragma unroll
@@ -110,20 +110,20 @@ __device__ __forceinline__ void load(unsigned (&left)[PARTS][4], int i, const un
   }
 }
 
-using Sums = float[ROWS][MMAS_M][MMAS_N][4];
-constexpr int SUMS = ROWS * MMAS_M * MMAS_N * 4;
+using Accumulator = float[ROWS][MMAS_M][MMAS_N][4];
+constexpr int ACCUMULATORS = ROWS * MMAS_M * MMAS_N * 4;
 constexpr int NEXT = STRIDE * SIZE;  // bytes of the patch from an output to the next
 
-__device__ __forceinline__ void clear(Sums& sums) {
+__device__ __forceinline__ void clear(Accumulator& acc) {
 #pragma unroll
-  for (int i = 0; i < SUMS; ++i) (&sums[0][0][0][0])[i] = 0.0f;
+  for (int i = 0; i < ACCUMULATORS; ++i) (&acc[0][0][0][0])[i] = 0.0f;
 }
 
 // sums = A·B from row FIRST on; `down` is from a row to the next, in bytes of the patch.
 template <int FIRST>
-__device__ __forceinline__ void multiply(Sums& sums, const Operands& from, int steps, int down) {
-  Sums cross;  // of split factors, the products of different parts
-  clear(sums);
+__device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from, int steps, int down) {
+  Accumulator cross;  // of split factors, the products of different parts
+  clear(acc);
   if constexpr (TILE_SPLIT) clear(cross);
   int2 next = from.runs[0];
 #pragma unroll 2
@@ -149,18 +149,18 @@ __device__ __forceinline__ void multiply(Sums& sums, const Operands& from, int s
         // Of all channels one product after the other: what is added to a sum waits for the last.
 #pragma unroll
         for (int product = 0; product < PRODUCTS; ++product) {
-          float (&to)[MMAS_N][4] = product == 0 ? sums[j][i] : cross[j][i];
+          float (&to)[MMAS_N][4] = product == 0 ? acc[j][i] : cross[j][i];
 #pragma unroll
           for (int n = 0; n < MMAS_N; n += 2) {
             const uint4& pair = right[product % 2][n / 2];
-            multiply_add<Factor>(to[n], left[product / 2], pair.x, pair.y);
-            multiply_add<Factor>(to[n + 1], left[product / 2], pair.z, pair.w);
+            multiply_add<Operand>(to[n], left[product / 2], pair.x, pair.y);
+            multiply_add<Operand>(to[n + 1], left[product / 2], pair.z, pair.w);
           }
         }
       }
     }
   }
-  if constexpr (TILE_SPLIT) join<SUMS>(&sums[0][0][0][0], &cross[0][0][0][0]);
+  if constexpr (TILE_SPLIT) add_cross<ACCUMULATORS>(&acc[0][0][0][0], &cross[0][0][0][0]);
 }
 
 // A lane's place: columns `column` + 16·i and the next one of mma tiles i, of the convolution; and
@@ -175,10 +175,10 @@ struct alignas(16) Chunk {
 };
 
 // The sums of two channels of an output, in columns of mma tile n, with their bias.
-__device__ __forceinline__ Pair<STORAGE> finished(const float* sums, const Lane& lane, int n) {
+__device__ __forceinline__ Pair<STORAGE> finished(const float* acc, const Lane& lane, int n) {
   const float* at = lane.bias + n / GROUP * 4 * CHUNK + n % GROUP * 2;
   const float2 bias = *reinterpret_cast<const float2*>(at);
-  return pair_of<STORAGE>(sums[0] + bias.x, sums[1] + bias.y);
+  return pair_of<STORAGE>(acc[0] + bias.x, acc[1] + bias.y);
 }
 
 // ReLU and store of a chunk of an output's channels, those that there are. ReLU keeps order: it may
@@ -201,7 +201,7 @@ __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* 
 }
 
 // Rows of the convolution, from `row` on, as they are; `image` is where the output's image begins.
-__device__ __forceinline__ void write_rows(const Sums& sums, const ConvShape& p, const Lane& lane,
+__device__ __forceinline__ void write_rows(const Accumulator& acc, const ConvShape& p, const Lane& lane,
                                            int row, STORAGE* image) {
 #pragma unroll
   for (int j = 0; j < ROWS; ++j) {
@@ -217,7 +217,7 @@ __device__ __forceinline__ void write_rows(const Sums& sums, const ConvShape& p,
 #pragma unroll
         for (int v = 0; v < GROUP; ++v) {
           const int n = group * GROUP + v;
-          chunk.at[v] = finished(sums[j][i / 2][n] + i % 2 * 2, lane, n);
+          chunk.at[v] = finished(acc[j][i / 2][n] + i % 2 * 2, lane, n);
         }
         write(p, chunk, at, lane.channel + group * 4 * CHUNK);
       }
@@ -243,7 +243,7 @@ struct Pooled {
 
   // A row of sums: of each window the lane's two columns and the one before them. Columns that the
   // output does not have never win.
-  __device__ __forceinline__ void take(const float (&sums)[MMAS_M][MMAS_N][4], const ConvShape& p,
+  __device__ __forceinline__ void take(const float (&acc)[MMAS_M][MMAS_N][4], const ConvShape& p,
                                        const Lane& lane) {
     const Pair<STORAGE> lowest = pair_of<STORAGE>(minus_infinity(), minus_infinity());
 #pragma unroll
@@ -252,8 +252,8 @@ struct Pooled {
 #pragma unroll
       for (int i = 0; i < MMAS_M; ++i) {
         const unsigned column = lane.column + i * 16;  // below zero is beyond the end
-        Pair<STORAGE> even = finished(sums[i][n], lane, n);
-        Pair<STORAGE> odd = finished(sums[i][n] + 2, lane, n);
+        Pair<STORAGE> even = finished(acc[i][n], lane, n);
+        Pair<STORAGE> odd = finished(acc[i][n] + 2, lane, n);
         if (column >= (unsigned)p.ow) even = lowest;
         if (column + 1 >= (unsigned)p.ow) odd = lowest;
         // To the lane that has the next columns, 4 further; from the last ones to the first ones,
@@ -289,7 +289,7 @@ __device__ __forceinline__ void write_pooled(const Pooled& pooled, const ConvSha
 // Grid: see `share_of`. `steps` are those of K.
 // `weight`: [channel tiles][steps][PARTS][MMAS_N / 2][32] chunks, in the order of fragments.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
-conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Factor* __restrict__ weight,
+conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Operand* __restrict__ weight,
                         const float* __restrict__ bias, STORAGE* __restrict__ out,
                         const ConvShape p, const Task task, const int steps,
                         const int patch_nbytes) {
@@ -315,10 +315,10 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Factor* __restrict_
   const uint4* const packed = reinterpret_cast<const uint4*>(weight) +
                               (size_t)(share.channel0 / TILE_N) * steps * STEP_CHUNKS;
   for (int i = threadIdx.x; i < steps * STEP_CHUNKS; i += THREADS) {
-    copy_async<16>(shared_address(weights + i * 16), packed + i, true);
+    cp_async<16>(shared_address(weights + i * 16), packed + i, true);
   }
   fetch_turn(share.begin, 0);
-  copy_async_commit();
+  cp_async_commit();
   // Where the runs of K begin in a patch: beyond the last line, in the zeros behind the patch.
 #pragma unroll 1
   for (unsigned i = threadIdx.x; i < 2 * steps; i += THREADS) {
@@ -355,28 +355,28 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Factor* __restrict_
 
   STORAGE* const result = out + (size_t)share.image * task.rows * task.columns * p.o;
   const int down = p.sh * PITCH_BYTES;
-  Sums sums;
+  Accumulator acc;
   Pooled best;  // of the row of windows that the next turn ends
   best.clear();
 #pragma unroll 1
   for (int turn = share.begin; turn < share.end; ++turn) {
     const int stage = (turn - share.begin) % STAGES;
-    copy_async_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();  // the patch is there for all, and all have done with the other one
     if (turn + 1 < share.end) fetch_turn(turn + 1, 1 - stage);
-    copy_async_commit();
+    cp_async_commit();
     from.patch = shared + stage * patch_nbytes + at;
     const int row = turn * ROWS + share.row0;
     if constexpr (POOL) {
       Pooled below;
       below.clear();
       if (turn < share.strip) {
-        multiply<1>(sums, from, steps, down);
+        multiply<1>(acc, from, steps, down);
       } else {
-        multiply<0>(sums, from, steps, down);
-        best.take(sums[0], p, lane);
+        multiply<0>(acc, from, steps, down);
+        best.take(acc[0], p, lane);
       }
-      if (row + 1 < p.oh) below.take(sums[1], p, lane);
+      if (row + 1 < p.oh) below.take(acc[1], p, lane);
       if (turn >= share.strip) {
         best.take(below);
         const int column = (share.tile * BLOCK_ADVANCE + across) / 2 - 1;
@@ -385,8 +385,8 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Factor* __restrict_
       }
       best = below;
     } else {
-      multiply<0>(sums, from, steps, down);
-      write_rows(sums, p, lane, row, result);
+      multiply<0>(acc, from, steps, down);
+      write_rows(acc, p, lane, row, result);
     }
   }
 }

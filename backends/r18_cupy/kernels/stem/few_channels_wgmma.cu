@@ -30,17 +30,17 @@
 #include "hopper/wgmma.cuh"
 
 #ifdef SPLIT
-using Factor = __half;
+using Operand = __half;
 constexpr int HALVES = 2;  // of a factor
 #else
-using Factor = STORAGE;
+using Operand = STORAGE;
 constexpr int HALVES = 1;
 #endif
-constexpr int SIZE = sizeof(Factor);
+constexpr int SIZE = sizeof(Operand);
 constexpr int COLUMNS = TILE_M / 2;  // of a row of the convolution
 constexpr int PIXEL = 4;             // channels
 constexpr int MAX_WINDOW = 8;        // columns
-constexpr int MULTIPLIERS = 128, FEEDERS = 128, THREADS = MULTIPLIERS + FEEDERS;
+constexpr int CONSUMERS = 128, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS;
 constexpr int PAIRS = COLUMNS - 1 + MAX_WINDOW / STRIDE;  // of pixels, in a line: chunks of a plane
 constexpr int PLANE_BYTES = PAIRS * 16, HALF_BYTES = 2 * PLANE_BYTES;
 constexpr int LINE_BYTES = HALVES * HALF_BYTES;
@@ -54,17 +54,17 @@ constexpr int AHEAD = ROWS * STRIDE;  // lines that a turn adds
 static_assert(TILE_N == 64, "a warpgroup multiplies 64 channels");
 static_assert(TILE_K * SIZE == 32, "a step is one wgmma");
 static_assert(COLUMNS % 8 == 0, "columns come in core matrices of eight");
-static_assert(PAIRS <= FEEDERS, "a feeder has one pair of a line");
-static_assert(COLUMNS <= MULTIPLIERS, "a multiplier writes one chunk of zeros");
+static_assert(PAIRS <= PRODUCERS, "a feeder has one pair of a line");
+static_assert(COLUMNS <= CONSUMERS, "a multiplier writes one chunk of zeros");
 
 static_assert(POOL, "sums are pooled, never stored");
 
-using Sums = float[COLUMNS / 2];  // of a thread, see wgmma.cuh
+using Accumulator = float[COLUMNS / 2];  // of a thread, see wgmma.cuh
 
 // Registers of a thread: those that feed need few, and leave theirs to those that multiply.
-constexpr int FEEDER_REGISTERS = 56, MULTIPLIER_REGISTERS = 200;
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 200;
 static_assert(TILE_BLOCKS == 2, "two blocks share a multiprocessor");
-static_assert(FEEDER_REGISTERS + MULTIPLIER_REGISTERS <= 2 * 128, "of 128 each");
+static_assert(PRODUCER_REGISTERS + CONSUMER_REGISTERS <= 2 * 128, "of 128 each");
 
 // Two adjacent pixels with their channels.
 template <typename T>
@@ -111,7 +111,7 @@ __device__ __forceinline__ void store_pair(unsigned at, const PixelPair<T>& pair
 }
 
 // What a feeder brings: a pair of pixels of every line of the image.
-struct Feeder {
+struct Producer {
   const STORAGE* image;  // its pair in line 0 of the block's image
   int channels, plane, w, h;
   bool inside[2];   // whether its pixels are the image's
@@ -176,26 +176,26 @@ __device__ __forceinline__ StepOfWindow last_step(const ConvShape& p, int steps,
 
 // sums += weights · columns, and cross of split factors, at one step. `left`: the weights'
 // descriptor.
-__device__ __forceinline__ void multiply(Sums& sums, Sums& cross, unsigned left,
+__device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned left,
                                          const StepOfWindow& step, unsigned line) {
-  const unsigned long long a = unpermuted_descriptor(left);
-  const unsigned long long b = unpermuted_descriptor(step.at(line));
-  wgmma<Factor, COLUMNS>(sums, a, b);
+  const unsigned long long a = no_swizzle_descriptor(left);
+  const unsigned long long b = no_swizzle_descriptor(step.at(line));
+  wgmma<Operand, COLUMNS>(acc, a, b);
   if constexpr (HALVES == 2) {
-    wgmma<Factor, COLUMNS>(cross, a, unpermuted_descriptor(step.at(line + HALF_BYTES)));
-    wgmma<Factor, COLUMNS>(cross, unpermuted_descriptor(left + MATRIX_BYTES / 16), b);
+    wgmma<Operand, COLUMNS>(cross, a, no_swizzle_descriptor(step.at(line + HALF_BYTES)));
+    wgmma<Operand, COLUMNS>(cross, no_swizzle_descriptor(left + MATRIX_BYTES / 16), b);
   }
 }
 
 // Here the compiler must take sums as read and as written. It does not know that the unit writes
 // them, and would move what reads them ahead of the wait for it.
-__device__ __forceinline__ void hold(Sums& sums) {
+__device__ __forceinline__ void fence_accumulator(Accumulator& acc) {
 #pragma unroll
-  for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
 // What the products of a row need, but for its lines.
-struct Products {
+struct RowOperands {
   unsigned weights, lines;  // in shared memory
   int kh, steps, ring;
   StepOfWindow last;
@@ -203,24 +203,24 @@ struct Products {
 };
 
 // What a row's sums begin with.
-__device__ __forceinline__ void start(Sums& sums, Sums& cross, const Products& of) {
+__device__ __forceinline__ void start(Accumulator& acc, Accumulator& cross, const RowOperands& of) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) {
-    sums[i] = of.biases[i / 2 % 2];
+    acc[i] = of.biases[i / 2 % 2];
     cross[i] = 0.0f;
   }
-  hold(sums);
-  if constexpr (HALVES == 2) hold(cross);
+  fence_accumulator(acc);
+  if constexpr (HALVES == 2) fence_accumulator(cross);
 }
 
 // Begins the products of the row whose windows begin in the line at `slot`, as one group: where
 // they are written out they go on while the threads do. `cross` is of split factors alone.
-__device__ __forceinline__ void begin_row(Sums& sums, Sums& cross, const Products& of, int slot) {
+__device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross, const RowOperands& of, int slot) {
   const int kh = TILE_UNROLLED ? WINDOW : of.kh, steps = TILE_UNROLLED ? WINDOW_STEPS : of.steps;
   __builtin_assume(kh > 0);  // or sums would change between the fence and products
   unsigned left = of.weights / 16 | MATRIX_BYTES / 2 / 16 << 16;
-  hold(sums);
-  if constexpr (HALVES == 2) hold(cross);
+  fence_accumulator(acc);
+  if constexpr (HALVES == 2) fence_accumulator(cross);
   wgmma_fence();
 #pragma unroll(TILE_UNROLLED ? WINDOW : 1)
   for (int r = 0; r < kh; ++r, ++slot) {
@@ -229,10 +229,10 @@ __device__ __forceinline__ void begin_row(Sums& sums, Sums& cross, const Product
     StepOfWindow next{FIRST_STEP, 1};
 #pragma unroll(TILE_UNROLLED ? WINDOW_STEPS : 1)
     for (int step = 1; step < steps; ++step) {
-      multiply(sums, cross, left, next, line);
+      multiply(acc, cross, left, next, line);
       next.base += NEXT_STEP, left += STEP_BYTES / 16;
     }
-    multiply(sums, cross, left, of.last, line);
+    multiply(acc, cross, left, of.last, line);
     left += STEP_BYTES / 16;
   }
   wgmma_commit();
@@ -242,18 +242,18 @@ __device__ __forceinline__ void begin_row(Sums& sums, Sums& cross, const Product
 
 // What a row of products left, once they have ended. Columns from `columns` on are none of the
 // convolution's, and never win.
-__device__ __forceinline__ void end_row(Sums& sums, Sums& cross, int column0, int columns) {
-  hold(sums);
+__device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross, int column0, int columns) {
+  fence_accumulator(acc);
   if constexpr (HALVES == 2) {
-    hold(cross);
+    fence_accumulator(cross);
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = fmaf(cross[i], 1 / LOW_SCALE, sums[i]);
+    for (int i = 0; i < COLUMNS / 2; ++i) acc[i] = fmaf(cross[i], 1 / LOW_SCALE, acc[i]);
   }
   if (column0 + COLUMNS <= columns) return;
   const int own = column0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) {
-    if (own + i / 4 * 8 + i % 2 >= columns) sums[i] = minus_infinity();
+    if (own + i / 4 * 8 + i % 2 >= columns) acc[i] = minus_infinity();
   }
 }
 
@@ -264,7 +264,7 @@ using Pooled = float[COLUMNS / 8][2];
 // Pools a row across: `take` gets j, and of either channel the largest of the lane's two columns
 // and the one before them.
 template <typename Take>
-__device__ __forceinline__ void pool_across(const Sums& sums, const Take& take) {
+__device__ __forceinline__ void pool_across(const Accumulator& acc, const Take& take) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
   float last[2] = {minus_infinity(), minus_infinity()};  // the odd column of eight before
 #pragma unroll
@@ -272,7 +272,7 @@ __device__ __forceinline__ void pool_across(const Sums& sums, const Take& take) 
     float found[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float even = sums[4 * j + 2 * half], odd = sums[4 * j + 2 * half + 1];
+      const float even = acc[4 * j + 2 * half], odd = acc[4 * j + 2 * half + 1];
       // To the lane that has the next two columns; from the last of four to the first, which has
       // columns of the next eight.
       const float given = quarter == 3 ? last[half] : odd;
@@ -357,21 +357,21 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   const Share share = share_of(p, task, column_tiles);
   const int column0 = share.tile * ADVANCE, turns = share.end - share.begin;
 
-  let_next_launch_begin();
+  launch_dependents();
   if (threadIdx.x == 0) {
     for (int turn = 0; turn < 2; ++turn) {
-      barrier_init(full(turn), FEEDERS);
-      barrier_init(empty(turn), MULTIPLIERS / 32);
+      mbarrier_init(full(turn), PRODUCERS);
+      mbarrier_init(empty(turn), CONSUMERS / 32);
     }
-    barrier_init_done();
+    mbarrier_init_fence();
   }
   __syncthreads();
 
-  if (threadIdx.x >= MULTIPLIERS) {
+  if (threadIdx.x >= CONSUMERS) {
     // The feeder's pair of pixels: below zero is beyond the end.
-    const int index = threadIdx.x - MULTIPLIERS, left = column0 * STRIDE - p.pw + 2 * index;
+    const int index = threadIdx.x - CONSUMERS, left = column0 * STRIDE - p.pw + 2 * index;
     const bool inside[2] = {(unsigned)left < (unsigned)p.w, (unsigned)(left + 1) < (unsigned)p.w};
-    Feeder feeder{x + (size_t)share.image * p.c * p.h * p.w + left,
+    Producer producer{x + (size_t)share.image * p.c * p.h * p.w + left,
                   TILE_UNROLLED ? CHANNELS : p.c,
                   p.h * p.w,
                   p.w,
@@ -382,31 +382,31 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
                   ring,
                   0};
     const int top = share.begin * ROWS * STRIDE - p.ph, window_lines = patch_rows_of(p);
-    wait_for_launch_before();
+    wait_for_previous_launch();
     // The first turn's lines, at once if registers suffice: those that multiply wait for them, and
     // for the registers.
     constexpr int AT_ONCE = TILE_UNROLLED ? WINDOW + STRIDE : AHEAD;
     for (int line = 0; line < window_lines; line += AT_ONCE) {
-      feeder.bring<AT_ONCE>(top + line, window_lines - line, [] {});
+      producer.bring<AT_ONCE>(top + line, window_lines - line, [] {});
     }
-    async_fence();  // the unit reads them
-    barrier_arrive(full(0));
-    give_registers_back<FEEDER_REGISTERS>();
+    fence_async_proxy();  // the unit reads them
+    mbarrier_arrive(full(0));
+    release_registers<PRODUCER_REGISTERS>();
     for (int turn = 1; turn < turns; ++turn) {
       const int known = window_lines + (turn - 1) * AHEAD;  // lines
-      feeder.bring<AHEAD>(top + known, AHEAD, [&] {
+      producer.bring<AHEAD>(top + known, AHEAD, [&] {
         // They go where those of two turns ago lay.
-        if (turn > 1) barrier_wait(empty(turn), (turn / 2 - 1) & 1);
+        if (turn > 1) mbarrier_wait(empty(turn), (turn / 2 - 1) & 1);
       });
-      async_fence();
-      barrier_arrive(full(turn));
+      fence_async_proxy();
+      mbarrier_arrive(full(turn));
     }
     return;
   }
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_channel = share.channel0 + warp * 16, channel = warp_channel + lane / 4;
-  const Products of{weights,
+  const RowOperands of{weights,
                     lines,
                     p.kh,
                     steps,
@@ -417,22 +417,22 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   const int weight_chunks = p.kh * steps * (STEP_BYTES / 16);
   const uint4* const packed =
       reinterpret_cast<const uint4*>(weight) + (size_t)(share.channel0 / TILE_N) * weight_chunks;
-  for (int i = threadIdx.x; i < weight_chunks; i += MULTIPLIERS) {
-    copy_async<16>(weights + i * 16, packed + i, true);
+  for (int i = threadIdx.x; i < weight_chunks; i += CONSUMERS) {
+    cp_async<16>(weights + i * 16, packed + i, true);
   }
   if (threadIdx.x < COLUMNS) store_chunk(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
-  copy_async_commit();
-  copy_async_wait<0>();
-  async_fence();  // the unit reads them
-  asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory");
-  take_registers<MULTIPLIER_REGISTERS>();
+  cp_async_commit();
+  cp_async_wait<0>();
+  fence_async_proxy();  // the unit reads them
+  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
+  acquire_registers<CONSUMER_REGISTERS>();
 
   Writer<STORAGE> writer(p, task, share, column0, warp_channel, out);
   Pooled best;  // of the row of windows that the next turn ends
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; ++j) best[j][0] = best[j][1] = minus_infinity();
   // A turn's two rows. While the one is multiplied, the other is pooled.
-  Sums upper, upper_cross, lower, lower_cross;
+  Accumulator upper, upper_cross, lower, lower_cross;
   // Columns of the convolution in a row of it: none below its last.
   const auto columns_of = [&](int row) { return row < p.oh ? p.ow : 0; };
   // The lower row of the turn before `at`, which ends a row of the result, but for the first.
@@ -449,15 +449,15 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
     });
   };
 
-  wait_for_launch_before();  // which may still read what lies in `out`
+  wait_for_previous_launch();  // which may still read what lies in `out`
   int turn = 0, slot0 = 0;  // of the turn's first line
-  barrier_wait(full(0), 0);
+  mbarrier_wait(full(0), 0);
   if (share.begin < share.strip) {
     start(lower, lower_cross, of);
-    begin_row(lower, lower_cross, of, STRIDE);
+    issue_row(lower, lower_cross, of, STRIDE);
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(empty(0));
-    barrier_wait(full(1), 0);
+    if (lane == 0) mbarrier_arrive(empty(0));
+    mbarrier_wait(full(1), 0);
     turn = 1, slot0 = ROWS * STRIDE % ring;
   } else {
 #pragma unroll
@@ -467,19 +467,19 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
 #pragma unroll 1
   for (; turn < turns; ++turn) {
     const int at = share.begin + turn;  // in the image
-    begin_row(upper, upper_cross, of, slot0);
+    issue_row(upper, upper_cross, of, slot0);
     pool_lower(at);
     start(lower, lower_cross, of);
-    begin_row(lower, lower_cross, of, slot0 + STRIDE);
+    issue_row(lower, lower_cross, of, slot0 + STRIDE);
     wgmma_wait<1>();  // for the upper row
     end_row(upper, upper_cross, column0, columns_of(at * ROWS));
     pool_across(upper, [&](int j, float low, float high) {
       best[j][0] = larger(best[j][0], low), best[j][1] = larger(best[j][1], high);
     });
     start(upper, upper_cross, of);
-    if (turn + 1 < turns) barrier_wait(full(turn + 1), (turn + 1) / 2 & 1);
+    if (turn + 1 < turns) mbarrier_wait(full(turn + 1), (turn + 1) / 2 & 1);
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(empty(turn));
+    if (lane == 0) mbarrier_arrive(empty(turn));
     // On to the lines of the next turn.
     slot0 += ROWS * STRIDE;
     if (slot0 >= ring) slot0 -= ring;
