@@ -13,9 +13,9 @@ import numpy as np
 from mutation_toy import Backend as Plain
 from mutation_toy import relu
 from r18.backend import Array, Kernel, RoundingContract
-from r18.host import HostFunction, HostKernel
-from r18.ops import Problem, ReLU
-from r18.precision import FP32
+from r18.backend.host import HostFunction, HostKernel
+from r18.graph.ops import Problem, ReLU
+from r18.graph.precision import FP32
 
 MANY = 10**9
 """Elements from which on the second function is chosen."""

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.executor import Launch
-from r18.host import HostBuffer, HostMemory
+from r18.backend.host import HostBuffer, HostMemory
+from r18.runtime.executor import Launch
 from r18_numpy import Backend
 
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from r18.digest import cuda_files
+from r18.backend.digest import cuda_files
 from r18_cupy.cuda.compiler import ARCHITECTURES as ARCHITECTURES
 from r18_cupy.cuda.compiler import KERNELS, Entry
 

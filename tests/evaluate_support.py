@@ -17,10 +17,10 @@ from PIL import Image
 
 import r18_numpy
 from r18.backend import Array
-from r18.evaluation.evaluate import Here
-from r18.evaluation.request import Request
-from r18.evaluation.sources import ImageSet, find_images
-from r18.schedule import tiny
+from r18.evaluate.request import Request
+from r18.evaluate.run import Here
+from r18.evaluate.sources import ImageSet, find_images
+from r18.graph.schedule import tiny
 from r18.weights import Weights, load_weights
 
 CLASSES = 10

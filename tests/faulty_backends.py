@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
-from r18.host import HostKernel, HostMemory, HostStream
-from r18.ops import (
+from r18.backend.host import HostKernel, HostMemory, HostStream
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
@@ -29,7 +29,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.precision import FP32
+from r18.graph.precision import FP32
 from support import compute
 
 MENDED = "R18_TEST_MENDED"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
-from r18.host import HostKernel, HostMemory, HostStream
-from r18.ops import ReLU
-from r18.precision import FP32
+from r18.backend.host import HostKernel, HostMemory, HostStream
+from r18.graph.ops import ReLU
+from r18.graph.precision import FP32
 
 HINT = 8
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from faulty_backends import Right, right
 from r18.backend import APART, RoundingContract
-from r18.host import HostKernel
-from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
-from r18.precision import FP32, FP64, Precision
+from r18.backend.host import HostKernel
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
+from r18.graph.precision import FP32, FP64, Precision
 
 
 def pooled(precision: Precision = FP32, algorithm: str = "plain") -> HostKernel:

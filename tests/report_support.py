@@ -12,15 +12,20 @@ import numpy as np
 
 from page_reader import Reader
 from r18.backend import DeviceInfo
-from r18.ops import Conv2d, Problem
-from r18_oracle.campaign import KernelReport, profile
-from r18_oracle.checkpoint_report import CheckpointError, CheckpointReport, StepError, TopOne
-from r18_oracle.checks import Tally
+from r18.graph.ops import Conv2d, Problem
+from r18_oracle.check.checks import Tally
 from r18_oracle.findings import Finding
-from r18_oracle.losses import Loss
-from r18_oracle.pictures import error_map
+from r18_oracle.judge.pictures import error_map
+from r18_oracle.network.checkpoint_report import (
+    CheckpointError,
+    CheckpointReport,
+    StepError,
+    TopOne,
+)
+from r18_oracle.network.losses import Loss
 from r18_oracle.report import page
-from r18_oracle.verify import BackendResult, Request, Verification
+from r18_oracle.search.campaign import KernelReport, profile
+from r18_oracle.search.verify import BackendResult, Request, Verification
 
 CONV = Problem(Conv2d(3, 8, (3, 3), (1, 1), (1, 1)), ((2, 3, 9, 40),))
 HOSTILE = "<script>alert(1)</script>&\"'\x00\ud800\x1b[31m"

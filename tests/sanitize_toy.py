@@ -8,9 +8,9 @@ from typing import Any
 import cuda_toy
 from mutation_toy import Backend as Right
 from r18.backend import Array, RoundingContract
-from r18.host import HostKernel
-from r18.ops import ReLU
-from r18.precision import FP32
+from r18.backend.host import HostKernel
+from r18.graph.ops import ReLU
+from r18.graph.precision import FP32
 
 CONTRACT = RoundingContract("exact", "float32", "float32")
 

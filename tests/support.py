@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from r18.executor import Plan
-from r18.host import HostBuffer, HostMemory
-from r18.ops import (
+from r18.backend.host import HostBuffer, HostMemory
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
@@ -30,7 +29,8 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.schedule import Schedule
+from r18.graph.schedule import Schedule
+from r18.runtime.executor import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from r18.ops import Conv2d, Problem
-from r18.passes import fuse
-from r18.precision import FP16, FP32
-from r18.schedule import resnet18
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import FP16, FP32
+from r18.graph.schedule import resnet18
 from r18_cupy.conv import im2col as conv_im2col
 from r18_cupy.conv.direct_tiled import (
     MAX_SHARED_NBYTES,

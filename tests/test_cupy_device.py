@@ -16,20 +16,20 @@ import pytest
 
 from r18.backend import FUSION_LEVELS, CompileOptions
 from r18.errors import BackendUnavailable, ShapeError, UsageError
-from r18.executor import Tensor, run_kernel
-from r18.ops import Add, Normalize, Problem
-from r18.passes import fuse
-from r18.pipeline import pipeline
-from r18.precision import FP32
-from r18.preprocess import Preprocess
-from r18.schedule import resnet18, tiny
+from r18.graph.ops import Add, Normalize, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import FP32
+from r18.graph.schedule import resnet18, tiny
+from r18.images.preprocess import Preprocess
+from r18.runtime.executor import Tensor, run_kernel
+from r18.runtime.pipeline import pipeline
 from r18.weights import load_weights
 from r18_cupy import Backend
 from r18_cupy.cuda.launch import GridLaunch
 from r18_cupy.ops.elementwise import AddKernel
-from r18_oracle.checkpoints import compare_checkpoints, seeded_pixels
-from r18_oracle.checks import Examination, Tally
+from r18_oracle.check.checks import Examination, Tally
 from r18_oracle.findings import Failed
+from r18_oracle.network.checkpoints import compare_checkpoints, seeded_pixels
 from support import Array, bytes_of, images, random_weights
 
 BATCH = 3

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from r18.backend import Array, CompileOptions
-from r18.executor import make_plan
-from r18.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem
-from r18.passes import fuse, fuse_pool
-from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
-from r18.schedule import resnet18
+from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
+from r18.graph.schedule import resnet18
+from r18.runtime.executor import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv.implicit_gemm_mma import chunk_of
@@ -35,8 +35,8 @@ from r18_cupy.stem.few_channels_mma import (
     FewChannelsMmaConv,
     FewChannelsMmaConvMaxPool,
     FewChannelsMmaTile,
-    operand_dtype,
     few_channels_mma_kernels,
+    operand_dtype,
     pack_weight,
     skipped_taps,
     steps_of,

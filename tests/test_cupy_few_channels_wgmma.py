@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from r18.backend import Array
-from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
-from r18.passes import fuse, fuse_pool
-from r18.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18.schedule import resnet18
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
+from r18.graph.schedule import resnet18
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.h200 import SHARED_NBYTES
 from r18_cupy.stem.few_channels_wgmma import (
@@ -21,8 +21,8 @@ from r18_cupy.stem.few_channels_wgmma import (
     PIXEL,
     FewChannelsWgmma,
     chunks_of,
-    operand_itemsize,
     few_channels_wgmma_kernels,
+    operand_itemsize,
     pack_weight,
     ring_of,
     steps_of,

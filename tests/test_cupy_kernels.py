@@ -10,16 +10,16 @@ from cuda.bindings import nvrtc
 
 from cuda_support import ARCHITECTURES, parameters, waits
 from r18.backend import FUSION_LEVELS, CompileOptions
-from r18.executor import make_plan
-from r18.ops import Problem
-from r18.schedule import resnet18, tiny
+from r18.graph.ops import Problem
+from r18.graph.schedule import resnet18, tiny
+from r18.runtime.executor import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import Entry, compile_entry
 from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
-from r18_cupy.cuda.tensor_map import MatrixMap, PatchMap, Im2colMap
+from r18_cupy.cuda.tensor_map import Im2colMap, MatrixMap, PatchMap
 from r18_cupy.kernel import CudaKernel
-from r18_oracle.problems import schedule_problems
+from r18_oracle.generate.problems import schedule_problems
 
 KERNELS = all_kernels()
 ENTRIES = tuple(dict.fromkeys(entry for kernel in KERNELS for entry in kernel.entries()))

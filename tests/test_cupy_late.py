@@ -17,7 +17,7 @@ from r18_cupy.cuda.copy_late import BLOCKS, ENTRY, NANOSECONDS, THREADS, late_co
 from r18_cupy.cuda.device import AdoptedBuffer, CupyStream, OverlappingStream
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.launch import OUT, GridLaunch, X
-from r18_oracle.campaign import network_problems
+from r18_oracle.search.campaign import network_problems
 
 
 def test_it_compiles_for_every_architecture() -> None:

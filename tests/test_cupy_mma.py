@@ -11,11 +11,11 @@ import pytest
 
 from r18.backend import Array, CompileOptions
 from r18.errors import NoKernel
-from r18.executor import make_plan
-from r18.ops import Conv2d, Layout, Problem
-from r18.passes import fuse
-from r18.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18.schedule import Schedule, resnet18, tiny
+from r18.graph.ops import Conv2d, Layout, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
+from r18.graph.schedule import Schedule, resnet18, tiny
+from r18.runtime.executor import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels, kernels_for
 from r18_cupy.conv.implicit_gemm_mma import (
@@ -40,7 +40,7 @@ from r18_cupy.conv.implicit_gemm_mma import (
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
 from r18_cupy.stem.few_channels_mma import operand_dtype
-from r18_oracle.campaign import uncovered
+from r18_oracle.search.campaign import uncovered
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 SHARED_NBYTES = 99 * 1024  # a block's on sm_86, sm_89 and sm_120, the least from sm_80 on

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from r18.backend import FUSION_LEVELS, CompileOptions, Kernel
-from r18.executor import make_plan
-from r18.ops import (
+from r18.graph.ops import (
     BatchNorm,
     GlobalAvgPool,
     Layout,
@@ -20,9 +19,10 @@ from r18.ops import (
     Problem,
     Relayout,
 )
-from r18.precision import FP16, FP32, PRECISIONS, Precision
-from r18.preprocess import Preprocess
-from r18.schedule import resnet18
+from r18.graph.precision import FP16, FP32, PRECISIONS, Precision
+from r18.graph.schedule import resnet18
+from r18.images.preprocess import Preprocess
+from r18.runtime.executor import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import other_kernels
 from r18_cupy.conv.direct import Direct

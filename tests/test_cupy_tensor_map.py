@@ -13,8 +13,8 @@ import pytest
 from cuda.bindings import driver
 
 from r18.backend import Binding
-from r18.ops import Add, Problem
-from r18.precision import FP32
+from r18.graph.ops import Add, Problem
+from r18.graph.precision import FP32
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.cuda import launch as launching
 from r18_cupy.cuda import tensor_map
@@ -32,9 +32,9 @@ from r18_cupy.cuda.launch import (
 )
 from r18_cupy.cuda.tensor_map import (
     NBYTES,
+    Im2colMap,
     MatrixMap,
     PatchMap,
-    Im2colMap,
     TensorMapError,
 )
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from r18.backend import Array
-from r18.ops import Conv2d, Layout, Linear, Problem
-from r18.passes import fuse
-from r18.precision import FP16X3, TF32, Precision
-from r18.schedule import resnet18
+from r18.graph.ops import Conv2d, Layout, Linear, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import FP16X3, TF32, Precision
+from r18.graph.schedule import resnet18
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
-from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, PatchMap, Im2colMap
+from r18_cupy.cuda.tensor_map import ROW_BYTES, Im2colMap, MatrixMap, PatchMap
 from r18_cupy.hopper import wgmma
 from r18_cupy.hopper.implicit_gemm_wgmma import (
     ImplicitGemmWgmma,
@@ -27,8 +27,8 @@ from r18_cupy.hopper.implicit_gemm_wgmma import (
     tiles_of,
 )
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
-    ImplicitGemmWgmmaHalo,
     HaloBlocking,
+    ImplicitGemmWgmmaHalo,
     blocking_of,
 )
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import tiles_of as rows_tiles

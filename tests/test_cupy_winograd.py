@@ -13,10 +13,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from r18.ops import Conv2d, Problem
-from r18.passes import fuse
-from r18.precision import FP32
-from r18.schedule import resnet18
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import FP32
+from r18.graph.schedule import resnet18
 from r18_cupy.conv.sgemm import LANES_M, LANES_N, GemmTile
 from r18_cupy.conv.winograd import (
     CHANNELS,
@@ -32,9 +32,9 @@ from r18_cupy.conv.winograd import (
     winograd_kernels,
 )
 from r18_cupy.cuda.compiler import KERNELS
-from r18_oracle.bounds import bound
 from r18_oracle.cases import Case
-from r18_oracle.winograd import MATRICES
+from r18_oracle.judge.bounds import bound
+from r18_oracle.judge.winograd import MATRICES
 from support import compute
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -78,7 +78,7 @@ def breaches(paths: list[Path], allowed: set[str]) -> list[str]:
 def test_the_check_finds_imports_of_every_form() -> None:
     source = """
 import os, r18_torch.device as d
-from r18_oracle.bounds import bound
+from r18_oracle.judge.bounds import bound
 from . import sibling
 if TYPE_CHECKING:
     import r18_numpy
@@ -175,7 +175,7 @@ def test_every_module_of_the_core_imports_without_the_extras() -> None:
         if not path.is_relative_to(ROOT / "r18" / "cli")
         and (path.parent != ROOT / "r18" / "torch" or path.name == "__init__.py")
     ]
-    assert {"r18", "r18.executor", "r18.schedule", "r18.torch"} <= set(modules)
+    assert {"r18", "r18.runtime.executor", "r18.graph.schedule", "r18.torch"} <= set(modules)
     code = f"""
 import importlib, traceback
 failed = []
@@ -196,7 +196,7 @@ def test_a_backend_can_be_made_without_its_framework(name: str) -> None:
     """Its package imports, and `probe` is what says that the framework is missing."""
     code = f"""
 from r18.errors import BackendUnavailable
-from r18.registry import load_backend
+from r18.backend.registry import load_backend
 backend = load_backend({name!r})
 try:
     print("ready", backend.probe().kind)

@@ -21,21 +21,21 @@ import pytest
 import r18_numba
 from commands import r18
 from r18.backend import Array, CompiledKernel, CompileOptions, DeviceInfo, SourcedKernel
-from r18.executor import make_plan, run_kernel
-from r18.ops import Conv2d, Linear, Problem
-from r18.precision import FP16, FP32, Precision
-from r18.registry import Listing, load_backend
-from r18.schedule import resnet18
+from r18.backend.registry import Listing, load_backend
+from r18.graph.ops import Conv2d, Linear, Problem
+from r18.graph.precision import FP16, FP32, Precision
+from r18.graph.schedule import resnet18
+from r18.runtime.executor import make_plan, run_kernel
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels
 from r18_numba.conv import MOST_EXTENT, DirectConv, ImplicitGemm, Winograd
 from r18_numba.kernel import DEVICE, SOURCES, NumbaKernel
 from r18_numba.others import LINEAR_TILES, LinearKernel
 from r18_numba.tile import LARGE, SMALL, TILES, TINY, WIDE, Tile
-from r18_oracle import records as evidence
-from r18_oracle.campaign import profile
-from r18_oracle.corners import corners
-from r18_oracle.reference import reference
-from r18_oracle.verify import Request, Verification, suited
+from r18_oracle.generate.corners import corners
+from r18_oracle.judge.reference import reference
+from r18_oracle.search import records as evidence
+from r18_oracle.search.campaign import profile
+from r18_oracle.search.verify import Request, Verification, suited
 from support import output_of, run_python
 
 SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
@@ -156,7 +156,7 @@ def test_linear_is_exact_across_tiles(backend: r18_numba.Backend, tile: tuple[in
 
 @pytest.mark.parametrize("precision", [FP32, FP16], ids=str)
 def test_phases_of_winograd_are_traced(backend: r18_numba.Backend, precision: Precision) -> None:
-    from r18.executor import Launch, prepare_weights
+    from r18.runtime.executor import Launch, prepare_weights
 
     problem = Problem(Conv2d(1, 1, (3, 3)), ((1, 1, 3, 3),))
     kernel, memory, stream = Winograd(precision, TINY), backend.memory, backend.stream()
@@ -267,7 +267,7 @@ def test_among_all_backends_a_simulated_one_compares_the_network_alone(
     """And says so; and what it ran in software is no record."""
     line = Listing("numba", "r18", backend.probe())
     page, junit, records = (tmp_path / name for name in ("page.html", "junit.xml", "records"))
-    with patch("r18.registry.survey", lambda: [line]):
+    with patch("r18.backend.registry.survey", lambda: [line]):
         done = r18(
             *("verify", "--precision", "fp16", "--html", page, "--junit", junit),
             *("--record", "--records", records),
@@ -302,8 +302,8 @@ def test_simulated_kernels_are_searched_when_they_are_asked_for(
 
     line = Listing("numba", "r18", backend.probe())
     with (
-        patch("r18.registry.survey", lambda: [line]),
-        patch("r18_oracle.verify.verify", verify),
+        patch("r18.backend.registry.survey", lambda: [line]),
+        patch("r18_oracle.search.verify.verify", verify),
     ):
         r18("verify", *arguments)
     assert [request.simulated_kernels for request in asked] == [searched]
@@ -322,8 +322,8 @@ import numpy as np
 from r18_numba import target
 target.gpu_count = lambda: 1  # so that it is not the simulator that is chosen
 from r18_numba.catalogue import all_kernels
-from r18_oracle.corners import corners
-from r18_oracle.crossings import crossings
+from r18_oracle.generate.corners import corners
+from r18_oracle.generate.crossings import crossings
 cuda = target.numba_cuda()
 from numba.cuda import dispatcher, types
 from numba.cuda.np import numpy_support

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from r18.backend import Array, CompileOptions, Kernel
-from r18.ops import (
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
@@ -31,14 +31,14 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.schedule import resnet18, tiny
+from r18.graph.schedule import resnet18, tiny
 from r18.weights import load_weights
 from r18_numba.cpu import Backend, compiled, conv
-from r18_oracle.call import observe
-from r18_oracle.crossings import crossings
-from r18_oracle.inputs import kinds_for, make_case
-from r18_oracle.judge import judge
-from r18_oracle.problems import normalization
+from r18_oracle.check.call import observe
+from r18_oracle.generate.crossings import crossings
+from r18_oracle.generate.inputs import kinds_for, make_case
+from r18_oracle.generate.problems import normalization
+from r18_oracle.judge.verdict import judge
 from support import images, output_of
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33)
@@ -295,7 +295,7 @@ PROGRAM = """
 import hashlib, json, numba
 import numpy as np
 from r18.backend import CompileOptions
-from r18.schedule import tiny
+from r18.graph.schedule import tiny
 from r18.weights import load_weights
 from r18_numba.cpu import Backend
 from support import images
@@ -307,8 +307,8 @@ backend.probe()
 
 def test_every_number_of_threads_gives_the_same_bits() -> None:
     code = f"""{PROGRAM}
-from r18_oracle.call import observe
-from r18_oracle.inputs import make_case
+from r18_oracle.check.call import observe
+from r18_oracle.generate.inputs import make_case
 from test_numba_cpu import CONVS, GEMM, conv_problem, others, taken
 
 asked = [(kernel, taken(kernel, conv_problem(17, 70, (2, 13, 9)))) for kernel in CONVS]
@@ -376,8 +376,8 @@ print(numba.threading_layer(), len(wrong))
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     code = """
 import json, numpy as np
-from r18.executor import run_kernel
-from r18.ops import Problem, ReLU
+from r18.runtime.executor import run_kernel
+from r18.graph.ops import Problem, ReLU
 from r18_numba.cpu import Backend, compiled
 backend = Backend()
 (kernel,) = (k for k in backend.kernels() if k.op is ReLU)
@@ -429,7 +429,7 @@ def test_without_numba_it_says_what_to_install() -> None:
 import sys
 sys.modules["numba"] = None
 from r18.errors import BackendUnavailable
-from r18.registry import get_backend
+from r18.backend.registry import get_backend
 try:
     get_backend("numba-cpu")
 except BackendUnavailable as error:

@@ -20,8 +20,7 @@ from threadpoolctl import ThreadpoolController, threadpool_limits
 from torch.nn import functional as F
 
 import r18_numpy
-from r18.executor import choose_kernel, run_kernel
-from r18.ops import (
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
@@ -37,7 +36,8 @@ from r18.ops import (
     Shape,
     Softmax,
 )
-from r18.preprocess import Preprocess
+from r18.images.preprocess import Preprocess
+from r18.runtime.executor import choose_kernel, run_kernel
 from r18_numpy import blocks, conv
 from r18_numpy.threads import single_threaded_blas, thread_count
 from support import Array, PoisonedMemory
@@ -545,8 +545,8 @@ def test_blas_has_its_threads_back_after_a_call() -> None:
 import numpy as np
 from threadpoolctl import ThreadpoolController
 import r18_numpy
-from r18.executor import choose_kernel, run_kernel
-from r18.ops import Linear, Problem
+from r18.runtime.executor import choose_kernel, run_kernel
+from r18.graph.ops import Linear, Problem
 
 def counts():
     return [p["num_threads"] for p in ThreadpoolController().select(user_api="blas").info()]

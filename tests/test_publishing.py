@@ -27,7 +27,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import r18
-from r18_oracle.worker import THREAD_VARIABLES
+from r18_oracle.search.worker import THREAD_VARIABLES
 from support import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

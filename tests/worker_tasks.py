@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hypothesis.configuration import storage_directory
 
-from r18.ops import Problem, ReLU
+from r18.graph.ops import Problem, ReLU
 
 Announce = Callable[[Problem, str, int], None]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error
-from r18_oracle.dumps import diff_dumps
+from r18_oracle.dumps.dumps import diff_dumps
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from r18.atomic import write_text
 from r18.backend import Kernel, RoundingContract
+from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error
-from r18.registry import load_backend
 from r18.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]

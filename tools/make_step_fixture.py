@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from r18.cli.app import REFUSED
-from r18.cli.fixtures import OUTDIR, fixtures
 from r18.errors import R18Error
-from r18.schedule import NETWORKS
+from r18.graph.schedule import NETWORKS
+from r18_oracle.cli.fixtures import OUTDIR, fixtures
 
 
 def main() -> None:

@@ -22,15 +22,15 @@ from typing import Any, Protocol, cast
 
 from r18.atomic import write_text
 from r18.backend import Backend, Kernel, Preparing, choices
+from r18.backend.registry import get_backend
+from r18.bench.tuning import Range
 from r18.cli.app import REFUSED
 from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
-from r18.ops import Conv2d, ConvMaxPool, Problem
-from r18.passes import fuse, fuse_pool
-from r18.registry import get_backend
-from r18.schedule import network
+from r18.graph.ops import Conv2d, ConvMaxPool, Problem
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.schedule import network
 from r18.tables import Table
-from r18.tuning import Range
 
 COUNT, REPEAT = 12, 5  # launches back to back, and how often
 HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen / best")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import typer
 
+from r18.bench.profile import BATCHES, LEVELS, PRECISIONS
 from r18.cli.app import REFUSED
 from r18.cli.profile import profile
 from r18.errors import R18Error
-from r18.profile import BATCHES, LEVELS, PRECISIONS
 from r18.weights import SOURCES
 
 

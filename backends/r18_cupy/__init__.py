@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Stream
+from r18.bench.tuning import Table, find_table
 from r18.errors import BackendUnavailable
-from r18.executor import make_plan
-from r18.ops import Problem
-from r18.precision import FP32
-from r18.schedule import Schedule
-from r18.tuning import Table, find_table
+from r18.graph.ops import Problem
+from r18.graph.precision import FP32
+from r18.graph.schedule import Schedule
+from r18.runtime.executor import make_plan
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.cuda.device import CupyMemory
 from r18_cupy.kernel import CudaKernel, launches_of
@@ -76,7 +76,7 @@ class Backend(BackendBase):
         return kernels_for(self._capability)
 
     def fastest(self, problem: Problem, precision: str) -> str | None:
-        """By the device's tuning table; None before a device has been probed. See `r18.tuning`."""
+        """By the device's tuning table; None before a device has been probed. See `r18.bench.tuning`."""
         return self._tuned.best(problem, precision) if self._tuned else None
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:

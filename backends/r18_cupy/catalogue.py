@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from r18.ops import Layout
-from r18.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
+from r18.graph.ops import Layout
+from r18.graph.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18_cupy.conv.direct import Direct
 from r18_cupy.conv.direct_tiled import DirectTiled
 from r18_cupy.conv.im2col import im2col_kernels

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from r18.ops import Problem
+from r18.graph.ops import Problem
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.tile import TileConfig

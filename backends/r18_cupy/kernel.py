@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from r18.backend import Array, Buffer, Enqueue, Resources, RoundingContract, Stream
-from r18.digest import PythonSources, combined, cuda_files
-from r18.ops import Layout, Op, Problem
-from r18.precision import Precision
+from r18.backend.digest import PythonSources, combined, cuda_files
+from r18.graph.ops import Layout, Op, Problem
+from r18.graph.precision import Precision
 from r18_cupy.cuda import launch as launching
 from r18_cupy.cuda.compiler import (
     ARCHITECTURES,

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Program, Stream
+from r18.bench.tuning import Table, find_table
 from r18.errors import BackendUnavailable
-from r18.ops import Problem
-from r18.tuning import Table, find_table
+from r18.graph.ops import Problem
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels
 from r18_numba.target import NAME, known_simulated, numba_cuda, simulated
 
 if TYPE_CHECKING:
-    from r18.schedule import Schedule
+    from r18.graph.schedule import Schedule
 
 TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
 

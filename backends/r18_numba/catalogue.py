@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from r18.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, Problem
 from r18_numba.conv import IMPLICIT_GEMM_TILES, WINOGRAD_TILES, DirectConv, ImplicitGemm, Winograd
 from r18_numba.kernel import PRECISIONS, NumbaKernel, ceil_div
 from r18_numba.others import (

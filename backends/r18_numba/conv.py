@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, Problem
 from r18_numba.kernel import MOST_ELEMENTS, Arrays, NumbaKernel, ceil_div, elements, over
 from r18_numba.tile import LARGE, SMALL, TINY, WIDE, Tile
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, Buffer, Event
-from r18.host import HostEvent
-from r18.ops import Shape
+from r18.backend.host import HostEvent
+from r18.graph.ops import Shape
 from r18_numba.target import numba_cuda, simulated
 
 cuda = numba_cuda()

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from r18.backend import Array, Buffer, RoundingContract, Stream
-from r18.digest import PythonSources, combined
-from r18.ops import Layout, Op, Problem
-from r18.precision import FP16, FP32, Precision
+from r18.backend.digest import PythonSources, combined
+from r18.graph.ops import Layout, Op, Problem
+from r18.graph.precision import FP16, FP32, Precision
 from r18_numba.target import simulated
 
 PRECISIONS = (FP32, FP16)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Add, BatchNorm, GlobalAvgPool, Linear, MaxPool2d, Problem, ReLU, Softmax
+from r18.graph.ops import Add, BatchNorm, GlobalAvgPool, Linear, MaxPool2d, Problem, ReLU, Softmax
 from r18_numba.kernel import THREADS, Arrays, NumbaKernel, ceil_div, elements, over, reducing
 
 LINEAR_TILES = ((16, 32), (4, 16))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Normalize, Problem
+from r18.graph.ops import Normalize, Problem
 from r18_numba.kernel import Arrays, NumbaKernel, elements, over
 
 

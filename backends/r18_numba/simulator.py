@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Shape
+from r18.graph.ops import Shape
 from r18_numba.target import numba_cuda
 
 numba_cuda()  # the simulator must have been chosen

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 
 from r18.backend import BackendBase, DeviceInfo, Kernel
-from r18.host import HostMemory, HostStream
-from r18.precision import FP32, FP64
+from r18.backend.host import HostMemory, HostStream
+from r18.graph.precision import FP32, FP64
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
 from r18_numpy.pixels import pixel_kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from r18.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, Problem
 
 # The columns of a block are about this size: small enough for the last-level cache to hold those
 # of a block a core, large enough for Python's share of the work on each not to be felt.

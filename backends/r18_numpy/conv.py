@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.host import HostBuffer, HostKernel
-from r18.ops import Conv2d, Problem, Shape
-from r18.precision import Precision
+from r18.backend.host import HostBuffer, HostKernel
+from r18.graph.ops import Conv2d, Problem, Shape
+from r18.graph.precision import Precision
 from r18_numpy.blocks import Block, block_extents, blocks_of
 from r18_numpy.taps import shift
 from r18_numpy.threads import run_all, thread_count

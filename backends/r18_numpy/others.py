@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.host import HostFunction, HostKernel
-from r18.ops import (
+from r18.backend.host import HostFunction, HostKernel
+from r18.graph.ops import (
     Add,
     BatchNorm,
     GlobalAvgPool,
@@ -22,7 +22,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.precision import Precision
+from r18.graph.precision import Precision
 from r18_numpy.blocks import ceil_div, cut
 from r18_numpy.taps import inside
 from r18_numpy.threads import run_all, single_threaded_blas, thread_count

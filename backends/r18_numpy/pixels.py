@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.host import HostKernel
-from r18.ops import Normalize
-from r18.precision import Precision
+from r18.backend.host import HostKernel
+from r18.graph.ops import Normalize
+from r18.graph.precision import Precision
 
 Arrays = tuple[Array, ...]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from r18.backend import Array
-from r18.ops import Conv2d
+from r18.graph.ops import Conv2d
 
 
 def inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from r18.backend import Array, Buffer, Event
-from r18.ops import Shape
+from r18.graph.ops import Shape
 
 DTYPES = {
     "float64": torch.float64,

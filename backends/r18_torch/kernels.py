@@ -26,7 +26,7 @@ from r18.backend import (
     input_layout,
     output_layout,
 )
-from r18.ops import (
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
@@ -42,7 +42,7 @@ from r18.ops import (
     Shape,
     Softmax,
 )
-from r18.precision import BF16, FP16, FP32, FP64, TF32, Precision, dtype_of
+from r18.graph.precision import BF16, FP16, FP32, FP64, TF32, Precision, dtype_of
 from r18_torch.device import DTYPES, TorchBuffer, TorchMemory, TorchStream
 
 Tensors = tuple[torch.Tensor, ...]

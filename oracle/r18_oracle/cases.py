@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r18.backend import Array, Kernel, input_dtype
-from r18.ops import Problem, parts_of
-from r18.precision import Precision
+from r18.graph.ops import Problem, parts_of
+from r18.graph.precision import Precision
 
 
 @dataclass(frozen=True, eq=False)

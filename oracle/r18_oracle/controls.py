@@ -1,8 +1,8 @@
 """Controls: correct kernels that compute in odd ways, on which the oracle never raises an alarm.
 
-Every op and every derivation of `r18_oracle.bounds` has some: sums in odd orders, in several
+Every op and every derivation of `r18_oracle.judge.bounds` has some: sums in odd orders, in several
 precisions, with and without FMA, cut off as tensor cores do; Winograd; BatchNorm in both forms.
-They are slow, and exist to be judged: see tests/test_controls.py and tests/test_bounds.py.
+They are slow, and exist to be judged: see tests/check/test_controls.py and tests/judge/test_bounds.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
-from r18.host import HostFunction, HostKernel, HostMemory, HostStream
-from r18.ops import (
+from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
@@ -32,10 +32,10 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.precision import BF16, FP16, FP16X3, FP32, FP64, TF32, Precision, dtype_of
+from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, TF32, Precision, dtype_of
 from r18_oracle import odd_ops as odd
 from r18_oracle import summations as sums
-from r18_oracle import winograd
+from r18_oracle.judge import winograd
 from r18_oracle.odd_ops import Arrays, Compute
 from r18_oracle.summations import Products, Rounding, Summation
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, unknown
-from r18.ops import OPS, Layout, Op, Problem
+from r18.graph.ops import OPS, Layout, Op, Problem
 
 CHOICE = "choice"
 """In a finding's details: the id of the choice of its kernel that it is about, if it is."""
@@ -22,7 +22,7 @@ CHOICE = "choice"
 class Finding:
     """One disagreement.
 
-    check:      the name of the check that failed (`r18_oracle.checks.CHECKS`, or `crash`, `hang`).
+    check:      the name of the check that failed (`r18_oracle.check.checks.CHECKS`, or `crash`, `hang`).
     backend, kernel: what was under test; the backend as `get_backend` takes it.
     problem:    the smallest problem that still fails.
     kind, seed: the input, as `make_case` takes them.

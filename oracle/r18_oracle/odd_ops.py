@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array
-from r18.ops import (
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,

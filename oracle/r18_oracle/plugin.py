@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from r18_oracle.worker import Pool
+    from r18_oracle.search.worker import Pool
 
 pytest.register_assert_rewrite("r18_oracle.conformance")
 
@@ -75,7 +75,7 @@ def chosen(config: pytest.Config) -> list[str]:
 
     An explicit choice never falls back: raises `UnknownName` or `BackendUnavailable`.
     """
-    from r18.registry import VARIABLE, available, get_backend
+    from r18.backend.registry import VARIABLE, available, get_backend
 
     if CHOSEN not in config.stash:
         asked = config.getoption("--r18-backend") or os.environ.get(VARIABLE, "").split(",")
@@ -116,10 +116,10 @@ def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
 
     Nothing selected is such a request: the suite would pass without a test.
     """
+    from r18.backend.registry import load_backend
     from r18.errors import UsageError, unknown
-    from r18.registry import load_backend
-    from r18.schedule import network
-    from r18_oracle.campaign import profile
+    from r18.graph.schedule import network
+    from r18_oracle.search.campaign import profile
 
     profile(config.getoption("--r18-profile"))
     network(config.getoption("--r18-network"))
@@ -146,7 +146,7 @@ def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def r18_pool() -> Iterator[Pool]:
     """One worker process for the session, replaced when a kernel takes it down."""
-    from r18_oracle.worker import Pool
+    from r18_oracle.search.worker import Pool
 
     with Pool(workers=1) as pool:
         yield pool

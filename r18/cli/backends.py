@@ -8,11 +8,11 @@ import typer
 from tabulate import tabulate
 
 from r18.backend import CompileOptions
+from r18.backend.registry import VARIABLE, Listing, load_backend, survey
 from r18.cli.options import AsJson
-from r18.executor import make_plan
-from r18.precision import PRECISIONS
-from r18.registry import VARIABLE, Listing, load_backend, survey
-from r18.schedule import resnet18
+from r18.graph.precision import PRECISIONS
+from r18.graph.schedule import resnet18
+from r18.runtime.executor import make_plan
 
 
 def backends(as_json: AsJson = False) -> None:

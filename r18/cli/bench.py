@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tabulate import tabulate
 
-from r18 import bench_record
 from r18.backend import Backend
-from r18.bench import BEST_RATIO, RATIO, Contender, Row, Runner, with_ratios
-from r18.bench import bench as measure
+from r18.backend.registry import VARIABLE, get_backend, load_backend, survey
+from r18.bench import record as bench_record
+from r18.bench.baselines import MODES, PEER
+from r18.bench.contenders import Algorithm, contenders
+from r18.bench.timing import BEST_RATIO, RATIO, Contender, Row, Runner, with_ratios
+from r18.bench.timing import bench as measure
 from r18.cli.app import FOUND
 from r18.cli.options import (
     AsJson,
@@ -29,13 +32,10 @@ from r18.cli.options import (
     integers,
     listed,
 )
-from r18.contenders import Algorithm, contenders
 from r18.errors import BackendUnavailable, R18Error, UsageError
+from r18.graph.schedule import Schedule, network
 from r18.machine import machine, set_threads
-from r18.peers import MODES, PEER
 from r18.records import FOLDER
-from r18.registry import VARIABLE, get_backend, load_backend, survey
-from r18.schedule import Schedule, network
 from r18.weights import Weights, load_weights
 
 
@@ -310,7 +310,7 @@ def _judge(
 ) -> Callable[[Contender, Runner], float]:
     """The oracle's, which the core does not depend on."""
     try:
-        from r18_oracle.outputs import judge_of
+        from r18_oracle.network.outputs import judge_of
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--check asks the oracle, which does not import: {error}\n  pip install 'r18[oracle]'"

@@ -11,8 +11,6 @@ import typer
 from rich.console import Console
 
 from r18.backend import CompileOptions
-from r18.classify import Classification, even_batch
-from r18.classify import classify as classify_images
 from r18.cli.options import (
     AsJson,
     BackendName,
@@ -21,7 +19,9 @@ from r18.cli.options import (
     WeightsSource,
     chosen_backend,
 )
-from r18.schedule import resnet18
+from r18.graph.schedule import resnet18
+from r18.images.classify import Classification, even_batch
+from r18.images.classify import classify as classify_images
 from r18.weights import load_weights
 
 

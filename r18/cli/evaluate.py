@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from r18.classify import even_batch
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import (
     AsJson,
@@ -28,17 +27,17 @@ from r18.cli.options import (
     chosen_backend,
 )
 from r18.errors import UsageError
-from r18.evaluation import distributed
-from r18.evaluation import evaluate as run
-from r18.evaluation import record as evaluation_record
-from r18.evaluation.request import Request
-from r18.evaluation.rows import Row
-from r18.evaluation.sources import LISTS, NO_LABELS, ImageSet, find_images
-from r18.evaluation.summary import Summary, share
-from r18.evaluation.tables import FORMATS, printable
+from r18.evaluate import distributed, run
+from r18.evaluate import record as evaluation_record
+from r18.evaluate.request import Request
+from r18.evaluate.rows import Row
+from r18.evaluate.sources import LISTS, NO_LABELS, ImageSet, find_images
+from r18.evaluate.summary import Summary, share
+from r18.evaluate.tables import FORMATS, printable
+from r18.graph.schedule import network
+from r18.images.classify import even_batch
 from r18.machine import cpus, machine
 from r18.records import FOLDER
-from r18.schedule import network
 from r18.weights import Weights, load_weights
 
 NO_REFERENCE = "none"

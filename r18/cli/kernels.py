@@ -13,11 +13,11 @@ import typer
 from tabulate import tabulate
 
 from r18.backend import CompiledKernel, Kernel, Resources, RoundingContract, SourcedKernel
+from r18.backend.registry import load_backend
 from r18.cli.options import AsJson, BackendName, asked_backend, chosen_backend, listed
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown
 from r18.machine import cpus
-from r18.registry import load_backend
 
 Usage = dict[str, dict[str, Resources]]
 """By architecture, then by function, what a kernel's functions take."""

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from r18.backend import FUSION_LEVELS, Backend, DeviceInfo
+from r18.backend.registry import VARIABLE, get_backend, installed
 from r18.errors import UsageError
-from r18.precision import PRECISIONS
-from r18.registry import VARIABLE, get_backend, installed
-from r18.schedule import NETWORKS, Schedule, network
+from r18.graph.precision import PRECISIONS
+from r18.graph.schedule import NETWORKS, Schedule, network
 from r18.weights import SOURCES
 
 

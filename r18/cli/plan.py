@@ -10,6 +10,8 @@ import typer
 from tabulate import tabulate
 
 from r18.backend import Backend, CompileOptions, choice, output_layout
+from r18.backend.registry import load_backend
+from r18.bench.tuning import as_on
 from r18.cli.options import (
     AsJson,
     BackendName,
@@ -22,9 +24,7 @@ from r18.cli.options import (
     chosen_schedule,
     kernel_overrides,
 )
-from r18.executor import Plan, PlannedStep, make_plan
-from r18.registry import load_backend
-from r18.tuning import as_on
+from r18.runtime.executor import Plan, PlannedStep, make_plan
 
 
 def plan(

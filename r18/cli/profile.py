@@ -13,8 +13,11 @@ import typer
 from rich.console import Console
 from tabulate import tabulate
 
-from r18 import profile_record
 from r18.backend import DeviceInfo
+from r18.backend.registry import get_backend
+from r18.bench import profile_record
+from r18.bench.profile import BATCHES, LEVELS, MODEL, PRECISIONS, Judge, Row
+from r18.bench.profile import profile as measure
 from r18.cli.app import FOUND
 from r18.cli.options import (
     AsJson,
@@ -28,12 +31,9 @@ from r18.cli.options import (
     listed,
 )
 from r18.errors import BackendUnavailable, UsageError
+from r18.graph.schedule import Schedule, resnet18
 from r18.machine import machine
-from r18.profile import BATCHES, LEVELS, MODEL, PRECISIONS, Judge, Row
-from r18.profile import profile as measure
 from r18.records import FOLDER
-from r18.registry import get_backend
-from r18.schedule import Schedule, resnet18
 from r18.weights import Weights, load_weights
 
 
@@ -126,7 +126,7 @@ def profile(
 def _judge(schedule: Schedule, weights: Weights, precision: str) -> Judge:
     """The oracle's, which the core does not depend on."""
     try:
-        from r18_oracle.outputs import drop_in_judge
+        from r18_oracle.network.outputs import drop_in_judge
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--check asks the oracle, which does not import: {error}\n  pip install 'r18[oracle]'"

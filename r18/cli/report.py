@@ -45,7 +45,7 @@ def report(
     diff = None
     if dumps is not None:
         try:
-            from r18_oracle.dumps import diff_dumps
+            from r18_oracle.dumps.dumps import diff_dumps
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"--dumps asks the oracle, which does not import: {error}\n"

@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 from tabulate import tabulate
 
-from r18 import ceilings as measured
 from r18 import records
 from r18.backend import Backend, CompileOptions, DeviceInfo
-from r18.bench import Contender, Row, Runner, bench
+from r18.bench import ceilings as measured
+from r18.bench.contenders import Compiled, program_contender
+from r18.bench.roofline import WHAT, Ceilings, Line, largest_losses, lines
+from r18.bench.timing import Contender, Row, Runner, bench
 from r18.cli.options import (
     AsJson,
     BackendName,
@@ -30,11 +32,9 @@ from r18.cli.options import (
     kernel_overrides,
     listed,
 )
-from r18.contenders import Compiled, program_contender
-from r18.executor import Plan
+from r18.graph.schedule import Schedule, network
 from r18.machine import set_threads, thread_count
-from r18.roofline import WHAT, Ceilings, Line, largest_losses, lines
-from r18.schedule import Schedule, network
+from r18.runtime.executor import Plan
 from r18.weights import Weights, load_weights
 
 SHOWN = 5

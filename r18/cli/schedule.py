@@ -12,9 +12,9 @@ from tabulate import tabulate
 
 from r18.backend import FUSION_LEVELS
 from r18.cli.options import AsJson, ImageSize, NetworkName, chosen_schedule
-from r18.ops import Conv2d, ConvMaxPool, MaxPool2d, Op
-from r18.passes import fuse
-from r18.schedule import Schedule
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Op
+from r18.graph.passes import fuse
+from r18.graph.schedule import Schedule
 
 
 def schedule(

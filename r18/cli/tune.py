@@ -10,6 +10,8 @@ import typer
 from tabulate import tabulate
 
 from r18.backend import FUSION_LEVELS
+from r18.bench.tuning import TUNED_OPS, read_table, users_table
+from r18.bench.tuning import tune as tuned
 from r18.cli.options import (
     BackendName,
     BatchSizes,
@@ -22,11 +24,9 @@ from r18.cli.options import (
 )
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown
-from r18.ops import ConvMaxPool
-from r18.passes import fuse, fuse_pool
-from r18.precision import precision as precision_named
-from r18.tuning import TUNED_OPS, read_table, users_table
-from r18.tuning import tune as tuned
+from r18.graph.ops import ConvMaxPool
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.precision import precision as precision_named
 
 
 def tune(

@@ -13,14 +13,14 @@ import numpy as np
 from PIL import Image
 
 from r18.errors import ImageError, UnknownName
-from r18.evaluation.rows import OK, UNREADABLE, Row
-from r18.evaluation.summary import Accuracy, Summary, share, summarise
-from r18.labels import class_name
-from r18.preprocess import Preprocess, preprocess_image
+from r18.evaluate.rows import OK, UNREADABLE, Row
+from r18.evaluate.summary import Accuracy, Summary, share, summarise
+from r18.graph.schedule import network
+from r18.images.labels import class_name
+from r18.images.preprocess import Preprocess, preprocess_image
 from r18.report.evidence import Evaluation
 from r18.report.markup import Markup, tag
 from r18.report.scale import short, value
-from r18.schedule import network
 
 SHOWN = 12
 """Photographs that are shown at most."""

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r18 import bench_record, profile_record, records
-from r18.bench_record import floors, in_order, pools
+from r18 import records
+from r18.bench import profile_record
+from r18.bench import record as bench_record
+from r18.bench.record import floors, in_order, pools
+from r18.bench.roofline import WHAT as CEILINGS
+from r18.bench.roofline import Ceilings, Limit
 from r18.errors import R18Error, UsageError
-from r18.evaluation.rows import Row
-from r18.evaluation.tables import read_table
+from r18.evaluate.rows import Row
+from r18.evaluate.tables import read_table
 from r18.report.checked import (
     check_mutated,
     check_profiled,
@@ -19,8 +23,6 @@ from r18.report.checked import (
     check_timed,
     check_verified,
 )
-from r18.roofline import WHAT as CEILINGS
-from r18.roofline import Ceilings, Limit
 from r18.tables import device_words
 
 VERIFY, MUTATE, SANITIZE = "verify", "mutate", "sanitize"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from r18.profile import MODEL
+from r18.bench.profile import MODEL
 from r18.report.bars import Bar, bars
 from r18.report.markup import Markup, joined, scrolled, tag
 from r18.report.scale import short, value

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from r18.precision import PRECISIONS
+from r18.graph.precision import PRECISIONS
 from r18.report.markup import Markup, tag
 from r18.report.scale import fault, ratio_text, shade, value
 

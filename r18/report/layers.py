@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from r18.bench.roofline import Limit
 from r18.report.bars import Bar, bars
 from r18.report.evidence import Group
 from r18.report.markup import Markup, scrolled, tag
 from r18.report.scale import value
 from r18.report.speed import digits, kind_of
-from r18.roofline import Limit
 
 HEADS = ("step", "ms / batch", "share", "floor ms", "of floor", "binds", "kernel")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from r18.peers import PEER, PEERS
+from r18.bench.baselines import PEER, PEERS
 from r18.report.bars import Bar, Line, bars
 from r18.report.evidence import Group
 from r18.report.markup import Markup, joined, scrolled, tag

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from r18.bench_record import group_name
+from r18.bench.baselines import PEER, TORCH
+from r18.bench.record import group_name
 from r18.errors import UsageError
-from r18.peers import PEER, TORCH
 from r18.tables.table import MISSING, Row, Table, needed, record_of
 from r18.tables.timed import bench_captions
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from r18 import records
+from r18.bench.roofline import WHAT as CEILINGS
 from r18.errors import UsageError
-from r18.roofline import WHAT as CEILINGS
 
 MISSING = ""
 """A cell for which there is no measurement."""

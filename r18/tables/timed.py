@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from r18 import tuning
-from r18.bench_record import floors, group_name, in_order, pools
+from r18.bench import tuning
+from r18.bench.baselines import TORCH
+from r18.bench.record import floors, group_name, in_order, pools
+from r18.bench.roofline import WHAT as CEILINGS
+from r18.bench.roofline import Ceilings, limit
 from r18.errors import UsageError
-from r18.ops import ConvMaxPool, Problem
-from r18.passes import fuse, fuse_pool
-from r18.peers import TORCH
-from r18.precision import precision as precision_named
-from r18.roofline import WHAT as CEILINGS
-from r18.roofline import Ceilings, limit
-from r18.schedule import Schedule, network
+from r18.graph.ops import ConvMaxPool, Problem
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.precision import precision as precision_named
+from r18.graph.schedule import Schedule, network
 from r18.tables.table import MISSING, Row, Table, heading, needed, record_of
 
 # -- bench -------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from r18.bench.profile_record import group_name as profile_group
 from r18.errors import UsageError
-from r18.profile_record import group_name as profile_group
 from r18.tables.table import MISSING, Row, Table, device_words, heading, needed, record_of
 
 # -- profile -----------------------------------------------------------------------------------

@@ -57,10 +57,10 @@ def optimize_resnet18(
                classes, any image size.
     fuse:      `add_relu`: the residual sum and ReLU of each block; `conv_bn_relu`: and each
                convolution with its BatchNorm and ReLU; `all`: everything.
-    precision: a name of `r18.precision.PRECISIONS` that the backend computes in. None: the
+    precision: a name of `r18.graph.precision.PRECISIONS` that the backend computes in. None: the
                model's own (float32 is fp32). Whatever it is, images go in and logits come out in
                the model's dtype. At level `add_relu` the model computes, so it must be None.
-    backend:   as `r18.registry.get_backend` takes it; it must compute where the model is. None:
+    backend:   as `r18.backend.registry.get_backend` takes it; it must compute where the model is. None:
                `R18_BACKEND`, else the first that can.
 
     Raises `UsageError` for a model that is not as described, `UnknownName` for a fusion level,

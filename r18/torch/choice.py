@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from r18.backend import Backend, CompileOptions
+from r18.backend.registry import VARIABLE, get_backend, installed
 from r18.errors import BackendUnavailable, NoKernel, R18Error
-from r18.executor import choose_kernel, fastest_first, make_plan
-from r18.ops import Add, Conv2d, Layout, Op
-from r18.passes import fuse
-from r18.registry import VARIABLE, get_backend, installed
-from r18.schedule import resnet18
+from r18.graph.ops import Add, Conv2d, Layout, Op
+from r18.graph.passes import fuse
+from r18.graph.schedule import resnet18
+from r18.runtime.executor import choose_kernel, fastest_first, make_plan
 from r18.torch.storage import check_adopts
 
 LEVELS = ("add_relu", "conv_bn_relu", "all")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from r18.errors import ShapeError, UsageError, unknown
-from r18.ops import Layout
+from r18.graph.ops import Layout
 from r18.torch.architecture import examine
 from r18.torch.choice import LEVELS, Choice, choose
 from r18.torch.convolution import WEIGHTS

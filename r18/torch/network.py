@@ -16,9 +16,9 @@ from functools import lru_cache
 import torch
 
 from r18.backend import Backend, Buffer, CompileOptions, Stream
-from r18.executor import Launch, Plan, PlannedStep, bind, make_plan, prepare_plan
-from r18.ops import BatchNorm, Layout, Relayout
-from r18.schedule import Schedule, resnet18
+from r18.graph.ops import BatchNorm, Layout, Relayout
+from r18.graph.schedule import Schedule, resnet18
+from r18.runtime.executor import Launch, Plan, PlannedStep, bind, make_plan, prepare_plan
 from r18.torch.followed import Derived, Packed, Prepared, Tensors
 from r18.torch.storage import (
     adopting,

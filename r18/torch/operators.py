@@ -28,9 +28,9 @@ from typing import Any, cast
 import torch
 
 from r18.backend import Backend
+from r18.backend.registry import get_backend
 from r18.errors import ShapeError, UsageError
-from r18.ops import Conv2d, Layout, Shape
-from r18.registry import get_backend
+from r18.graph.ops import Conv2d, Layout, Shape
 from r18.torch.convolution import Convolution, make_sum
 from r18.torch.followed import followed
 from r18.torch.network import Network, network_schedule

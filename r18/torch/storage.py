@@ -15,8 +15,8 @@ import torch
 
 from r18.backend import Adopts, Array, Backend, Binding, Buffer, Enqueue, Kernel
 from r18.errors import BackendUnavailable, UsageError
-from r18.ops import Layout, Problem, Shape
-from r18.precision import precision as precision_named
+from r18.graph.ops import Layout, Problem, Shape
+from r18.graph.precision import precision as precision_named
 
 STORAGE = {
     "float64": torch.float64,

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, BackendBase, DeviceInfo, Resources, RoundingContract
+from r18.backend.host import HostKernel, HostMemory, HostStream
 from r18.errors import R18Error
-from r18.host import HostKernel, HostMemory, HostStream
-from r18.ops import ReLU
-from r18.precision import FP32
+from r18.graph.ops import ReLU
+from r18.graph.precision import FP32
 
 SOURCE = Path(__file__).parent / "relu.cu"
 

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, Problem
 from r18_cupy.cuda.launch import NULL, Argument, Pointer, Role, struct
 from r18_cupy.kernel import CudaKernel
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
-from r18.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, Problem
 from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div

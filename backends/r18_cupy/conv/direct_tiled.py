@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, Problem
 from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div

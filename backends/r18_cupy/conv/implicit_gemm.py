@@ -16,8 +16,8 @@ from typing import cast
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Conv2d, Problem
-from r18.precision import FP32, Precision
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import FP32, Precision
 from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.conv.sgemm import GemmTile, divisor_struct, gemm_shape, pack_rows
 from r18_cupy.cuda.compiler import Entry

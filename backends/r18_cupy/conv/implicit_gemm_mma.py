@@ -17,8 +17,8 @@ from typing import ClassVar, cast
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.ops import Conv2d, Layout, Problem
-from r18.precision import BF16, FP16, FP16X3, TF32, Precision
+from r18.graph.ops import Conv2d, Layout, Problem
+from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry

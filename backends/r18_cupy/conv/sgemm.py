@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r18.backend import Array
-from r18.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, Problem
 from r18_cupy.cuda.launch import ceil_div, struct
 from r18_cupy.cuda.tile import TileConfig
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.ops import Conv2d, Problem
-from r18.precision import FP32
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import FP32
 from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.conv.sgemm import GemmTile, pack_rows
 from r18_cupy.cuda.compiler import Entry

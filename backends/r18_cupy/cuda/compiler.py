@@ -22,7 +22,7 @@ from typing import Any
 
 from r18.atomic import new_file
 from r18.backend import Resources
-from r18.digest import combined, cuda_digest
+from r18.backend.digest import combined, cuda_digest
 from r18.errors import R18Error, UsageError
 from r18.machine import cache_folder, package_version
 

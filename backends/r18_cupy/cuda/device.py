@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from r18.backend import Array, Buffer, Event
-from r18.ops import Shape
+from r18.graph.ops import Shape
 
 if TYPE_CHECKING:
     import cupy

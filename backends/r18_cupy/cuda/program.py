@@ -19,8 +19,8 @@ import numpy as np
 
 from r18.backend import Array, Backend, Buffer
 from r18.errors import UsageError
-from r18.executor import ExecutorProgram, Launch, Plan, Tensor, logical, widened
-from r18.ops import Layout
+from r18.graph.ops import Layout
+from r18.runtime.executor import ExecutorProgram, Launch, Plan, Tensor, logical, widened
 from r18_cupy.cuda.device import CupyBuffer, CupyStream
 
 _DLPACK_CUDA = 2  # kDLCUDA

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from r18.errors import R18Error
-from r18.precision import dtype_of
+from r18.graph.precision import dtype_of
 from r18_cupy.cuda.launch import Pointer
 
 NBYTES = 128  # of a map

@@ -13,13 +13,13 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from r18.ops import Conv2d, Problem
-from r18.precision import Precision
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import Precision
 from r18_cupy.conv.base import bias_and_residual, conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, PRODUCT_BYTES_PER_CYCLE, SHARED_BYTES_PER_CYCLE
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div
-from r18_cupy.cuda.tensor_map import ROW_BYTES, MatrixMap, Im2colMap
+from r18_cupy.cuda.tensor_map import ROW_BYTES, Im2colMap, MatrixMap
 from r18_cupy.hopper.wgmma import (
     PRECISIONS,
     STEPS,

@@ -13,8 +13,8 @@ from typing import cast
 
 import numpy as np
 
-from r18.ops import Conv2d, Problem
-from r18.precision import Precision
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import Precision
 from r18_cupy.conv.base import bias_and_residual, conv_shape
 from r18_cupy.cuda.h200 import (
     MULTIPROCESSOR_NBYTES,
@@ -164,7 +164,9 @@ def reach_nbytes(blocking: HaloBlocking, tile: WgmmaTile) -> int:
 
 PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
 SPLIT_BYTES_PER_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
-HIDDEN_SPLIT_BYTES_PER_CYCLE = 64  # behind another's: each read from shared memory and written there
+HIDDEN_SPLIT_BYTES_PER_CYCLE = (
+    64  # behind another's: each read from shared memory and written there
+)
 COPY_LATENCY = 1600  # cycles from asking for a step's weights until they are there
 TILE_LATENCY = 2000  # cycles of a block besides its products: waiting for copies,
 PIXEL_LATENCY = 40  # and what grows with its pixels

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from r18.precision import BF16, FP16, Precision
+from r18.graph.precision import BF16, FP16, Precision
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.tensor_map import ROW_BYTES
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
-    ImplicitGemmWgmmaHalo,
     HaloBlocking,
+    ImplicitGemmWgmmaHalo,
     Slots,
     aligned,
     tile_of,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from r18.backend import Array, RoundingContract
-from r18.ops import Conv2d, Linear, Problem
-from r18.precision import BF16, FP16, TF32
+from r18.graph.ops import Conv2d, Linear, Problem
+from r18.graph.precision import BF16, FP16, TF32
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import GridLaunch
 from r18_cupy.hopper.implicit_gemm_wgmma import ImplicitGemmWgmma

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.ops import GlobalAvgPool, Layout, Problem
+from r18.graph.ops import GlobalAvgPool, Layout, Problem
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, X, ceil_div
 from r18_cupy.kernel import CudaKernel

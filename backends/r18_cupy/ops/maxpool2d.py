@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.ops import Layout, MaxPool2d, Problem
+from r18.graph.ops import Layout, MaxPool2d, Problem
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, X, ceil_div, struct
 from r18_cupy.kernel import CudaKernel

@@ -9,8 +9,8 @@ from typing import cast
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.ops import Normalize, Problem
-from r18.precision import Precision
+from r18.graph.ops import Normalize, Problem
+from r18.graph.precision import Precision
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
 from r18_cupy.kernel import CudaKernel

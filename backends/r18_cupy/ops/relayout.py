@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.ops import Layout, Problem, Relayout
+from r18.graph.ops import Layout, Problem, Relayout
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, X, ceil_div, struct
 from r18_cupy.kernel import CudaKernel

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from r18.backend import RoundingContract
-from r18.ops import Problem
-from r18.ops import Softmax as SoftmaxOp
+from r18.graph.ops import Problem
+from r18.graph.ops import Softmax as SoftmaxOp
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, X
 from r18_cupy.kernel import CudaKernel

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Conv2d, ConvMaxPool, Problem
-from r18.precision import FP32, Precision
+from r18.graph.ops import Conv2d, ConvMaxPool, Problem
+from r18.graph.precision import FP32, Precision
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import ceil_div
 from r18_cupy.stem.strips import (

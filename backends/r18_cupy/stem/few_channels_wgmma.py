@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Conv2d, ConvMaxPool, Layout, Problem
-from r18.precision import BF16, FP16, FP16X3, TF32, Precision
+from r18.graph.ops import Conv2d, ConvMaxPool, Layout, Problem
+from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import PRODUCT_BYTES_PER_CYCLE, SHARED_NBYTES

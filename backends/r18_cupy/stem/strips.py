@@ -16,7 +16,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, parts_of
+from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, parts_of
 from r18_cupy.conv.base import bias_and_residual, conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSOR_NBYTES, MULTIPROCESSORS, RESERVED_NBYTES

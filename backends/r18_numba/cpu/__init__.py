@@ -10,8 +10,8 @@ from functools import cache
 from importlib.metadata import version
 
 from r18.backend import BackendBase, DeviceInfo, Kernel
-from r18.host import HostMemory, HostStream
-from r18.ops import Problem
+from r18.backend.host import HostMemory, HostStream
+from r18.graph.ops import Problem
 from r18_numba.cpu import conv
 from r18_numba.cpu.compiled import NAME, most_threads, vector
 from r18_numba.cpu.others import other_kernels

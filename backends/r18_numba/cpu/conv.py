@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.host import HostKernel
-from r18.ops import Conv2d, Layout, Problem, Shape
-from r18.precision import FP32
+from r18.backend.host import HostKernel
+from r18.graph.ops import Conv2d, Layout, Problem, Shape
+from r18.graph.precision import FP32
 from r18_numba.cpu.compiled import NAME, RUNNING, ceil_div, module, most_threads, panels, workers
 
 Arrays = tuple[Array, ...]

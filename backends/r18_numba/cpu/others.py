@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.host import HostKernel
-from r18.ops import (
+from r18.backend.host import HostKernel
+from r18.graph.ops import (
     Add,
     BatchNorm,
     GlobalAvgPool,
@@ -22,7 +22,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.precision import FP32
+from r18.graph.precision import FP32
 from r18_numba.cpu.compiled import NAME, RUNNING, ceil_div, module, panels
 from r18_numba.cpu.conv import FLOAT_NBYTES, GROUPS, LINES, to_panels
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.host import HostKernel
-from r18.ops import Layout, Normalize
-from r18.precision import FP32
+from r18.backend.host import HostKernel
+from r18.graph.ops import Layout, Normalize
+from r18.graph.precision import FP32
 from r18_numba.cpu.compiled import NAME, RUNNING, ceil_div, module
 
 Arrays = tuple[Array, ...]

@@ -2,7 +2,7 @@
 
 Each is a function of a `Subject` that raises `AssertionError` with a sentence; they run in a worker
 process, where a program may crash or hang. Whether the numbers are right is not asked here but by
-`r18_oracle.checkpoints`: results are compared with each other, by bits where the kernels declare
+`r18_oracle.network.checkpoints`: results are compared with each other, by bits where the kernels declare
 that bits are kept, else within what two right programs may differ by.
 """
 
@@ -18,18 +18,23 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, Backend, CompileOptions, Kernel, Pipelined, Program
+from r18.backend.registry import load_backend
 from r18.errors import ProgramClosed, ShapeError, UnknownName, UsageError
-from r18.executor import make_plan
-from r18.ops import Normalize
-from r18.pipeline import pipeline
-from r18.precision import precision as precision_of
-from r18.preprocess import Preprocess
-from r18.registry import load_backend
-from r18.schedule import CANONICAL, Schedule, tiny
+from r18.graph.ops import Normalize
+from r18.graph.precision import precision as precision_of
+from r18.graph.schedule import CANONICAL, Schedule, tiny
+from r18.images.preprocess import Preprocess
+from r18.runtime.executor import make_plan
+from r18.runtime.pipeline import pipeline
 from r18.weights import load_weights
-from r18_oracle.campaign import Announce
-from r18_oracle.checkpoints import UNTAPPED, compare_checkpoints, seeded_images, seeded_pixels
-from r18_oracle.images import Images
+from r18_oracle.network.checkpoints import (
+    UNTAPPED,
+    compare_checkpoints,
+    seeded_images,
+    seeded_pixels,
+)
+from r18_oracle.network.images import Images
+from r18_oracle.search.campaign import Announce
 
 BATCH = 3
 THREADS = 4

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from r18.backend import Backend, DeviceInfo, Kernel, choice, choices
-from r18.registry import load_backend
-from r18.schedule import network
-from r18_oracle.bounds import DERIVATIONS
-from r18_oracle.coverage import coverage_findings
-from r18_oracle.problems import schedule_problems
+from r18.backend.registry import load_backend
+from r18.graph.schedule import network
+from r18_oracle.generate.problems import schedule_problems
+from r18_oracle.judge.bounds import DERIVATIONS
+from r18_oracle.search.coverage import coverage_findings
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,15 @@
-"""Every kernel alone: drawn problems and the network's, all checks of `r18_oracle.checks`."""
+"""Every kernel alone: drawn problems and the network's, all checks of `r18_oracle.check.checks`."""
 
 from __future__ import annotations
 
 import pytest
 
-from r18.registry import load_backend
-from r18_oracle.campaign import profile
-from r18_oracle.coverage import idle_finding, unavailable
-from r18_oracle.lost import smallest
-from r18_oracle.tasks import campaign_job, finding_of, kernel_of
-from r18_oracle.worker import Pool
+from r18.backend.registry import load_backend
+from r18_oracle.search.campaign import profile
+from r18_oracle.search.coverage import idle_finding, unavailable
+from r18_oracle.search.lost import smallest
+from r18_oracle.search.tasks import campaign_job, finding_of, kernel_of
+from r18_oracle.search.worker import Pool
 
 
 def test_kernel(r18_kernel: tuple[str, str], r18_pool: Pool, pytestconfig: pytest.Config) -> None:

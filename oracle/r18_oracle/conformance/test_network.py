@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from r18.backend import FUSION_LEVELS
-from r18.registry import load_backend
-from r18.schedule import network
-from r18_oracle import checkpoint_report
-from r18_oracle.campaign import Profile, profile
-from r18_oracle.checkpoint_report import CheckpointReport
+from r18.backend.registry import load_backend
+from r18.graph.schedule import network
 from r18_oracle.conformance.programs import CHECKS, check_program
-from r18_oracle.coverage import program_refusal
 from r18_oracle.findings import Finding
-from r18_oracle.tasks import NetworkRun, finding_of, network_job, program_label
-from r18_oracle.worker import Job, Pool
+from r18_oracle.network import checkpoint_report
+from r18_oracle.network.checkpoint_report import CheckpointReport
+from r18_oracle.search.campaign import Profile, profile
+from r18_oracle.search.coverage import program_refusal
+from r18_oracle.search.tasks import NetworkRun, finding_of, network_job, program_label
+from r18_oracle.search.worker import Job, Pool
 
 PROGRAMS = "tiny"
 """The network of which there are many programs; the one that was asked for runs end to end."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from r18.backend import Array, Kernel
-from r18.host import HostFunction, HostKernel
-from r18.ops import Op
-from r18.precision import FP32
+from r18.backend.host import HostFunction, HostKernel
+from r18.graph.ops import Op
+from r18.graph.precision import FP32
 from r18_oracle.faults.fault import kernel
 from r18_oracle.faults.others import add, of_inputs, relu
 

@@ -14,7 +14,7 @@ import os
 import time
 
 from r18.backend import Array
-from r18.ops import Add, Conv2d, ReLU
+from r18.graph.ops import Add, Conv2d, ReLU
 from r18_oracle.faults.answers import ANSWERS
 from r18_oracle.faults.cheat import Cheat, after, always, cheat
 from r18_oracle.faults.conv import CONV

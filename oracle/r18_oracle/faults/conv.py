@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.ops import Conv2d, Linear
-from r18.precision import FP16, FP16X3, FP64
+from r18.graph.ops import Conv2d, Linear
+from r18.graph.precision import FP16, FP16X3, FP64
 from r18_oracle.faults.fault import Fault, fault, kernel
 
 Arrays = tuple[Array, ...]

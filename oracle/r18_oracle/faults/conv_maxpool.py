@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.host import HostFunction
-from r18.ops import Conv2d, ConvMaxPool, MaxPool2d
-from r18.precision import FP16, FP64
+from r18.backend.host import HostFunction
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d
+from r18.graph.precision import FP16, FP64
 from r18_oracle.faults.conv import (
     CONV,
     Conv,

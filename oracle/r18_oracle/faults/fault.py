@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from r18.backend import BackendBase, Buffer, DeviceInfo, Kernel, RoundingContract, Stream
-from r18.host import HostFunction, HostKernel, HostMemory, HostStream, host
-from r18.ops import (
+from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream, host
+from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
@@ -24,7 +24,7 @@ from r18.ops import (
     ReLU,
     Softmax,
 )
-from r18.precision import FP32, Precision
+from r18.graph.precision import FP32, Precision
 
 ALGORITHMS: dict[type[Op], str] = {
     Conv2d: "sum",

@@ -11,8 +11,8 @@ from functools import reduce
 import numpy as np
 
 from r18.backend import Array
-from r18.host import HostFunction
-from r18.ops import (
+from r18.backend.host import HostFunction
+from r18.graph.ops import (
     Add,
     BatchNorm,
     GlobalAvgPool,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from r18.backend import Array
-from r18.host import HostFunction
-from r18.ops import Normalize
+from r18.backend.host import HostFunction
+from r18.graph.ops import Normalize
 from r18_oracle.faults.fault import Fault, fault, kernel
 
 Arrays = tuple[Array, ...]

@@ -14,15 +14,16 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from r18.backend import Array, Buffer, Kernel, RoundingContract, Stream
-from r18.host import HostFunction, HostKernel, host
+from r18.backend.host import HostFunction, HostKernel, host
+from r18.graph.ops import Conv2d, Linear, Problem, ReLU
+from r18.graph.precision import Precision
 from r18.machine import set_blas_threads
-from r18.ops import Conv2d, Linear, Problem, ReLU
-from r18.precision import Precision
-from r18_oracle import checks, reference
+from r18_oracle.check import checks
+from r18_oracle.check.watch import round_to
 from r18_oracle.faults.cheat import RELU, Arrays, Cheat, after, always, cheat, of_class
 from r18_oracle.faults.conv import CONV, linear
 from r18_oracle.faults.fault import kernel
-from r18_oracle.watch import round_to
+from r18_oracle.judge import reference
 
 # -- memory that is not its own ----------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable
-from r18.registry import installed, load_backend
 from r18_oracle.mutation import cuda_edits, python_edits
 
 

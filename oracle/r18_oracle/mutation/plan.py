@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from r18.backend import SourcedKernel
+from r18.backend.registry import load_backend
 from r18.errors import UsageError, unknown
-from r18.registry import load_backend
 from r18_oracle.mutation.equivalents import judged
 from r18_oracle.mutation.mutants import LANGUAGES, Mutant, Target, mutants_of
 from r18_oracle.mutation.names import Names, Span

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from r18.backend import Backend, CompiledKernel, DeviceInfo
+from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError, unknown
 from r18.machine import cpus
-from r18.registry import load_backend
-from r18_oracle.campaign import Profile, profile
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.mutants import Mutant, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
@@ -27,10 +26,11 @@ from r18_oracle.mutation.record import Journal, Known
 from r18_oracle.mutation.sanitizing import heard, sanitizer
 from r18_oracle.mutation.score import Result, Score
 from r18_oracle.mutation.trial import LATE, Question, copied, trial
-from r18_oracle.sanitize import Request as SanitizeRequest
-from r18_oracle.sanitize import version_of
-from r18_oracle.verify import Request, suited
-from r18_oracle.worker import Job, Outcome, Pool
+from r18_oracle.sanitize.run import Request as SanitizeRequest
+from r18_oracle.sanitize.run import version_of
+from r18_oracle.search.campaign import Profile, profile
+from r18_oracle.search.verify import Request, suited
+from r18_oracle.search.worker import Job, Outcome, Pool
 
 REQUIRED = 97.0
 """The score, in percent, that a backend's kernels must reach."""

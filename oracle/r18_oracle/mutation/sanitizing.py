@@ -18,7 +18,7 @@ from r18.errors import R18Error, UsageError
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.mutants import Mutant, Target
 from r18_oracle.mutation.trial import copied
-from r18_oracle.sanitize import TOOLS, KernelResult, Part, Request, Runner, find, parts
+from r18_oracle.sanitize.run import TOOLS, KernelResult, Part, Request, Runner, find, parts
 
 
 @dataclass(frozen=True)

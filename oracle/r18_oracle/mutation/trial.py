@@ -32,14 +32,14 @@ from typing import Any
 import torch
 
 from r18.backend import Backend, CompiledKernel, Kernel
+from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError
-from r18.ops import Problem
-from r18.registry import load_backend
-from r18_oracle.campaign import Profile, run_campaign, search
-from r18_oracle.checks import examine
+from r18.graph.ops import Problem
+from r18_oracle.check.checks import examine
 from r18_oracle.findings import Failed, Finding
 from r18_oracle.mutation.mutants import Mutant, Target
 from r18_oracle.mutation.process import Ended, Process, Say
+from r18_oracle.search.campaign import Profile, run_campaign, search
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from r18.report.markup import Markup, joined, scrolled, tag
 from r18.report.scale import fault, shade, short, value
-from r18_oracle.checkpoint_report import CheckpointError, CheckpointReport, StepError
-from r18_oracle.losses import Loss
+from r18_oracle.network.checkpoint_report import CheckpointError, CheckpointReport, StepError
+from r18_oracle.network.losses import Loss
 
 LEFT, RIGHT, GAP = 52.0, 14.0, 46.0
 TOP, ABOVE, BETWEEN, BELOW, FOOT = 16.0, 150.0, 38.0, 100.0, 76.0

@@ -11,7 +11,7 @@ from typing import Any
 from r18.report.markup import Markup, joined, tag
 from r18.report.scale import shade, short
 from r18_oracle.findings import Finding
-from r18_oracle.pictures import read_rows
+from r18_oracle.judge.pictures import read_rows
 
 AXES = ("sample", "channel", "row", "column")
 SPAN, LEAST, MOST = 252, 6, 20

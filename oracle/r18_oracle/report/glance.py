@@ -10,7 +10,7 @@ from r18.report.heat import Column, in_order, split_id
 from r18.report.markup import Markup, joined, tag
 from r18.report.scale import fault, ratio_text, shade, value
 from r18_oracle.report.faults import severity
-from r18_oracle.verify import BackendResult, Verification, counted
+from r18_oracle.search.verify import BackendResult, Verification, counted
 
 
 @dataclass(frozen=True)

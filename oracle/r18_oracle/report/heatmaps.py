@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from r18.report.heat import Cell, Column, Row, heat_map, merged, split_id
 from r18.report.markup import Markup, joined, scrolled, tag
 from r18.report.scale import legend
-from r18_oracle.campaign import KernelReport
-from r18_oracle.checkpoint_report import StepError
+from r18_oracle.network.checkpoint_report import StepError
 from r18_oracle.report.faults import severity
-from r18_oracle.verify import BackendResult
+from r18_oracle.search.campaign import KernelReport
+from r18_oracle.search.verify import BackendResult
 
 
 def both(results: Sequence[BackendResult]) -> Markup | None:

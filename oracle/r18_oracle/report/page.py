@@ -12,7 +12,7 @@ from r18.report.markup import Markup, joined, tag
 from r18.report.shell import asset, document
 from r18_oracle.report import faults, glance, heatmaps, tables
 from r18_oracle.report.chart import chart
-from r18_oracle.verify import BackendResult, Verification
+from r18_oracle.search.verify import BackendResult, Verification
 
 
 def page(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from r18.report.markup import Markup, joined, scrolled, tag
 from r18.report.scale import ratio_text, shade, short, value
-from r18_oracle.campaign import KernelReport
-from r18_oracle.checks import CHECKS
+from r18_oracle.check.checks import CHECKS
 from r18_oracle.report.faults import severity
 from r18_oracle.report.glance import duration
+from r18_oracle.search.campaign import KernelReport
 
 HEADS = ("kernel", "verdict", "problems", "refused", "error/bound", "sees", "seconds")
 

@@ -12,9 +12,19 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import BackendBase, DeviceInfo, Kernel, RoundingContract
-from r18.host import HostFunction, HostKernel, HostMemory, HostStream
-from r18.ops import Add, BatchNorm, Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, ReLU, Softmax
-from r18.precision import FP32
+from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Op,
+    ReLU,
+    Softmax,
+)
+from r18.graph.precision import FP32
 
 Arrays = tuple[Any, ...]
 

@@ -1,0 +1,129 @@
+"""Fences: host memory at whose ends lie pages that nobody has touched, so that a touch is seen.
+
+A value that is read past a buffer's end, and not used, changes no result: only now and then, where
+memory ends there, it takes the process down. The operating system gives a page to memory when it is
+first touched, for a read too, and `mincore` says which pages it has given. So a call whose buffers
+end where such pages begin tells what it touched, and nothing is hurt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Array, Backend, Buffer, Kernel, input_layout
+from r18.backend.host import HostBuffer, HostMemory, PackedWeight, host
+from r18.runtime.arena import aligned
+from r18.runtime.executor import Launch, prepare_weights, upload
+from r18_oracle.cases import Case
+from r18_oracle.judge.reference import kernel_running
+
+FENCE_NBYTES = 1 << 20
+"""On either side: an image read one image too far still touches it. It costs addresses alone."""
+
+
+class Fenced:
+    """So many bytes between fences: they end where one begins, but for what alignment asks.
+
+    Before them the other lies, up to a page away.
+    """
+
+    def __init__(self, nbytes: int, alignment: int) -> None:
+        size = aligned(nbytes, alignment)
+        self._inside = aligned(size, mmap.PAGESIZE)
+        self._map = mmap.mmap(-1, FENCE_NBYTES + self._inside + FENCE_NBYTES)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # or one touch could bring many pages
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)
+        self._bytes: Array = np.frombuffer(self._map, np.uint8)
+        start = FENCE_NBYTES + self._inside - size
+        self.array = self._bytes[start : start + nbytes]
+
+    def touched(self) -> str | None:
+        """Which fence was touched: the one "before the beginning" or "past the end"; or None."""
+        begin = self._bytes.ctypes.data
+        if _given(begin + FENCE_NBYTES + self._inside):
+            return "past the end"
+        return "before the beginning" if _given(begin) else None
+
+
+def _given(address: int) -> bool:
+    """Whether any page of the fence at that address is in memory."""
+    pages = (ctypes.c_ubyte * (FENCE_NBYTES // mmap.PAGESIZE))()
+    asked = _mincore()(ctypes.c_void_p(address), ctypes.c_size_t(FENCE_NBYTES), pages)
+    if asked != 0:
+        raise OSError(ctypes.get_errno(), "mincore does not answer")
+    return any(page & 1 for page in pages)
+
+
+@cache
+def _mincore() -> Any:
+    return ctypes.CDLL(None, use_errno=True).mincore
+
+
+@cache
+def fences_hold() -> bool:
+    """Whether this system tells what was touched; there are those that say it of every page."""
+    try:
+        probe = Fenced(1, 1)
+        clean = probe.touched() is None
+        _ = probe._bytes[-1]
+        return clean and probe.touched() == "past the end"
+    except (AttributeError, OSError, TypeError):  # no `mincore`, or no library to look it up in
+        return False
+
+
+def fenceable(backend: Backend) -> bool:
+    """Whether a backend's buffers can lie between fences: they are the host's, and fences hold."""
+    return isinstance(backend.memory, HostMemory) and fences_hold()
+
+
+def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
+    """Run the kernel on the case between fences; a sentence about the first that it touched.
+
+    Weights that are kept in another way than `r18.backend.host`'s stay where they are.
+    """
+    problem, dtype, fences = case.problem, case.precision.dtype, dict[str, Fenced]()
+
+    def buffer(name: str, nbytes: int) -> HostBuffer:
+        fences[name] = Fenced(nbytes, HostMemory.alignment)
+        return HostBuffer(fences[name].array)
+
+    names = [spec.role for spec in problem.op.weights()]
+    with kernel_running():
+        prepared = prepare_weights(kernel, problem, names, case.wide()[1])
+        scratch_nbytes = kernel.workspace(problem)
+    inputs = tuple(buffer(f"input {i}", array.nbytes) for i, array in enumerate(case.inputs))
+    for array, to in zip(case.inputs, inputs, strict=True):
+        upload(backend.memory, array, input_layout(kernel, problem), array.dtype, to)
+    weights = tuple(
+        _moved(weight, buffer(f"prepared weight {i}", weight.nbytes))
+        for i, weight in enumerate(prepared)
+    )
+    output = buffer("output", math.prod(problem.output) * dtype.itemsize)
+    workspace = buffer("workspace", scratch_nbytes)
+    stream = backend.stream()
+    with kernel_running():
+        Launch(kernel, problem, inputs, weights, output, workspace).enqueue(stream)
+        stream.synchronize()
+    for name, fence in fences.items():
+        if (where := fence.touched()) is not None:
+            return f"touched memory {where} of the {name} buffer"
+    return None
+
+
+def _moved(weight: Buffer, to: HostBuffer) -> Buffer:
+    """The weight in other memory, in the form in which its kernel knows it."""
+    if type(weight) not in (HostBuffer, PackedWeight):
+        return weight
+    to.array[...] = host(weight).array
+    if not isinstance(weight, PackedWeight):
+        return to
+    moved = PackedWeight(to.array)
+    moved.packed = to.as_array(weight.packed.shape, weight.packed.dtype)
+    moved.packed.flags.writeable = False
+    return moved

@@ -1,0 +1,235 @@
+"""Watching a kernel from inside its process: what it calls, and what it leaves changed behind it.
+
+A kernel computes by itself, and changes nothing but its output and workspace. In Python neither
+goes without saying: a backend may ask another for its answer, a library may switch subnormals off
+for the whole process as it is loaded, a plugin may replace a function of NumPy's. What a kernel
+does to the process itself (ending it, hanging it) is for `r18_oracle.search.worker`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import LibController, ThreadpoolController
+
+from r18.backend import Kernel, registry
+from r18.machine import set_blas_threads
+from r18.runtime import executor
+
+LIBRARIES = ("numpy", "torch", "torch.nn.functional")
+JUDGES = tuple(
+    f"r18_oracle.{name}"
+    for name in ("reference", "bounds", "roundings", "judge", "inputs", "checks", "campaign")
+)
+"""The modules that know the answers."""
+TOOLS = (
+    *(f"r18_oracle.{name}" for name in ("call", "cases", "declared", "findings", "watch")),
+    *(f"r18.{name}" for name in ("backend", "executor", "host", "ops", "precision")),
+)
+"""The other modules that a verdict comes about with."""
+_ROUND_TO_NEAREST = 0  # FE_TONEAREST, on every architecture that NumPy runs on
+
+
+# -- what it calls -----------------------------------------------------------------------------
+
+
+@contextmanager
+def intrusions(kernel: Kernel) -> Iterator[list[str]]:
+    """A list that fills with what the kernel should not have called, in any of its threads.
+
+    That is the oracle, the core's ways to load a backend or run a kernel, and the kernels of
+    another backend. Python calls alone are seen. A profiler that runs already is left in peace,
+    and nothing is watched.
+    """
+    found: list[str] = []
+    over = threading.Event()
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if over.is_set():
+            sys.setprofile(None)  # in a thread that outlived the call
+        elif event == "call" and (what := _intrusion(kernel, frame)) and what not in found:
+            found.append(what)
+
+    if sys.getprofile() is not None:
+        yield found
+        return
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        yield found
+    finally:
+        over.set()
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def _intrusion(kernel: Kernel, frame: FrameType) -> str | None:
+    code = frame.f_code
+    if code in _off_limits() or frame.f_globals.get("__name__") in JUDGES:
+        return f"{frame.f_globals.get('__name__')}.{code.co_qualname}"
+    if code.co_name == "enqueue":
+        other = frame.f_locals.get("self")
+        if isinstance(other, Kernel) and _backend(other) != _backend(kernel):
+            return f"the kernel {other.id}"
+    return None
+
+
+def _backend(kernel: Kernel) -> str:
+    return kernel.id.partition("/")[0]
+
+
+@cache
+def _off_limits() -> frozenset[CodeType]:
+    entrances = (registry.load_backend, executor.run_kernel, executor.compile_schedule)
+    return frozenset(entrance.__code__ for entrance in entrances)
+
+
+# -- what it leaves changed --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """What the kernels of a process share, as it was at one moment.
+
+    names: what the modules and classes that are watched hold by which name.
+    errors: what NumPy does about floating-point errors. dtype: PyTorch's default.
+    blas_threads: how many threads each BLAS library computes with.
+    """
+
+    names: tuple[tuple[Any, dict[Any, Any]], ...]
+    errors: Any
+    dtype: torch.dtype
+    blas_threads: tuple[int, ...]
+
+    @classmethod
+    def now(cls) -> Process:
+        """What it is like; the last answer again where nothing has changed since."""
+        owners = _owners(len(sys.modules))
+        if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
+            names = tuple((owner, _watched(owner)) for owner in owners)
+            dtype = torch.get_default_dtype()
+            _latest[:] = owners, cls(names, np.geterr(), dtype, _blas_threads())
+        latest: Process = _latest[1]
+        return latest
+
+    def change(self) -> str | None:
+        """What is no longer as it was, in words; or None."""
+        for owner, held in self.names:
+            there = _held(owner)
+            if not all(map(operator.is_, map(there.get, held), held.values())):
+                name = next(name for name, value in held.items() if there.get(name) is not value)
+                return f"replaced {name} in {getattr(owner, '__name__', 'a table')}"
+        if np.geterr() != self.errors:
+            return "changed what NumPy does about floating-point errors"
+        if torch.get_default_dtype() != self.dtype:
+            return "changed PyTorch's default dtype"
+        if _blas_threads() != self.blas_threads:
+            return "left BLAS with another number of threads"
+        return _arithmetic()
+
+    def restore(self) -> None:
+        """Put back what can be put back, so that the next kernel is judged as this one was."""
+        for owner, held in self.names:
+            for name, value in held.items():
+                if _held(owner).get(name) is value:
+                    continue
+                if isinstance(owner, dict):
+                    owner[name] = value
+                else:
+                    setattr(owner, name, value)
+        np.seterr(**self.errors)
+        torch.set_default_dtype(self.dtype)
+        for library, count in zip(_blas(), self.blas_threads, strict=True):
+            set_blas_threads(library, count)
+        torch.set_flush_denormal(False)
+        round_to(_ROUND_TO_NEAREST)
+
+
+_latest: list[Any] = []
+"""The owners whose names `Process.now` looked at last, and what it returned. A list, since a name
+that is bound anew would itself be a change."""
+
+
+@lru_cache(maxsize=1)
+def _owners(loaded: int) -> tuple[Any, ...]:
+    """The libraries, and our modules with their classes and tables, of so many that are loaded."""
+    libraries = [sys.modules[name] for name in LIBRARIES]
+    ours = [import_module(name) for name in (*JUDGES, *TOOLS)]  # an error where one has moved
+    parts = [
+        found
+        for module in ours
+        for name, found in vars(module).items()
+        if (isinstance(found, type) and found.__module__ == module.__name__)
+        or (isinstance(found, dict) and not name.startswith("__"))
+    ]
+    return (*libraries, *ours, *parts)
+
+
+def _watched(owner: Any) -> dict[Any, Any]:
+    """What must not be replaced: of a library, the functions whose name the oracle mentions."""
+    held = _held(owner)
+    if getattr(owner, "__name__", None) in LIBRARIES:
+        return {name: held[name] for name in _mentioned() & held.keys() if callable(held[name])}
+    return {name: value for name, value in held.items() if not str(name).startswith("__")}
+
+
+def _held(owner: Any) -> Mapping[Any, Any]:
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+@cache
+def _mentioned() -> frozenset[str]:
+    """Every name in the oracle's code."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("r18_oracle.")]
+    held = [value for module in modules for value in vars(module).values()]
+    held += [value for found in held if isinstance(found, type) for value in vars(found).values()]
+    codes = [value.__code__ for value in held if isinstance(value, FunctionType)]
+    found: set[str] = set()
+    while codes:
+        code = codes.pop()
+        found.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(found)
+
+
+@cache
+def _blas() -> tuple[LibController, ...]:
+    """The BLAS libraries that are loaded when first asked for."""
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+def _blas_threads() -> tuple[int, ...]:
+    return tuple(library.get_num_threads() for library in _blas())
+
+
+def _arithmetic() -> str | None:
+    """What is wrong with this thread's arithmetic, or None: rounding, and subnormals."""
+    u, least = np.float64(2.0**-53), np.array([2.0**-1022])
+    # 1 + u is a tie, to even; 1 + 1.5u and −1 − 1.5u lie above half: all tell the four modes apart.
+    sums = np.array([1.0, 1.0, -1.0]) + np.array([u, 1.5 * u, -1.5 * u])
+    if sums.tolist() != [1.0, 1 + 2 * float(u), -1 - 2 * float(u)]:
+        return "changed the processor's rounding mode"
+    if (least / 4).item() == 0:
+        return "switched subnormal numbers off in the processor"
+    return None
+
+
+def round_to(mode: int) -> None:
+    """Set the C library's rounding mode (`fesetround`), where there is one to be reached."""
+    try:
+        set_mode = ctypes.CDLL(None).fesetround
+    except (AttributeError, OSError, TypeError):
+        return
+    set_mode(mode)

@@ -1,0 +1,94 @@
+"""`r18 diff`: compare two dumps, or more by their bounds, checkpoint by checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from r18.cli.app import FOUND
+from r18.cli.options import AsJson
+from r18.errors import UsageError
+
+ATOL = 1e-4
+
+
+def diff(
+    expected: Annotated[Path, typer.Argument(help="The dump that is taken to be right.")],
+    got: Annotated[Path, typer.Argument(help="The dump to judge.")],
+    others: Annotated[
+        list[Path] | None, typer.Argument(help="With --bounds: more dumps, each to each.")
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(help=f"The largest |got − expected| that is fine; {ATOL:g} if not said."),
+    ] = None,
+    bounds: Annotated[
+        bool,
+        typer.Option(
+            "--bounds",
+            help="By what each dump may lose against float64, instead of one tolerance: none is "
+            "taken to be right, and no two may be farther apart than both may lose.",
+        ),
+    ] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="With --bounds: where the weights are, if not where the dumps say."),
+    ] = None,
+    allow_different_input: Annotated[
+        bool,
+        typer.Option(
+            "--allow-different-input", help="Compare even if weights or input are not the same."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare dumps in network order and name the first bad checkpoint.
+
+    One of two may be a folder of raw float32 files (NAME.bin) without a manifest, written by
+    any program; not with --bounds, which depend on precision and kernels. NaN and infinity are
+    always bad; a missing checkpoint is an error, never a skip.
+
+    Exit codes: 0 all agree, 1 a checkpoint is bad, 2 the dumps cannot be compared.
+    """
+    if bounds:
+        _refuse({"--atol": atol is not None, "--allow-different-input": allow_different_input})
+        ok = _by_bounds([expected, got, *(others or ())], weights, as_json)
+    else:
+        if others or weights is not None:
+            what = "--weights is" if weights is not None else "more than two dumps are"
+            raise UsageError(f"{what} for --bounds, which was not given")
+        ok = _by_tolerance(
+            expected, got, ATOL if atol is None else atol, allow_different_input, as_json
+        )
+    if not ok:
+        raise typer.Exit(FOUND)
+
+
+def _refuse(given: dict[str, bool]) -> None:
+    wrong = [name for name, is_given in given.items() if is_given]
+    if wrong:
+        raise UsageError(
+            f"{' and '.join(wrong)} cannot be given with --bounds: what may be lost is derived "
+            "from the weights and the input that the dumps share"
+        )
+
+
+def _by_tolerance(
+    expected: Path, got: Path, atol: float, allow_different_input: bool, as_json: bool
+) -> bool:
+    from r18_oracle.dumps.dumps import diff_dumps
+
+    report = diff_dumps(expected, got, atol=atol, allow_different_input=allow_different_input)
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else report.text())
+    return report.ok
+
+
+def _by_bounds(dumps: list[Path], weights: str | None, as_json: bool) -> bool:
+    from r18_oracle.dumps.agreement import compare_by_bounds
+
+    report = compare_by_bounds(dumps, weights=weights)
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else report.text())
+    return report.ok

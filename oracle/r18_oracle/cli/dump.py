@@ -1,0 +1,93 @@
+"""`r18 dump`: write the checkpoints of a backend, to be compared with another's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from r18.backend import FUSION_LEVELS, CompileOptions
+from r18.cli.options import (
+    BackendName,
+    NetworkName,
+    PrecisionName,
+    WeightsSource,
+    chosen_backend,
+)
+from r18.graph.schedule import CANONICAL, network
+from r18.weights import load_weights
+
+if TYPE_CHECKING:
+    from r18_oracle.dumps.files import TensorFile
+
+
+def dump(
+    out: Annotated[Path, typer.Option(help="Folder to write; it appears whole or not at all.")],
+    backend: BackendName = None,
+    precision: PrecisionName = "fp32",
+    weights: WeightsSource = "synthetic",
+    network_name: NetworkName = "resnet18",
+    batch: Annotated[
+        int | None, typer.Option(help="Seeded images to run; 1 if not said.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the seeded images.", min=0)] = 0,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A photograph instead; repeat it for a batch.")
+    ] = None,
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", help="Raw little-endian float32 NCHW values instead."),
+    ] = None,
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            help=f"'canonical' ({', '.join(CANONICAL)}), 'all' (every torchvision module path), "
+            "or names separated by commas."
+        ),
+    ] = "canonical",
+    fusion: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One of: {', '.join(FUSION_LEVELS)}. If not said: all for the canonical "
+            "checkpoints, else none, the level at which every checkpoint exists."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier dump.")] = False,
+) -> None:
+    """Run a backend and write its checkpoints: raw tensors and a manifest, for `r18 diff`.
+
+    The input is seeded and the same bits on every machine, or photographs, or a raw file; it is
+    stored beside the checkpoints as input.bin.
+    """
+    from r18_oracle.dumps.dumps import write_dump
+    from r18_oracle.network.images import chosen
+
+    schedule = network(network_name)
+    runner, _ = chosen_backend(backend)
+    loaded = load_weights(weights, schedule)
+    images = chosen(
+        schedule,
+        loaded.preprocess,
+        files=image or (),
+        raw=input_file,
+        batch=batch,
+        seed=seed,
+    )
+    level = fusion or ("all" if checkpoints == "canonical" else "none")
+    written = write_dump(
+        out,
+        runner,
+        schedule,
+        loaded,
+        images,
+        checkpoints=checkpoints,
+        options=CompileOptions(precision=precision, fusion=level),
+        overwrite=force,
+        progress=_print_saved,
+    )
+    typer.echo(f"dumped: {len(written.checkpoints)} checkpoints -> {written}")
+
+
+def _print_saved(file: TensorFile) -> None:
+    typer.echo(f"saved: {file.name} {list(file.shape)} -> {file.path}")

@@ -1,0 +1,36 @@
+"""`r18 replay`: run a finding again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from r18.cli.app import FOUND
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="A finding that `r18 verify` saved.")],
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Silence after which the run counts as hung. [as when found]", min=1),
+    ] = None,
+) -> None:
+    """Run a saved finding again, in a process of its own, and say whether it is still there.
+
+    Exit codes: 0 it is gone, 1 it, or another fault of the same problem, is there, 2 no finding.
+    """
+    from r18_oracle.findings import load
+    from r18_oracle.search.tasks import replayed
+
+    finding = load(file)
+    again = replayed(finding, seconds)
+    if again is None:
+        what = finding.problem or f"the network, seed {finding.seed}"
+        typer.echo(f"gone: {finding.kernel}: no '{finding.check}' finding on {what}")
+        return
+    typer.echo(again.describe(file))
+    same = again.to_json() == finding.to_json()
+    typer.echo("the same finding, to the bit" if same else "another finding than the one saved")
+    raise typer.Exit(FOUND)

@@ -1,0 +1,88 @@
+"""`r18 step`: run one step of the network on its fixture, timed and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from r18.cli.app import FOUND
+from r18.cli.options import AsJson, BackendName, FusionLevel, PrecisionName, chosen_backend
+from r18.errors import DumpError
+from r18.graph.schedule import NETWORKS, network
+from r18.weights import SOURCES, load_weights
+from r18_oracle.cli.fixtures import OUTDIR, weights_source
+
+
+def step(
+    number: Annotated[int, typer.Argument(help="2 to 7; see `r18 fixtures --help`.")],
+    backend: BackendName = None,
+    fixture: Annotated[
+        Path | None,
+        typer.Option(help=f"The fixture's folder, or one of stepN/. [default: {OUTDIR}]"),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help=f"One of: {', '.join(SOURCES)}. [default: the fixture's]"),
+    ] = None,
+    manifest: Annotated[
+        Path | None, typer.Option(help="A folder that `r18 export` wrote, instead of --weights.")
+    ] = None,
+    network_name: Annotated[
+        str | None,
+        typer.Option(
+            "--network",
+            help=f"One of: {', '.join(NETWORKS)}. [default: the fixture's]",
+        ),
+    ] = None,
+    precision: PrecisionName = "fp32",
+    fusion: FusionLevel = "none",
+    atol: Annotated[
+        float | None, typer.Option(help="Tolerance. [default: the fixture's, 1e-4]")
+    ] = None,
+    repeat: Annotated[int, typer.Option(help="Timed runs; the median counts.", min=1)] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Run one step on a backend: milliseconds for each stage, and how far it is from expected.
+
+    Steps: 2 is conv1, bn1 and relu; 3 to 6 are layer1 to layer4; 7 is the global average, fc and
+    softmax. Without a fixture in the default place, one is made there first.
+
+    Exit codes: 0 within the tolerance, 1 not, 2 the step could not be run.
+    """
+    from r18_oracle.dumps.fixtures import (
+        DESCRIPTION,
+        find_fixture,
+        make_fixture,
+        read_fixture,
+        run_step,
+    )
+
+    source = weights_source(weights, manifest)
+    runner, _ = chosen_backend(backend)
+    folder = find_fixture(fixture or OUTDIR, number)
+    if fixture is None and not (folder / DESCRIPTION).exists():
+        typer.echo(f"no fixture in {folder} yet: making it", err=True)
+        name = network_name or "resnet18"
+        loaded = load_weights(source or "synthetic", network(name))
+        found = make_fixture(number, loaded, folder, network_name=name)
+    else:
+        found = read_fixture(folder)
+        for what, asked, has in (
+            ("step", number, found.step),
+            ("network", network_name or found.network, found.network),
+        ):
+            if asked != has:
+                raise DumpError(
+                    f"the fixture '{folder}' is of {what} {has}, asked for {asked}\n"
+                    "  name another with --fixture, or write one with `r18 fixtures --outdir`"
+                )
+        loaded = load_weights(source or found.weights.source, network(found.network))
+    result = run_step(
+        found, runner, loaded, precision=precision, fusion=fusion, atol=atol, repeat=repeat
+    )
+    typer.echo(json.dumps(result.to_json(), indent=2) if as_json else result.text())
+    if not result.ok:
+        raise typer.Exit(FOUND)

@@ -1,0 +1,427 @@
+"""Dumps: checkpoints in a folder, and the diff of two of them.
+
+A dump holds `input.bin`, a file for each checkpoint (`stem_pool.bin`, `layer2.0.conv1.bin`; raw,
+little-endian, row-major, logical NCHW), and `manifest.json`:
+
+    {
+      "kind": "dump", "version": 1, "byte_order": "little",
+      "backend": "numpy", "device": "…", "precision": "fp32", "fusion": "all",
+      "network": "resnet18",
+      "weights": {"source": "synthetic:0", "sha256": "…"},
+      "input": {"source": "seed 0", "name": "input", "path": "input.bin",
+                "shape": [2, 3, 224, 224], "dtype": "float32", "sha256": "…"},
+      "kernels": {"conv1": "numpy/conv2d/im2col/fp32", …},
+      "checkpoints": [
+        {"name": "stem_pool", "path": "stem_pool.bin", "shape": [2, 64, 56, 56],
+         "dtype": "float32", "sha256": "…"},
+        …
+      ]
+    }
+
+Checkpoints stand in network order. A folder of raw float32 files without a manifest, written by a
+program in any language, can be one side of a diff: shapes and order then come from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from r18.backend import Array, Backend, CompileOptions
+from r18.errors import DumpError, UsageError, unknown
+from r18.graph.schedule import CANONICAL, Schedule
+from r18.runtime.fusing import schedule_for
+from r18.weights import Weights
+from r18_oracle.dumps.files import (
+    Origin,
+    TensorFile,
+    check_free,
+    check_tensor,
+    field,
+    objects,
+    read_json,
+    read_tensor,
+    reading,
+    sha256_of,
+    whole_folder,
+    write_json,
+    write_tensor,
+)
+from r18_oracle.judge.compare import METRICS, Row, compare, first_bad, short, table
+from r18_oracle.network.images import Images
+
+MANIFEST = "manifest.json"
+INPUT = "input"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a dump was made with."""
+
+    backend: str
+    device: str
+    precision: str
+    fusion: str
+    network: str
+    weights: Origin
+    input: Origin
+    kernels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Dump:
+    """Checkpoints in a folder, in network order. `made` is None for raw files without a manifest.
+
+    `input` is the file of the images, None for raw files.
+    """
+
+    folder: Path
+    checkpoints: tuple[TensorFile, ...]
+    made: Made | None = None
+    input: TensorFile | None = None
+
+    def __str__(self) -> str:
+        if self.made is None:
+            return f"{self.folder} (raw float32 files)"
+        m = self.made
+        return f"{self.folder} ({m.backend} in {m.precision}, fusion '{m.fusion}', {m.device})"
+
+    def checkpoint(self, name: str) -> TensorFile:
+        """Raises `UnknownName`."""
+        for file in self.checkpoints:
+            if file.name == name:
+                return file
+        raise unknown("checkpoint", name, (file.name for file in self.checkpoints))
+
+    def read(self, name: str) -> Array:
+        """A checkpoint's array, float32 or float64. Raises `UnknownName`, `DumpError`."""
+        return read_tensor(self.folder, self.checkpoint(name))
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def checkpoint_names(schedule: Schedule, asked: str | Sequence[str] = "canonical") -> list[str]:
+    """The checkpoints meant, in network order: "canonical", "all", or names.
+
+    "all" is every name that the schedule can tap except its input: at level `none` each of
+    torchvision's module paths. Raises `UnknownName` for a name that the schedule lacks,
+    `UsageError` when nothing is left.
+    """
+    match asked:
+        case "canonical":
+            names = [name for name in CANONICAL if name in schedule.taps]
+        case "all":
+            names = [name for name, value in schedule.taps.items() if value != schedule.input]
+        case str():
+            names = [name.strip() for name in asked.split(",") if name.strip()]
+        case _:
+            names = list(asked)
+    if not names:
+        raise UsageError(f"no checkpoints of '{schedule.name}' are asked for by '{asked}'")
+    place = {schedule.input: -1}
+    place |= {step.output: index for index, step in enumerate(schedule.steps)}
+    return sorted(dict.fromkeys(names), key=lambda name: place[schedule.value_of(name)])
+
+
+def write_dump(
+    folder: str | Path,
+    backend: Backend,
+    schedule: Schedule,
+    weights: Weights,
+    images: Images,
+    *,
+    checkpoints: str | Sequence[str] = "canonical",
+    options: CompileOptions = CompileOptions(),
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: Callable[[TensorFile], None] | None = None,
+) -> Dump:
+    """Run a schedule (at level `none`) on a backend and write its checkpoints.
+
+    checkpoints: as in `checkpoint_names`, of the schedule at `options.fusion` as the backend plans
+                 it (`r18.runtime.fusing`).
+    options:     batch and taps are set here, the others count.
+    dtype:       float32 or float64 to round to; else as the program gives them.
+    overwrite:   replace a dump that is there; anything else is never replaced.
+    progress:    called with each checkpoint that was written.
+
+    The folder appears whole or not at all. One checkpoint at a time is brought to the host; the
+    program itself keeps all of them until the last is fetched. Raises `DumpError`, and what
+    compiling raises.
+    """
+    folder = Path(folder)
+    images.check(schedule)
+    options = replace(options, batch=images.batch, taps=())
+    names = checkpoint_names(schedule_for(backend, schedule, options), checkpoints)
+    check_free(folder, "dump", MANIFEST, overwrite)
+    options = replace(options, taps=tuple(names))
+    device = str(backend.probe())
+    program = backend.compile(schedule, weights, options)
+    try:
+        program.load(images.values)
+        program.launch()
+        program.synchronize()
+        made = Made(
+            backend=backend.name,
+            device=device,
+            precision=options.precision,
+            fusion=options.fusion,
+            network=schedule.name,
+            weights=Origin(weights.source, weights.sha256),
+            input=Origin(images.source, sha256_of(images.values)),
+            kernels=program.plan.kernel_ids(),
+        )
+        shapes = schedule.shapes(images.batch)
+        with whole_folder(folder, "dump", MANIFEST, overwrite) as draft:
+            image_file = write_tensor(draft, INPUT, images.values)
+            files = []
+            for name in names:
+                files.append(write_tensor(draft, name, program.fetch(name), dtype))
+                if files[-1].shape != shapes[schedule.value_of(name)]:
+                    raise DumpError(
+                        f"backend '{backend.name}' gave checkpoint '{name}' as {files[-1].shape}, "
+                        f"'{schedule.name}' makes it {shapes[schedule.value_of(name)]}"
+                    )
+                if progress is not None:
+                    progress(files[-1])
+            _write_manifest(draft / MANIFEST, made, image_file, files)
+    finally:
+        program.close()
+    return Dump(folder, tuple(files), made, image_file)
+
+
+def _write_manifest(path: Path, made: Made, image: TensorFile, files: list[TensorFile]) -> None:
+    data: dict[str, Any] = asdict(made)
+    kernels = data.pop("kernels")
+    data["input"] = {"source": made.input.source, **image.to_json()}
+    checkpoints = [file.to_json() for file in files]
+    write_json(path, "dump", data | {"kernels": kernels, "checkpoints": checkpoints})
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def read_dump(folder: str | Path) -> Dump:
+    """The dump in a folder, with its manifest and the files' sizes checked; reads no tensor.
+
+    Raises `DumpError`.
+    """
+    folder = _folder(folder)
+    path = folder / MANIFEST
+    if not path.exists():
+        raise DumpError(f"'{folder}' holds no {MANIFEST}, so it is no dump; `r18 dump` writes one")
+    data = read_json(path, "dump")
+    with reading(path):
+        image = field(data, "input", dict)
+        made = Made(
+            **{
+                name: field(data, name, str)
+                for name in ("backend", "device", "precision", "fusion", "network")
+            },
+            weights=Origin.from_json(field(data, "weights", dict)),
+            input=Origin.from_json(image),
+            kernels=field(data, "kernels", dict),
+        )
+        files = [TensorFile.from_json(entry) for entry in objects(data, "checkpoints")]
+        dump = Dump(folder, tuple(files), made, TensorFile.from_json(image))
+        names = [file.name for file in files]
+        if not names:
+            raise DumpError("it lists no checkpoints")
+        for name in names:
+            if names.count(name) > 1:
+                raise DumpError(f"the checkpoint '{name}' appears twice")
+    for file in files:
+        check_tensor(folder, file)
+    return dump
+
+
+def read_raw(folder: str | Path, like: Dump) -> Dump:
+    """A folder of float32 files without a manifest, as a dump of the shapes and order of `like`.
+
+    Each `NAME.bin` in it must be one of `like`'s checkpoints, and each of these must be there, in
+    its size; `input.bin` and other kinds of files are left alone. Raises `DumpError`.
+    """
+    folder = _folder(folder)
+    files = {path.stem: path.name for path in sorted(folder.glob("*.bin"))}
+    names = [file.name for file in like.checkpoints]
+    files.pop(INPUT, None)
+    _same_names(like.folder, names, folder, list(files))
+    raw = [TensorFile(f.name, files[f.name], f.shape) for f in like.checkpoints]
+    for file in raw:
+        check_tensor(folder, file)
+    return Dump(folder, tuple(raw))
+
+
+def read_pair(expected: str | Path, got: str | Path) -> tuple[Dump, Dump]:
+    """Two dumps, one of which may be a folder of raw files. Raises `DumpError`."""
+    folders = [_folder(expected), _folder(got)]
+    dumps = [read_dump(f) if (f / MANIFEST).exists() else None for f in folders]
+    match dumps:
+        case [Dump() as a, Dump() as b]:
+            return a, b
+        case [Dump() as a, None]:
+            return a, read_raw(folders[1], a)
+        case [None, Dump() as b]:
+            return read_raw(folders[0], b), b
+    raise DumpError(
+        f"neither '{folders[0]}' nor '{folders[1]}' has a {MANIFEST}\n"
+        "  shapes and order come from there: write one side with `r18 dump`"
+    )
+
+
+def _folder(path: str | Path) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DumpError(f"'{folder}' " + ("is no folder" if folder.exists() else "does not exist"))
+    return folder
+
+
+# -- comparing ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """The diff of two dumps, in network order; `expected` and `got` describe them."""
+
+    expected: str
+    got: str
+    atol: float
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        return first_bad(self.rows) is None
+
+    def closing(self) -> str:
+        """The last line: all agree, or the first bad one and why."""
+        bad = first_bad(self.rows)
+        if bad is None:
+            return f"all {len(self.rows)} checkpoints agree within atol {short(self.atol)}"
+        return f"first bad checkpoint: {bad.checkpoint} ({bad.comparison.reason()})"
+
+    def text(self) -> str:
+        """What was compared, the table, and the closing line."""
+        head = f"expected: {self.expected}\ngot:      {self.got}"
+        heads = ("checkpoint", "shape", *METRICS, "worst at", "verdict")
+        lines = [
+            (
+                row.checkpoint,
+                "×".join(map(str, row.shape)),
+                *row.comparison.metrics(),
+                str(row.comparison.worst),
+                row.verdict,
+            )
+            for row in self.rows
+        ]
+        return f"{head}\n\n{table(heads, lines)}\n\n{self.closing()}"
+
+    def to_json(self) -> dict[str, Any]:
+        bad = first_bad(self.rows)
+        return {
+            "expected": self.expected,
+            "got": self.got,
+            "atol": self.atol,
+            "ok": self.ok,
+            "first_bad": None if bad is None else bad.checkpoint,
+            "checkpoints": [row.to_json() for row in self.rows],
+        }
+
+
+def diff_dumps(
+    expected: str | Path,
+    got: str | Path,
+    *,
+    atol: float = 1e-4,
+    allow_different_input: bool = False,
+) -> Report:
+    """Compare the dump `got` with the dump `expected`, checkpoint by checkpoint.
+
+    A checkpoint is bad where max_abs is above `atol`, or any value on either side is NaN or
+    infinite. No more than two checkpoints are in memory. Raises `DumpError` when a side is damaged
+    or lacks a checkpoint that the other has, shapes or networks differ, or (unless
+    `allow_different_input`) their weights or inputs do.
+    """
+    a, b = read_pair(expected, got)
+    check_comparable(a, b, allow_different_input)
+    return Report(str(a), str(b), atol, tuple(_rows(a, b, atol)))
+
+
+def _rows(expected: Dump, got: Dump, atol: float) -> Iterator[Row]:
+    for file in expected.checkpoints:
+        comparison = compare(got.read(file.name), expected.read(file.name), atol)
+        yield Row(file.name, file.shape, comparison)
+
+
+def check_comparable(a: Dump, b: Dump, allow_different_input: bool | None = None) -> None:
+    """Raise `DumpError` unless two dumps have the same network, weights, input and checkpoints.
+
+    allow_different_input: true lets weights and input differ; None where nothing can.
+    """
+    instead = "" if allow_different_input is None else ", or pass --allow-different-input"
+    _same_names(
+        a.folder, [f.name for f in a.checkpoints], b.folder, [f.name for f in b.checkpoints]
+    )
+    if a.made and b.made:
+        if a.made.network != b.made.network:
+            raise DumpError(
+                f"the dumps are of different networks: '{a.folder}' of '{a.made.network}', "
+                f"'{b.folder}' of '{b.made.network}'\n  write both with the same --network"
+            )
+        for what, ours, theirs in (
+            ("weights", a.made.weights, b.made.weights),
+            ("input", a.made.input, b.made.input),
+        ):
+            if ours.sha256 != theirs.sha256 and not allow_different_input:
+                raise DumpError(
+                    f"the dumps have different {what}: '{a.folder}' {ours.source} (sha256 "
+                    f"{ours.sha256[:16]}…), '{b.folder}' {theirs.source} (sha256 "
+                    f"{theirs.sha256[:16]}…)\n"
+                    f"  write both from the same {what}{instead}"
+                )
+    for file in a.checkpoints:
+        other = b.checkpoint(file.name).shape
+        if file.shape != other:
+            raise DumpError(
+                f"checkpoint '{file.name}' has shape {file.shape} in '{a.folder}' and {other} in "
+                f"'{b.folder}'\n  write both with the same network and batch"
+            )
+
+
+def _same_names(one: Path, ours: list[str], other: Path, theirs: list[str]) -> None:
+    """Both sides hold the same checkpoints, or `DumpError`: nothing is skipped."""
+    lacks = [
+        f"'{folder}' lacks {', '.join(missing)}, which the other has"
+        for folder, missing in (
+            (one, [name for name in theirs if name not in ours]),
+            (other, [name for name in ours if name not in theirs]),
+        )
+        if missing
+    ]
+    if lacks:
+        raise DumpError(
+            "\n  ".join(
+                [
+                    "the dumps do not hold the same checkpoints",
+                    *lacks,
+                    "write both with the same --checkpoints and --fusion; nothing is skipped",
+                ]
+            )
+        )
+
+
+__all__ = [
+    "MANIFEST",
+    "Dump",
+    "Made",
+    "Report",
+    "check_comparable",
+    "checkpoint_names",
+    "diff_dumps",
+    "read_dump",
+    "read_pair",
+    "read_raw",
+    "write_dump",
+]

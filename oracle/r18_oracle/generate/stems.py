@@ -1,0 +1,107 @@
+"""What a kernel of a convolution with its max-pooling takes, as far as a few questions show.
+
+Such a kernel is often written for one stem: its windows, images of three channels, and output
+channels by the tile. Drawn at random hardly a problem would be its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from r18.backend import Kernel
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
+from r18.runtime.arena import aligned
+
+Window = tuple[int, int, int]
+"""Kernel size, stride and padding, of a square window."""
+
+WINDOWS: tuple[tuple[Window, Window], ...] = (
+    ((7, 2, 3), (3, 2, 1)),
+    ((3, 1, 1), (2, 2, 0)),
+    ((3, 2, 1), (3, 2, 1)),
+    ((5, 1, 2), (3, 2, 0)),
+    ((1, 1, 0), (3, 1, 1)),
+)
+"""Convolution and max-pooling behind it: of a ResNet's stem, of others, overlapping and not."""
+
+MULTIPLES = (1, 4, 8, 16, 32, 64)
+"""What channels may have to be a multiple of."""
+
+CHANNELS = (1, 2, 3, 4, 8, 16, 64)
+
+PIXELS = 80
+"""Pooled outputs of a channel that there must be room for: several tiles, the last one cut."""
+
+
+def takes(kernel: Kernel, problem: Problem) -> bool:
+    """Whether the kernel takes a problem; also where its refusal raises, for `runs` to find."""
+    try:
+        return kernel.refusal(problem) is None
+    except Exception:
+        return True
+
+
+def square(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Kernel size, stride and padding of both axes, as ops take them."""
+    k, s, p = window
+    return (k, k), (s, s), (p, p)
+
+
+@dataclass(frozen=True)
+class Stems:
+    """What a kernel takes; everything, where it seems to take nothing.
+
+    windows: of `WINDOWS`. channels: of the input. multiple: that output channels must be of.
+    """
+
+    windows: tuple[tuple[Window, Window], ...] = WINDOWS
+    channels: tuple[int, ...] = CHANNELS
+    multiple: int = 1
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Stems:
+        def asked(windows: tuple[Window, Window], c: int, o: int) -> bool:
+            conv = Conv2d(c, o, *square(windows[0]), bias=True, relu=True)
+            op = ConvMaxPool(conv, MaxPool2d(*square(windows[1])))
+            return takes(kernel, Problem(op, ((1, c, 32, 32),)))
+
+        windows = tuple(w for w in WINDOWS if any(asked(w, c, 64) for c in CHANNELS))
+        if not windows:
+            return cls()
+        channels = tuple(c for c in CHANNELS if asked(windows[0], c, 64))
+        multiple = next(m for m in MULTIPLES if asked(windows[0], channels[0], m))
+        return cls(windows, channels, multiple)
+
+    @property
+    def every_window(self) -> bool:
+        return self.windows == WINDOWS
+
+    def room(self, max_elements: int, max_macs: int) -> tuple[int, int]:
+        """The sizes of drawn problems, larger where the kernel's channels would fill them."""
+        if self.multiple == 1:
+            return max_elements, max_macs
+        of_conv, of_pool = self.windows[0]
+        outputs = PIXELS * self.multiple * of_pool[1] ** 2  # of the convolution
+        depth = self.channels[0] * math.prod((of_conv[0], of_conv[0]))
+        return max(max_elements, outputs), max(max_macs, outputs * depth)
+
+
+def near(problem: Problem) -> Iterator[Problem]:
+    """The problem, and others near it that a kernel for few stems may take.
+
+    Output channels rounded up, input channels three or rounded up; with a bias, with a ReLU.
+    """
+    op, shape = problem.op, problem.inputs[0]
+    assert isinstance(op, ConvMaxPool)
+    own = (op.conv.bias, op.conv.relu)
+    for bias, relu in dict.fromkeys((own, (True, op.conv.relu), (True, True))):
+        for multiple in MULTIPLES:
+            c, o = op.conv.in_channels, aligned(op.conv.out_channels, multiple)
+            for channels in dict.fromkeys((c, 3, aligned(c, multiple))):
+                conv = replace(op.conv, in_channels=channels, out_channels=o, bias=bias, relu=relu)
+                yield Problem(replace(op, conv=conv), ((shape[0], channels, *shape[2:]),))
+
+
+__all__ = ["MULTIPLES", "Stems", "Window", "near", "square", "takes"]

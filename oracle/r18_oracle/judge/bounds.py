@@ -1,0 +1,537 @@
+"""Error bounds, derived: the largest error that rounding alone can cause, element by element.
+
+Every bound is a pure function of a case and the kernel's rounding contract. Notation: y the
+float64 result, S = Σ|w||x| + |b| + |r| the sum of the magnitudes of all terms of an output, K the
+number of products in it, u the unit roundoff of a format, η its smallest subnormal,
+γ_n = nu/(1−nu).
+
+Sources
+- Higham, *Accuracy and Stability of Numerical Algorithms*, SIAM 2002: Lemma 3.1 (γ_n), §3.1 and
+  §4.2 (inner products and sums in any order), §2.2 (the model with underflow).
+- Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1: the statistical line.
+- Fasi, Higham, Mikaitis, Pranesh, PeerJ CS 7:e330, 2021: tensor cores cut sums off.
+- Lavin and Gray, arXiv:1509.09308: the Winograd transforms.
+
+Each bound also covers the float64 reference's own error, by the same formula at u = 2⁻⁵³.
+
+Infinities and NaN are judged by the semantics, not by a bound; sizes are taken over the finite
+terms alone, so that an element which ReLU brings back from −∞ to 0 still has a finite bound, and
+so that a finite part which may overflow beside an infinity is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from r18.backend import Array, RoundingContract
+from r18.errors import UsageError, unknown
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    ConvMaxPool,
+    GlobalAvgPool,
+    Normalize,
+    Problem,
+    Softmax,
+)
+from r18_oracle.cases import Case
+from r18_oracle.judge import winograd
+from r18_oracle.judge.reference import magnitude, reference
+from r18_oracle.judge.roundings import (
+    F64,
+    FORMATS,
+    TENSOR_CORE_BLOCK,
+    Format,
+    addends_of,
+    beyond_range,
+    depth_of,
+    factor_format,
+    factor_hazards,
+    factor_rounding,
+    factor_underflow,
+    finite_part,
+    format_of,
+    gamma,
+    is_split,
+    least_loss,
+    may_overflow,
+    over_window,
+    roundoff,
+    split_sum_error,
+    stored,
+    summation_error,
+    underflow,
+    window_sum,
+    with_epilogue,
+)
+
+__all__ = [
+    "DELTA",
+    "DERIVATIONS",
+    "FORMATS",
+    "TENSOR_CORE_BLOCK",
+    "Bound",
+    "Format",
+    "bound",
+    "factor_rounding",
+    "folding_error",
+    "format_of",
+    "gamma",
+    "int8_sum_is_exact",
+    "stored",
+    "summation_error",
+    "underflow",
+]
+
+DELTA = 1e-6
+"""The statistical line is crossed by a correct kernel with at most this probability a call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """Per element of the output.
+
+    largest:     |ŷ − y| cannot exceed this; 0 asks for equality.
+    statistical: the sharper line that a round-to-nearest kernel crosses with probability DELTA,
+                 never above `largest`; None where no such line is known (sums that are cut off,
+                 no sum at all).
+    overflows:   elements at which an intermediate may leave the accumulator's range, so that an
+                 infinity or NaN is no fault; None where there is no such element. Where the
+                 float64 reference or bound itself may have overflowed, `largest` is not finite.
+    """
+
+    largest: Array
+    statistical: Array | None = None
+    overflows: Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        error: Array,
+        mask: Array,
+        y: Array,
+        contract: RoundingContract,
+        statistical: Array | None = None,
+    ) -> Bound:
+        """The bound `error` of the result `y`; `mask`, broadcast, tells what may overflow."""
+        if contract.accumulate == "float64":
+            mask = mask | ~np.isfinite(error)
+            error = np.where(mask & ~np.isfinite(y), np.inf, error)
+        if not mask.any():
+            return cls(error, statistical)
+        return cls(error, statistical, np.broadcast_to(mask, y.shape))
+
+
+def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """The bound of a kernel with this contract on this case, whose float64 result is `y`.
+
+    Raises `UnknownName` for an algorithm that the oracle has no derivation for: a kernel that
+    cannot be bounded cannot be judged.
+    """
+    try:
+        derive = DERIVATIONS[contract.algorithm]
+    except KeyError:
+        raise unknown(
+            "algorithm in a rounding contract",
+            contract.algorithm,
+            DERIVATIONS,
+            hint="Give it a derivation in r18_oracle.judge.bounds before a kernel declares it.",
+        ) from None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(case.problem.op, ConvMaxPool):
+            return pooled(case, contract, y, derive)
+        return derive(case, contract, y)
+
+
+Derivation = Callable[[Case, RoundingContract, Array], Bound]
+
+
+# -- the derivations ---------------------------------------------------------------------------
+
+
+def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Convolution and linear, direct or as a matrix product, in any order of summation.
+
+    With factors ŵx̂ = wx(1 + θ), |θ| ≤ f = (1+u_in)² − 1, and c from `summation_error` over K
+    products and the addends, E ≤ c·S + (1+c)(f·Σ|w||x| + underflow), and the rounding to storage.
+    Of products of pairs: `split_sum_error`. A factor's hazard makes no NaN into anything else.
+    Statistical line: λ√K·u·S with λ = √(2 ln(2NK/δ)) over N outputs (Higham and Mary 2019), where
+    sums are rounded to nearest and factors are not rounded. int8: see `_integer_sum`.
+    """
+    depth = depth_of(case, contract)
+    if contract.accumulate == "int32":
+        return _integer_sum(case, contract, y)
+    inputs, weights = finite_part(case)
+    addends = addends_of(case)
+    products = magnitude(case.problem, inputs, weights)
+    size = products + sum(np.abs(a) for a in addends)
+    fused = 0 if contract.stored_sum else len(addends)
+    weighed = size if fused else products
+    c = summation_error(depth + fused, contract, fused)
+    factors = factor_rounding(case, contract)
+    least = underflow(depth + fused, case, contract)
+    lost = least + factor_underflow(case, contract, inputs, weights)
+    own = gamma(depth + len(addends) + 1, F64) * size
+    if is_split(case):
+        added = weighed - products if fused else 0.0
+        made = split_sum_error(case, contract, products, added, fused, inputs, weights)
+    else:
+        made = c * weighed + (1 + c) * (factors * products + lost)
+    error = made + own
+    largest, beyond = with_epilogue(case, contract, y, error)
+    statistical = None
+    if not contract.truncates and not factors:
+        terms = depth + fused + 1
+        chance = math.sqrt(2 * math.log(2 * max(1, y.size) * terms / DELTA))
+        sharp = chance * math.sqrt(terms) * roundoff(contract) * weighed + (1 + c) * lost + own
+        statistical = np.minimum(with_epilogue(case, contract, y, sharp)[0], largest)
+    hazards = factor_hazards(case, contract) & ~np.isnan(y)
+    mask = may_overflow(size, contract) | beyond | hazards
+    return Bound.of(largest, mask, y, contract, statistical)
+
+
+def _integer_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """int8 products summed in int32: exact in any order (`int8_sum_is_exact`), so the bound is 0.
+
+    Raises `UsageError` where K products may leave int32, for factors that are no int8 values, and
+    for any output but int32: no requantisation is specified yet. Bias and residual may still
+    leave int32; elements where that can happen are not judged.
+    """
+    depth = depth_of(case, contract)
+    if not int8_sum_is_exact(depth):
+        raise UsageError(f"{depth:,} products of int8 values may leave int32: no bound exists")
+    if contract.output != "int32":
+        raise UsageError(
+            f"an int32 sum stored as {contract.output} is requantised, and how is not specified"
+        )
+    inputs, weights = case.wide()
+    for factor in (inputs[0], weights[0]):
+        if not ((np.rint(factor) == factor) & (factor >= -128) & (factor <= 127)).all():
+            raise UsageError("a contract that sums in int32 multiplies int8 values alone")
+    size = magnitude(case.problem, inputs, weights) + sum(np.abs(a) for a in addends_of(case))
+    return Bound.of(np.zeros(y.shape), size > 2**31 - 1, y, contract)
+
+
+WINOGRAD_ROUNDINGS = {2: 16, 4: 26}
+"""Roundings of a term besides those of the sum over channels; see `winograd_sum`."""
+
+WINOGRAD_UNDERFLOWS = 150
+"""How many times an operation's underflow enters a transformed value; see `winograd_sum`."""
+
+
+def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Winograd F(m×m, 3×3): E ≤ γ_n·M with M = |Aᵀ|[Σ_c (|G||g||Gᵀ|)⊙(|Bᵀ||d||B|)]|A|.
+
+    n counts the roundings on the longest path of a term, for each side of each transform:
+
+    |                        | F(2×2)                     | F(4×4)                              |
+    |------------------------|----------------------------|-------------------------------------|
+    | Bᵀ d B                 | 1 addition: 2              | 5·d and 2 additions, or 3: 6        |
+    | G g Gᵀ                 | 2 additions: 4             | ⅙ or 1/24, product, 2 additions: 8  |
+    | product, sum over C    | 1 + (C − 1)                | 1 + (C − 1)                         |
+    | Aᵀ(·)A                 | 2 additions: 4             | 4 additions: 8                      |
+    | together               | C + 10                     | C + 22                              |
+
+    C + 16 and C + 26 leave room for kernels that round transformed filters once more, or scale
+    the rows of B and G against each other (M does not change then). Bias and residual add one
+    each; sums that are cut off count as in `summation_error`. Where the transformed factors are
+    rounded to a narrower format, f·M comes on top, as in `sum_of_products`.
+
+    Underflow: an operation loses at most L (η, or 2⁻¹²⁶ flushed). Through |Bᵀ||·||B|, whose rows
+    add to 10 at most, a flushed input and its sums reach a transformed value as at most
+    (100 + 40 + 4)L, through G less; so `spread`, the gain of an error of 1 in every factor and
+    product, is taken WINOGRAD_UNDERFLOWS·L times, which leaves room for the output transform.
+
+    A transform mixes a whole tile: beside an infinity or NaN, or where a transform may overflow,
+    nothing in the tile can be judged.
+    """
+    op = case.problem.op
+    if not isinstance(op, Conv2d):
+        raise UsageError(f"{contract.algorithm} is an algorithm of conv2d, not of {op.name}")
+    if op.kernel_size != (3, 3) or op.stride != (1, 1):
+        raise UsageError(f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}")
+    if is_split(case):
+        raise UsageError(f"no bound is derived for {contract.algorithm} with {case.precision}")
+    tile = {"winograd_f2x2": 2, "winograd_f4x4": 4}[contract.algorithm]
+    inputs, weights = case.wide()
+    sizes = winograd.sizes(tile, inputs[0], weights[0], op.padding)
+    addends = addends_of(case)
+    whole = sizes.magnitude + sum(np.abs(a) for a in addends)
+    steps = math.ceil(op.in_channels / TENSOR_CORE_BLOCK) if contract.truncates else 0
+    depth = op.in_channels + steps + WINOGRAD_ROUNDINGS[tile] + len(addends)
+    c = gamma(depth, roundoff(contract))
+    multiply = factor_format(case, contract)
+    lost = WINOGRAD_UNDERFLOWS * least_loss(case, contract) * (sizes.spread + 1)
+    if multiply is not None:
+        lost = lost + multiply.eta * sizes.spread
+    error = (
+        c * whole
+        + (1 + c) * (factor_rounding(case, contract) * sizes.magnitude + lost)
+        + gamma(op.depth + len(addends) + 1, F64) * whole
+    )
+    largest, beyond = with_epilogue(case, contract, y, error)
+    mask = beyond | may_overflow(np.maximum(sizes.reach, whole), contract)
+    if multiply is not None:
+        mask |= sizes.reach > multiply.largest / 2
+    return Bound.of(largest, mask, y, contract)
+
+
+def elementwise(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Add: one rounding in the accumulator's format, u|a + b|, and one to storage.
+
+    Flushed to zero, both operands and the sum may each lose a subnormal; else nothing underflows.
+    `stored_sum` says that the sum is stored before the ReLU, which is exact: nothing more.
+    """
+    if not isinstance(case.problem.op, Add):
+        raise UsageError(f"'elementwise' is a contract of add, not of {case.problem.op.name}")
+    (a, b), _ = finite_part(case)
+    flushed = 3 * least_loss(case, contract) if case.precision.flush_to_zero else 0.0
+    error = stored((roundoff(contract) + F64) * np.abs(a + b) + flushed, y, contract)
+    return Bound.of(error, beyond_range(y, error, contract.output), y, contract)
+
+
+def exact(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Ops that move or compare values (ReLU, max-pooling, relayout): not one rounding.
+
+    Flushed to zero, a subnormal value may be lost.
+    """
+    flush = format_of(contract.accumulate).tiny if case.precision.flush_to_zero else 0.0
+    return Bound(np.full(y.shape, flush))
+
+
+BATCHNORM_ROUNDINGS = 10
+"""On any term of a BatchNorm, in either form; see `batchnorm` and `scale_shift`."""
+
+
+def batchnorm(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """(x − m) / √(v + eps) · w + b, as written, or by a reciprocal root, factors in any order.
+
+    With every δ at most u: x − m rounds once; eps and v + eps round once each, which the root
+    halves; root and reciprocal once each, or a reciprocal root within 2 ulp, which is 4u (CUDA
+    C++ Programming Guide, table of `rsqrtf`); two products; the sum with b once. That is
+    1 + 1 + 4 + 2 + 1 = 9, so E ≤ γ_10·(|x − m||w|/√(v+eps) + |b|).
+    """
+    x, _, root, weight, bias, mean = _batchnorm_parts(case, contract)
+    size = np.abs(x - mean) * np.abs(weight) / root + np.abs(bias)
+    return _batchnorm_bound(case, contract, y, size)
+
+
+def scale_shift(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """x·a + c with a = w/√(v + eps) and c = b − m·a, computed first and kept as sums are.
+
+    a carries at most six roundings (v + eps 1, reciprocal root 4, product 1; see `batchnorm`);
+    x·a rounds once more and c twice (product, difference), the sum once: at most nine on any
+    term, so E ≤ γ_10·(|x||a| + |m||a| + |b|). Where m·a cancels against x·a this is much larger
+    than the bound of the form as written: that is the price of the form, and why it is declared.
+    """
+    x, _, root, weight, bias, mean = _batchnorm_parts(case, contract)
+    size = (np.abs(x) + np.abs(mean)) * np.abs(weight) / root + np.abs(bias)
+    return _batchnorm_bound(case, contract, y, size)
+
+
+def _batchnorm_bound(case: Case, contract: RoundingContract, y: Array, size: Array) -> Bound:
+    """γ_10 of the size, the reference's γ_8, and what underflows.
+
+    Each of at most 8 operations may lose L, which the factors not yet applied to it (w, 1/root, x
+    or m) carry to the result. The same factors, in whatever order, may overflow in between. What
+    one form makes of an infinite weight, or of an infinite x or m where w/root underflows, another
+    makes NaN.
+    """
+    x, inverse, _, weight, bias, mean = _batchnorm_parts(case, contract)
+    reach = 1 + np.abs(x) + np.abs(mean)
+    c = gamma(BATCHNORM_ROUNDINGS, roundoff(contract))
+    lost = 8 * least_loss(case, contract) * (1 + inverse) * (np.abs(weight) + reach)
+    error = stored((c + gamma(8, F64)) * size + (1 + c) * lost, y, contract)
+    peak = reach * np.maximum(1, inverse) * np.maximum(1, np.abs(weight)) + np.abs(bias)
+    given, parameters = case.wide()
+    faint = np.abs(weight) * np.minimum(1, inverse) < format_of(contract.accumulate).tiny
+    w, _, m, _ = (~np.isfinite(a[:, None, None]) for a in parameters)
+    wild = w | (faint & (m | ~np.isfinite(given[0])))
+    mask = may_overflow(peak, contract) | wild | beyond_range(y, error, contract.output)
+    return Bound.of(error, mask, y, contract)
+
+
+def _batchnorm_parts(case: Case, contract: RoundingContract) -> tuple[Array, ...]:
+    """x, 1/√(v + eps), √(v + eps), w, b, m, finite; all but x as columns of channels."""
+    op = case.problem.op
+    if not isinstance(op, BatchNorm):
+        raise UsageError(f"'{contract.algorithm}' is a contract of batchnorm, not of {op.name}")
+    accumulate = format_of(contract.accumulate)
+    if op.eps < accumulate.tiny / accumulate.u:
+        raise UsageError(f"an eps of {op.eps:g} is lost in {contract.accumulate}")
+    (x,), weights = finite_part(case)
+    weight, bias, mean, var = (w[:, None, None] for w in weights)
+    root = np.sqrt(var + op.eps)
+    return x, 1 / root, root, weight, bias, mean
+
+
+NORMALIZE_ROUNDINGS = 6
+"""On either term of a Normalize, in any form; see `normalize`."""
+
+
+def normalize(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """(x/255 − m)/s of bytes x, as written, by reciprocals, or as x·a + c with a and c computed.
+
+    m and s round to the accumulator's format. As written x/255 − m and its quotient by s round
+    three times, with s four, and with reciprocals of 255 and s twice more. As x·a + c, a of two
+    reciprocals has rounded four times (s, both, their product), x·a and the sum twice more; c three
+    times (m, s, quotient) and the sum once. On the range of bytes, (x − 255m)/(255s), it is five.
+    So E ≤ γ_6·(x/255 + |m|)/s: where the mean cancels against a pixel the forms do not differ,
+    since all round it.
+
+    Each of at most 6 operations may lose L; of 1/s, a or x/255 what is lost is then multiplied by
+    255 at most, or divided by s. No more than that is lost while s and 255·s are ordinary numbers,
+    as is asked of s, and of m that it can be made larger as often.
+    """
+    op = case.problem.op
+    if not isinstance(op, Normalize):
+        raise UsageError(f"'normalize' is a contract of normalize, not of {op.name}")
+    accumulate = format_of(contract.accumulate)
+    least, most = accumulate.tiny / accumulate.u, accumulate.largest * accumulate.u
+    if not all(least <= s <= most for s in op.std) or not all(abs(m) <= most for m in op.mean):
+        raise UsageError(
+            f"a mean of {op.mean} or std of {op.std} is lost in {contract.accumulate}: a std must "
+            f"be within {least:.0e} and {most:.0e}, a mean within ±{most:.0e}"
+        )
+    (x,), _ = case.wide()
+    m, s = (np.array(values)[:, None, None] for values in (op.mean, op.std))
+    size = (x / 255 + np.abs(m)) / s
+    c = gamma(NORMALIZE_ROUNDINGS, roundoff(contract))
+    lost = 6 * 255 * least_loss(case, contract) * (1 + 1 / s) * (1 + c)
+    own = gamma(NORMALIZE_ROUNDINGS, F64) * size
+    error = stored(c * size + lost + own, y, contract)
+    mask = may_overflow(size * 255, contract) | beyond_range(y, error, contract.output)
+    return Bound.of(error, mask, y, contract)
+
+
+def mean(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """The sum of n values in any order, and one division or product with a rounded reciprocal.
+
+    n − 1 additions and at most two roundings, before or after: E ≤ γ_{n+1}·Σ|x|/n. Each of n
+    products, or the quotient, may underflow; flushed inputs and sums are divided by n.
+    """
+    if not isinstance(case.problem.op, GlobalAvgPool):
+        raise UsageError(f"'mean' is a contract of gap, not of {case.problem.op.name}")
+    (x,), _ = finite_part(case)
+    n = x.shape[2] * x.shape[3]
+    size = np.abs(x).sum(axis=(2, 3))
+    c = summation_error(n + 1, contract, 1)
+    lost = (1 + c) * underflow(n + 2, case, contract)
+    error = stored((c + gamma(n + 1, F64)) * size / n + lost, y, contract)
+    mask = may_overflow(size, contract) | beyond_range(y, error, contract.output)
+    return Bound.of(error, mask, y, contract)
+
+
+EXP_ULPS = 4.0
+"""What an implementation of exp may be off by, in ulp: CUDA's expf and SLEEF's are within 2."""
+
+
+def softmax(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """exp(d_i)/Σ exp(d_j), d = x − max, formed before anything else is done to x.
+
+    d rounds once, so exp(d) carries a relative error of |d|u besides its own, EXP_ULPS·2u; an exp
+    by way of 2^(d·log₂e) rounds log₂e and the product too, another 2|d|u, and CUDA's __expf is
+    off by 2 + 1.18|d| ulp, 2.4|d|u: 4|d| covers each. So term i is off by at most
+    ρ_i = (4|d_i| + 2·EXP_ULPS)u, the sum of F of them by Σ y_jρ_j + γ_F, the quotient (or
+    reciprocal and product) by 2u more: E_i ≤ y_i·(ρ_i + Σ_j y_jρ_j + γ_F + 2u)·(1 + small), and
+    an underflow of the smallest normal in the term and in the quotient. The same in float64 for
+    the reference.
+    """
+    if not isinstance(case.problem.op, Softmax):
+        raise UsageError(f"'softmax' is a contract of softmax, not of {case.problem.op.name}")
+    (x,), _ = case.wide()
+    distance = x - x.max(axis=1, keepdims=True)
+    # Beyond 800 exp is 0 in every format, and so is the error that its argument could cause.
+    distance = np.where(np.isnan(distance), np.nan, np.minimum(np.abs(distance), 800.0))
+    u = roundoff(contract)
+    rho = (4 * distance + 2 * EXP_ULPS) * (u + F64)
+    total = (y * rho).sum(axis=1, keepdims=True)
+    features = x.shape[1]
+    relative = rho + total + gamma(features + 2, u) + gamma(features + 2, F64)
+    # e^ρ − 1 ≤ ρ + ρ² for ρ ≤ 1: products of relative errors. A quotient is at most 1.
+    error = np.minimum(y * relative * (1 + relative), 1.0)
+    error = error + 2 * format_of(contract.accumulate).tiny
+    return Bound(stored(error, y, contract))
+
+
+def pooled(case: Case, contract: RoundingContract, y: Array, derive: Derivation) -> Bound:
+    """A convolution and then the maximum over windows of it: what `derive` says of the former.
+
+    Let the convolution's outputs in a window be y_e, each computed within E_e, and m their
+    maximum, at e*. No ŷ_e is above m by more than E_e − (m − y_e), and the computed maximum is not
+    below ŷ_e* ≥ m − E_e*, so E ≤ max over the window of E_e − (m − y_e). That is at most max E_e,
+    since the maximum is 1-Lipschitz in the maximum norm, and less where what lies far below cannot
+    win. E_e covers the rounding to storage; that keeps order, so that storing before or after the
+    maximum gives the same. The three roundings of E_e − (m − y_e) in float64 are added to E_e.
+
+    The statistical line holds for every output of the convolution at once, so the same follows of
+    it. An output that may overflow to +∞ wins each window that it is in, to −∞ it loses the one
+    that is its own.
+    """
+    op = case.problem.op
+    assert isinstance(op, ConvMaxPool)
+    conv = case.of_convolution()
+    made = reference(conv.problem, *conv.wide())
+    of_conv = derive(conv, contract, made)
+
+    def of_window(error: Array) -> Array:
+        wide = np.nan_to_num(np.broadcast_to(error, made.shape), nan=np.inf, posinf=np.inf)
+        least = (y - below for below in over_window(op.pool, made, -np.inf))
+        terms = over_window(op.pool, wide * (1 + 4 * F64), 0.0)
+        found = np.zeros(y.shape)
+        for term, distance in zip(terms, least, strict=True):
+            # NaN where the maximum is infinite: no bound is asked for there.
+            found = np.fmax(found, np.where(np.isinf(term), term, term - distance))
+        return found
+
+    overflows = None
+    if of_conv.overflows is not None:
+        overflows = np.logical_or.reduce(list(over_window(op.pool, of_conv.overflows, False)))
+    line = of_conv.statistical
+    return Bound(of_window(of_conv.largest), None if line is None else of_window(line), overflows)
+
+
+DERIVATIONS: dict[str, Derivation] = {
+    "sum": sum_of_products,
+    "winograd_f2x2": winograd_sum,
+    "winograd_f4x4": winograd_sum,
+    "elementwise": elementwise,
+    "exact": exact,
+    "batchnorm": batchnorm,
+    "scale_shift": scale_shift,
+    "mean": mean,
+    "softmax": softmax,
+    "normalize": normalize,
+}
+
+
+# -- bounds that no kernel declares ------------------------------------------------------------
+
+
+def folding_error(
+    problem: Problem, x: Array, weight: Array, bias: Array, u: float, eta: float = 0.0
+) -> Array:
+    """What rounding a folded weight and bias to unit roundoff u changes in the convolution.
+
+    ŵ = w(1+δ) + η' and b̂ = b(1+δ') + η'', so |Δy| ≤ u·(Σ|w||x| + |b|) + η/2·(Σ|x| + 1), with η
+    the smallest subnormal of the format: folded weights are often subnormal in float16. x
+    (N,C,H,W), weight OIHW, bias (O,), float64, the folded values before rounding; returns
+    (N,O,OH,OW). The fold itself is computed in float64, like the reference.
+    """
+    size = magnitude(problem, (x,), (weight,))
+    least = eta / 2 * (window_sum(problem, np.abs(x)) + 1) if eta else 0.0
+    return u * (size + np.abs(bias)[:, None, None]) + least
+
+
+def int8_sum_is_exact(depth: int) -> bool:
+    """Whether `depth` products of int8 values cannot leave int32: K ≤ ⌊(2³¹−1)/2¹⁴⌋ = 131,071.
+
+    |a·b| ≤ 2¹⁴ for a, b in [−128, 127]; integer sums in range are exact in any order, so the bound
+    of an int8 convolution before requantisation is zero.
+    """
+    return depth <= (2**31 - 1) // 2**14

@@ -1,0 +1,185 @@
+"""Judging one output against the reference: equality, or the derived bound."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Array, RoundingContract
+from r18.graph.ops import ConvMaxPool, Op, Problem
+from r18.graph.precision import dtype_of
+from r18_oracle.cases import Case
+from r18_oracle.judge.bounds import Bound, bound
+from r18_oracle.judge.pictures import error_map
+from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, reference
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found.
+
+    ok:         every judged element is right.
+    ratio:      max(error / bound); above 1 is a fault. Infinite for a wrong element whose bound
+                is 0 and for a NaN where the reference has none.
+    sharp:      max(error / statistical line), or None where there is none: above 1 is a warning.
+    resolution: an error of this size, relative to the root mean square of the result, would have
+                been seen at every judged element (twice the bound); None for an exact check.
+    unjudged:   elements where an intermediate may overflow, and did: an infinity or NaN came out.
+    coordinate, got, expected, allowed: the worst element.
+    picture:    where the error sits (`r18_oracle.judge.pictures`), of a fault.
+    """
+
+    ok: bool
+    ratio: float
+    sharp: float | None
+    resolution: float | None
+    unjudged: int
+    coordinate: tuple[int, ...]
+    got: float
+    expected: float
+    allowed: float
+    picture: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a right kernel computes from a case: the float64 result, and how far it may be off."""
+
+    y: Array
+    limits: Bound
+
+    @property
+    def nbytes(self) -> int:
+        limits = self.limits
+        arrays = (self.y, limits.largest, limits.statistical, limits.overflows)
+        return sum(a.nbytes for a in arrays if a is not None)
+
+
+class Answers:
+    """Answers by what they follow from, at most so many bytes: those asked for last.
+
+    Kernels of one contract are asked the same questions, and an answer costs two convolutions in
+    float64. No kernel can ask while it runs (`KernelRunning`).
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._nbytes = 0
+        self._known: OrderedDict[Hashable, Answer] = OrderedDict()
+
+    def get(self, key: Hashable) -> Answer | None:
+        """The answer, or None where it is not remembered."""
+        no_kernel_running()
+        if key in self._known:
+            self._known.move_to_end(key)
+        return self._known.get(key)
+
+    def put(self, key: Hashable, answer: Answer) -> None:
+        """Remember an answer, and forget those that were asked for longest ago."""
+        self._known[key] = answer
+        self._nbytes += answer.nbytes
+        while self._nbytes > self._most:
+            self._nbytes -= self._known.popitem(last=False)[1].nbytes
+
+
+ANSWERS = Answers(256 << 20)  # ResNet-18's convolutions at batch 1, and all that is drawn
+
+
+def judge(
+    case: Case,
+    contract: RoundingContract,
+    got: Array,
+    *,
+    exact: bool = False,
+    key: Hashable | None = None,
+) -> Judgement:
+    """Compare an output (logical shape, storage dtype) with the float64 reference.
+
+    With `exact`, the result must equal the reference, rounded to storage as the contract says: no
+    bound is asked for, and the inputs are such that nothing can overflow. Else raises
+    `UnknownName` for a contract that has no derivation.
+
+    key: what case, contract and `exact` follow from; the answer to it is remembered.
+    """
+    answer = None if key is None else ANSWERS.get(key)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        if answer is None:
+            answer = _answer(case, contract, exact)
+            if key is not None:
+                ANSWERS.put(key, answer)
+        return _compare(got.astype(np.float64), answer.y, answer.limits, exact, case.problem.op)
+
+
+def _answer(case: Case, contract: RoundingContract, exact: bool) -> Answer:
+    y = reference(case.problem, *case.wide())
+    if not exact:
+        return Answer(y, bound(case, contract, y))
+    return Answer(_rounded(case, contract, y), Bound(np.zeros(1)))
+
+
+def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
+    """An exact result as the kernel stores it: once, or before and after an epilogue."""
+    storage = dtype_of(contract.output)
+    op = case.problem.op
+    if isinstance(op, ConvMaxPool):
+        conv = case.of_convolution()
+        made = _rounded(conv, contract, reference(conv.problem, *conv.wide()))
+        return reference(Problem(op.pool, (made.shape,)), (made,), ())
+    if contract.stored_sum and contract.algorithm == "sum":
+        inputs, weights = case.wide()
+        total = pre_epilogue(case.problem, inputs, weights).astype(storage).astype(np.float64)
+        if getattr(op, "bias", True):
+            total += weights[1][:, None, None] if total.ndim == 4 else weights[1]
+        if getattr(op, "residual", False):
+            total += inputs[1]
+        y = np.maximum(total, 0) if getattr(op, "relu", False) else total
+    return y.astype(storage).astype(np.float64)
+
+
+def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgement:
+    finite = np.isfinite(y)
+    error = np.abs(got - y)
+    largest = np.broadcast_to(limits.largest, y.shape)
+    ratio = np.where(error == 0, 0.0, error / largest)
+    # NaN in `error` means a NaN or an unlike infinity on either side: right only where both agree.
+    same = (np.isnan(got) & np.isnan(y)) | (got == y)
+    ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
+    judged = np.ones(y.shape, bool)
+    if limits.overflows is not None:
+        # No later operation brings back what has overflowed, but for a ReLU, which makes −∞ zero,
+        # and max-pooling, where another wins over −∞ and the result is too low; so whatever else
+        # is finite there did not overflow, and is judged.
+        lost = ~np.isfinite(got) | ~np.isfinite(largest)
+        if isinstance(op, ConvMaxPool):
+            lost |= got < y
+        elif getattr(op, "relu", False):
+            lost |= got == 0
+        judged = ~(limits.overflows & lost)
+    ratio = np.where(judged, ratio, 0.0)
+    worst = np.unravel_index(int(np.argmax(ratio)), y.shape)
+    sharp = None
+    compared = judged & finite & np.isfinite(error)
+    if limits.statistical is not None and compared.any():
+        line = limits.statistical[compared]
+        sharp = float(np.max(np.where(error[compared] == 0, 0.0, error[compared] / line)))
+    resolution = None
+    if not exact and compared.any():
+        rms = float(np.sqrt(np.mean(np.square(y[compared]))))
+        resolution = float(2 * np.max(largest[compared]) / rms) if rms > 0 else None
+    peak = float(ratio[worst])
+    return Judgement(
+        ok=peak <= 1.0,
+        ratio=peak,
+        sharp=sharp,
+        resolution=resolution,
+        unjudged=int(y.size - judged.sum()),
+        coordinate=tuple(int(i) for i in worst),
+        got=float(got[worst]),
+        expected=float(y[worst]),
+        allowed=float(largest[worst]),
+        picture=None if peak <= 1.0 else error_map(ratio, [int(i) for i in worst]),
+    )

@@ -1,0 +1,392 @@
+"""A whole network on a backend against float64, checkpoint by checkpoint, with two errors each.
+
+- Propagated: the backend ran from the image. It is what the user sees, and may be at most a
+  declared multiple of what PyTorch's own arithmetic loses in the same precision.
+- Teacher-forced: each step of the plan is given the reference's values, rounded to its storage,
+  and judged by its derived bound. It tells where a propagated error came from.
+
+The reference, PyTorch's own network and the backend's checkpoints are streamed side by side, in
+batches: no more than one checkpoint of each is held, besides what the network itself still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from r18.backend import Array, Backend, CompileOptions, Kernel, Program
+from r18.errors import R18Error, ShapeError, UsageError
+from r18.evaluate.margins import Allowance, Call, calls, multiple
+from r18.graph.ops import ConvMaxPool, Normalize, Problem
+from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pool
+from r18.graph.precision import precision as precision_of
+from r18.graph.schedule import Schedule
+from r18.runtime.executor import Plan, PlannedStep
+from r18.runtime.fusing import schedule_for
+from r18.weights.synthetic import IMAGE_NOISE, normal
+from r18_oracle.cases import Case
+from r18_oracle.check.call import Observation, observe
+from r18_oracle.dumps.dumps import checkpoint_names
+from r18_oracle.judge.reference import kernel_running
+from r18_oracle.judge.verdict import judge
+from r18_oracle.network.checkpoint_report import (
+    UNTAPPED,
+    CheckpointError,
+    CheckpointReport,
+    StepError,
+    TopOne,
+    findings_of,
+    text,
+)
+from r18_oracle.network.images import Images
+from r18_oracle.network.losses import LossSums
+from r18_oracle.network.walks import Walk, pytorch_walk, reference_walk
+
+DEFAULT_BATCH = 4
+"""Images a run; more are taken in several runs, so that memory does not grow with them."""
+
+
+def compare_checkpoints(
+    backend: Backend,
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    images: Images,
+    *,
+    precision: str = "fp32",
+    fusion: str = "all",
+    batch: int | None = None,
+    taps: str | Sequence[str] = "canonical",
+    kernels: Mapping[str, str] | None = None,
+    pixels: Normalize | None = None,
+    backend_name: str | None = None,
+    seed: int = 0,
+    progress: Callable[[str, Problem | None], None] | None = None,
+) -> CheckpointReport:
+    """Run a schedule (at level `none`) on a backend and compare it with float64.
+
+    batch:    images a run; `DEFAULT_BATCH`, or all of them if fewer. A remainder is a smaller run.
+    taps:     as in `checkpoint_names`, of the schedule at that fusion level; of "all", those that
+              the backend's plans hold.
+    kernels:  overrides, as in `CompileOptions`.
+    pixels:   as in `CompileOptions`: the images are bytes, and float64 begins with the same bytes.
+    backend_name, seed: what findings name, so that they can be replayed.
+    progress: called with what is about to run: a step and its problem, or a program and None.
+
+    What a kernel raises when it is called alone is a finding. Raises what compiling and running
+    the program raise; `UnknownName` for a tap that the fused schedule lacks; `UsageError` for
+    weights and images that give no finite result in float64 or in the precision; `R18Error` for
+    a plan that does not make the schedule's values with the backend's kernels.
+    """
+    images.check(schedule)
+    count = images.batch
+    options = CompileOptions(
+        batch=min(count, DEFAULT_BATCH) if batch is None else min(count, batch),
+        precision=precision,
+        fusion=fusion,
+        kernels=dict(kernels or {}),
+        pixels=pixels,
+    )
+    firsts = range(0, count, options.batch)
+    sizes = {min(options.batch, count - first) for first in firsts}
+    names = _names(backend, schedule, options, taps, sizes)
+    comparison = _Comparison(backend, schedule, weights, names, options, progress)
+    try:
+        for first in firsts:
+            comparison.add(images.values[first : first + options.batch], first)
+    finally:
+        comparison.close()
+    name = backend_name or backend.name
+    steps = tuple(comparison.steps.values())
+    rows = comparison.rows()
+    return CheckpointReport(
+        backend=name,
+        network=schedule.name,
+        precision=precision,
+        fusion=fusion,
+        images=count,
+        batch=options.batch,
+        source=images.source,
+        multiple=comparison.multiple,
+        checkpoints=rows,
+        steps=steps,
+        top1=comparison.top1(rows),
+        findings=findings_of(name, schedule, options, seed, steps, rows),
+    )
+
+
+def _names(
+    backend: Backend,
+    schedule: Schedule,
+    options: CompileOptions,
+    taps: str | Sequence[str],
+    batches: Collection[int],
+) -> list[str]:
+    """The checkpoints meant, without those that "all" would name though a plan has fused them."""
+    names = checkpoint_names(_begun(fuse(schedule, options.fusion), options), taps)
+    if taps != "all":
+        return names
+    plans = [schedule_for(backend, schedule, replace(options, batch=size)) for size in batches]
+    return [name for name in names if all(name in plan.taps for plan in plans)]
+
+
+def _begun(schedule: Schedule, options: CompileOptions) -> Schedule:
+    """The schedule from where the program begins."""
+    return schedule if options.pixels is None else from_pixels(schedule, options.pixels)
+
+
+class _Comparison:
+    """What has been seen so far, over batches; nothing here grows with images or values."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        schedule: Schedule,
+        weights: Mapping[str, Array],
+        names: Sequence[str],
+        options: CompileOptions,
+        progress: Callable[[str, Problem | None], None] | None,
+    ) -> None:
+        self._precision = precision_of(options.precision)
+        Allowance.of(self._precision, 1)  # raises where there is none
+        self._backend, self._schedule, self._weights = backend, schedule, weights
+        self._options = options
+        self._progress = progress or (lambda name, problem: None)
+        fused = _begun(fuse(schedule, options.fusion), options)
+        self._walked, self._fused = _begun(schedule, options), fused
+        self._values = {name: fused.value_of(name) for name in names}
+        self._values[UNTAPPED] = fused.output
+        self._pytorch = pytorch_walk(self._walked, fused, weights, self._precision)
+        self._read = fold_weights(fused, weights)
+        self._open: list[Program] = []
+        self._programs: dict[int, tuple[Program, Program]] = {}  # by batch
+        self._sums = {name: LossSums() for name in self._values}
+        self._since: dict[str, dict[str, None]] = {}  # steps since the previous checkpoint
+        self._calls: list[Call] = []
+        self.steps: dict[str, StepError] = {}
+        self.multiple = multiple((), self._precision)
+
+    def close(self) -> None:
+        for program in self._open:
+            program.close()
+
+    def add(self, images: Array, first: int) -> None:
+        """One batch, of which the first image is number `first`."""
+        tapped, plain = self._compiled(len(images))
+        plan = tapped.plan
+        self._progress(f"program at batch {len(images)}", None)
+        with kernel_running():
+            output = plain(images)
+            tapped.load(images)
+            tapped.launch()
+            tapped.synchronize()
+        reads = [plan.tensors[key].value for step in plan.steps for key in step.inputs]
+        compared = set(self._values.values())
+        reference = reference_walk(self._walked, self._weights, images, [*reads, *compared])
+        own = self._pytorch(images, compared)
+        steps: dict[str, None] = {}
+
+        def compare(value: str) -> None:
+            if value not in compared:
+                return
+            compared.remove(value)
+            self._compare(value, reference, own, tapped, output, first)
+            self._since.setdefault(value, {}).update(steps)
+            steps.clear()
+
+        compare(self._fused.input)
+        for step in plan.steps:
+            steps[step.name] = None
+            self._progress(step.name, step.problem)
+            self._force(
+                step, tuple(reference.take(plan.tensors[k].value) for k in step.inputs), first
+            )
+            compare(plan.tensors[step.output].value)
+
+    def _compiled(self, batch: int) -> tuple[Program, Program]:
+        """The programs with and without taps."""
+        if batch not in self._programs:
+            self._progress(f"compiling at batch {batch}", None)
+            tapped = self._compile(batch, tuple(name for name in self._values if name != UNTAPPED))
+            self._programs[batch] = tapped, self._compile(batch, ())
+            _check_plan(self._backend, self._fused, tapped.plan, batch)
+            algorithms = {step.kernel.contract.algorithm for step in tapped.plan.steps}
+            self.multiple = max(self.multiple, multiple(algorithms, self._precision))
+        return self._programs[batch]
+
+    def _compile(self, batch: int, taps: tuple[str, ...]) -> Program:
+        options = replace(self._options, batch=batch, taps=taps)
+        with kernel_running():
+            program = self._backend.compile(self._schedule, self._weights, options)
+        self._open.append(program)
+        return program
+
+    def _force(self, step: PlannedStep, inputs: tuple[Array, ...], first: int) -> None:
+        """Call the step's kernel alone, on the reference's values; keep the worst of its calls."""
+        weights = tuple(self._read[name] for name in step.weights)
+        case = Case.of(step.kernel, step.problem, inputs, weights)
+        found = StepError(step.name, step.kernel.id, step.problem, first)
+        try:
+            seen = observe(self._backend, step.kernel, case)
+        except Exception as error:  # whatever a kernel raises is what it did wrong
+            found = replace(found, check="runs", message=f"raised {type(error).__name__}: {error}")
+        else:
+            found = _judged(found, case, step.kernel, seen)
+        before = self.steps.get(step.name)
+        if before is None or found.ratio > before.ratio:
+            self.steps[step.name] = found
+
+    def _compare(
+        self, value: str, reference: Walk, own: Walk, tapped: Program, output: Array, first: int
+    ) -> None:
+        """Bring one value over from the backend, under each of its names."""
+        expected = reference.take(value)
+        names = [name for name, of in self._values.items() if of == value]
+        lost = own.take(value)
+        for name in names:
+            self._sums[name].add_own(lost, expected)
+        del lost
+        for name in names:
+            with kernel_running():
+                got = output if name == UNTAPPED else tapped.fetch(name)
+            if got.shape != expected.shape:
+                raise ShapeError(
+                    f"backend '{self._backend.name}' gave checkpoint '{name}' as {got.shape}, "
+                    f"'{self._schedule.name}' makes it {expected.shape}"
+                )
+            self._sums[name].add(got, expected, first)
+            if name == "logits" and expected.ndim == 2 and expected.shape[1] > 1:
+                self._calls += calls(got, expected, first)
+
+    def rows(self) -> tuple[CheckpointError, ...]:
+        allowance = Allowance.of(self._precision, self.multiple)
+        return tuple(
+            CheckpointError(
+                name,
+                value,
+                self._sums[name].loss(allowance),
+                max(
+                    (self.steps[step] for step in self._since[value]),
+                    key=lambda step: step.ratio,
+                    default=None,
+                ),
+                tuple(self._since[value]),
+            )
+            for name, value in self._values.items()
+        )
+
+    def top1(self, rows: tuple[CheckpointError, ...]) -> TopOne | None:
+        logits = next((row for row in rows if row.name == "logits"), None)
+        if logits is None or not self._calls:
+            return None
+        bound = logits.loss.allowed_max
+        return TopOne(
+            len(self._calls),
+            bound,
+            tuple(c for c in self._calls if c.is_tie(bound)),
+            tuple(c for c in self._calls if not c.is_tie(bound) and c.got != c.first),
+        )
+
+
+def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> StepError:
+    """What a call left behind, and its output by its bound."""
+    for check, wrong in (
+        ("global_state", seen.process),
+        ("guard_zones", seen.trespass),
+        ("inputs_unchanged", seen.changed),
+    ):
+        if wrong:
+            return replace(step, check=check, message=wrong)
+    judged = judge(case, kernel.contract, seen.output)
+    if not judged.ok:
+        message = f"error exceeds the bound (error/bound {judged.ratio:.3g})"
+        step = replace(step, check="checkpoint", message=message)
+    return replace(
+        step,
+        ratio=judged.ratio,
+        sharp=judged.sharp,
+        coordinate=judged.coordinate,
+        got=judged.got,
+        expected=judged.expected,
+        bound=judged.allowed,
+        picture=judged.picture,
+    )
+
+
+def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
+    """Every step of the schedule is a launch of a kernel that the backend offers for it.
+
+    Where the plan makes a max-pooling's value together with its convolution, so does the schedule.
+    """
+    known = {kernel.id for kernel in backend.kernels()}
+    planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
+    pooled = {v for v, step in planned.items() if isinstance(step.problem.op, ConvMaxPool)}
+    fused = fuse_pool(fused, lambda step, pool: step.output in pooled)
+    problems = fused.problems(batch)
+    for step in fused.steps:
+        made = planned.get(step.output)
+        if made is None or made.problem != problems[step.name]:
+            found = "nothing" if made is None else str(made.problem)
+            raise R18Error(
+                f"backend '{backend.name}': its plan makes '{step.output}' by {found}, "
+                f"'{fused.name}' at level '{fused.level}' by {problems[step.name]}"
+            )
+    for launch in plan.steps:
+        reason = launch.kernel.refusal(launch.problem)
+        if launch.kernel.id not in known or reason is not None:
+            raise R18Error(
+                f"backend '{backend.name}': step '{launch.name}' of its plan names the kernel "
+                f"'{launch.kernel.id}', which "
+                + (f"refuses its problem: {reason}" if reason else "the backend does not list")
+            )
+
+
+# -- input -------------------------------------------------------------------------------------
+
+
+def seeded_images(schedule: Schedule, count: int, seed: int = 0) -> Images:
+    """Noise at several scales, as photographs have it: the same bits on every machine.
+
+    Of about unit variance; every other image has little fine noise, which averages out by the
+    global pooling and would leave all of them alike. An image is the same whatever the count.
+    Raises `UsageError` for a count or seed that is none.
+    """
+    if count < 1 or seed < 0:
+        raise UsageError(f"count must be at least 1 and seed at least 0, got {count} and {seed}")
+    channels, *extents = schedule.input_shape
+    values = np.empty((count, channels, *extents), np.float32)
+    for index in range(count):
+        total = np.zeros((channels, *extents))
+        for scale, std in IMAGE_NOISE.items():
+            coarse = (channels, *(-(-extent // scale) for extent in extents))
+            noise = normal(seed, f"image {index}/{scale}", coarse, std)
+            if scale == 1 and index % 2:
+                noise *= 0.25
+            for axis in range(1, noise.ndim):
+                noise = noise.repeat(scale, axis=axis)
+            total += noise[tuple(map(slice, total.shape))]
+        values[index] = total
+    return Images(values, f"images of seed {seed}")
+
+
+def seeded_pixels(schedule: Schedule, count: int, normalize: Normalize, seed: int = 0) -> Images:
+    """Those of `seeded_images` as the nearest bytes that `normalize` makes into them."""
+    images = seeded_images(schedule, count, seed)
+    mean, std = (np.array(values)[:, None, None] for values in (normalize.mean, normalize.std))
+    shades = np.clip(np.rint(255 * (images.values * std + mean)), 0, 255)
+    return Images(shades.astype(np.uint8), f"pixels of seed {seed}")
+
+
+__all__ = [
+    "DEFAULT_BATCH",
+    "UNTAPPED",
+    "CheckpointError",
+    "CheckpointReport",
+    "StepError",
+    "TopOne",
+    "compare_checkpoints",
+    "seeded_images",
+    "seeded_pixels",
+    "text",
+]

@@ -1,0 +1,129 @@
+"""What programs are run on: seeded images, photographs, or raw values from a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from r18.errors import ShapeError, UsageError
+from r18.graph.ops import Shape
+from r18.graph.schedule import IMAGE, Schedule
+from r18.images.preprocess import Preprocess, preprocess_batch
+from r18.weights.synthetic import normal
+
+LEVEL = 2.0
+"""Standard deviation of the channels' levels behind a ReLU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A batch, (N, …) float32 and finite, or uint8 pixels, and where it came from in words.
+
+    Raises `UsageError` for values that are not finite, and for an empty batch.
+    """
+
+    values: NDArray[Any]
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.values.size == 0:
+            raise UsageError(f"the input '{self.source}' is empty: {self.values.shape}")
+        bad = int((~np.isfinite(self.values)).sum())
+        if bad:
+            raise UsageError(
+                f"the input '{self.source}' holds {bad} values that are NaN or infinite; "
+                "checkpoints of it would prove nothing"
+            )
+
+    @property
+    def batch(self) -> int:
+        return len(self.values)
+
+    def check(self, schedule: Schedule) -> None:
+        """Raise `ShapeError` unless these are inputs of the schedule."""
+        if self.values.shape[1:] != schedule.input_shape:
+            raise ShapeError(
+                f"the input '{self.source}' has samples of {self.values.shape[1:]}, "
+                f"'{schedule.name}' takes {schedule.input_shape}"
+            )
+
+
+def seeded(schedule: Schedule, batch: int = 1, seed: int = 0) -> Images:
+    """Seeded samples: the same bits on every machine, a sample the same in every batch.
+
+    For a whole network they are standard normal. A slice that begins behind a ReLU gets what such
+    a place sees: each channel of a sample has its own level, and negative values become 0. Without
+    levels global averages would all be alike, and so would the classes behind them.
+
+    Raises `UsageError` for a batch or seed that is none.
+    """
+    if batch < 1 or seed < 0:
+        raise UsageError(f"batch must be at least 1 and seed at least 0, got {batch} and {seed}")
+    shape = schedule.input_shape
+    values = np.stack([normal(seed, f"sample {index}", shape, 1.0) for index in range(batch)])
+    if schedule.input != IMAGE:
+        channels = (shape[0], *(1 for _ in shape[1:]))
+        values += np.stack([normal(seed, f"level {i}", channels, LEVEL) for i in range(batch)])
+        values = np.maximum(values, 0)
+    return Images(values.astype(np.float32), f"seed {seed}")
+
+
+def photographs(files: Sequence[str | Path], preprocess: Preprocess) -> Images:
+    """Preprocessed image files, in order. Raises `ImageError`."""
+    return Images(preprocess_batch(files, preprocess), ", ".join(Path(f).name for f in files))
+
+
+def raw_file(path: str | Path, sample: Shape) -> Images:
+    """Little-endian float32 values of whole samples of that shape; their number is the batch.
+
+    Raises `UsageError` when the file cannot be read or its size fits no batch.
+    """
+    path = Path(path)
+    nbytes = math.prod(sample) * 4
+    try:
+        size = path.stat().st_size
+        if size == 0 or size % nbytes:
+            raise UsageError(
+                f"the input '{path}' has {size} bytes, expected a multiple of {nbytes}: "
+                f"samples of {sample} in float32"
+            )
+        values = np.fromfile(path, "<f4").astype(np.float32, copy=False)
+    except OSError as error:
+        raise UsageError(f"the input '{path}' cannot be read: {error.strerror}") from None
+    return Images(values.reshape(-1, *sample), path.name)
+
+
+def chosen(
+    schedule: Schedule,
+    preprocess: Preprocess,
+    *,
+    files: Sequence[str | Path] = (),
+    raw: str | Path | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+) -> Images:
+    """Photographs if any are named, else a raw file if one is, else seeded samples (of batch 1).
+
+    Raises `UsageError` for both at once, and for a `batch` that is not that of the files; what the
+    three functions raise.
+    """
+    if files and raw is not None:
+        raise UsageError("--image and --input are two sources of one input: give one of them")
+    if not files and raw is None:
+        return seeded(schedule, 1 if batch is None else batch, seed)
+    images = photographs(files, preprocess) if raw is None else raw_file(raw, schedule.input_shape)
+    if batch not in (None, images.batch):
+        raise UsageError(
+            f"--batch {batch} does not fit the {images.batch} samples of '{images.source}'; "
+            "leave --batch out"
+        )
+    return images
+
+
+__all__ = ["Images", "chosen", "photographs", "raw_file", "seeded"]

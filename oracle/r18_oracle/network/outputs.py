@@ -1,0 +1,154 @@
+"""What the contenders of a benchmark put out, against float64: backends and peers by one rule.
+
+The rule of the checkpoints, at the only one that every contender has, its output: it may lose at
+most a declared multiple of what PyTorch's own arithmetic loses (`r18.evaluate.margins`). What keeps
+it has the right top-1 too, wherever the reference's margin is wider than twice that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from r18.backend import FUSION_LEVELS, Array
+from r18.bench.contenders import Compiled
+from r18.bench.timing import Contender, Runner
+from r18.errors import ShapeError
+from r18.evaluate.margins import Allowance, multiple
+from r18.graph.passes import fuse
+from r18.graph.precision import precision as precision_of
+from r18.graph.schedule import Schedule
+from r18_oracle.judge.reference import kernel_running
+from r18_oracle.network.checkpoints import seeded_images
+from r18_oracle.network.losses import Loss, LossSums
+from r18_oracle.network.walks import pytorch_walk, reference_walk
+
+IMAGES = 2
+"""Different images at most; a larger batch holds each of them several times."""
+
+
+def output_loss(
+    contender: Contender,
+    runner: Runner,
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    seed: int = 0,
+) -> Loss:
+    """Run a contender that was made of a schedule (at level `none`) on seeded images.
+
+    Raises what running raises; `UsageError` for weights that give no finite result in float64 or
+    in the precision; `UnknownName` for a precision that is not stored in floating point;
+    `ShapeError` for an output of another shape.
+    """
+
+    def run(images: Array) -> Array:
+        runner.load(images)
+        runner.run()
+        return runner.fetch()
+
+    level = contender.fusion if contender.fusion in FUSION_LEVELS else "none"
+    yardstick = Yardstick(schedule, weights, contender.precision, seed)
+    return yardstick.loss(contender.name, contender.shape[0], run, level, _algorithms(runner))
+
+
+class Yardstick:
+    """What is right on seeded images, and what PyTorch's own arithmetic loses in a precision.
+
+    schedule: at level `none`. Raises `UnknownName` for a precision that is not stored in floating
+    point.
+    """
+
+    def __init__(
+        self, schedule: Schedule, weights: Mapping[str, Array], precision: str, seed: int = 0
+    ) -> None:
+        self._schedule = schedule
+        self._weights = weights
+        self._precision = precision_of(precision)
+        self._seed = seed
+        self._expected: dict[int, Array] = {}
+        self._own: dict[tuple[int, str], Array] = {}
+        Allowance.of(self._precision, 1)
+
+    def loss(
+        self,
+        name: str,
+        batch: int,
+        run: Callable[[Array], Array],
+        level: str,
+        algorithms: Iterable[str],
+    ) -> Loss:
+        """Of what `run` makes of a batch of images, with kernels of these algorithms.
+
+        name: in messages. level: how it is fused, which says how often a narrow format rounds.
+
+        Raises what `run` raises; `UsageError` for weights that give no finite result in float64 or
+        in the precision; `ShapeError` for an output of another shape.
+        """
+        count = min(batch, IMAGES)
+        images = seeded_images(self._schedule, count, self._seed).values
+        filled = np.arange(batch) % count
+        with kernel_running():
+            got = run(images[filled])
+        own, expected = self._walked(images, level)
+        if got.shape != expected[filled].shape:
+            raise ShapeError(
+                f"'{name}' put out {got.shape}, '{self._schedule.name}' makes it "
+                f"{expected[filled].shape}"
+            )
+        sums = LossSums()
+        sums.add_own(own[filled], expected[filled])
+        sums.add(got, expected[filled], 0)
+        return sums.loss(Allowance.of(self._precision, multiple(algorithms, self._precision)))
+
+    def _walked(self, images: Array, level: str) -> tuple[Array, Array]:
+        """The output in PyTorch's own arithmetic, and in float64; each is walked to once."""
+        schedule, count = self._schedule, len(images)
+        value = schedule.output
+        if (count, level) not in self._own:
+            walk = pytorch_walk(schedule, fuse(schedule, level), self._weights, self._precision)
+            self._own[count, level] = walk(images, [value]).take(value)
+        if count not in self._expected:
+            walked = reference_walk(schedule, self._weights, images, [value])
+            self._expected[count] = walked.take(value)
+        return self._own[count, level], self._expected[count]
+
+
+def judge_of(
+    schedule: Schedule, weights: Mapping[str, Array], precisions: Iterable[str]
+) -> Callable[[Contender, Runner], float]:
+    """The `judge` of `r18.bench.timing.bench`: each contender's loss in parts of what it may lose.
+
+    Raises `UnknownName` for a precision that it could not judge, before anything is timed.
+    """
+    for name in precisions:
+        Allowance.of(precision_of(name), 1)
+
+    def judge(contender: Contender, runner: Runner) -> float:
+        return _ratio(output_loss(contender, runner, schedule, weights))
+
+    return judge
+
+
+def drop_in_judge(
+    schedule: Schedule, weights: Mapping[str, Array], precision: str
+) -> Callable[[str, int, Callable[[Array], Array], str, Iterable[str]], float]:
+    """The `judge` of `r18.bench.profile.profile`, by the same rule; its arguments are `Yardstick.loss`'s.
+
+    Raises `UnknownName` for a precision that it could not judge.
+    """
+    yardstick = Yardstick(schedule, weights, precision)
+    return lambda *asked: _ratio(yardstick.loss(*asked))
+
+
+def _ratio(loss: Loss) -> float:
+    return loss.ratio if loss.nonfinite == 0 else np.inf
+
+
+def _algorithms(runner: Runner) -> set[str]:
+    """Those that kernels declare; a peer declares none."""
+    steps = runner.program.plan.steps if isinstance(runner, Compiled) else ()
+    return {step.kernel.contract.algorithm for step in steps}
+
+
+__all__ = ["IMAGES", "Yardstick", "drop_in_judge", "judge_of", "output_loss"]

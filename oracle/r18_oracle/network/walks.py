@@ -1,0 +1,194 @@
+"""Two walks through a network without any backend: in float64, and as PyTorch's own float32.
+
+A walk makes its values one step at a time, when they are asked for, and drops each after its last
+reader: what is alive at a time is what the network itself still needs, whatever is compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from r18.backend import Array
+from r18.errors import UsageError
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    ConvMaxPool,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Op,
+    Problem,
+    ReLU,
+    Softmax,
+)
+from r18.graph.passes import fold_weights
+from r18.graph.precision import Precision
+from r18.graph.schedule import Schedule, Step
+from r18_oracle.judge.reference import reference
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Walk:
+    """The values of a schedule for one batch, in step order.
+
+    takes: every value that `take` will be asked for, as often as it will be.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        images: Array,
+        compute: Callable[[Step, tuple[Array, ...]], Array],
+        takes: Iterable[str],
+    ) -> None:
+        self._steps = iter(schedule.steps)
+        self._compute = compute
+        self._readers = Counter(takes)
+        self._readers.update(value for step in schedule.steps for value in step.inputs)
+        self._values = {schedule.input: images}
+
+    def take(self, value: str) -> Array:
+        """The value, walking on until it is made. Raises `KeyError` when it was not announced."""
+        while value not in self._values:
+            step = next(self._steps, None)
+            if step is None:
+                raise KeyError(value)
+            made = self._compute(step, tuple(self._read(name) for name in step.inputs))
+            if self._readers[step.output]:
+                self._values[step.output] = made
+        return self._read(value)
+
+    def _read(self, value: str) -> Array:
+        array = self._values[value]
+        self._readers[value] -= 1
+        if not self._readers[value]:
+            del self._values[value]
+        return array
+
+
+def reference_walk(
+    schedule: Schedule, weights: Mapping[str, Array], images: Array, takes: Iterable[str]
+) -> Walk:
+    """In float64, from the given weights and images; the schedule at level `none`.
+
+    `take` raises `UsageError` where a value is not finite: such a network says nothing.
+    """
+
+    def compute(step: Step, inputs: tuple[Array, ...]) -> Array:
+        problem = Problem(step.op, tuple(array.shape for array in inputs))
+        wide = tuple(np.asarray(weights[name], np.float64) for name in step.weights)
+        y = reference(problem, inputs, wide)
+        if not np.isfinite(y).all():
+            raise UsageError(
+                f"step '{step.name}' of '{schedule.name}' gives NaN or infinity in float64: "
+                "nothing can be compared with these weights and images"
+            )
+        return y
+
+    return Walk(schedule, images.astype(np.float64), compute, takes)
+
+
+def pytorch_walk(
+    schedule: Schedule,
+    fused: Schedule,
+    weights: Mapping[str, Array],
+    precision: Precision,
+) -> Callable[[Array, Iterable[str]], Walk]:
+    """PyTorch's own float32, storing what the precision stores; from images and takes to a walk.
+
+    - Stored as float32 or wider: the schedule at level `none` through `torch.nn.functional`, as
+      torchvision's module computes it; for tf32 the factors of products are rounded to 11 bits.
+      Factors split in two float16 are not: that changes them by 2⁻²³, as much as float32 does.
+    - Stored narrower: the fused schedule, with images, weights and every value that a fused step
+      stores rounded to the storage format, and PyTorch's float32 in between. What a narrow
+      format loses is set by how often it rounds, which the fusion level decides, and hardly by
+      the summation: a loss in float32 times the ratio of the roundoffs would overstate it.
+    """
+    storage: torch.dtype = getattr(torch, precision.storage)
+    narrow = storage.itemsize < torch.float32.itemsize
+    walked = fused if narrow else schedule
+    read = fold_weights(walked, weights)
+
+    def stored(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(storage).to(torch.float32) if narrow else tensor
+
+    def compute(step: Step, inputs: tuple[Array, ...]) -> Array:
+        tensors = tuple(torch.from_numpy(array) for array in inputs)
+        with np.errstate(over="ignore"):  # what leaves the range is told below
+            rounded = [
+                np.array(read[name], precision.weight_dtype(spec)).astype(np.float32)
+                for name, spec in zip(step.weights, step.op.weights(), strict=True)
+            ]
+        given = [torch.from_numpy(array) for array in rounded]
+        if precision.multiply == "tf32" and isinstance(step.op, Conv2d | ConvMaxPool | Linear):
+            tensors = (_tf32(tensors[0]), *tensors[1:])
+            given[0] = _tf32(given[0])
+        with torch.inference_mode():
+            y: Array = stored(pytorch(step.op, tensors, tuple(given))).numpy()
+        if not np.isfinite(y).all():
+            raise UsageError(
+                f"step '{step.name}' of '{walked.name}' leaves the range of {precision.storage} "
+                f"in PyTorch's own arithmetic: it cannot be run in {precision}\n"
+                "  choose a precision with more range"
+            )
+        return y
+
+    def walk(images: Array, takes: Iterable[str]) -> Walk:
+        source = stored(torch.from_numpy(images.astype(np.float32))).numpy()
+        return Walk(walked, source, compute, takes)
+
+    return walk
+
+
+def pytorch(op: Op, inputs: Tensors, weights: Tensors) -> torch.Tensor:
+    """One op by `torch.nn.functional`, in the tensors' own format.
+
+    Raises `UsageError` for an op that no network holds.
+    """
+    x = inputs[0]
+    match op:
+        case Conv2d():
+            y = F.conv2d(x, weights[0], weights[1] if op.bias else None, op.stride, op.padding)
+            y = y + inputs[1] if op.residual else y
+            return F.relu(y) if op.relu else y
+        case BatchNorm():
+            weight, bias, mean, var = weights
+            return F.batch_norm(x, mean, var, weight, bias, eps=op.eps)
+        case Normalize():
+            mean, std = (torch.tensor(v)[:, None, None] for v in (op.mean, op.std))
+            return (x / 255 - mean) / std
+        case ReLU():
+            return F.relu(x)
+        case Add():
+            return F.relu(x + inputs[1]) if op.relu else x + inputs[1]
+        case MaxPool2d():
+            return F.max_pool2d(x, op.kernel_size, op.stride, op.padding)
+        case ConvMaxPool():
+            return pytorch(op.pool, (pytorch(op.conv, inputs, weights),), ())
+        case GlobalAvgPool():
+            return x.mean(dim=(2, 3))
+        case Linear():
+            return F.linear(x, weights[0], weights[1])
+        case Softmax():
+            return F.softmax(x, dim=1)
+        case _:
+            raise UsageError(f"PyTorch's own network has no {op.label}")
+
+
+def _tf32(tensor: torch.Tensor) -> torch.Tensor:
+    """float32 rounded to 11 significand bits, to nearest, ties to even."""
+    bits = tensor.view(torch.int32)
+    odd = (bits >> 13) & 1
+    return ((bits + 0x0FFF + odd) & ~0x1FFF).view(torch.float32)
+
+
+__all__ = ["Walk", "pytorch", "pytorch_walk", "reference_walk"]

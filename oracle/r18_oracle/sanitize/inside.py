@@ -1,0 +1,141 @@
+"""The process that runs under compute-sanitizer: a backend's kernels on the problems of a profile.
+
+Each call has buffers of its own, as the allocator gives them: between the guard zones of one
+large allocation, as `r18 verify` calls a kernel, an access past the end would hurt nothing that
+memcheck knows of, and poisoned memory would count as initialised. Values are not judged here, and
+not read back: initcheck does not see what the copy engine stores, and would call every output of
+a kernel that stores by it uninitialised.
+
+    python -m r18_oracle.sanitize.inside '{"backend": ..., "kernels": [...], ...}'
+
+Says a line of JSON for each kernel when it begins, and when it ends. Ends with `BROKEN` at the
+first call that raises: of a device that was left in error, nothing more can be asked. When its time
+is up it ends in order, after the call that it is in, so that the tool tells what it has found; and
+at once when the tool is gone, which has started it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Backend, Kernel
+from r18.backend.registry import load_backend
+from r18.graph.ops import Problem
+from r18.runtime.executor import launch_on
+from r18_oracle.generate.inputs import ROUNDING, make_case
+from r18_oracle.search.campaign import Profile, network_problems, profile, search
+from r18_oracle.search.choices import shares
+from r18_oracle.search.tasks import kernel_of
+
+BROKEN = 41
+"""The exit code after a call that raised."""
+
+
+class Broken(BaseException):
+    """A call raised; not an `Exception`, so that Hypothesis does not try it again."""
+
+
+class TimeIsUp(BaseException):
+    """There is no time for the next call; no `Exception`, for the same reason."""
+
+
+def exercise(
+    backend: Backend,
+    kernel: Kernel,
+    how: Profile,
+    seed: int,
+    network_name: str | None,
+    deadline: float = math.inf,
+) -> int:
+    """Call the kernel on the problems that a campaign would; how many it took.
+
+    Raises `Broken` with what the first failing call raised, and `TimeIsUp` after the deadline, by
+    `time.monotonic`.
+    """
+    taken = 0
+
+    def attempt(
+        one: Kernel,
+        problem: Problem,
+        data_seed: int,
+        rounding: str,
+        light: bool,
+        only: str | None = None,
+    ) -> bool:
+        nonlocal taken
+        if time.monotonic() >= deadline:
+            raise TimeIsUp
+        if one.refusal(problem) is not None:
+            return False
+        case = make_case(one, problem, rounding, data_seed)
+        weights = (array.astype(np.float64) for array in case.weights)
+        try:
+            launch = launch_on(backend, one, problem, *case.inputs, *weights)
+            stream = backend.stream()
+            launch.enqueue(stream)
+            stream.synchronize()
+        except Exception as error:
+            about = problem if one is kernel else f"{problem} ({one.id})"
+            raise Broken(f"{about}: {type(error).__name__}: {error}") from error
+        taken += 1
+        return True
+
+    def all_of(one: Kernel, fixed: Iterable[Problem]) -> None:
+        for index, problem in enumerate(fixed):
+            attempt(one, problem, seed, ROUNDING[index % len(ROUNDING)], True)
+
+    for share in shares(backend, kernel, how, seed):
+        search(share.one, share.how, share.seed, partial(attempt, share.one))
+        all_of(share.one, share.known)
+    if network_name is not None:
+        every = network_problems(network_name, how.batches)
+        all_of(kernel, (problem for problem in every if type(problem.op) is kernel.op))
+    return taken
+
+
+def main(asked: str) -> int:
+    """Run what the JSON asks for; the exit code."""
+    request: dict[str, Any] = json.loads(asked)
+    threading.Thread(target=_go_with, args=(os.getppid(),), daemon=True).start()
+    backend = load_backend(request["backend"])
+    backend.probe()
+    how = profile(request["profile"])
+    stop = request.get("deadline")
+    deadline = math.inf if stop is None else float(stop)
+    for name in request["kernels"]:
+        kernel = kernel_of(backend, name)
+        _say(begins=name)
+        try:
+            taken = exercise(backend, kernel, how, request["seed"], request["network"], deadline)
+        except Broken as broken:
+            _say(broken=name, error=str(broken))
+            return BROKEN
+        except TimeIsUp:
+            return 0
+        _say(ends=name, problems=taken)
+    return 0
+
+
+def _go_with(parent: int) -> None:
+    """End this process as soon as its parent has ended: nobody would hear what it says."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

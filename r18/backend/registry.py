@@ -1,0 +1,169 @@
+"""Finding backends: entry points, `R18_BACKEND`, `module:attr`.
+
+Listing loads nothing. A backend is imported when it is asked for, and contacts its device in
+`probe()`. An explicit choice never falls back; `auto` takes the first of `AUTO_ORDER` that
+probes, then any other installed one by name, and never one that runs in a simulator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from r18.backend.protocol import Backend, DeviceInfo
+from r18.errors import BackendUnavailable, UsageError, unknown
+
+GROUP = "r18.backends"
+VARIABLE = "R18_BACKEND"
+AUTO_ORDER = ("cupy", "numba", "numba-cpu", "numpy", "torch")
+"""The order in which `auto` tries, on real devices alone; documented in the README."""
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Every backend entry point, ours or not, by name, in the order of `auto`; loads nothing."""
+    return {name: claims[0] for name, claims in _claims().items()}
+
+
+def _claims() -> dict[str, tuple[EntryPoint, ...]]:
+    """As `installed`; a name has several entry points when plugins claim it for unlike objects."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, {}).setdefault(point.value, point)
+    ranked = [name for name in AUTO_ORDER if name in found]
+    ranked += sorted(found.keys() - set(ranked))
+    return {name: tuple(found[name].values()) for name in ranked}
+
+
+def load_backend(name: str) -> Backend:
+    """Import and make the backend of an entry point's name or a `module:attr`.
+
+    The module is looked for on the path, then in the current folder. Contacts no device. Raises
+    `UnknownName` with the known names and the nearest, `BackendUnavailable` when its import or its
+    making raises, or when several plugins claim it.
+    """
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        if not module or not attribute:
+            raise UsageError(f"'{name}' is not of the form module:attr")
+        return _make(name, lambda: _attribute(module, attribute))
+    points = _claims()
+    if name not in points:
+        hint = f"Set {VARIABLE} or --backend to one of these, to 'auto', or to 'module:attr'."
+        raise unknown("backend", name, [*points, "auto"], hint=hint)
+    if len(points[name]) > 1:
+        claims = " and ".join(point.value for point in points[name])
+        remedy = "Uninstall one of them, or choose by module:attr."
+        raise BackendUnavailable(name, f"several plugins claim this name: {claims}", remedy)
+    return _make(name, points[name][0].load)
+
+
+def _attribute(module: str, path: str) -> object:
+    here = os.getcwd()  # where a console script, unlike `python -m`, does not look
+    if here not in sys.path:
+        sys.path.append(here)  # behind all that is installed, which it cannot hide
+    found: object = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _make(name: str, load: Callable[[], object]) -> Backend:
+    try:
+        factory = load()
+        backend = factory() if callable(factory) else factory
+    except BackendUnavailable:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a plugin raises, the user needs the cause
+        raise _broken(name, error) from error
+    wanted = ("name", "memory", "probe", "kernels", "stream", "compile")
+    missing = [part for part in wanted if not hasattr(type(backend), part)]
+    missing = [part for part in missing if not hasattr(backend, part)]
+    if missing:
+        raise BackendUnavailable(
+            name,
+            f"{factory!r} is no backend: it lacks {', '.join(missing)}",
+            "See r18.backend.Backend for the protocol.",
+        )
+    return cast(Backend, backend)
+
+
+def _broken(name: str, error: BaseException, when: str = "") -> BackendUnavailable:
+    remedy = (
+        f"Install what it imports: pip install '{error.name}' or the extra that brings it."
+        if isinstance(error, ModuleNotFoundError) and error.name
+        else "This is a fault of that plugin: import it by hand to see where."
+    )
+    return BackendUnavailable(name, f"{when}{type(error).__name__}: {error}", remedy)
+
+
+def _probed(name: str) -> tuple[Backend, DeviceInfo]:
+    """The backend and its device; whatever its probe raises becomes `BackendUnavailable`."""
+    backend = load_backend(name)
+    try:
+        return backend, backend.probe()
+    except BackendUnavailable:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error, "its probe raised ") from error
+
+
+def get_backend(name: str | None = None) -> Backend:
+    """The backend to use, probed: `name`, else `R18_BACKEND`, else `auto`.
+
+    An explicit name raises `UnknownName` or `BackendUnavailable` rather than fall back. `auto`
+    raises `BackendUnavailable` listing every cause when nothing can run.
+    """
+    asked = name or os.environ.get(VARIABLE) or "auto"
+    if asked != "auto":
+        return _probed(asked)[0]
+    causes: list[str] = []
+    for candidate in installed():
+        try:
+            backend, device = _probed(candidate)
+        except BackendUnavailable as error:
+            causes.append(f"{candidate}: {error.cause}")
+            continue
+        if not device.simulated:
+            return backend
+        causes.append(f"{candidate}: has a simulator alone, which auto never takes")
+    raise BackendUnavailable(
+        "auto",
+        "no installed backend can run here: " + ("; ".join(causes) or "none is installed"),
+        "`r18 backends` shows what each one needs.",
+    )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of `r18 backends`: a device, or the cause and the remedy."""
+
+    name: str
+    provider: str
+    device: DeviceInfo | None
+    cause: str = ""
+    remedy: str = ""
+
+
+def survey() -> list[Listing]:
+    """Every installed backend, probed; a broken one is a line like the others."""
+    lines: list[Listing] = []
+    for name, points in _claims().items():
+        provider = ", ".join(
+            f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+            for point in points
+        )
+        try:
+            lines.append(Listing(name, provider, _probed(name)[1]))
+        except BackendUnavailable as error:  # a broken one is a line like the others
+            lines.append(Listing(name, provider, None, error.cause, error.remedy))
+    return lines
+
+
+def available() -> list[Backend]:
+    """Every installed backend that probes, in the order of `auto`."""
+    return [load_backend(line.name) for line in survey() if line.device is not None]

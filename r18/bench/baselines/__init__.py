@@ -1,0 +1,75 @@
+"""The peers that benchmarks compare with: the same network and weights, run by other libraries.
+
+eager, graph, compile: torchvision's own module, run as its users run it (`r18.bench.baselines.torchvision`).
+onnxruntime, openvino: exported to ONNX, float32 on the CPU (`r18.bench.baselines.exported`).
+
+Each is at its best: what is built (captured, compiled, searched for) is built before anything is
+timed, and inputs lie where the library wants them. A library is imported when it is needed: the
+core works without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from r18.backend import Array
+from r18.bench.baselines import onnxruntime, openvino, torchvision
+from r18.bench.baselines.fed import FedTorchvision
+from r18.bench.baselines.ways import MODES, PEER, PEERS, TORCH, WAYS, Way, ways
+from r18.graph.schedule import Schedule
+
+if TYPE_CHECKING:
+    from r18.bench.timing import Runner
+
+
+def peers_precision(precision: str) -> str:
+    """What a peer computes in, beside a program of a precision: of split products in float32."""
+    return "fp32" if precision == "fp16x3" else precision
+
+
+def device_words(way: Way, kind: str) -> str:
+    """What a peer runs on, in words; imports its library, so that this counts for nobody."""
+    match way.mode:
+        case "onnxruntime":
+            return onnxruntime.device_words(kind)
+        case "openvino":
+            return openvino.device_words(kind)
+        case _:
+            return torchvision.device_words(kind)
+
+
+def made(
+    way: Way,
+    kind: str,
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    batch: int,
+    precision: str,
+) -> Runner:
+    """A peer ready to run a schedule (at level `none`) on a kind of device.
+
+    Raises `BackendUnavailable` where its library is missing, or cannot run that.
+    """
+    match way.mode:
+        case "onnxruntime":
+            return onnxruntime.OnnxRuntime(kind, schedule, weights, batch, precision)
+        case "openvino":
+            return openvino.OpenVino(kind, schedule, weights, batch, precision)
+        case _:
+            return torchvision.Torchvision(kind, schedule, weights, precision, way)
+
+
+__all__ = [
+    "MODES",
+    "PEER",
+    "PEERS",
+    "TORCH",
+    "WAYS",
+    "FedTorchvision",
+    "Way",
+    "device_words",
+    "made",
+    "peers_precision",
+    "ways",
+]

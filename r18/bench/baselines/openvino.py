@@ -1,0 +1,45 @@
+"""OpenVINO on the CPU, told to keep latency low and float32 as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from r18.bench.baselines.exported import Exported, not_importable
+from r18.machine import thread_count
+
+
+def device_words(kind: str) -> str:
+    """What it runs on; imports what it needs."""
+    try:
+        import onnx  # noqa: F401  # the model is made with it
+        import openvino
+    except ImportError:
+        return kind
+    version = openvino.__version__.partition("-")[0]  # what follows is the build
+    # Its latency hint leaves the second thread of a core alone, where there is one.
+    return f"CPU, at most {thread_count()} threads, OpenVINO {version}"
+
+
+class OpenVino(Exported):
+    """A request of a compiled model, its input and output set."""
+
+    mode = "openvino"
+
+    def _built(self, model: bytes, images: str, output: str) -> Callable[[], object]:
+        try:
+            import openvino
+        except ImportError as error:
+            raise not_importable(self.mode, error) from error
+        core = openvino.Core()
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",  # a CPU with bfloat16 would take that
+            "INFERENCE_NUM_THREADS": thread_count(),
+        }
+        request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
+        request.set_tensor(images, openvino.Tensor(self._images, shared_memory=True))
+        request.set_tensor(output, openvino.Tensor(self._output, shared_memory=True))
+        return lambda: request.infer(share_inputs=True, share_outputs=True)
+
+
+__all__ = ["OpenVino", "device_words"]

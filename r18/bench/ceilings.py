@@ -1,0 +1,229 @@
+"""What a device can do at most, measured on it: `ceilings-<device>.json`.
+
+The rate of a large matrix product in each precision, and the bandwidth of a large copy, read and
+written bytes together: on a CPU by NumPy's BLAS and by a copy of several threads, on a GPU by
+PyTorch. Medians; inputs are random, since products of zeros take less power and so run faster.
+Measure on an idle machine: `r18.bench.roofline` divides by these numbers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from r18 import records
+from r18.backend import DeviceInfo
+from r18.bench.roofline import WHAT, Ceilings
+from r18.errors import BackendUnavailable, UsageError
+from r18.machine import cpus, machine, thread_count
+
+CPU_SIDE, CUDA_SIDE = 4096, 8192
+"""Of the square matrices: so large that what surrounds a product does not count."""
+CPU_NBYTES, CUDA_NBYTES = 512 << 20, 1 << 30
+"""What is copied: more than any cache holds."""
+LEAST, MOST, SECONDS = 5, 50, 3.0
+"""Runs of each: at least and at most, and no new one after so many seconds."""
+INT8_CAPABILITY = (7, 5)
+"""The compute capability from which on PyTorch multiplies int8 matrices."""
+BUSY = 0.3
+"""The load a CPU from which on others take time that would be charged to the device."""
+
+
+def measure(
+    device: DeviceInfo,
+    *,
+    side: int | None = None,
+    nbytes: int | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The record of a device's ceilings.
+
+    side, nbytes: of the matrices and the copied buffer; else as large as the kind of device needs.
+    progress:     told of each measurement that begins, in words.
+
+    Raises `UsageError` for a simulated device or one of an unknown kind, `BackendUnavailable`
+    where PyTorch is missing or sees no GPU.
+    """
+    if device.simulated or device.kind not in ("cpu", "cuda"):
+        raise UsageError(
+            f"{device} has no ceilings to measure: its times say nothing of hardware\n"
+            "  r18 backends lists those that run on hardware"
+        )
+    host = machine()
+    if device.kind == "cpu":
+        found = dict(_cpu(side or CPU_SIDE, nbytes or CPU_NBYTES, progress))
+    else:
+        found = dict(_cuda(side or CUDA_SIDE, nbytes or CUDA_NBYTES, progress))
+    copy = found.pop("copy")
+    return {
+        "record": WHAT,
+        "format": records.FORMAT,
+        "device": device.name,
+        "date": records.now(),
+        "environment": records.environment(device),
+        "machine": host,
+        "threads": thread_count() if device.kind == "cpu" else None,
+        "rates": {name: _rate("operations", *times) for name, times in found.items()},
+        "copy": _rate("bytes", *copy),
+    }
+
+
+def read(folder: Path, device: DeviceInfo) -> Ceilings:
+    """The recorded ceilings of a device; raises `UsageError` where there are none."""
+    path = records.path_of(folder, WHAT, device)
+    if not path.exists():
+        raise UsageError(
+            f"there is no record of what {device} can do: {path}\n"
+            "  measure it there while nothing else runs: r18 roofline --measure"
+        )
+    return Ceilings.from_record(records.read(path, WHAT))
+
+
+def warnings(record: dict[str, Any]) -> list[str]:
+    """Why a record's numbers may be too low, in words."""
+    load = record["machine"]["load_average"]
+    if load is None or load[0] <= BUSY * cpus():
+        return []
+    return [
+        f"the machine is busy, its load average is {load[0]:.1f} on {cpus()} CPUs: ceilings come "
+        "out too low; measure again when it is idle"
+    ]
+
+
+Timed = tuple[float, list[float], str]
+"""Units of work of a run, the seconds of each run, and what was run, in words."""
+
+
+def _rate(unit: str, work: float, seconds: list[float], how: str) -> dict[str, Any]:
+    return {
+        f"{unit}_per_second": work / statistics.median(seconds),
+        "best": work / min(seconds),
+        "runs": len(seconds),
+        "how": how,
+    }
+
+
+def _runs(once: Callable[[], float]) -> list[float]:
+    """The seconds of several runs, after one that does not count."""
+    once()
+    end = time.perf_counter() + SECONDS
+    seconds: list[float] = []
+    while len(seconds) < LEAST or (len(seconds) < MOST and time.perf_counter() < end):
+        seconds.append(once())
+    return seconds
+
+
+# -- on a CPU ----------------------------------------------------------------------------------
+
+
+def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tuple[str, Timed]]:
+    threads = thread_count()
+    rng = np.random.default_rng(0)
+    for name, dtype in (("fp32", np.float32), ("fp64", np.float64)):
+        progress(f"matrix product, {name}")
+        a, b = (rng.standard_normal((side, side)).astype(dtype) for _ in range(2))
+        out = np.empty_like(a)
+        with threadpool_limits(threads, user_api="blas"):
+            seconds = _runs(partial(_clocked, partial(np.matmul, a, b, out=out)))
+        how = f"NumPy {np.__version__}, matrix product {side}³, BLAS of {threads} threads"
+        yield name, (2.0 * side**3, seconds, how)
+    progress("copy")
+    source = np.full(nbytes // 8, 1.5)
+    target = np.zeros_like(source)
+    edges = [len(source) * part // threads for part in range(threads + 1)]
+    spans = [slice(a, b) for a, b in pairwise(edges)]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def copy() -> None:
+            list(pool.map(lambda span: np.copyto(target[span], source[span]), spans))
+
+        seconds = _runs(partial(_clocked, copy))
+    how = f"NumPy {np.__version__}, copy of {source.nbytes} bytes by {threads} threads"
+    yield "copy", (2.0 * source.nbytes, seconds, how)
+
+
+def _clocked(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+# -- on a GPU ----------------------------------------------------------------------------------
+
+
+def _cuda(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tuple[str, Timed]]:
+    torch = _torch()
+
+    def timed(work: Callable[[], object]) -> list[float]:
+        def once() -> float:
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            work()
+            after.record()
+            after.synchronize()
+            return float(before.elapsed_time(after)) / 1e3
+
+        return _runs(once)
+
+    made = torch.Generator("cuda").manual_seed(0)
+    kinds = {
+        "fp32": torch.float32,
+        "tf32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "fp64": torch.float64,
+        "int8": torch.int8,
+    }
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for name, dtype in kinds.items():
+            if name == "int8" and torch.cuda.get_device_capability() < INT8_CAPABILITY:
+                continue
+            progress(f"matrix product, {name}")
+            a, b = (_random(torch, side, dtype, made) for _ in range(2))
+            multiply = torch._int_mm if name == "int8" else torch.matmul
+            b = b.t()  # int8 tensor cores take the second factor with its columns packed
+            matmul.allow_tf32 = name == "tf32"
+            seconds = timed(partial(multiply, a, b))
+            how = f"PyTorch {torch.__version__}, matrix product {side}³"
+            yield name, (2.0 * side**3, seconds, how)
+    finally:
+        matmul.allow_tf32 = before
+    progress("copy")
+    source = torch.ones(nbytes, dtype=torch.uint8, device="cuda")
+    target = torch.zeros_like(source)
+    how = f"PyTorch {torch.__version__}, copy of {nbytes} bytes"
+    yield "copy", (2.0 * nbytes, timed(partial(target.copy_, source)), how)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendUnavailable(
+            "ceilings",
+            f"PyTorch measures them, and does not import: {error}",
+            "pip install 'r18[torch]'",
+        ) from error
+    if not torch.cuda.is_available():
+        raise BackendUnavailable("ceilings", "PyTorch measures them, and sees no GPU")
+    return torch
+
+
+def _random(torch: Any, side: int, dtype: Any, made: Any) -> Any:
+    if dtype == torch.int8:
+        return torch.randint(-128, 128, (side, side), dtype=dtype, device="cuda", generator=made)
+    return torch.randn(side, side, device="cuda", generator=made).to(dtype)
+
+
+__all__ = ["measure", "read", "warnings"]

@@ -1,0 +1,126 @@
+"""What was timed, on which device: `bench-<device>.json`.
+
+A group is what took turns with one another and can be compared: one network, precision, fusion
+level and batch, in one run. A later run replaces the groups that it measured, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from r18 import records
+from r18.backend import DeviceInfo
+from r18.bench.baselines import PEERS
+from r18.bench.roofline import Ceilings, Limit, limits
+from r18.bench.timing import RATIO, Contender, Row
+from r18.errors import UsageError
+from r18.graph.ops import ConvMaxPool
+from r18.graph.precision import PRECISIONS
+from r18.graph.schedule import network
+
+WHAT = "bench"
+
+
+def group_name(network: str, precision: str, fusion: str, batch: int) -> str:
+    return f"{network}/{precision}/{fusion}/b{batch}"
+
+
+def save(
+    rows: Sequence[Row],
+    field: Sequence[Contender],
+    about: Mapping[str, Any],
+    fusion: str,
+    folder: Path,
+) -> list[Path]:
+    """Write rows to the records of their devices; returns the files.
+
+    field: the contenders that the rows are of. about: facts about the whole run, for every group:
+    `network` and `skipped` (contender and reason) among them. Samples are left out; their median
+    and percentiles stay. Raises `UsageError` for a damaged record.
+    """
+    written: list[Path] = []
+    for kind, device in _devices(field).items():
+        mine = [row for row in rows if row.device_kind == kind]
+        if not mine:
+            continue
+        path = records.path_of(folder, WHAT, device)
+        record = records.read(path, WHAT)
+        groups = record.get("groups", {}) | _groups(mine, about, fusion, device)
+        data = {
+            "record": WHAT,
+            "format": records.FORMAT,
+            "device": device.name,
+            "ratio": RATIO,
+            "groups": dict(sorted(groups.items(), key=lambda item: _order(item[1]))),
+        }
+        records.write(path, data)
+        written.append(path)
+    return written
+
+
+def _devices(field: Iterable[Contender]) -> dict[str, DeviceInfo]:
+    """A device of each kind: a backend's own words for it, which say more than a peer's."""
+    ranked = sorted(field, key=lambda contender: contender.name in PEERS)
+    return {contender.device.kind: contender.device for contender in reversed(ranked)}
+
+
+def _groups(
+    rows: Iterable[Row], about: Mapping[str, Any], fusion: str, device: DeviceInfo
+) -> dict[str, Any]:
+    shared = {"date": records.now(), "environment": records.environment(device), **about}
+    found: dict[str, Any] = {}
+    for row in rows:
+        head = {"precision": row.precision, "fusion": fusion, "batch": row.batch}
+        head |= {"warmup": row.warmup, "repeat": row.repeat, "series": row.series}
+        name = group_name(about["network"], row.precision, fusion, row.batch)
+        data = row.to_json()
+        for key in ("samples_ms", "device_kind", *head.keys() - {"fusion"}):
+            del data[key]
+        found.setdefault(name, {**head, **shared, "rows": []})["rows"].append(data)
+    return found
+
+
+def _order(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (group["network"], group["precision"], group["fusion"], group["batch"])
+
+
+# -- read again --------------------------------------------------------------------------------
+
+
+def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A record's groups: networks together, then precisions in their order, then batches."""
+    known = list(PRECISIONS)
+
+    def place(group: Mapping[str, Any]) -> tuple[Any, ...]:
+        name = group["precision"]
+        rank = known.index(name) if name in known else len(known)
+        return group["network"], group["fusion"], rank, group["batch"]
+
+    return sorted(groups.values(), key=place)
+
+
+def pools(row: Mapping[str, Any]) -> bool:
+    """Whether a row's program computes max-pooling with its convolution."""
+    return any(f"/{ConvMaxPool.name}/" in kernel for kernel in row.get("kernels") or {})
+
+
+def floors(
+    group: Mapping[str, Any], ceilings: Ceilings, *, pooled: bool = False
+) -> dict[str, Limit]:
+    """The floor of each step of a group's network, as `limits` has it.
+
+    Raises `UsageError` where the ceilings lack the precision, or were measured with other threads.
+    """
+    threads = group["machine"].get("threads")
+    if ceilings.threads is not None and threads not in (None, ceilings.threads):
+        raise UsageError(
+            f"timed with {threads} threads, the ceilings with {ceilings.threads}\n"
+            "  r18 roofline --threads N --measure measures them alike"
+        )
+    asked = network(group["network"]), group["precision"], group["fusion"], group["batch"]
+    return limits(*asked, ceilings, pooled=pooled)
+
+
+__all__ = ["WHAT", "floors", "group_name", "in_order", "pools", "save"]

@@ -1,0 +1,293 @@
+"""The roofline: how fast each step of a plan could be, and what it loses to that. Pure.
+
+Two numbers bound a step from below: its operations over the rate at which the device multiplies
+matrices in that precision, and the bytes that must move over the bandwidth of a copy. The larger
+is the floor, and says what binds. Both ceilings are measured on the device (`r18.bench.ceilings`).
+
+- Operations are those of the definition: two for each multiply-accumulate of a convolution or a
+  linear layer. The others have a few operations an element, and bytes bind them.
+- In fp16x3 each product is three of float16: its rate is a third of the one measured in fp16.
+- Bytes: every input element that some window covers once, every weight once, every output element
+  once, in the precision's storage. Of a convolution with its max-pooling the output is the pooled
+  one: what lies between need not be stored.
+
+A step may beat its floor. Winograd multiplies less than the definition says; and tensors that are
+still in a cache, as the small ones of a single image are, move faster than memory does. So time is
+lost to what the kernel's own algorithm needs: of Winograd the products of transformed tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from r18.backend import StepTime, input_dtype
+from r18.errors import R18Error, UsageError
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.precision import Precision, precision
+from r18.graph.schedule import Schedule
+from r18.runtime.executor import Plan
+
+WHAT = "ceilings"
+OPERATIONS, BYTES = "operations", "bytes"
+"""What binds a step."""
+PRODUCTS = {"fp16x3": ("fp16", 3)}
+"""Precisions whose product is made of several in another one, and how many."""
+WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
+"""Outputs along a side of a tile, by the algorithm of a kernel's contract; filters are 3×3."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device can do.
+
+    rates:     operations a second of a large matrix product, by precision.
+    bandwidth: bytes a second of a large copy, read and written together.
+    threads:   of the CPU, with which both were measured; None on another device.
+    date:      when, as ISO 8601 has it.
+    """
+
+    device: str
+    rates: Mapping[str, float]
+    bandwidth: float
+    threads: int | None = None
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        numbers = {**self.rates, "copy": self.bandwidth}
+        bad = [name for name, rate in numbers.items() if not (0 < rate < math.inf)]
+        if bad or not self.rates:
+            raise UsageError(
+                f"ceilings of {self.device}: {', '.join(bad) or 'a rate'} must be positive and "
+                "finite; measure them again with r18 roofline --measure"
+            )
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Ceilings:
+        """The ceilings that a record holds; raises `UsageError` for a damaged one."""
+        try:
+            return cls(
+                str(record["device"]),
+                {
+                    str(name): float(found["operations_per_second"])
+                    for name, found in record["rates"].items()
+                },
+                float(record["copy"]["bytes_per_second"]),
+                record["threads"],
+                str(record["date"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"the record of ceilings is damaged: {type(error).__name__}: {error}\n"
+                "  r18 roofline --measure writes it anew"
+            ) from None
+
+    def has(self, name: str) -> bool:
+        """Whether there is a rate of a precision."""
+        return PRODUCTS.get(name, (name, 1))[0] in self.rates
+
+    def rate(self, name: str) -> float:
+        """Operations a second in a precision; raises `UsageError` where none was measured."""
+        source, count = PRODUCTS.get(name, (name, 1))
+        if source not in self.rates:
+            whose = "" if source == name else f", of which {name} takes {count} products for one,"
+            raise UsageError(
+                f"no rate of {source}{whose} was measured on {self.device}; measured: "
+                f"{', '.join(self.rates)}\n  a floor needs the rate of its precision; r18 roofline "
+                "--measure measures those that the device's library can multiply"
+            )
+        return self.rates[source] / count
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a problem costs at least: its work, and the milliseconds of either part of it."""
+
+    operations: int
+    nbytes: int
+    operations_ms: float
+    bytes_ms: float
+
+    @property
+    def floor_ms(self) -> float:
+        return max(self.operations_ms, self.bytes_ms)
+
+    @property
+    def binds(self) -> str:
+        return OPERATIONS if self.operations_ms > self.bytes_ms else BYTES
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"floor_ms": self.floor_ms, "binds": self.binds}
+
+
+def limit(problem: Problem, precision: Precision, ceilings: Ceilings, algorithm: str = "") -> Limit:
+    """The floor of a problem in a precision: by its definition, or by what an algorithm does.
+
+    Raises `UsageError` without a rate for the precision.
+    """
+    operations, nbytes = own_operations(problem, algorithm), moved_nbytes(problem, precision)
+    return Limit(
+        operations,
+        nbytes,
+        1e3 * operations / ceilings.rate(precision.name),
+        1e3 * nbytes / ceilings.bandwidth,
+    )
+
+
+def limits(
+    schedule: Schedule,
+    precision_name: str,
+    fusion: str,
+    batch: int,
+    ceilings: Ceilings,
+    *,
+    pooled: bool = False,
+) -> dict[str, Limit]:
+    """The floor of each step of a schedule (at level `none`), fused, on any backend.
+
+    pooled: max-pooling is computed with its convolution, as a backend may (`r18.runtime.fusing`).
+    Their sum is the network's: step after step, each through memory.
+    """
+    found = precision(precision_name)
+    fused = fuse(schedule, fusion)
+    problems = (fuse_pool(fused) if pooled else fused).problems(batch)
+    return {name: limit(problem, found, ceilings) for name, problem in problems.items()}
+
+
+def moved_nbytes(problem: Problem, precision: Precision) -> int:
+    """Bytes that any kernel must read and write: inputs, weights, output, once each."""
+    read = _covered(problem) + sum(math.prod(shape) for shape in problem.inputs[1:])
+    weights = sum(
+        math.prod(spec.shape) * precision.weight_dtype(spec).itemsize
+        for spec in problem.op.weights()
+    )
+    written = math.prod(problem.output) * precision.dtype.itemsize
+    return read * input_dtype(problem, precision).itemsize + written + weights
+
+
+def own_operations(problem: Problem, algorithm: str) -> int:
+    """Operations of the products alone that an algorithm (of a contract) does for a problem.
+
+    F(m×m, 3×3) has (m + 2)² products a tile of m×m outputs, input channel and output channel.
+    """
+    tile = WINOGRAD_TILES.get(algorithm)
+    conv = parts_of(problem)[0] if isinstance(problem.op, ConvMaxPool) else problem
+    op = conv.op
+    if tile is None or not isinstance(op, Conv2d):
+        return 2 * problem.macs
+    n, out_channels, height, width = conv.output
+    tiles = n * -(-height // tile) * -(-width // tile)
+    return 2 * tiles * (tile + 2) ** 2 * op.in_channels * out_channels
+
+
+def _covered(problem: Problem) -> int:
+    """Elements of the first input that some window covers: all, but where strides leave gaps."""
+    shape, op = problem.inputs[0], problem.op
+    windows: tuple[tuple[Conv2d | MaxPool2d, Problem], ...]
+    if isinstance(op, ConvMaxPool):
+        conv, pool = parts_of(problem)
+        windows = (op.pool, pool), (op.conv, conv)
+    elif isinstance(op, Conv2d | MaxPool2d):
+        windows = ((op, problem),)
+    else:
+        return math.prod(shape)
+    count = math.prod(shape[:2])
+    for axis in (0, 1):
+        seen = set(range(problem.output[2 + axis]))
+        for one, part in windows:  # from the output back
+            seen = _seen(one, axis, seen) & set(range(part.inputs[0][2 + axis]))
+        count *= len(seen)
+    return count
+
+
+def _seen(op: Conv2d | MaxPool2d, axis: int, outputs: set[int]) -> set[int]:
+    """What the windows of some outputs cover along an axis, padding included."""
+    starts = (i * op.stride[axis] - op.padding[axis] for i in outputs)
+    return {start + offset for start in starts for offset in range(op.kernel_size[axis])}
+
+
+# -- measured ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A step of a plan: its floor, what its kernel's algorithm needs, and how long it took.
+
+    limit: by the definition. own: by the operations of the algorithm, the same bytes.
+    """
+
+    step: str
+    kernel: str
+    limit: Limit
+    own: Limit
+    measured_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """floor / measured: 1 is the floor, above 1 is better than it; see the module."""
+        return self.limit.floor_ms / self.measured_ms if self.measured_ms > 0 else math.inf
+
+    @property
+    def lost_ms(self) -> float:
+        """Above what its algorithm needs; negative below it."""
+        return self.measured_ms - self.own.floor_ms
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"step": self.step, "kernel": self.kernel, "measured_ms": self.measured_ms}
+        ratio = self.ratio if math.isfinite(self.ratio) else None
+        found |= {"ratio": ratio, "own_floor_ms": self.own.floor_ms, "lost_ms": self.lost_ms}
+        return found | self.limit.to_json()
+
+
+def lines(plan: Plan, times: Sequence[StepTime], ceilings: Ceilings) -> tuple[Line, ...]:
+    """A line a step, in the plan's order; a step's phases are added up.
+
+    times: medians of `program.profile()`. Raises `R18Error` where they are not of this plan, and
+    what `limit` raises.
+    """
+    measured: dict[str, float] = {}
+    for time in times:
+        measured[time.step] = measured.get(time.step, 0.0) + time.milliseconds
+    names = {step.name for step in plan.steps}
+    if names != measured.keys():
+        odd = ", ".join(sorted(names ^ measured.keys()))
+        raise R18Error(
+            f"the profile of {plan.backend} is not of the steps of its plan: {odd}\n"
+            "  a program's profile has an entry for each step of its plan, and no other"
+        )
+    found = precision(plan.options.precision)
+    return tuple(
+        Line(
+            step.name,
+            step.kernel.id,
+            limit(step.problem, found, ceilings),
+            limit(step.problem, found, ceilings, step.kernel.contract.algorithm),
+            measured[step.name],
+        )
+        for step in plan.steps
+    )
+
+
+def largest_losses(found: Sequence[Line], count: int) -> list[Line]:
+    """The steps that lose the most time, the first the most: the work list."""
+    losing = [line for line in found if line.lost_ms > 0]
+    return sorted(losing, key=lambda line: -line.lost_ms)[:count]
+
+
+__all__ = [
+    "BYTES",
+    "OPERATIONS",
+    "WHAT",
+    "Ceilings",
+    "Limit",
+    "Line",
+    "largest_losses",
+    "limit",
+    "limits",
+    "lines",
+    "moved_nbytes",
+    "own_operations",
+]

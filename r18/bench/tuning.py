@@ -1,0 +1,416 @@
+"""Which kernel is fastest for a problem on a device: measured once, kept as data.
+
+A table is a JSON file that a command wrote: `r18 tune` measures every kernel that takes a problem
+and keeps the fastest. Plans read it; a problem that it does not hold goes to the backend's own
+order. The choice changes speed alone: every kernel is verified by itself.
+
+Of a problem that fuses two ops the table may say `apart`: kernels of the two, one after the other,
+took that time, and no kernel for both took less.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from r18.atomic import new_file
+from r18.backend import (
+    APART,
+    Backend,
+    Buffer,
+    DeviceInfo,
+    Kernel,
+    Preparing,
+    Stream,
+    input_layout,
+    output_layout,
+)
+from r18.backend.registry import installed
+from r18.errors import UsageError, unknown
+from r18.graph.ops import (
+    Conv2d,
+    ConvMaxPool,
+    Layout,
+    Linear,
+    Op,
+    Problem,
+    Relayout,
+    Shape,
+    parts_of,
+)
+from r18.graph.precision import Precision, precision
+from r18.machine import cache_folder
+from r18.records import slug
+from r18.runtime.executor import Launch, prepare_weights
+
+TUNED_OPS: tuple[type[Op], ...] = (Conv2d, ConvMaxPool, Linear)
+"""Ops worth measuring: the others have one kernel a layout."""
+FORMAT = 1
+PLACES = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel's median time on a problem, in microseconds; or that of its two ops `APART`."""
+
+    kernel: str
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """The fastest kernel: by precision, then by the problem at batch 1 as it prints itself, then
+    by batch."""
+
+    device: str
+    choices: Mapping[str, Mapping[str, Mapping[int, Timing]]]
+
+    def best(self, problem: Problem, precision: str) -> str | None:
+        """The id of the fastest kernel at the measured batch nearest by ratio, or None."""
+        found = self.choices.get(precision, {}).get(_at_batch_1(problem))
+        if not found:
+            return None
+        nearest = min(found, key=lambda batch: (abs(math.log(batch / problem.batch)), batch))
+        return found[nearest].kernel
+
+    def timing(self, problem: Problem, precision: str) -> Timing | None:
+        """The fastest kernel at the problem's own batch, if that was measured."""
+        found = self.choices.get(precision, {}).get(_at_batch_1(problem), {})
+        return found.get(problem.batch)
+
+    def merged(self, other: Table) -> Table:
+        """This table with what `other` measured in its place."""
+        choices = {
+            name: {
+                problem: {**mine.get(problem, {}), **theirs.get(problem, {})}
+                for problem in sorted({*mine, *theirs})
+            }
+            for name in sorted({*self.choices, *other.choices})
+            for mine, theirs in [(self.choices.get(name, {}), other.choices.get(name, {}))]
+        }
+        return Table(other.device, choices)
+
+    def write(self, path: Path) -> None:
+        """As JSON, whole or not at all."""
+        head = {"format": FORMAT, "device": self.device, "unit": "microseconds"}
+        choices = {
+            precision: {
+                problem: {
+                    str(batch): [timing.kernel, round(timing.microseconds, 2)]
+                    for batch, timing in sorted(batches.items())
+                }
+                for problem, batches in sorted(found.items())
+            }
+            for precision, found in self.choices.items()
+        }
+        with new_file(path) as draft:
+            draft.write_text(json.dumps(head | {"choices": choices}, indent=1) + "\n")
+
+
+def _at_batch_1(problem: Problem) -> str:
+    inputs = tuple((1, *shape[1:]) for shape in problem.inputs)
+    return str(Problem(problem.op, inputs))
+
+
+def read_table(path: Path) -> Table:
+    """Raises `UsageError` for a file that is no table, `OSError` for none."""
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, expected {FORMAT}")
+        choices = {
+            precision: {
+                problem: {
+                    int(batch): Timing(str(kernel), float(time))
+                    for batch, (kernel, time) in batches.items()
+                }
+                for problem, batches in found.items()
+            }
+            for precision, found in data["choices"].items()
+        }
+        return Table(str(data["device"]), choices)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is no tuning table: {error}\n  Make one with `r18 tune`."
+        ) from error
+
+
+def users_table(backend: str, device: DeviceInfo) -> Path:
+    """Where `r18 tune` keeps a table of this device for plans to find."""
+    return cache_folder() / "tuned" / f"{backend}-{slug(device)}.json"
+
+
+def shipped_table(backend: str, device: str) -> Path:
+    """Where the backend of an entry point's name ships the table of a device, by its slug.
+
+    Raises `UnknownName`, `UsageError` for an entry point whose module is not there.
+    """
+    points = installed()
+    if backend not in points:
+        raise unknown("backend", backend, points)
+    module = points[backend].module
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise UsageError(f"backend '{backend}' is said to be in {module}, which has no file")
+    return Path(spec.origin).parent / "tuned" / f"{device}.json"
+
+
+def as_on(device: str, backend: Backend) -> Backend:
+    """The backend as plans find it on a device, by its slug, of which it ships a table: what is
+    fastest is the table's to say, everything else is the backend's own.
+
+    Raises `UnknownName` for a backend that is no entry point, and for a device without a table.
+    """
+    path = shipped_table(backend.name, device)
+    if not path.is_file():
+        known = sorted(file.stem for file in path.parent.glob("*.json"))
+        raise unknown(f"device with a table of '{backend.name}'", device, known)
+    there = copy(backend)
+    vars(there)["fastest"] = read_table(path).best
+    return there
+
+
+def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
+    """The user's table of a device, else the one in the folder that a backend ships, or None."""
+    for path in (users_table(backend, device), shipped / f"{slug(device)}.json"):
+        if path.is_file():
+            return read_table(path)
+    return None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Launches that are enqueued one after the other."""
+
+    launches: tuple[Launch, ...]
+
+    def enqueue(self, stream: Stream) -> None:
+        for launch in self.launches:
+            launch.enqueue(stream)
+
+
+Link = tuple[Kernel, Problem]
+"""One of a chain."""
+
+
+class Range:
+    """A problem to measure kernels on: random inputs, in three places in memory a layout.
+
+    The launches of one measurement rotate among the places, so that no input lies in a cache
+    because the launch before has just read it. Outputs rotate with them.
+    """
+
+    def __init__(self, backend: Backend, problem: Problem, precision: Precision) -> None:
+        self.backend = backend
+        self.problem = problem
+        self.dtype = precision.dtype
+        self._inputs: dict[Layout, list[tuple[Buffer, ...]]] = {}
+        rng = np.random.default_rng(0)
+        self._weights = [
+            rng.uniform(0.5, 1, spec.shape).astype(np.float32) / math.prod(spec.shape[1:])
+            for spec in problem.op.weights()
+        ]
+        # A million values again and again: drawing every value would take longer than measuring.
+        self._values = rng.standard_normal(1 << 20, np.float32).astype(self.dtype)
+        nbytes = math.prod(problem.output) * self.dtype.itemsize
+        self._outputs = [backend.memory.empty(nbytes) for _ in range(PLACES)]
+
+    def launches(self, kernel: Kernel) -> list[Launch]:
+        """The kernel on each of the places; its weights are prepared once."""
+        roles = [spec.role for spec in self.problem.op.weights()]
+        prepared = prepare_weights(kernel, self.problem, roles, self._weights)
+        workspace = self.backend.memory.empty(kernel.workspace(self.problem))
+        inputs = self._inputs_in(input_layout(kernel, self.problem))
+        return [
+            Launch(kernel, self.problem, inputs[place], prepared, output, workspace)
+            for place, output in enumerate(self._outputs)
+        ]
+
+    def _inputs_in(self, layout: Layout) -> list[tuple[Buffer, ...]]:
+        if layout not in self._inputs:
+            self._inputs[layout] = [
+                tuple(self._filled(shape) for shape in self.problem.inputs) for _ in range(PLACES)
+            ]
+        return self._inputs[layout]
+
+    def _filled(self, shape: Shape) -> Buffer:
+        """A buffer of the values, again and again; random in any layout."""
+        memory, nbytes = self.backend.memory, math.prod(shape) * self.dtype.itemsize
+        buffer = memory.empty(nbytes)
+        for offset in range(0, nbytes, self._values.nbytes):
+            part = self._values[: (nbytes - offset) // self.dtype.itemsize]
+            memory.upload(part, buffer.view(offset, part.nbytes))
+        return buffer
+
+    def chains(self, links: Sequence[Link]) -> list[Chain]:
+        """Kernels each of which reads what the one before it makes, on each of the places.
+
+        The one that reads weights is given this problem's.
+        """
+        memory = self.backend.memory
+        kernel, part = links[0]
+        held = list(self._inputs_in(input_layout(kernel, part)))
+        launches: list[list[Launch]] = [[] for _ in held]
+        for kernel, part in links:
+            roles = [spec.role for spec in part.op.weights()]
+            prepared = prepare_weights(kernel, part, roles, self._weights if roles else ())
+            workspace = memory.empty(kernel.workspace(part))
+            for place, inputs in enumerate(held):
+                output = memory.empty(math.prod(part.output) * self.dtype.itemsize)
+                launches[place].append(Launch(kernel, part, inputs, prepared, output, workspace))
+                held[place] = (output,)
+        return [Chain(tuple(found)) for found in launches]
+
+    def measure(self, launches: Sequence[Launch | Chain], count: int, repeat: int) -> float:
+        """Median microseconds of one of `count` launches back to back, of `repeat` such runs.
+
+        They are a graph where the backend's streams have graphs.
+        """
+        stream = self.backend.stream()
+
+        def work() -> None:
+            for index in range(count):
+                launches[index % len(launches)].enqueue(stream)
+
+        run = stream.capture(work) or work
+        return statistics.median(_timed(stream, run, repeat)) * 1e3 / count
+
+
+def _timed(stream: Stream, run: Callable[[], None], repeat: int) -> list[float]:
+    """Milliseconds of each of `repeat` runs, after two that warm up."""
+    times = []
+    for turn in range(repeat + 2):
+        before = stream.record()
+        run()
+        after = stream.record()
+        stream.synchronize()
+        if turn >= 2:
+            times.append(after.milliseconds_since(before))
+    return times
+
+
+def tune(
+    backend: Backend,
+    problems: Iterable[Problem],
+    precisions: Sequence[str],
+    progress: Callable[[str], None] = lambda text: None,
+) -> Table:
+    """Measure every kernel that takes each problem, and keep the fastest.
+
+    A first, short look leaves out what is over twice as slow as the best. `progress` is told of
+    each problem that is done, in words.
+    """
+    choices: dict[str, dict[str, dict[int, Timing]]] = {name: {} for name in precisions}
+    asked = list(dict.fromkeys(problems))
+    if isinstance(backend, Preparing):
+        backend.prepare(
+            (kernel, problem)
+            for problem in asked
+            for name in precisions
+            for kernel in _takers(backend, problem, name)
+        )
+    for problem in asked:
+        for name in precisions:
+            timings = _timings(backend, problem, name)
+            if not timings:
+                continue
+            best = _fastest(timings)
+            if isinstance(problem.op, ConvMaxPool):
+                fused = _kernel_of(backend, best)
+                both = _apart(backend, problem, name, input_layout(fused, problem))
+                best = _fastest([best, *both])
+            choices[name].setdefault(_at_batch_1(problem), {})[problem.batch] = best
+            progress(f"{name} {problem}: {best.kernel} {best.microseconds:.1f} µs")
+    return Table(str(backend.probe()), choices)
+
+
+def _fastest(timings: Sequence[Timing]) -> Timing:
+    return min(timings, key=lambda timing: timing.microseconds)
+
+
+def _kernel_of(backend: Backend, timing: Timing) -> Kernel:
+    return next(kernel for kernel in backend.kernels() if kernel.id == timing.kernel)
+
+
+def _takers(backend: Backend, problem: Problem, name: str) -> list[Kernel]:
+    return [
+        kernel
+        for kernel in backend.kernels()
+        if kernel.op is type(problem.op)
+        and kernel.precision.name == name
+        and kernel.refusal(problem) is None
+    ]
+
+
+def _timings(backend: Backend, problem: Problem, name: str) -> list[Timing]:
+    """Every kernel that takes the problem in a precision and is not left out."""
+    place = Range(backend, problem, precision(name))
+    looks = [
+        (kernel, launches, place.measure(launches, 3, 3))
+        for kernel in _takers(backend, problem, name)
+        for launches in [place.launches(kernel)]
+    ]
+    limit = 2 * min((time for *_, time in looks), default=0.0)
+    return [
+        Timing(kernel.id, place.measure(launches, 20, 7))
+        for kernel, launches, time in looks
+        if time <= limit
+    ]
+
+
+def _apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> list[Timing]:
+    """The two ops of a problem by their own kernels, as a plan has them; nothing where it cannot.
+
+    The convolution that is fastest by itself, each pooling behind it, and relayouts where layouts
+    meet; of inputs that lie in the layout `reads`, as for the kernel that they are compared with.
+    """
+    conv, pool = parts_of(problem)
+    alone = _timings(backend, conv, name)
+    if not alone:
+        return []
+    first = _kernel_of(backend, _fastest(alone))
+    place = Range(backend, problem, precision(name))
+    found = (
+        _linked(backend, name, reads, [(first, conv), (second, pool)])
+        for second in _takers(backend, pool, name)
+    )
+    return [Timing(APART, place.measure(place.chains(links), 20, 7)) for links in found if links]
+
+
+def _linked(
+    backend: Backend, name: str, layout: Layout, links: Sequence[Link]
+) -> list[Link] | None:
+    """The links with relayouts where one reads another layout than it is given; None: no kernel."""
+    found: list[Link] = []
+    for kernel, problem in links:
+        wanted = input_layout(kernel, problem)
+        if wanted is not layout:
+            moved = Problem(Relayout(layout, wanted), problem.inputs)
+            takers = _takers(backend, moved, name)
+            if not takers:
+                return None
+            found.append((takers[0], moved))
+        found.append((kernel, problem))
+        layout = output_layout(kernel, problem)
+    return found
+
+
+__all__ = [
+    "TUNED_OPS",
+    "Table",
+    "Timing",
+    "as_on",
+    "find_table",
+    "read_table",
+    "shipped_table",
+    "tune",
+    "users_table",
+]

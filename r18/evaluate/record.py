@@ -1,0 +1,77 @@
+"""What an evaluation came to, on which device: `evaluate-<device>.json`.
+
+An entry a backend, precision, batch, reference, set of images and number of workers; a later run
+replaces its own. The rows are in the table that the run wrote: a record has the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from r18 import records
+from r18.backend import DeviceInfo
+from r18.evaluate.request import Request
+from r18.evaluate.run import Evaluation
+from r18.evaluate.sources import ImageSet
+
+WHAT = "evaluate"
+ROWS = ("changed", "not_read")
+"""What a summary has a list of, and a record the number."""
+
+
+def entry_name(request: Request, images: str, workers: int | None) -> str:
+    """images: the folder's name."""
+    against = f"{request.against}-{request.against_precision}" if request.against else "none"
+    batch = f"b{request.batch}"
+    parts = [request.network, request.backend, request.precision, batch, against, images]
+    return "/".join([*parts, *([] if workers is None else [f"{workers}-workers"])])
+
+
+def save(
+    done: Evaluation,
+    request: Request,
+    images: ImageSet,
+    about: Mapping[str, Any],
+    folder: Path,
+    *,
+    workers: int | None = None,
+) -> Path:
+    """Write an evaluation to the record of its backend's device; returns the file.
+
+    workers: how many did it; None is the process that asked. about: facts about the run, such as
+    the machine. Raises `UsageError` for a damaged record.
+    """
+    running = done.running[0]
+    device = DeviceInfo(running.kind, running.device)
+    path = records.path_of(folder, WHAT, device)
+    summary = done.summary.to_json()
+    new = len(images.items) - done.resumed
+    entry = {
+        "date": records.now(),
+        "environment": records.environment(device),
+        **about,
+        **request.identity(),
+        "workers": workers,
+        "folder": images.folder.name,
+        "layout": images.layout,
+        "images_sha256": images.sha256,
+        **{name: len(what) if name in ROWS else what for name, what in summary.items()},
+        "resumed": done.resumed,
+        "seconds": done.seconds,
+        "images_per_second": new / done.seconds if new else None,
+    }
+    entries = records.read(path, WHAT).get("entries", {})
+    entries |= {entry_name(request, images.folder.name, workers): entry}
+    data = {
+        "record": WHAT,
+        "format": records.FORMAT,
+        "device": device.name,
+        "entries": dict(sorted(entries.items())),
+    }
+    records.write(path, data)
+    return path
+
+
+__all__ = ["WHAT", "entry_name", "save"]

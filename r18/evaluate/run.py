@@ -1,0 +1,225 @@
+"""The way through an evaluation: what is still to do is done, kept batch by batch, and summed up.
+
+An engine runs the batches: `Here` in this process, `r18.evaluate.distributed.Cluster` on
+workers. Neither decides anything: results are kept here, in one place, once each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from r18.errors import UsageError
+from r18.evaluate.decode import Batch, decoded, readable
+from r18.evaluate.journal import Journal, open_journal
+from r18.evaluate.pair import SAMPLE, Pair, Running
+from r18.evaluate.request import Request
+from r18.evaluate.rows import UNREADABLE, BatchRows, Row
+from r18.evaluate.sources import ImageSet, Item
+from r18.evaluate.summary import Summary, summarise
+from r18.evaluate.tables import check_target, write_table
+from r18.machine import cpus
+from r18.weights import Weights
+
+
+class Engine(Protocol):
+    """Whatever runs batches. workers: how many do it; None is this process."""
+
+    @property
+    def workers(self) -> int | None: ...
+
+    def running(self) -> tuple[Running, ...]:
+        """What it runs on: the backend and, where there is one, the reference."""
+        ...
+
+    def bound(self, items: Batch) -> float:
+        """As `Pair.bound`, measured on these images, all of which can be read."""
+        ...
+
+    def results(self, batches: Sequence[Batch]) -> Iterator[BatchRows]:
+        """What each batch comes to, in any order."""
+        ...
+
+
+class Here:
+    """Batches in this process, decoded in threads.
+
+    On a GPU the next batch is decoded while one runs. Where a program runs on the CPU that would
+    take the cores it is timed on.
+    """
+
+    workers: int | None = None
+
+    def __init__(
+        self, request: Request, weights: Weights, folder: Path, threads: int | None = None
+    ) -> None:
+        self._folder = folder
+        self._threads = threads or cpus()
+        self._pair = Pair(request, weights)
+
+    def running(self) -> tuple[Running, ...]:
+        return self._pair.running()
+
+    def bound(self, items: Batch) -> float:
+        return bound_of(self._pair, self._folder, items)
+
+    def results(self, batches: Sequence[Batch]) -> Iterator[BatchRows]:
+        ahead = int(all(found.kind != "cpu" for found in self._pair.running()))
+        config = self._pair.weights.preprocess
+        for batch, images in decoded(batches, self._folder, config, self._threads, ahead):
+            yield self._pair.evaluate(batch, images)
+
+    def close(self) -> None:
+        self._pair.close()
+
+
+def bound_of(pair: Pair, folder: Path, items: Batch) -> float:
+    """`Pair.bound` on images of a folder."""
+    found = readable(items, folder, pair.weights.preprocess, len(items))
+    return pair.bound(np.stack([pixels for _, pixels in found]))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. resumed: images that were done before it began. compared: images that
+    both programs were asked about; 0 without a reference.
+    """
+
+    images: int
+    done: int
+    resumed: int
+    compared: int
+    agree_top1: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished run: its numbers, and on what it ran.
+
+    resumed: images that were done before it began. seconds: from when the programs were compiled
+    to the last result, reading and decoding included.
+    """
+
+    summary: Summary
+    running: tuple[Running, ...]
+    out: Path
+    resumed: int
+    seconds: float
+
+
+def journal_of(out: Path) -> Path:
+    """Where the journal of results lies while they are made."""
+    return out.with_name(f"{out.name}.journal")
+
+
+def evaluate(
+    engine: Engine,
+    images: ImageSet,
+    request: Request,
+    weights: Weights,
+    out: Path,
+    *,
+    restart: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Evaluation:
+    """Evaluate the images that are not in the journal, and write the table when all are.
+
+    out:     the table; the journal lies beside it until then.
+    restart: begin anew, and replace the table of an earlier run.
+
+    An image that cannot be read is a row like the others. Raises `UsageError` for a table that is
+    there already or cannot be written, and for a journal of something else (see `open_journal`);
+    what the engine raises. Whatever is raised, and when the process is killed, the journal holds
+    every batch that was done, and the same call goes on from there.
+    """
+    check_ready(out, restart)
+    running = engine.running()
+    identity = request.identity() | {
+        "images_sha256": images.sha256,
+        "kernels_sha256": running[0].kernels,
+        "against_kernels_sha256": running[1].kernels if len(running) > 1 else None,
+    }
+
+    def facts() -> dict[str, Any]:
+        return {
+            "bound": None if request.against is None else _bound(engine, images, weights),
+            "running": [asdict(found) for found in running],
+        }
+
+    with ExitStack() as stack:
+        journal = stack.enter_context(
+            open_journal(journal_of(out), identity, facts, restart=restart)
+        )
+        tally = _Tally(journal, len(images.items), request.against is not None, on_progress)
+        left = [item for item in images.items if item.file not in journal.rows]
+        begin = time.monotonic()
+        for batch in engine.results(in_batches(left, request.batch)):
+            tally.add(journal.append(batch))
+        seconds = time.monotonic() - begin
+        bound = journal.facts["bound"]
+        rows = [journal.rows[item.file] for item in images.items]
+        write_table(out, rows, bound, {"identity": identity, "facts": journal.facts})
+        journal.discard()
+        summary = summarise(rows, journal.times, bound)
+    return Evaluation(summary, running, out, len(images.items) - len(left), seconds)
+
+
+def check_ready(out: Path, restart: bool) -> None:
+    """Raise `UsageError` where the results could not be written in the end."""
+    check_target(out)
+    if out.exists() and not restart and not journal_of(out).exists():
+        raise UsageError(
+            f"'{out}' holds the results of an earlier evaluation\n"
+            "  choose another --out, or replace it with --restart"
+        )
+
+
+def _bound(engine: Engine, images: ImageSet, weights: Weights) -> float:
+    sample = readable(images.items, images.folder, weights.preprocess, SAMPLE)
+    return engine.bound([item for item, _ in sample]) if sample else 0.0
+
+
+class _Tally:
+    """Counts while a run goes on."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        images: int,
+        comparing: bool,
+        tell: Callable[[Progress], None] | None,
+    ) -> None:
+        self._images, self._resumed = images, len(journal.rows)
+        self._comparing = comparing
+        self._tell = tell or (lambda progress: None)
+        self._done = self._compared = self._agree = 0
+        self.add(tuple(journal.rows.values()))
+
+    def add(self, rows: Sequence[Row]) -> None:
+        compared = [row for row in rows if self._comparing and row.status != UNREADABLE]
+        self._done += len(rows)
+        self._compared += len(compared)
+        self._agree += sum(row.agree_top1 for row in compared)
+        self._tell(Progress(self._images, self._done, self._resumed, self._compared, self._agree))
+
+
+def in_batches(items: Sequence[Item], size: int) -> list[Batch]:
+    """Items in runs of so many, the last with the rest."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
+
+
+__all__ = [
+    "Engine",
+    "Evaluation",
+    "Here",
+    "Progress",
+    "check_ready",
+    "evaluate",
+    "journal_of",
+]

@@ -1,0 +1,468 @@
+"""Operations as frozen data: what is computed, never how.
+
+Shapes are logical: activations are (N, C, H, W) or (N, F), convolution weights (O, I, kh, kw),
+linear weights (O, I), whatever layout a kernel keeps them in. Every op validates itself when it
+is made, infers its output shape, names its weights, and counts its multiply-accumulates. The
+semantics (padding, NaN, signs of zero) are written once, at the top of `r18.backend`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import ClassVar
+
+from r18.errors import ShapeError
+
+Shape = tuple[int, ...]
+
+
+class Layout(Enum):
+    """The order in which a kernel keeps 4-d activations in memory; 2-d ones are row-major."""
+
+    NCHW = "nchw"
+    NHWC = "nhwc"
+
+    def physical(self, shape: Shape) -> Shape:
+        """The shape in memory of a tensor whose logical shape is (N, C, H, W) or (N, F)."""
+        if len(shape) != 4 or self is Layout.NCHW:
+            return shape
+        n, c, h, w = shape
+        return (n, h, w, c)
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One weight of an op: its role, shape, layout and kind, as the manifest names them."""
+
+    role: str  # weight, bias, running_mean, running_var
+    shape: Shape
+    layout: str  # OIHW, OI, O
+    kind: str  # conv_weight, bn_param, bn_buffer, fc_weight, fc_bias, conv_bias
+
+
+@dataclass(frozen=True)
+class Op(ABC):
+    """An operation. `name` is its term in kernel ids and tables; `arity` counts activations in."""
+
+    name: ClassVar[str]
+
+    @property
+    def arity(self) -> int:
+        return 1
+
+    @abstractmethod
+    def infer(self, *inputs: Shape) -> Shape:
+        """The output shape for these input shapes; raises `ShapeError`."""
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        """The weights it reads, in the order in which kernels are given them."""
+        return ()
+
+    def macs(self, *inputs: Shape) -> int:
+        """Multiply-accumulates; 0 for everything but convolution and linear, as is usual."""
+        return 0
+
+    @property
+    def label(self) -> str:
+        """The name with what is fused into it: `conv2d+bias+residual+relu`."""
+        return self.name
+
+    def _check(self, inputs: tuple[Shape, ...], ndim: int | None = 4) -> None:
+        if len(inputs) != self.arity:
+            raise ShapeError(f"{self.label} takes {self.arity} input(s), got {len(inputs)}")
+        for shape in inputs:
+            if ndim is not None and len(shape) != ndim:
+                raise ShapeError(f"{self.label} takes {ndim}-d inputs, got shape {shape}")
+            if any(d < 1 for d in shape):
+                raise ShapeError(f"{self.label}: every extent must be at least 1, got {shape}")
+
+    def _positive(self, **values: int) -> None:
+        for what, value in values.items():
+            if value < 1:
+                raise ShapeError(f"{self.name}: {what} must be at least 1, got {value}")
+
+
+def _window(extent: int, kernel: int, stride: int, padding: int, what: str) -> int:
+    """⌊(extent + 2·padding − kernel) / stride⌋ + 1, or `ShapeError` when no window fits."""
+    out = (extent + 2 * padding - kernel) // stride + 1
+    if out < 1:
+        raise ShapeError(
+            f"{what}: a window of {kernel} does not fit an extent of {extent} padded by {padding}"
+        )
+    return out
+
+
+def _check_window(op: str, kernel_size: Shape, stride: Shape, padding: Shape) -> None:
+    for what, pair, least in (
+        ("kernel_size", kernel_size, 1),
+        ("stride", stride, 1),
+        ("padding", padding, 0),
+    ):
+        if len(pair) != 2 or min(pair) < least:
+            raise ShapeError(f"{op}: {what} must be two integers ≥ {least}, got {pair}")
+
+
+@dataclass(frozen=True)
+class Conv2d(Op):
+    """Cross-correlation with zero padding, and what is fused into its epilogue.
+
+    y = act(conv(x, w) + bias + residual): `bias` adds one value per output channel, `residual`
+    adds a second input of the output's shape, `relu` clamps at zero, in this order.
+    """
+
+    name: ClassVar[str] = "conv2d"
+
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    bias: bool = False
+    residual: bool = False
+    relu: bool = False
+
+    def __post_init__(self) -> None:
+        self._positive(in_channels=self.in_channels, out_channels=self.out_channels)
+        _check_window(self.name, self.kernel_size, self.stride, self.padding)
+
+    @property
+    def arity(self) -> int:
+        return 2 if self.residual else 1
+
+    @property
+    def depth(self) -> int:
+        """K, the number of products in each output: C·kh·kw."""
+        return self.in_channels * self.kernel_size[0] * self.kernel_size[1]
+
+    @property
+    def label(self) -> str:
+        fused = [term for term in ("bias", "residual", "relu") if getattr(self, term)]
+        return "+".join([self.name, *fused])
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        shape = (self.out_channels, self.in_channels, *self.kernel_size)
+        weight = WeightSpec("weight", shape, "OIHW", "conv_weight")
+        bias = WeightSpec("bias", (self.out_channels,), "O", "conv_bias")
+        return (weight, bias) if self.bias else (weight,)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        n, c, h, w = inputs[0]
+        if c != self.in_channels:
+            raise ShapeError(f"{self.label}: expected {self.in_channels} channels, got {inputs[0]}")
+        oh = _window(h, self.kernel_size[0], self.stride[0], self.padding[0], "conv2d height")
+        ow = _window(w, self.kernel_size[1], self.stride[1], self.padding[1], "conv2d width")
+        out = (n, self.out_channels, oh, ow)
+        if self.residual and inputs[1] != out:
+            raise ShapeError(f"{self.label}: residual is {inputs[1]}, the output is {out}")
+        return out
+
+    def macs(self, *inputs: Shape) -> int:
+        return math.prod(self.infer(*inputs)) * self.depth
+
+
+@dataclass(frozen=True)
+class BatchNorm(Op):
+    """Inference batch normalisation over channels: (x − mean) / √(var + eps) · weight + bias."""
+
+    name: ClassVar[str] = "batchnorm"
+
+    channels: int
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        self._positive(channels=self.channels)
+        if not (math.isfinite(self.eps) and self.eps > 0):
+            raise ShapeError(f"batchnorm: eps must be positive and finite, got {self.eps}")
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        shape = (self.channels,)
+        return (
+            WeightSpec("weight", shape, "O", "bn_param"),
+            WeightSpec("bias", shape, "O", "bn_param"),
+            WeightSpec("running_mean", shape, "O", "bn_buffer"),
+            WeightSpec("running_var", shape, "O", "bn_buffer"),
+        )
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        if inputs[0][1] != self.channels:
+            raise ShapeError(f"batchnorm: expected {self.channels} channels, got {inputs[0]}")
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class ReLU(Op):
+    """max(x, 0), elementwise, on any shape."""
+
+    name: ClassVar[str] = "relu"
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs, ndim=None)
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class Add(Op):
+    """a + b, elementwise, of equal shapes; with `relu`, max(a + b, 0)."""
+
+    name: ClassVar[str] = "add"
+
+    relu: bool = False
+
+    @property
+    def arity(self) -> int:
+        return 2
+
+    @property
+    def label(self) -> str:
+        return "add+relu" if self.relu else "add"
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs, ndim=None)
+        if inputs[0] != inputs[1]:
+            raise ShapeError(f"{self.label}: shapes differ, {inputs[0]} and {inputs[1]}")
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class MaxPool2d(Op):
+    """Maximum over windows; padding never wins, NaN does. Padding is at most half the kernel."""
+
+    name: ClassVar[str] = "maxpool2d"
+
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        _check_window(self.name, self.kernel_size, self.stride, self.padding)
+        if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+            raise ShapeError(
+                f"maxpool2d: padding {self.padding} is more than half of kernel "
+                f"{self.kernel_size}, so a window could hold padding alone"
+            )
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        n, c, h, w = inputs[0]
+        oh = _window(h, self.kernel_size[0], self.stride[0], self.padding[0], "maxpool2d height")
+        ow = _window(w, self.kernel_size[1], self.stride[1], self.padding[1], "maxpool2d width")
+        return (n, c, oh, ow)
+
+
+@dataclass(frozen=True)
+class ConvMaxPool(Op):
+    """A convolution and the max-pooling of what it makes, which need never be stored.
+
+    The result is that of the two ops one after the other. No fusion level asks for it: a plan
+    takes it where the backend has a kernel for it (`r18.runtime.fusing`).
+    """
+
+    name: ClassVar[str] = "conv2d_maxpool2d"
+
+    conv: Conv2d
+    pool: MaxPool2d
+
+    def __post_init__(self) -> None:
+        if self.conv.residual:
+            raise ShapeError(f"{self.name}: the convolution takes no residual, got {self.label}")
+
+    @property
+    def label(self) -> str:
+        return f"{self.conv.label}+{self.pool.label}"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return self.conv.weights()
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        return self.pool.infer(self.conv.infer(*inputs))
+
+    def macs(self, *inputs: Shape) -> int:
+        self.infer(*inputs)
+        return self.conv.macs(*inputs)
+
+
+@dataclass(frozen=True)
+class GlobalAvgPool(Op):
+    """The mean over height and width: (N, C, H, W) → (N, C)."""
+
+    name: ClassVar[str] = "gap"
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        return inputs[0][:2]
+
+
+@dataclass(frozen=True)
+class Linear(Op):
+    """x · wᵀ + bias: (N, in_features) → (N, out_features)."""
+
+    name: ClassVar[str] = "linear"
+
+    in_features: int
+    out_features: int
+
+    def __post_init__(self) -> None:
+        self._positive(in_features=self.in_features, out_features=self.out_features)
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (
+            WeightSpec("weight", (self.out_features, self.in_features), "OI", "fc_weight"),
+            WeightSpec("bias", (self.out_features,), "O", "fc_bias"),
+        )
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs, ndim=2)
+        n, features = inputs[0]
+        if features != self.in_features:
+            raise ShapeError(f"linear: expected {self.in_features} features, got {inputs[0]}")
+        return (n, self.out_features)
+
+    def macs(self, *inputs: Shape) -> int:
+        return math.prod(self.infer(*inputs)) * self.in_features
+
+
+@dataclass(frozen=True)
+class Softmax(Op):
+    """exp(x − max) / Σ exp(x − max) over the last axis of (N, F)."""
+
+    name: ClassVar[str] = "softmax"
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs, ndim=2)
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class Relayout(Op):
+    """The same tensor in another memory layout.
+
+    No network contains it: the executor plans one where a kernel's layout differs from the layout
+    of what it reads, so that layout changes are steps that can be seen and timed.
+    """
+
+    name: ClassVar[str] = "relayout"
+
+    source: Layout
+    target: Layout
+
+    @property
+    def label(self) -> str:
+        return f"relayout {self.source.value}→{self.target.value}"
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class Normalize(Op):
+    """Pixels into what networks take: (x / 255 − mean) / std, channel by channel, of bytes x.
+
+    The one op whose input is in no storage format: a uint8 for each channel of a pixel, in memory
+    NHWC, as decoders give them. No network holds it; `CompileOptions.pixels` puts it in front.
+    """
+
+    name: ClassVar[str] = "normalize"
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ShapeError(
+                f"normalize: mean and std are one number a channel each, got {len(self.mean)} "
+                f"and {len(self.std)}"
+            )
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+            raise ShapeError(
+                f"normalize: mean must be finite, std finite and positive, got mean {self.mean} "
+                f"and std {self.std}"
+            )
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def scale_shift(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The form x·scale + shift, by channel: 1 / (255·std) and −mean / std, in float64."""
+        scale = tuple(1 / (255 * std) for std in self.std)
+        return scale, tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        if inputs[0][1] != self.channels:
+            raise ShapeError(f"normalize: expected {self.channels} channels, got {inputs[0]}")
+        return inputs[0]
+
+
+OPS: dict[str, type[Op]] = {
+    op.name: op
+    for op in (
+        *(Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout),
+        *(ConvMaxPool, Normalize),
+    )
+}
+
+OPTIONAL_OPS: tuple[type[Op], ...] = (ConvMaxPool, Normalize)
+"""Ops that a backend need not have: a plan does without where there is no kernel."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An op with concrete input shapes: what a kernel is asked to do. Checked when made."""
+
+    op: Op
+    inputs: tuple[Shape, ...]
+
+    def __post_init__(self) -> None:
+        self.op.infer(*self.inputs)
+
+    @property
+    def output(self) -> Shape:
+        return self.op.infer(*self.inputs)
+
+    @property
+    def macs(self) -> int:
+        return self.op.macs(*self.inputs)
+
+    @property
+    def batch(self) -> int:
+        return self.inputs[0][0]
+
+    def __str__(self) -> str:
+        ins = ", ".join("×".join(map(str, s)) for s in self.inputs)
+        out = "×".join(map(str, self.output))
+        return f"{self.op.label}({_settings(self.op)}) {ins} → {out}"
+
+
+def parts_of(problem: Problem) -> tuple[Problem, Problem]:
+    """A `ConvMaxPool` as its two problems: the convolution, and the pooling of what it makes."""
+    op = problem.op
+    if not isinstance(op, ConvMaxPool):
+        raise ShapeError(f"{op.label} has no parts: it is one op")
+    conv = Problem(op.conv, problem.inputs)
+    return conv, Problem(op.pool, (conv.output,))
+
+
+def _settings(op: Op) -> str:
+    """What the label does not say; of ops in an op, one after the other."""
+    if isinstance(op, ConvMaxPool):
+        return f"{_settings(op.conv)}; {_settings(op.pool)}"
+    return ", ".join(
+        f"{f.name}={_short(getattr(op, f.name))}"
+        for f in fields(op)
+        if f.name not in ("bias", "residual", "relu")
+    )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple):
+        return "×".join(map(str, value))
+    return value.value if isinstance(value, Layout) else str(value)

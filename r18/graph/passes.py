@@ -1,0 +1,236 @@
+"""Passes over a schedule: fold BatchNorm, fuse ReLU, residual sum, max-pooling. Pure functions.
+One puts a step in front: what makes pixels into the network's input.
+
+Levels build on each other:
+
+| level          | fused                                                                |
+|----------------|----------------------------------------------------------------------|
+| `none`         | nothing: one step an op                                              |
+| `add_relu`     | the residual sum of a block with its ReLU                            |
+| `conv_bn_relu` | and each convolution with its BatchNorm (folded) and following ReLU  |
+| `all`          | and the residual sum and ReLU into the epilogue of a convolution     |
+| `all`, planned | and max-pooling with its convolution, where the backend has a kernel |
+
+`fuse` brings a schedule to a level on every backend alike. The last line is not its work: whether
+a plan fuses max-pooling is asked of the backend (`r18.runtime.fusing`), since no backend needs a kernel for
+that.
+
+A fused step keeps the first step's name and makes the last step's value. Only a value with one
+reader is fused away. Folding happens whatever is tapped: a value inside a fused step cannot be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from r18.backend import FUSION_LEVELS
+from r18.errors import UsageError, WeightsError, unknown
+from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, Normalize, ReLU, Shape
+from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
+
+Array = npt.NDArray[np.floating]
+
+
+def fuse(schedule: Schedule, level: str) -> Schedule:
+    """The schedule at a fusion level; it must be at level `none`.
+
+    Raises `UnknownName` for an unknown level and `UsageError` for a schedule already fused.
+    """
+    if level not in FUSION_LEVELS:
+        raise unknown("fusion level", level, FUSION_LEVELS, error=UsageError)
+    if schedule.level != "none":
+        raise UsageError(f"schedule '{schedule.name}' is already at level '{schedule.level}'")
+    depth = FUSION_LEVELS.index(level)
+    if depth >= 1:
+        schedule = fuse_add_relu(schedule)
+    if depth >= 2:
+        schedule = fuse_conv_relu(fold_batchnorm(schedule))
+    if depth >= 3:
+        schedule = fuse_residual(schedule)
+    return replace(schedule, level=level)
+
+
+def fuse_add_relu(schedule: Schedule) -> Schedule:
+    """Add, then ReLU → Add with ReLU."""
+
+    def merge(add: Step, relu: Step) -> Step | None:
+        if isinstance(add.op, Add) and not add.op.relu and isinstance(relu.op, ReLU):
+            return replace(add, op=replace(add.op, relu=True), output=relu.output)
+        return None
+
+    return _merge_chains(schedule, merge)
+
+
+def fold_batchnorm(schedule: Schedule) -> Schedule:
+    """Conv2d, then BatchNorm → Conv2d with bias, with derived weights (`Schedule.folds`)."""
+    folds: list[FoldedBatchNorm] = []
+
+    def merge(conv: Step, bn: Step) -> Step | None:
+        if not (isinstance(conv.op, Conv2d) and isinstance(bn.op, BatchNorm)):
+            return None
+        if conv.op.bias or conv.op.residual or conv.op.relu:
+            return None
+        weight, bias, mean, var = bn.weights
+        fold = FoldedBatchNorm(conv.name, conv.weights[0], (weight, bias, mean, var), bn.op.eps)
+        folds.append(fold)
+        return replace(
+            conv,
+            op=replace(conv.op, bias=True),
+            output=bn.output,
+            weights=(fold.weight, fold.bias),
+        )
+
+    return _merge_chains(schedule, merge, lambda: tuple(folds))
+
+
+def fuse_conv_relu(schedule: Schedule) -> Schedule:
+    """Conv2d, then ReLU → Conv2d with ReLU in its epilogue."""
+
+    def merge(conv: Step, relu: Step) -> Step | None:
+        if isinstance(conv.op, Conv2d) and not conv.op.relu and isinstance(relu.op, ReLU):
+            return replace(conv, op=replace(conv.op, relu=True), output=relu.output)
+        return None
+
+    return _merge_chains(schedule, merge)
+
+
+def fuse_residual(schedule: Schedule) -> Schedule:
+    """Conv2d, then Add (with ReLU) → Conv2d with residual (and ReLU) in its epilogue.
+
+    The merged step stands where the Add stood: its other input exists by then.
+    """
+
+    def merge(conv: Step, add: Step) -> Step | None:
+        if not (isinstance(conv.op, Conv2d) and isinstance(add.op, Add)):
+            return None
+        if conv.op.residual or conv.op.relu or len(set(add.inputs)) != 2:
+            return None
+        (shortcut,) = (value for value in add.inputs if value != conv.output)
+        return replace(
+            conv,
+            op=replace(conv.op, residual=True, relu=add.op.relu),
+            inputs=(*conv.inputs, shortcut),
+            output=add.output,
+        )
+
+    return _merge_chains(schedule, merge, sink=True)
+
+
+def fuse_pool(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, pool: True
+) -> Schedule:
+    """Conv2d without a residual, then MaxPool2d → ConvMaxPool, where that is wanted.
+
+    wanted: asked for each such pair, with the step that would take its place and the pool's.
+    The level stays what it is.
+    """
+
+    def merge(conv: Step, pool: Step) -> Step | None:
+        if not (isinstance(conv.op, Conv2d) and isinstance(pool.op, MaxPool2d)):
+            return None
+        if conv.op.residual:
+            return None
+        fused = replace(conv, op=ConvMaxPool(conv.op, pool.op), output=pool.output)
+        return fused if wanted(fused, pool) else None
+
+    return _merge_chains(schedule, merge)
+
+
+def from_pixels(schedule: Schedule, normalize: Normalize) -> Schedule:
+    """The schedule behind a step `normalize`, which makes its input from the value `pixels`.
+
+    Every other value keeps its name, and so do the checkpoints. Raises `ShapeError` where the
+    channels are others, and `ScheduleError` for a schedule that has such a step.
+    """
+    return replace(
+        schedule,
+        steps=(Step(normalize.name, normalize, (PIXELS,), schedule.input), *schedule.steps),
+        input=PIXELS,
+    )
+
+
+def _merge_chains(
+    schedule: Schedule,
+    merge: Callable[[Step, Step], Step | None],
+    folds: Callable[[], tuple[FoldedBatchNorm, ...]] = tuple,
+    sink: bool = False,
+) -> Schedule:
+    """Replace producer and sole consumer by what `merge` makes of them, in one sweep.
+
+    The merged step stands where the producer stood, or, with `sink`, where the consumer did: it
+    may then read values that were made in between. Checkpoints on values that no longer exist
+    are dropped.
+    """
+    readers = Counter(value for step in schedule.steps for value in step.inputs)
+    readers[schedule.output] += 1  # whoever calls the program reads it
+    steps: dict[str, Step] = {}  # by output value, in order
+    for step in schedule.steps:
+        for value in step.inputs:
+            producer = steps.get(value)
+            if producer is None or readers[value] != 1:
+                continue
+            merged = merge(producer, step)
+            if merged is None:
+                continue
+            if sink:
+                del steps[value]
+                steps[merged.output] = merged
+            else:
+                steps = {
+                    (merged.output if s is producer else v): (merged if s is producer else s)
+                    for v, s in steps.items()
+                }
+            break
+        else:
+            steps[step.output] = step
+    values = {schedule.input, *steps}
+    return replace(
+        schedule,
+        steps=tuple(steps.values()),
+        checkpoints=tuple(c for c in schedule.checkpoints if c.value in values),
+        folds=(*schedule.folds, *folds()),
+    )
+
+
+def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The weights that the schedule's steps read: as given, and folded where it says so.
+
+    With s = weight / √(running_var + eps) of the BatchNorm, the folded convolution weight is
+    w[o,…]·s[o] and the folded bias is bias[o] − running_mean[o]·s[o]. Computed in float64; kept
+    there, so that the kernel's rounding to storage is the only one. Raises `WeightsError` for a
+    missing or misshapen tensor.
+    """
+
+    specs = schedule.weight_specs
+
+    def given(name: str, shape: Shape) -> Array:
+        if name not in weights:
+            raise WeightsError(
+                f"schedule '{schedule.name}' needs the weight '{name}', which is not given"
+            )
+        if tuple(weights[name].shape) != shape:
+            raise WeightsError(
+                f"weight '{name}' has shape {tuple(weights[name].shape)}, "
+                f"schedule '{schedule.name}' needs {shape}"
+            )
+        return weights[name]
+
+    folded: dict[str, Array] = {}
+    for fold in schedule.folds:
+        channels = specs[fold.bias].shape
+        scale, shift, mean, var = (
+            given(name, channels).astype(np.float64) for name in fold.bn_weights
+        )
+        scale = scale / np.sqrt(var + fold.eps)
+        weight = given(fold.conv_weight, specs[fold.weight].shape).astype(np.float64)
+        folded[fold.weight] = weight * scale[:, None, None, None]
+        folded[fold.bias] = shift - mean * scale
+    return {
+        name: folded[name] if name in folded else given(name, spec.shape)
+        for name, spec in specs.items()
+    }

@@ -1,0 +1,127 @@
+"""Precision as data: what is stored, what is multiplied, where sums are kept.
+
+`tf32` stores float32 and rounds the factors of each product to 11 significand bits. `fp16x3` stores
+float32 and splits each factor in two float16 numbers, the second scaled by 2¹¹: three products of
+them make one of float32's grade on units that know float16 alone. `int8` stores 8-bit integers and
+sums in 32-bit ones. bfloat16 arrays on the host use the dtype of `ml_dtypes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from r18.errors import unknown
+from r18.graph.ops import WeightSpec
+
+Array = npt.NDArray[Any]
+
+BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+
+_DTYPES: dict[str, np.dtype[np.generic]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": BFLOAT16,
+    "int8": np.dtype(np.int8),
+    "int32": np.dtype(np.int32),
+}
+
+# Formats that exist only inside an arithmetic unit: never stored.
+_MULTIPLY_ONLY = {"tf32", "fp16x2"}
+
+
+def dtype_of(name: str) -> np.dtype[np.generic]:
+    """The NumPy dtype of a storage format's name; raises `UnknownName`."""
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise unknown("storage format", name, _DTYPES) from None
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a kernel stores its tensors, multiplies, and accumulates.
+
+    storage:    the format of activations and weights in memory.
+    multiply:   the format each factor of a product is rounded to first.
+    accumulate: the format sums are kept in.
+    flush_to_zero: subnormal inputs and results are replaced by zero.
+    """
+
+    name: str
+    storage: str
+    multiply: str
+    accumulate: str
+    flush_to_zero: bool = False
+
+    def __post_init__(self) -> None:
+        for field in (self.storage, self.accumulate):
+            dtype_of(field)
+        if self.multiply not in _MULTIPLY_ONLY:
+            dtype_of(self.multiply)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The NumPy dtype of stored tensors."""
+        return dtype_of(self.storage)
+
+    @property
+    def splits(self) -> bool:
+        """Whether each factor is multiplied as two numbers, for which bounds are of their own."""
+        return self.multiply == "fp16x2"
+
+    def weight_dtype(self, spec: WeightSpec) -> np.dtype[np.generic]:
+        """The dtype a weight is kept in: matrices in `storage`, vectors in `accumulate`.
+
+        Biases and BatchNorm's parameters are few and enter each output once: rounding them to a
+        narrow storage format would cost accuracy and save nothing.
+        """
+        return dtype_of(self.storage if len(spec.shape) > 1 else self.accumulate)
+
+    def stored(self, array: Array, spec: WeightSpec) -> Array:
+        """A float32 or float64 weight rounded to the dtype that it is kept in, dense."""
+        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+            return np.ascontiguousarray(array, self.weight_dtype(spec))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FP64 = Precision("fp64", "float64", "float64", "float64")
+FP32 = Precision("fp32", "float32", "float32", "float32")
+TF32 = Precision("tf32", "float32", "tf32", "float32")
+FP16X3 = Precision("fp16x3", "float32", "fp16x2", "float32")
+FP16 = Precision("fp16", "float16", "float16", "float32")
+BF16 = Precision("bf16", "bfloat16", "bfloat16", "float32")
+INT8 = Precision("int8", "int8", "int8", "int32")
+
+PRECISIONS: dict[str, Precision] = {p.name: p for p in (FP64, FP32, FP16X3, TF32, FP16, BF16, INT8)}
+
+
+def precision(name: str) -> Precision:
+    """The precision of that name; raises `UnknownName` with the known ones."""
+    try:
+        return PRECISIONS[name]
+    except KeyError:
+        raise unknown("precision", name, PRECISIONS) from None
+
+
+__all__ = [
+    "BF16",
+    "BFLOAT16",
+    "FP16",
+    "FP16X3",
+    "FP32",
+    "FP64",
+    "INT8",
+    "PRECISIONS",
+    "TF32",
+    "Precision",
+    "dtype_of",
+    "precision",
+]

@@ -1,0 +1,404 @@
+"""The network as data: ordered steps, the values they pass on, and the checkpoints.
+
+Step names are torchvision's module paths, in the form that `torchvision.models.
+feature_extraction.get_graph_node_names` gives them: the second call of a block's ReLU is
+`layer1.0.relu_1`, its residual sum `layer1.0.add`. A value carries the name of the step that made
+it at level `none`, and keeps that name when a pass fuses steps, so a checkpoint names the same
+tensor at every level at which the tensor exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from r18.errors import ScheduleError, ShapeError, unknown
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Op,
+    Problem,
+    ReLU,
+    Shape,
+    Softmax,
+    WeightSpec,
+)
+
+IMAGE = "image"
+PIXELS = "pixels"
+
+CANONICAL = ("stem_pool", "layer1", "layer2", "layer3", "layer4", "gap", "logits")
+"""The checkpoints that every dump holds unless told otherwise, in network order."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node: an op, the values it reads, the value it makes, the weights it uses."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...]
+    output: str
+    weights: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A name worth comparing, and the value it stands for."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class FoldedBatchNorm:
+    """How a convolution's folded weight and bias come from it and the BatchNorm behind it.
+
+    conv: the convolution's step name; the new weights are `{conv}.folded_weight` and
+    `{conv}.folded_bias`. conv_weight, and bn_weights in the order of `BatchNorm.weights`, name the
+    tensors that they come from; `r18.graph.passes.fold_weights` computes them.
+    """
+
+    conv: str
+    conv_weight: str
+    bn_weights: tuple[str, str, str, str]
+    eps: float
+
+    @property
+    def weight(self) -> str:
+        return f"{self.conv}.folded_weight"
+
+    @property
+    def bias(self) -> str:
+        return f"{self.conv}.folded_bias"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Ordered steps from `input` to `output`; validated, with every shape inferred, when made.
+
+    input_shape is one sample's: (C, H, W) for images, (F,) for a slice that begins behind GAP.
+    `level` is the fusion level that the passes brought it to. `output` is the value that a program
+    returns; left empty, the last step's.
+    """
+
+    name: str
+    input_shape: Shape
+    steps: tuple[Step, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    input: str = IMAGE
+    folds: tuple[FoldedBatchNorm, ...] = ()
+    level: str = "none"
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ScheduleError(f"schedule '{self.name}' has no steps")
+        if not self.output:
+            object.__setattr__(self, "output", self.steps[-1].output)
+        _no_repeats(self.name, "step", (s.name for s in self.steps))
+        _no_repeats(self.name, "value", (self.input, *(s.output for s in self.steps)))
+        _no_repeats(self.name, "checkpoint", (c.name for c in self.checkpoints))
+        self.shapes(1)
+        for step in self.steps:
+            if isinstance(step.op, Normalize) != (self.of_pixels and self.input in step.inputs):
+                raise ScheduleError(
+                    f"step '{step.name}': pixels are the schedule's input, and what reads them is "
+                    f"{Normalize.name} alone"
+                )
+            wanted = step.op.weights()
+            if len(step.weights) != len(wanted):
+                raise ScheduleError(
+                    f"step '{step.name}': {step.op.label} reads {len(wanted)} weights, "
+                    f"{len(step.weights)} are named"
+                )
+        specs = self.weight_specs
+        for fold in self.folds:
+            if fold.weight not in specs or fold.bias not in specs:
+                raise ScheduleError(f"the BatchNorm folded into '{fold.conv}' serves no step")
+        values = {self.input, *(s.output for s in self.steps)}
+        if self.output not in values:
+            raise ScheduleError(f"the output is '{self.output}', which no step makes")
+        for checkpoint in self.checkpoints:
+            if checkpoint.value not in values:
+                raise ScheduleError(
+                    f"checkpoint '{checkpoint.name}' names the value '{checkpoint.value}', "
+                    "which no step makes"
+                )
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether the input is pixels, in bytes; else it is in the precision's storage format."""
+        return isinstance(self.steps[0].op, Normalize)
+
+    def shapes(self, batch: int) -> dict[str, Shape]:
+        """Every value's logical shape at a batch size; raises `ScheduleError`, `ShapeError`."""
+        shapes: dict[str, Shape] = {self.input: (batch, *self.input_shape)}
+        for step in self.steps:
+            for value in step.inputs:
+                if value not in shapes:
+                    raise ScheduleError(
+                        f"step '{step.name}' reads '{value}' before any step made it"
+                    )
+            try:
+                shapes[step.output] = step.op.infer(*(shapes[v] for v in step.inputs))
+            except ShapeError as error:
+                raise ShapeError(f"step '{step.name}': {error}") from None
+        return shapes
+
+    def problems(self, batch: int) -> dict[str, Problem]:
+        """Every step's problem at a batch size, by step name."""
+        shapes = self.shapes(batch)
+        return {s.name: Problem(s.op, tuple(shapes[v] for v in s.inputs)) for s in self.steps}
+
+    @cached_property
+    def weight_specs(self) -> Mapping[str, WeightSpec]:
+        """The weights that the steps read, by name, in step order (folded ones included)."""
+        specs: dict[str, WeightSpec] = {}
+        for step in self.steps:
+            for name, spec in zip(step.weights, step.op.weights(), strict=True):
+                known = specs.setdefault(name, spec)
+                if known.shape != spec.shape:
+                    raise ScheduleError(
+                        f"weight '{name}' is read as {known.shape} and, by step '{step.name}', "
+                        f"as {spec.shape}"
+                    )
+        return specs
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one sample."""
+        return sum(p.macs for p in self.problems(1).values())
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters, as frameworks count them (BatchNorm buffers are not)."""
+        return sum(
+            _size(spec.shape) for spec in self.weight_specs.values() if spec.kind != "bn_buffer"
+        )
+
+    def step(self, name: str) -> Step:
+        """The step of that name; raises `UnknownName` with the nearest."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise unknown("step", name, (s.name for s in self.steps))
+
+    @cached_property
+    def taps(self) -> Mapping[str, str]:
+        """Every name that can be tapped: the checkpoints, then every value, by value name."""
+        names = {c.name: c.value for c in self.checkpoints}
+        for value in (self.input, *(s.output for s in self.steps)):
+            names.setdefault(value, value)
+        return names
+
+    def value_of(self, tap: str) -> str:
+        """The value behind a checkpoint or value name; raises `UnknownName`."""
+        try:
+            return self.taps[tap]
+        except KeyError:
+            hint = (
+                f"At fusion level '{self.level}' values inside fused steps do not exist; "
+                "level 'none' has every one."
+                if self.level != "none"
+                else ""
+            )
+            raise unknown("checkpoint", tap, self.taps, hint=hint) from None
+
+    def between(self, first: str, last: str) -> Schedule:
+        """The slice that computes `last` from `first` (tap names), as a schedule of its own.
+
+        Raises `ScheduleError` when `last` needs a value from outside the slice.
+        """
+        source, target = self.value_of(first), self.value_of(last)
+        makers = {s.output: s for s in self.steps}
+        needed: set[str] = set()
+        pending = [target]
+        while pending:
+            value = pending.pop()
+            if value == source or value in needed:
+                continue
+            if value not in makers:
+                raise ScheduleError(
+                    f"'{last}' cannot be computed from '{first}' alone: it also needs '{value}'"
+                )
+            needed.add(value)
+            pending.extend(makers[value].inputs)
+        steps = tuple(s for s in self.steps if s.output in needed)
+        if not steps:
+            raise ScheduleError(f"no step lies between '{first}' and '{last}'")
+        values = {source, *(s.output for s in steps)}
+        convs = {s.name for s in steps}
+        return replace(
+            self,
+            name=f"{self.name}[{first}:{last}]",
+            input=source,
+            input_shape=self.shapes(1)[source][1:],
+            steps=steps,
+            output=target,
+            checkpoints=tuple(c for c in self.checkpoints if c.value in values),
+            folds=tuple(f for f in self.folds if f.conv in convs),
+        )
+
+
+def _size(shape: Shape) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _no_repeats(schedule: str, kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ScheduleError(f"schedule '{schedule}': {kind} '{name}' appears twice")
+        seen.add(name)
+
+
+# -- ResNets ---------------------------------------------------------------------------------
+
+
+def resnet(
+    name: str = "resnet",
+    *,
+    blocks: tuple[int, ...] = (2, 2, 2, 2),
+    width: int = 64,
+    classes: int = 1000,
+    image_size: int = 224,
+    softmax: bool = False,
+) -> Schedule:
+    """A ResNet of basic blocks, at fusion level `none`.
+
+    blocks:     basic blocks in each stage; stage i has width·2^i channels.
+    width:      channels of the stem and of the first stage.
+    image_size: height and width of the input, in pixels; 3 channels.
+    softmax:    add a last step `softmax` behind the logits.
+
+    Step names and shapes equal torchvision's for resnet18 and resnet34 (a test holds this).
+    Raises `ScheduleError` or `ShapeError` for parameters that make no network.
+    """
+    if not blocks or min(blocks) < 1:
+        raise ScheduleError(f"blocks must name at least one block a stage, got {blocks}")
+    build = _Builder()
+    value = build.conv_bn("conv1", "bn1", IMAGE, Conv2d(3, width, (7, 7), (2, 2), (3, 3)))
+    value = build.add("relu", ReLU(), value)
+    value = build.add("maxpool", MaxPool2d((3, 3), (2, 2), (1, 1)), value)
+    checkpoints = [Checkpoint("stem_pool", value)]
+    channels = width
+    for stage, count in enumerate(blocks, start=1):
+        out = width * 2 ** (stage - 1)
+        for index in range(count):
+            stride = 2 if stage > 1 and index == 0 else 1
+            block = f"layer{stage}.{index}"
+            value = build.basic_block(block, value, channels, out, stride)
+            if f"{block}.downsample.1" in build.names:
+                checkpoints.append(Checkpoint(f"{block}.downsample", f"{block}.downsample.1"))
+            checkpoints.append(Checkpoint(block, value))
+            channels = out
+        checkpoints.append(Checkpoint(f"layer{stage}", value))
+    value = build.add("avgpool", GlobalAvgPool(), value)
+    checkpoints.append(Checkpoint("gap", value))
+    value = build.add("fc", Linear(channels, classes), value)
+    checkpoints.append(Checkpoint("logits", value))
+    if softmax:
+        build.add("softmax", Softmax(), value)
+    return Schedule(name, (3, image_size, image_size), tuple(build.steps), tuple(checkpoints))
+
+
+class _Builder:
+    """Appends steps; weight names are `{step}.{role}`, as in torchvision's state_dict."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    @property
+    def names(self) -> set[str]:
+        return {step.name for step in self.steps}
+
+    def add(self, name: str, op: Op, *inputs: str) -> str:
+        weights = tuple(f"{name}.{spec.role}" for spec in op.weights())
+        self.steps.append(Step(name, op, inputs, name, weights))
+        return name
+
+    def conv_bn(self, conv: str, bn: str, value: str, op: Conv2d) -> str:
+        return self.add(bn, BatchNorm(op.out_channels), self.add(conv, op, value))
+
+    def basic_block(self, name: str, value: str, channels: int, out: int, stride: int) -> str:
+        first = Conv2d(channels, out, (3, 3), (stride, stride), (1, 1))
+        second = Conv2d(out, out, (3, 3), (1, 1), (1, 1))
+        inner = self.conv_bn(f"{name}.conv1", f"{name}.bn1", value, first)
+        inner = self.add(f"{name}.relu", ReLU(), inner)
+        inner = self.conv_bn(f"{name}.conv2", f"{name}.bn2", inner, second)
+        shortcut = value
+        if stride != 1 or channels != out:
+            down = Conv2d(channels, out, (1, 1), (stride, stride))
+            shortcut = self.conv_bn(f"{name}.downsample.0", f"{name}.downsample.1", value, down)
+        total = self.add(f"{name}.add", Add(), inner, shortcut)
+        return self.add(f"{name}.relu_1", ReLU(), total)
+
+
+def resnet18(*, classes: int = 1000, image_size: int = 224, softmax: bool = False) -> Schedule:
+    """ResNet-18 (He et al., arXiv:1512.03385, table 1): 11,689,512 parameters, 1.814 GMAC."""
+    return resnet("resnet18", classes=classes, image_size=image_size, softmax=softmax)
+
+
+def resnet34(*, classes: int = 1000, image_size: int = 224, softmax: bool = False) -> Schedule:
+    """ResNet-34 (He et al., arXiv:1512.03385, table 1)."""
+    return resnet(
+        "resnet34",
+        blocks=(3, 4, 6, 3),
+        classes=classes,
+        image_size=image_size,
+        softmax=softmax,
+    )
+
+
+def tiny(*, classes: int = 10, image_size: int = 32, softmax: bool = False) -> Schedule:
+    """A ResNet-18 in small (width 8, one block a stage) for slow devices and simulators.
+
+    It has every op, both kinds of shortcut and all four stages.
+    """
+    return resnet(
+        "tiny",
+        blocks=(1, 1, 1, 1),
+        width=8,
+        classes=classes,
+        image_size=image_size,
+        softmax=softmax,
+    )
+
+
+NETWORKS = {"resnet18": resnet18, "resnet34": resnet34, "tiny": tiny}
+
+
+def network(name: str, **parameters: int) -> Schedule:
+    """The schedule of a named network; raises `UnknownName` with the known ones."""
+    try:
+        build = NETWORKS[name]
+    except KeyError:
+        raise unknown("network", name, NETWORKS) from None
+    return build(**parameters)  # type: ignore[arg-type]
+
+
+__all__ = [
+    "CANONICAL",
+    "IMAGE",
+    "NETWORKS",
+    "PIXELS",
+    "Checkpoint",
+    "FoldedBatchNorm",
+    "Schedule",
+    "Step",
+    "network",
+    "resnet",
+    "resnet18",
+    "resnet34",
+    "tiny",
+]

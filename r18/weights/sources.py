@@ -1,0 +1,395 @@
+"""Weights: named float32 arrays of a schedule, from wherever they come, checked before they count.
+
+Sources, as `--weights` takes them:
+
+- `imagenet`: torchvision's IMAGENET1K_V1 of resnet18 or resnet34, from PyTorch's cache or the net;
+- `FILE.pth`, `FILE.pt`: a PyTorch `state_dict`, or a checkpoint with one under `state_dict`;
+- `FILE.safetensors`, `FILE.npz`: arrays by torchvision's names. Where a manifest `FILE.json` stands
+  beside it, kinds, layouts, hashes and preprocessing are taken from it and checked; without one,
+  names, dtypes, shapes and values are all that can be checked;
+- a folder with `manifest.json` (see `r18.weights.manifest`);
+- `synthetic`, `synthetic:SEED`: made here, without a download (see `r18.weights.synthetic`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from http.client import HTTPException
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from r18.atomic import new_file
+from r18.errors import ManifestError, UsageError, WeightsError, unknown
+from r18.graph.schedule import IMAGE, Schedule
+from r18.images.preprocess import Preprocess
+from r18.weights.formats import (
+    read_npz,
+    read_safetensors,
+    read_state_dict,
+    read_torch,
+    save_npz,
+    save_safetensors,
+)
+from r18.weights.manifest import (
+    MANIFEST,
+    Manifest,
+    Progress,
+    load_manifest,
+    read_manifest,
+    write_manifest,
+)
+from r18.weights.synthetic import synthetic_weights
+from r18.weights.tensors import Float32, Tensor, read_tensors, tensor_bytes, tensor_sha256
+
+SOURCES = (
+    "imagenet",
+    "synthetic",
+    "synthetic:SEED",
+    "FILE.pth",
+    "FILE.pt",
+    "FILE.safetensors",
+    "FILE.npz",
+    f"FOLDER with {MANIFEST}",
+)
+"""The kinds of sources, as messages and `--help` name them."""
+
+FORMATS = ("bin", "npz", "safetensors")
+"""What `export_weights` writes; `bin` is a folder with a manifest."""
+
+_READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    ".pth": read_torch,
+    ".pt": read_torch,
+    ".safetensors": read_safetensors,
+    ".npz": read_npz,
+}
+
+_WITH_SIDECAR = (".safetensors", ".npz")
+
+_IMAGENET = {
+    "resnet18": "ResNet18_Weights.IMAGENET1K_V1",
+    "resnet34": "ResNet34_Weights.IMAGENET1K_V1",
+}
+_DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Weights(Mapping[str, Float32]):
+    """Read-only arrays by name: float32, C-contiguous, native byte order, copied when given.
+
+    source:     where they came from, as `load_weights` was asked.
+    preprocess: what the images of this network go through.
+
+    Equal are weights with equal `sha256`. Names, shapes and values are not checked here but by
+    `load_weights` and `weights_from`. Raises `WeightsError` for arrays of another dtype.
+    """
+
+    tensors: Mapping[str, NDArray[Any]]
+    source: str
+    preprocess: Preprocess
+
+    def __post_init__(self) -> None:
+        copies = {}
+        for name, array in self.tensors.items():
+            if array.dtype.newbyteorder("=") != np.float32:
+                raise WeightsError(
+                    f"weights '{self.source}': tensor '{name}' is {array.dtype}, expected float32"
+                )
+            copies[name] = np.array(array, dtype=np.float32, order="C")
+            copies[name].flags.writeable = False
+        object.__setattr__(self, "tensors", MappingProxyType(copies))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (dict(self), self.source, self.preprocess)  # a proxy has no pickle
+
+    def __getitem__(self, name: str) -> Float32:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @cached_property
+    def sha256(self) -> str:
+        """A digest over names, shapes and little-endian bytes, in the order of the names.
+
+        Each tensor contributes the line `NAME 64x3x7x7\\n` in UTF-8, then its bytes.
+        """
+        digest = hashlib.sha256()
+        for name in sorted(self):
+            digest.update(f"{name} {'x'.join(map(str, self[name].shape))}\n".encode())
+            digest.update(tensor_bytes(self[name]))
+        return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return self.sha256 == other.sha256 if isinstance(other, Weights) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __repr__(self) -> str:
+        return f"<Weights '{self.source}': {len(self)} tensors, sha256 {self.sha256[:16]}…>"
+
+
+# -- Loading ---------------------------------------------------------------------------------
+
+
+def load_weights(source: str | Path, schedule: Schedule) -> Weights:
+    """The weights of a schedule at fusion level `none`, from a source as described above.
+
+    A string that is no keyword is a path; a `Path` is always one.
+
+    Raises `WeightsError` for weights that are damaged, missing or not the schedule's,
+    `ManifestError` (a `WeightsError`) for a damaged manifest, `UsageError` for a bad seed, and
+    `UnknownName` for a word that is none of the sources.
+    """
+    if schedule.folds:
+        raise WeightsError(
+            f"weights are loaded for fusion level 'none', got '{schedule.level}'\n"
+            "  load them first, then fuse: folding keeps the names of the level 'none'"
+        )
+    text = os.fspath(source)
+    if isinstance(source, str):
+        keyword, colon, seed = text.partition(":")
+        if keyword == "synthetic":
+            return _synthetic(seed if colon else "0", schedule)
+        if text == "imagenet":
+            return _imagenet(schedule)
+    return _from_path(Path(text), text, schedule)
+
+
+def weights_from(
+    state_dict: Mapping[str, Any], schedule: Schedule, *, source: str = "state_dict"
+) -> Weights:
+    """The weights in a `state_dict` of PyTorch tensors or NumPy arrays, with the same checks.
+
+    Raises `WeightsError`.
+    """
+    where = f"weights '{source}'"
+    tensors = read_tensors(read_state_dict(state_dict, where), schedule, where)
+    return Weights(tensors, source, _preprocess(schedule))
+
+
+def _synthetic(seed: str, schedule: Schedule) -> Weights:
+    if not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
+        raise UsageError(
+            f"weights 'synthetic:{seed}': the seed must be an integer of 1 to 18 digits\n"
+            "  for example synthetic:7; synthetic alone is synthetic:0"
+        )
+    number = int(seed)
+    tensors = synthetic_weights(schedule, number)
+    return Weights(tensors, f"synthetic:{number}", _preprocess(schedule))
+
+
+def _from_path(path: Path, source: str, schedule: Schedule) -> Weights:
+    try:
+        return _from_folder_or_file(path, source, schedule)
+    except OSError as error:
+        raise WeightsError(f"weights '{source}': cannot be read: {error}") from None
+
+
+def _from_folder_or_file(path: Path, source: str, schedule: Schedule) -> Weights:
+    if path.is_dir():
+        if not (path / MANIFEST).exists():
+            raise WeightsError(
+                f"weights '{source}': the folder holds no {MANIFEST}\n"
+                f"  make one with `r18 export --out {source}`, or name the file in it"
+            )
+        export = read_manifest(path, schedule)
+        preprocess = _preprocess(schedule, export.manifest)
+        return Weights(export.tensors, source, preprocess)
+    if not path.exists() and not path.suffix and path.name == source:
+        raise unknown("weights source", source, SOURCES)
+    if path.suffix.lower() not in _READERS:
+        raise WeightsError(
+            f"weights '{source}': "
+            + ("" if path.exists() else "no such file, and ")
+            + f"nothing is known about '{path.suffix or path.name}'\n  known: {', '.join(SOURCES)}"
+        )
+    if not path.is_file():
+        raise WeightsError(
+            f"weights '{source}': "
+            + ("not a regular file" if path.exists() else "no such file; check the path")
+        )
+    where = f"weights '{source}'"
+    tensors = read_tensors(_READERS[path.suffix.lower()](path), schedule, where)
+    sidecar = path.with_suffix(".json")
+    if path.suffix.lower() not in _WITH_SIDECAR or not sidecar.exists():
+        return Weights(tensors, source, _preprocess(schedule))
+    manifest = load_manifest(sidecar)
+    _check_sidecar(sidecar, manifest, schedule, tensors)
+    return Weights(tensors, source, _preprocess(schedule, manifest))
+
+
+def _check_sidecar(
+    sidecar: Path, manifest: Manifest, schedule: Schedule, tensors: Mapping[str, Float32]
+) -> None:
+    try:
+        manifest.schedule(schedule)
+        for entry in manifest.tensors:
+            if entry.path != entry.name:
+                raise ManifestError(
+                    f"tensor '{entry.name}': path is '{entry.path}', expected the array's name"
+                )
+            found = tensor_sha256(tensors[entry.name])
+            if found != entry.sha256:
+                raise ManifestError(
+                    f"tensor '{entry.name}' has sha256 {found[:16]}…, the manifest says "
+                    f"{entry.sha256[:16]}…\n"
+                    "  it belongs to other weights, or one of the two is damaged; export again"
+                )
+    except ManifestError as error:
+        raise ManifestError(f"manifest '{sidecar}': {error}") from None
+
+
+def _preprocess(schedule: Schedule, manifest: Manifest | None = None) -> Preprocess:
+    """The manifest's preprocessing, brought to the schedule's image size, or ImageNet's at it."""
+    size = schedule.input_shape[-1] if schedule.input == IMAGE else 224
+    if manifest is None:
+        return Preprocess.for_image_size(size)
+    known = manifest.preprocess
+    if manifest.image_size == size:
+        return known
+    return replace(Preprocess.for_image_size(size), mean=known.mean, std=known.std)
+
+
+# -- ImageNet --------------------------------------------------------------------------------
+
+
+def _imagenet(schedule: Schedule) -> Weights:
+    if schedule.name not in _IMAGENET:
+        raise WeightsError(
+            f"weights 'imagenet' exist for {' and '.join(_IMAGENET)}, not for '{schedule.name}'\n"
+            "  use --weights synthetic, which fits every network"
+        )
+    try:
+        import torch
+        from torchvision.models import get_weight
+    except ImportError as error:
+        raise WeightsError(
+            f"weights 'imagenet' need PyTorch and torchvision: {error}\n"
+            "  pip install 'r18[torch]', or use --weights synthetic"
+        ) from None
+    url = get_weight(_IMAGENET[schedule.name]).url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    if not path.exists():
+        _download(url, path)
+    elif not _is_genuine(path, path.name):
+        raise WeightsError(
+            f"weights 'imagenet': {path} is damaged, its sha256 does not begin as its name says\n"
+            "  delete it, and it is downloaded again"
+        )
+    tensors = read_tensors(read_torch(path), schedule, f"weights 'imagenet' ({path})")
+    return Weights(tensors, "imagenet", _preprocess(schedule))
+
+
+def _download(url: str, path: Path) -> None:
+    print(f"r18: downloading {url}\n  to {path}", file=sys.stderr)
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT) as response,
+            new_file(path) as draft,
+            draft.open("wb") as stream,
+        ):
+            shutil.copyfileobj(response, stream)
+            stream.flush()
+            if not _is_genuine(draft, path.name):
+                raise OSError("what came is damaged or incomplete, by its sha256")
+    except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
+        raise WeightsError(
+            f"weights 'imagenet' are not in PyTorch's cache and cannot be downloaded: {error}\n"
+            f"  asked for {url}\n"
+            f"  without a network: put {path.name} into {path.parent},\n"
+            "  or use --weights FILE.pth, or --weights synthetic (no download needed)"
+        ) from None
+
+
+def _is_genuine(path: Path, name: str) -> bool:
+    """PyTorch's file names end in the first digits of the file's sha256."""
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found.startswith(Path(name).stem.rpartition("-")[2])
+
+
+# -- Exporting -------------------------------------------------------------------------------
+
+
+def export_weights(
+    out: str | Path,
+    weights: Weights,
+    schedule: Schedule,
+    *,
+    format: str = "bin",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write weights with a manifest; returns the folder (`bin`) or file that `load_weights` takes.
+
+    format:    `bin`, a folder with `manifest.json` and raw tensors; `npz` or `safetensors`, one
+               file with `NAME.json` beside it, and `out` may leave the suffix off.
+    overwrite: replace what an earlier export wrote.
+    progress:  called with each tensor (`r18.weights.manifest.Entry`).
+
+    Raises `UsageError` for an unknown format, `ManifestError` when the target is there already or
+    cannot be written, `WeightsError` when the weights are not the schedule's.
+    """
+    if format not in FORMATS:
+        raise unknown("export format", format, FORMATS, error=UsageError)
+    path = Path(out)
+    if format == "bin":
+        write_manifest(path, weights, schedule, overwrite=overwrite, progress=progress)
+        return path
+    if path.suffix != f".{format}":
+        path = path.with_name(f"{path.name}.{format}")
+    sidecar = path.with_suffix(".json")
+    manifest = Manifest.of(weights, schedule, suffix="")
+    try:
+        _check_free(path, sidecar, manifest, overwrite)
+        # The manifest is renamed first: should a crash keep the other old, the hashes tell.
+        with new_file(path) as draft, new_file(sidecar) as draft_manifest:
+            (save_npz if format == "npz" else save_safetensors)(draft, weights)
+            draft_manifest.write_text(manifest.dumps(), encoding="utf-8")
+    except OSError as error:
+        raise ManifestError(f"cannot write '{path}': {error}") from error
+    if progress is not None:
+        for entry in manifest.tensors:
+            progress(entry)
+    return path
+
+
+def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) -> None:
+    """Raise `ManifestError` unless both files may be written.
+
+    The same weights in the other format have the same manifest, which may stay; what is no
+    manifest is never replaced.
+    """
+    taken = [path] if path.exists() else []
+    if sidecar.exists():
+        try:
+            taken += [sidecar] if load_manifest(sidecar) != manifest else []
+        except ManifestError as error:
+            raise ManifestError(
+                f"cannot export to '{path}': its manifest would replace another file; choose "
+                f"another name\n  {error}"
+            ) from None
+    if taken and not (overwrite and all(target.is_file() for target in taken)):
+        raise ManifestError(
+            f"cannot export to '{path}': '{taken[0]}' is there already\n"
+            "  replace it with --force (overwrite=True), or choose another name"
+        )
+
+
+__all__ = ["FORMATS", "SOURCES", "Weights", "export_weights", "load_weights", "weights_from"]

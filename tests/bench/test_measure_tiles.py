@@ -1,0 +1,77 @@
+"""tools/measure_tiles.py: each tile of each kernel, with a stand-in for the clock."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from r18.graph.ops import Conv2d, Problem
+from r18_cupy import Backend
+from support import ROOT
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "measure_tiles", ROOT / "tools" / "measure_tiles.py"
+    )
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_kernel_of_one_tile_launches_that(tool: ModuleType) -> None:
+    """And of all its tiles exactly one gives what the kernel itself launches."""
+    problem = Problem(Conv2d(64, 64, (3, 3), (1, 1), (1, 1), bias=True), ((8, 64, 56, 56),))
+    seen = 0
+    backend = Backend()
+    for kernel in tool.with_tiles(backend):
+        if kernel.op is not Conv2d or kernel.refusal(problem) is not None:
+            continue
+        found = tool.candidates(backend, kernel, problem)
+        functions = [tool.function_of(one, problem) for one in found]
+        assert len(set(functions)) == len(functions) > 1
+        assert functions.count(tool.function_of(kernel, problem)) == 1
+        seen += 1
+    assert seen >= 8
+
+
+def test_what_is_measured_and_how_far_the_choice_is_from_the_best(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        """The choice takes a quarter more than every other tile."""
+
+        def __init__(self, *about: object) -> None:
+            self.problem: Any = about[1]
+
+        def launches(self, kernel: Any) -> Any:
+            return tool.function_of(kernel, self.problem)
+
+        def measure(self, function: Any, count: int, repeat: int) -> float:
+            return 10.0 if function == chosen else 8.0
+
+    monkeypatch.setattr(tool, "Range", Clock)
+    kernels = [
+        kernel
+        for kernel in tool.with_tiles(Backend())
+        if kernel.id == "cupy/conv2d/implicit_gemm_wgmma_rows/tf32/nhwc"
+    ]
+    (problem,) = (
+        found
+        for found in tool.problems([8])
+        if isinstance(found.op, Conv2d) and found.op.residual and found.op.in_channels == 64
+    )
+    chosen = tool.function_of(kernels[0], problem)
+    found = list(tool.measured(Backend(), kernels, [problem]))
+    assert [one.chosen for one in found].count(True) == 1
+    text = tool.table(found).markdown()
+    assert "1.250" in text
+    assert "25.0% longer" in text

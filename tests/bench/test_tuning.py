@@ -1,0 +1,299 @@
+"""Tuning: tables as data, and plans that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import r18_numpy
+from commands import r18
+from faulty_backends import right
+from pooling_backends import Pooling
+from r18.backend import APART, CompileOptions, DeviceInfo, Kernel, RoundingContract
+from r18.backend.host import HostBuffer, HostKernel
+from r18.bench.tuning import Range, Table, Timing, find_table, read_table, tune, users_table
+from r18.cli.app import REFUSED
+from r18.errors import UsageError
+from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, Relayout, parts_of
+from r18.graph.precision import FP32
+from r18.graph.schedule import tiny
+from r18.runtime.executor import make_plan
+
+SCHEDULE = tiny()
+DEVICE = DeviceInfo("cuda", "Some GPU 7 (sm_90)")
+
+
+def conv(batch: int) -> Problem:
+    return Problem(Conv2d(3, 4, (3, 3)), ((batch, 3, 8, 8),))
+
+
+def table(**choices: dict[str, dict[int, Timing]]) -> Table:
+    return Table("a device", choices)
+
+
+KEY = str(conv(1))
+SMALL, LARGE = Timing("small", 1.0), Timing("large", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(1, "small"), (2, "small"), (7, "small"), (9, "large"), (500, "large")]
+)
+def test_the_nearest_measured_batch_decides(batch: int, expected: str) -> None:
+    found = table(fp32={KEY: {1: SMALL, 64: LARGE}})
+    assert found.best(conv(batch), "fp32") == expected
+    assert found.best(conv(batch), "fp16") is None
+
+
+def test_a_time_is_of_the_very_batch() -> None:
+    found = table(fp32={KEY: {1: SMALL, 64: LARGE}})
+    assert found.timing(conv(64), "fp32") == LARGE
+    assert found.timing(conv(8), "fp32") is None
+    assert found.timing(conv(64), "fp16") is None
+
+
+def test_what_was_not_measured_is_not_chosen() -> None:
+    other = Problem(Conv2d(3, 4, (3, 3), (2, 2)), ((1, 3, 8, 8),))
+    assert table(fp32={KEY: {1: SMALL}}).best(other, "fp32") is None
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "t.json"
+    table(fp32={KEY: {1: SMALL}}).merged(table(fp32={KEY: {8: LARGE}}, fp16={})).write(path)
+    assert read_table(path) == table(fp32={KEY: {1: SMALL, 8: LARGE}}, fp16={})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "device": 3}'])
+def test_a_damaged_table_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="no tuning table"):
+        read_table(path)
+
+
+def test_the_users_table_comes_before_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R18_CACHE", str(tmp_path / "cache"))
+    assert find_table("cupy", DEVICE, tmp_path) is None
+    table(fp32={KEY: {1: LARGE}}).write(tmp_path / "some-gpu-7.json")
+    found = find_table("cupy", DEVICE, tmp_path)
+    assert found is not None
+    assert found.best(conv(1), "fp32") == "large"
+    table(fp32={KEY: {1: SMALL}}).write(users_table("cupy", DEVICE))
+    found = find_table("cupy", DEVICE, tmp_path)
+    assert found is not None
+    assert found.best(conv(1), "fp32") == "small"
+
+
+class TunedNumpy(r18_numpy.Backend):
+    """Prefers its direct convolution, as no measurement would."""
+
+    def fastest(self, problem: Problem, precision: str) -> str | None:
+        return f"numpy/conv2d/direct/{precision}" if isinstance(problem.op, Conv2d) else None
+
+
+def test_plans_follow_the_table_and_overrides_come_first() -> None:
+    convolutions = {step.name for step in SCHEDULE.steps if isinstance(step.op, Conv2d)}
+    ids = make_plan(TunedNumpy(), SCHEDULE, CompileOptions()).kernel_ids()
+    assert {ids[name] for name in convolutions} == {"numpy/conv2d/direct/fp32"}
+    override = {"conv2d": "numpy/conv2d/im2col/fp32"}
+    ids = make_plan(TunedNumpy(), SCHEDULE, CompileOptions(kernels=override)).kernel_ids()
+    assert {ids[name] for name in convolutions} == {"numpy/conv2d/im2col/fp32"}
+
+
+def test_tuning_measures_every_kernel_that_takes_a_problem() -> None:
+    told: list[str] = []
+    found = tune(r18_numpy.Backend(), [conv(1), conv(2), conv(1)], ["fp32", "fp64"], told.append)
+    assert len(told) == 4
+    for precision in ("fp32", "fp64"):
+        assert set(found.choices[precision][KEY]) == {1, 2}
+        for timing in found.choices[precision][KEY].values():
+            assert timing.kernel in {
+                f"numpy/conv2d/{name}/{precision}" for name in ("im2col", "direct")
+            }
+            assert timing.microseconds > 0
+
+
+# -- two ops, or one ---------------------------------------------------------------------------
+
+STEM = Problem(
+    ConvMaxPool(Conv2d(3, 4, (3, 3), bias=True, relu=True), MaxPool2d((2, 2), (2, 2))),
+    ((2, 3, 9, 9),),
+)
+
+
+def host(op: type, algorithm: str, layout: Layout, run: object = right) -> HostKernel:
+    contract = RoundingContract("exact", "float32", "float32")
+    return HostKernel("two", op, algorithm, FP32, contract, run, layout)  # type: ignore[arg-type]
+
+
+class TwoLayouts(Pooling):
+    """The fused kernel reads NCHW, the only convolution NHWC, and poolings are in both."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        nhwc = [host(op, "plain", Layout.NHWC) for op in (Conv2d, MaxPool2d)]
+        there = [host(op, "there", Layout.NCHW) for op in (ConvMaxPool, MaxPool2d)]
+        return (*nhwc, *there, host(Relayout, "transpose", Layout.NCHW))
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> list[list[str]]:
+    """Have kernels take what is said of them, by op; the chains that are measured, as ids."""
+    seen: list[list[str]] = []
+
+    def cost(self: Range, places: object, count: int, repeat: int) -> float:
+        one, *_ = places  # type: ignore[misc]
+        launches = getattr(one, "launches", (one,))
+        assert len(set(map(id, places))) == 3  # type: ignore[call-overload]
+        seen.append([launch.kernel.id for launch in launches])
+        for launch in launches:
+            assert launch.output.nbytes == 4 * np.prod(launch.problem.output)
+        for before, after in pairwise(launches):
+            assert after.inputs == (before.output,)
+        return sum(costs[launch.kernel.op.name] for launch in launches)
+
+    monkeypatch.setattr(Range, "measure", cost)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("together", "expected"), [(9.0, "faulty/conv2d_maxpool2d/plain/fp32"), (11.0, APART)]
+)
+def test_the_two_ops_are_measured_beside_the_kernel_for_both(
+    together: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {"conv2d_maxpool2d": together, "conv2d": 7.0, "maxpool2d": 3.0}
+    seen = measured(monkeypatch, costs)
+    found = tune(Pooling(), [STEM], ["fp32"])
+    assert found.best(STEM, "fp32") == expected
+    (timing,) = found.choices["fp32"][str(Problem(STEM.op, ((1, 3, 9, 9),)))].values()
+    assert timing == Timing(expected, min(together, 10.0))
+    assert ["faulty/conv2d/plain/fp32", "faulty/maxpool2d/plain/fp32"] in seen
+
+
+def test_relayouts_between_the_two_are_measured_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {"conv2d_maxpool2d": 9.0, "conv2d": 3.0, "maxpool2d": 3.0, "relayout": 2.0}
+    seen = measured(monkeypatch, costs)
+    assert tune(TwoLayouts(), [STEM], ["fp32"]).best(STEM, "fp32") == APART
+    moved, conv = "two/relayout/transpose/fp32", "two/conv2d/plain/fp32"
+    assert [moved, conv, "two/maxpool2d/plain/fp32"] in seen
+    assert [moved, conv, moved, "two/maxpool2d/there/fp32"] in seen
+    costs["relayout"] = 4.0
+    found = tune(TwoLayouts(), [STEM], ["fp32"])
+    assert found.best(STEM, "fp32") == "two/conv2d_maxpool2d/there/fp32"
+
+
+def test_without_kernels_of_the_two_there_is_nothing_to_compare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Alone(TwoLayouts):
+        def kernels(self) -> tuple[HostKernel, ...]:
+            return tuple(k for k in super().kernels() if k.op not in self.without)
+
+        without: tuple[type, ...] = ()
+
+    costs = {"conv2d_maxpool2d": 99.0, "conv2d": 1.0, "maxpool2d": 1.0, "relayout": 1.0}
+    measured(monkeypatch, costs)
+    for without in ((Conv2d,), (MaxPool2d,), (Relayout,)):
+        Alone.without = without
+        found = tune(Alone(), [STEM], ["fp32"])
+        assert found.best(STEM, "fp32") == "two/conv2d_maxpool2d/there/fp32"
+    Alone.without = (ConvMaxPool,)
+    assert tune(Alone(), [STEM], ["fp32"]).choices == {"fp32": {}}
+
+
+def test_inputs_are_the_values_to_the_last() -> None:
+    shape = (5, 64, 64, 64)  # a million values, and a part of that
+    place = Range(r18_numpy.Backend(), Problem(Conv2d(64, 8, (1, 1)), (shape,)), FP32)
+    kernel = next(k for k in r18_numpy.Backend().kernels() if k.op is Conv2d)
+    (first,) = place.launches(kernel)[0].inputs
+    assert isinstance(first, HostBuffer)
+    values = first.as_array(shape, np.dtype(np.float32)).ravel()
+    assert values.std() == pytest.approx(1, abs=0.01)
+    size = 1 << 20
+    assert np.array_equal(values[size:], values[: len(values) - size])
+
+
+class Compiling(r18_numpy.Backend):
+    """Notes what it is asked to prepare."""
+
+    prepared: ClassVar[list[str]] = []
+
+    def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
+        self.prepared.extend(f"{kernel.id} {problem.batch}" for kernel, problem in calls)
+
+
+def test_what_is_measured_is_prepared_all_at_once() -> None:
+    tune(Compiling(), [conv(1), conv(2), conv(1)], ["fp32"], lambda text: None)
+    assert sorted(Compiling.prepared) == [
+        f"numpy/conv2d/{name}/fp32 {batch}" for name in ("direct", "im2col") for batch in (1, 2)
+    ]
+
+
+def test_a_chain_gives_what_its_launches_give() -> None:
+    """Indeed run, on a backend that computes."""
+    kernels = {k.op: k for k in Pooling().kernels() if k.precision is FP32}
+    place = Range(Pooling(), STEM, FP32)
+    parts = parts_of(STEM)
+    chains = place.chains([(kernels[Conv2d], parts[0]), (kernels[MaxPool2d], parts[1])])
+    whole = place.launches(kernels[ConvMaxPool])
+    assert len(chains) == len(whole) == 3
+    stream = Pooling().stream()
+    for chain, launch in zip(chains, whole, strict=True):
+        chain.enqueue(stream)
+        launch.enqueue(stream)
+        got, expected = chain.launches[-1].output, launch.output
+        assert isinstance(got, HostBuffer)
+        assert isinstance(expected, HostBuffer)
+        assert got.array.tobytes() == expected.array.tobytes()
+        assert np.isfinite(got.as_array(STEM.output, np.dtype(np.float32))).all()
+    assert place.measure(chains, 3, 1) > 0
+
+
+def test_the_command_measures_what_a_plan_may_fuse(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    options = ("--backend", "pooling_backends:Pooling", "--network", "tiny", "--batch", 2)
+    assert r18("tune", *options, "--out", path).code == 0
+    stems = [p for p in read_table(path).choices["fp32"] if p.startswith("conv2d+bias+relu+max")]
+    assert len(stems) == 1
+    done = r18("tune", *options, "--fusion", "conv_bn_relu", "--out", tmp_path / "other.json")
+    assert done.code == 0
+    assert not any("maxpool2d" in p for p in read_table(tmp_path / "other.json").choices["fp32"])
+
+
+def test_the_command_writes_a_table_and_keeps_what_it_held(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for batch in (1, 2):
+        options = ("--backend", "numpy", "--network", "tiny", "--batch", batch, "--out", path)
+        done = r18("tune", *options)
+        assert done.code == 0, done.err
+        assert "fastest kernel" in done.out
+    batches = {size for found in read_table(path).choices["fp32"].values() for size in found}
+    assert batches == {1, 2}
+
+
+def test_the_command_measures_only_the_steps_that_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    options = ("--network", "tiny", "--batch", "1", "--out", path)
+    done = r18("tune", "--backend", "numpy", *options, "--steps", "fc")
+    assert done.code == 0, done.err
+    (problem,) = read_table(path).choices["fp32"]
+    assert problem.startswith("linear(")
+    refused = r18("tune", "--backend", "numpy", *options, "--steps", "fd")
+    assert refused.code == REFUSED
+    assert "fc" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [("0", "must be at least 1"), ("two", "takes integers"), ("1,-1", "takes integers")],
+)
+def test_the_command_takes_batches_from_one(tmp_path: Path, batch: str, message: str) -> None:
+    refused = r18("tune", "--backend", "numpy", "--batch", batch, "--out", tmp_path / "t.json")
+    assert refused.code == REFUSED
+    assert f"--batch {message}" in refused.err
+    assert not (tmp_path / "t.json").exists()

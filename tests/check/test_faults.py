@@ -1,0 +1,97 @@
+"""Every planted fault is caught, by the check that is meant to catch it, whatever the seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from r18.backend.host import HostKernel
+from r18.graph.ops import Problem
+from r18_oracle.check.checks import CHECKS
+from r18_oracle.check.fence import fences_hold
+from r18_oracle.faults import FAULTS, TWINS, Backend, Fault
+from r18_oracle.faults.cheats import CHEATS
+from r18_oracle.search.campaign import KernelReport, profile, replay, run_campaign
+
+SEEDS = (1, 2, 3)
+"""The first is for shrinking, the others for being caught at all."""
+
+BACKEND = Backend()
+UNLOCATED = {
+    *("declaration", "refusal", "runs", "guard_zones", "inputs_unchanged", "completion"),
+    "fences",
+}
+"""The checks that have no element of the output to point to."""
+REMEMBERS = {
+    "random_order",
+    "depends_on_the_previous_call",
+    "workspace_grows",
+    "refuses_every_other_time",
+}
+"""Faults that do not fail alike each time, and so cannot be replayed to the bit."""
+SMALL = 3000
+"""Elements of a shrunk problem, weights included."""
+
+
+def campaign(kernel: object, seed: int, shrink_seconds: float) -> KernelReport:
+    how = replace(profile("quick"), shrink_seconds=shrink_seconds)
+    return run_campaign(BACKEND, kernel, how, seed, network_name=None)  # type: ignore[arg-type]
+
+
+def elements(problem: Problem) -> int:
+    weights = [spec.shape for spec in problem.op.weights()]
+    return sum(math.prod(shape) for shape in (*problem.inputs, *weights, problem.output))
+
+
+def seen_here(fault: Fault) -> None:
+    if fault.checks == ("fences",) and not fences_hold():
+        pytest.skip("this system does not tell what memory was touched")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kernel.id)
+def test_a_fault_is_caught_by_its_check_whatever_the_seed(fault: Fault) -> None:
+    seen_here(fault)
+    for seed in SEEDS[1:]:
+        finding = campaign(fault.kernel, seed, 0.0).finding
+        assert finding is not None, f"escaped seed {seed}: {fault.wrong}"
+        assert finding.check in fault.checks, finding.describe()
+        assert finding.kernel == fault.kernel.id
+        if finding.check not in UNLOCATED:
+            assert finding.problem is not None
+            assert finding.coordinate is not None
+            assert len(finding.coordinate) == len(finding.problem.output)
+            assert finding.check == "full_write" or finding.got != finding.expected
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kernel.id)
+def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
+    seen_here(fault)
+    for seconds in (0.15, profile("quick").shrink_seconds, 60.0):  # longer on a busy machine
+        finding = campaign(fault.kernel, SEEDS[0], seconds).finding
+        assert finding is not None
+        assert finding.problem is not None
+        if elements(finding.problem) <= SMALL:
+            break
+    assert elements(finding.problem) <= SMALL, finding.describe()
+    if finding.kernel.split("/")[2] not in REMEMBERS:
+        again = replay(BACKEND, fault.kernel, finding, backend_name=finding.backend)
+        assert again is not None
+        assert again.to_json() == finding.to_json()
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.id)
+def test_the_same_kernel_without_its_fault_passes(twin: HostKernel) -> None:
+    report = run_campaign(BACKEND, twin, profile("quick"), SEEDS[0], network_name=None)
+    assert report.verdict == "ok", report.finding and report.finding.describe()
+    assert report.tally.ratio <= 1
+
+
+def test_there_are_faults_enough_and_for_every_check() -> None:
+    assert len(FAULTS) >= 40
+    assert len({fault.kernel.id for fault in FAULTS}) == len(FAULTS)
+    assert {fault.kernel.op for fault in FAULTS} == {twin.op for twin in TWINS}
+    caught_by = {check for planted in (*FAULTS, *CHEATS) for check in planted.checks}
+    assert caught_by == set(CHECKS)
+    assert all(1 <= len(planted.checks) <= 2 for planted in (*FAULTS, *CHEATS))

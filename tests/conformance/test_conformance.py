@@ -1,0 +1,254 @@
+"""The suite for third parties: the guide's backend passes it, a broken one does not.
+
+It is run as users run it once; after that in this process, with one worker for all runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from commands import r18
+from r18_oracle.search import tasks, worker
+from r18_oracle.search import verify as verify_module
+from r18_oracle.search.worker import THREAD_VARIABLES, Pool
+from support import ROOT
+
+pytest_plugins = ["pytester"]
+
+GUIDE = ROOT / "docs" / "write-your-backend.md"
+MOST_LINES = 60
+TWO_PAGES = 120
+"""Lines of the guide, at 60 a page."""
+
+BROKEN = {
+    "short_pool": ("x.mean(axis=(2, 3))", "x[..., 1:].mean(axis=(2, 3))"),
+    "no_padding": ("constant_values=fill)", "mode='edge')"),
+    "no_batchnorm": ("in zip(OPS, RULES)", "in zip(OPS, RULES) if op is not BatchNorm"),
+}
+"""The guide's backend with one place changed, by the name of the module."""
+
+
+def example() -> str:
+    """The guide's backend: its one block of Python."""
+    blocks = GUIDE.read_text("utf-8").split("```python\n")[1:]
+    (block,) = (block.partition("```")[0] for block in blocks)
+    return block
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the backends lie."""
+    folder: Path = tmp_path_factory.mktemp("backends")
+    (folder / "my_backend.py").write_text(example(), "utf-8")
+    for name, (line, by) in BROKEN.items():
+        assert example().count(line) == 1
+        (folder / f"{name}.py").write_text(example().replace(line, by), "utf-8")
+    return folder
+
+
+def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python there, with what lies there to be imported; one thread, as the sizes are tiny."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("R18_", "PYTEST_"))}
+    environment |= {"PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= dict.fromkeys(THREAD_VARIABLES, "1") | variables
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+# -- the guide, in processes of its own --------------------------------------------------------
+
+
+def test_the_guide_is_short_and_its_backend_complete() -> None:
+    assert len(example().splitlines()) <= MOST_LINES
+    text = GUIDE.read_text("utf-8").splitlines()
+    assert len(text) <= TWO_PAGES
+    assert max(map(len, text)) <= 100
+    assert "$ r18 verify --backend my_backend:Backend" in text
+    assert "$ pytest --pyargs r18_oracle.conformance --r18-backend my_backend:Backend" in text
+
+
+def test_the_guides_backend_passes_the_suite_and_junit_says_so(folder: Path) -> None:
+    done = python(
+        folder,
+        *("-m", "pytest", "--pyargs", "r18_oracle.conformance"),
+        *("--r18-backend", "my_backend:Backend", "--r18-network", "tiny"),
+        *("--junit-xml", "out.xml"),
+        R18_BACKEND="numpy",  # the option is the stronger one
+    )
+    assert done.returncode == 0, done.stdout
+    (report,) = ElementTree.parse(folder / "out.xml").getroot()
+    names = [case.attrib["name"] for case in report]
+    assert len(names) > 30
+    assert [report.attrib[n] for n in ("failures", "errors", "skipped")] == ["0", "0", "0"]
+    assert "test_kernel[mine/conv2d/plain/fp32]" in names
+    assert "test_network[my_backend:Backend/fp32]" in names
+
+
+def test_the_plugin_costs_other_projects_nothing(tmp_path: Path) -> None:
+    """It is loaded in every run of pytest, and brings nothing with it."""
+    (tmp_path / "test_other.py").write_text(
+        "import sys\n\n"
+        "def test_what_is_loaded(pytestconfig):\n"
+        "    assert pytestconfig.pluginmanager.has_plugin('r18')\n"
+        "    heavy = {'torch', 'numpy', 'hypothesis', 'r18', 'r18_oracle.search.worker'}\n"
+        "    assert not heavy & set(sys.modules)\n",
+        "utf-8",
+    )
+    done = python(tmp_path, "-m", "pytest", "test_other.py", R18_BACKEND="no_such_backend")
+    assert done.returncode == 0, done.stdout
+
+
+# -- broken backends, in this process ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_worker(folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
+        patched.delenv("R18_BACKEND", raising=False)
+        for name in THREAD_VARIABLES:
+            patched.setenv(name, "1")
+        with Pool(1) as pool:
+
+            class Kept:
+                def __init__(self, workers: int | None = None) -> None: ...
+                def __enter__(self) -> Pool:
+                    return pool
+
+                def __exit__(self, *error: object) -> None: ...
+
+            def kept(jobs: Any, *, workers: Any = None, on_progress: Any = None) -> Any:
+                return pool.run(jobs, on_progress)
+
+            patched.setattr(worker, "Pool", Kept)
+            patched.setattr(verify_module, "run_jobs", kept)
+            patched.setattr(tasks, "run_jobs", kept)
+            yield
+
+
+def suite(pytester: pytest.Pytester, *arguments: str) -> tuple[int, str]:
+    """Runs the conformance suite; its exit code, and all that it prints."""
+    done = pytester.runpytest_inprocess(
+        *("--pyargs", "r18_oracle.conformance", "--r18-network", "tiny", *arguments)
+    )
+    return int(done.ret), f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_guides_backend_is_verified_by_the_command() -> None:
+    done = r18("verify", "--backend", "my_backend:Backend", "--network", "tiny")
+    assert done.code == 0, done.out
+    assert " and 1 network in " in done.out.splitlines()[-1]
+    assert done.out.endswith("s: no finding\n")
+
+
+def test_a_broken_kernel_fails_with_what_to_run(pytester: pytest.Pytester) -> None:
+    code, out = suite(
+        pytester,
+        *("--r18-backend", "short_pool:Backend", "--r18-kernels", "mine/gap/*"),
+        *("-k", "test_kernel"),
+    )
+    assert code == pytest.ExitCode.TESTS_FAILED, out
+    assert "mine/gap/plain/fp32: " in out
+    assert (
+        "  again     pytest --pyargs r18_oracle.conformance -k test_kernel "
+        "--r18-backend short_pool:Backend --r18-kernels 'mine/gap/plain/fp32' "
+        "--r18-profile quick --r18-seed 0 --r18-network tiny\n"
+    ) in out
+
+
+def test_a_broken_network_fails_with_what_to_run(pytester: pytest.Pytester) -> None:
+    code, out = suite(pytester, "--r18-backend", "no_padding:Backend", "-k", "test_network")
+    assert code == pytest.ExitCode.TESTS_FAILED, out
+    step = "step 'conv1', given the reference's values: error exceeds the bound"
+    assert f"mine/conv2d/plain/fp32: checkpoint: {step}" in out
+    assert (
+        "  again     r18 verify --backend no_padding:Backend --network tiny --precision fp32 "
+        "--fusion all --profile quick --seed 0\n"
+    ) in out
+
+
+def test_an_op_without_a_kernel_fails(pytester: pytest.Pytester) -> None:
+    code, out = suite(pytester, "--r18-backend", "no_batchnorm:Backend", "-k", "every_problem")
+    assert code == pytest.ExitCode.TESTS_FAILED, out
+    message = "coverage: no fp32 kernel takes this problem of tiny, nor "
+    assert f"no_batchnorm:Backend/batchnorm/*/fp32: {message}" in out
+
+
+def expected_failure(op: str) -> str:
+    return (
+        f'[[xfail]]\ntest = "test_kernel[mine/{op}/*]"\n'
+        'reason = "pools one pixel too few"\nlink = "https://example.org/issues/7"\n'
+    )
+
+
+def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
+    """One fails as expected; the other passes, so its line is to be removed."""
+    listed = expected_failure("gap") + expected_failure("relu")
+    (pytester.path / "known.toml").write_text(listed, "utf-8")
+    code, out = suite(
+        pytester,
+        *("--r18-backend", "short_pool:Backend", "--r18-kernels", "mine/[gr]*"),
+        *("-k", "test_kernel", "-rx", "--r18-xfails", "known.toml"),
+    )
+    assert code == pytest.ExitCode.TESTS_FAILED, out
+    assert "XFAIL" in out
+    assert "pools one pixel too few (https://example.org/issues/7)" in out
+    assert "[XPASS(strict)]" in out
+    assert "test_kernel[mine/relu/plain/fp32]" in out
+    assert "1 failed, " in out
+    assert "1 xfailed" in out
+
+
+# -- requests that make no sense ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--r18-backend", "nompy"), "unknown backend 'nompy', did you mean 'numpy'?"),
+        (("--r18-kernels", "mine/gop/*"), "did you mean 'mine/gap/plain/fp32'?"),
+        (("--r18-profile", "quik"), "unknown profile 'quik', did you mean 'quick'?"),
+        (("--r18-network", "resnet19"), "unknown network 'resnet19', did you mean 'resnet18'?"),
+        (("--r18-xfails", "no-reason.toml"), "no-reason.toml: an [[xfail]] lacks link, reason"),
+        (("--r18-xfails", "no-match.toml"), "no test matches 'test_kernel[mine/gop/*]'"),
+        (("--r18-xfails", "none.toml"), "cannot read --r18-xfails none.toml"),
+    ],
+)
+def test_a_wrong_request_is_a_usage_error(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setenv("R18_BACKEND", "my_backend:Backend")
+    (pytester.path / "no-reason.toml").write_text('[[xfail]]\ntest = "test_kernel*"\n', "utf-8")
+    (pytester.path / "no-match.toml").write_text(expected_failure("gop"), "utf-8")
+    code, out = suite(pytester, *arguments)
+    assert code == pytest.ExitCode.USAGE_ERROR, out
+    assert message in out
+
+
+def test_the_variable_takes_names_separated_by_commas(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `r18 verify` does."""
+    monkeypatch.setenv("R18_BACKEND", "my_backend:Backend, auto")
+    code, out = suite(pytester, "-k", "probe", "-v")
+    assert code == 0, out
+    assert "test_probe_says_what_it_runs_on[my_backend:Backend]" in out
+    assert "2 passed" in out

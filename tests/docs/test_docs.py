@@ -1,0 +1,192 @@
+"""The documentation says what is so: links lead somewhere, tables are the code's and the records',
+and what is printed under a program is what it prints.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from r18 import records
+from r18.backend.registry import AUTO_ORDER, installed
+from r18.cli.app import COMMANDS
+from r18.evaluate.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
+from r18.tables import rendered
+from r18_oracle.judge.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
+from r18_oracle.judge.roundings import FACTORS, HALF, LEAST_HALF, PAIR
+from support import ROOT, output_of
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+BACKENDS = sorted((DOCS / "backends").glob("*.md"))
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of the page may be, as GitHub makes it."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    plain = (re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+# -- links and lines ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in _LINK.findall(prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        where, _, anchor = link.partition("#")
+        target = (page.parent / where).resolve() if where else page
+        assert target.exists(), f"{name_of(page)} links to {link}"
+        assert target.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in anchors(target), f"{name_of(page)} links to {link}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached, todo = set(), [DOCS / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        links = (link.partition("#")[0] for link in _LINK.findall(prose(page)))
+        todo += [(page.parent / link).resolve() for link in links if not link.startswith("http")]
+    assert set(DOCS.rglob("*.md")) <= reached
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_prose_is_wrapped(page: Path) -> None:
+    """At 100 columns or little more, but for links; tables and what is printed may be longer."""
+    made = re.compile(r"^<!-- (\w+): .*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
+    for line in _LINK.sub("", made.sub("", prose(page))).splitlines():
+        assert not line.startswith(("+ ", "* ")), f"a line of a formula, or a list: {line}"
+        assert len(line) <= 104 or line.startswith(("|", "<!--")), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_commands_that_are_shown_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    shown = re.findall(r"(?:^\$ (?:\w+=\S+ )?|`)r18 ([a-z]+)\b", text, re.MULTILINE)
+    assert set(shown) <= set(COMMANDS), name_of(page)
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tables_of_measurements_are_the_records(page: Path) -> None:
+    text = page.read_text("utf-8")
+    hint = f"run python tools/make_tables.py {name_of(page)}"
+    assert rendered(text, ROOT / records.FOLDER) == text, hint
+
+
+def test_tables_of_kernels_are_what_the_backends_declare() -> None:
+    """In a process of its own, since what Numba has simulated depends on who asked before."""
+    tool = ROOT / "tools" / "make_kernel_tables.py"
+    code = (
+        f"import runpy, sys; sys.argv = ['make_kernel_tables', '--check']; "
+        f"runpy.run_path({str(tool)!r}, run_name='__main__')"
+    )
+    said = output_of(code)
+    assert said.splitlines() == [f"{page.name}: as the backends say" for page in BACKENDS]
+
+
+def test_a_changed_table_is_made_anew(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n\n<!-- kernels: numpy -->\nold\n<!-- /kernels -->\n\nb\n", "utf-8")
+    tool = str(ROOT / "tools" / "make_kernel_tables.py")
+    check = [sys.executable, tool, "--check", str(page)]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 1
+    made = runpy.run_path(tool)["rendered"](page.read_text("utf-8"))
+    assert "| conv2d | im2col | 2 | fp32 fp64 | NCHW | sum | deterministic |" in made
+    assert made.startswith("a\n\n<!-- kernels: numpy -->\n\n| op |")
+    assert made.endswith("\n<!-- /kernels -->\n\nb\n")
+
+
+def test_there_is_a_page_for_each_backend_in_the_order_of_auto() -> None:
+    ours = [name for name, point in installed().items() if point.module.startswith("r18_")]
+    assert {page.stem for page in BACKENDS} == set(ours) == set(AUTO_ORDER)
+    index = (DOCS / "README.md").read_text("utf-8")
+    linked = re.findall(r"^\| \[`([\w-]+)`\]\(backends/", index, re.MULTILINE)
+    assert linked == list(AUTO_ORDER)
+
+
+@pytest.mark.parametrize("page", BACKENDS, ids=lambda page: page.stem)
+def test_a_backends_page_says_everything(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert text.startswith(f"# `{page.stem}`: ")
+    assert f"<!-- kernels: {'r18_torch:cpu' if page.stem == 'torch' else page.stem} -->" in text
+    for heading in ("Kernels", "What it is and is not", "How it was verified", "Limits"):
+        assert f"\n## {heading}\n" in text
+    for word in ("**Layout", "**Precision", "**Contract**", "pip install"):
+        assert word in text
+
+
+# -- the bounds --------------------------------------------------------------------------------
+
+BOUNDS = DOCS / "bounds.md"
+
+
+def test_the_program_of_the_bounds_page_prints_what_is_shown(tmp_path: Path) -> None:
+    """To a percent: a few correct sums more or fewer may be accused by another NumPy."""
+    text = BOUNDS.read_text("utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "bounds_page.py"
+    script.write_text(code, "utf-8")
+    printed = output_of(f"import runpy; runpy.run_path({str(script)!r})")
+    number = re.compile(r"\d+(?=%)")
+    assert number.sub("", printed).split() == number.sub("", shown).split()
+    pairs = zip(number.findall(printed), number.findall(shown), strict=True)
+    assert all(abs(int(got) - int(said)) <= 1 for got, said in pairs), printed
+
+
+def test_the_bounds_page_has_the_constants_of_the_code() -> None:
+    text = " ".join(BOUNDS.read_text("utf-8").split())
+    digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+    def power(value: float) -> str:
+        exponent = value.hex().partition("p")[2]
+        return "2" + str(int(exponent)).translate(digits)
+
+    for name in ("float64", "float32", "float16", "bfloat16"):
+        u, eta = FORMATS[name].u, FORMATS[name].eta
+        subnormal = {"float64": "2⁻¹⁰⁷⁴"}.get(name) or power(eta)
+        assert f"| {name} | {power(u)} | {subnormal} |" in text
+    assert f"n = C + {WINOGRAD_ROUNDINGS[2]} and n = C + {WINOGRAD_ROUNDINGS[4]}" in text
+    assert DELTA == 1e-6
+    assert "δ = 10⁻⁶" in text
+    assert TENSOR_CORE_BLOCK == 4
+    assert "b is taken as 4" in text
+    assert END_TO_END_MULTIPLE == 8
+    assert "**8 = √64**" in text
+    assert ALGORITHM_MULTIPLE == {"winograd_f4x4": 84}
+    assert "it is **84**" in text
+    pair = FACTORS[PAIR]
+    assert f"| fp16x2, a pair for a factor | {power(pair.u)} | {power(pair.eta)} |" in text
+    assert f"a = {power(HALF)} of |v|, or d = {power(LEAST_HALF)}" in text
+    assert (
+        f"with u = {power(pair.u)} (11 bits, 11 bits and a sign) and ε = {power(pair.eta / 2)}"
+        in text
+    )
+    assert f"Beyond {pair.largest:.0f} no pair" in text
+    assert CUT_OFF_MULTIPLE == 8
+    assert "In fp16x3 it is **8 times** that" in text

@@ -1,0 +1,321 @@
+"""Rows, the journal on the disk, tables, the summary, decoding: no network runs here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from r18.errors import ImageError, R18Error, UsageError
+from r18.evaluate.decode import Decoded, decoded
+from r18.evaluate.journal import Journal, open_journal
+from r18.evaluate.rows import NOT_FINITE, OK, UNREADABLE, BatchRows, Row, Times
+from r18.evaluate.sources import Item
+from r18.evaluate.summary import Accuracy, share, summarise
+from r18.evaluate.tables import COLUMNS, check_target, record, write_table
+from r18.images.preprocess import Preprocess
+
+GOOD = Row("a.png", 3, OK, (3, 1, 2, 4, 5), (3, 1, 2, 5, 4), 2.5)
+CLOSE = Row("b.png", 4, OK, (6, 4, 1, 2, 3), (4, 6, 1, 2, 3), 0.5)
+WRONG = Row("c.png", 4, OK, (6, 4, 1, 2, 0), (4, 6, 1, 2, 3), 2.0)
+BAD = Row("d.png", 4, UNREADABLE, error="d.png: truncated")
+NAN = Row("e.png", None, NOT_FINITE, error="1 of 10 logits of the backend are not finite")
+ROWS = (GOOD, CLOSE, WRONG, BAD, NAN)
+BOUND = 0.3
+IDENTITY = {"weights_sha256": "a" * 64, "backend": "numpy"}
+
+
+# -- summary -----------------------------------------------------------------------------------
+
+
+def test_a_summary() -> None:
+    times = [Times(1.0, 4.0), Times(2.0, 4.0), Times(9.0, 3.0)]
+    found = summarise(ROWS, times, BOUND)
+    assert (found.images, found.unreadable, found.compared) == (5, 1, 4)
+    assert (found.agree_top1, found.agree_top5) == (1, 2)
+    assert (found.near_ties, found.decided) == (1, 3)
+    assert found.changed == (WRONG, NAN)
+    assert found.accuracy == Accuracy(3, 1, 3)
+    assert found.reference_accuracy == Accuracy(3, 3, 3)
+    assert (found.backend_ms, found.reference_ms, found.speedup) == (2.0, 4.0, 2.0)
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["accuracy"] == {"images": 3, "top1": 1 / 3, "top5": 1.0}
+    assert [row["file"] for row in data["changed"]] == ["c.png", "e.png"]
+
+
+@pytest.mark.parametrize(("margin", "changed"), [(2 * BOUND, 0), (2.01 * BOUND, 1)])
+def test_twice_the_bound_decides(margin: float, changed: int) -> None:
+    row = Row("a", None, OK, (1, 0), (0, 1), margin)
+    assert len(summarise([row], [], BOUND).changed) == changed
+
+
+def test_a_summary_without_a_reference() -> None:
+    alone = Row("a.png", 3, OK, (3, 1, 2, 4, 5))
+    found = summarise([alone, BAD], [Times(1.0)], None)
+    assert (found.compared, found.near_ties, found.changed) == (0, 0, ())
+    assert (found.accuracy, found.reference_accuracy) == (Accuracy(1, 1, 1), None)
+    assert (found.backend_ms, found.reference_ms, found.speedup) == (1.0, None, None)
+    assert summarise([NAN], [], None).changed == (NAN,)
+
+
+def test_nothing_at_all() -> None:
+    found = summarise([BAD], [], 0.0)
+    assert (found.images, found.compared, found.accuracy, found.backend_ms) == (1, 0, None, None)
+
+
+def test_a_share_is_100_only_when_it_is_all() -> None:
+    assert share(50_000, 50_000) == "100.00 %"
+    assert share(49_999, 50_000) == "99.99 %"
+    assert share(1, 3) == "33.33 %"
+
+
+# -- journal -----------------------------------------------------------------------------------
+
+
+def facts() -> dict[str, Any]:
+    return {"bound": BOUND}
+
+
+def batches(*sizes: int) -> list[BatchRows]:
+    """Batches of rows with names of their own."""
+    made, count = [], 0
+    for size in sizes:
+        rows = tuple(Row(f"{count + i}.png", 1, OK, (1, 2), (1, 2), 0.25) for i in range(size))
+        made.append(BatchRows(rows, Times(1.5, 3.0)))
+        count += size
+    return made
+
+
+def filled(path: Path, done: list[BatchRows]) -> None:
+    with open_journal(path, IDENTITY, facts) as journal:
+        for batch in done:
+            journal.append(batch)
+
+
+def taken_up(path: Path) -> Journal:
+    def never() -> dict[str, Any]:
+        raise AssertionError("the journal was begun anew")
+
+    with open_journal(path, IDENTITY, never) as journal:
+        return journal
+
+
+def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "down.journal"
+    filled(path, [BatchRows(ROWS, Times(1.0, 0.1 + 0.2)), BatchRows((Row("\udcff", 1, OK),))])
+    journal = taken_up(path)
+    assert tuple(journal.rows.values()) == (*ROWS, Row("\udcff", 1, OK))
+    assert journal.times == [Times(1.0, 0.1 + 0.2)]
+    assert journal.facts == facts()
+
+
+def test_an_image_is_kept_once(tmp_path: Path) -> None:
+    first, second = batches(2, 2)
+    other = Row(first.rows[0].file, 1, UNREADABLE, error="another answer")
+    with open_journal(tmp_path / "j", IDENTITY, facts) as journal:
+        assert journal.append(first) == first.rows
+        assert journal.append(first) == ()
+        assert journal.append(BatchRows((other, *second.rows))) == second.rows
+    assert tuple(taken_up(tmp_path / "j").rows.values()) == (*first.rows, *second.rows)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_journal_cut_anywhere_goes_on_without_loss(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A kill can stop a line in the middle; what stood before it is there, and no more."""
+    done = batches(2, 1, 3)
+    path = tmp_path_factory.mktemp("journals") / "j"
+    filled(path, done)
+    whole = path.read_bytes()
+    heading = whole.index(b"\n") + 1
+    cut = data.draw(st.integers(heading, len(whole)))
+    path.write_bytes(whole[:cut])
+    lines = whole[:cut].count(b"\n") - 1
+    kept = [row for batch in done[:lines] for row in batch.rows]
+    assert list(taken_up(path).rows.values()) == kept
+    filled(path, done)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30])
+def test_a_heading_without_an_end_is_nothing(tmp_path: Path, cut: int) -> None:
+    filled(tmp_path / "j", batches(2))
+    whole = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(whole[:cut])
+    filled(tmp_path / "j", batches(2))
+    assert (tmp_path / "j").read_bytes() == whole
+
+
+def test_other_results_are_never_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path, batches(2))
+    before = path.read_bytes()
+    other = {"weights_sha256": "b" * 64, "backend": "numpy"}
+    with (
+        pytest.raises(
+            UsageError,
+            match=r"another evaluation.*\n  weights_sha256: a{16}… there, b{16}… now\n.*--restart",
+        ),
+        open_journal(path, other, facts),
+    ):
+        pass
+    assert path.read_bytes() == before
+    with open_journal(path, other, facts, restart=True) as journal:
+        assert journal.rows == {}
+    assert b"b" * 64 in path.read_bytes()
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    with (
+        open_journal(tmp_path / "j", IDENTITY, facts),
+        pytest.raises(UsageError, match="another process is writing"),
+        open_journal(tmp_path / "j", IDENTITY, facts),
+    ):
+        pass
+    taken_up(tmp_path / "j")
+
+
+def test_a_journal_that_is_done_with_is_deleted(tmp_path: Path) -> None:
+    with open_journal(tmp_path / "j", IDENTITY, facts) as journal:
+        journal.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_facts_that_cannot_be_found_leave_nothing(tmp_path: Path) -> None:
+    def fail() -> dict[str, Any]:
+        raise UsageError("no device")
+
+    with pytest.raises(UsageError, match="no device"), open_journal(tmp_path / "j", {}, fail):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    filled(tmp_path / "j", batches(1))
+    before = (tmp_path / "j").read_bytes()
+    with (
+        pytest.raises(UsageError, match="no device"),
+        open_journal(tmp_path / "j", {}, fail, restart=True),
+    ):
+        pass
+    assert (tmp_path / "j").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        (b"no json", "damaged in line 3"),
+        (b"[]", "damaged in line 3"),
+        (b'{"rows": [{"file": "x"}], "times": null}', "damaged in line 3"),
+    ],
+)
+def test_a_damaged_journal_is_refused(tmp_path: Path, line: bytes, match: str) -> None:
+    filled(tmp_path / "j", batches(1, 1))
+    lines = (tmp_path / "j").read_bytes().splitlines()
+    (tmp_path / "j").write_bytes(b"\n".join([*lines[:2], line, *lines[2:], b""]))
+    with pytest.raises(UsageError, match=match):
+        taken_up(tmp_path / "j")
+
+
+def test_another_file_is_no_journal(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text('{"name": "something else"}\n')
+    with pytest.raises(UsageError, match="no journal that this version of r18 wrote"):
+        taken_up(tmp_path / "j")
+    with pytest.raises(R18Error, match="cannot write"):
+        taken_up(tmp_path / "j" / "below a file")
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """A table with the types of its columns again."""
+    parse: dict[str, Any] = {
+        "string": str,
+        "int32": int,
+        "float64": float,
+        "bool": {"true": True, "false": False}.__getitem__,
+    }
+    with path.open(encoding="utf-8", newline="") as stream:
+        return [
+            {
+                name: value if kind == "string" else (parse[kind](value) if value else None)
+                for (name, kind), value in zip(COLUMNS.items(), row.values(), strict=True)
+            }
+            for row in csv.DictReader(stream)
+        ]
+
+
+def test_csv_and_parquet_hold_the_same(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    odd = Row('a "b",\n\udcff é.png', None, OK, (1, 2), (2, 1), 0.1 + 0.2)
+    rows = [*ROWS, odd]
+    about = {"identity": IDENTITY, "facts": facts()}
+    for suffix in ("csv", "parquet"):
+        write_table(tmp_path / f"t.{suffix}", rows, BOUND, about)
+    table = parquet.read_table(tmp_path / "t.parquet")
+    assert table.to_pylist() == read_csv(tmp_path / "t.csv") == [record(r, BOUND) for r in rows]
+    assert [str(kind) for kind in table.schema.types] == [
+        {"float64": "double"}.get(kind, kind) for kind in COLUMNS.values()
+    ]
+    assert json.loads(table.schema.metadata[b"r18"]) == about
+    assert sorted(os.listdir(tmp_path)) == ["t.csv", "t.parquet"]
+
+
+def test_a_record() -> None:
+    found = record(CLOSE, BOUND)
+    assert list(found) == list(COLUMNS)
+    assert [found[f"backend_{place}"] for place in range(1, 6)] == [6, 4, 1, 2, 3]
+    assert (found["agree_top1"], found["agree_top5"], found["near_tie"]) == (False, True, True)
+    bad = record(BAD, BOUND)
+    assert bad["error"] == "d.png: truncated"
+    assert {bad[name] for name in ("backend_1", "margin", "agree_top1", "near_tie")} == {None}
+    assert record(CLOSE, None)["agree_top1"] is None
+
+
+def test_targets_are_checked_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"'.txt'; known are .csv and .parquet"):
+        check_target(tmp_path / "t.txt")
+    (tmp_path / "t.csv").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        check_target(tmp_path / "t.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"needs pyarrow.*\n.*r18\[evaluate\]"):
+        check_target(tmp_path / "t.parquet")
+
+
+# -- decoding ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_batches_are_decoded_in_order_and_so_many_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    started: list[str] = []
+
+    def decode(path: Path, config: Preprocess) -> Decoded:
+        started.append(path.name)
+        return ImageError(path.name) if path.name == "3" else np.full((1,), int(path.name))
+
+    monkeypatch.setattr("r18.evaluate.decode.decode", decode)
+    batches = [[Item(str(2 * index)), Item(str(2 * index + 1))] for index in range(4)]
+    done = 0
+    for batch, images in decoded(iter(batches), tmp_path, Preprocess(), threads=1, ahead=ahead):
+        assert batch == batches[done]
+        expected = [str(2 * done), str(2 * done + 1)]
+        said = [str(i) if isinstance(i, ImageError) else str(i[0]) for i in images]
+        assert said == expected
+        done += 1
+        assert len(started) <= min(8, 2 * (done + ahead))
+    assert done == 4
+    assert started == [str(index) for index in range(8)]

@@ -1,0 +1,117 @@
+"""Corners: every op has some, they are small, and they are what they are said to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from r18.backend.registry import load_backend
+from r18.graph.ops import OPS, Conv2d, Linear, MaxPool2d, Op, Relayout
+from r18_oracle.generate.corners import GRID, corners
+from r18_oracle.generate.crossings import crossings
+from r18_oracle.search.campaign import profile
+
+QUICK = profile("quick")
+
+
+def quick(op: type[Op]) -> list[Op]:
+    return [p.op for p in corners(op, QUICK.max_elements, QUICK.max_macs)]
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_every_op_has_corners_and_the_quick_profile_has_room_for_them(op: type[Op]) -> None:
+    everything = corners(op, 10**9, 10**12)
+    assert everything
+    assert all(type(problem.op) is op for problem in everything)
+    assert len(set(everything)) == len(everything)
+    assert corners(op, QUICK.max_elements, QUICK.max_macs) == everything
+    assert len(corners(op, 10, 10)) < len(everything)
+
+
+@pytest.mark.parametrize("op", [Conv2d, MaxPool2d])
+def test_windows_whose_axes_differ(op: type[Op]) -> None:
+    found = [o for o in quick(op) if isinstance(o, Conv2d | MaxPool2d)]
+    for setting in ("kernel_size", "stride", "padding"):
+        pairs = [getattr(o, setting) for o in found]
+        assert any(h < w for h, w in pairs)
+        assert any(h > w for h, w in pairs)
+    assert any(s > k for o in found for s, k in zip(o.stride, o.kernel_size, strict=True))
+
+
+def test_padding_on_one_axis_alone() -> None:
+    pads = {o.padding for o in quick(Conv2d) if isinstance(o, Conv2d)}
+    assert {(0, 1), (1, 0), (0, 0)} <= pads
+
+
+def test_every_pair_of_layouts() -> None:
+    pairs = {(o.source, o.target) for o in quick(Relayout) if isinstance(o, Relayout)}
+    assert len(pairs) == 4
+
+
+def test_more_channels_and_outputs_than_a_grid_has_blocks_along_an_axis() -> None:
+    convolutions = [o for o in quick(Conv2d) if isinstance(o, Conv2d)]
+    assert any(o.in_channels > GRID for o in convolutions)
+    assert any(o.out_channels > GRID for o in convolutions)
+    assert any(o.out_features > GRID for o in quick(Linear) if isinstance(o, Linear))
+
+
+@pytest.mark.parametrize("name", ["cupy/linear/tiled/fp32", "cupy/relayout/transpose/fp32"])
+def test_an_edge_is_crossed_on_one_axis_while_another_is_full(name: str) -> None:
+    """Of both pairs: rows and columns of a product, channels and pixels of a transposition."""
+    (kernel,) = (k for k in load_backend("cupy").kernels() if k.id == name)
+    found = crossings(kernel, QUICK.max_elements, QUICK.max_macs)
+    if kernel.op is Linear:
+        axes = {(p.batch, p.output[1]) for p in found}
+    else:
+        axes = {(p.inputs[0][1], p.inputs[0][3]) for p in found}
+    assert {(32, 33), (33, 32)} <= axes
+    assert {(size, size) for size in (32, 33)}.isdisjoint(axes)
+
+
+def cupy_kernels(part: str) -> list[Any]:
+    """Those whose id has a part, and that choose their own tile."""
+    found = [k for k in load_backend("cupy").kernels() if part in k.id and k.id.count("/") < 5]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("part", ["conv2d_maxpool2d/few_channels", "conv2d/few_channels"])
+def test_blocks_go_down_a_tall_image_further_than_their_rings_are_long(part: str) -> None:
+    for kernel in cupy_kernels(part):
+        taken = [
+            problem
+            for problem in corners(kernel.op, QUICK.max_elements, QUICK.max_macs)
+            if kernel.refusal(problem) is None
+        ]
+        assert max(kernel.blocking(problem).strip for problem in taken) >= 6
+        if "maxpool2d" in kernel.id:
+            assert max(kernel.blocking(p).tile.column_tiles(p) for p in taken) >= 3
+
+
+def test_blocks_that_stay_take_several_tiles() -> None:
+    for kernel in cupy_kernels("implicit_gemm_wgmma_stream"):
+        found = corners(Conv2d, QUICK.max_elements, QUICK.max_macs)
+        taken = [problem for problem in found if kernel.refusal(problem) is None]
+        assert any(p.batch > 2 * launch.grid[0] for p in taken for launch in kernel.launches(p))
+
+
+def test_blocks_that_stay_go_on_to_tiles_of_other_channels() -> None:
+    for kernel in cupy_kernels("implicit_gemm_wgmma_stream"):
+        turns = []
+        for problem in corners(Conv2d, QUICK.max_elements, QUICK.max_macs):
+            if kernel.refusal(problem) is None:
+                (launch,) = kernel.launches(problem)
+                tiles = -(-problem.output[1] // kernel.tile_for(problem).m)
+                turns.append((problem.batch * tiles > 2 * launch.grid[0], launch.grid[0] % tiles))
+        assert any(several and change for several, change in turns)
+
+
+def test_windows_of_an_even_number_of_columns_with_their_pooling() -> None:
+    for kernel in cupy_kernels("conv2d_maxpool2d/few_channels_wgmma"):
+        taken = [
+            problem
+            for problem in corners(kernel.op, QUICK.max_elements, QUICK.max_macs)
+            if kernel.refusal(problem) is None
+        ]
+        assert {p.op.conv.kernel_size[1] for p in taken} >= {2, 4, 7, 8}

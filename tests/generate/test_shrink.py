@@ -1,0 +1,78 @@
+"""Shrinking problems that were not drawn: every op, to the least that still fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from r18.graph.ops import OPS, Add, Conv2d, Op, Problem, ReLU
+from r18.graph.schedule import tiny
+from r18_oracle.generate.corners import corners
+from r18_oracle.generate.problems import schedule_problems
+from r18_oracle.generate.shrink import elements, reductions, shrunk
+
+EVERYTHING = (
+    *(problem for op in OPS.values() for problem in corners(op, 10**9, 10**12)),
+    *schedule_problems(tiny(), (2,)),
+)
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_what_fails_always_is_shrunk_to_one_output(op: type[Op]) -> None:
+    for problem in (p for p in EVERYTHING if type(p.op) is op):
+        least = shrunk(problem, lambda candidate: True, never)
+        assert type(least.op) is op
+        assert set(least.inputs[0]) == {1}
+        assert len(least.inputs[0]) == len(problem.inputs[0])
+        assert elements(least) <= elements(problem)
+
+
+def test_what_fails_once_stays_as_it_is() -> None:
+    for problem in EVERYTHING:
+        assert shrunk(problem, lambda candidate: False, never) == problem
+
+
+def test_a_reduction_is_another_problem_of_the_same_op_and_rank() -> None:
+    for problem in EVERYTHING:
+        for candidate in reductions(problem):
+            assert type(candidate.op) is type(problem.op)
+            assert len(candidate.inputs[0]) == len(problem.inputs[0])
+
+
+def test_all_that_a_fault_needs_is_kept_and_nothing_else() -> None:
+    def fails(problem: Problem) -> bool:
+        op = problem.op
+        assert isinstance(op, Conv2d)
+        return op.residual and op.stride[0] > op.stride[1] and problem.inputs[0][1] % 4 == 0
+
+    op = Conv2d(64, 48, (5, 3), (3, 2), (2, 1), residual=True, bias=True, relu=True)
+    shape = (2, 64, 17, 23)
+    start = Problem(op, (shape, Conv2d(64, 48, (5, 3), (3, 2), (2, 1)).infer(shape)))
+    least = shrunk(start, fails, never)
+    assert least == Problem(
+        Conv2d(4, 1, (1, 1), (2, 1), (0, 0), residual=True), ((1, 4, 1, 1), (1, 1, 1, 1))
+    )
+
+
+def test_a_threshold_is_found_to_the_last_element() -> None:
+    least = shrunk(Problem(ReLU(), ((8, 100),)), lambda problem: problem.inputs[0][1] >= 37, never)
+    assert least == Problem(ReLU(), ((1, 37),))
+
+
+def test_nothing_is_tried_twice_and_nothing_when_it_is_enough() -> None:
+    tried: list[Problem] = []
+
+    def fails(problem: Problem) -> bool:
+        tried.append(problem)
+        return isinstance(problem.op, Add) and problem.op.relu
+
+    start = Problem(Add(relu=True), ((3, 7, 5, 2),) * 2)
+    assert shrunk(start, fails, never) == Problem(Add(relu=True), ((1, 1, 1, 1),) * 2)
+    assert len(set(tried)) == len(tried)
+    assert start not in tried
+    tried.clear()
+    assert shrunk(start, fails, lambda: True) == start
+    assert tried == []

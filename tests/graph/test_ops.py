@@ -1,0 +1,313 @@
+"""Ops: shapes against PyTorch's, validation when made, names and counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from r18.errors import ShapeError
+from r18.graph.ops import (
+    OPS,
+    Add,
+    BatchNorm,
+    Conv2d,
+    ConvMaxPool,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+    Softmax,
+    parts_of,
+)
+
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
+pairs = st.tuples
+
+
+def small(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
+    return pairs(st.integers(low, high), st.integers(low, high))
+
+
+@SETTINGS
+@given(
+    image=small(1, 20), kernel=small(1, 7), stride=small(1, 4), padding=small(0, 4), n=small(1, 3)
+)
+def test_conv_shape_and_macs_equal_pytorch(
+    image: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    n: tuple[int, int],
+) -> None:
+    """Where PyTorch computes a shape ours is the same, and where it refuses ours does."""
+    batch, channels = n
+    op = Conv2d(channels, 5, kernel, stride, padding)
+    x = torch.empty(batch, channels, *image, device="meta")
+    w = torch.empty(5, channels, *kernel, device="meta")
+    try:
+        expected = tuple(F.conv2d(x, w, None, stride, padding).shape)
+    except RuntimeError:
+        with pytest.raises(ShapeError):
+            op.infer(tuple(x.shape))
+        return
+    assert op.infer(tuple(x.shape)) == expected
+    products = expected[0] * expected[1] * expected[2] * expected[3] * w[0].numel()
+    assert Problem(op, (tuple(x.shape),)).macs == products
+
+
+@SETTINGS
+@given(image=small(1, 20), kernel=small(1, 7), stride=small(1, 4), padding=small(0, 3))
+def test_maxpool_shape_equals_pytorch(
+    image: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> None:
+    assume(all(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
+    op = MaxPool2d(kernel, stride, padding)
+    x = torch.empty(2, 3, *image, device="meta")
+    try:
+        expected = tuple(F.max_pool2d(x, kernel, stride, padding).shape)
+    except RuntimeError:
+        with pytest.raises(ShapeError):
+            op.infer(tuple(x.shape))
+        return
+    assert op.infer(tuple(x.shape)) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "output"),
+    [
+        (BatchNorm(4), ((2, 4, 5, 6),), (2, 4, 5, 6)),
+        (ReLU(), ((2, 4, 5, 6),), (2, 4, 5, 6)),
+        (ReLU(), ((2, 4),), (2, 4)),
+        (Add(), ((2, 4), (2, 4)), (2, 4)),
+        (Add(relu=True), ((2, 4, 1, 1), (2, 4, 1, 1)), (2, 4, 1, 1)),
+        (GlobalAvgPool(), ((2, 4, 5, 6),), (2, 4)),
+        (Linear(4, 7), ((2, 4),), (2, 7)),
+        (Softmax(), ((2, 4),), (2, 4)),
+        (Relayout(Layout.NCHW, Layout.NHWC), ((2, 4, 5, 6),), (2, 4, 5, 6)),
+        (Conv2d(3, 8, (1, 1), residual=True), ((2, 3, 4, 5), (2, 8, 4, 5)), (2, 8, 4, 5)),
+        (Normalize((0.5, 0.4), (0.2, 0.3)), ((3, 2, 4, 5),), (3, 2, 4, 5)),
+    ],
+    ids=lambda value: value.label if isinstance(value, Op) else "",
+)
+def test_inferred_shapes(op: Op, inputs: tuple[Any, ...], output: tuple[int, ...]) -> None:
+    assert op.infer(*inputs) == output
+    assert Problem(op, inputs).output == output
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "message"),
+    [
+        (BatchNorm(4), ((2, 3, 5, 5),), "expected 4 channels"),
+        (BatchNorm(4), ((2, 4),), "4-d"),
+        (Normalize((0.5,), (0.2,)), ((2, 3, 4, 5),), "expected 1 channels"),
+        (Normalize((0.5,), (0.2,)), ((2, 1),), "4-d"),
+        (Add(), ((2, 4), (2, 5)), "shapes differ"),
+        (Add(), ((2, 4),), r"takes 2 input\(s\), got 1"),
+        (ReLU(), ((2, 4), (2, 4)), r"takes 1 input\(s\), got 2"),
+        (Linear(4, 7), ((2, 5),), "expected 4 features"),
+        (Linear(4, 7), ((2, 4, 1, 1),), "2-d"),
+        (Softmax(), ((2, 4, 1, 1),), "2-d"),
+        (GlobalAvgPool(), ((2, 4),), "4-d"),
+        (GlobalAvgPool(), ((2, 4, 0, 3),), "at least 1"),
+        (Conv2d(3, 8, (3, 3)), ((1, 4, 5, 5),), "expected 3 channels"),
+        (Conv2d(3, 8, (3, 3)), ((0, 3, 5, 5),), "at least 1"),
+        (Conv2d(3, 8, (3, 3)), ((1, 3, 5, 2),), "width.*window of 3 does not fit"),
+        (Conv2d(3, 8, (3, 3)), ((1, 3, 2, 5),), "height.*window of 3 does not fit"),
+        (
+            Conv2d(3, 8, (3, 3), residual=True),
+            ((1, 3, 5, 5), (1, 8, 5, 5)),
+            "residual is .* the output is",
+        ),
+        (MaxPool2d((3, 3), (2, 2)), ((1, 3, 2, 5),), "height.*window of 3 does not fit"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_when_the_problem_is_made(
+    op: Op, inputs: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ShapeError, match=message):
+        Problem(op, inputs)
+
+
+NONSENSE: list[tuple[type[Op], dict[str, Any]]] = [
+    (Conv2d, {"in_channels": 0}),
+    (Conv2d, {"out_channels": 0}),
+    (Conv2d, {"kernel_size": (0, 3)}),
+    (Conv2d, {"kernel_size": (3,)}),
+    (Conv2d, {"stride": (0, 1)}),
+    (Conv2d, {"stride": (1, 1, 1)}),
+    (Conv2d, {"padding": (-1, 0)}),
+    (MaxPool2d, {"kernel_size": (0, 3)}),
+    (MaxPool2d, {"kernel_size": (3,)}),
+    (MaxPool2d, {"stride": (0, 1)}),
+    (MaxPool2d, {"stride": (2,)}),
+    (MaxPool2d, {"padding": (-1, 0)}),
+    (MaxPool2d, {"padding": (2, 0)}),  # a window could hold padding alone
+    (BatchNorm, {"channels": 0}),
+    (BatchNorm, {"eps": 0.0}),
+    (BatchNorm, {"eps": float("nan")}),
+    (BatchNorm, {"eps": float("inf")}),
+    (Linear, {"in_features": 0}),
+    (Linear, {"out_features": 0}),
+    (Normalize, {"mean": ()}),
+    (Normalize, {"mean": (0.5,)}),
+    (Normalize, {"mean": (0.5, float("inf"))}),
+    (Normalize, {"std": (0.2, 0.0)}),
+    (Normalize, {"std": (0.2, float("nan"))}),
+]
+SENSE: dict[type[Op], dict[str, Any]] = {
+    Conv2d: {"in_channels": 3, "out_channels": 8, "kernel_size": (3, 3)},
+    MaxPool2d: {"kernel_size": (3, 3), "stride": (2, 2)},
+    BatchNorm: {"channels": 4},
+    Linear: {"in_features": 4, "out_features": 7},
+    Normalize: {"mean": (0.5, 0.4), "std": (0.2, 0.3)},
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong"), NONSENSE, ids=[f"{op.name}-{wrong}" for op, wrong in NONSENSE]
+)
+def test_an_op_that_makes_no_sense_cannot_be_made(op: type[Op], wrong: dict[str, Any]) -> None:
+    op(**SENSE[op])
+    with pytest.raises(ShapeError):
+        op(**{**SENSE[op], **wrong})
+
+
+@pytest.mark.parametrize(
+    ("op", "label"),
+    [
+        (Conv2d(3, 8, (3, 3)), "conv2d"),
+        (Conv2d(3, 8, (3, 3), bias=True), "conv2d+bias"),
+        (Conv2d(3, 8, (3, 3), relu=True), "conv2d+relu"),
+        (
+            Conv2d(3, 8, (3, 3), bias=True, residual=True, relu=True),
+            "conv2d+bias+residual+relu",
+        ),
+        (Add(), "add"),
+        (Add(relu=True), "add+relu"),
+        (Relayout(Layout.NCHW, Layout.NHWC), "relayout nchw→nhwc"),
+        (GlobalAvgPool(), "gap"),
+    ],
+)
+def test_labels_name_what_is_fused(op: Op, label: str) -> None:
+    assert op.label == label
+
+
+@pytest.mark.parametrize(
+    ("op", "specs"),
+    [
+        (Conv2d(3, 8, (5, 7)), {"weight": ((8, 3, 5, 7), "OIHW", "conv_weight")}),
+        (
+            Conv2d(3, 8, (1, 1), bias=True),
+            {
+                "weight": ((8, 3, 1, 1), "OIHW", "conv_weight"),
+                "bias": ((8,), "O", "conv_bias"),
+            },
+        ),
+        (
+            BatchNorm(4),
+            {
+                "weight": ((4,), "O", "bn_param"),
+                "bias": ((4,), "O", "bn_param"),
+                "running_mean": ((4,), "O", "bn_buffer"),
+                "running_var": ((4,), "O", "bn_buffer"),
+            },
+        ),
+        (
+            Linear(4, 7),
+            {"weight": ((7, 4), "OI", "fc_weight"), "bias": ((7,), "O", "fc_bias")},
+        ),
+        (ReLU(), {}),
+    ],
+)
+def test_weight_specs(op: Op, specs: dict[str, tuple[Any, ...]]) -> None:
+    assert {s.role: (s.shape, s.layout, s.kind) for s in op.weights()} == specs
+    assert [s.role for s in op.weights()] == list(specs)  # the order that kernels are given
+
+
+def test_macs_count_products_of_convolution_and_linear_alone() -> None:
+    assert Problem(Conv2d(3, 8, (3, 3)), ((2, 3, 5, 5),)).macs == 2 * 8 * 3 * 3 * 27
+    assert Problem(Linear(4, 7), ((2, 4),)).macs == 2 * 4 * 7
+    for op in (BatchNorm(3), ReLU(), GlobalAvgPool(), MaxPool2d((1, 1), (1, 1))):
+        assert Problem(op, ((2, 3, 5, 5),)).macs == 0
+
+
+def test_a_problem_reads_as_one_line() -> None:
+    op = Conv2d(3, 8, (3, 5), (2, 1), (1, 2), bias=True, relu=True)
+    assert str(Problem(op, ((2, 3, 7, 9),))) == (
+        "conv2d+bias+relu(in_channels=3, out_channels=8, kernel_size=3×5, stride=2×1, "
+        "padding=1×2) 2×3×7×9 → 2×8×4×9"
+    )
+    assert str(Problem(Relayout(Layout.NHWC, Layout.NCHW), ((1, 2, 3, 4),))) == (
+        "relayout nhwc→nchw(source=nhwc, target=nchw) 1×2×3×4 → 1×2×3×4"
+    )
+
+
+STEM = ConvMaxPool(
+    Conv2d(3, 8, (7, 5), (2, 1), (3, 2), bias=True, relu=True), MaxPool2d((3, 2), (2, 3), (1, 1))
+)
+
+
+def test_a_convolution_with_its_pooling_is_one_op_of_two() -> None:
+    problem = Problem(STEM, ((2, 3, 9, 8),))
+    assert STEM.label == "conv2d+bias+relu+maxpool2d"
+    assert STEM.arity == 1
+    assert STEM.weights() == STEM.conv.weights()
+    assert problem.output == (2, 8, 3, 3) == STEM.pool.infer(STEM.conv.infer((2, 3, 9, 8)))
+    assert problem.macs == STEM.conv.macs((2, 3, 9, 8)) == 2 * 8 * 5 * 8 * (3 * 7 * 5)
+    assert parts_of(problem) == (
+        Problem(STEM.conv, ((2, 3, 9, 8),)),
+        Problem(STEM.pool, ((2, 8, 5, 8),)),
+    )
+    assert str(problem) == (
+        "conv2d+bias+relu+maxpool2d(in_channels=3, out_channels=8, kernel_size=7×5, stride=2×1, "
+        "padding=3×2; kernel_size=3×2, stride=2×3, padding=1×1) 2×3×9×8 → 2×8×3×3"
+    )
+
+
+def test_a_convolution_with_its_pooling_refuses_what_either_refuses() -> None:
+    residual = Conv2d(3, 3, (1, 1), residual=True)
+    with pytest.raises(ShapeError, match=r"conv2d_maxpool2d: the convolution takes no residual"):
+        ConvMaxPool(residual, MaxPool2d((2, 2), (2, 2)))
+    with pytest.raises(ShapeError, match="expected 3 channels"):
+        STEM.infer((1, 4, 9, 8))
+    with pytest.raises(ShapeError, match="takes 1 input"):
+        STEM.infer((1, 3, 9, 8), (1, 3, 9, 8))
+    with pytest.raises(ShapeError, match="maxpool2d height"):  # of the convolution's output
+        ConvMaxPool(Conv2d(3, 8, (3, 3)), MaxPool2d((3, 3), (1, 1))).infer((1, 3, 4, 9))
+    with pytest.raises(ShapeError, match="relu has no parts"):
+        parts_of(Problem(ReLU(), ((1, 2),)))
+
+
+def test_physical_shapes() -> None:
+    assert Layout.NHWC.physical((2, 3, 4, 5)) == (2, 4, 5, 3)
+    assert Layout.NCHW.physical((2, 3, 4, 5)) == (2, 3, 4, 5)
+    assert Layout.NHWC.physical((2, 3)) == (2, 3)
+
+
+def test_ops_are_values() -> None:
+    """Equal ops are one key, and nothing can change them: plans and caches rely on it."""
+    assert len({Conv2d(3, 8, (3, 3)), Conv2d(3, 8, (3, 3)), Conv2d(3, 8, (3, 3), relu=True)}) == 2
+    assert {Problem(ReLU(), ((1, 2),)): 1}[Problem(ReLU(), ((1, 2),))] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ReLU().name = "other"  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Conv2d(3, 8, (3, 3)).relu = True  # type: ignore[misc]
+
+
+def test_every_op_is_listed_by_its_name() -> None:
+    assert set(OPS.values()) == {c for c in Op.__subclasses__() if c.__module__ == "r18.graph.ops"}
+    assert all(cls.name == name for name, cls in OPS.items())

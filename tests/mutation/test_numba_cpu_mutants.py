@@ -1,0 +1,79 @@
+"""Mutants of code that Numba compiles for the CPU: what counts, and what they leave on the disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from r18_oracle.findings import Finding
+from r18_oracle.mutation.mutants import Mutant, Target, mutants_of
+from r18_oracle.mutation.trial import INVALID, Passed, Question, trial
+from r18_oracle.search.campaign import profile
+from r18_oracle.search.worker import Job, Pool
+
+FILE = "cpu/kernels/others.py"
+KERNEL = "numba-cpu/relu/maximum/fp32"
+
+
+@pytest.fixture(scope="module")
+def mutants() -> list[Mutant]:
+    return mutants_of(FILE, Target.of("numba-cpu").sources()[FILE])
+
+
+def in_rectify(mutants: list[Mutant], after: str) -> Mutant:
+    return next(m for m in mutants if m.scope == "rectify" and m.after == after)
+
+
+def test_docstrings_comments_and_annotations_are_left_alone(mutants: list[Mutant]) -> None:
+    source = Target.of("numba-cpu").sources()[FILE]
+    for mutant in mutants:
+        for mark in ("# type: ignore", '"""', "@kernel"):
+            assert mutant.source.count(mark) == source.count(mark)
+        if mutant.operator != "statement":  # a loop takes with it what stands in it
+            assert mutant.source.count("# fmt: skip") == source.count("# fmt: skip")
+
+
+def test_mutants_are_compiled_anew_and_leave_nothing_behind(
+    mutants: list[Mutant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "cache"
+    monkeypatch.setenv("R18_CACHE", str(mine))
+    root = tmp_path / "run"
+    root.mkdir()
+    question = Question(Target.of("numba-cpu"), root, profile("quick"), seed=0, network=None)
+    wrong = in_rectify(mutants, "last = min(x.size, (span) * SPAN)")
+    no_program = replace(
+        wrong, source=mutants[0].source.replace("prange(spans)", "prange(spans.none)", 1)
+    )
+
+    def job(mutant: Mutant | None) -> Job:
+        arguments = {
+            "question": question,
+            "mutant": mutant,
+            "kernels": [KERNEL],
+            "silence_seconds": 60,
+        }
+        return Job(trial, arguments, "numba-cpu", "", silence_seconds=120.0)
+
+    def found(*asked: Mutant | None) -> list[Finding | Passed | None]:
+        return [outcome.result for outcome in pool.run([job(mutant) for mutant in asked])]
+
+    with Pool(1, 2) as pool:
+        (passed,) = found(None)
+        assert isinstance(passed, Passed)
+        compiled = sorted(path for path in question.cache.rglob("*") if path.is_file())
+        assert compiled
+        killed, invalid = found(wrong, no_program)
+        # One that changes nothing but the place of its lines is as right as the original.
+        moved = replace(wrong, source=Target.of("numba-cpu").sources()[FILE] + "\n\n")
+        assert found(moved) == [None]
+    assert isinstance(killed, Finding)
+    assert killed.check == "full_write"
+    assert isinstance(invalid, Finding)
+    assert invalid.check == INVALID
+    assert "TypingError" in invalid.message
+    assert sorted(path for path in question.cache.rglob("*") if path.is_file()) == compiled
+    assert not mine.exists()
+    assert [path.name for path in root.iterdir()] == ["cache"]

@@ -1,0 +1,313 @@
+"""The page of `r18 verify --html`: well formed, self-contained, its numbers those of the run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from browser import PHONE, browse, needs_chromium, on_a_phone
+from page_reader import Reader
+from r18.report.scale import fault, shade
+from r18_oracle.judge.pictures import error_map
+from r18_oracle.report import page
+from r18_oracle.report.chart import allowed
+from r18_oracle.report.glance import place
+from report_support import (
+    ABOUT,
+    HOSTILE,
+    MADE,
+    clean,
+    empty,
+    faulty,
+    finding,
+    hostile,
+    loss,
+    nothing_ran,
+    read,
+    refusing,
+    result,
+)
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_a_page_is_well_formed_and_loads_nothing(make: Any) -> None:
+    text = page(make(), about=ABOUT)
+    reader = Reader(text)
+    assert text.encode("utf-8")
+    assert not re.search(r"https?:|//\w|@import|url\(|<iframe|<object|<embed", text)
+    assert reader.attribute("src") == []
+    links = {got.get("href") for tag, got in reader.elements if tag == "link"}
+    assert links == {"data:,"}
+    ids = reader.attribute("id")
+    assert len(ids) == len(set(ids))
+    anchors = [got["href"] for tag, got in reader.elements if tag == "a"]
+    assert [a for a in anchors if not a or a[1:] not in ids] == []
+    assert not [name for _, got in reader.elements for name in got if name.startswith("on")]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_only_its_own_script_may_run(make: Any) -> None:
+    text = page(make(), about=ABOUT)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(
+        got["content"] for _, got in Reader(text).elements if got.get("http-equiv") is not None
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_what_is_hostile_is_shown_as_text() -> None:
+    reader = read(hostile())
+    assert [tag for tag, _ in reader.elements].count("script") == 1
+    shown = HOSTILE.replace("\x00", "�").replace("\ud800", "?").replace("\x1b", "�")
+    assert any(shown in text for text in reader.texts)
+    assert reader.heat("Step")[shown, shown, shown].value == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (clean, "No finding"),
+        (faulty, "5 findings"),
+        (empty, "Nothing was executed"),
+        (nothing_ran, "Nothing was executed"),
+    ],
+)
+def test_the_verdict_is_the_first_thing(make: Any, words: str) -> None:
+    reader = read(make())
+    assert reader.title == f"r18 verify: {words}"
+    assert words in reader.texts
+    assert make().closing() in reader.texts
+
+
+def test_a_backend_that_ran_nothing_is_no_success() -> None:
+    made = clean()
+    made.backends.append(result("idle", [refusing("idle/add/one/fp32")]))
+    assert read(made).title == "r18 verify: Not all was executed"
+
+
+@pytest.mark.parametrize("make", [clean, faulty])
+def test_every_step_is_in_the_heat_map_with_its_number(make: Any) -> None:
+    cells = read(make()).heat("Step")
+    told = 0
+    for ours in make().backends:
+        for report in ours.checkpoints:
+            for one in report.steps:
+                cell = cells[one.step, ours.name, report.precision]
+                assert cell.value == repr(one.ratio)
+                assert shade(one.ratio) in cell.kinds
+                assert cell.text.startswith("✕ ") == fault(one.ratio)
+                told += 1
+        for precision, reason in ours.skipped.items():
+            column = [c for (_, *where), c in cells.items() if where == [ours.name, precision]]
+            assert column
+            assert all(
+                "hatch" in c.kinds and reason in (c.attributes["title"] or "") for c in column
+            )
+    assert told == sum(cell.value is not None for cell in cells.values())
+
+
+def test_every_kernel_is_in_the_heat_map_with_its_number() -> None:
+    cells = read(clean()).heat("Kernel")
+    assert {key: cell.value for key, cell in cells.items() if cell.value is not None} == {
+        ("conv2d/tiled", "ours", "fp32"): "0.25",
+        ("relu/max", "ours", "fp16"): "0.0",
+        ("conv2d/tiled/8x8", "theirs", "fp32"): "0.99997",
+    }
+    refused = cells["add/one", "theirs", "fp32"]
+    assert (refused.text, refused.kinds) == ("refused", {"hatch"})
+    assert "refused 9: no strides" in (refused.attributes["title"] or "")
+    failed = read(faulty()).heat("Kernel")
+    assert failed["conv2d/tiled", "ours", "fp32"].value == "4.0"
+    assert failed["conv2d/tiled", "ours", "fp32"].text == "✕ bound"
+    assert failed["gap/mean", "ours", "fp32"].value == "inf"
+    assert failed["odd id", "ours", "–"].value == "4.0"
+
+
+def test_a_precision_that_only_one_backend_has_leaves_the_others_empty() -> None:
+    cells = read(clean()).heat("Step")
+    assert cells["pack", "ours", "fp16"].value == "0.0"
+    other = cells["pack", "theirs", "fp32"]
+    assert (other.text, other.kinds) == ("·", {"none"})
+
+
+@pytest.mark.parametrize("make", [clean, faulty])
+def test_the_numbers_along_the_network_are_those_of_the_losses(make: Any) -> None:
+    rows = read(make()).plain("checkpoint")
+    losses = [
+        (row.name, row.loss)
+        for ours in make().backends
+        for report in ours.checkpoints
+        for row in report.checkpoints
+    ]
+    assert len(rows) == len(losses)
+    for cells, (name, lost) in zip(rows, losses, strict=True):
+        numbers = (lost.relative, lost.own_relative, allowed(lost), lost.ratio, lost.max_abs)
+        assert cells[0].text == name
+        assert [c.value for c in cells[1:]] == [repr(n) for n in (*numbers, lost.cosine)]
+
+
+def test_what_is_allowed_is_relative_to_the_reference() -> None:
+    assert allowed(loss(1e-7)) == pytest.approx(8e-7)
+    assert allowed(loss(0.0)) == pytest.approx(8e-7)
+    assert math.isnan(allowed(loss(0.0, 0.0)))
+
+
+def test_kernels_with_their_problems_refusals_checks_and_seconds() -> None:
+    reader = read(clean())
+    rows = {row[0].text: row for row in reader.plain("kernel") if len(row) == 7}
+    for ours in clean().backends:
+        for report in ours.kernels:
+            cells = rows[report.kernel]
+            assert cells[1].text == report.verdict
+            assert cells[2].text == str(report.tally.problems)
+            assert cells[3].text == str(report.tally.refused.total())
+            assert cells[6].value == repr(report.seconds)
+    _, table = next((c, r) for c, r in reader.tables if c == "checks")
+    assert [cell.text for cell in table[0]] == ["kernel", "runs", "exact", "bound"]
+    assert [cell.text for cell in table[1][1:]] == ["40", "12", "11"]
+    reasons = next(rows for kind, rows in reader.tables if kind == "plain reasons")
+    assert [cell.text for cell in reasons[0]] == ["theirs/add/one/fp32", "9 ×", "no strides"]
+
+
+def test_what_was_not_run_is_named_with_its_reason() -> None:
+    said = read(clean()).said("left-out")
+    assert "ours: the network 'tiny' only; its kernels with --backend ours" in said
+    assert "ours, the network in int8: no int8 kernel takes conv1" in said
+    assert "theirs" not in said
+    assert "left-out" not in read(faulty()).attribute("id")
+    assert HOSTILE[:10] in read(hostile()).said("left-out")
+
+
+def test_a_failed_check_stands_in_the_table_of_checks() -> None:
+    _, table = next((c, r) for c, r in read(faulty()).tables if c == "checks")
+    names = [cell.text for cell in table[0]]
+    assert table[1][names.index("bound")].text == "✕ 11"
+    assert table[2][names.index("crash")].text == "✕"
+
+
+def test_findings_alike_but_for_their_problems_share_a_card() -> None:
+    reader = read(faulty())
+    cards = [tag for tag, _ in reader.elements if tag == "article"]
+    assert len(cards) == 4
+    assert sum("r18 replay exports/findings/" in text for text in reader.texts) == 4
+    assert "4.0" not in reader.texts
+    assert {"1.0", "1.5", "0.125"} <= set(reader.texts)
+
+
+def test_without_a_folder_no_line_to_replay() -> None:
+    assert "r18 replay" not in page(faulty(), about=ABOUT)
+
+
+# -- lanes and pictures ------------------------------------------------------------------------
+
+
+@given(st.floats(0, math.inf), st.floats(0, math.inf))
+def test_places_keep_the_order_and_stay_in_the_lane(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert 0 < place(low) <= place(high) < 100
+    assert (place(high) > 78) <= fault(high)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [None, 3, {}, {"shape": [1]}, {"shape": [1, 1, 2, 2], "cell": [1, 1], "plane": ["1 2", "x"]}],
+)
+def test_a_picture_that_is_none_is_left_out(picture: object) -> None:
+    made = faulty()
+    made.backends[0].findings[:] = [finding(details={"picture": picture})]
+    reader = read(made)
+    assert reader.attribute("data-map") == []
+    assert "article" in {tag for tag, _ in reader.elements}
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4), (2, 2, 2, 2, 3)])
+def test_a_picture_of_any_number_of_axes_is_drawn(shape: tuple[int, ...]) -> None:
+    made = faulty()
+    worst = tuple(extent - 1 for extent in shape)
+    picture = error_map(np.full(shape, 2.0), worst)
+    made.backends[0].findings[:] = [finding(details={"picture": picture}, coordinate=worst)]
+    assert read(made).attribute("data-map") == ["|".join(picture["plane"])]
+
+
+def test_a_picture_on_the_page_has_the_cells_of_the_finding() -> None:
+    made = faulty()
+    picture = made.findings[0].details["picture"]
+    maps = read(made).attribute("data-map")
+    assert maps[:2] == ["|".join(picture["plane"]), "|".join(picture["outer"])]
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(importlib.import_module("r18_oracle.cli.verify").verify)
+    target = tmp_path / "pages" / "verify.html"
+    asked = "--backend numpy --network tiny --kernels */relu/*/fp32 --workers 1 --html"
+    done = CliRunner().invoke(app, [*asked.split(), str(target)])
+    assert done.exit_code == 0, done.output
+    reader = Reader(target.read_text("utf-8"))
+    assert reader.title == "r18 verify: No finding"
+    assert reader.heat("Kernel")["relu/maximum", "numpy", "fp32"].value == "0.0"
+    assert [p.name for p in target.parent.iterdir()] == ["verify.html"]
+
+
+# -- in a browser ------------------------------------------------------------------------------
+
+PROBE = """
+const cell = document.querySelector("table.heat td[data-tip]");
+cell?.focus();
+const shades = [...document.querySelectorAll(".legend .swatch, .heat td")]
+  .filter((element) => /\\b[qf]\\d/.test(element.className));
+const seen = {
+  width: innerWidth,
+  scroll: document.documentElement.scrollWidth,
+  tip: cell ? document.getElementById("tip").textContent === cell.dataset.tip : null,
+  titles: document.querySelectorAll("[title], svg title").length,
+  contrast: Math.min(...shades.map(contrast)),
+  ground: light(getComputedStyle(document.body).backgroundColor),
+};
+"""
+
+
+@needs_chromium
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+@pytest.mark.parametrize("make", [clean, faulty])
+def test_in_a_browser(make: Any, scheme: str, dark: bool, tmp_path: Path) -> None:
+    """No word on the console; on a phone nothing sticks out; cells are legible; tips show."""
+    seen, console = on_a_phone(page(make(), about=ABOUT), PROBE, tmp_path, dark=dark)
+    assert console == []
+    assert seen["scroll"] <= seen["width"] == PHONE
+    assert seen["tip"] is True
+    assert seen["titles"] == 0
+    assert seen["contrast"] >= 4.5
+    assert (seen["ground"] < 0.1) == dark
+
+
+@needs_chromium
+def test_a_browser_runs_no_script_but_the_page_s_own(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    target.write_text(page(clean(), about=ABOUT), "utf-8")
+    assert browse(target, tmp_path) == ("r18 verify: No finding", [])
+    planted = "<script>document.title = 'planted'</script></body>"
+    target.write_text(page(clean(), about=ABOUT).replace("</body>", planted), "utf-8")
+    title, console = browse(target, tmp_path)
+    assert title == "r18 verify: No finding"
+    assert "Content Security Policy" in " ".join(console)

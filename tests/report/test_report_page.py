@@ -1,0 +1,1223 @@
+"""The page of `r18 report`: its numbers are the records', it loads nothing, a browser shows it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from browser import PHONE, browse, needs_chromium, on_a_phone
+from commands import r18
+from evaluate_support import numbered, photographs
+from page_reader import Reader
+from r18 import records
+from r18.bench.baselines import PEER
+from r18.bench.profile import MODEL
+from r18.bench.roofline import Ceilings, limits
+from r18.errors import UsageError
+from r18.evaluate.rows import NOT_FINITE, OK, UNREADABLE, Row
+from r18.evaluate.tables import read_table, write_table
+from r18.graph.schedule import resnet18
+from r18.report import Evidence, gather, page, pictures
+from r18.report.agreement import SHOWN, hardest, summary, thumbnail
+from r18.report.bars import EDGE, LONGEST, Bar, Line, bars
+from r18.report.layers import summed
+from r18.report.markup import Markup, escaped, tag
+from r18.report.scale import fault, ratio_text, shade
+from support import ROOT
+
+HOSTILE = "<script>alert(1)</script>&\"'\x1b[31m"
+SVG = "{http://www.w3.org/2000/svg}"
+
+# -- evidence ----------------------------------------------------------------------------------
+
+
+def timed(name: str, median: float, batch: int, **changes: Any) -> dict[str, Any]:
+    """A row of a benchmark."""
+    return {
+        "backend": name,
+        "algorithm": "",
+        "steps": [],
+        "median_ms": median,
+        "p10_ms": median * 0.9,
+        "p90_ms": median * 1.25,
+        "ms_per_image": median / batch,
+        "images_per_second": 1e3 * batch / median,
+        "ratio": median / 2,
+        "best_ratio": median / 1.5,
+        "best_peer": "torchvision graph",
+    } | changes
+
+
+def group(precision: str, batch: int, rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    kind = changes.pop("kind", "cuda")
+    device = {"kind": kind, "name": "NVIDIA H200 (sm_90)" if kind == "cuda" else "a CPU"}
+    return {
+        "network": "resnet18",
+        "precision": precision,
+        "fusion": "all",
+        "batch": batch,
+        "date": "2026-11-20T10:00:00+00:00",
+        "warmup": 50,
+        "repeat": 1000,
+        "environment": {"device": device, "packages": {"torch": "2.11.0"}, "driver": "580.1"},
+        "machine": {"processor": "a processor", "cpus": 2, "threads": 2},
+        "rows": rows,
+    } | changes
+
+
+STEPS = [
+    {"step": "conv1", "kernel": "k/conv", "milliseconds": 0.25, "phase": "pack"},
+    {"step": "conv1", "kernel": "k/conv", "milliseconds": 0.5, "phase": "multiply"},
+    {"step": "relayout image@nhwc", "kernel": "k/copy", "milliseconds": 0.125, "phase": ""},
+    {"step": "fc", "kernel": "k/dot", "milliseconds": 0.0625, "phase": ""},
+]
+ON_GPU = {
+    "resnet18/fp32/all/b64": group(
+        "fp32",
+        64,
+        [
+            timed("cupy", 3.5, 64),
+            timed("cupy (direct)", 84.25, 64, algorithm="conv2d=direct"),
+            timed(PEER, 7.0, 64, ratio=1.0),
+            timed("torchvision graph", 6.75, 64, best_ratio=1.0),
+        ],
+    ),
+    "resnet18/fp16/all/b1": group(
+        "fp16", 1, [timed("cupy", 0.14, 1, ratio=None, best_ratio=None, best_peer="")]
+    ),
+    "resnet18/fp32/all/b1": group("fp32", 1, [timed("cupy", 0.25, 1, steps=STEPS)]),
+    "tiny/fp32/none/b1": group("fp32", 1, [timed("cupy", 0.5, 1)], network="tiny", fusion="none"),
+}
+ON_CPU = {"resnet18/fp32/all/b1": group("fp32", 1, [timed("numpy", 44.0, 1)], kind="cpu")}
+CEILINGS: dict[str, Any] = {
+    "device": "NVIDIA H200 (sm_90)",
+    "date": "2026-11-20T10:00:00+00:00",
+    "threads": None,
+    "rates": {"fp32": {"operations_per_second": 51e12}, "fp16": {"operations_per_second": 752e12}},
+    "copy": {"bytes_per_second": 4.27e12},
+}
+
+
+def level(contender: str, cpu_ms: float, cuda_ms: float | None) -> dict[str, Any]:
+    """A row of a profile."""
+    ratios = {"cpu_ratio": cpu_ms / 2, "cuda_ratio": None if cuda_ms is None else cuda_ms / 4}
+    times = {"contender": contender, "cpu_ms": cpu_ms, "cuda_ms": cuda_ms}
+    return times | ratios | {"loss": None if cuda_ms is None else 0.125}
+
+
+def profile(batch: int, *rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "backend": "cupy",
+        "precision": "fp16",
+        "batch": batch,
+        "channels_last": False,
+        "date": "2026-11-20T10:00:00+00:00",
+        "repeat": 5,
+        "weights": {"source": "synthetic:0"},
+        "environment": ON_GPU["resnet18/fp32/all/b1"]["environment"],
+        "machine": {"processor": "a processor", "cpus": 2},
+        "rows": list(rows),
+    } | changes
+
+
+PROFILED: dict[str, Any] = {
+    "device": "NVIDIA H200 (sm_90)",
+    "groups": {
+        "cupy/fp16/b64": profile(64, level(MODEL, 2.0, 4.0), level("all", 0.5, 1.25)),
+        "cupy/fp16/b1/channels-last": profile(1, level(MODEL, 2.0, None), channels_last=True),
+    },
+}
+
+
+def judged(**changes: Any) -> dict[str, Any]:
+    """A kernel's entry in a record of a verification."""
+    return {
+        "date": "2026-11-20T10:00:00+00:00",
+        "verified": True,
+        "findings": [],
+        "problems": 286,
+        "refused": {},
+        "error_over_bound": 0.25,
+        "error_over_statistical_line": None,
+    } | changes
+
+
+def step(name: str, ratio: object, **changes: Any) -> dict[str, Any]:
+    plain = {"kernel": "k/conv", "problem": "conv2d", "ok": True, "check": "", "message": ""}
+    return {"step": name, "ratio": ratio} | plain | changes
+
+
+VERIFIED: dict[str, Any] = {
+    "device": "NVIDIA H200 (sm_90)",
+    "kernels": {
+        "cupy/add/elementwise/fp32": judged(error_over_bound=0.0),
+        "cupy/conv2d/direct/fp16": judged(error_over_bound=0.99997),
+        "cupy/conv2d/direct/fp32": judged(error_over_statistical_line=1.5),
+        "cupy/gap/tree/fp32": judged(findings=[{"check": "exact"}], verified=False),
+        "cupy/linear/warp_dot/fp32": judged(problems=0, refused={"too narrow": 9}, verified=False),
+    },
+    "networks": {
+        "cupy/resnet18/fp32/all": {
+            "backend": "cupy",
+            "precision": "fp32",
+            "steps": [
+                step("conv1", 0.5),
+                step("fc", "inf", ok=False, check="bound", message="too far"),
+            ],
+        }
+    },
+}
+
+
+def fate(status: str, **changes: Any) -> dict[str, Any]:
+    """A mutant's entry in a record of a mutation run."""
+    found = {"check": "bound"} if status == "killed" else None
+    plain = {"status": status, "reason": "", "kernels": ["k/conv"], "finding": found}
+    change = {} if status == "killed" else {"before": "i + 1", "after": "i - 1"}
+    return plain | change | changes
+
+
+MUTANTS = {
+    "a/conv.py:7:4:arithmetic:0:aaaaaa": fate("killed"),
+    "a/conv.py:8:4:arithmetic:0:bbbbbb": fate("killed", finding={"check": "runs"}),
+    "a/conv.py:9:4:constant:1:cccccc": fate("killed"),
+    "a/conv.py:10:4:axes:0:dddddd": fate("survived", kernels=["k/a", "k/b", "k/c", "k/d"]),
+    "b.py:1:0:constant:0:eeeeee": fate("invalid"),
+    "b.py:2:0:constant:0:ffffff": fate("equivalent", reason="the same machine code"),
+    "b.py:3:0:constant:0:abcdef": fate("survived"),  # and judged by hand since
+}
+MUTATED: dict[str, Any] = {
+    "device": "a CPU",
+    "backends": {
+        "numba-cpu": {
+            "date": "2026-11-21T10:00:00+00:00",
+            "profile": "quick",
+            "limit": 40,
+            "mutants": 8,
+            "killed": 3,
+            "survived": 1,
+            "equivalent": 3,
+            "invalid": 1,
+            "left": 32,
+            "score": 75.0,
+            "results": MUTANTS,
+            "by_hand": {
+                "b.py:3:0:constant:0:abcdef": "A hint.",
+                "b.py:4:0:constant:0:abcdef": "A hint.",
+            },
+        }
+    },
+}
+
+
+def sanitized(name: str, **changes: Any) -> dict[str, Any]:
+    """A tool's entry in a record of the sanitizer; `changes` are of its last kernel."""
+    kernels = {"k/add": {"problems": 40, "errors": 0}, "k/conv": {"problems": 7, "errors": 0}}
+    kernels["k/conv"] |= changes
+    bad = kernels["k/conv"]["errors"] or "broken" in changes
+    return {
+        "date": "2026-11-21T10:00:00+00:00",
+        "errors": kernels["k/conv"]["errors"] or 0,
+        "verdict": "FAIL" if bad else "clean",
+        "missing": 0,
+        "kernels": kernels,
+    }
+
+
+RACE = {"what": "Race reported between Write access", "function": "tile", "count": 3}
+SANITIZED: dict[str, Any] = {
+    "device": "NVIDIA H200 (sm_90)",
+    "sanitizer": "compute-sanitizer 2025.3",
+    "tools": {
+        "memcheck": sanitized("memcheck"),
+        "racecheck": sanitized("racecheck", errors=3, complaints=[RACE]),
+        "initcheck": sanitized("initcheck", errors=None, broken="it crashed"),
+        "synccheck": sanitized("synccheck") | {"kernels": {}, "missing": 2},
+    },
+}
+
+
+def written(folder: Path, **changes: dict[str, Any] | None) -> Path:
+    """Records of all kinds in a folder; a change of None leaves one out."""
+    made: dict[str, dict[str, Any] | None] = {
+        "bench-nvidia-h200": {"device": "NVIDIA H200 (sm_90)", "groups": ON_GPU},
+        "bench-cpu": {"device": "a CPU", "groups": ON_CPU},
+        "ceilings-nvidia-h200": CEILINGS,
+        "profile-nvidia-h200": PROFILED,
+        "verify-nvidia-h200": VERIFIED,
+        "mutate-cpu": MUTATED,
+        "sanitize-nvidia-h200": SANITIZED,
+    }
+    made |= {name.replace("_", "-"): data for name, data in changes.items()}
+    for name, data in made.items():
+        if data is not None:
+            head = {"record": name.partition("-")[0], "format": records.FORMAT}
+            records.write(folder / f"{name}.json", head | data)
+    return folder
+
+
+ROWS = [
+    Row("a.png", 3, OK, (3, 4, 5, 6, 7), (3, 4, 5, 6, 7), 2.5),
+    Row("near.png", 8, OK, (9, 8, 5, 6, 7), (8, 9, 5, 6, 7), 0.001),
+    Row("wrong.png", 1, OK, (2, 1, 5, 6, 7), (1, 4, 2, 6, 7), 0.75),
+    Row("spoiled.png", 1, NOT_FINITE, error="3 of 10 logits of the backend are not finite"),
+    Row("damaged.png", None, UNREADABLE, error="no image"),
+]
+BOUND = 0.002
+ABOUT: dict[str, Any] = {
+    "identity": {
+        "network": "tiny",
+        "backend": "cupy",
+        "precision": "fp16",
+        "against": "torch",
+        "against_precision": "fp32",
+        "version": "0.1.0",
+    },
+    "facts": {"bound": BOUND},
+}
+DIFF = {
+    "expected": "dumps/a (numpy)",
+    "got": "dumps/b (cupy)",
+    "atol": 1e-4,
+    "ok": False,
+    "first_bad": "layer1",
+    "checkpoints": [
+        {
+            "checkpoint": "stem_pool",
+            "shape": [1, 64, 56, 56],
+            "max_abs": 2e-5,
+            "mean_abs": 1e-6,
+            "cosine": 0.999999,
+            "worst": [0, 1, 2, 3],
+            "tolerance": 1e-4,
+            "ok": True,
+        },
+        {
+            "checkpoint": "layer1",
+            "shape": [1, 64, 56, 56],
+            "max_abs": "inf",
+            "mean_abs": "inf",
+            "cosine": "nan",
+            "worst": [0, 0, 0, 0],
+            "tolerance": 1e-4,
+            "ok": False,
+        },
+    ],
+}
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Evidence:
+    """Evidence of all kinds, from files."""
+    images = photographs(tmp_path / "images", ["a.png", "near.png"])
+    path = tmp_path / "evaluation.parquet"
+    write_table(path, ROWS, BOUND, ABOUT)
+    return gather(written(tmp_path / "records"), path, images, diff=DIFF)
+
+
+def figures(text: str, title: str) -> list[str]:
+    """The figures with that heading."""
+    found = re.findall(r"<figure class=\"chart\">.*?</figure>", text, re.DOTALL)
+    return [one for one in found if f"<h3>{title}" in one]
+
+
+def drawn(picture: str) -> list[tuple[str, float, float]]:
+    """(name, number, width in hundredths) of each bar."""
+    root = ElementTree.fromstring(picture)
+    found = []
+    for one in root.iter():
+        rect = one.find(f"{SVG}rect") if one.tag == f"{SVG}g" else one.find("rect")
+        if one.tag.endswith("g") and rect is not None and "data-number" in rect.attrib:
+            name = next(child.text or "" for child in one if child.get("class") == "name")
+            width = float(rect.attrib["width"].removesuffix("%"))
+            found.append((name, float(rect.attrib["data-number"]), width))
+    return found
+
+
+def svgs(text: str) -> list[str]:
+    return re.findall(r"<svg .*?</svg>", text, re.DOTALL)
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def test_a_page_is_well_formed_and_loads_nothing(everything: Evidence) -> None:
+    text = page(everything)
+    reader = Reader(text)
+    assert not re.search(r"https?:|@import|url\(|<iframe|<object|<embed", text)
+    assert len(reader.attribute("src")) == 2
+    assert all(src.startswith("data:image/jpeg;base64,") for src in reader.attribute("src"))
+    ids = reader.attribute("id")
+    names = [
+        "speed",
+        "layers",
+        "fusion",
+        "bounds",
+        "mutants",
+        "sanitizers",
+        "agreement",
+        "checkpoints",
+    ]
+    assert ids == [*names, "missing"]
+    assert [got["href"] for name, got in reader.elements if name == "a"] == [f"#{i}" for i in ids]
+    assert not [name for _, got in reader.elements for name in got if name.startswith("on")]
+
+
+def test_only_its_own_script_may_run(everything: Evidence) -> None:
+    text = page(everything)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policies = [got["content"] for _, got in Reader(text).elements if got.get("http-equiv")]
+    assert policies == [
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{digest}'"
+    ]
+
+
+def test_the_same_evidence_gives_the_same_page(everything: Evidence) -> None:
+    assert page(everything) == page(everything)
+
+
+def test_what_is_hostile_is_shown_as_text(tmp_path: Path) -> None:
+    row = timed(HOSTILE, 1.0, 1, steps=[{"step": HOSTILE, "kernel": HOSTILE, "milliseconds": 1.0}])
+    groups = {"g": group("fp32", 1, [row]) | {"fusion": HOSTILE}}
+    groups["g"]["environment"]["device"]["name"] = HOSTILE
+    kernels = {f"{HOSTILE}/{HOSTILE}/{HOSTILE}/{HOSTILE}": judged(refused={HOSTILE: 1})}
+    mutant = fate("survived", before=HOSTILE, after=HOSTILE, kernels=[HOSTILE])
+    mutated = MUTATED["backends"]["numba-cpu"] | {"results": {HOSTILE: mutant}}
+    mutated |= {"by_hand": {HOSTILE + ":": HOSTILE}, "profile": HOSTILE}
+    complaint = {"what": HOSTILE, "function": HOSTILE, "count": 2}
+    kernel = {"problems": 1, "errors": 2, "complaints": [complaint], "broken": HOSTILE}
+    tool = sanitized(HOSTILE) | {"verdict": HOSTILE, "kernels": {HOSTILE: kernel}}
+    folder = written(
+        tmp_path / "records",
+        bench_nvidia_h200={"groups": groups},
+        verify_nvidia_h200={"device": HOSTILE, "kernels": kernels, "networks": {}},
+        mutate_cpu={"device": HOSTILE, "backends": {HOSTILE: mutated}},
+        sanitize_nvidia_h200={"device": HOSTILE, "sanitizer": HOSTILE, "tools": {HOSTILE: tool}},
+    )
+    path = tmp_path / "evaluation.csv"
+    write_table(path, [Row(HOSTILE, 1, OK, (1, 2), (2, 1), 0.5, HOSTILE), ROWS[0]], BOUND, {})
+    diff = DIFF | {"expected": HOSTILE, "first_bad": HOSTILE}
+    evidence = gather(folder, path, photographs(tmp_path / "i", ["a.png"]), diff=diff)
+    text = page(evidence)
+    reader = Reader(text)
+    assert [name for name, _ in reader.elements].count("script") == 1
+    shown = HOSTILE.replace("\x1b", "�")
+    assert sum(shown in said for said in reader.texts) >= 20
+    odd = next(g for g in evidence.groups if g.data["fusion"] == HOSTILE)
+    for picture in pictures([replace(odd, data={**odd.data, "fusion": "all"})]).values():
+        assert shown in "".join(ElementTree.fromstring(picture).itertext())
+
+
+# -- throughput and latency --------------------------------------------------------------------
+
+
+def test_every_number_is_the_record_s(everything: Evidence) -> None:
+    text = page(everything)
+    ceilings = Ceilings.from_record(CEILINGS)
+    for recorded in ON_GPU.values():
+        name, fusion, batch = recorded["network"], recorded["fusion"], recorded["batch"]
+        title = f"{recorded['precision']}, batch {batch}"
+        title += "" if name == "resnet18" else f", network {name}, fusion {fusion}"
+        found = [one for one in figures(text, f"{title}</h3>") if "H200" in one]
+        assert len(found) == 1
+        rows = sorted(recorded["rows"], key=lambda row: row["median_ms"])
+        table = Reader(found[0]).plain("")
+        assert [cells[0].text for cells in table] == [row["backend"] for row in rows]
+        for cells, row in zip(table, rows, strict=True):
+            keys = ("ms_per_image", "images_per_second", "p10_ms", "p90_ms", "ratio", "best_ratio")
+            numbers = [None if row[key] is None else repr(row[key]) for key in keys]
+            assert [cell.value for cell in cells[1:7]] == numbers
+            if name == "resnet18":
+                precision = recorded["precision"]
+                floors = limits(resnet18(), precision, "all", batch, ceilings).values()
+                floor = sum(one.floor_ms for one in floors)
+                assert float(cells[7].value or "nan") == pytest.approx(floor / row["median_ms"])
+
+
+def test_bars_are_as_long_as_the_numbers_say(everything: Evidence) -> None:
+    text = page(everything)
+    found = figures(text, "fp32, batch 64</h3>")[0]
+    fast, slow = (drawn(one) for one in svgs(found))
+    rows = sorted(ON_GPU["resnet18/fp32/all/b64"]["rows"], key=lambda row: row["median_ms"])
+    assert [(n, x) for n, x, _ in fast] == [(r["backend"], r["images_per_second"]) for r in rows]
+    assert [(n, x) for n, x, _ in slow] == [(r["backend"], r["median_ms"]) for r in rows]
+    for one in (fast, slow):
+        units = [width / number for _, number, width in one]
+        assert units == pytest.approx([units[0]] * len(units), rel=0.02)
+    assert fast[0][2] == pytest.approx(LONGEST)
+    spread = max(row["p90_ms"] for row in rows)  # also within the picture
+    assert slow[-1][2] == pytest.approx(LONGEST * rows[-1]["median_ms"] / spread, abs=0.01)
+
+
+def test_kinds_of_contenders_look_different(everything: Evidence) -> None:
+    found = svgs(figures(page(everything), "fp32, batch 64</h3>")[0])[0]
+    kinds = re.findall(r'rx="2" class="(\w+)"', found)
+    assert kinds == ["ours", "peer", "peer", "one"]
+
+
+def test_the_roofline_is_the_sum_of_the_floors(everything: Evidence) -> None:
+    found = next(g for g in everything.groups if (g.precision, g.batch) == ("fp32", 64))
+    floors = limits(resnet18(), "fp32", "all", 64, Ceilings.from_record(CEILINGS))
+    assert found.floors == floors
+    floor = sum(one.floor_ms for one in floors.values())
+    text = figures(page(everything), "fp32, batch 64</h3>")[0]
+    lines = [float(n) for n in re.findall(r'data-number="([^"]+)" class="line"', text)]
+    assert lines == [1e3 * 64 / floor, floor]
+    assert f"roofline {1e3 * 64 / floor:,.0f}" in text
+
+
+def test_without_ceilings_there_is_no_roofline_and_the_page_says_so(everything: Evidence) -> None:
+    text = page(everything)
+    headed = figures(text, "fp32, batch 1</h3>")
+    (found,) = (one for one in headed if "a processor, 2 threads" in one)
+    assert 'class="line"' not in found
+    assert "No roofline: the ceilings of the device were not measured." in found
+    assert "a roofline of cpu: " in Reader(text).said("missing")
+
+
+def test_ceilings_of_other_threads_are_no_roofline(tmp_path: Path) -> None:
+    other = CEILINGS | {"device": "a CPU", "threads": 16}
+    found = gather(written(tmp_path, ceilings_cpu=other)).groups
+    (cpu,) = (one for one in found if one.device == "cpu")
+    assert (cpu.floor_ms, cpu.why) == (None, "timed with 2 threads, the ceilings with 16")
+    same = gather(written(tmp_path, ceilings_cpu=other | {"threads": 2})).groups
+    assert next(one for one in same if one.device == "cpu").floors
+
+
+def test_a_precision_without_a_rate_has_no_roofline(tmp_path: Path) -> None:
+    groups = {"g": group("tf32", 1, [timed("cupy", 1.0, 1)])}
+    found = gather(written(tmp_path, bench_nvidia_h200={"groups": groups})).groups
+    (one,) = (g for g in found if g.device == "nvidia-h200")
+    assert one.why.startswith("no rate of tf32 was measured")
+
+
+@pytest.mark.parametrize(
+    ("line", "at"),
+    [(20.0, EDGE), (12.0, LONGEST * 1.2), (5.0, LONGEST / 2), (31.0, 99.0)],
+)
+def test_a_line_is_to_scale_unless_it_is_far_away(line: float, at: float) -> None:
+    rows = [Bar("a", 10.0, "10", "ours", ""), Bar("b", 4.0, "4", "peer", "")]
+    picture = bars(rows, "said", Line(line, "roofline"))
+    (x,) = re.findall(r'<line x1="([\d.]+)%"', picture)
+    assert float(x) == pytest.approx(at, abs=0.01)
+    far = line == 31.0
+    assert ("roofline →" in picture) == far
+    widths = [width for _, _, width in drawn(picture)]
+    assert widths[0] / widths[1] == pytest.approx(2.5, rel=1e-3)
+    if not far:
+        assert widths[0] / 10 == pytest.approx(float(x) / line, rel=1e-2)
+
+
+def test_bars_of_nothing_are_a_picture() -> None:
+    assert drawn(bars([], "nothing")) == []
+    assert drawn(bars([Bar("a", 0.0, "0", "ours", "")], "zero")) == [("a", 0.0, 0.0)]
+
+
+# -- time per layer ----------------------------------------------------------------------------
+
+
+def test_the_steps_are_the_record_s_with_their_phases_together(everything: Evidence) -> None:
+    (found,) = figures(page(everything), "cupy, fp32, batch 1 ")
+    times = {"conv1": 0.75, "relayout image@nhwc": 0.125, "fc": 0.0625}
+    (picture,) = svgs(found)
+    assert {name: number for name, number, _ in drawn(picture)} == times
+    assert summed({"steps": STEPS})[0] == ("conv1", "k/conv", 0.75)
+    table = Reader(found).plain("step")
+    floors = limits(resnet18(), "fp32", "all", 1, Ceilings.from_record(CEILINGS))
+    for cells in table[:-1]:
+        name = cells[0].text
+        assert cells[1].value == repr(times[name])
+        assert cells[3].value == (repr(floors[name].floor_ms) if name in floors else None)
+        assert cells[5].text == (floors[name].binds if name in floors else "–")
+    assert table[-1][1].value == repr(sum(times.values()))
+    assert picture.count('class="roof"') == 2  # no floor is known of a relayout
+
+
+def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path: Path) -> None:
+    """Its own steps have its floors, those of others theirs; the roofline is the lower one."""
+    fused, *apart = (
+        {"step": step, "kernel": f"k/{op}/a/fp32", "milliseconds": 0.5, "phase": ""}
+        for step, op in (
+            ("conv1", "conv2d_maxpool2d"),
+            ("conv1", "conv2d"),
+            ("maxpool", "maxpool2d"),
+        )
+    )
+    rows = [
+        timed("cupy", 1.0, 1, steps=[fused], kernels={fused["kernel"]: 1}),
+        timed("torch", 2.0, 1, steps=apart, kernels={one["kernel"]: 1 for one in apart}),
+    ]
+    groups = {"g": group("fp32", 1, rows)}
+    found = gather(written(tmp_path, bench_nvidia_h200={"groups": groups}, bench_cpu=None))
+    (only,) = found.groups
+    asked = resnet18(), "fp32", "all", 1, Ceilings.from_record(CEILINGS)
+    plain, pooled = limits(*asked), limits(*asked, pooled=True)
+    assert only.floors_of(rows[0]) == pooled
+    assert only.floors_of(rows[1]) == plain
+    assert only.floor_ms == sum(one.floor_ms for one in pooled.values())
+    assert only.floor_ms < sum(one.floor_ms for one in plain.values())
+    ours, theirs = (
+        Reader(figures(page(found), f"{name}, fp32, batch 1 ")[0]).plain("step")
+        for name in ("cupy", "torch")
+    )
+    assert ours[0][3].value == repr(pooled["conv1"].floor_ms)
+    assert theirs[0][3].value == repr(plain["conv1"].floor_ms)
+    assert theirs[1][3].value == repr(plain["maxpool"].floor_ms)
+
+
+def test_without_times_of_steps_the_page_says_which_command_makes_them(tmp_path: Path) -> None:
+    groups = {"g": group("fp32", 1, [timed("cupy", 1.0, 1)])}
+    text = page(gather(written(tmp_path, bench_nvidia_h200={"groups": groups})))
+    reader = Reader(text)
+    assert "layers" not in reader.attribute("id")
+    assert "time per layer: r18 bench --per-step --record" in reader.said("missing")
+
+
+# -- fusion levels -----------------------------------------------------------------------------
+
+
+def test_the_levels_are_the_profile_s(everything: Evidence) -> None:
+    text = page(everything)
+    (found,) = figures(text, "cupy, fp16, batch 64</h3>")
+    cuda, cpu = (drawn(one) for one in svgs(found))
+    assert [(name, number) for name, number, _ in cuda] == [(MODEL, 4.0), ("all", 1.25)]
+    assert [(name, number) for name, number, _ in cpu] == [(MODEL, 2.0), ("all", 0.5)]
+    assert re.findall(r'rx="2" class="(\w+)"', svgs(found)[0]) == ["peer", "ours"]
+    rows = [[cell.value for cell in cells[1:]] for cells in Reader(found).plain("")]
+    assert rows == [
+        ["2.0", "1.0", "4.0", "1.0", "0.125"],
+        ["0.5", "0.25", "1.25", "0.3125", "0.125"],
+    ]
+    assert "the best of 5 profiled runs, weights synthetic:0." in found
+    (other,) = figures(text, "cupy, fp16, batch 1, channels-last</h3>")
+    assert len(svgs(other)) == 1  # a CPU has no CUDA time
+
+
+# -- error over bound --------------------------------------------------------------------------
+
+
+def test_every_kernel_is_in_the_heat_map_with_its_number(everything: Evidence) -> None:
+    cells = Reader(page(everything)).heat("Kernel")
+    assert {key: cell.value for key, cell in cells.items() if cell.value is not None} == {
+        ("add/elementwise", "cupy", "fp32"): "0.0",
+        ("conv2d/direct", "cupy", "fp16"): "0.99997",
+        ("conv2d/direct", "cupy", "fp32"): "0.25",
+        ("gap/tree", "cupy", "fp32"): "inf",
+    }
+    assert cells["gap/tree", "cupy", "fp32"].text == "✕ exact"
+    assert "warn" in cells["conv2d/direct", "cupy", "fp32"].kinds
+    refused = cells["linear/warp_dot", "cupy", "fp32"]
+    assert (refused.text, refused.kinds) == ("refused", {"hatch"})
+    assert "refused 9: too narrow" in (refused.attributes["title"] or "")
+
+
+def test_every_step_is_in_the_heat_map_with_its_number(everything: Evidence) -> None:
+    cells = Reader(page(everything)).heat("Step")
+    assert {key: cell.value for key, cell in cells.items()} == {
+        ("conv1", "cupy", "fp32"): "0.5",
+        ("fc", "cupy", "fp32"): "inf",
+    }
+    assert "bound: too far" in (cells["fc", "cupy", "fp32"].attributes["title"] or "")
+
+
+# -- mutants -----------------------------------------------------------------------------------
+
+
+def test_the_mutants_are_the_record_s(everything: Evidence) -> None:
+    reader = Reader(page(everything))
+    rows = {cells[0].text: [cell.text for cell in cells[1:]] for cells in reader.plain("file")}
+    assert rows == {
+        "a/conv.py": ["4", "3", "1", "0", "0", "75.0 %"],
+        "b.py": ["4", "0", "0", "3", "1", "–"],
+        "all": ["8", "3", "1", "3", "1", "75.0 %"],
+    }
+    said = reader.said("mutants")
+    for words in (
+        *("75.00 %caught: 3 of 4", "1survived", "3equivalent", "1do not compile"),
+        *("32not judged yet", "A fair sample of 40, profile quick, 2026-11-21."),
+        "Stopped early: the score is of the first 8 of the sample.",
+    ):
+        assert words in said, said
+    assert "that are recorded" not in said  # as many as the score is of
+    assert "3of 4 mutants caught" in "".join(reader.texts)
+
+
+def test_survivors_are_shown_with_their_change(everything: Evidence) -> None:
+    reader = Reader(page(everything))
+    (row,) = reader.plain("where")
+    assert [cell.text for cell in row] == [
+        *("a/conv.py:10", "i + 1", "i - 1"),
+        "k/a, k/b, and 2 more",
+    ]
+    assert {row[0].text: row[1].text for row in reader.plain("check")} == {
+        "bound": "2",
+        "runs": "1",
+    }
+    reasons = [rows for _, rows in reader.tables if rows[0][-1].text == "A hint."]
+    assert [[cell.text for cell in row] for rows in reasons for row in rows] == [
+        ["b.py:3, b.py:4", "A hint."]
+    ]
+
+
+def test_what_was_judged_beyond_the_sample_is_said(tmp_path: Path) -> None:
+    run = MUTATED["backends"]["numba-cpu"]
+    changed = {"backends": {"numba-cpu": run | {"mutants": 5, "left": 0, "limit": None}}}
+    said = Reader(page(gather(written(tmp_path, mutate_cpu=MUTATED | changed)))).said("mutants")
+    assert "All mutants, profile quick, 2026-11-21. The table has all 8 that are recorded." in said
+    assert "not judged yet" not in said
+
+
+# -- sanitizers --------------------------------------------------------------------------------
+
+
+def test_the_sanitizers_are_the_record_s(everything: Evidence) -> None:
+    reader = Reader(page(everything))
+    rows = [[cell.text for cell in cells] for cells in reader.plain("tool")]
+    assert rows == [
+        ["memcheck", "clean", "2", "47", "0", "0"],
+        ["racecheck", "✕ FAIL", "2", "47", "3", "0"],
+        ["initcheck", "✕ FAIL", "2", "47", "0", "0"],
+        ["synccheck", "clean", "0", "0", "0", "2"],
+    ]
+    kernels = next(rows for _, rows in reader.tables if rows[0][1].text == "memcheck")
+    assert [[cell.text for cell in cells] for cells in kernels[1:]] == [
+        ["k/add", "0", "0", "0", "not run"],
+        ["k/conv", "0", "✕ 3", "✕ no end", "not run"],
+    ]
+    said = reader.said("sanitizers")
+    assert "✕ racecheck k/convRace reported between Write access in tile (3 times)" in said
+    assert "✕ initcheck k/convcame to no end: it crashed" in said
+    assert "3errors in 6 runs under a sanitizer" in "".join(reader.texts)
+
+
+# -- agreement ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_an_evaluation_is_read_as_it_was_written(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"evaluation{suffix}"
+    write_table(path, ROWS, BOUND, ABOUT)
+    rows, about = read_table(path)
+    assert [row for row, _ in rows] == ROWS
+    assert [tie for _, tie in rows] == [False, True, False, None, None]
+    assert about == (ABOUT if suffix == ".parquet" else {})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("file,status", "status,file"), "heading is not that of an evaluation"),
+        (("a.png,ok", "a.png,good"), "'good' is no status"),
+        (("0.001", "nan"), "'nan' is no finite number"),
+        (("a.png,ok,3,", "a.png,ok,three,"), "invalid literal"),
+        (("2.5,true", "2.5"), "line 2 has not 18 columns"),
+    ],
+)
+def test_a_damaged_evaluation_is_refused(
+    tmp_path: Path, change: tuple[str, str], words: str
+) -> None:
+    path = tmp_path / "evaluation.csv"
+    write_table(path, ROWS, BOUND, {})
+    text = path.read_text("utf-8")
+    assert change[0] in text
+    path.write_text(text.replace(*change, 1), "utf-8")
+    with pytest.raises(UsageError, match=words):
+        read_table(path)
+
+
+def test_an_evaluation_of_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing is known about '.json'; known are .csv and"):
+        read_table(tmp_path / "evaluation.json")
+    with pytest.raises(UsageError, match=r"cannot be read: .*No such file"):
+        read_table(tmp_path / "evaluation.csv")
+    (tmp_path / "evaluation.parquet").write_text("no table")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_table(tmp_path / "evaluation.parquet")
+
+
+def test_the_agreement_is_the_evaluation_s(everything: Evidence) -> None:
+    assert everything.evaluation is not None
+    found = summary(everything.evaluation)
+    assert (found.images, found.unreadable, found.compared) == (5, 1, 4)
+    assert (found.agree_top1, found.agree_top5, found.near_ties) == (1, 2, 1)
+    assert [row.file for row in found.changed] == ["wrong.png", "spoiled.png"]
+    reader = Reader(page(everything))
+    said = reader.said("agreement")
+    assert "cupy in fp16 beside torch in fp32 over 5 images (evaluation.parquet)." in said
+    for words in ("25.00 %the same class first: 1 images", "1near ties", "2came out as another"):
+        assert words in said, said
+    accuracy = "25.00 %top-1 of the backend, 4 labelled; top-5 75.00 %"
+    assert accuracy in said
+
+
+def test_the_hardest_come_first_with_their_candidates(everything: Evidence) -> None:
+    text = page(everything)
+    cards = re.findall(r'<article class="photo">(.*?)</article>', text, re.DOTALL)
+    files = [re.findall(r"<h3>(.*?)</h3>", card)[0] for card in cards]
+    assert files == ["wrong.png", "near.png", "wrong.png", "a.png"]
+    near = cards[1]
+    listed = re.findall(r"<li><b>(.*?)</b><small>(.*?)</small></li>", near)
+    assert listed == [
+        ("class 8", "class 8: torch, its label"),
+        ("class 9", "class 9: the backend"),
+    ]
+    assert "near tie" in near
+    assert 'value="0.001"' in near
+    wrong = re.findall(r"<li><b>(.*?)</b>", cards[0])
+    assert wrong == ["class 1", "class 4", "class 2"]  # the backend chose a third one
+    assert "another class" in cards[0]
+    assert "cannot be read" in cards[0]  # there is no such file
+    assert "same class" in cards[3]
+
+
+def test_imagenet_s_classes_have_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.csv"
+    write_table(path, ROWS, BOUND, {})
+    folder = written(tmp_path / "records")
+    named = page(gather(folder, path))
+    assert "<b>great white shark</b><small>class 2: the backend</small>" in named
+    assert "<b>class 2</b>" in page(gather(folder, path, network="tiny"))
+    assert "A backend beside the reference over 5 images" in named
+    assert "the photographs themselves: r18 report --images DIR" in Reader(named).said("missing")
+
+
+def test_no_more_than_some_photographs_are_shown() -> None:
+    many = [
+        (replace(ROWS[0], file=name, margin=1.0 / (i + 1)), False)
+        for i, name in enumerate(numbered(3 * SHOWN))
+    ]
+    margins = sorted(1.0 / (i + 1) for i in range(3 * SHOWN))
+    assert [row.margin for row, _ in hardest(many)] == margins[:SHOWN]
+
+
+def test_without_a_reference_there_is_nothing_to_agree_with(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.csv"
+    write_table(path, [Row("a.png", 3, OK, (3, 4, 5, 6, 7))], None, {})
+    said = Reader(page(gather(written(tmp_path / "records"), path))).said("agreement")
+    assert "without a reference" in said
+    assert "same class first" not in said
+    assert "top-1 of the backend, 1 labelled" in said
+
+
+def test_a_thumbnail_is_what_the_network_sees(tmp_path: Path) -> None:
+    left = np.zeros((60, 90, 3), np.uint8)
+    left[:, 45:] = (250, 120, 10)
+    Image.fromarray(left).save(tmp_path / "half.png")
+    data, why = thumbnail(tmp_path, "half.png")
+    assert data is not None
+    assert why == ""
+    seen = Image.open(BytesIO(base64.b64decode(data.partition(",")[2])))
+    assert (seen.size, seen.format, seen.mode) == ((144, 144), "JPEG", "RGB")
+    pixels = np.asarray(seen).astype(int)
+    assert np.abs(pixels[:, :60]).max() < 12
+    assert np.abs(pixels[:, 84:] - [250, 120, 10]).max() < 12
+    assert len(data) < 20_000
+
+
+@pytest.mark.parametrize("file", ["../half.png", "/etc/half.png", "a/../../half.png"])
+def test_a_file_outside_of_the_folder_is_not_read(tmp_path: Path, file: str) -> None:
+    photographs(tmp_path, ["half.png"])
+    inside = tmp_path / "images"
+    inside.mkdir()
+    assert thumbnail(inside, file) == (None, "not read")
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def test_the_checkpoints_are_those_of_the_diff(everything: Evidence) -> None:
+    reader = Reader(page(everything))
+    rows = reader.plain("checkpoint")
+    assert [cells[0].text for cells in rows] == ["stem_pool", "layer1"]
+    assert [cells[2].value for cells in rows] == ["2e-05", "inf"]
+    assert [cells[3].value for cells in rows] == [repr(2e-5 / 1e-4), "inf"]
+    assert [cells[5].value for cells in rows] == ["0.999999", "nan"]
+    assert rows[1][2].text == "✕ ∞"
+    assert "The first bad one is layer1, within 0.0001." in reader.said("checkpoints")
+
+
+# -- what is missing ---------------------------------------------------------------------------
+
+
+def test_all_that_is_there_leaves_nothing_out(everything: Evidence) -> None:
+    left = [g for g in everything.groups if g.device != "cpu"]
+    run = MUTATED["backends"]["numba-cpu"] | {"left": 0}
+    mutated = {"cpu": MUTATED | {"backends": {"numba-cpu": run}}}
+    reader = Reader(page(replace(everything, groups=tuple(left), mutated=mutated)))
+    assert "missing" not in reader.attribute("id")
+
+
+def test_what_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.csv"
+    write_table(path, ROWS, BOUND, {})
+    reader = Reader(page(gather(tmp_path / "nowhere", path)))
+    assert reader.attribute("id") == ["agreement", "missing"]
+    said = reader.said("missing")
+    for words in (
+        "throughput and latency: r18 bench --peers all --record",
+        "fusion levels: r18 profile --backend NAME --check --record on the device",
+        "error over bound: r18 verify --record",
+        "mutants: r18 mutate --backend NAME --record",
+        "errors of memory: r18 sanitize --backend NAME --record on a GPU",
+        "the photographs themselves: r18 report --images DIR",
+        "checkpoints of two dumps: r18 dump; r18 report --dumps EXPECTED GOT",
+    ):
+        assert words in said
+    only = {"bench_nvidia_h200": None, "bench_cpu": None}
+    folder = written(tmp_path / "records", **only)
+    said = Reader(page(gather(folder))).said("missing")
+    assert "agreement on photographs: r18 evaluate --images DIR --out FILE;" in said
+    more = "32 more mutants of numba-cpu: r18 mutate --backend numba-cpu --limit 40 --record"
+    assert more in said
+    networks: dict[str, Any] = {"networks": {}}
+    folder = written(tmp_path / "records", verify_nvidia_h200=VERIFIED | networks, **only)
+    said = Reader(page(gather(folder))).said("missing")
+    assert "error over bound of each step: r18 verify --record" in said
+
+
+def test_nothing_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing to report: .* holds no record of bench"):
+        gather(tmp_path)
+    with pytest.raises(UsageError, match=r"nothing to report: there is no folder of records"):
+        gather(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="no such folder; name the one that was evaluated"):
+        gather(written(tmp_path), images=tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="give --evaluation, too"):
+        gather(written(tmp_path), images=tmp_path)
+    path = tmp_path / "evaluation.csv"
+    write_table(path, ROWS, BOUND, {})
+    with pytest.raises(UsageError, match=r"none of the 5 images of .* is in it, such as 'a.png'"):
+        gather(written(tmp_path), path, tmp_path)
+
+
+RECORDS = [
+    *("bench-nvidia-h200", "profile-nvidia-h200", "verify-nvidia-h200"),
+    *("mutate-cpu", "sanitize-nvidia-h200"),
+]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_that_lacks_something_is_refused(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path) / f"{name}.json"
+    whole = json.loads(path.read_text("utf-8"))
+
+    def places(data: Any) -> Any:
+        """Every object in it whose keys a page may ask for."""
+        yield data
+        for key in ("groups", "kernels", "networks", "backends", "results", "tools"):
+            entries = data.get(key, {})
+            for entry in entries.values() if isinstance(entries, dict) else ():
+                yield from places(entry)
+        for rows in ("rows", "steps", "complaints"):
+            for row in data.get(rows, ()):
+                yield from places(row)
+
+    refused = set()
+    for index, found in enumerate(places(whole)):
+        for key in set(found) - {"record", "format"}:
+            changed = json.loads(json.dumps(whole))
+            del list(places(changed))[index][key]
+            path.write_text(json.dumps(changed), "utf-8")
+            said = refusal(tmp_path)
+            assert said is None or (f"lacks {key}\n" in said and f"{name}.json" in said)
+            refused |= {key} if said else set()
+    least = (
+        {"rows", "median_ms"},
+        {"rows", "loss"},
+        {"problems", "ratio"},
+        {"score", "status"},
+        {"errors", "what"},
+    )
+    assert any(refused >= keys for keys in least)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_of_another_form_is_refused(tmp_path: Path, name: str) -> None:
+    """Whatever stands in place of its tables and lists and of their entries, it is said."""
+    path = written(tmp_path) / f"{name}.json"
+    whole = json.loads(path.read_text("utf-8"))
+
+    def spoiled(data: Any, *, inside: bool = False) -> Any:
+        """The record with one of its parts replaced, each once; which, is said."""
+        for key, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
+            if key not in PARTS and not inside:
+                continue
+            for other in (3, None, "words", True):
+                data[key] = other
+                yield key
+            data[key] = value
+            entries = key in PARTS and key not in FACTS and not names(value)
+            yield from spoiled(value, inside=entries)
+
+    def names(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+    for _ in spoiled(whole):
+        path.write_text(json.dumps(whole), "utf-8")
+        said = refusal(tmp_path)
+        assert said is not None
+        assert f"{name}.json' is damaged or of an older r18: it" in said
+
+
+FACTS = {"environment", "machine", "device"}
+"""Tables whose entries are plain values."""
+PARTS = FACTS - {"device"} | {
+    *("groups", "rows", "steps", "kernels", "networks", "backends", "results", "tools"),
+    "complaints",
+}
+
+
+def refusal(folder: Path) -> str | None:
+    """What is said of a folder that is refused; None where its page is made."""
+    try:
+        page(gather(folder))
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+def test_pictures_have_the_largest_batch_for_throughput_and_the_smallest_for_latency(
+    everything: Evidence,
+) -> None:
+    made = pictures(everything.groups)
+    assert list(made) == ["throughput.svg", "latency.svg"]
+    fast, slow = (drawn(made[name]) for name in made)
+    # fp32 at batch 64 without its single algorithm, fp16 at its only batch; and the GPU first.
+    assert [(name, number) for name, number, _ in fast] == [
+        ("cupy", 1e3 * 64 / 3.5),
+        ("torchvision graph", 1e3 * 64 / 6.75),
+        (PEER, 1e3 * 64 / 7.0),
+        ("cupy", 1e3 / 0.14),
+        ("numpy", 1e3 / 44.0),
+    ]
+    assert [(name, number) for name, number, _ in slow] == [
+        ("cupy", 0.25),
+        ("cupy", 0.14),
+        ("numpy", 44.0),
+    ]
+    for text in made.values():
+        root = ElementTree.fromstring(text)
+        width, tall = (float(root.attrib[key]) for key in ("width", "height"))
+        assert root.attrib["viewBox"] == f"0 0 {width:g} {tall:g}"
+        assert "prefers-color-scheme: dark" in text
+        assert not re.search(r"<script|url\(|href", text)
+        nested = [one for one in root.iter(f"{SVG}svg") if one is not root]
+        for one in nested:
+            right, bottom = (
+                float(one.attrib[at]) + float(one.attrib[by])
+                for at, by in (("x", "width"), ("y", "height"))
+            )
+            assert (right <= width, bottom <= tall) == (True, True)
+
+
+def test_without_usual_times_there_are_no_pictures(everything: Evidence) -> None:
+    odd = tuple(g for g in everything.groups if g.data["network"] == "tiny")
+    assert pictures(odd) == pictures(()) == {}
+
+
+def test_the_pictures_in_the_documents_are_those_of_the_records() -> None:
+    """`r18 report --svg docs/pictures` makes them anew."""
+    made = pictures(gather(ROOT / records.FOLDER).groups)
+    folder = ROOT / "docs" / "pictures"
+    assert {path.name: path.read_text("utf-8") for path in folder.glob("*.svg")} == made
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
+    folder = written(tmp_path / "records")
+    target, svg = tmp_path / "pages" / "report.html", tmp_path / "pictures"
+    done = r18("report", "--records", folder, "--out", target, "--svg", svg)
+    assert done.code == 0, done.err
+    assert target.read_text("utf-8") == page(gather(folder))
+    made = pictures(gather(folder).groups)
+    assert {path.name: path.read_text("utf-8") for path in svg.iterdir()} == made
+    assert [path.name for path in target.parent.iterdir()] == ["report.html"]
+
+
+def test_the_command_compares_dumps(tmp_path: Path) -> None:
+    for name, precision in (("a", "fp32"), ("b", "fp64")):
+        asked = ("--network", "tiny", "--backend", "numpy", "--precision", precision)
+        done = r18("dump", "--out", tmp_path / name, *asked)
+        assert done.code == 0, done.err
+    target = tmp_path / "report.html"
+    dumps = ("--dumps", tmp_path / "a", tmp_path / "b")
+    done = r18("report", "--records", tmp_path / "none", *dumps, "--out", target)
+    assert done.code == 0, done.err
+    compared = json.loads(r18("diff", tmp_path / "a", tmp_path / "b", "--json").out)
+    rows = Reader(target.read_text("utf-8")).plain("checkpoint")
+    assert [(cells[0].text, float(cells[2].value or "nan")) for cells in rows] == [
+        (found["checkpoint"], found["max_abs"]) for found in compared["checkpoints"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "there is nothing to report"),
+        (("--evaluation", "none.csv"), "the evaluation 'none.csv' cannot be read"),
+        (("--dumps", "no", "where"), "'no' does not exist"),
+    ],
+)
+def test_a_wrong_request_writes_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    target = tmp_path / "report.html"
+    done = r18("report", "--records", tmp_path / "none", *arguments, "--out", target)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_of_no_times_are_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "records", bench_nvidia_h200=None, bench_cpu=None)
+    done = r18("report", "--records", folder, "--out", tmp_path / "r.html", "--svg", tmp_path / "s")
+    assert done.code == 2
+    assert "holds no times of resnet18, fusion all" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["records"]
+
+
+def test_a_target_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    done = r18("report", "--records", written(tmp_path / "records"), "--out", tmp_path)
+    assert done.code == 2
+    assert "is a folder; name a file in it" in done.err
+    (tmp_path / "file").write_text("")
+    done = r18(
+        "report", "--records", tmp_path / "records", "--out", tmp_path / "file" / "page.html"
+    )
+    assert done.code == 2
+    assert re.search("cannot write '.*/file/page.html': .*; choose another place", done.err)
+
+
+# -- what pages are made of --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kind"),
+    [
+        (0.0, "q0"),
+        (1e-9, "q1"),
+        (0.05, "q4"),
+        (1.0, "q6"),
+        (np.nextafter(1.0, 2), "f1"),
+        (1e9, "f3"),
+        (math.inf, "f3"),
+        (math.nan, "f3"),
+    ],
+)
+def test_a_shade_tells_a_fault_from_what_is_within_the_bound(ratio: float, kind: str) -> None:
+    assert shade(ratio) == kind
+    assert fault(ratio) == kind.startswith("f")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (0.0, "0"),
+        (1.0, "1"),
+        (0.99997, "0.99997"),
+        (1.0000001, "1.0000001"),
+        (0.0234567, "0.023"),
+        (1.2e-5, "1.2e−5"),
+        (455.7, "456"),
+        (3.2e7, "3.2e7"),
+        (math.inf, "∞"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_a_ratio_says_on_which_side_of_one_it_is(ratio: float, text: str) -> None:
+    assert ratio_text(ratio) == text
+
+
+def test_markup_is_escaped_once() -> None:
+    assert tag("b", "<", Markup("<i></i>"), class_='a"b', title=None, hidden=True) == (
+        '<b class="a&quot;b" hidden>&lt;<i></i></b>'
+    )
+    assert escaped(escaped("&")) == "&amp;"
+
+
+# -- in a browser ------------------------------------------------------------------------------
+
+PROBE = """
+document.getAnimations().forEach((one) => one.finish());
+const texts = [...document.querySelectorAll(".bars text, .bars tspan")];
+const bars = [...document.querySelectorAll(".bars")].map((svg) => ({
+  numbers: [...svg.querySelectorAll("rect")].map((one) => Number(one.dataset.number)),
+  widths: [...svg.querySelectorAll("rect")].map((one) => one.getBoundingClientRect().width),
+}));
+const shades = [...document.querySelectorAll(".legend .swatch, .heat td")]
+  .filter((element) => /\\b[qf]\\d/.test(element.className));
+const group = document.querySelector(".bars g[data-tip]");
+group.dispatchEvent(new PointerEvent("pointermove", { bubbles: true }));
+const card = getComputedStyle(document.querySelector(".chart")).backgroundColor;
+const seen = {
+  width: innerWidth,
+  scroll: document.documentElement.scrollWidth,
+  tip: document.getElementById("tip").textContent === group.dataset.tip,
+  titles: document.querySelectorAll("[title], svg title").length,
+  contrast: Math.min(
+    ...shades.map(contrast),
+    ...texts.map((text) => between(getComputedStyle(text).fill, card)),
+  ),
+  beyond: texts.filter((text) => text.getBoundingClientRect().right > innerWidth)
+    .map((text) => text.textContent),
+  smallest: Math.min(...texts.map((text) => parseFloat(getComputedStyle(text).fontSize))),
+  photographs: [...document.images].map((image) => image.naturalWidth),
+  numbers: [...document.querySelectorAll("table data")].map((one) => Number(one.value)),
+  bars,
+  ground: light(getComputedStyle(document.body).backgroundColor),
+};
+"""
+
+
+@needs_chromium
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_in_a_browser(everything: Evidence, scheme: str, dark: bool, tmp_path: Path) -> None:
+    """No word on the console; on a phone nothing sticks out; bars are to scale; all is legible."""
+    text = page(everything)
+    seen, console = on_a_phone(text, PROBE, tmp_path, dark=dark)
+    assert console == []
+    assert seen["scroll"] <= seen["width"] == PHONE
+    assert seen["tip"] is True
+    assert seen["titles"] == 0
+    assert seen["contrast"] >= 4.5
+    assert seen["beyond"] == []
+    assert seen["smallest"] >= 12
+    assert seen["photographs"] == [144] * len(Reader(text).attribute("src"))
+    assert (seen["ground"] < 0.1) == dark
+    drawings = [drawn(one) for one in svgs(text)]
+    assert [one["numbers"] for one in seen["bars"]] == [[n for _, n, _ in d] for d in drawings]
+    for one in seen["bars"]:
+        unit = max(one["widths"]) / max(one["numbers"])
+        assert one["widths"] == pytest.approx([n * unit for n in one["numbers"]], abs=0.6)
+    recorded = [row for group in (*ON_GPU.values(), *ON_CPU.values()) for row in group["rows"]]
+    for row in recorded:
+        assert row["ms_per_image"] in seen["numbers"]
+        assert row["images_per_second"] in seen["numbers"]
+
+
+@needs_chromium
+def test_a_picture_in_a_browser(everything: Evidence, tmp_path: Path) -> None:
+    for name, text in pictures(everything.groups).items():
+        (tmp_path / name).write_text(text, "utf-8")
+        title, console = browse(tmp_path / name, tmp_path)
+        assert title.endswith(" of ResNet-18")
+        assert console == []

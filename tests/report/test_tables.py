@@ -1,0 +1,465 @@
+"""Tables from records: what they say, and that README.md's are the records'."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from r18 import records
+from r18.backend import APART
+from r18.bench import tuning
+from r18.bench.from_host import FromHost
+from r18.bench.roofline import Ceilings, limits
+from r18.bench.tuning import Timing, shipped_table
+from r18.errors import UnknownName, UsageError
+from r18.graph.passes import fuse, fuse_pool
+from r18.graph.schedule import resnet18
+from r18.tables import rendered
+from r18.tables.timed import bench_captions
+from support import ROOT
+
+ENVIRONMENT = {
+    "device": {"kind": "cuda", "name": "NVIDIA H200 (sm_90)"},
+    "packages": {"torch": "2.11.0"},
+    "driver": "580.1",
+}
+
+
+def group(batch: int, *rows: tuple[str, float, float | None]) -> dict[str, Any]:
+    return {
+        "batch": batch,
+        "date": "2026-11-20T10:00:00+00:00",
+        "environment": ENVIRONMENT,
+        "warmup": 50,
+        "repeat": 1000,
+        "rows": [
+            {
+                "backend": name,
+                "ms_per_image": ms,
+                "images_per_second": 1e3 / ms,
+                "ratio": ratio,
+                "best_ratio": ratio,
+                "peak_rss_nbytes": None,
+            }
+            for name, ms, ratio in rows
+        ],
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    groups = {
+        "resnet18/fp32/all/b1": group(1, ("cupy", 0.5, 0.25), ("cupy (direct)", 12.3456, 6.2)),
+        "resnet18/fp32/all/b64": group(64, ("cupy", 0.0625, None)),
+        "resnet18/fp16/all/b1": group(1, ("cupy", 0.25, 0.5)),
+    }
+    entry = {
+        "verified": True,
+        "problems": 1000,
+        "refused": {"too large": 2},
+        "error_over_bound": 0.5,
+        "date": "2026-11-20T10:00:00+00:00",
+        "profile": "thorough",
+    }
+    kernels = {
+        "cupy/conv2d/direct/fp32": entry,
+        "cupy/conv2d/direct/fp16": entry | {"error_over_bound": 0.75, "verified": False},
+        "cupy/gap/mean/fp32": entry | {"refused": {}},
+        "torch/gap/mean/fp32": entry,
+    }
+    tool = {
+        "kernels": {"cupy/gap/mean/fp32": {"digest": "d", "problems": 40}},
+        "errors": 0,
+        "verdict": "clean",
+        "date": "2026-11-20T10:00:00+00:00",
+    }
+    run = {
+        "date": "2026-11-20T10:00:00+00:00",
+        "mutants": 1200,
+        "killed": 990,
+        "survived": 10,
+        "equivalent": 180,
+        "invalid": 20,
+        "left": 0,
+        "score": 99.0,
+    }
+    device = {"format": 1, "device": "NVIDIA H200 (sm_90)"}
+    for what, data in {
+        "mutate": {"backends": {"cupy": run, "numba": run | {"date": "2026-11-22"}}},
+        "bench": {"groups": groups},
+        "verify": {"kernels": kernels},
+        "sanitize": {"sanitizer": "compute-sanitizer 2025.3", "tools": {"memcheck": tool}},
+    }.items():
+        path = tmp_path / f"{what}-nvidia-h200.json"
+        records.write(path, {"record": what, **device, **data})
+    return tmp_path
+
+
+def block(marker: str, body: str = "old\n") -> str:
+    return f"before\n<!-- table: {marker} -->\n{body}<!-- /table -->\nafter\n"
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_a_table_of_times(folder: Path) -> None:
+    marker = "bench devices=nvidia-h200 precisions=fp32,fp16 batches=1,64"
+    text = rendered(block(marker), folder)
+    assert lines(text) == [
+        "| backend | device | precision | batch | ms/image | images/s | / PyTorch | / best peer |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 1 | 0.5 | 2,000 | 0.25 | 0.25 |",
+        "| cupy (direct) | nvidia-h200 | fp32 | 1 | 12.35 | 81 | 6.20 | 6.20 |",
+        "| cupy | nvidia-h200 | fp32 | 64 | 0.0625 | 16,000 |  |  |",
+        "| cupy | nvidia-h200 | fp16 | 1 | 0.25 | 4,000 | 0.50 | 0.50 |",
+    ]
+    caption = "NVIDIA H200 (sm_90), PyTorch 2.11.0, driver 580.1, 2026-11-20: medians of 1000 runs"
+    assert text.count(caption) == 1
+    assert text.startswith(f"before\n<!-- table: {marker} -->\n")
+    assert text.endswith("<!-- /table -->\nafter\n")
+    assert "old" not in text
+
+
+def test_a_table_of_batches_from_host_memory(folder: Path) -> None:
+    marker = "from-host devices=nvidia-h200 precisions=fp32,fp16 batches=1,64"
+    text = rendered(block(marker), folder)
+    assert lines(text) == []  # no row was measured so
+    assert "Not measured yet: `r18 bench --from-host --record` does." in text
+    path = folder / "bench-nvidia-h200.json"
+    record = records.read(path, "bench")
+    fed = FromHost(9_633_792, 400, (0.5, 0.52, 0.51), (0.2, 0.19, 0.21))
+    (row,) = record["groups"]["resnet18/fp32/all/b64"]["rows"]
+    row |= {"median_ms": 0.5, "from_host": fed.to_json(64, 0.5)}
+    records.write(path, record)
+    text = rendered(block(marker), folder)
+    assert lines(text) == [
+        "| backend | device | precision | batch | device-only ms | from host ms | images/s "
+        "| of device-only | copy alone ms | copy GB/s |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 64 | 0.5 | 0.51 | 125,490 | 98.0% | 0.2 | 48.2 |",
+    ]
+    assert (
+        "NVIDIA H200 (sm_90), driver 580.1, 2026-11-20: milliseconds a batch of uint8 pixels, "
+        "medians of 3 stretches of 400 batches; the stretches of no contender are further apart "
+        "than 3.9%." in text
+    )
+
+
+def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: Path) -> None:
+    found = group(8, ("numpy", 4.0, 1.5), ("onnxruntime", 2.0, 0.75))
+    found["environment"] = {
+        "device": {"kind": "cpu", "name": "CPU (x86_64), NumPy 2.4.6"},
+        "packages": {"torch": "2.11.0", "onnxruntime": "1.20", "openvino": "2025.1"},
+    }
+    found["machine"] = {"processor": "EPYC", "cpus": 4, "threads": 2}
+    found["rows"][0]["peak_rss_nbytes"] = 1_234_567_890
+    data = {
+        "record": "bench",
+        "format": 1,
+        "device": "CPU",
+        "groups": {"resnet18/fp32/all/b8": found},
+    }
+    records.write(tmp_path / "bench-cpu.json", data)
+    text = rendered(block("bench devices=cpu precisions=fp32 batches=1,8"), tmp_path)
+    head, _, ours, peer = lines(text)
+    assert head.endswith("| / PyTorch | / best peer | peak MB |")
+    assert ours == "| numpy | cpu | fp32 | 8 | 4 | 250 | 1.50 | 1.50 | 1,235 |"
+    assert peer == "| onnxruntime | cpu | fp32 | 8 | 2 | 500 | 0.75 | 0.75 |  |"
+    words = "EPYC, 2 threads, PyTorch 2.11.0, ONNX Runtime 1.20, 2026-11-20"
+    assert words in text  # OpenVINO is installed and was not timed
+
+
+def test_a_table_of_what_was_verified(folder: Path) -> None:
+    text = rendered(block("verify device=nvidia-h200"), folder)
+    assert lines(text)[2:] == [
+        "| conv2d | direct | fp32 fp16 | 1 of 2 | 2,000 | 4 | 0.75 |",
+        "| gap | mean | fp32 | 1 of 1 | 1,000 | 0 | 0.5 |",
+    ]
+    assert "NVIDIA H200 (sm_90), profile thorough, 2026-11-20." in text
+
+
+def test_a_table_of_the_sanitizers_tools(folder: Path) -> None:
+    text = rendered(block("sanitize device=nvidia-h200"), folder)
+    assert lines(text)[2:] == ["| memcheck | 1 | 40 | 0 | clean |"]
+
+
+# -- beside the floor --------------------------------------------------------------------------
+
+CEILINGS = {
+    "record": "ceilings",
+    "format": 1,
+    "device": "NVIDIA H200 (sm_90)",
+    "date": "2026-11-21T10:00:00+00:00",
+    "threads": None,
+    "rates": {
+        "fp32": {"operations_per_second": 5e13},
+        "fp16": {"operations_per_second": 7.5e14},
+    },
+    "copy": {"bytes_per_second": 4e12},
+}
+POOLS = {"cupy/conv2d_maxpool2d/few_channels_mma/fp16/nhwc": 1}
+
+
+def floor(precision: str, batch: int, *, pooled: bool = False) -> float:
+    ceilings = Ceilings.from_record(CEILINGS)
+    found = limits(resnet18(), precision, "all", batch, ceilings, pooled=pooled)
+    return sum(one.floor_ms for one in found.values())
+
+
+def timed(precision: str, batch: int, fusion: str = "all", **medians: float) -> dict[str, Any]:
+    """A group of `resnet18`; `cupy` pools in fp16. `eager_cl` is eager, channels-last."""
+    names = {
+        "eager": "torchvision eager",
+        "eager_cl": "torchvision eager, channels-last",
+        "compiled": "torchvision compile",
+    }
+    rows = [
+        {
+            "backend": names.get(name, name),
+            "median_ms": median,
+            "kernels": POOLS if (name, precision) == ("cupy", "fp16") else {},
+        }
+        for name, median in medians.items()
+    ]
+    head = {"network": "resnet18", "precision": precision, "fusion": fusion, "machine": {}}
+    return group(batch) | head | {"rows": rows}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    groups = [
+        timed("fp16", 8, cupy=0.5, eager=2.0, eager_cl=1.25, compiled=1.5),
+        timed("fp16", 1, cupy=0.25),
+        timed("fp32", 64, cupy=4.0, eager=8.0, torch=1.0, onnxruntime=0.5),
+        timed("fp32", 1, torch=1.0, eager=1.0),
+        timed("fp32", 1, "none", cupy=3.0),
+        timed("bf16", 1, cupy=0.125, compiled=0.5),
+    ]
+    data = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
+    names = map(str, range(len(groups)))
+    records.write(
+        tmp_path / "bench-nvidia-h200.json",
+        data | {"groups": dict(zip(names, groups, strict=True))},
+    )
+    records.write(tmp_path / "ceilings-nvidia-h200.json", CEILINGS)
+    return tmp_path
+
+
+def test_a_table_of_the_network_beside_its_floor(measured: Path) -> None:
+    """Every cell that the record has, in the order of precisions and batches.
+
+    A program that pools is held to the floor of the pooled stem; without a rate there is none. The
+    best of PyTorch's modes is neither another backend nor another library.
+    """
+    text = rendered(block("roofline device=nvidia-h200"), measured)
+    plain, small = floor("fp32", 64), floor("fp16", 1, pooled=True)
+    large = floor("fp16", 8, pooled=True)
+    best = "1.25 | eager, channels-last | 2.50"
+    assert large < floor("fp16", 8)
+    assert lines(text)[0] == (
+        "| precision | batch | floor ms | measured ms | measured / floor | best PyTorch ms "
+        "| its mode | PyTorch / r18 |"
+    )
+    assert lines(text)[2:] == [
+        f"| fp32 | 64 | {plain:.4g} | 4 | {4 / plain:.2f} | 8 | eager | 2.00 |",
+        f"| fp16 | 1 | {small:.4g} | 0.25 | {0.25 / small:.2f} |  |  |  |",
+        f"| fp16 | 8 | {large:.4g} | 0.5 | {0.5 / large:.2f} | {best} |",
+        "| bf16 | 1 |  | 0.125 |  | 0.5 | compile | 4.00 |",
+    ]
+    assert "2026-11-21: fp32 50, fp16 750 TFLOP/s; copy 4 TB/s." in text
+    assert text.count("medians of 1000 runs") == 1
+    other = rendered(block("roofline device=nvidia-h200 fusion=none"), measured)
+    assert [line.split(" | ")[3] for line in lines(other)[2:]] == ["3"]
+    other = rendered(block("roofline device=nvidia-h200 backend=torch"), measured)
+    assert [line.split(" | ")[1] for line in lines(other)[2:]] == ["1", "64"]
+
+
+def test_a_table_of_algorithms_beside_pytorch(folder: Path) -> None:
+    """A contender's batches stand side by side; an algorithm has a line of its own."""
+    text = rendered(
+        block("algorithms device=nvidia-h200 precisions=fp32,fp16 batches=1,64"), folder
+    )
+    assert lines(text) == [
+        "| network by | device | precision | b1 ms/image | images/s | b64 ms/image | images/s |",
+        "| --- | --- | --- | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 | 0.0625 | 16,000 |",
+        "| cupy (direct) | nvidia-h200 | fp32 | 12.35 | 81 |  |  |",
+        "| cupy | nvidia-h200 | fp16 | 0.25 | 4,000 |  |  |",
+    ]
+    assert text.count("medians of 1000 runs") == 1
+
+
+def test_a_table_of_algorithms_has_pytorch_eager_and_at_its_fastest(tmp_path: Path) -> None:
+    """What is fastest may be another mode at another batch; other libraries are not PyTorch."""
+    eager, compiled = "torchvision eager", "torchvision compile"
+    head = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
+    small = group(1, ("cupy", 0.5, None), (eager, 2.0, None), (compiled, 1.0, None))
+    large = group(8, (eager, 0.25, None), (compiled, 0.5, None), ("torch", 0.125, None))
+    host = group(8, (eager, 8.0, None), ("onnxruntime", 4.0, None))
+    for device, groups in (("nvidia-h200", {"b1": small, "b8": large}), ("cpu", {"b8": host})):
+        named = {f"resnet18/fp32/all/{name}": data for name, data in groups.items()}
+        records.write(tmp_path / f"bench-{device}.json", head | {"groups": named})
+    marker = "algorithms device=nvidia-h200 precisions=fp32 batches=1,8 cpu=cpu"
+    assert lines(rendered(block(marker), tmp_path))[2:] == [
+        "| PyTorch eager | cpu | fp32 |  |  | 8 | 125 |",
+        "| PyTorch eager | nvidia-h200 | fp32 | 2 | 500 | 0.25 | 4,000 |",
+        "| PyTorch's fastest mode | nvidia-h200 | fp32 | 1 | 1,000 | 0.25 | 4,000 |",
+        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 |  |  |",
+    ]
+
+
+@pytest.fixture
+def tuned(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a backend ships, and what it shipped before."""
+    problems = fuse(resnet18(), "all").problems(1)
+    conv, narrow = str(problems["layer1.0.conv1"]), str(problems["layer2.0.conv1"])
+    stem = str(fuse_pool(fuse(resnet18(), "all")).problems(1)["conv1"])
+    now = {
+        conv: {1: Timing("cupy/conv2d/new/fp16", 9.0), 8: Timing("cupy/conv2d/new/fp16", 5.0)},
+        narrow: {8: Timing("cupy/conv2d/old/fp16/m64", 4.0)},
+        str(problems["fc"]): {1: Timing("cupy/linear/new/fp16", 2.0)},
+        stem: {8: Timing(APART, 20.0)},
+    }
+    before = {conv: {8: Timing("cupy/conv2d/old/fp16", 10.0)}, narrow: {1: Timing("x", 1.0)}}
+    tuning.Table("NVIDIA H200 (sm_90)", {"fp16": now}).write(measured / "shipped.json")
+    old = tuning.Table("NVIDIA H200 (sm_90)", {"fp16": before})
+    old.write(measured / "tuned-nvidia-h200-old.json")
+    monkeypatch.setattr(tuning, "shipped_table", lambda backend, device: measured / "shipped.json")
+    return measured
+
+
+def test_a_table_of_tuned_kernels_then_and_now(tuned: Path) -> None:
+    """In the order of the network, each problem once, at that very batch."""
+    ceilings = Ceilings.from_record(CEILINGS)
+    floors = {
+        pooled: limits(resnet18(), "fp16", "all", 8, ceilings, pooled=pooled)
+        for pooled in (False, True)
+    }
+    stem, conv, narrow = (
+        1e3 * floors[pooled][name].floor_ms
+        for pooled, name in ((True, "conv1"), (False, "layer1.0.conv1"), (False, "layer2.0.conv1"))
+    )
+    marker = "tuned device=nvidia-h200 precision=fp16 batch=8"
+    text = rendered(block(f"{marker} before=old"), tuned)
+    assert lines(text) == [
+        "| steps | floor µs | now µs | now / floor | old µs | old / now | algorithm now |",
+        "| --- | --: | --: | --: | --: | --: | --- |",
+        f"| conv1 with its max-pooling | {stem:.1f} | 20.0 | {20 / stem:.2f} |  |  | {APART} |",
+        "| layer1.0.conv1, layer1.1.conv1 "
+        f"| {conv:.1f} | 5.0 | {5 / conv:.2f} | 10.0 | 2.00 | new |",
+        f"| layer2.0.conv1 | {narrow:.1f} | 4.0 | {4 / narrow:.2f} |  |  | old |",
+    ]
+    alone = lines(rendered(block(marker), tuned))
+    assert alone[0] == "| steps | floor µs | now µs | now / floor | algorithm now |"
+    assert len(alone) == 5
+
+
+def test_the_tables_that_backends_ship_are_found() -> None:
+    path = shipped_table("cupy", "nvidia-h200")
+    assert path == ROOT / "backends" / "r18_cupy" / "tuned" / "nvidia-h200.json"
+    assert path.is_file()
+    with pytest.raises(UnknownName, match="did you mean 'cupy'"):
+        shipped_table("cupi", "nvidia-h200")
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("roofline device=nvidia-h100", "run r18 roofline --measure on that device"),
+        ("roofline device=nvidia-h200 backend=numpy", "has no time of 'numpy'"),
+        ("tuned device=nvidia-h200 precision=fp32 batch=8", "has no time in fp32 at batch 8"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=all", "batch=all, which is no number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=0", "batch=0, which is no number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=8 before=x", "there is no tuning table"),
+    ],
+)
+def test_wrong_markers_of_floors(tuned: Path, marker: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rendered(block(marker), tuned)
+
+
+# -- the documents -----------------------------------------------------------------------------
+def test_a_table_of_mutants(folder: Path) -> None:
+    text = rendered(block("mutate devices=nvidia-h200"), folder)
+    numbers = "nvidia-h200 | 1,200 | 990 | 10 | 180 | 20 | 0 | 99.00 % |"
+    assert lines(text)[2:] == [f"| cupy | {numbers}", f"| numba | {numbers}"]
+    assert "\n2026-11-20 to 2026-11-22.\n" in text
+    assert len(lines(rendered(block("mutate devices=nvidia-h200 backends=cupy"), folder))) == 3
+
+
+def test_making_tables_again_changes_nothing(folder: Path) -> None:
+    text = block("verify device=nvidia-h200") + block("sanitize device=nvidia-h200")
+    once = rendered(text, folder)
+    assert rendered(once, folder) == once
+    assert once.count("\nafter\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (block("speed device=x"), "unknown table 'speed'"),
+        (block("verify devices=x"), "unknown option of table verify 'devices', did you mean"),
+        (block("verify device"), "options are NAME=VALUE, got 'device'"),
+        (block("verify"), "does not say device="),
+        (block("verify device=nvidia-h100"), "there is no record .*: run r18 verify --record"),
+        (block("verify device=nvidia-h200 backend=x"), "has no kernel of 'x'"),
+        (block("mutate devices=nvidia-h200 backends=x"), "has mutants of 'x'"),
+        (block("bench devices=nvidia-h200 precisions=int8 batches=1"), "has a time of resnet18"),
+        ("<!-- table: verify device=nvidia-h200 -->\nrest\n", "not followed by its end"),
+    ],
+)
+def test_wrong_markers(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rendered(text, folder)
+
+
+def test_the_readmes_tables_are_the_records() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert rendered(text, ROOT / records.FOLDER) == text, "run python tools/make_tables.py"
+
+
+def test_the_tool_writes_and_checks(folder: Path) -> None:
+    document = folder / "page.md"
+    document.write_text(block("verify device=nvidia-h200"))
+
+    def tool(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "tools" / "make_tables.py"), *options]
+        return subprocess.run(
+            [*command, "--records", str(folder), str(document)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    checked = tool("--check")
+    assert (checked.returncode, checked.stdout) == (1, "page.md: differs\n")
+    assert "old" in document.read_text()
+    assert tool().returncode == 0
+    assert "| gap | mean |" in document.read_text()
+    assert tool("--check").returncode == 0
+    document.write_text(block("nonsense"))
+    assert tool().returncode == 2
+
+
+def test_a_caption_says_how_far_series_lie_apart() -> None:
+    record = json.loads((ROOT / "exports" / "records" / "bench-cpu.json").read_text())
+    group = next(iter(record["groups"].values()))
+    rows = [
+        {"backend": "numpy", "kernels": ["a"], "median_ms": 2.0, "series_ms": [1.9, 2.0, 2.1]},
+        {"backend": "peer", "kernels": [], "median_ms": 1.0, "series_ms": [1.0, 1.0, 1.01]},
+    ]
+    series = group | {"series": 3, "repeat": 7, "warmup": 2}
+    (said,) = bench_captions([series | {"rows": rows[1:]}, series | {"rows": rows}])
+    assert "medians of 3 series of 7 runs after 2 untimed ones" in said
+    assert said.endswith(
+        "; the medians of a contender's series lie apart by at most 10.0% (r18) and 1.0% (peers)."
+    )
+    alone = [row | {"series_ms": [row["median_ms"]]} for row in rows]
+    one = group | {"rows": alone}
+    assert [said[-13:] for said in bench_captions([one, one])] == ["untimed ones."]

@@ -1,0 +1,115 @@
+"""Campaigns: a fault that comes and goes is a finding, and corners are searched after draws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+import mutation_toy
+from r18.backend import Array
+from r18.backend.host import HostFunction, HostKernel
+from r18.graph.ops import Add, Problem, ReLU
+from r18_oracle.findings import Finding
+from r18_oracle.generate.corners import corners
+from r18_oracle.search.campaign import profile, run_campaign
+
+QUICK = replace(profile("quick"), shrink_seconds=1.0)
+
+
+def finding_of(
+    function: HostFunction, network: str | None = None, roads: tuple[Problem, ...] = ()
+) -> Finding | None:
+    """What a campaign finds on a ReLU that computes so."""
+    backend = mutation_toy.Backend()
+    (kernel,) = backend.kernels()
+    wrong: HostKernel = replace(kernel, run=function, roads=roads)
+    return run_campaign(backend, wrong, QUICK, seed=0, network_name=network).finding
+
+
+def test_a_fault_that_comes_and_goes_is_a_finding() -> None:
+    calls = count()
+
+    def flaky(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        call = next(calls)
+        if call % 3 == 1:
+            raise MemoryError("now and then")
+        np.maximum(inputs[0], 0, out=out)
+        if call % 3 == 2:
+            inputs[0][...] = 7
+
+    finding = finding_of(flaky)
+    assert finding is not None
+    assert finding.check in ("runs", "inputs_unchanged")
+
+
+def test_a_device_that_is_lost_is_told_with_the_problem_that_lost_it() -> None:
+    """From then on every call raises, so that no smaller problem means anything."""
+    lost: list[tuple[int, ...]] = []
+
+    def once(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        if out.size > 100:
+            lost.append(out.shape)
+        if lost:
+            raise RuntimeError("an illegal memory access was encountered")
+        np.maximum(inputs[0], 0, out=out)
+
+    finding = finding_of(once)
+    assert finding is not None
+    assert finding.check == "runs"
+    assert finding.problem is not None
+    assert finding.problem.inputs[0] == lost[0]
+
+
+def test_a_fault_on_a_corner_alone_is_found() -> None:
+    width = max(p.inputs[0][-1] for p in corners(ReLU, QUICK.max_elements, QUICK.max_macs))
+
+    def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], out.shape[-1] == width, out=out)
+
+    finding = finding_of(wrong)
+    assert finding is not None
+    assert finding.problem == Problem(ReLU(), ((1, width),))  # shrunk, though it was not drawn
+
+
+def test_a_fault_on_a_road_that_the_kernel_names_is_found_and_shrunk() -> None:
+    """However large it is; and nobody goes that way who is not told of it."""
+
+    def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], out.size > 100_000, out=out)
+
+    assert finding_of(wrong) is None
+    finding = finding_of(wrong, roads=(Problem(ReLU(), ((3, 70_000),)),))
+    assert finding is not None
+    assert finding.problem is not None
+    (size,) = (math.prod(shape) for shape in finding.problem.inputs)
+    assert 100_000 < size < 200_000
+
+
+def test_a_road_that_the_kernel_does_not_take_is_a_finding() -> None:
+    def right(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], 0, out=out)
+
+    road = Problem(Add(), ((1, 3), (1, 3)))
+    assert finding_of(right, roads=(Problem(ReLU(), ((1, 3),)),)) is None
+    finding = finding_of(right, roads=(road,))
+    assert finding is not None
+    assert finding.check == "declaration"
+    assert finding.message == (
+        f"it names {road} among its roads, and does not take it: computes relu, not add"
+    )
+
+
+def test_a_fault_on_the_network_alone_is_found_and_shrunk() -> None:
+    def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], out.size > 100_000, out=out)
+
+    finding = finding_of(wrong, "resnet18")
+    assert finding is not None
+    assert finding.problem is not None
+    assert finding.details["light"]
+    (size,) = (math.prod(shape) for shape in finding.problem.inputs)
+    assert 100_000 < size < 200_000

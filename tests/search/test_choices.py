@@ -1,0 +1,327 @@
+"""Choices of kernels that choose among functions: each is looked at, and a fault says of which."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import choosing_toy
+from choosing_toy import EDGES, MANY
+from r18.backend import Choosing, Kernel, choice, choices
+from r18.backend.registry import load_backend
+from r18.errors import UsageError
+from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
+from r18.graph.schedule import resnet18
+from r18_cupy import Backend as Cupy
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
+from r18_cupy.kernel import CudaKernel
+from r18_oracle.conformance import test_backend as conformance
+from r18_oracle.findings import CHOICE, Finding, load, save
+from r18_oracle.generate.problems import schedule_problems
+from r18_oracle.report.tables import kernel_table
+from r18_oracle.sanitize.inside import exercise
+from r18_oracle.search.campaign import KernelReport, Profile, profile, run_campaign, search
+from r18_oracle.search.choices import SHARE, shares
+from r18_oracle.search.lost import smallest
+from r18_oracle.search.tasks import campaign_job, finding_of, replay_finding
+from r18_oracle.search.verify_text import kernel_json
+from r18_oracle.search.worker import Pool
+
+QUICK = replace(profile("quick"), shrink_seconds=2.0)
+KERNEL = "toy/relu/choosing/fp32"
+
+
+def report_of(backend: choosing_toy.Backend) -> KernelReport:
+    (kernel,) = backend.kernels()
+    name = f"choosing_toy:{type(backend).__name__}"
+    return run_campaign(backend, kernel, QUICK, 0, backend_name=name, network_name=None)
+
+
+def campaign(backend: choosing_toy.Backend) -> Finding | None:
+    return report_of(backend).finding
+
+
+def replayed(finding: Finding) -> Finding | None:
+    return replay_finding(finding=finding, announce=lambda problem, kind, seed: None)
+
+
+def test_a_backend_offers_choices_or_none() -> None:
+    toy, numpy = choosing_toy.Backend(), load_backend("numpy")
+    assert isinstance(toy, Choosing)
+    assert [one.id for one in choices(toy, toy.kernels()[0])] == [f"{KERNEL}/{e}" for e in EDGES]
+    assert not isinstance(numpy, Choosing)
+    assert all(choices(numpy, kernel) == () for kernel in numpy.kernels())
+    small, large = (Problem(ReLU(), ((rows, 1000),)) for rows in (1, MANY))
+    (kernel,) = toy.kernels()
+    chosen = [choice(toy, kernel, problem) for problem in (small, large)]
+    assert chosen == list(choices(toy, kernel))
+    assert choice(numpy, numpy.kernels()[0], small) is None
+
+
+def test_the_conformance_suite_asks_what_is_chosen() -> None:
+    asked: Any = SimpleNamespace(getoption=lambda name: "tiny")
+    ask = conformance.test_choices_are_their_kernel_with_another_part_to_the_id
+
+    class Silent(choosing_toy.Backend):
+        def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+            return None
+
+    class Itself(choosing_toy.Backend):
+        def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+            return replace(self.kernels()[0], algorithm="another")
+
+    ask(choosing_toy.Backend(), asked)
+    with pytest.raises(AssertionError, match=r"takes relu.* and chooses nothing"):
+        ask(Silent(), asked)
+    with pytest.raises(AssertionError, match="toy/relu/another/fp32"):
+        ask(Itself(), asked)
+
+
+def test_a_fault_of_what_is_chosen_for_large_problems_alone_is_found_on_a_small_one() -> None:
+    """It is the kernel's, names the choice, is shrunk, and replayed to the bit."""
+    assert campaign(choosing_toy.Backend()) is None
+    finding = campaign(choosing_toy.Wrong())
+    assert finding is not None
+    assert (finding.kernel, finding.details[CHOICE]) == (KERNEL, f"{KERNEL}/many")
+    assert finding.problem is not None
+    assert 40 < math.prod(finding.problem.output) < 60
+    assert f"  choice    {KERNEL}/many" in finding.describe().splitlines()
+    assert replayed(finding) == finding
+    assert replayed(replace(finding, backend="choosing_toy:Backend")) is None
+
+
+def test_a_report_says_how_many_problems_each_choice_took() -> None:
+    report = report_of(choosing_toy.Backend())
+    took = kernel_json(report)["choices"]
+    assert list(took) == [f"{KERNEL}/{part}" for part in EDGES]
+    few, many = took.values()
+    assert min(few, many) > 0
+    assert few + many < report.tally.problems
+    said = f"{report.tally.problems} problems, {few + many} of its 2 choices, at least {few} each"
+    assert f'title="{said}"' in str(kernel_table([report]))
+    backend = load_backend("numpy")
+    plain = run_campaign(backend, backend.kernels()[0], QUICK, 0, network_name=None)
+    assert kernel_json(plain)["choices"] == {}
+
+
+def test_a_choice_that_is_gone_is_no_fault_that_is_gone() -> None:
+    finding = campaign(choosing_toy.Wrong())
+    assert finding is not None
+    details = finding.details | {CHOICE: f"{KERNEL}/medium"}
+    with pytest.raises(UsageError, match=f"{KERNEL}/medium, a choice that {KERNEL} does not have"):
+        replayed(replace(finding, details=details))
+
+
+def test_a_crash_of_a_choice_is_shrunk_and_replayed_though_nobody_says_whose_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Pool(1) as pool:
+        job = campaign_job("choosing_toy:Deadly", KERNEL, QUICK, 0, None)
+        (outcome,) = pool.run([job])
+        found = finding_of(outcome)
+        assert found is not None
+        assert (found.check, found.kernel) == ("crash", KERNEL)
+        small = smallest(found, QUICK, pool)
+    assert small.problem is not None
+    assert 40 < math.prod(small.problem.output) < 60
+    tried: list[str] = []
+
+    def examine(backend: Any, kernel: Kernel, *rest: Any, **options: Any) -> None:
+        tried.append(kernel.id)
+
+    monkeypatch.setattr("r18_oracle.search.campaign.examine", examine)
+    assert replayed(small) is None
+    assert tried == [KERNEL, f"{KERNEL}/few", f"{KERNEL}/many"]
+
+
+def test_a_choice_gets_fewer_examples_another_seed_and_edges_that_not_all_have() -> None:
+    backend = choosing_toy.Backend()
+    (kernel,) = backend.kernels()
+    few, many = choices(backend, kernel)
+    every = list(shares(backend, kernel, QUICK, 7))
+    asked = [(share.one, share.how.examples, share.seed) for share in every]
+    assert asked == [(kernel, 15, 7), (few, 15 // SHARE + 1, 8), (many, 15 // SHARE + 1, 9)]
+    of_kernel, of_few, of_many = every
+    widths = {p.inputs[0][-1] for p in of_many.known}
+    assert {50, 51} & widths
+    assert not {4, 5} & widths
+    assert {4, 5} & {p.inputs[0][-1] for p in of_few.known}
+    assert of_kernel.known
+
+
+def test_a_choice_that_takes_nothing_is_a_finding_until_it_does() -> None:
+    finding = campaign(choosing_toy.Idle())
+    assert finding is not None
+    assert (finding.check, finding.kernel) == ("coverage", KERNEL)
+    assert finding.message == (
+        f"{KERNEL}/many, one of its choices, took none of the problems it was shown: not today"
+    )
+    assert replayed(finding) == finding
+    assert replayed(replace(finding, backend="choosing_toy:Backend")) is None
+
+
+def test_a_kernel_that_takes_nothing_is_refused_whatever_its_choices_take() -> None:
+    backend = choosing_toy.Refusing()
+    report = report_of(backend)
+    assert (report.verdict, report.finding) == ("refused", None)
+    assert report.tally.problems > 0
+    assert list(report.tally.refused) == ["not me"]
+
+
+def test_what_a_choice_refuses_its_kernel_does_not() -> None:
+    report = report_of(choosing_toy.Picky())
+    assert report.choices[f"{KERNEL}/many"].refused["not odd"] > 0
+    assert report.tally.refused == {}
+    assert report.tally.passed["exact"] > report.choices[f"{KERNEL}/many"].passed["exact"] > 0
+
+
+def test_a_device_that_a_choice_lost_is_told_with_the_choice() -> None:
+    finding = campaign(choosing_toy.Losing())
+    assert finding is not None
+    assert (finding.check, finding.details[CHOICE]) == ("runs", f"{KERNEL}/many")
+    assert finding.problem is not None
+    assert math.prod(finding.problem.output) > 40
+
+
+def test_a_finding_on_a_choice_is_saved_and_read(tmp_path: Path) -> None:
+    finding = campaign(choosing_toy.Wrong())
+    assert finding is not None
+    assert load(save(finding, tmp_path)) == finding
+
+
+def test_a_sanitizer_hears_of_choices_too() -> None:
+    seen: dict[str, int] = {}
+
+    class Counting(choosing_toy.Backend):
+        @staticmethod
+        def second(*call: Any) -> None:
+            seen["many"] = seen.get("many", 0) + 1
+            choosing_toy.relu(*call)
+
+    backend = Counting()
+    taken = exercise(backend, backend.kernels()[0], QUICK, 0, None)
+    assert 5 < seen["many"] < taken
+
+
+# -- those of cupy -----------------------------------------------------------------------------
+
+CUPY = Cupy()
+
+
+def choosing() -> list[CudaKernel]:
+    found = [kernel for kernel in CUPY.kernels() if choices(CUPY, kernel)]
+    assert len(found) >= 14
+    return cast(list[CudaKernel], found)
+
+
+@pytest.mark.parametrize("kernel", choosing(), ids=lambda kernel: kernel.id)
+def test_a_choice_is_its_kernel_with_one_function(kernel: CudaKernel) -> None:
+    every = cast(tuple[CudaKernel, ...], choices(CUPY, kernel))
+    assert every is choices(CUPY, kernel)
+    assert len({one.id for one in every}) == len(every) > 1
+    assert {one.id.rpartition("/")[0] for one in every} == {kernel.id}
+    assert not {one.id for one in every} & {one.id for one in CUPY.kernels()}
+    assert [one.entries() for one in every] == [(entry,) for entry in kernel.entries()]
+    assert {(one.contract, one.op, one.batch_invariant) for one in every} == {
+        (kernel.contract, kernel.op, kernel.batch_invariant)
+    }
+
+
+def shown(kernel: CudaKernel, how: Profile) -> dict[CudaKernel, list[Problem]]:
+    """What the kernel and each of its choices take of the problems that a campaign shows them."""
+    found: dict[CudaKernel, list[Problem]] = {}
+    for share in shares(CUPY, kernel, how, 0):
+        taken: list[Problem] = []
+
+        def call(
+            problem: Problem, *how: Any, one: Kernel = share.one, taken: list[Problem] = taken
+        ) -> bool:
+            if one.refusal(problem) is not None:
+                return False
+            taken.append(problem)
+            return True
+
+        search(share.one, share.how, share.seed, call)
+        for problem in share.known:
+            call(problem)
+        found[cast(CudaKernel, share.one)] = taken
+    return found
+
+
+def test_every_function_of_every_kernel_is_launched_by_the_quick_profile() -> None:
+    """By the kernel, by its choices, or by those that are kernels: what none of its problems
+    chooses would be verified by nobody."""
+    launched: dict[str, set[Entry]] = {}
+    kernels = cast(tuple[CudaKernel, ...], CUPY.kernels())
+    for kernel in kernels:
+        launched[kernel.id] = {
+            launch.entry
+            for one, problems in shown(kernel, QUICK).items()
+            for problem in problems
+            for launch in one.launches(problem)
+        }
+    for kernel in kernels:
+        own = (name for name in launched if name == kernel.id or name.startswith(f"{kernel.id}/"))
+        idle = set(kernel.entries()).difference(*(launched[name] for name in own))
+        assert [entry.label for entry in idle] == [], kernel.id
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_what_a_plan_says_is_chosen_is_what_is_launched(batch: int) -> None:
+    """Of kernels with several functions for what they take: a choice, or a kernel that has it."""
+    own = {one.id: one for one in CUPY.kernels()}
+    checked = 0
+    for problem in schedule_problems(resnet18(), [batch]):
+        for kernel in cast(tuple[CudaKernel, ...], CUPY.kernels()):
+            if kernel.refusal(problem) is not None:
+                continue
+            one = cast(CudaKernel | None, choice(CUPY, kernel, problem))
+            if one is None:
+                assert not choices(CUPY, kernel), kernel.id
+            else:
+                assert one in choices(CUPY, kernel) or own[one.id] is one
+                assert one.layout is kernel.layout, f"{one.id} is not {kernel.id} with one function"
+                assert one.id.rpartition("/")[0] == kernel.id
+                assert [launch.entry for launch in one.launches(problem)] == [
+                    launch.entry for launch in kernel.launches(problem)
+                ]
+                checked += 1
+    assert checked > 100
+
+
+CONVOLUTIONS = [kernel for kernel in choosing() if kernel.op is Conv2d]
+POOLED = [kernel for kernel in choosing() if kernel.op is ConvMaxPool]
+
+
+@pytest.mark.parametrize("kernel", CONVOLUTIONS, ids=lambda kernel: kernel.id)
+def test_tiles_are_filled_and_sums_have_a_step_for_each_of_their_parts(kernel: CudaKernel) -> None:
+    """A tile and a bit of rows and of columns, with all that is fused; but for tiles that hold so
+    much that only the thorough profile has room."""
+    for one, taken in shown(kernel, profile("thorough")).items():
+        if one is not kernel:
+            (tile,) = cast(Any, one).tiles
+            assert any(
+                p.output[1] > tile.m and p.batch * p.output[2] * p.output[3] > tile.n and p.op.relu
+                for p in cast(list[Any], taken)
+            )
+            assert any(p.inputs[0][1] >= 2 * tile.parts * tile.k for p in taken)
+
+
+@pytest.mark.parametrize("kernel", CONVOLUTIONS, ids=lambda kernel: kernel.id)
+def test_every_choice_that_stays_for_many_tiles_has_several(kernel: CudaKernel) -> None:
+    for one, taken in shown(kernel, QUICK).items():
+        assert any(p.batch > 2 * MULTIPROCESSORS for p in taken), one.id
+
+
+@pytest.mark.parametrize("kernel", POOLED, ids=lambda kernel: kernel.id)
+def test_a_row_of_pooled_outputs_has_several_tiles(kernel: CudaKernel) -> None:
+    for one, taken in shown(kernel, QUICK).items():
+        if one is not kernel:
+            (tile,) = cast(Any, one).tiles
+            assert any(tile.column_tiles(problem) > 1 for problem in taken), one.id

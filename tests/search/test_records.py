@@ -1,0 +1,339 @@
+"""Records: what a run writes, what it leaves alone, and that the committed ones are fresh."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import r18
+from r18 import records
+from r18.backend import CompiledKernel, DeviceInfo, Resources, SourcedKernel
+from r18.backend.registry import load_backend
+from r18.cli.app import FOUND, REFUSED
+from r18.errors import UsageError
+from r18_numba.catalogue import all_kernels
+from r18_oracle.check.checks import Tally
+from r18_oracle.findings import Finding
+from r18_oracle.search import records as evidence
+from r18_oracle.search.campaign import KernelReport, profile
+from r18_oracle.search.verify import BackendResult, Request, Verification
+from support import ROOT
+
+H200 = DeviceInfo("cuda", "NVIDIA H200 (sm_90)", {"compute capability": "9.0"})
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as far as records look at one."""
+
+    id: str
+    digest: str = "d1"
+    source_files: tuple[Path, ...] = ()
+    targets: tuple[str, ...] = ("sm_90",)
+
+    def resources(self, target: str) -> dict[str, Resources]:
+        return {"f": Resources(32, 0, 0, 0)}
+
+    def machine_code(self, target: str) -> str:
+        return self.digest
+
+
+class Catalogue:
+    """A backend as far as records look at one."""
+
+    def __init__(self, *kernels: Compiled) -> None:
+        self.listed = kernels
+
+    def kernels(self) -> tuple[Any, ...]:
+        return self.listed
+
+    def probe(self) -> DeviceInfo:
+        return H200
+
+
+def run_of(
+    *kernels: Compiled,
+    findings: tuple[Finding, ...] = (),
+    device: DeviceInfo = H200,
+    refused: tuple[str, ...] = (),
+) -> Verification:
+    reports = [
+        KernelReport(
+            "gpu",
+            kernel.id,
+            Tally() if kernel.id in refused else Tally(problems=7, ratio=0.5),
+            next((f for f in findings if f.kernel == kernel.id and f.kind != "network"), None),
+            network_problems=3,
+        )
+        for kernel in kernels
+    ]
+    result = BackendResult("gpu", device, reports, findings=list(findings))
+    return Verification(Request(profile("thorough"), seed=4), [result])
+
+
+def fault(kernel: str, kind: str = "exact") -> Finding:
+    return Finding("exact", "gpu", kernel, None, kind, 0, "wrong", got=float("nan"))
+
+
+def save(folder: Path, run: Verification, *kernels: Compiled) -> tuple[dict[str, Any], str]:
+    backend: Any = Catalogue(*kernels)
+    (said,) = evidence.save(run, {"gpu": backend}, folder)
+    return record_in(folder), said
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    """The only one."""
+    (path,) = folder.iterdir()
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+A, B = Compiled("gpu/relu/a/fp32"), Compiled("gpu/relu/b/fp32")
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (H200, "nvidia-h200"),
+        (DeviceInfo("cuda", "NVIDIA H200, PyTorch 2.11.0"), "nvidia-h200"),
+        (DeviceInfo("cuda", "NVIDIA GeForce RTX 4090 (sm_89)"), "nvidia-geforce-rtx-4090"),
+        (DeviceInfo("cpu", "CPU (x86_64), NumPy 2.4"), "cpu"),
+        (DeviceInfo("cuda", "???"), "cuda"),
+    ],
+)
+def test_a_device_in_a_file_name(device: DeviceInfo, expected: str) -> None:
+    assert records.slug(device) == expected
+
+
+def test_an_environment_names_what_decides_the_numbers() -> None:
+    found = records.environment(H200)
+    assert found["device"] == {
+        "kind": "cuda",
+        "name": "NVIDIA H200 (sm_90)",
+        "compute capability": "9.0",
+    }
+    assert {"r18", "numpy", "torch"} <= found["packages"].keys()
+    assert "driver" in found
+    assert records.key_of(found) == records.key_of(json.loads(json.dumps(found)))
+    assert records.key_of(found) != records.key_of(found | {"driver": "1.2"})
+    assert "driver" not in records.environment(DeviceInfo("cpu", "a CPU"))
+
+
+# -- what a run writes -------------------------------------------------------------------------
+
+
+def test_an_entry_says_what_was_run_and_on_what(tmp_path: Path) -> None:
+    record, said = save(tmp_path, run_of(A), A)
+    assert (tmp_path / "verify-nvidia-h200.json").exists()
+    assert said.endswith("verify-nvidia-h200.json: 1 kernel of gpu recorded as verified")
+    assert record["device"] == "NVIDIA H200 (sm_90)"
+    entry = record["kernels"][A.id]
+    assert (entry["digest"], entry["verified"], entry["problems"]) == ("d1", True, 7)
+    assert (entry["profile"], entry["seed"], entry["network_problems"]) == ("thorough", 4, 3)
+    assert (entry["error_over_bound"], entry["findings"]) == (0.5, [])
+    assert {"refused", "checks", "date"} <= entry.keys()
+    assert record["environments"][entry["environment"]]["device"]["name"] == H200.name
+
+
+def test_a_run_of_some_kernels_leaves_the_others(tmp_path: Path) -> None:
+    save(tmp_path, run_of(A, B), A, B)
+    changed = Compiled(B.id, "d2")
+    record, _ = save(tmp_path, run_of(changed), A, changed)
+    assert {name: entry["digest"] for name, entry in record["kernels"].items()} == {
+        A.id: "d1",
+        B.id: "d2",
+    }
+
+
+def test_what_the_backend_no_longer_has_leaves_the_record(tmp_path: Path) -> None:
+    other = Compiled("other/relu/c/fp32")
+    save(tmp_path, run_of(A, B, other), A, B, other)
+    record, _ = save(tmp_path, run_of(A), A)
+    assert sorted(record["kernels"]) == [A.id, other.id]  # another backend's are not its to judge
+
+
+def test_a_finding_takes_the_verdict_away_and_says_so(tmp_path: Path) -> None:
+    save(tmp_path, run_of(A, B), A, B)
+    record, said = save(tmp_path, run_of(A, findings=(fault(A.id),)), A, B)
+    entry = record["kernels"][A.id]
+    assert entry["verified"] is False
+    assert entry["findings"][0]["message"] == "wrong"
+    assert said.endswith(f"0 kernels of gpu recorded as verified; NOT verified: {A.id}")
+    assert record["kernels"][B.id]["verified"] is True
+
+
+def test_a_finding_of_the_network_about_a_kernel_counts_too(tmp_path: Path) -> None:
+    record, said = save(tmp_path, run_of(A, findings=(fault(A.id, "network"),)), A)
+    assert record["kernels"][A.id]["verified"] is False
+    assert "NOT verified" in said
+
+
+def test_a_kernel_that_took_no_problem_is_not_verified(tmp_path: Path) -> None:
+    record, said = save(tmp_path, run_of(A, B, refused=(A.id,)), A, B)
+    assert record["kernels"][A.id]["verified"] is False
+    assert said.endswith(f"NOT verified: {A.id}")
+
+
+def test_environments_that_nothing_refers_to_are_dropped(tmp_path: Path) -> None:
+    save(tmp_path, run_of(A, B), A, B)
+    newer = DeviceInfo("cuda", H200.name, {"driver's CUDA": "99.0"})
+    record, _ = save(tmp_path, run_of(A, device=newer), A, B)
+    assert len(record["environments"]) == 2
+    record, _ = save(tmp_path, run_of(B, device=newer), A, B)
+    assert [e["device"]["driver's CUDA"] for e in record["environments"].values()] == ["99.0"]
+
+
+def test_a_run_that_executed_nothing_records_nothing(tmp_path: Path) -> None:
+    empty = Verification(Request(profile("thorough")), [BackendResult("gpu", H200)])
+    backend: Any = Catalogue(A)
+    assert evidence.save(empty, {"gpu": backend}, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"record": "bench", "format": 1}', '{"format": 1}'])
+def test_a_damaged_record_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "verify-nvidia-h200.json"
+    path.write_text(text)
+    backend: Any = Catalogue(A)
+    with pytest.raises(UsageError, match="record"):
+        evidence.save(run_of(A), {"gpu": backend}, tmp_path)
+    assert path.read_text() == text
+
+
+def test_the_command_line_writes_one(tmp_path: Path) -> None:
+    """Of a backend whose kernels are right, and of one that computes nothing."""
+    short = r18("verify", "--backend", "numpy", "--profile", "quick", "--record")
+    assert short.code == REFUSED
+    assert "thorough or nightly, not of 'quick'" in short.err
+    done = r18(
+        *("verify", "--backend", "mutation_toy:Wrong", "--kernels", "toy/*", "--record"),
+        *("--records", tmp_path, "--findings", tmp_path / "findings", "--workers", 1),
+    )
+    assert done.code == FOUND
+    assert "NOT verified: toy/relu/maximum/fp32" in done.out
+    (entry,) = records.read(tmp_path / "verify-cpu.json", "verify")["kernels"].values()
+    assert (entry["verified"], entry["digest"], entry["profile"]) == (False, None, "thorough")
+    assert entry["findings"][0]["kernel"] == "toy/relu/maximum/fp32"
+
+
+# -- what is stale -----------------------------------------------------------------------------
+
+
+def test_what_has_changed_was_never_run_or_failed_is_stale(tmp_path: Path) -> None:
+    wrong = Compiled("gpu/relu/wrong/fp32")
+    record, _ = save(tmp_path, run_of(A, B, wrong, findings=(fault(wrong.id),)), A, B, wrong)
+    now: list[Any] = [A, Compiled(B.id, "d2"), wrong, Compiled("gpu/relu/new/fp32")]
+    backend: Any = Catalogue(*now)
+    assert evidence.stale(backend, now, [record]) == {
+        B.id: "has changed since it was verified",
+        wrong.id: "failed when it was last run (exact)",
+        "gpu/relu/new/fp32": "was never verified",
+    }
+    assert evidence.stale(backend, now[:1], []) == {A.id: "was never verified"}
+
+
+def test_one_device_is_enough(tmp_path: Path) -> None:
+    here, _ = save(tmp_path, run_of(A), A)
+    kernel: Any = Compiled(A.id, "d2")
+    backend: Any = Catalogue(kernel)
+    there = {"kernels": {A.id: {"verified": True, "digest": "d2"}}}
+    assert evidence.stale(backend, [kernel], [here]) == {A.id: "has changed since it was verified"}
+    assert evidence.stale(backend, [kernel], [here, there]) == {}
+
+
+def test_what_was_verified_before_it_had_choices_is_stale(tmp_path: Path) -> None:
+    """Or before it had this one: what a kernel chooses among belongs to its digest."""
+    offered = [Compiled(f"{A.id}/small")]
+
+    class Choosing(Catalogue):
+        def choices(self, kernel: Compiled) -> tuple[Compiled, ...]:
+            return tuple(offered) if kernel is A else ()
+
+        def choice(self, kernel: Compiled, problem: Any) -> None:
+            raise AssertionError("nothing is planned here")
+
+    plain: Any = Catalogue(A, B)
+    choosing: Any = Choosing(A, B)
+    run = run_of(A, B)
+    evidence.save(run, {"gpu": plain}, tmp_path)
+    assert evidence.settled({"gpu": plain}, tmp_path) == {A.id, B.id}
+    assert evidence.settled({"gpu": choosing}, tmp_path) == {B.id}
+    run.backends[0].kernels[0].choices[offered[0].id] = Tally(problems=2)
+    evidence.save(run, {"gpu": choosing}, tmp_path)
+    assert evidence.settled({"gpu": choosing}, tmp_path) == {A.id, B.id}
+    entry = record_in(tmp_path)["kernels"][A.id]
+    assert (entry["choices"], entry["digest"] == A.digest) == ({offered[0].id: 2}, False)
+    offered.append(Compiled(f"{A.id}/large"))
+    assert evidence.settled({"gpu": choosing}, tmp_path) == {B.id}
+
+
+def test_what_a_device_s_record_holds_is_settled(tmp_path: Path) -> None:
+    wrong = Compiled("gpu/relu/wrong/fp32")
+    backend: Any = Catalogue(A, Compiled(B.id, "d2"), wrong)
+    assert evidence.settled({"gpu": backend}, tmp_path) == frozenset()
+    save(tmp_path, run_of(A, B, wrong, findings=(fault(wrong.id),)), A, B, wrong)
+    assert evidence.settled({"gpu": backend}, tmp_path) == {A.id}
+
+
+# -- the committed records ---------------------------------------------------------------------
+
+
+UNRECORDED = "No record of a GPU holds them yet."
+"""What a backend's page says while that is so; with the first record it has to go."""
+
+
+def cuda_kernels(backend: str) -> list[SourcedKernel]:
+    """Of a GPU, also in a process that works with numba's simulator."""
+    kernels: Any = all_kernels() if backend == "numba" else load_backend(backend).kernels()
+    return [kernel for kernel in kernels if isinstance(kernel, SourcedKernel)]
+
+
+@pytest.mark.parametrize("backend", ["cupy", "numba"])
+def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
+    """A changed kernel has to be verified again, on any GPU, and its record committed.
+
+    Before a backend's first record its page owns up to that, and once one kernel is in a record
+    all have to be: neither can be without the other.
+    """
+    kernels: Any = cuda_kernels(backend)
+    assert len(kernels) > 20
+    found = records.read_all(ROOT / records.FOLDER, "verify")
+    recorded = any(name.startswith(f"{backend}/") for r in found.values() for name in r["kernels"])
+    page = ROOT / "docs" / "backends" / f"{backend}.md"
+    assert (UNRECORDED in page.read_text("utf-8")) is not recorded, (
+        f"{page}: '{UNRECORDED}' is to be there as long as that is so, and no longer"
+    )
+    reasons = evidence.stale(load_backend(backend), kernels, found.values()) if recorded else {}
+    lines = [f"  {name} {reason}" for name, reason in reasons.items()]
+    assert not reasons, "\n".join(
+        [
+            f"{len(reasons)} of {len(kernels)} kernels are not verified as they stand:",
+            *lines,
+            f"records found: {', '.join(found) or 'none'} in {records.FOLDER}",
+            f"On a machine with a GPU: r18 verify --backend {backend} --record",
+            f"or, of some kernels: r18 verify --backend {backend} --record --kernels 'GLOB'",
+        ]
+    )
+
+
+def test_a_kernel_that_numba_compiles_is_known_by_its_sources(tmp_path: Path) -> None:
+    """It is no `CompiledKernel`, and the first record of one makes all others stale."""
+    one, *others = cuda_kernels("numba")
+    assert not isinstance(one, CompiledKernel)
+    record, _ = save(tmp_path, run_of(one), one)  # type: ignore[arg-type]
+    every: Any = [one, *others]
+    backend = load_backend("numba")
+    assert evidence.stale(backend, every, [record]) == {
+        k.id: "was never verified" for k in every[1:]
+    }
+    record["kernels"][every[0].id]["digest"] = "that of older sources"
+    assert evidence.stale(backend, every[:1], [record]) == {
+        every[0].id: "has changed since it was verified"
+    }
