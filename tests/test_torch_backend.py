@@ -15,10 +15,10 @@ import torchvision
 from torch import nn
 
 import r18_torch
-from r18.backend import FUSION_LEVELS, CompileOptions, DeviceInfo, Program
+from r18.backend import CompileOptions, DeviceInfo, Program
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.graph.ops import BatchNorm, Conv2d, GlobalAvgPool, MaxPool2d, Op, Problem, ReLU, Softmax
-from r18.graph.passes import fuse
+from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.schedule import Schedule, resnet18
 from r18.runtime.executor import choose_kernel, run_kernel
 from support import ROOT, Array

@@ -1,4 +1,4 @@
-"""Write r18/imagenet_classes.json: ImageNet's 1000 class names in class order, by torchvision."""
+"""Write imagenet_classes.json: ImageNet's 1000 class names in class order, by torchvision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchvision.models import ResNet18_Weights
 
-HERE = Path(__file__).resolve().parent.parent / "r18" / "imagenet_classes.json"
+HERE = Path(__file__).resolve().parent.parent / "r18" / "images" / "imagenet_classes.json"
 
 
 def main() -> None:

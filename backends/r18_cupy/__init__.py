@@ -76,7 +76,7 @@ class Backend(BackendBase):
         return kernels_for(self._capability)
 
     def fastest(self, problem: Problem, precision: str) -> str | None:
-        """By the device's tuning table; None before a device has been probed. See `r18.bench.tuning`."""
+        """By the tuning table of the probed device, or None. See `r18.bench.tuning`."""
         return self._tuned.best(problem, precision) if self._tuned else None
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:

@@ -2,7 +2,8 @@
 
 Every op and every derivation of `r18_oracle.judge.bounds` has some: sums in odd orders, in several
 precisions, with and without FMA, cut off as tensor cores do; Winograd; BatchNorm in both forms.
-They are slow, and exist to be judged: see tests/check/test_controls.py and tests/judge/test_bounds.py.
+They are slow, and exist to be judged: see tests/check/test_controls.py and
+tests/judge/test_bounds.py.
 """
 
 from __future__ import annotations

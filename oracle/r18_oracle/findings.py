@@ -22,8 +22,8 @@ CHOICE = "choice"
 class Finding:
     """One disagreement.
 
-    check:      the name of the check that failed (`r18_oracle.check.checks.CHECKS`, or `crash`, `hang`).
-    backend, kernel: what was under test; the backend as `get_backend` takes it.
+    check:      the name of the check that failed (`r18_oracle.check.checks.CHECKS`, or `crash`,
+    `hang`). backend, kernel: what was under test; the backend as `get_backend` takes it.
     problem:    the smallest problem that still fails.
     kind, seed: the input, as `make_case` takes them.
     message:    what is wrong, in a sentence.

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from r18.runtime.executor import Plan
 
 Array = npt.NDArray[Any]
-FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """An order of device work. A backend whose kernels run at once uses `r18.backend.host.HostStream`."""
+    """An order of device work. Kernels that run at once use `r18.backend.host.HostStream`."""
 
     def synchronize(self) -> None: ...
 

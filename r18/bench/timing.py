@@ -9,8 +9,8 @@ the medians of whole series lie apart is what percentiles of one cannot tell.
 
 A time is of one run over a batch that lies on the device already, complete when the clock stops.
 On a GPU the clock is the device's: events around the run, which begins on an idle device, so that
-what the host takes to launch it counts. `r18.bench.contenders` says who takes part. A contender that can
-be fed from host memory may be timed so besides: see `r18.bench.from_host`.
+what the host takes to launch it counts. `r18.bench.contenders` says who takes part. A contender
+that can be fed from host memory may be timed so besides: see `r18.bench.from_host`.
 """
 
 from __future__ import annotations

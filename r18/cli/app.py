@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import typer
@@ -21,7 +23,10 @@ FOUND = 1
 REFUSED = 2
 """Exit code: the command could not do what was asked."""
 
-# In the order of `r18 --help`. Each module has one function of its own name (`verify.verify`).
+GROUP = "r18.commands"
+"""The entry-point group by which other packages, our oracle first, add commands."""
+
+# The core's, each a module with one function of its own name (`plan.plan`).
 COMMANDS: tuple[str, ...] = (
     "backends",
     "kernels",
@@ -29,19 +34,11 @@ COMMANDS: tuple[str, ...] = (
     "plan",
     "tune",
     "export",
-    "fixtures",
-    "step",
-    "dump",
-    "diff",
     "classify",
     "evaluate",
     "bench",
     "profile",
     "roofline",
-    "verify",
-    "replay",
-    "sanitize",
-    "mutate",
     "report",
 )
 
@@ -73,8 +70,26 @@ def _root(
     pass
 
 
+def _brought(entry: EntryPoint) -> Callable[..., None]:
+    """The command of an entry point; of one that cannot be loaded, a command that says so."""
+    try:
+        command: Callable[..., None] = entry.load()
+    except Exception as error:  # another package's fault, which must not hide the other commands
+        why = f"the command '{entry.name}' ({entry.value}) cannot be loaded: {error!r}"
+
+        def broken() -> None:
+            raise R18Error(why)
+
+        broken.__doc__ = f"Cannot be loaded: {type(error).__name__}."
+        return broken
+    return command
+
+
 for _name in COMMANDS:
     app.command(_name)(getattr(importlib.import_module(f"r18.cli.{_name}"), _name))
+for _entry in sorted(entry_points(group=GROUP)):
+    if _entry.name not in COMMANDS:
+        app.command(_entry.name)(_brought(_entry))
 
 
 def main() -> None:

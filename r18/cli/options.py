@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from r18.backend import FUSION_LEVELS, Backend, DeviceInfo
+from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import VARIABLE, get_backend, installed
 from r18.errors import UsageError
+from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import PRECISIONS
 from r18.graph.schedule import NETWORKS, Schedule, network
 from r18.weights import SOURCES

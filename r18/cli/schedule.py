@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 from tabulate import tabulate
 
-from r18.backend import FUSION_LEVELS
 from r18.cli.options import AsJson, ImageSize, NetworkName, chosen_schedule
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Op
-from r18.graph.passes import fuse
+from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.schedule import Schedule
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
-from r18.backend import FUSION_LEVELS
 from r18.bench.tuning import TUNED_OPS, read_table, users_table
 from r18.bench.tuning import tune as tuned
 from r18.cli.options import (
@@ -25,7 +24,7 @@ from r18.cli.options import (
 from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown
 from r18.graph.ops import ConvMaxPool
-from r18.graph.passes import fuse, fuse_pool
+from r18.graph.passes import FUSION_LEVELS, fuse, fuse_pool
 from r18.graph.precision import precision as precision_named
 
 

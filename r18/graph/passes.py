@@ -12,8 +12,8 @@ Levels build on each other:
 | `all`, planned | and max-pooling with its convolution, where the backend has a kernel |
 
 `fuse` brings a schedule to a level on every backend alike. The last line is not its work: whether
-a plan fuses max-pooling is asked of the backend (`r18.runtime.fusing`), since no backend needs a kernel for
-that.
+a plan fuses max-pooling is asked of the backend (`r18.runtime.fusing`), since no backend needs a
+kernel for that.
 
 A fused step keeps the first step's name and makes the last step's value. Only a value with one
 reader is fused away. Folding happens whatever is tapped: a value inside a fused step cannot be.
@@ -28,10 +28,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from r18.backend import FUSION_LEVELS
 from r18.errors import UsageError, WeightsError, unknown
 from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, Normalize, ReLU, Shape
 from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
+
+FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
+"""Each level fuses what the one before it does, and more; `fuse` says what."""
 
 Array = npt.NDArray[np.floating]
 

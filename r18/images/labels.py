@@ -13,7 +13,7 @@ from importlib.resources import files
 @cache
 def class_names() -> tuple[str, ...]:
     """The 1000 names of ImageNet-1k, by class index."""
-    text = files("r18").joinpath("imagenet_classes.json").read_text(encoding="utf-8")
+    text = files("r18.images").joinpath("imagenet_classes.json").read_text(encoding="utf-8")
     return tuple(json.loads(text))
 
 

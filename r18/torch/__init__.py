@@ -60,8 +60,8 @@ def optimize_resnet18(
     precision: a name of `r18.graph.precision.PRECISIONS` that the backend computes in. None: the
                model's own (float32 is fp32). Whatever it is, images go in and logits come out in
                the model's dtype. At level `add_relu` the model computes, so it must be None.
-    backend:   as `r18.backend.registry.get_backend` takes it; it must compute where the model is. None:
-               `R18_BACKEND`, else the first that can.
+    backend:   as `r18.backend.registry.get_backend` takes it; it must compute where the model is.
+               None: `R18_BACKEND`, else the first that can.
 
     Raises `UsageError` for a model that is not as described, `UnknownName` for a fusion level,
     precision or backend that does not exist, `BackendUnavailable` for one that cannot run or does

@@ -1,7 +1,8 @@
 """Weights in files of other tools: `.pth`, `.safetensors`, `.npz`.
 
-Each reader gives the tensors of a file by name, described but not read (`r18.weights.tensors.Tensor`), so
-that they can be checked first. Nothing in a file is ever executed. All raise `WeightsError`.
+Each reader gives the tensors of a file by name, described but not read
+(`r18.weights.tensors.Tensor`), so that they can be checked first. Nothing in a file is ever
+executed. All raise `WeightsError`.
 """
 
 from __future__ import annotations

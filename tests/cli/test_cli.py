@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import r18
 from r18.backend.registry import installed
 from r18.bench.tuning import read_table, shipped_table
 from r18.cli import main
-from r18.cli.app import COMMANDS
+from r18.cli.app import COMMANDS, GROUP
 from r18.cli.options import kernel_overrides, listed
 from r18.cli.schedule import rows as schedule_rows
 from r18.errors import UsageError
@@ -95,7 +96,9 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_lists_every_command_and_the_exit_codes(command: Command) -> None:
     text = command.output("--help")
     listed_commands = [line.split()[0] for line in text.split("Commands:")[1].splitlines() if line]
-    assert listed_commands == list(COMMANDS)
+    brought = sorted(entry.name for entry in entry_points(group=GROUP))
+    assert listed_commands == [*COMMANDS, *brought]
+    assert "verify" in brought
     assert "Exit codes: 0 success, 1 a difference" in " ".join(text.split())
 
 
@@ -358,7 +361,9 @@ def test_classify_as_text_with_synthetic_weights_warns(command: Command, photo: 
 
 
 def r18_class_name(index: int) -> str:
-    names = json.loads((ROOT / "r18" / "imagenet_classes.json").read_text(encoding="utf-8"))
+    names = json.loads(
+        (ROOT / "r18" / "images" / "imagenet_classes.json").read_text(encoding="utf-8")
+    )
     return str(names[index])
 
 

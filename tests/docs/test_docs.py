@@ -8,13 +8,14 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from r18 import records
 from r18.backend.registry import AUTO_ORDER, installed
-from r18.cli.app import COMMANDS
+from r18.cli.app import COMMANDS, GROUP
 from r18.evaluate.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
 from r18.tables import rendered
 from r18_oracle.judge.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
@@ -85,7 +86,8 @@ def test_prose_is_wrapped(page: Path) -> None:
 def test_the_commands_that_are_shown_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     shown = re.findall(r"(?:^\$ (?:\w+=\S+ )?|`)r18 ([a-z]+)\b", text, re.MULTILINE)
-    assert set(shown) <= set(COMMANDS), name_of(page)
+    brought = {entry.name for entry in entry_points(group=GROUP)}
+    assert set(shown) <= {*COMMANDS, *brought}, name_of(page)
 
 
 # -- tables ------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import r18_numpy
-from r18.backend import FUSION_LEVELS, CompileOptions
+from r18.backend import CompileOptions
 from r18.errors import UsageError, WeightsError
 from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, ReLU
 from r18.graph.passes import (
+    FUSION_LEVELS,
     fold_batchnorm,
     fold_weights,
     fuse,

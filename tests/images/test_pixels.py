@@ -10,11 +10,11 @@ from PIL import Image
 
 import r18_numpy
 import r18_torch
-from r18.backend import FUSION_LEVELS, Backend, CompileOptions
+from r18.backend import Backend, CompileOptions
 from r18.backend.registry import get_backend
 from r18.errors import NoKernel, ScheduleError, ShapeError, UsageError
 from r18.graph.ops import Layout, Normalize, ReLU
-from r18.graph.passes import from_pixels, fuse
+from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse
 from r18.graph.schedule import Schedule, Step, tiny
 from r18.images.preprocess import Preprocess, preprocess_image
 from r18.runtime.executor import make_plan

@@ -17,7 +17,6 @@ import r18_numba.cpu
 import r18_numpy
 import r18_torch
 from r18.backend import (
-    FUSION_LEVELS,
     Backend,
     BackendBase,
     CompileOptions,
@@ -53,7 +52,7 @@ from r18.graph.ops import (
     Relayout,
     ReLU,
 )
-from r18.graph.passes import fold_weights, fuse
+from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse
 from r18.graph.precision import FP32, Precision
 from r18.graph.schedule import CANONICAL, Schedule, tiny
 from r18.runtime.executor import ExecutorProgram, Plan, choose_kernel, make_plan, run_kernel

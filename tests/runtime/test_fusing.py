@@ -12,11 +12,11 @@ import pytest
 import r18_numpy
 from commands import r18
 from pooling_backends import Pooling, Tuned, pooled, stem_alone
-from r18.backend import FUSION_LEVELS, Backend, CompileOptions
+from r18.backend import Backend, CompileOptions
 from r18.backend.host import HostKernel
 from r18.errors import NoKernel, UnknownName, UsageError
 from r18.graph.ops import ConvMaxPool
-from r18.graph.passes import fold_weights, fuse, fuse_pool
+from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse, fuse_pool
 from r18.graph.schedule import CANONICAL, resnet18, tiny
 from r18.runtime.executor import make_plan
 from r18.runtime.fusing import schedule_for

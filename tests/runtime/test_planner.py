@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import r18_numpy
-from r18.backend import FUSION_LEVELS, CompileOptions
+from r18.backend import CompileOptions
 from r18.errors import UsageError
+from r18.graph.passes import FUSION_LEVELS
 from r18.graph.schedule import CANONICAL, resnet18
 from r18.runtime.arena import Arena, Lifetime, aligned, plan_arena
 from r18.runtime.executor import make_plan

@@ -29,14 +29,16 @@ from r18.machine import set_blas_threads
 from r18.runtime import executor
 
 LIBRARIES = ("numpy", "torch", "torch.nn.functional")
-JUDGES = tuple(
-    f"r18_oracle.{name}"
-    for name in ("reference", "bounds", "roundings", "judge", "inputs", "checks", "campaign")
+JUDGES = (
+    *(f"r18_oracle.judge.{name}" for name in ("reference", "bounds", "roundings", "verdict")),
+    *("r18_oracle.generate.inputs", "r18_oracle.check.checks", "r18_oracle.search.campaign"),
 )
 """The modules that know the answers."""
 TOOLS = (
-    *(f"r18_oracle.{name}" for name in ("call", "cases", "declared", "findings", "watch")),
-    *(f"r18.{name}" for name in ("backend", "executor", "host", "ops", "precision")),
+    *("r18_oracle.cases", "r18_oracle.findings", "r18_oracle.judge.declared"),
+    *("r18_oracle.check.call", "r18_oracle.check.watch"),
+    *("r18.backend.protocol", "r18.backend.host", "r18.runtime.executor"),
+    *("r18.graph.ops", "r18.graph.precision"),
 )
 """The other modules that a verdict comes about with."""
 _ROUND_TO_NEAREST = 0  # FE_TONEAREST, on every architecture that NumPy runs on

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from r18.backend import FUSION_LEVELS, CompileOptions
+from r18.backend import CompileOptions
 from r18.cli.options import (
     BackendName,
     NetworkName,
@@ -15,6 +15,7 @@ from r18.cli.options import (
     WeightsSource,
     chosen_backend,
 )
+from r18.graph.passes import FUSION_LEVELS
 from r18.graph.schedule import CANONICAL, network
 from r18.weights import load_weights
 

@@ -2,8 +2,8 @@
 
 Each is a function of a `Subject` that raises `AssertionError` with a sentence; they run in a worker
 process, where a program may crash or hang. Whether the numbers are right is not asked here but by
-`r18_oracle.network.checkpoints`: results are compared with each other, by bits where the kernels declare
-that bits are kept, else within what two right programs may differ by.
+`r18_oracle.network.checkpoints`: results are compared with each other, by bits where the kernels
+declare that bits are kept, else within what two right programs may differ by.
 """
 
 from __future__ import annotations

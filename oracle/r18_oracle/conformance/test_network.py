@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from r18.backend import FUSION_LEVELS
 from r18.backend.registry import load_backend
+from r18.graph.passes import FUSION_LEVELS
 from r18.graph.schedule import network
 from r18_oracle.conformance.programs import CHECKS, check_program
 from r18_oracle.findings import Finding

@@ -1,10 +1,11 @@
-"""Whether dumps of several backends agree by what each of them may lose; see `r18_oracle.dumps.dumps`.
+"""Whether dumps of several backends agree by what each of them may lose; see
+`r18_oracle.dumps.dumps`.
 
 `diff_dumps` knows one tolerance for everything. Here it is derived: what a program may lose at a
 checkpoint is a multiple of what PyTorch's own arithmetic loses there against float64, in the dump's
-precision, on the same weights and images (`r18.evaluate.margins`). Two right programs lie no farther apart
-than the sum of what the two may lose. Nothing but NumPy and PyTorch runs: the device that a dump
-was made on need not be there.
+precision, on the same weights and images (`r18.evaluate.margins`). Two right programs lie no
+farther apart than the sum of what the two may lose. Nothing but NumPy and PyTorch runs: the device
+that a dump was made on need not be there.
 """
 
 from __future__ import annotations

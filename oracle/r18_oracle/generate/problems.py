@@ -13,7 +13,7 @@ from functools import cache
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from r18.backend import FUSION_LEVELS, Kernel
+from r18.backend import Kernel
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -30,7 +30,7 @@ from r18.graph.ops import (
     ReLU,
     Softmax,
 )
-from r18.graph.passes import fuse, fuse_pool
+from r18.graph.passes import FUSION_LEVELS, fuse, fuse_pool
 from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
 from r18.runtime.arena import aligned

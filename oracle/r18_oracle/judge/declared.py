@@ -37,8 +37,8 @@ def declaration(kernel: Kernel) -> dict[str, object]:
 def objection(kernel: Kernel) -> str | None:
     """Why what the kernel declares cannot be held against it, or None.
 
-    - The precision is one of `r18.graph.precision.PRECISIONS` (it may flush to zero), and the id names
-      it and the op.
+    - The precision is one of `r18.graph.precision.PRECISIONS` (it may flush to zero), and the id
+      names it and the op.
     - Sums are kept in the precision's `accumulate` format and results in its `storage` format.
     - Sums are cut off only where factors are narrow enough for a tensor core.
     - The algorithm has a derivation, and for factors that are split in two one of its own.

@@ -2,7 +2,8 @@
 
 No derived bound is of use over a whole network: worst cases multiply, and layers later anything
 would be allowed. So the yardstick is measured: what PyTorch's own arithmetic loses in the same
-precision (`r18_oracle.network.walks.pytorch_walk`), on the same weights and images, at the same place.
+precision (`r18_oracle.network.walks.pytorch_walk`), on the same weights and images, at the same
+place.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from r18.backend import FUSION_LEVELS, Array
+from r18.backend import Array
 from r18.bench.contenders import Compiled
 from r18.bench.timing import Contender, Runner
 from r18.errors import ShapeError
 from r18.evaluate.margins import Allowance, multiple
-from r18.graph.passes import fuse
+from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule
 from r18_oracle.judge.reference import kernel_running
@@ -133,7 +133,8 @@ def judge_of(
 def drop_in_judge(
     schedule: Schedule, weights: Mapping[str, Array], precision: str
 ) -> Callable[[str, int, Callable[[Array], Array], str, Iterable[str]], float]:
-    """The `judge` of `r18.bench.profile.profile`, by the same rule; its arguments are `Yardstick.loss`'s.
+    """The `judge` of `r18.bench.profile.profile`, by the same rule; its arguments are
+    `Yardstick.loss`'s.
 
     Raises `UnknownName` for a precision that it could not judge.
     """

@@ -18,7 +18,7 @@ from r18.images.preprocess import Preprocess
 
 
 class FedTorchvision(Torchvision):
-    """See `r18.bench.from_host.Feeding`. Takes its own arrays alone. Raises what `Torchvision` raises."""
+    """See `r18.bench.from_host.Feeding`. Takes its own arrays only. Raises as `Torchvision`."""
 
     def __init__(
         self,

@@ -9,8 +9,9 @@ import pytest
 from cuda.bindings import nvrtc
 
 from cuda_support import ARCHITECTURES, parameters, waits
-from r18.backend import FUSION_LEVELS, CompileOptions
+from r18.backend import CompileOptions
 from r18.graph.ops import Problem
+from r18.graph.passes import FUSION_LEVELS
 from r18.graph.schedule import resnet18, tiny
 from r18.runtime.executor import make_plan
 from r18_cupy import Backend

@@ -1,0 +1,1 @@
+"""Dumps of checkpoints, step fixtures, and the comparison of dumps."""

@@ -1,0 +1,1 @@
+"""What kernels are asked: drawn problems, corners, inputs, and how a failing problem shrinks."""

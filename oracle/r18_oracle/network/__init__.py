@@ -1,0 +1,1 @@
+"""Networks end to end: checkpoints against float64, and what a precision may lose."""

@@ -1,0 +1,1 @@
+"""Kernels under NVIDIA's compute-sanitizer, and the record of it."""

@@ -1,0 +1,1 @@
+"""Campaigns over kernels in worker processes, and `verify`, which runs them all."""

@@ -1,0 +1,1 @@
+"""From photographs to what networks take, and from logits to labels."""
