@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from r18.backend import FUSION_LEVELS, CompileOptions, Kernel
+from r18.backend import CompileOptions, Kernel
 from r18.graph.ops import (
     BatchNorm,
     GlobalAvgPool,
@@ -19,6 +19,7 @@ from r18.graph.ops import (
     Problem,
     Relayout,
 )
+from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import FP16, FP32, PRECISIONS, Precision
 from r18.graph.schedule import resnet18
 from r18.images.preprocess import Preprocess

@@ -1,15 +1,19 @@
-// A copy for the oracle, which asks whether a kernel waits for the launch before it: it lets the next
-// launch begin at once, and copies when that would long have read.
+// A delayed copy, with which the oracle checks that a kernel waits for the previous launch:
+// 1. It allows the next launch to begin at once.
+// 2. It spins for `nanoseconds`.
+// 3. It copies `nbytes` from `source` to `target`. A kernel that did not wait has by then read the
+//    old bytes.
+//
+// Constraints: both addresses are multiples of 16.
 #include "common/dependent_launch.cuh"
 
-// Nanoseconds of the device's clock (PTX ISA, "%globaltimer").
+// The device's clock in nanoseconds (PTX ISA, "%globaltimer").
 __device__ __forceinline__ unsigned long long now() {
   unsigned long long time;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time)::"memory");
   return time;
 }
 
-// Addresses are multiples of 16.
 extern "C" __global__ void __launch_bounds__(256)
 copy_late(const unsigned char* __restrict__ source, unsigned char* __restrict__ target,
           const size_t nbytes, const unsigned nanoseconds) {

@@ -1,19 +1,19 @@
-// cp.async: copies from global to shared memory that go on while the thread does other work.
-// sm_80 and later. A copy is visible to its own thread after `wait`, to its block after a barrier.
+// cp.async: asynchronous copies from global to shared memory. sm_80 and later. A copy is visible to
+// its own thread after the wait, to the CTA after a barrier.
 #pragma once
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies BYTES, or writes as many zeros where `valid` is false; `source` is then not read, but must
-// still be an address of global memory. Both addresses are multiples of BYTES.
+// Copies BYTES, or writes BYTES zeros where `valid` is false. `source` is then not read, but must
+// still be a global address. Both addresses are multiples of BYTES.
 template <int BYTES>
 __device__ __forceinline__ void cp_async(unsigned target, const void* source, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
   const int size = valid ? BYTES : 0;
   if constexpr (BYTES == 16) {
-    // Past the L1: what a block copies it reads from shared memory from then on.
+    // Bypasses L1: the CTA rereads the data from shared memory only.
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                  "r"(size)
                  : "memory");
@@ -24,12 +24,12 @@ __device__ __forceinline__ void cp_async(unsigned target, const void* source, bo
   }
 }
 
-// Closes a group: the thread's copies since the last one, possibly none.
+// Commits the thread's copies since the last commit, possibly none, to a group.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most the latest PENDING groups of the thread are still under way.
+// Waits until at most the latest PENDING groups of the thread are in flight.
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

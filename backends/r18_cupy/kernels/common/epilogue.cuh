@@ -1,8 +1,8 @@
-// What every convolution is told, and how each of its outputs ends.
+// The shape of a convolution, and its epilogue.
 #pragma once
 #include "common/storage.cuh"
 
-// Extents and steps of a convolution; the host's `CONV_SHAPE` in conv.py mirrors it field by field.
+// Extents and strides; the host's `CONV_SHAPE` in conv/base.py mirrors it field by field.
 struct ConvShape {
   int n, c, h, w;      // input
   int o, oh, ow;       // output
@@ -11,8 +11,8 @@ struct ConvShape {
   int relu;            // clamp at zero
 };
 
-// bias, residual, ReLU, in this order; `bias` and `residual` may be null. `index` is that of the
-// output element in memory, where the residual's lies too.
+// Bias, residual, ReLU, in this order; `bias` and `residual` may be null. `index` is the output
+// element's place in memory, and the residual's.
 template <typename T>
 __device__ __forceinline__ T epilogue(const ConvShape& p, float sum, int channel, size_t index,
                                       const float* bias, const T* residual) {

@@ -1,4 +1,5 @@
-// Two adjacent elements of a storage format, in as few registers as they fit. sm_80 and later.
+// Pairs of adjacent elements in a storage format, packed into as few registers as possible. sm_80
+// and later.
 #pragma once
 #include "common/storage.cuh"
 
@@ -27,7 +28,7 @@ __device__ __forceinline__ __nv_bfloat162 pair_of<__nv_bfloat16>(float a, float 
   return __floats2bfloat162_rn(a, b);
 }
 
-// The larger of two values, or of each two elements; NaN where either is NaN.
+// The larger of two values, elementwise for pairs; NaN where either is NaN.
 __device__ __forceinline__ float larger(float a, float b) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
   return a;
@@ -40,7 +41,7 @@ __device__ __forceinline__ __nv_bfloat162 larger(__nv_bfloat162 a, __nv_bfloat16
   return __hmax2_nan(a, b);
 }
 
-// The value that another lane gives. The whole warp must call it.
+// Shuffle: the value of another lane. All lanes of the warp must call it.
 __device__ __forceinline__ float2 from_lane(float2 given, int lane) {
   return make_float2(__shfl_sync(0xffffffffu, given.x, lane),
                      __shfl_sync(0xffffffffu, given.y, lane));

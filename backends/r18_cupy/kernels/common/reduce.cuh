@@ -1,10 +1,10 @@
-// Reductions over the lanes of a warp, in one fixed order: the same bits on every run.
+// Reductions over the lanes of a warp in a fixed order, so results are bitwise reproducible.
 #pragma once
 
-// Below every number: what a maximum begins with.
+// The identity of max.
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// The larger value, or NaN where either is NaN, which fmaxf would not give.
+// The larger value; NaN where either is NaN, unlike fmaxf.
 __device__ __forceinline__ float max_nan(float a, float b) { return b > a || b != b ? b : a; }
 
 struct Sum {
@@ -15,8 +15,9 @@ struct Max {
   __device__ float operator()(float a, float b) const { return max_nan(a, b); }
 };
 
-// All of every LANES adjacent lanes get their combined value: a butterfly, whose two sides add the
-// same pairs, so that commutativity makes the lanes agree to the bit. The whole warp must call it.
+// Butterfly reduction: every lane of each group of LANES adjacent lanes gets the combined value.
+// Both partners add the same pair, so by commutativity all lanes agree to the bit. All lanes of the
+// warp must call it.
 template <int LANES, typename Combine>
 __device__ __forceinline__ float reduce_lanes(float value, Combine combine) {
   static_assert((LANES & (LANES - 1)) == 0 && LANES <= 32, "a butterfly of at most a warp");

@@ -1,14 +1,14 @@
-// Copies from global to shared memory that run while the block computes.
+// Copies from global to shared memory that overlap with arithmetic.
 //
-// From sm_80 on cp.async writes shared memory by itself, some tiles ahead; before, a value waits
-// in a register from `fetch`, ahead of the arithmetic, to `land`, after it.
+// From sm_80 on cp.async writes shared memory directly, several tiles ahead. Earlier architectures
+// hold a value in a register from `fetch`, before the arithmetic, to `land`, after it.
 #pragma once
 #include "common/cp_async.cuh"
 
 template <typename T>
 struct StagedCopy {
-  // *to = inside ? *from : 0, by the time that the copy's group is awaited and it has landed.
-  // `from` is not read where it is not inside, but must be an address of the tensor all the same.
+  // *to = inside ? *from : 0, once the copy's group has been waited for and it has landed. `from`
+  // is not read where `inside` is false, but must still be an address of the tensor.
   __device__ __forceinline__ void fetch(T* to, const T* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
     cp_async<sizeof(T)>(shared_address(to), from, inside);
@@ -29,14 +29,14 @@ struct StagedCopy {
 #endif
 };
 
-// What this thread has fetched since the last call becomes a group, possibly an empty one.
+// Commits this thread's copies since the last call, possibly none, to a group.
 __device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   cp_async_commit();
 #endif
 }
 
-// Waits until at most `PENDING` of this thread's groups are under way.
+// Waits until at most PENDING of this thread's groups are in flight.
 template <int PENDING>
 __device__ __forceinline__ void await_copies() {
 #if __CUDA_ARCH__ >= 800

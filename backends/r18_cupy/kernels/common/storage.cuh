@@ -1,4 +1,4 @@
-// Storage formats: what a tensor's elements are kept as, and their value as float.
+// Storage formats and their conversion to and from float.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -18,5 +18,5 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// max(x, 0) that keeps NaN, which fmaxf would not.
+// max(x, 0) that keeps NaN, unlike fmaxf.
 __device__ __forceinline__ float relu(float x) { return x < 0.0f ? 0.0f : x; }

@@ -1,8 +1,8 @@
-// Runs of adjacent elements as floats, by one access where they are aligned.
+// Vectors of adjacent elements as floats, in one access where they are aligned.
 #pragma once
 #include "common/storage.cuh"
 
-// How many elements of a storage format make 16 bytes, the widest access of a thread.
+// Elements of a storage format in 16 bytes, the widest access of a thread.
 template <typename T>
 constexpr int WIDTH = 16 / sizeof(T);
 
@@ -12,7 +12,7 @@ struct alignas(sizeof(T) * W) Run {
   T at[W];
 };
 
-// `x` is aligned to W elements, all of which exist.
+// `x` is aligned to W elements, all in bounds.
 template <int W, typename T>
 __device__ __forceinline__ void load(float (&value)[W], const T* x) {
   const Run<T, W> run = *reinterpret_cast<const Run<T, W>*>(x);
@@ -28,7 +28,7 @@ __device__ __forceinline__ void store(T* out, const float (&value)[W]) {
   *reinterpret_cast<Run<T, W>*>(out) = run;
 }
 
-// The same where only `left` elements may exist: nothing beyond them is touched, zeros stand in.
+// The same where only `left` elements are in bounds: the others are not accessed and read as zero.
 template <int W, typename T>
 __device__ __forceinline__ void load_some(float (&value)[W], const T* x, unsigned left) {
   if (left >= W) return load(value, x);

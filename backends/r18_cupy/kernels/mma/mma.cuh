@@ -1,7 +1,7 @@
-// Tensor-core instructions of a warp: fragments from shared memory, and D = A·B + D. sm_80 and
-// later. A step multiplies 16 rows of A by 8 rows of B (columns of Bᵀ) over 32 bytes of each row:
-// 16 values of fp16 or bf16, 8 of tf32. In bytes the fragments of all three are the same, which is
-// why ldmatrix serves tf32 too (PTX ISA, "Matrix Fragments for mma.m16n8k16", "... m16n8k8").
+// Warp-level tensor-core instructions: `ldmatrix` and `mma.sync`. sm_80 and later. One instruction
+// multiplies 16 rows of A by 8 rows of B (columns of Bᵀ) over 32 bytes of K: 16 values of fp16 or
+// bf16, or 8 of tf32. Measured in bytes the fragments of all three types have the same layout, so
+// ldmatrix serves tf32 too (PTX ISA, "Matrix Fragments for mma.m16n8k16", "... m16n8k8").
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -42,8 +42,8 @@ __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&d)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// float: multiplied as tf32. The unit ignores the low 13 bits of A and B, which truncates what
-// `round_operand` has not rounded before.
+// float is multiplied as tf32. The hardware ignores the low 13 bits of A and B, so operands not
+// rounded by `round_operand` are truncated.
 template <>
 __device__ __forceinline__ void multiply_add<float>(float (&d)[4], const unsigned (&a)[4],
                                                     unsigned b0, unsigned b1) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void multiply_add<float>(float (&d)[4], const unsigne
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A register of a fragment, rounded to what the unit multiplies: to nearest, ties away from zero.
+// A fragment register rounded to what the hardware multiplies: to nearest, ties away from zero.
 template <typename T>
 __device__ __forceinline__ unsigned round_operand(unsigned bits) {
   return bits;

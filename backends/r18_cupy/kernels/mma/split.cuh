@@ -1,12 +1,12 @@
-// float32 factors as two float16 numbers each: v ≈ high + low · 2⁻¹¹. high is v rounded to nearest
-// even; low is what that leaves, which float32 holds exactly, times 2¹¹ and rounded likewise. An
-// infinite high leaves NaN.
+// fp16x3 operands: a float32 value as two float16 numbers, v ≈ high + low · 2⁻¹¹. high is v rounded
+// to nearest even; low is the remainder, which float32 holds exactly, times 2¹¹ and rounded the
+// same way. If high is infinite, low is NaN. The host's counterpart is `split` in conv/operands.py.
 #pragma once
 #include <cuda_fp16.h>
 
 constexpr float LOW_SCALE = 2048.0f;
 
-// Two factors' high halves, and their low ones.
+// The high and low halves of two values.
 struct SplitPair {
   unsigned high, low;
 };

@@ -1,6 +1,7 @@
-// 8×8 matrices of 16-bit elements between registers and shared memory, transposed on the way: lane
-// i gives the address of row i % 8 of matrix i / 8 in shared memory, and holds of each matrix column
-// i / 4, rows 2·(i % 4) and the next. sm_90 and later (PTX ISA, "ldmatrix", "stmatrix").
+// Transposing ldmatrix and stmatrix: 8×8 matrices of 16-bit elements between registers and shared
+// memory. Lane i gives the shared memory address of row i % 8 of matrix i / 8, and holds, of each
+// matrix, column i / 4, rows 2·(i % 4) and the next. sm_90 and later (PTX ISA, "ldmatrix",
+// "stmatrix").
 #pragma once
 
 __device__ __forceinline__ void load_transposed(unsigned (&pairs)[4], unsigned address) {
@@ -10,7 +11,7 @@ __device__ __forceinline__ void load_transposed(unsigned (&pairs)[4], unsigned a
                : "memory");
 }
 
-// Two matrices; lanes 16 to 31 give no address.
+// Two matrices; the addresses of lanes 16 to 31 are ignored.
 __device__ __forceinline__ void load_transposed_pair(unsigned (&pairs)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(pairs[0]), "=r"(pairs[1])

@@ -1,12 +1,18 @@
-// Convolution of images of few channels in float32, of horizontal stride 2 and windows of TAPS
-// columns; with POOL, and the max-pooling of what it makes, which is then never stored. NCHW.
+// Convolution of images with few channels on CUDA cores, optionally fused with max-pooling (POOL),
+// whose input is then never stored. NCHW, float32.
 //
-// A window is made of lines: a row of it in one channel each. A block keeps the patch of the image
-// that its windows cover in shared memory, and all weights of its channels. A thread has PIXELS
-// adjacent outputs of CHANNELS channels: it loads what their windows cover of a line, and the
-// weights of one tap after the other, each once. A warp has one row of COLUMNS outputs; a block
-// computes ROWS of them a turn, and takes one turn after the other down the image. Turns are so
-// long that copying the next patch between them costs little, and another block computes meanwhile.
+// A line is one row of a window in one channel. A CTA works down a strip (strips.cuh), and every
+// turn
+// 1. copies the patch of the image under the turn's windows to shared memory by cp.async,
+// 2. multiplies: a thread accumulates PIXELS adjacent outputs of CHANNELS channels in registers,
+//    and loads each line and each tap's weights once,
+// 3. writes ROWS rows of outputs, or their pooled maxima.
+//
+// The next patch is not prefetched: a turn is long enough that another CTA on the SM hides the
+// copy.
+//
+// Constraints: sm_80; horizontal stride 2; windows of TAPS columns; all weights of the CTA's
+// channels, the patch and two rows of maxima in shared memory.
 #include "common/cp_async.cuh"
 #include "stem/strips.cuh"
 #include "common/pair.cuh"
@@ -14,19 +20,19 @@
 #include "common/vector.cuh"
 
 constexpr int TAPS = TILE_K;
-constexpr int LANES = 8;  // of a warp along a row; its 32 / LANES groups have channels of their own
-constexpr int CHANNELS = TILE_CHANNELS, PIXELS = TILE_M / (ROWS * LANES);  // of a thread
+constexpr int LANES = 8;  // lanes of a warp along a row; its 32 / LANES groups have different channels
+constexpr int CHANNELS = TILE_CHANNELS, PIXELS = TILE_M / (ROWS * LANES);  // per thread
 constexpr int COLUMNS = LANES * PIXELS;
 constexpr int WARP_CHANNELS = 32 / LANES * CHANNELS;
 constexpr int WARPS_N = TILE_N / WARP_CHANNELS;
 constexpr int THREADS = 32 * ROWS * WARPS_N;
-constexpr int SPAN = ((PIXELS - 1) * STRIDE + TAPS + 3) / 4 * 4;  // elements of a line for a thread
+constexpr int SPAN = ((PIXELS - 1) * STRIDE + TAPS + 3) / 4 * 4;  // elements of a line that a thread reads
 constexpr int PITCH = (COLUMNS - PIXELS) * STRIDE + SPAN;
-constexpr int WINDOWS = PIXELS / 2;  // of pooling, of a thread
-// Adjacent channels' rows of maxima begin in different banks.
+constexpr int WINDOWS = PIXELS / 2;  // pooling windows per thread
+// Padded so that adjacent channels' rows of maxima begin in different banks.
 constexpr int POOLED_COLUMNS = COLUMNS / 2, POOLED_PITCH = POOLED_COLUMNS + 1;
-// A row of windows begins with the column before it. Where that is no padding, the block to the
-// left has it, and a pair of columns is computed once more.
+// A pooling window also needs the column before its pair. The CTA to the left owns it unless it is
+// padding, so this CTA recomputes one pair of columns.
 constexpr int ADVANCE = COLUMNS - (POOL ? 2 : 0);
 
 static_assert(TILE_M % (2 * ROWS * LANES) == 0, "a thread pools whole pairs of columns");
@@ -35,17 +41,17 @@ static_assert(CHANNELS == 2 || CHANNELS == 4, "weights are loaded at once");
 static_assert(PIXELS * STRIDE % 4 == 0, "a thread's part of a line is aligned to 16 bytes");
 static_assert(PIXELS * STRIDE / 4 % 2 == 1, "LANES parts of a line begin in different banks");
 
-// Copies the patch's lines, a warp each: `rows` rows of every channel, from row `top` and column
-// `left`, with zeros outside of the image. One element at a time, since no line need be aligned.
+// Copies the patch, one warp per line: `rows` rows of every channel, from row `top` and column
+// `left`, zeros outside of the image. Element by element, since lines need not be aligned.
 __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, unsigned rows,
                                       int top, int left, float* patch) {
 #pragma unroll 1
   for (unsigned line = threadIdx.x / 32; line < p.c * rows; line += THREADS / 32) {
     const int y = top + line % rows;
-    const unsigned source = (line / rows * p.h + y) * p.w + left;  // wraps where it is not inside
+    const unsigned source = (line / rows * p.h + y) * p.w + left;  // wraps around where it is out of bounds
 #pragma unroll 4
     for (int at = threadIdx.x % 32; at < PITCH; at += 32) {
-      // Unsigned comparisons: below zero is beyond the end.
+      // Unsigned comparisons reject negative indices too.
       const bool inside = (unsigned)y < (unsigned)p.h && (unsigned)(left + at) < (unsigned)p.w;
       cp_async<4>(shared_address(patch + line * PITCH + at),
                     inside ? image + (source + at) : image, inside);
@@ -55,7 +61,7 @@ __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, un
 
 using Taps = Run<float, CHANNELS>;
 
-// sums += the lines of all windows; `patch` is where the thread's first window begins.
+// Accumulates the lines of all windows; `patch` points to the thread's first window.
 __device__ __forceinline__ void multiply(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                          int rows, const float* patch, const float* weights) {
 #pragma unroll 1
@@ -92,8 +98,8 @@ __device__ __forceinline__ void add_bias(float (&acc)[PIXELS][CHANNELS], const C
   }
 }
 
-// The largest of each of a thread's pooling windows in one row: of a pair of its columns and the
-// column before them. Columns that the output does not have never win.
+// Pools one row across: each window's pair of columns and the column before. Columns beyond the
+// output never win.
 __device__ __forceinline__ void pool(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                      int column, float (&best)[WINDOWS][CHANNELS]) {
   const int first = column - threadIdx.x % LANES * PIXELS;
@@ -109,7 +115,7 @@ __device__ __forceinline__ void pool(float (&acc)[PIXELS][CHANNELS], const ConvS
 #pragma unroll
   for (int k = 0; k < CHANNELS; ++k) {
     float before = __shfl_up_sync(0xffffffffu, acc[PIXELS - 1][k], 1, LANES);
-    // Padding; or the first window of a block that another block has.
+    // Padding, or a window that the CTA to the left writes.
     if (threadIdx.x % LANES == 0) before = minus_infinity();
 #pragma unroll
     for (int j = 0; j < WINDOWS; ++j) {
@@ -119,7 +125,7 @@ __device__ __forceinline__ void pool(float (&acc)[PIXELS][CHANNELS], const ConvS
   }
 }
 
-// ReLU and store, where nothing is pooled: of a row from the thread's first column on.
+// ReLU and store without pooling, from the thread's first column on.
 __device__ __forceinline__ void write_row(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                           int channel, int column, float* line) {
 #pragma unroll
@@ -129,7 +135,7 @@ __device__ __forceinline__ void write_row(float (&acc)[PIXELS][CHANNELS], const 
     for (int i = 0; i < PIXELS; ++i) {
       if (p.relu) acc[i][k] = relu(acc[i][k]);
     }
-    if (p.ow % 2 == 0) {  // pairs are aligned, and wholly in the row or not
+    if (p.ow % 2 == 0) {  // pairs are aligned, and entirely in the row or not
 #pragma unroll
       for (int i = 0; i < PIXELS; i += 2) {
         if (column + i < p.ow) {
@@ -145,7 +151,7 @@ __device__ __forceinline__ void write_row(float (&acc)[PIXELS][CHANNELS], const 
   }
 }
 
-// [WINDOWS][CHANNELS] of a thread, to and from shared memory, [channel][POOLED_PITCH].
+// A thread's maxima, [WINDOWS][CHANNELS]; in shared memory [channel][POOLED_PITCH].
 using Maxima = float[WINDOWS][CHANNELS];
 
 __device__ __forceinline__ void clear(Maxima& best) {
@@ -168,8 +174,8 @@ __device__ __forceinline__ void take(Maxima& best, const float* at) {
   }
 }
 
-// Grid: see `share_of`.
-// `weight`: [channel tiles][C·kh][TAPS][TILE_N], of a tile's channels zeros where there are none.
+// Grid: see `share_of`. `weight`: [channel tiles][C·kh][TAPS][TILE_N], zeros for channels beyond
+// the last.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weight,
                     const float* __restrict__ bias, float* __restrict__ out, const ConvShape p,
@@ -179,16 +185,16 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
   const int patch_rows = patch_rows_of(p);
   float* const weights = reinterpret_cast<float*>(shared);
   float* const patch = weights + weights_size;
-  // [TILE_N][POOLED_PITCH]: what the last turn's second row and this turn's first have in this
-  // turn's windows; and what this turn's second row has, also in the next turn's.
+  // [TILE_N][POOLED_PITCH] each. above: maxima of the previous turn's second row and this turn's
+  // first. below: those of this turn's second row, which the next turn needs too.
   float* const above = patch + p.c * patch_rows * PITCH;
   float* const below = above + TILE_N * POOLED_PITCH;
 
-  // With padding the first block has a window more than the others.
+  // With padding the first CTA has one more window.
   const int column_tiles = POOL ? max((2 * (task.columns - task.pw) + ADVANCE - 1) / ADVANCE, 1)
                                 : (task.columns + ADVANCE - 1) / ADVANCE;
   const Share share = share_of(p, task, column_tiles);
-  const int column0 = share.tile * ADVANCE - (POOL ? 1 - task.pw : 0);  // of the first sums
+  const int column0 = share.tile * ADVANCE - (POOL ? 1 - task.pw : 0);  // of the first accumulators
   const float* const image = x + (size_t)share.image * p.c * p.h * p.w;
   const auto fetch_turn = [&](int turn) {
     const int top = (turn * ROWS + share.row0) * p.sh - p.ph;
@@ -203,7 +209,7 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
   fetch_turn(share.begin);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
-  const int j = warp / WARPS_N;  // the warp's row of ROWS
+  const int j = warp / WARPS_N;  // the warp's row
   const int k0 = warp % WARPS_N * WARP_CHANNELS + threadIdx.x % 32 / LANES * CHANNELS;
   const int column = column0 + lane * PIXELS;
   const float* const own = patch + j * p.sh * PITCH + lane * PIXELS * STRIDE;
@@ -215,9 +221,9 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
 #pragma unroll 1
   for (int turn = share.begin; turn < share.end; ++turn) {
     cp_async_wait<0>();
-    __syncthreads();  // the patch is there for all
+    __syncthreads();  // the patch has arrived for all threads
     const int row = turn * ROWS + share.row0 + j;
-    const bool whole = turn >= share.strip;  // not only what the strip's first windows share
+    const bool whole = turn >= share.strip;  // not the turn before the strip
     clear(best);
     if (row < p.oh && (whole || j == 1)) {
       float acc[PIXELS][CHANNELS] = {};
@@ -235,13 +241,13 @@ conv2d_few_channels(const float* __restrict__ x, const float* __restrict__ weigh
       take(best, below + place);
       put(best, above + place);
     }
-    __syncthreads();  // all have done with the patch, and with the last turn's maxima
+    __syncthreads();  // the patch and the last turn's maxima have been read
     if (turn + 1 < share.end) fetch_turn(turn + 1);
     if constexpr (POOL) {
       if (j == 1) put(best, below + place);
       if (!whole) continue;
       __syncthreads();
-      const int skipped = share.tile > 0 || !task.pw;  // the block to the left has that window
+      const int skipped = share.tile > 0 || !task.pw;  // the CTA to the left writes that window
       const int window0 = (column0 + task.pw - 1) / 2;
       for (int k = warp; k < TILE_N && share.channel0 + k < p.o; k += THREADS / 32) {
         const unsigned plane = share.image * p.o + share.channel0 + k;

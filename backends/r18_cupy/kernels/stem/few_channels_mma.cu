@@ -1,20 +1,23 @@
-// Convolution of images of few channels on tensor cores, of horizontal stride 2; with POOL, and the
-// max-pooling of what it makes, which is then never stored. Reads NCHW, as images come, and writes
-// NHWC, as tensor cores go on.
+// Convolution of images with few channels on tensor cores (mma.sync), optionally fused with
+// max-pooling (POOL), whose input is then never stored. Reads NCHW, writes NHWC; fp16, bf16, tf32,
+// or fp16x3 (TILE_SPLIT).
 //
-// A window is made of lines: a row of it in one channel each. K runs over the lines, and in each
-// over TAPS places, of which those beside the window count as zeros. What a row of A, an output,
-// holds of a line thus lies side by side in the image: a block keeps the patch of the image that
-// its windows cover in shared memory, as it is, and lanes load fragments straight from there. Two
-// values of 16 bits are one word if the line begins at an even element; that is what the stride is
-// for. Adjacent outputs begin one word (or two) apart, so that the lanes of a load touch different
-// banks or the same word. With TILE_SPLIT the image is float32, and a lane splits what it loads into
-// two numbers of 16 bits; the weights come split.
+// A line is one row of a window in one channel. K runs over lines, and in each line over TAPS taps;
+// taps outside of the window are masked to zero. Down a strip (strips.cuh), every turn
+// 1. prefetches the next turn's patch of the image to shared memory by cp.async (two stages),
+// 2. multiplies: lanes load A fragments directly from the patch, since the taps of a line are
+//    adjacent in the image. Two 16-bit values are one word because the stride of 2 keeps lines at
+//    even elements; adjacent outputs begin one or two words apart, so the lanes of a load touch
+//    different banks or the same word,
+// 3. adds the bias and writes ROWS rows, or pools in registers and writes the pooled row.
 //
-// A warp computes ROWS rows of WARP_COLUMNS outputs and TILE_N channels, again and again down the
-// image, while the next patch is copied. Which output and which channel a row and a column of an
-// mma tile are is free. Rows i and i + 8 are adjacent outputs, and a lane's columns of GROUP tiles
-// adjacent channels: so a lane has pairs of columns to pool, and writes 16 bytes at once.
+// A warp computes ROWS rows of WARP_COLUMNS outputs and TILE_N channels. The assignment of outputs
+// to mma rows is free: rows i and i + 8 are adjacent outputs, and a lane's columns of GROUP mma
+// tiles are adjacent channels, so a lane has pairs of columns to pool and writes 16 bytes at a
+// time.
+//
+// Constraints: sm_80; horizontal stride 2; at most TAPS columns per window (7 of 16 bits with odd
+// padding); weights, two patches and biases in shared memory.
 #include "common/cp_async.cuh"
 #include "stem/strips.cuh"
 #include "mma/mma.cuh"
@@ -24,27 +27,27 @@
 #include "common/vector.cuh"
 
 constexpr int SIZE = sizeof(STORAGE);
-constexpr int VALUES = 4 / sizeof(Operand);    // of a part, in a register of a fragment
-constexpr int CHUNK = WIDTH<STORAGE>;         // elements of one copy
-constexpr int TAPS = 8;                       // of a line
-constexpr int RUNS = TAPS * sizeof(Operand) / 16;  // of a line: half of an mma step each
+constexpr int VALUES = 4 / sizeof(Operand);    // operand values per fragment register
+constexpr int CHUNK = WIDTH<STORAGE>;         // elements per 16-byte copy
+constexpr int TAPS = 8;                       // per line
+constexpr int RUNS = TAPS * sizeof(Operand) / 16;  // 16-byte runs per line, each half of an mma step
 constexpr int STAGES = 2;  // patches in shared memory
 constexpr int THREADS = 32 * TILE_WARPS;
 constexpr int WARP_COLUMNS = TILE_M / (ROWS * TILE_WARPS);
-constexpr int MMAS_M = WARP_COLUMNS / 16, MMAS_N = TILE_N / 8;  // mma tiles of a row of the warp
-// A pooling window begins in what the warp to the left computes. Its last column is computed here
-// once more, instead of waiting for it; and one besides, so that pairs of columns stay pairs.
+constexpr int MMAS_M = WARP_COLUMNS / 16, MMAS_N = TILE_N / 8;  // mma tiles per row of the warp
+// A pooling window also needs the column before its pair, which the warp to the left owns. It is
+// recomputed here instead of exchanged, together with one more so that pairs stay pairs.
 constexpr int ADVANCE = WARP_COLUMNS - (POOL ? 2 : 0);
 constexpr int BLOCK_ADVANCE = TILE_WARPS * ADVANCE;
 constexpr int BLOCK_COLUMNS = BLOCK_ADVANCE - ADVANCE + WARP_COLUMNS;
 constexpr int PITCH_BYTES = PITCH * SIZE;
 constexpr int CHUNKS = PITCH / CHUNK;
-constexpr int GROUP = CHUNK / 2;                 // mma tiles that make a lane's chunk of channels
-constexpr int GROUPS = MMAS_N / GROUP;           // chunks of channels of a lane
-constexpr int STEP_CHUNKS = TILE_N * 2 * PARTS;  // of the weights of an mma step
+constexpr int GROUP = CHUNK / 2;                 // mma tiles per chunk of a lane's channels
+constexpr int GROUPS = MMAS_N / GROUP;           // chunks of channels per lane
+constexpr int STEP_CHUNKS = TILE_N * 2 * PARTS;  // 16-byte chunks of weights per mma step
 
 static_assert(TILE_K * sizeof(Operand) == 32, "a step is one mma");
-static_assert(TILE_M % (16 * ROWS * TILE_WARPS) == 0, "a warp multiplies whole tiles of 16 outputs");
+static_assert(TILE_M % (16 * ROWS * TILE_WARPS) == 0, "a warp multiplies whole mma tiles of 16 outputs");
 static_assert(MMAS_N % 2 == 0, "weights of two tiles of 8 channels are loaded at once");
 static_assert(MMAS_N % GROUP == 0, "a lane has whole chunks of channels");
 static_assert(PITCH % CHUNK == 0, "lines are copied in whole chunks");
@@ -76,28 +79,28 @@ __device__ __forceinline__ void fetch(const STORAGE* image, const ConvShape& p, 
       }
       *reinterpret_cast<Run<STORAGE, CHUNK>*>(target) = run;
     }
-    // On to the thread's next chunk by steps, which are cheaper than dividing.
+    // Advance by steps, cheaper than dividing.
     line += THREADS / CHUNKS, row += THREADS / CHUNKS, chunk += THREADS % CHUNKS;
     if (chunk >= CHUNKS) chunk -= CHUNKS, ++line, ++row;
     for (; row >= rows; row -= rows) ++c;
   }
 }
 
-// All ones where the window has this tap of a line, else 0. What is beside the window is a pixel
-// too: it may be infinite, and a zero weight would not rid the sum of it.
+// All ones where the window has this tap of a line, else 0. The pixel next to the window may be
+// infinite, so a zero weight alone would not remove it from the accumulator.
 __device__ __forceinline__ unsigned tap_mask(const ConvShape& p, int lead, int tap) {
   return (unsigned)(tap - (lead - p.pw)) < (unsigned)p.kw ? 0xffffffffu : 0u;
 }
 
-// Where a lane's fragments begin, and what of them counts.
+// A lane's fragment addresses and masks.
 struct Operands {
   const unsigned char* patch;  // at the lane's first output and tap
   const uint4* weights;        // [step][part][MMAS_N / 2][lane], at the lane
-  const int2* runs;            // of each step: where its two runs begin in the patch
+  const int2* runs;            // per step: offsets of its two runs in the patch
   unsigned low, high;          // masks of the runs' taps
 };
 
-// Register i of A, of each part of the factors.
+// Fragment register i of A, for each half of the operands.
 __device__ __forceinline__ void load(unsigned (&left)[PARTS][4], int i, const unsigned char* at,
                                      unsigned mask) {
   if constexpr (TILE_SPLIT) {
@@ -112,24 +115,24 @@ __device__ __forceinline__ void load(unsigned (&left)[PARTS][4], int i, const un
 
 using Accumulator = float[ROWS][MMAS_M][MMAS_N][4];
 constexpr int ACCUMULATORS = ROWS * MMAS_M * MMAS_N * 4;
-constexpr int NEXT = STRIDE * SIZE;  // bytes of the patch from an output to the next
+constexpr int NEXT = STRIDE * SIZE;  // bytes of the patch from one output to the next
 
 __device__ __forceinline__ void clear(Accumulator& acc) {
 #pragma unroll
   for (int i = 0; i < ACCUMULATORS; ++i) (&acc[0][0][0][0])[i] = 0.0f;
 }
 
-// sums = A·B from row FIRST on; `down` is from a row to the next, in bytes of the patch.
+// acc = A·B from row FIRST on; `down` is the distance between rows in bytes of the patch.
 template <int FIRST>
 __device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from, int steps, int down) {
-  Accumulator cross;  // of split factors, the products of different parts
+  Accumulator cross;  // fp16x3: the cross products
   clear(acc);
   if constexpr (TILE_SPLIT) clear(cross);
   int2 next = from.runs[0];
 #pragma unroll 2
   for (int step = 0; step < steps; ++step) {
     const int2 run = next;
-    next = from.runs[step + 1];  // of the last step something else, of which nothing is made
+    next = from.runs[step + 1];  // past the last step: loaded, never used
     uint4 right[PARTS][MMAS_N / 2];
 #pragma unroll
     for (int i = 0; i < PARTS * MMAS_N / 2; ++i) {
@@ -146,7 +149,8 @@ __device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from,
         load(left, 1, low + NEXT, from.low);
         load(left, 2, high, from.high);
         load(left, 3, high + NEXT, from.high);
-        // Of all channels one product after the other: what is added to a sum waits for the last.
+        // Issue one product for all channels before the next: successive additions to the same
+        // accumulator would stall.
 #pragma unroll
         for (int product = 0; product < PRODUCTS; ++product) {
           float (&to)[MMAS_N][4] = product == 0 ? acc[j][i] : cross[j][i];
@@ -163,8 +167,8 @@ __device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from,
   if constexpr (TILE_SPLIT) add_cross<ACCUMULATORS>(&acc[0][0][0][0], &cross[0][0][0][0]);
 }
 
-// A lane's place: columns `column` + 16·i and the next one of mma tiles i, of the convolution; and
-// CHUNK channels from `channel`, and again every 4·CHUNK.
+// A lane's outputs: columns `column` + 16·i and the next for mma tile i; CHUNK channels from
+// `channel`, and again every 4·CHUNK.
 struct Lane {
   int index, column, channel;
   const float* bias;  // in shared memory, at `channel`
@@ -174,15 +178,15 @@ struct alignas(16) Chunk {
   Pair<STORAGE> at[GROUP];
 };
 
-// The sums of two channels of an output, in columns of mma tile n, with their bias.
+// Two channels of an output, in columns of mma tile n, with their bias.
 __device__ __forceinline__ Pair<STORAGE> finished(const float* acc, const Lane& lane, int n) {
   const float* at = lane.bias + n / GROUP * 4 * CHUNK + n % GROUP * 2;
   const float2 bias = *reinterpret_cast<const float2*>(at);
   return pair_of<STORAGE>(acc[0] + bias.x, acc[1] + bias.y);
 }
 
-// ReLU and store of a chunk of an output's channels, those that there are. ReLU keeps order: it may
-// come after pooling.
+// ReLU and store of a chunk of an output's channels, as far as they exist. ReLU is monotonic, so it
+// may follow pooling.
 __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* out, int channel) {
   if (p.relu) {
 #pragma unroll
@@ -200,7 +204,8 @@ __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* 
   }
 }
 
-// Rows of the convolution, from `row` on, as they are; `image` is where the output's image begins.
+// Writes rows of the convolution, from `row` on, without pooling; `image` is where the output's
+// image begins.
 __device__ __forceinline__ void write_rows(const Accumulator& acc, const ConvShape& p, const Lane& lane,
                                            int row, STORAGE* image) {
 #pragma unroll
@@ -225,7 +230,7 @@ __device__ __forceinline__ void write_rows(const Accumulator& acc, const ConvSha
   }
 }
 
-// Of a row of pooling windows, the largest so far: [columns of tile i][channels of tile n].
+// The running maxima of a row of pooling windows: [columns of tile i][channels of tile n].
 struct Pooled {
   Pair<STORAGE> at[MMAS_M * MMAS_N];
 
@@ -241,8 +246,8 @@ struct Pooled {
     for (int i = 0; i < MMAS_M * MMAS_N; ++i) at[i] = larger(at[i], other.at[i]);
   }
 
-  // A row of sums: of each window the lane's two columns and the one before them. Columns that the
-  // output does not have never win.
+  // Merges a row of accumulators: for each window the lane's two columns and the one before.
+  // Columns beyond the output never win.
   __device__ __forceinline__ void take(const float (&acc)[MMAS_M][MMAS_N][4], const ConvShape& p,
                                        const Lane& lane) {
     const Pair<STORAGE> lowest = pair_of<STORAGE>(minus_infinity(), minus_infinity());
@@ -256,8 +261,9 @@ struct Pooled {
         Pair<STORAGE> odd = finished(acc[i][n] + 2, lane, n);
         if (column >= (unsigned)p.ow) even = lowest;
         if (column + 1 >= (unsigned)p.ow) odd = lowest;
-        // To the lane that has the next columns, 4 further; from the last ones to the first ones,
-        // which have columns of the next tile. The first ones of tile 0 are not written.
+        // Pass the odd column to the lane with the next columns, 4 lanes up. The last lanes pass to
+        // the first ones, which hold columns of the next tile. The first lanes of tile 0 receive
+        // nothing valid; their windows are not written.
         const Pair<STORAGE> given = i > 0 && lane.index >= 28 ? last : odd;
         const Pair<STORAGE> before = from_lane(given, (lane.index + 28) % 32);
         Pair<STORAGE>& best = at[i * MMAS_N + n];
@@ -268,13 +274,14 @@ struct Pooled {
   }
 };
 
-// A row of the result, which begins at `line` and has `columns`; the lane's first one is `column`.
+// Writes an output row of `columns` columns that begins at `line`; the lane's first column is
+// `column`.
 __device__ __forceinline__ void write_pooled(const Pooled& pooled, const ConvShape& p,
                                              const Lane& lane, int columns, int column,
                                              STORAGE* line) {
 #pragma unroll
   for (int i = 0; i < MMAS_M; ++i) {
-    // The warp's first two columns lack the one before them: the warp to the left has all three.
+    // The warp's first window lacks its left column; the warp to the left writes it.
     if (column + 8 * i >= columns || i == 0 && lane.index < 4) continue;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
@@ -286,8 +293,8 @@ __device__ __forceinline__ void write_pooled(const Pooled& pooled, const ConvSha
   }
 }
 
-// Grid: see `share_of`. `steps` are those of K.
-// `weight`: [channel tiles][steps][PARTS][MMAS_N / 2][32] chunks, in the order of fragments.
+// Grid: see `share_of`. `steps`: K steps. `weight`: [channel tiles][steps][PARTS][MMAS_N / 2][32]
+// chunks, in fragment order.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Operand* __restrict__ weight,
                         const float* __restrict__ bias, STORAGE* __restrict__ out,
@@ -300,9 +307,9 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Operand* __restrict
 
   const int column_tiles = (task.columns * (POOL ? 2 : 1) + BLOCK_ADVANCE - 1) / BLOCK_ADVANCE;
   const Share share = share_of(p, task, column_tiles);
-  const int column0 = share.tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);  // of the first sums
+  const int column0 = share.tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);  // of the first accumulators
 
-  // Windows begin at an even element, or one before it, in a patch that begins at a whole chunk.
+  // Lines begin at an even element, or one before it, in a patch that begins at a whole chunk.
   const int lead = p.pw + p.pw % VALUES;
   const int left = (column0 * STRIDE - lead) & ~(CHUNK - 1);
   const int patch_rows = patch_rows_of(p);
@@ -319,7 +326,7 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Operand* __restrict
   }
   fetch_turn(share.begin, 0);
   cp_async_commit();
-  // Where the runs of K begin in a patch: beyond the last line, in the zeros behind the patch.
+  // Offsets of the runs of K in a patch; runs past the last line read the zeros behind the patch.
 #pragma unroll 1
   for (unsigned i = threadIdx.x; i < 2 * steps; i += THREADS) {
     const unsigned line = i / RUNS, c = line / p.kh, r = line % p.kh;
@@ -338,7 +345,7 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Operand* __restrict
   }
 
   const int warp = threadIdx.x / 32, index = threadIdx.x % 32;
-  const int across = warp * ADVANCE + index / 4 * 2;  // the lane's first column in the block
+  const int across = warp * ADVANCE + index / 4 * 2;  // the lane's first column in the CTA
   const int channel = index % 4 * CHUNK;
   const Lane lane{index, column0 + across, share.channel0 + channel, biases + channel};
   const int shift = column0 * STRIDE - lead - left;
@@ -356,13 +363,13 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Operand* __restrict
   STORAGE* const result = out + (size_t)share.image * task.rows * task.columns * p.o;
   const int down = p.sh * PITCH_BYTES;
   Accumulator acc;
-  Pooled best;  // of the row of windows that the next turn ends
+  Pooled best;  // of the row of windows that the next turn completes
   best.clear();
 #pragma unroll 1
   for (int turn = share.begin; turn < share.end; ++turn) {
     const int stage = (turn - share.begin) % STAGES;
     cp_async_wait<0>();
-    __syncthreads();  // the patch is there for all, and all have done with the other one
+    __syncthreads();  // this patch has arrived, the other one has been read
     if (turn + 1 < share.end) fetch_turn(turn + 1, 1 - stage);
     cp_async_commit();
     from.patch = shared + stage * patch_nbytes + at;

@@ -1,24 +1,30 @@
-// Convolution of images of few channels with the max-pooling of what it makes, on Hopper's tensor
-// cores. Strides of 2. Reads NCHW, as images come, and writes NHWC.
+// Convolution of images with few channels fused with max-pooling, on Hopper's tensor cores (wgmma).
+// Reads NCHW, writes NHWC; fp16, bf16, tf32, or fp16x3 (SPLIT).
 //
-// Rows of A are 64 channels, rows of B the columns of a row of the convolution, K the places of a
-// window. In shared memory a pixel has all its channels side by side, padded to PIXEL of them, and
-// 16 bytes of K, a chunk, are two pixels of 16-bit values or one of float. Windows of adjacent
-// columns begin two pixels apart. So the chunks that eight columns have at the same place of their
-// windows lie side by side, 128 bytes, and are a core matrix of B as it is without permutation:
-// nothing is gathered, matrices of neighbouring places overlap. For float, whose chunks are one
-// pixel, even and odd pixels of a line lie apart, each in a plane.
+// Rows of A are 64 channels, rows of B the columns of one row of the convolution, K the positions
+// of a window. A CTA works down a strip (strips.cuh):
+// 1. A producer warpgroup loads the image lines that the next turn adds into a ring in shared
+//    memory, one pair of pixels of every line per thread.
+// 2. A consumer warpgroup multiplies the turn's two rows, each with its own accumulator, and pools
+//    one row while the other is multiplied.
+// 3. Pooled rows are rounded, clamped and written.
 //
-// A window of odd width ends in half a chunk of 16-bit values. The pixel in its other half is none
-// of the window's, and may be infinite, of which a zero weight would not rid the sum. So the last
+// B without im2col: in shared memory a pixel has its channels padded to PIXEL, and a chunk of 16
+// bytes of K holds two pixels of 16-bit values or one of float. Windows of adjacent columns begin
+// two pixels apart, so the chunks of eight columns at one window position are adjacent: 128 bytes,
+// a core matrix of the layout without swizzle. Matrices of neighbouring positions overlap. For
+// float, even and odd pixels of a line are in separate planes.
+//
+// A window of odd width ends in half a chunk of 16-bit values. The pixel in the other half is
+// outside of the window and may be infinite, which a zero weight would not remove. So the last
 // chunk is read from a second plane, in which every odd pixel is zero.
 //
-// With SPLIT, factors are float numbers that are multiplied as two float16 ones each (split.cuh): a
-// line has planes of high halves and, behind them, of low ones, and so have the weights of a step.
+// With SPLIT a line has planes of high halves followed by planes of low halves; the weights of a
+// step likewise.
 //
-// One warpgroup multiplies and pools, row after row down a strip of the image. A turn's two rows have
-// sums of their own: one is pooled while the other is multiplied. Another warpgroup brings the lines
-// of the image that the next turn needs into a ring, each thread a pair of pixels of every line.
+// Constraints: sm_90a; strides of 2; at most PIXEL channels and MAX_WINDOW columns; pooling 3×3
+// with stride 2 and padding 1; 16-bit storage needs an even number of output channels.
+// TILE_UNROLLED: windows of WINDOW by WINDOW over CHANNELS channels only.
 #include "common/cp_async.cuh"
 #include "common/dependent_launch.cuh"
 #include "stem/strips.cuh"
@@ -31,40 +37,40 @@
 
 #ifdef SPLIT
 using Operand = __half;
-constexpr int HALVES = 2;  // of a factor
+constexpr int HALVES = 2;  // numbers per operand
 #else
 using Operand = STORAGE;
 constexpr int HALVES = 1;
 #endif
 constexpr int SIZE = sizeof(Operand);
-constexpr int COLUMNS = TILE_M / 2;  // of a row of the convolution
+constexpr int COLUMNS = TILE_M / 2;  // per row of the convolution
 constexpr int PIXEL = 4;             // channels
 constexpr int MAX_WINDOW = 8;        // columns
 constexpr int CONSUMERS = 128, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS;
-constexpr int PAIRS = COLUMNS - 1 + MAX_WINDOW / STRIDE;  // of pixels, in a line: chunks of a plane
+constexpr int PAIRS = COLUMNS - 1 + MAX_WINDOW / STRIDE;  // pairs of pixels per line, i.e. chunks per plane
 constexpr int PLANE_BYTES = PAIRS * 16, HALF_BYTES = 2 * PLANE_BYTES;
 constexpr int LINE_BYTES = HALVES * HALF_BYTES;
 constexpr int CHUNK_PIXELS = SIZE == 2 ? 2 : 1;
-constexpr int MATRIX_BYTES = 64 * 32, STEP_BYTES = HALVES * MATRIX_BYTES;  // of a step's weights
-// With TILE_UNROLLED, windows are WINDOW by WINDOW and images have CHANNELS.
+constexpr int MATRIX_BYTES = 64 * 32, STEP_BYTES = HALVES * MATRIX_BYTES;  // of one step's weights
+// With TILE_UNROLLED, windows are WINDOW by WINDOW over CHANNELS channels.
 constexpr int WINDOW = 7, CHANNELS = 3;
-constexpr int WINDOW_STEPS = (WINDOW * PIXEL * SIZE + 31) / 32;  // of a row of it
-constexpr int AHEAD = ROWS * STRIDE;  // lines that a turn adds
+constexpr int WINDOW_STEPS = (WINDOW * PIXEL * SIZE + 31) / 32;  // K steps per row of it
+constexpr int AHEAD = ROWS * STRIDE;  // lines that one turn adds
 
 static_assert(TILE_N == 64, "a warpgroup multiplies 64 channels");
 static_assert(TILE_K * SIZE == 32, "a step is one wgmma");
 static_assert(COLUMNS % 8 == 0, "columns come in core matrices of eight");
-static_assert(PAIRS <= PRODUCERS, "a feeder has one pair of a line");
-static_assert(COLUMNS <= CONSUMERS, "a multiplier writes one chunk of zeros");
+static_assert(PAIRS <= PRODUCERS, "a producer thread loads one pair of a line");
+static_assert(COLUMNS <= CONSUMERS, "a consumer thread writes one chunk of zeros");
 
-static_assert(POOL, "sums are pooled, never stored");
+static_assert(POOL, "this kernel always pools");
 
-using Accumulator = float[COLUMNS / 2];  // of a thread, see wgmma.cuh
+using Accumulator = float[COLUMNS / 2];  // of a thread; layout in wgmma.cuh
 
-// Registers of a thread: those that feed need few, and leave theirs to those that multiply.
+// Registers per thread (setmaxnreg): producers release theirs to the consumers.
 constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 200;
-static_assert(TILE_BLOCKS == 2, "two blocks share a multiprocessor");
-static_assert(PRODUCER_REGISTERS + CONSUMER_REGISTERS <= 2 * 128, "of 128 each");
+static_assert(TILE_BLOCKS == 2, "two CTAs share an SM");
+static_assert(PRODUCER_REGISTERS + CONSUMER_REGISTERS <= 2 * 128, "the two warpgroups have 128 registers per thread on average");
 
 // Two adjacent pixels with their channels.
 template <typename T>
@@ -78,8 +84,8 @@ __device__ __forceinline__ void store_chunk(unsigned address, const uint4& chunk
                : "memory");
 }
 
-// Writes the chunks of a pair of pixels at `at` of each of a line's planes: of 16-bit values both
-// pixels, and the first beside zeros.
+// Writes a pair of 16-bit pixels at `at` of both planes of a line: both pixels, and the first with
+// zeros.
 __device__ __forceinline__ void store_both(unsigned at, const uint4& both) {
   store_chunk(at, both);
   store_chunk(at + PLANE_BYTES, make_uint4(both.x, both.y, 0, 0));
@@ -100,7 +106,7 @@ __device__ __forceinline__ void store_pair(unsigned at, const PixelPair<T>& pair
   } else {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      unsigned bits[PIXEL];  // the unit would cut off what is rounded here
+      unsigned bits[PIXEL];  // round here: the hardware would truncate
 #pragma unroll
       for (int c = 0; c < PIXEL; ++c) {
         bits[c] = round_operand<T>(__float_as_uint(pair.at[i][c]));
@@ -110,16 +116,16 @@ __device__ __forceinline__ void store_pair(unsigned at, const PixelPair<T>& pair
   }
 }
 
-// What a feeder brings: a pair of pixels of every line of the image.
+// A producer thread: loads a pair of pixels of every line of the image.
 struct Producer {
-  const STORAGE* image;  // its pair in line 0 of the block's image
+  const STORAGE* image;  // its pair in line 0 of the CTA's image
   int channels, plane, w, h;
-  bool inside[2];   // whether its pixels are the image's
-  unsigned target;  // where its pair lies in the first slot of the ring
-  bool stores;      // whether a line has so many pairs
-  int ring, slot;   // where the next line goes
+  bool inside[2];   // whether its pixels are inside of the image
+  unsigned target;  // address of its pair in the ring's first slot
+  bool stores;      // whether a line has this pair
+  int ring, slot;   // slots; slot of the next line
 
-  // Brings `count` lines from `y` on, LINES at most; `wait` before the first is stored.
+  // Loads `count` lines from `y` on, at most LINES; calls `wait` before the first is stored.
   template <int LINES, typename Wait>
   __device__ __forceinline__ void bring(int y, int count, const Wait& wait) {
     PixelPair<STORAGE> pairs[LINES];
@@ -146,22 +152,22 @@ struct Producer {
   }
 };
 
-// Where chunk `chunk` of a window's row lies in a line, for the first column.
+// Offset in a line of chunk `chunk` of a window's row, for the first column.
 __device__ __forceinline__ unsigned chunk_offset(const ConvShape& p, int chunk) {
   if (SIZE == 2) return chunk * 16 + (2 * chunk + 1 == p.kw ? PLANE_BYTES : 0);
   return chunk / 2 * 16 + chunk % 2 * PLANE_BYTES;
 }
 
-// Descriptors of the columns at a step of a window's row, in the line at `line`:
-// base + factor · line / 16.
+// Descriptor (lower half) of the columns at a step of a window's row, in the line at `line`: base +
+// factor · line / 16.
 struct StepOfWindow {
   unsigned base, factor;
   __device__ __forceinline__ unsigned at(unsigned line) const { return base + factor * (line / 16); }
 };
 
-// A step's two chunks lie as far apart as those of the first, and the next step's NEXT_STEP further
-// on. But for the last step: its second chunk is read from the plane with zeros; or it is none of
-// the window's, and lies at `zeros`, at a distance that shrinks as the line's address grows.
+// A step's two chunks are as far apart as the first step's, and the next step is NEXT_STEP further.
+// The last step differs: its second chunk is read from the plane with zeros, or from `zeros` if it
+// is outside of the window; the distance to `zeros` shrinks as the line's address grows.
 constexpr unsigned FIRST_STEP = (SIZE == 2 ? 1u : PLANE_BYTES / 16u) << 16;
 constexpr unsigned NEXT_STEP = SIZE == 2 ? 2 : 1;
 
@@ -174,7 +180,7 @@ __device__ __forceinline__ StepOfWindow last_step(const ConvShape& p, int steps,
   return {((zeros / 16 - first) << 16) + first, 1 - (1 << 16)};
 }
 
-// sums += weights · columns, and cross of split factors, at one step. `left`: the weights'
+// Issues weights · columns at one step, and the cross products with SPLIT. `left`: the weights'
 // descriptor.
 __device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned left,
                                          const StepOfWindow& step, unsigned line) {
@@ -187,14 +193,14 @@ __device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, u
   }
 }
 
-// Here the compiler must take sums as read and as written. It does not know that the unit writes
-// them, and would move what reads them ahead of the wait for it.
+// Makes the compiler treat the accumulators as read and written here. It does not know that `wgmma`
+// writes them asynchronously, and would move reads ahead of the wait.
 __device__ __forceinline__ void fence_accumulator(Accumulator& acc) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
-// What the products of a row need, but for its lines.
+// The operands of a row of products, except its lines.
 struct RowOperands {
   unsigned weights, lines;  // in shared memory
   int kh, steps, ring;
@@ -202,7 +208,7 @@ struct RowOperands {
   float biases[2];  // of the lane's two channels
 };
 
-// What a row's sums begin with.
+// Initialises a row's accumulators with the bias.
 __device__ __forceinline__ void start(Accumulator& acc, Accumulator& cross, const RowOperands& of) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) {
@@ -213,11 +219,11 @@ __device__ __forceinline__ void start(Accumulator& acc, Accumulator& cross, cons
   if constexpr (HALVES == 2) fence_accumulator(cross);
 }
 
-// Begins the products of the row whose windows begin in the line at `slot`, as one group: where
-// they are written out they go on while the threads do. `cross` is of split factors alone.
+// Issues the products of the row whose windows begin in the line at `slot`, as one group. If
+// unrolled, they stay in flight on return. `cross` is used with SPLIT only.
 __device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross, const RowOperands& of, int slot) {
   const int kh = TILE_UNROLLED ? WINDOW : of.kh, steps = TILE_UNROLLED ? WINDOW_STEPS : of.steps;
-  __builtin_assume(kh > 0);  // or sums would change between the fence and products
+  __builtin_assume(kh > 0);  // else the compiler could write accumulators between the fence and the products
   unsigned left = of.weights / 16 | MATRIX_BYTES / 2 / 16 << 16;
   fence_accumulator(acc);
   if constexpr (HALVES == 2) fence_accumulator(cross);
@@ -236,12 +242,12 @@ __device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross, 
     left += STEP_BYTES / 16;
   }
   wgmma_commit();
-  // In loops the compiler closes groups of its own: it cannot tell which of them are to end.
+  // NOTE: in loops the compiler inserts groups of its own, so counting groups does not work.
   if constexpr (!TILE_UNROLLED) wgmma_wait<0>();
 }
 
-// What a row of products left, once they have ended. Columns from `columns` on are none of the
-// convolution's, and never win.
+// Finishes a row after its products have completed. Columns from `columns` on are outside of the
+// convolution and never win.
 __device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross, int column0, int columns) {
   fence_accumulator(acc);
   if constexpr (HALVES == 2) {
@@ -257,24 +263,24 @@ __device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross, in
   }
 }
 
-// Of a row of pooling windows, the largest so far, of the lane's two channels: windows 4·j + i % 4
-// of lane i.
+// Running maxima of a row of pooling windows, for the lane's two channels: windows 4·j + i % 4 of
+// lane i.
 using Pooled = float[COLUMNS / 8][2];
 
-// Pools a row across: `take` gets j, and of either channel the largest of the lane's two columns
-// and the one before them.
+// Pools a row across: `take` gets j, and for both channels the maximum of the lane's two columns
+// and the one before.
 template <typename Take>
 __device__ __forceinline__ void pool_across(const Accumulator& acc, const Take& take) {
   const int lane = threadIdx.x % 32, quarter = lane % 4;
-  float last[2] = {minus_infinity(), minus_infinity()};  // the odd column of eight before
+  float last[2] = {minus_infinity(), minus_infinity()};  // the odd column of the previous eight
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; ++j) {
     float found[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float even = acc[4 * j + 2 * half], odd = acc[4 * j + 2 * half + 1];
-      // To the lane that has the next two columns; from the last of four to the first, which has
-      // columns of the next eight.
+      // Pass the odd column to the lane with the next two columns; the last of four passes to the
+      // first, which has columns of the next eight.
       const float given = quarter == 3 ? last[half] : odd;
       const float before = __shfl_sync(0xffffffffu, given, lane - quarter + (quarter + 3) % 4);
       last[half] = odd;
@@ -284,7 +290,7 @@ __device__ __forceinline__ void pool_across(const Accumulator& acc, const Take& 
   }
 }
 
-// Two 16-bit values by their bits.
+// The bits of a pair of 16-bit values.
 __device__ __forceinline__ unsigned bits_of(__half2 pair) {
   return *reinterpret_cast<const unsigned*>(&pair);
 }
@@ -292,20 +298,20 @@ __device__ __forceinline__ unsigned bits_of(__nv_bfloat162 pair) {
   return *reinterpret_cast<const unsigned*>(&pair);
 }
 
-// Where a lane writes its windows.
+// Writes a lane's windows.
 template <typename T>
 struct Writer {
-  T* first;      // the lane's first window of row 0 of the result, at its channel
-  int rooms[2];  // columns of the result from there on; none for a channel that is not there
-  bool shared;   // whether the first window is the last of the tile to the left, which has it whole
-  float least;   // zero for ReLU
+  T* first;      // the lane's first window of output row 0, at its channel
+  int rooms[2];  // output columns from there on; 0 for a channel that does not exist
+  bool shared;   // whether the tile to the left writes the first window
+  float least;   // zero for ReLU, else −∞
   size_t row;    // elements
   int advance;   // elements from a lane's window to its next
 
   __device__ __forceinline__ Writer(const ConvShape& p, const Task& task, const Share& share,
                                     int column0, int warp_channel, T* out) {
     const int lane = threadIdx.x % 32, group = lane / 4, column = column0 / 2 + lane % 4;
-    // Of 16 bits a lane writes two adjacent channels.
+    // In 16-bit storage a lane writes two adjacent channels.
     const int channel = warp_channel + (sizeof(T) == 2 && group % 2 ? 7 + group : group);
     row = (size_t)task.columns * p.o, advance = 4 * p.o;
     first = out + (size_t)share.image * task.rows * row + ((size_t)column * p.o + channel);
@@ -315,12 +321,13 @@ struct Writer {
     least = p.relu ? 0.0f : minus_infinity();
   }
 
-  // Window j of the lane, at `pixel`. Rounding and ReLU keep order: they may come after pooling.
+  // Writes window j of the lane at `pixel`. Rounding and ReLU are monotonic, so they may follow
+  // pooling.
   __device__ __forceinline__ void write(T* pixel, const int (&rooms)[2], int j, float low,
                                         float high) const {
     const bool own = j > 0 || !shared;
     if constexpr (sizeof(T) == 2) {
-      // Channels i and i + 8 become two adjacent ones, with the lane that has the others.
+      // Exchange with a neighbour: channels i and i + 8 become two adjacent channels.
       const unsigned mine = bits_of(larger(pair_of<T>(low, high), pair_of<T>(least, least)));
       const unsigned other = __shfl_xor_sync(0xffffffffu, mine, 4);
       const unsigned both = threadIdx.x / 4 % 2 ? __byte_perm(other, mine, 0x7632)
@@ -333,9 +340,10 @@ struct Writer {
   }
 };
 
-// `x` is not __restrict__: what the launch before still writes must not be read ahead of the wait.
-// `steps`: of K, in a row of a window. `ring`: lines of the image in shared memory.
-// `weight`: [channel tiles][kh][steps][halves] of two core columns of 64 channels by 16 bytes.
+// NOTE: `x` is not __restrict__, or the compiler could read what the previous launch still writes
+// ahead of the wait. `steps`: K steps per window row. `ring`: lines of the image in shared memory.
+// `weight`: [channel tiles][kh][steps][halves] of two core-matrix columns of 64 channels by 16
+// bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
                                     const STORAGE* __restrict__ weight,
@@ -343,8 +351,9 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
                                     const ConvShape p, const Task task, const int steps,
                                     const int ring) {
   extern __shared__ __align__(128) unsigned char shared[];
-  // Barriers: of each parity of turns, `full` when its lines are there, `empty` when all warps have
-  // read what only turns so far needed.
+  // mbarriers, a full/empty pair for even and one for odd turns: `full` when the turn's lines have
+  // been written, `empty` when all consumer warps have read the lines that only turns so far
+  // needed.
   const unsigned barriers = shared_address(shared);
   const unsigned weights = barriers + 128;
   const unsigned lines = weights + p.kh * steps * STEP_BYTES;
@@ -352,7 +361,7 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   const auto full = [&](int turn) { return barriers + turn % 2 * 16; };
   const auto empty = [&](int turn) { return barriers + turn % 2 * 16 + 8; };
 
-  constexpr int ADVANCE = COLUMNS - 2;  // columns of the convolution from a tile to the next
+  constexpr int ADVANCE = COLUMNS - 2;  // columns of the convolution from one tile to the next
   const int column_tiles = max((2 * task.columns - 2 + ADVANCE - 1) / ADVANCE, 1);
   const Share share = share_of(p, task, column_tiles);
   const int column0 = share.tile * ADVANCE, turns = share.end - share.begin;
@@ -368,7 +377,7 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   __syncthreads();
 
   if (threadIdx.x >= CONSUMERS) {
-    // The feeder's pair of pixels: below zero is beyond the end.
+    // The producer thread's pair of pixels. Unsigned comparisons reject negative indices too.
     const int index = threadIdx.x - CONSUMERS, left = column0 * STRIDE - p.pw + 2 * index;
     const bool inside[2] = {(unsigned)left < (unsigned)p.w, (unsigned)(left + 1) < (unsigned)p.w};
     Producer producer{x + (size_t)share.image * p.c * p.h * p.w + left,
@@ -383,19 +392,19 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
                   0};
     const int top = share.begin * ROWS * STRIDE - p.ph, window_lines = patch_rows_of(p);
     wait_for_previous_launch();
-    // The first turn's lines, at once if registers suffice: those that multiply wait for them, and
-    // for the registers.
+    // The first turn's lines, all at once if registers suffice: the consumers wait for them, and
+    // for the registers that the producers release.
     constexpr int AT_ONCE = TILE_UNROLLED ? WINDOW + STRIDE : AHEAD;
     for (int line = 0; line < window_lines; line += AT_ONCE) {
       producer.bring<AT_ONCE>(top + line, window_lines - line, [] {});
     }
-    fence_async_proxy();  // the unit reads them
+    fence_async_proxy();  // wgmma reads them
     mbarrier_arrive(full(0));
     release_registers<PRODUCER_REGISTERS>();
     for (int turn = 1; turn < turns; ++turn) {
       const int known = window_lines + (turn - 1) * AHEAD;  // lines
       producer.bring<AHEAD>(top + known, AHEAD, [&] {
-        // They go where those of two turns ago lay.
+        // They overwrite the lines of two turns ago.
         if (turn > 1) mbarrier_wait(empty(turn), (turn / 2 - 1) & 1);
       });
       fence_async_proxy();
@@ -423,23 +432,25 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   if (threadIdx.x < COLUMNS) store_chunk(zeros + threadIdx.x * 16, make_uint4(0, 0, 0, 0));
   cp_async_commit();
   cp_async_wait<0>();
-  fence_async_proxy();  // the unit reads them
+  fence_async_proxy();  // wgmma reads them
   asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
   acquire_registers<CONSUMER_REGISTERS>();
 
   Writer<STORAGE> writer(p, task, share, column0, warp_channel, out);
-  Pooled best;  // of the row of windows that the next turn ends
+  Pooled best;  // of the row of windows that the next turn completes
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; ++j) best[j][0] = best[j][1] = minus_infinity();
-  // A turn's two rows. While the one is multiplied, the other is pooled.
+  // A turn's two rows: one is pooled while the other is multiplied.
   Accumulator upper, upper_cross, lower, lower_cross;
-  // Columns of the convolution in a row of it: none below its last.
+  // Valid columns in a row of the convolution: none past its last row.
   const auto columns_of = [&](int row) { return row < p.oh ? p.ow : 0; };
-  // The lower row of the turn before `at`, which ends a row of the result, but for the first.
+  // Pools the lower row of the turn before `at`, which completes an output row except for the first
+  // turn.
   const auto pool_lower = [&](int at) {
     end_row(lower, lower_cross, column0, columns_of(at * ROWS - 1));
     STORAGE* pixel = writer.first + (at - 1) * (long long)writer.row;
-    // Not known beforehand, or as many predicates as windows would be kept over all turns.
+    // Hidden from the compiler, which would otherwise keep one predicate per window across all
+    // turns.
     int rooms[2] = {at > share.strip ? writer.rooms[0] : 0, at > share.strip ? writer.rooms[1] : 0};
     asm volatile("" : "+r"(rooms[0]), "+r"(rooms[1]));
     pool_across(lower, [&](int j, float low, float high) {
@@ -449,8 +460,8 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
     });
   };
 
-  wait_for_previous_launch();  // which may still read what lies in `out`
-  int turn = 0, slot0 = 0;  // of the turn's first line
+  wait_for_previous_launch();  // which may still read the memory of `out`
+  int turn = 0, slot0 = 0;  // slot of the turn's first line
   mbarrier_wait(full(0), 0);
   if (share.begin < share.strip) {
     start(lower, lower_cross, of);
@@ -466,12 +477,12 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
   start(upper, upper_cross, of);
 #pragma unroll 1
   for (; turn < turns; ++turn) {
-    const int at = share.begin + turn;  // in the image
+    const int at = share.begin + turn;  // turn within the image
     issue_row(upper, upper_cross, of, slot0);
     pool_lower(at);
     start(lower, lower_cross, of);
     issue_row(lower, lower_cross, of, slot0 + STRIDE);
-    wgmma_wait<1>();  // for the upper row
+    wgmma_wait<1>();  // the upper row has completed
     end_row(upper, upper_cross, column0, columns_of(at * ROWS));
     pool_across(upper, [&](int j, float low, float high) {
       best[j][0] = larger(best[j][0], low), best[j][1] = larger(best[j][1], high);
@@ -480,7 +491,7 @@ conv2d_maxpool2d_few_channels_wgmma(const STORAGE* x,
     if (turn + 1 < turns) mbarrier_wait(full(turn + 1), (turn + 1) / 2 & 1);
     wgmma_wait<0>();
     if (lane == 0) mbarrier_arrive(empty(turn));
-    // On to the lines of the next turn.
+    // Advance to the lines of the next turn.
     slot0 += ROWS * STRIDE;
     if (slot0 >= ring) slot0 -= ring;
   }

@@ -1,37 +1,39 @@
-// What the convolutions of images of few channels share, alone or with their max-pooling (POOL):
-// how they are divided among blocks of TILE_N channels and some columns. Their host's side is in
-// few_channels.py.
+// How the convolutions of images with few channels, optionally fused with max-pooling (POOL),
+// divide a problem into CTAs. The host side is stem/strips.py.
+//
+// A CTA computes TILE_N channels of some columns, down a strip of the image: two rows of the
+// convolution per turn.
 #pragma once
 #include "common/epilogue.cuh"
 
 constexpr int STRIDE = 2;  // of windows along a row
-constexpr int ROWS = 2;    // of the convolution, a turn
+constexpr int ROWS = 2;    // of the convolution, per turn
 
-// What there is to do, and how it is divided; the host's side is `TASK`.
+// The output and its division into strips; the host's `TASK` mirrors it.
 struct Task {
-  int rows, columns;  // of the result
-  int ph, pw;         // the pooling's padding, 0 or 1: its windows are 3×3, their stride 2
-  int strip;          // turns of a block
+  int rows, columns;  // of the output
+  int ph, pw;         // the pooling's padding, 0 or 1; its windows are 3×3 with stride 2
+  int strip;          // turns per CTA
 };
 
-// Rows of the image under the windows of a turn.
+// Image rows under the windows of one turn.
 __device__ __forceinline__ int patch_rows_of(const ConvShape& p) {
   return (ROWS - 1) * p.sh + p.kh;
 }
 
-// What of it a block does.
+// The share of one CTA.
 struct Share {
   unsigned image;
-  int channel0, tile;  // its first channel, and which tile of columns it has
-  int strip;           // the first turn that ends a row of the result
+  int channel0, tile;  // first channel; index of the column tile
+  int strip;           // the first turn that completes an output row
   int begin, end;      // turns
-  int row0;            // of the convolution, that turn 0 begins with
+  int row0;            // the convolution row that turn 0 begins with
 };
 
-// Grid: x, tiles of channels, innermost; of columns; strips of rows; images.
+// Grid: x; channel tiles innermost, then column tiles, strips, images.
 //
-// Pooled row t has rows 2t − ph to 2t − ph + 2 of the convolution: the last two are computed in
-// turn t, the first in the turn before, for which a strip begins one earlier.
+// Pooled row t needs rows 2t − ph to 2t − ph + 2 of the convolution. Turn t computes the last two,
+// the turn before it the first, so a strip begins one turn early.
 __device__ __forceinline__ Share share_of(const ConvShape& p, const Task& task, int column_tiles) {
   const int channel_tiles = (p.o + TILE_N - 1) / TILE_N;
   const int turns = POOL ? task.rows : (task.rows + ROWS - 1) / ROWS;
