@@ -1,8 +1,15 @@
-// Direct convolution out of shared memory: a block computes TILE_H x TILE_W pixels of TILE_O
-// channels from the part of the image that they look at, some input channels at a time. NCHW.
+// Direct convolution through shared memory. NCHW. A CTA computes TILE_H × TILE_W pixels of TILE_O
+// channels, for a few input channels at a time:
+// 1. Load the weights of these channels and the input tile with its halo to shared memory as
+//    float32.
+// 2. Each thread accumulates kPixels × kChannels outputs in registers.
+// 3. After the last channels: epilogue and store.
+//
+// Constraints: weights and halo of at least one window row of one channel fit in 48 KB of shared
+// memory; the host's `choose_staging` decides how many.
 #include "common/epilogue.cuh"
 
-constexpr int kPixels = 4, kChannels = 8;  // a thread's: rows kRowStep apart, neighbours in O
+constexpr int kPixels = 4, kChannels = 8;  // per thread: rows kRowStep apart, adjacent channels
 constexpr int kRowStep = TILE_H / kPixels;
 constexpr int kGroups = TILE_O / kChannels;
 constexpr int kThreads = kRowStep * TILE_W * kGroups;
@@ -10,20 +17,20 @@ constexpr int kThreads = kRowStep * TILE_W * kGroups;
 static_assert(TILE_H % kPixels == 0, "threads must fill the tile's rows");
 static_assert(TILE_O % kChannels == 0 && kChannels % 4 == 0, "weights are read four at a time");
 
-// What is in shared memory at once: `channels` channels of the input, and `window_rows` rows of
-// the window; either all rows, or one channel. The host's `Staging` chooses.
-// NOTE: without the second bound, ptxas takes 72 registers on sm_100, and spills.
+// `channels` input channels and `window_rows` rows of the window are in shared memory at a time:
+// either all rows, or one channel. NOTE: without the second launch bound, ptxas takes 72 registers
+// on sm_100 and spills.
 extern "C" __global__ void __launch_bounds__(kThreads, 8)
 conv2d_direct_tiled(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
                     const float* __restrict__ bias, const STORAGE* residual, STORAGE* out,
                     const ConvShape p, int channels, int window_rows) {
-  extern __shared__ float4 shared[];  // float4: weights first, and aligned
+  extern __shared__ float4 shared[];  // float4 aligns the weights, which come first
   float* const weights = (float*)shared;
   float* const halo = weights + channels * window_rows * p.kw * TILE_O;
   const int halo_w = (TILE_W - 1) * p.sw + p.kw;
   const int halo_h = (TILE_H - 1) * p.sh + window_rows;
 
-  // x counts tiles of a row, rows of tiles, tiles of channels, images.
+  // blockIdx.x: column tiles, row tiles, channel tiles, images.
   const int tiles_w = (p.ow + TILE_W - 1) / TILE_W, tiles_h = (p.oh + TILE_H - 1) / TILE_H;
   const int tiles_o = (p.o + TILE_O - 1) / TILE_O;
   unsigned tile = blockIdx.x;
@@ -42,8 +49,8 @@ conv2d_direct_tiled(const STORAGE* __restrict__ x, const STORAGE* __restrict__ w
     const int here = min(channels, p.c - c0);
     for (int r0 = 0; r0 < p.kh; r0 += window_rows) {
       const int rows = min(window_rows, p.kh - r0);
-      __syncthreads();  // the last step's tiles have been read
-      // The host has packed weights as [tile of O][c][r][s][TILE_O]: a step's follow each other.
+      __syncthreads();  // the previous tiles have been read
+      // Weights are packed as [tile of O][c][r][s][TILE_O], so a step's weights are contiguous.
       const STORAGE* from =
           weight + (((size_t)tile_o * p.c + c0) * p.kh + r0) * p.kw * TILE_O;
       for (int t = threadIdx.x; t < here * rows * p.kw * TILE_O; t += kThreads) {
@@ -54,7 +61,8 @@ conv2d_direct_tiled(const STORAGE* __restrict__ x, const STORAGE* __restrict__ w
         const int row = t / halo_w;
         const int c = row / halo_h, y = top + row % halo_h, z = left + t % halo_w;
         const bool inside = 0 <= y && y < p.h && 0 <= z && z < p.w;
-        // NOTE: outside the image lies zero, not nothing: an infinite weight times it is NaN.
+        // NOTE: pixels outside of the image count as zero and are not skipped: an infinite weight
+        // times zero is NaN.
         halo[t] = inside ? to_float(x[((n * p.c + c0 + c) * p.h + y) * p.w + z]) : 0.0f;
       }
       __syncthreads();

@@ -1,10 +1,15 @@
-// The column matrix of a run of output pixels: row (c, r, s), column pixel. NCHW, float32.
+// im2col: the column matrix of a run of output pixels, row (c, r, s), column pixel. NCHW, float32.
+//
+// 1. A thread owns one column and finds its window.
+// 2. It writes the window's pixels, zeros outside of the image; grid y strides over the channels.
+// 3. Padding rows and columns are written as zeros, so the GEMM after it needs no bounds checks.
+//
+// Constraints: `columns` is a multiple of the GEMM's TILE_N, `rows` of its TILE_K.
 #include "common/epilogue.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/fast_divide.cuh"
 
-// A thread a column. `rows` is K with what pads it; `columns` covers whole tiles of pixels. What
-// pads is zero, so that the product after this needs no test.
+// `rows`: K, padded. `columns`: whole tiles of pixels.
 extern "C" __global__ void __launch_bounds__(256)
 im2col(const float* __restrict__ x, float* __restrict__ matrix, const ConvShape p,
        const FastDivisor plane, const FastDivisor row, int first_pixel, int columns, int rows) {

@@ -1,9 +1,16 @@
-// Packed weights times a column matrix, with the convolution's epilogue. NCHW, float32.
+// The GEMM after im2col: packed weights times the column matrix, with the convolution's epilogue.
+// NCHW, float32, CUDA cores.
+//
+// 1. Tiles of weights and columns are copied to shared memory ahead of use (sgemm.cuh).
+// 2. Threads accumulate TILE_TM × TILE_TN outputs in registers.
+// 3. Epilogue: bias, residual, ReLU.
+//
+// Constraints: those of sgemm.cuh; `columns` is a multiple of TILE_N.
 #include "common/dependent_launch.cuh"
 #include "conv/sgemm.cuh"
 
-// The N side: `columns` numbers a row, a multiple of TILE_N, so that every vector is aligned and
-// no tile has a ragged edge.
+// The N side, `columns` floats per row: a multiple of TILE_N, so every vector is aligned and no
+// tile is ragged.
 class StoredColumns {
  public:
   __device__ __forceinline__ StoredColumns(const float* matrix, int columns,
@@ -43,7 +50,7 @@ class StoredColumns {
   StagedCopy<float4> copies_[kCopies];
 };
 
-// One block less than fits: at 128 registers ptxas spills on sm_120.
+// One CTA per SM less than fits: at 128 registers ptxas spills on sm_120.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor - 1)
 sgemm_tiled(const float* __restrict__ matrix, const float* __restrict__ weight,
             const float* __restrict__ bias, const float* residual, float* out,

@@ -1,9 +1,17 @@
-// Convolution as a matrix product whose column matrix is never written: its tiles are gathered
-// from the image into shared memory, while the tiles before them are multiplied. NCHW, float32.
+// Implicit GEMM on CUDA cores: the column matrix is never written; its tiles are gathered from the
+// image into shared memory. NCHW, float32.
+//
+// 1. While one tile is multiplied, later tiles of weights and pixels are copied to shared memory
+//    (cp.async from sm_80 on); each thread gathers one pixel's column.
+// 2. Threads accumulate TILE_TM × TILE_TN outputs in registers (sgemm.cuh).
+// 3. Epilogue: bias, residual, ReLU. With split-K (blockIdx.z) each split writes bare sums, which
+//    split_k_reduce_nchw.cu adds.
+//
+// Constraints: those of sgemm.cuh. TILE_BLOCKED pads C to a multiple of TILE_K.
 #include "common/dependent_launch.cuh"
 #include "conv/sgemm.cuh"
 
-// The N side: a thread gathers one pixel's column of the tile, every kRowStep-th row of it.
+// The N side: a thread gathers every kRowStep-th row of one pixel's column.
 class GatheredColumns {
  public:
   __device__ __forceinline__ GatheredColumns(const float* x, const ConvShape& p,
@@ -18,7 +26,7 @@ class GatheredColumns {
     top_ = exists ? i * p.sh - p.ph : kNowhere;
     left_ = j * p.sw - p.pw;
 #if TILE_BLOCKED
-    // K runs over (block of TILE_K channels, r, s, channel of the block).
+    // K order: block of TILE_K channels, r, s, channel within the block.
     const unsigned positions = g.window.divisor;
     const unsigned channels = quotient(block.k_begin, g.window);
     const unsigned position = block.k_begin - channels * positions;
@@ -32,12 +40,12 @@ class GatheredColumns {
 
   __device__ __forceinline__ void fetch(float (*tile)[TILE_N]) {
 #if TILE_BLOCKED
-    // A whole tile looks at one place of the window: one test, and channels a plane apart.
+    // A whole tile covers one window position: one bounds check, and channels a plane apart.
     const int y = top_ + r_, z = left_ + s_;
     const bool inside = (unsigned)y < (unsigned)p_.h && (unsigned)z < (unsigned)p_.w;
     const unsigned plane = p_.h * p_.w;
     const float* from = image_ + (inside ? (channel_ + first_row()) * plane + y * p_.w + z : 0);
-    const unsigned channels = p_.c - channel_;  // left
+    const unsigned channels = p_.c - channel_;  // remaining
     if (channels >= TILE_K) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -62,8 +70,8 @@ class GatheredColumns {
 #else
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      // K runs over (channel, r, s). Past its end the weights are zero, and so must the pixels
-      // be: any other zero times infinity is NaN.
+      // K order: channel, r, s. Past its end the weights are zero, and the pixels must be zero too:
+      // infinity times zero is NaN.
       const unsigned k = k_ + first_row() + i * kRowStep;
       const unsigned channel = quotient(k, g_.window);
       const unsigned position = k - channel * g_.window.divisor;
@@ -88,8 +96,8 @@ class GatheredColumns {
 
  private:
   static constexpr int kRowStep = kThreads / TILE_N, kRows = TILE_K / kRowStep;
-  static constexpr int kNowhere = -(1 << 30);  // above every image, and still with any r added
-  static_assert(kThreads % TILE_N == 0, "a thread stays with one pixel");
+  static constexpr int kNowhere = -(1 << 30);  // above every image, whatever r is added
+  static_assert(kThreads % TILE_N == 0, "a thread keeps to one pixel");
   static_assert(TILE_K % kRowStep == 0, "threads must fill the tile's rows");
 
   static __device__ __forceinline__ int column() { return threadIdx.x % TILE_N; }

@@ -1,56 +1,63 @@
-// Convolution as a matrix product on tensor cores. NHWC.
+// Implicit GEMM on tensor cores (mma.sync). NHWC; fp16, bf16, tf32, or fp16x3 (TILE_SPLIT).
 //
 // Rows of A are output pixels, rows of B output channels. K runs over the window's rows, and in
-// each over the `row` elements that the window covers of an image row: in NHWC these lie side by
-// side, so that a position (r, e) of K is found without dividing by the channels. `row` is kw·C,
-// padded with zeros to whole chunks; weights come packed the same way, [O][depth].
+// each over the `row` elements that the window covers of an image row. In NHWC these are adjacent,
+// so a position (r, e) of K is found without dividing by C. `row` is kw·C padded to whole 16-byte
+// chunks; weights are packed the same way, [O][depth].
 //
-// A block keeps several tiles of A and B in shared memory, 128 bytes of K to a row, and copies tile
-// t + TILE_STAGES − 1 while it multiplies tile t. The 16-byte chunks of a row are permuted (chunk
-// c of row i lies at c ^ i % 8): so eight rows' chunk c, which ldmatrix reads at once, and one
-// row's eight chunks, which a quarter of a warp writes at once, each touch all 32 banks once.
+// 1. Tile t + TILE_STAGES − 1 is copied to shared memory by cp.async (or through registers with
+//    GATHER) while tile t is multiplied. A row of a tile is 128 bytes of K.
+// 2. Warps load fragments by ldmatrix and accumulate in float32 registers.
+// 3. Accumulators go through shared memory so that rows are written in 16-byte chunks, with the
+//    epilogue. With split-K (blockIdx.y) each split writes bare sums, which split_k_reduce.cu adds.
 //
-// With TILE_SPLIT pixels are float32, and lanes split what they load. Of a row of weights the first
-// half has the first parts of the tile's factors and the second half the second parts, in the order
-// in which ldmatrix brings pixels, four bytes a lane: see `load_pixels`.
+// Swizzle: chunk c of row i is stored at c ^ i % 8, so both ldmatrix (chunk c of eight rows) and a
+// quarter-warp's store (eight chunks of a row) touch all 32 banks once.
+//
+// TILE_SPLIT: lanes split the float32 pixels that they load. A row of weights holds the high halves
+// of the tile's operands, then the low halves, in the order in which ldmatrix delivers pixels: see
+// `load_pixels`.
+//
+// Constraints: sm_80; C a multiple of a chunk unless GATHER; any O.
 #include "common/cp_async.cuh"
 #include "common/epilogue.cuh"
 #include "mma/mma.cuh"
 #include "mma/split_products.cuh"
 #include "common/vector.cuh"
 
-constexpr int CHUNK = WIDTH<STORAGE>;  // elements of one copy
-constexpr int CHUNKS = 8;              // of a tile's row
+constexpr int CHUNK = WIDTH<STORAGE>;  // elements per 16-byte copy
+constexpr int CHUNKS = 8;              // chunks per row of a tile
 constexpr int ROW_BYTES = CHUNKS * 16;
-constexpr int STEPS = ROW_BYTES / 32 / PARTS;  // mma steps of a tile
+constexpr int STEPS = ROW_BYTES / 32 / PARTS;  // mma steps per tile
 constexpr int THREADS = 32 * TILE_WARPS_M * TILE_WARPS_N;
 constexpr int WARP_M = TILE_M / TILE_WARPS_M, WARP_N = TILE_N / TILE_WARPS_N;
-constexpr int MMAS_M = WARP_M / 16, MMAS_N = WARP_N / 8;  // mma tiles of a warp
-constexpr int LANES = THREADS / CHUNKS;                   // rows that the block copies at once
+constexpr int MMAS_M = WARP_M / 16, MMAS_N = WARP_N / 8;  // mma tiles per warp
+constexpr int LANES = THREADS / CHUNKS;                   // rows that the CTA copies at once
 constexpr int ROWS_A = TILE_M / LANES, ROWS_B = TILE_N / LANES;
 constexpr int BYTES_A = TILE_M * ROW_BYTES, STAGE_BYTES = (TILE_M + TILE_N) * ROW_BYTES;
-// Eight columns of padding: the rows of an mma tile begin 8 banks apart when they are laid down.
+// Eight columns of padding: the rows of an mma tile begin 8 banks apart when accumulators are
+// stored.
 constexpr int PITCH = TILE_N + 8;
-constexpr int GROUPS = TILE_N / CHUNK;      // chunks of a row of outputs
-constexpr int ROWS_OUT = THREADS / GROUPS;  // rows that the block writes at once
-constexpr int BATCH = 4;                    // chunks of the residual that a thread asks for at once
+constexpr int GROUPS = TILE_N / CHUNK;      // chunks per row of outputs
+constexpr int ROWS_OUT = THREADS / GROUPS;  // rows that the CTA writes at once
+constexpr int BATCH = 4;                    // residual chunks that a thread loads at once
 
-static_assert(TILE_K == CHUNKS * CHUNK, "a row of a tile is 128 bytes, once around the banks");
-static_assert(TILE_M % (16 * TILE_WARPS_M) == 0, "a warp multiplies whole tiles of 16 pixels");
-static_assert(TILE_N % (16 * TILE_WARPS_N) == 0, "ldmatrix brings two tiles of 8 channels at once");
+static_assert(TILE_K == CHUNKS * CHUNK, "a row of a tile is 128 bytes, all 32 banks");
+static_assert(TILE_M % (16 * TILE_WARPS_M) == 0, "a warp multiplies whole mma tiles of 16 pixels");
+static_assert(TILE_N % (16 * TILE_WARPS_N) == 0, "ldmatrix loads two mma tiles of 8 channels at once");
 static_assert(TILE_M % LANES == 0 && TILE_N % LANES == 0, "each thread copies whole chunks");
-static_assert(LANES % 8 == 0, "a thread's rows share their place in the permutation");
+static_assert(LANES % 8 == 0, "a thread's rows share their place in the swizzle");
 static_assert(TILE_STAGES >= 2, "one tile is copied while another is multiplied");
 static_assert(THREADS % GROUPS == 0, "a thread writes the same channels of each of its pixels");
 static_assert(TILE_M % (BATCH * ROWS_OUT) == 0, "each thread writes whole batches of pixels");
 static_assert(TILE_M * PITCH * sizeof(float) <= TILE_STAGES * STAGE_BYTES,
-              "the sums are laid down where the tiles were");
+              "the accumulators reuse the memory of the stages");
 
 // The rows of A that a thread copies.
 struct PixelRows {
-  unsigned first[ROWS_A];  // the window's first element in x; wraps where that is no pixel
+  unsigned first[ROWS_A];  // the window's first element in x; wraps around where out of bounds
   int top[ROWS_A];         // its row in the image
-  int left[ROWS_A];        // its place in that row, in elements
+  int left[ROWS_A];        // its offset in that row, in elements
 };
 
 __device__ __forceinline__ PixelRows pixel_rows(const ConvShape& p, unsigned pixel,
@@ -59,11 +66,11 @@ __device__ __forceinline__ PixelRows pixel_rows(const ConvShape& p, unsigned pix
   unsigned column = pixel % p.ow, line = pixel / p.ow % p.oh, n = pixel / p.ow / p.oh;
 #pragma unroll
   for (int i = 0; i < ROWS_A; ++i, pixel += LANES) {
-    // A row past the last pixel lies above every image, whatever is added to it.
+    // A row past the last pixel is above every image, whatever is added to it.
     rows.top[i] = pixel < pixels ? (int)line * p.sh - p.ph : (int)0x80000000;
     rows.left[i] = ((int)column * p.sw - p.pw) * p.c;
     rows.first[i] = (n * p.h + (unsigned)rows.top[i]) * p.w * p.c + (unsigned)rows.left[i];
-    // On to the next row by steps: few, where an image is not narrow, and cheaper than dividing.
+    // Advance by steps: few unless an image is narrow, and cheaper than dividing.
     for (column += LANES; column >= (unsigned)p.ow; column -= p.ow) {
       if (++line == (unsigned)p.oh) line = 0, ++n;
     }
@@ -71,7 +78,7 @@ __device__ __forceinline__ PixelRows pixel_rows(const ConvShape& p, unsigned pix
   return rows;
 }
 
-// A position of K: element e of the window's row r.
+// A position of K: element e of window row r.
 struct Position {
   int r, e;
   __device__ __forceinline__ void advance(int row) {
@@ -81,17 +88,17 @@ struct Position {
 
 using Chunk = Run<STORAGE, CHUNK>;
 
-// The thread's share of a tile of A, by cp.async; or, where C is no multiple of CHUNK, so that
-// chunks are neither aligned nor wholly inside or outside of the image, element by element into
-// registers (GATHER).
+// The thread's share of a tile of A, by cp.async. With GATHER, where C is not a multiple of CHUNK
+// and chunks are neither aligned nor entirely inside of the image, element by element through
+// registers.
 __device__ __forceinline__ void fetch_pixels(const STORAGE* x, const ConvShape& p,
                                              const PixelRows& rows, Position at, unsigned target,
                                              Chunk (&gathered)[ROWS_A]) {
   const unsigned width = (unsigned)p.w * p.c;
 #pragma unroll
   for (int i = 0; i < ROWS_A; ++i) {
-    // Unsigned comparisons: below zero is beyond the end. Past the window's last row only the
-    // weights' padding follows.
+    // Unsigned comparisons reject negative indices too. Past the window's last row only padding of
+    // the weights follows.
     const bool inside = at.r < p.kh && (unsigned)(rows.top[i] + at.r) < (unsigned)p.h;
     const unsigned left = rows.left[i] + at.e;
     const unsigned source = rows.first[i] + at.r * width + at.e;
@@ -126,11 +133,11 @@ __device__ __forceinline__ void fetch_weights(const STORAGE* weight, int channel
   }
 }
 
-// A's fragments of a step in mma tile `i`. A step takes chunks 2·step and 2·step + 1: the
-// permutation lets it be flipped into the address, whose bits 4 to 6 are the chunk. Of float32
-// pixels to be split it takes four chunks: ldmatrix brings lane l elements l % 4 of each, and those
-// of two chunks side by side make a register. So element 4·i + q of 16 is in place 2·q + i of eight,
-// or 8 + 2·q + i − 2 from the third chunk on.
+// A's fragments of one step for mma tile `i`. A step takes chunks 2·step and 2·step + 1; the
+// swizzle allows XORing them into bits 4 to 6 of the address. fp16x3: a step takes four chunks of
+// float32 pixels. ldmatrix gives lane l elements l % 4 of each, and those of two adjacent chunks
+// make a register. So element 4·i + q of 16 is at position 2·q + i of eight, or 8 + 2·q + i − 2
+// from the third chunk on; `pack_split` orders the weights alike.
 __device__ __forceinline__ void load_pixels(unsigned (&left)[PARTS][4], unsigned a, int step,
                                             int i) {
   if constexpr (TILE_SPLIT) {
@@ -155,8 +162,8 @@ __device__ __forceinline__ void load_pixels(unsigned (&left)[PARTS][4], unsigned
 
 using Accumulator = float[MMAS_M][MMAS_N][4];
 
-// sums += A·Bᵀ over one tile, and to `cross` what split factors make besides; `a` and `b` are where
-// the lane's ldmatrix begins.
+// acc += A·Bᵀ over one tile, and with TILE_SPLIT the cross products to `cross`; `a` and `b` are
+// where the lane's ldmatrix begins.
 __device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned a, unsigned b) {
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
@@ -185,7 +192,7 @@ __device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, u
   }
 }
 
-// From fragments to shared memory, [TILE_M][PITCH], so that rows can be written out in a piece.
+// Stores accumulators to shared memory, [TILE_M][PITCH], so that rows can be written contiguously.
 __device__ __forceinline__ void store_accumulators(const Accumulator& acc, float* tile) {
 #pragma unroll
   for (int i = 0; i < MMAS_M; ++i) {
@@ -199,24 +206,24 @@ __device__ __forceinline__ void store_accumulators(const Accumulator& acc, float
   }
 }
 
-// Where a thread writes: CHUNK channels from `channel` of every ROWS_OUT-th pixel, `row` first.
+// A thread's outputs: CHUNK channels from `channel` of every ROWS_OUT-th pixel, starting at `row`.
 struct Outputs {
   const float* acc;  // [TILE_M][PITCH], at `channel`
   unsigned pixel0, pixels;
   int row, channel;
 };
 
-// Epilogue and store, where O is a multiple of CHUNK.
+// Epilogue and store in chunks: O is a multiple of CHUNK.
 __device__ __forceinline__ void write_chunks(const ConvShape& p, const Outputs& to,
                                              const float* bias, const STORAGE* residual,
                                              STORAGE* out) {
-  float held[CHUNK];  // an absent bias is a zero here: a pointer that may be null would keep the
-                      // array in memory, not in registers
+  // Zeros where there is no bias. A pointer that may be null would keep the array in local memory.
+  float held[CHUNK];
 #pragma unroll
   for (int v = 0; v < CHUNK; ++v) held[v] = bias ? bias[to.channel + v] : 0.0f;
 #pragma unroll 1
   for (int first = to.row; first < TILE_M; first += BATCH * ROWS_OUT) {
-    Chunk added[BATCH];  // all loaded before the first is needed: one wait for a batch
+    Chunk added[BATCH];  // all loads are issued before the first is needed
 #pragma unroll
     for (int j = 0; j < BATCH; ++j) {
       const unsigned pixel = to.pixel0 + first + j * ROWS_OUT;
@@ -240,7 +247,7 @@ __device__ __forceinline__ void write_chunks(const ConvShape& p, const Outputs& 
   }
 }
 
-// Epilogue and store, one element at a time: of any O.
+// Epilogue and store element by element: any O.
 __device__ __forceinline__ void write_elements(const ConvShape& p, const Outputs& to,
                                                const float* bias, const STORAGE* residual,
                                                STORAGE* out) {
@@ -255,7 +262,7 @@ __device__ __forceinline__ void write_elements(const ConvShape& p, const Outputs
   }
 }
 
-// The bare sums: of a part of K, which another launch adds to the others.
+// Split-K: bare sums of one split, which split_k_reduce.cu adds.
 __device__ __forceinline__ void write_partial(const ConvShape& p, const Outputs& to,
                                               float* partial) {
 #pragma unroll 1
@@ -275,8 +282,9 @@ __device__ __forceinline__ void write_partial(const ConvShape& p, const Outputs&
   }
 }
 
-// Grid: x, tiles of pixels and, innermost, of channels; y, parts of K, of `k_tiles` tiles each.
-// `partial`, [parts][pixels][O], takes the sums of the parts; null: there is one, written to `out`.
+// Grid: x, tiles of pixels and, innermost, of channels; y, the splits of K, `k_tiles` tiles each.
+// `partial`, [splits][pixels][O], takes the sums of the splits; null: there is one, written to
+// `out`.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
                          const float* __restrict__ bias, const STORAGE* __restrict__ residual,
@@ -290,7 +298,7 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
   const int first = blockIdx.y * k_tiles;
   const int tiles = min(k_tiles, depth / TILE_K - first);
 
-  // What the thread copies: chunk `chunk` of rows `lane_row`, + LANES, ...
+  // The thread copies chunk `chunk` of rows `lane_row`, + LANES, ...
   const int chunk = threadIdx.x % CHUNKS, lane_row = threadIdx.x / CHUNKS;
   const PixelRows rows = pixel_rows(p, pixel0 + lane_row, pixels);
   int k = first * TILE_K + chunk * CHUNK;
@@ -309,8 +317,8 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
     if constexpr (GATHER) store_gathered(gathered, shared + stage * STAGE_BYTES + place);
   };
 
-  // What the lane hands to ldmatrix. A: 16 rows, low halves of a step, then high ones. B: 8 rows
-  // low, the same high, then the next 8. Rows are i % 8 = lane % 8 in the permutation.
+  // The lane's ldmatrix addresses. A: 16 rows, low 16 bytes of a step, then high ones. B: 8 rows
+  // low, the same high, then the next 8. Rows are lane % 8 in the swizzle.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_m = warp / TILE_WARPS_N * WARP_M, warp_n = warp % TILE_WARPS_N * WARP_N;
   const int row_a = warp_m + lane % 16, row_b = warp_n + lane / 16 * 8 + lane % 8;
@@ -328,14 +336,15 @@ conv2d_implicit_gemm_mma(const STORAGE* __restrict__ x, const STORAGE* __restric
   }
   int stage = 0, next = TILE_STAGES - 1;
   for (int t = 0; t < tiles; ++t) {
-    // One group a tile, empty ones at the end: tile t is there when TILE_STAGES − 2 are pending.
+    // One group per tile, empty ones at the end: tile t has arrived when TILE_STAGES − 2 are in
+    // flight.
     cp_async_wait<TILE_STAGES - 2>();
-    __syncthreads();  // ... for all threads, and all have done with tile t − 1, overwritten now
+    __syncthreads();  // for all threads, and tile t − 1 has been read
     const bool more = t + TILE_STAGES - 1 < tiles;
     if (more) fetch(next);
     cp_async_commit();
     multiply(acc, cross, a + stage * STAGE_BYTES, b + stage * STAGE_BYTES);
-    if (more) store(next);  // after the product, so that gathering waits for memory meanwhile
+    if (more) store(next);  // after the product, which hides the latency of gathering
     stage = stage + 1 < TILE_STAGES ? stage + 1 : 0;
     next = next + 1 < TILE_STAGES ? next + 1 : 0;
   }

@@ -1,41 +1,41 @@
-// The float32 matrix product that convolutions become: M output channels by N output pixels.
+// The float32 GEMM behind convolutions: M output channels by N output pixels.
 //
-// A block computes TILE_M x TILE_N outputs, TILE_K products of each a step, out of a ring of
-// TILE_STAGES pairs of tiles in shared memory. A thread keeps TILE_TM x TILE_TN sums in registers.
-// Only where the N side comes from (a gather, or a column matrix) differs between kernels.
+// A CTA computes TILE_M × TILE_N outputs over TILE_K products per step, from a ring of TILE_STAGES
+// tile pairs in shared memory. A thread keeps TILE_TM × TILE_TN accumulators in registers. Kernels
+// differ only in where the N side comes from: a gather, or a stored matrix.
 #pragma once
 #include "common/epilogue.cuh"
 #include "common/fast_divide.cuh"
 #include "common/staged_copy.cuh"
 
-// A warp is 4 x 8 lanes (M x N), and a thread's sums lie in squares of 4 x 4, a warp's width apart:
-// a warp then reads 64 and 128 contiguous bytes of shared memory at a time.
+// A warp is 4 × 8 lanes (M × N), and a thread's accumulators are 4 × 4 squares, a warp's width
+// apart: a warp then reads 64 and 128 contiguous bytes of shared memory at a time.
 constexpr int kLanesM = 4, kLanesN = 8, kVector = 4;
 constexpr int kWarpM = kLanesM * TILE_TM, kWarpN = kLanesN * TILE_TN;
 constexpr int kWarpsN = TILE_N / kWarpN;
 constexpr int kThreads = TILE_M / kWarpM * kWarpsN * 32;
 
-// 128 registers a thread; before sm_80 copies on their way take some more.
+// 128 registers per thread; before sm_80 values in flight take more.
 #if __CUDA_ARCH__ >= 800
 constexpr int kBlocksPerMultiprocessor = 512 / kThreads;
 #else
 constexpr int kBlocksPerMultiprocessor = 256 / kThreads;
 #endif
 
-static_assert(TILE_TM % kVector == 0 && TILE_TN % kVector == 0, "sums are kept in 4 x 4 squares");
+static_assert(TILE_TM % kVector == 0 && TILE_TN % kVector == 0, "accumulators are kept in 4 x 4 squares");
 static_assert(TILE_M % kWarpM == 0 && TILE_N % kWarpN == 0, "warps must fill the tile");
 static_assert(kThreads <= 256, "more than 256 threads leave a thread too few registers");
 static_assert(TILE_STAGES >= 2, "one tile is multiplied while another arrives");
 
-// The matrix product of a launch; the host's `GEMM_SHAPE` in gemm.py mirrors it field by field.
+// The GEMM of a launch; the host's `GEMM_SHAPE` in conv/sgemm.py mirrors it field by field.
 struct GemmShape {
   int pixels;       // N of the whole problem: n * oh * ow
-  int depth;        // K, without what pads it
-  int k_tiles;      // of the packed weights
-  int split_tiles;  // how many of them a block takes: blockIdx.z counts the splits
+  int depth;        // K without padding
+  int k_tiles;      // K tiles of the packed weights
+  int split_tiles;  // K tiles per split; blockIdx.z is the split
   int m_tiles;
-  int first_pixel;               // of the launch, a multiple of TILE_N
-  size_t split_size; // elements from one split's output to the next's
+  int first_pixel;               // first pixel of the launch, a multiple of TILE_N
+  size_t split_size;             // elements from one split to the next
   FastDivisor plane;             // oh * ow
   FastDivisor row;               // ow
   FastDivisor window;            // kh * kw
@@ -49,18 +49,18 @@ union Shared {
     float a[TILE_STAGES][TILE_K][TILE_M];
     float b[TILE_STAGES][TILE_K][TILE_N];
   } tiles;
-  float slabs[2][kSlabRows][TILE_N];  // of sums, on their way out
+  float slabs[2][kSlabRows][TILE_N];  // outputs on their way to global memory
   float4 alignment;
 };
 static_assert(sizeof(Shared) <= 48 * 1024, "static shared memory");
 
-// A block's tile of the output, and its share of K.
+// A CTA's output tile and its share of K.
 struct BlockTile {
   int m_tile;
   unsigned n;  // first column
   int k_begin, k_count;  // in tiles
 
-  // Blocks that follow each other share a tile of pixels, the side that is not in L2 already.
+  // Consecutive CTAs share a tile of pixels; the weights are in L2 anyway.
   __device__ __forceinline__ explicit BlockTile(const GemmShape& g)
       : m_tile(blockIdx.x % g.m_tiles),
         n(blockIdx.x / g.m_tiles * TILE_N),
@@ -68,7 +68,7 @@ struct BlockTile {
         k_count(min(g.split_tiles, g.k_tiles - k_begin)) {}
 };
 
-// The M side: weights, which the host has packed as [m_tiles][K][TILE_M] with zeros as padding.
+// The M side: weights, packed by the host as [m_tiles][K][TILE_M] with zero padding.
 class WeightTiles {
  public:
   __device__ __forceinline__ WeightTiles(const float* weight, const GemmShape& g,
@@ -104,20 +104,20 @@ class WeightTiles {
   StagedCopy<float4> copies_[kCopies];
 };
 
-// A thread's sums and where they lie in the tile.
+// A thread's accumulators and their place in the tile.
 struct Accumulator {
   float sum[TILE_TM][TILE_TN] = {};
   int m, n;  // the first square's corner
 
   __device__ __forceinline__ Accumulator() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // NOTE: neighbours in a pair share a column, neighbouring pairs a row. A 128-bit read of
-    // shared memory takes two cycles then instead of four, for both factors.
+    // NOTE: lanes 2i and 2i + 1 share a column, neighbouring pairs a row. A 128-bit read of shared
+    // memory then takes two cycles instead of four, for both operands.
     m = warp / kWarpsN * kWarpM + (lane / 16 * 2 + lane % 2) * kVector;
     n = warp % kWarpsN * kWarpN + lane / 2 % kLanesN * kVector;
   }
 
-  // The rows of sum[i], of all threads, by number, and which rows of the tile they are.
+  // The slab's row of sum[i] of this thread, and the row of the tile that it holds.
   __device__ __forceinline__ int slab_row() const {
     return m / kWarpM * kLanesM + m % kWarpM / kVector;
   }
@@ -147,8 +147,8 @@ struct Accumulator {
   }
 };
 
-// The loop over a block's share of K. `Columns` brings the N side's tiles, one after the other:
-// fetch(tile) and land(tile), as `WeightTiles` does.
+// The main loop over a CTA's share of K. `Columns` provides the N side's tiles in order by
+// fetch(tile) and land(tile), like `WeightTiles`.
 template <typename Columns>
 __device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared, WeightTiles& weights,
                                                Columns& columns, int count) {
@@ -161,13 +161,13 @@ __device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared,
       weights.land(tiles.a[stage]);
       columns.land(tiles.b[stage]);
     }
-    commit_copies();  // an empty group, too, keeps the count of groups even with that of tiles
+    commit_copies();  // empty groups keep the group count equal to the tile count
   }
   int here = 0, free = TILE_STAGES - 1;
 #pragma unroll 1
   for (int t = 0; t < count; ++t) {
     await_copies<TILE_STAGES - 2>();
-    // Tile t is here for all threads, and all are done with tile t - 1, whose place is free.
+    // Tile t has arrived for all threads, and tile t - 1 has been read: its stage is free.
     __syncthreads();
     const bool more = t + TILE_STAGES - 1 < count;
     if (more) {
@@ -185,15 +185,15 @@ __device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared,
   }
 }
 
-// Bias, residual, ReLU, and the way to NCHW. `out` is the split's.
+// Epilogue and store to NCHW. `out` is the split's output.
 //
-// Sums go through shared memory, a row of every thread's a pass: then a thread keeps to one pixel,
-// and a warp writes 32 pixels in a row whatever the plane's size.
+// Accumulators go through shared memory, one row of every thread per pass: a thread then keeps to
+// one pixel, and a warp writes 32 contiguous pixels whatever the plane's size.
 __device__ __forceinline__ void store(const Accumulator& acc, Shared& shared, const ConvShape& p,
                                       const GemmShape& g, const BlockTile& block,
                                       const float* bias, const float* residual, float* out) {
   constexpr int kRowStep = kThreads / TILE_N;
-  static_assert(kThreads % TILE_N == 0, "a thread stays with one pixel");
+  static_assert(kThreads % TILE_N == 0, "a thread keeps to one pixel");
   const int column = threadIdx.x % TILE_N;
   const unsigned pixel = g.first_pixel + block.n + column;
   const unsigned image = quotient(pixel, g.plane);
@@ -201,7 +201,7 @@ __device__ __forceinline__ void store(const Accumulator& acc, Shared& shared, co
   const unsigned start = image * p.o * plane + (pixel - image * plane);
   const bool exists = pixel < (unsigned)g.pixels;
 
-  __syncthreads();  // the slabs lie where tiles are still being multiplied
+  __syncthreads();  // the slabs overlay tiles that are still being multiplied
 #pragma unroll
   for (int i = 0; i < TILE_TM; ++i) {
     float(*slab)[TILE_N] = shared.slabs[i % 2];
@@ -209,7 +209,8 @@ __device__ __forceinline__ void store(const Accumulator& acc, Shared& shared, co
     for (int j = 0; j < TILE_TN; j += kVector) {
       *(float4*)&slab[acc.slab_row()][acc.n + j * kLanesN] = *(const float4*)&acc.sum[i][j];
     }
-    // The only barrier of a pass: the next one fills the other slab, read before this barrier.
+    // One barrier per pass suffices: the next pass fills the other slab, which was read before this
+    // barrier.
     __syncthreads();
 #pragma unroll
     for (int row = threadIdx.x / TILE_N; row < kSlabRows; row += kRowStep) {

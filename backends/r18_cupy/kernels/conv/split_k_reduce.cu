@@ -1,9 +1,12 @@
-// The second stage of a matrix product that was split over K: adds the parts in their order, then
-// bias, residual and ReLU. A thread an output; channels innermost (NHWC).
+// The second launch of a split-K GEMM, NHWC: one thread per output
+// 1. adds the splits in their order, so results are reproducible,
+// 2. applies bias, residual and ReLU, and rounds once.
+//
+// Constraints: none.
 #include "common/epilogue.cuh"
 #include "common/dependent_launch.cuh"
 
-// `partial`: [parts][n·oh·ow][o], float.
+// `partial`: [splits][n·oh·ow][o], float.
 extern "C" __global__ void __launch_bounds__(256)
 split_k_reduce(const float* __restrict__ partial, const float* __restrict__ bias,
                const STORAGE* __restrict__ residual, STORAGE* __restrict__ out, const ConvShape p,

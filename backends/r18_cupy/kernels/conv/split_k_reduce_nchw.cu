@@ -1,5 +1,8 @@
-// The end of a convolution whose K was split: partial sums are added, always in the same order,
-// and the epilogue follows. A thread an output. NCHW, float32.
+// The second launch of a split-K GEMM, NCHW, float32: one thread per output
+// 1. adds the splits in their order, so results are reproducible,
+// 2. applies bias, residual and ReLU.
+//
+// Constraints: none.
 #include "common/epilogue.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/fast_divide.cuh"
@@ -12,7 +15,7 @@ split_k_reduce_nchw(const float* __restrict__ partial, const float* __restrict__
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
   if (index >= (unsigned)p.n * p.o * plane.divisor) return;
   float sum = 0.0f;
-#pragma unroll 8  // the reads are under way together, whatever order they are added in
+#pragma unroll 8  // overlaps the loads; the order of addition stays
   for (int i = 0; i < splits; ++i) sum += partial[i * split_size + index];
   const int channel = quotient(index, plane) % p.o;
   out[index] = epilogue<float>(p, sum, channel, index, bias, residual);

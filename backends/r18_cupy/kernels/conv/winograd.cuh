@@ -1,12 +1,12 @@
-// Winograd's minimal filtering F(m×m, 3×3), one side of each transform (Lavin and Gray,
-// arXiv:1509.09308). With points 0, ±1, ∞ and, for m = 4, ±2. The filters are transformed on the
-// host; conv_winograd.py has G.
+// Winograd's minimal filtering F(m×m, 3×3): one side of each transform (Lavin and Gray,
+// arXiv:1509.09308), with points 0, ±1, ∞ and, for m = 4, ±2. The host transforms the filters;
+// conv/winograd.py has G.
 #pragma once
 #include "common/epilogue.cuh"
 
-// Which output tiles of the batch a launch is about, and the extents in the workspace. Tiles are
-// counted over all images, row by row: (n · rows + row) · columns + column. The host's `SPAN` in
-// conv_winograd.py mirrors it field by field.
+// The output tiles of a launch and the extents in the workspace. Tiles are counted over all images,
+// row by row: (n · rows + row) · columns + column. The host's `SPAN` in conv/winograd.py mirrors it
+// field by field.
 struct WinogradSpan {
   int rows, columns;    // of tiles in an image
   int first, count;     // tiles
@@ -33,8 +33,9 @@ struct Winograd<2> {
   }
 };
 
-// NOTE: the error bound counts roundings: 3 a side in `input`, 4 in `output`. Sharing sums between
-// rows, as here, keeps to that, because no sum has a term that its rows do not have.
+// NOTE: the error bound counts roundings: 3 per side in `input`, 4 in `output`. Sharing
+// subexpressions between rows, as here, stays within that, because no shared sum has a term that
+// its rows lack.
 template <>
 struct Winograd<4> {
   static __device__ __forceinline__ void input(const float (&d)[6], float (&v)[6]) {

@@ -1,12 +1,16 @@
-// Winograd, middle phase: a matrix product for each position t of a transformed tile.
+// Winograd, second phase of three: one GEMM for each position t of a transformed tile (blockIdx.y).
 //   product[t][o][k] = Σ_c filters[t][c][o] · transformed[t][c][k]
-// The host and the first phase have padded every extent to whole tiles, so nothing is checked here:
-// padded channels are zero in both factors, and padded rows and columns are not read afterwards.
+//
+// 1. Tiles of filters and transformed inputs are copied to shared memory ahead of use (sgemm.cuh).
+// 2. Threads accumulate in registers and write to the workspace.
+//
+// Constraints: the host and the first phase pad every extent to whole tiles, so there are no bounds
+// checks. Padded channels are zero in both operands; padded rows and columns are never read.
 #include "common/dependent_launch.cuh"
 #include "conv/sgemm.cuh"
 #include "conv/winograd.cuh"
 
-// The N side: rows of transformed tiles, a channel each.
+// The N side: rows of transformed tiles, one channel each.
 class TransformedTiles {
  public:
   __device__ __forceinline__ TransformedTiles(const float* transformed, int width)
@@ -30,10 +34,10 @@ class TransformedTiles {
 
  private:
   static constexpr int kRowVectors = TILE_N / kVector;
-  static constexpr int kRowStep = kThreads / kRowVectors;  // rows that the block copies at once
+  static constexpr int kRowStep = kThreads / kRowVectors;  // rows that the CTA copies at once
   static constexpr int kCopies = TILE_K / kRowStep;
   static_assert(kThreads % kRowVectors == 0, "a thread keeps to its columns");
-  static_assert(TILE_K % kRowStep == 0, "each thread copies as many vectors");
+  static_assert(TILE_K % kRowStep == 0, "each thread copies the same number of vectors");
 
   const float4* next_;
   const int row_;  // vectors from one channel to the next

@@ -1,10 +1,16 @@
-// Winograd, first phase: input tiles to the domain in which the convolution is a product.
-//   transformed[t][c][k] = (Bᵀ d Bᵀᵀ)[t] of channel c of the span's tile k,  t = EXTENT·row + column
+// Winograd, first phase of three: the input transform.
+//   transformed[t][c][k] = (Bᵀ d B)[t] of channel c of the span's tile k,  t = EXTENT·row + column
+//
+// 1. A thread loads one EXTENT × EXTENT input tile of one channel, zeros outside of the image.
+// 2. It transforms columns, then rows, in registers.
+// 3. It writes position by position; neighbouring threads write neighbouring tiles.
+//
+// Constraints: stride 1, windows of 3×3.
 #include "common/dependent_launch.cuh"
 #include "conv/winograd.cuh"
 
-constexpr int EXTENT = OUTPUT_TILE + 2;  // of an input tile
-constexpr int LANES = 32, CHANNELS = 4;  // the block: neighbouring tiles beside each other
+constexpr int EXTENT = OUTPUT_TILE + 2;  // extent of an input tile
+constexpr int LANES = 32, CHANNELS = 4;  // CTA: neighbouring tiles in neighbouring lanes
 
 extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
 winograd_input(const float* __restrict__ x, float* __restrict__ transformed, const ConvShape p,
@@ -13,7 +19,7 @@ winograd_input(const float* __restrict__ x, float* __restrict__ transformed, con
   const int k = blockIdx.x * LANES + threadIdx.x;
   if (k >= span.width) return;
   const bool real = k < span.count;
-  // The padding of the span has no tile; it must be zero, not whatever was in the workspace.
+  // Padding of the span must be written as zero: the workspace holds stale values.
   const unsigned tile = real ? span.first + k : 0;
   const int left = tile % span.columns * OUTPUT_TILE - p.pw;
   const int top = tile / span.columns % span.rows * OUTPUT_TILE - p.ph;

@@ -1,12 +1,19 @@
-// Winograd, last phase: products back to output pixels, and what the convolution ends with.
+// Winograd, third phase: the output transform and the epilogue.
 //   out = epilogue(Aᵀ product A)
+//
+// 1. A thread loads the products of one tile of one channel.
+// 2. It transforms columns, then rows, in registers.
+// 3. It applies bias, residual and ReLU and writes rows of the tile, as vectors where OW is a
+//    multiple of OUTPUT_TILE.
+//
+// Constraints: those of winograd_input.cu.
 #include "common/dependent_launch.cuh"
 #include "conv/winograd.cuh"
 
-constexpr int EXTENT = OUTPUT_TILE + 2;  // of a transformed tile
-constexpr int LANES = 32, CHANNELS = 4;  // the block: neighbouring tiles beside each other
+constexpr int EXTENT = OUTPUT_TILE + 2;  // extent of a transformed tile
+constexpr int LANES = 32, CHANNELS = 4;  // CTA: neighbouring tiles in neighbouring lanes
 
-// A row of an output tile, moved at once.
+// A row of an output tile, accessed as one vector.
 struct alignas(OUTPUT_TILE * sizeof(float)) Row {
   float pixel[OUTPUT_TILE];
 };
@@ -22,7 +29,7 @@ winograd_output(const float* __restrict__ product, const float* __restrict__ bia
   const int top = tile / span.columns % span.rows * OUTPUT_TILE;
   const int n = tile / span.columns / span.rows;
   const size_t position_stride = (size_t)span.o_padded * span.width;
-  // Then every tile is whole in width, and each of its rows begins at a multiple of its size.
+  // Every tile is then complete in width, and its rows are aligned.
   const bool whole_rows = p.ow % OUTPUT_TILE == 0;
 
   for (int o = blockIdx.y * CHANNELS + threadIdx.y; o < p.o; o += gridDim.y * CHANNELS) {

@@ -1,11 +1,16 @@
-// BatchNorm, ReLU and Add: a thread takes 16 bytes of elements, its neighbour the next 16.
-// NOTE: no pointer to an activation is __restrict__: the output may be the first input. A thread
-// has read its elements before it writes them, and reads no others.
+// BatchNorm, ReLU and Add, any shape.
+// 1. A thread loads 16 bytes of adjacent elements as float.
+// 2. It computes, and rounds once.
+// 3. It stores them to the same place.
+//
+// Constraints: fewer than 2^31 elements. NOTE: no pointer to an activation is __restrict__, since
+// the output may alias the first input. A thread reads its elements before it writes them, and
+// reads no others.
 #include "common/vector.cuh"
 
 constexpr int W = WIDTH<STORAGE>;
 
-// The first element of this thread. Tensors have fewer than 2^31 elements, so 32 bits suffice.
+// The thread's first element.
 __device__ __forceinline__ unsigned first_element() {
   return (blockIdx.x * blockDim.x + threadIdx.x) * W;
 }
@@ -37,7 +42,7 @@ elementwise_add(const STORAGE* a, const STORAGE* b, STORAGE* out, const unsigned
   store_some(out + first, value, count - first);
 }
 
-// W parameters that lie side by side, at a multiple of W.
+// Loads W adjacent parameters, from a multiple of W.
 __device__ __forceinline__ void load_parameters(float (&value)[W], const float* parameters) {
   static_assert(W % 4 == 0, "parameters are loaded by fours");
 #pragma unroll
@@ -49,8 +54,8 @@ __device__ __forceinline__ void load_parameters(float (&value)[W], const float* 
   }
 }
 
-// (x - mean) * scale + bias, with scale = weight / sqrt(var + eps) made by the host. `run` is how
-// many elements of one channel lie side by side: height * width in NCHW, one in NHWC.
+// (x - mean) * scale + bias; the host computes scale = weight / sqrt(var + eps). `run`: adjacent
+// elements of one channel, height * width in NCHW, 1 in NHWC.
 extern "C" __global__ void __launch_bounds__(256)
 elementwise_batchnorm(const STORAGE* x, const float* __restrict__ mean,
                       const float* __restrict__ scale, const float* __restrict__ bias,
@@ -66,7 +71,7 @@ elementwise_batchnorm(const STORAGE* x, const float* __restrict__ mean,
     load_parameters(s, scale + channel);
     load_parameters(b, bias + channel);
   } else {
-    // Divisions are slow: one finds the first element's channel, counting finds the others'.
+    // Division is slow: divide once for the first element's channel, then count.
     unsigned left = run - first % run;
 #pragma unroll
     for (int i = 0; i < W; ++i) {

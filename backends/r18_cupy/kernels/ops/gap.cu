@@ -1,5 +1,10 @@
-// Global average pooling: each mean is summed in an order that depends on the extents of one plane
-// alone, so a sample's bits are the same in any batch.
+// Global average pooling.
+// 1. NCHW: a warp sums one plane. NHWC: eight warps of a CTA sum 32 channels of one image.
+// 2. Partial sums are added in a fixed tree that depends only on the extents of one plane, so a
+//    sample's bits are the same in any batch.
+// 3. The mean is rounded once.
+//
+// Constraints: 256 threads per CTA.
 #include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
 #include "common/storage.cuh"
@@ -8,7 +13,7 @@ constexpr int LANES = 32;
 constexpr int WARPS = 8;
 static_assert(LANES * WARPS == 256, "the kernels are launched with 256 threads");
 
-// A warp a plane: its lanes read adjacent pixels.
+// One warp per plane; its lanes read adjacent pixels.
 extern "C" __global__ void __launch_bounds__(256)
 gap_nchw(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const int planes,
          const int pixels) {
@@ -24,8 +29,8 @@ gap_nchw(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const int pla
   if (lane == 0) out[plane] = from_float<STORAGE>(sum / pixels);
 }
 
-// A block takes 32 adjacent channels of an image: a lane sums one channel over the pixels of its
-// warp (every eighth), then the first warp adds what the eight have found.
+// A CTA takes 32 adjacent channels of an image: each lane sums one channel over every eighth pixel,
+// then the first warp adds the eight partial sums.
 extern "C" __global__ void __launch_bounds__(256)
 gap_nhwc(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const int channels,
          const int pixels) {

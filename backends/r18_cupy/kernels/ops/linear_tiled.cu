@@ -1,21 +1,27 @@
-// Linear for large batches: a product of matrices, in tiles that blocks keep in shared memory.
+// Linear for large batches, a tiled GEMM on CUDA cores.
+// 1. A CTA copies BLOCK_M samples and BLOCK_N features, 32 columns at a time, to shared memory; the
+//    next tile is loaded to registers meanwhile.
+// 2. Each thread accumulates THREAD_M × THREAD_N outputs in registers.
+// 3. Bias is added, and outputs are rounded once.
+//
+// Constraints: BLOCK_M and BLOCK_N are multiples of SIDE.
 #include "common/dependent_launch.cuh"
 #include "ops/linear.cuh"
 #include "common/storage.cuh"
 
-constexpr int LANES = 32;  // BLOCK_K: a warp loads a row of a tile, a lane an element
-constexpr int SIDE = 16;   // threads along either side of a block's tile
+constexpr int LANES = 32;  // BLOCK_K: a warp loads a row of a tile, one element per lane
+constexpr int SIDE = 16;   // threads along each side of a CTA's tile
 constexpr int THREADS = SIDE * SIDE;
 constexpr int THREAD_M = BLOCK_M / SIDE;
 constexpr int THREAD_N = BLOCK_N / SIDE;
-// Rows lie 36 words apart: eight lanes that read 16 bytes of eight rows meet all 32 banks once.
+// Rows are 36 words apart: eight lanes that read 16 bytes of eight rows touch all 32 banks once.
 constexpr int STRIDE = LANES + 4;
 static_assert(BLOCK_M % SIDE == 0 && BLOCK_N % SIDE == 0, "threads share a tile evenly");
 static_assert(STRIDE % 4 == 0 && STRIDE % 32 == 4, "rows are aligned, and shifted by four banks");
 
 // Rows [first, first + ROWS) of a row-major matrix, columns [k, k + 32), on their way to a tile.
-// Beyond the matrix are zeros: in the last columns both factors of a product are zero then, so an
-// infinity in the matrix meets none of them; extra rows give outputs that are not written.
+// Elements beyond the matrix are zero: past the last column both operands are zero, so no infinity
+// meets a zero. Outputs of extra rows are not written.
 template <int ROWS>
 struct Stage {
   static constexpr int WARPS = THREADS / LANES;
@@ -59,11 +65,11 @@ linear_tiled(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
   from_x.fetch(x, p.n, p.features, n0, 0);
   from_weight.fetch(weight, p.out_features, p.features, o0, 0);
   for (int k = 0; k < p.features; k += LANES) {
-    __syncthreads();  // the tile before this one has been read
+    __syncthreads();  // the previous tile has been read
     from_x.put(samples);
     from_weight.put(factors);
     __syncthreads();
-    // The next tile is under way while this one is multiplied; after the last, zeros.
+    // Load the next tile while this one is multiplied; zeros after the last.
     from_x.fetch(x, p.n, p.features, n0, k + LANES);
     from_weight.fetch(weight, p.out_features, p.features, o0, k + LANES);
 #pragma unroll

@@ -1,5 +1,9 @@
-// Linear for small batches: a warp an output feature, which reads that feature's weights once for
-// ROWS samples. Bound by the weights' bytes.
+// Linear for small batches, bound by the bytes of the weights.
+// 1. A warp takes one output feature and reads its weights once for ROWS samples.
+// 2. Each lane accumulates vectors of W elements, a warp's width apart.
+// 3. A butterfly adds the lanes; bias is added, and the output is rounded once.
+//
+// Constraints: none; vectors need a multiple of W features, others are read element by element.
 #include "common/dependent_launch.cuh"
 #include "ops/linear.cuh"
 #include "common/reduce.cuh"
@@ -7,8 +11,8 @@
 
 constexpr int LANES = 32;
 
-// M samples from `first` on, W factors at a time. A sample's sum takes its terms in the same order
-// whatever M is, and so has the same bits.
+// M samples from `first` on, W elements at a time. A sample's terms are added in the same order
+// whatever M is, so its bits do not depend on the batch.
 template <int M, int W>
 __device__ __forceinline__ void dots(const STORAGE* x, const STORAGE* weight, const float* bias,
                                      STORAGE* out, const LinearShape& p, int first, int feature) {
@@ -18,7 +22,7 @@ __device__ __forceinline__ void dots(const STORAGE* x, const STORAGE* weight, co
   float sum[M];
 #pragma unroll
   for (int m = 0; m < M; ++m) {
-    // Beyond the batch, the last sample again: what it gives is not written.
+    // Beyond the batch, repeat the last sample; its output is not written.
     sample[m] = x + (size_t)min(first + m, p.n - 1) * p.features;
     sum[m] = 0.0f;
   }
@@ -52,7 +56,7 @@ linear_warp_dot(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weigh
   if (feature >= p.out_features) return;  // a whole warp
   const int first = blockIdx.y * ROWS;
   const bool alone = p.n - first == 1;
-  // Rows begin at aligned addresses only where each is made of whole vectors.
+  // Rows are aligned only if each consists of whole vectors.
   if (p.features % W == 0) {
     if (alone) {
       dots<1, W>(x, weight, bias, out, p, first, feature);

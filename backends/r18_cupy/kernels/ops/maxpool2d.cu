@@ -1,15 +1,20 @@
-// Max-pooling as it is defined: padding never wins, NaN does.
+// Max-pooling: padding never wins, NaN does.
+// 1. NCHW: one thread per output. NHWC: one thread per 16 bytes of channels.
+// 2. A thread clips its window to the image and takes the maximum of what remains.
+//
+// Constraints: padding is at most half of the window. NHWC with channels that are not whole
+// vectors: one thread per channel.
 #include "common/reduce.cuh"
 #include "common/vector.cuh"
 
-// The host's side is `POOL_SHAPE` in pooling.py.
+// The host's `POOL_SHAPE` in ops/maxpool2d.py mirrors it.
 struct PoolShape {
   int n, c, h, w;              // input
   int oh, ow;                  // output
   int kh, kw, sh, sw, ph, pw;  // window, strides, padding
 };
 
-// The part of a window that lies in the image, along one axis: [first, last). Never empty, since
+// The part of a window inside of the image along one axis: [first, last). Never empty, since
 // padding is at most half of the window.
 struct Span {
   int first, last;
@@ -20,7 +25,7 @@ struct Span {
   }
 };
 
-// A thread an output; neighbours along a row, so that a warp reads and writes rows.
+// One thread per output; neighbours along a row, so a warp reads and writes rows.
 extern "C" __global__ void __launch_bounds__(256)
 maxpool2d_nchw(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const PoolShape p) {
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -40,7 +45,7 @@ maxpool2d_nchw(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const P
   out[index] = from_float<STORAGE>(best);
 }
 
-// A thread computes W adjacent channels of one output pixel; its neighbour, the next W.
+// A thread computes W adjacent channels of one output pixel; its neighbour the next W.
 template <int W>
 __device__ __forceinline__ void pool_channels(const STORAGE* x, STORAGE* out, const PoolShape& p) {
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -69,12 +74,13 @@ __device__ __forceinline__ void pool_channels(const STORAGE* x, STORAGE* out, co
   store(out + index * W, best);
 }
 
-// NOTE: left alone, the assembler aims at 32 registers for some architectures, and spills.
+// NOTE: without the second launch bound, ptxas aims at 32 registers on some architectures and
+// spills.
 extern "C" __global__ void __launch_bounds__(256, 4)
 maxpool2d_nhwc(const STORAGE* __restrict__ x, STORAGE* __restrict__ out, const PoolShape p) {
   constexpr int W = WIDTH<STORAGE>;
-  // Pixels begin at aligned addresses only where the channels of one are whole vectors. The host
-  // launches a thread for each vector, or for each channel, accordingly.
+  // Pixels are aligned only if their channels are whole vectors. The host launches one thread per
+  // vector, or per channel, accordingly.
   if (p.c % W == 0) {
     pool_channels<W>(x, out, p);
   } else {

@@ -1,16 +1,23 @@
-// Pixels to a network's input: bytes in NHWC, x * scale + shift by channel, stored in NCHW.
+// Pixels to a network's input: bytes in NHWC, x * scale + shift per channel, stored in NCHW.
+// 1. RGB: a thread loads W adjacent pixels, 16 bytes of each output channel.
+// 2. One FMA per element in float32, rounded once.
+// 3. It stores one vector to each channel's plane.
+//
+// Constraints: planes of whole vectors; `normalize_any` takes other images and channel counts, one
+// thread per element.
 #include "common/vector.cuh"
 
 constexpr int CHANNELS = 3;
-constexpr int W = WIDTH<STORAGE>;  // pixels of a thread: 16 bytes of each channel
+constexpr int W = WIDTH<STORAGE>;  // pixels per thread: 16 bytes of each channel
 
 struct alignas(W) Bytes {
   static_assert(W <= 16, "a thread loads at most 16 bytes at once");
   unsigned char at[W];
 };
 
-// RGB, in images of `runs` times W pixels; `threads` runs in all. Neighbours store side by side in
-// each plane. Their loads lie CHANNELS * W bytes apart; the three together leave no byte out.
+// RGB images of `runs` vectors of W pixels; `threads` vectors in all. Neighbouring threads store
+// adjacent vectors. Their loads are CHANNELS * W bytes apart, but the three loads together use
+// every byte.
 extern "C" __global__ void __launch_bounds__(256)
 normalize_rgb(const unsigned char* __restrict__ x, const float* __restrict__ scale,
               const float* __restrict__ shift, STORAGE* __restrict__ out, const unsigned threads,
@@ -36,7 +43,7 @@ normalize_rgb(const unsigned char* __restrict__ x, const float* __restrict__ sca
   }
 }
 
-// Any channels and any image of `area` pixels: a thread an element, in the order of the output.
+// Any number of channels, any image of `area` pixels: one thread per element, in output order.
 extern "C" __global__ void __launch_bounds__(256)
 normalize_any(const unsigned char* __restrict__ x, const float* __restrict__ scale,
               const float* __restrict__ shift, STORAGE* __restrict__ out, const unsigned threads,

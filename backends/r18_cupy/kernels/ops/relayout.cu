@@ -1,18 +1,23 @@
 // NCHW to NHWC and back: each image is a matrix (channels × pixels, or pixels × channels) that is
-// transposed, tile by tile through shared memory. Elements are moved as bits.
+// transposed.
+// 1. A CTA copies a tile to shared memory in the order of the source.
+// 2. It writes the tile in the order of the target, so both sides coalesce.
+//
+// Constraints: elements are moved as bits, of 2 or 4 bytes. A tile is square, or covers a narrow
+// side (at most NARROW) entirely.
 
 constexpr int THREADS = 256;
 constexpr int CAPACITY = NARROW_LENGTH * (NARROW + 1);
 static_assert(TILE * (TILE + 1) <= CAPACITY, "a square tile fits");
 static_assert(NARROW * (NARROW_LENGTH + 1) <= CAPACITY, "a flat tile fits");
 
-// `count` matrices of rows × columns, in tiles of tile_rows × tile_columns: square, or the whole of
-// the narrow side by a length of the other.
+// `count` matrices of rows × columns, in tiles of tile_rows × tile_columns: square, or a narrow
+// side entirely by a length of the other.
 struct TransposeShape {
   int count, rows, columns, tile_rows, tile_columns;
 };
 
-// NOTE: 32 first, as a constant: whole tiles then need no division, which costs more than the move.
+// NOTE: the constant case first: whole tiles then need no division, which costs more than the copy.
 __device__ __forceinline__ int line_of(int t, int width) {
   return width == TILE ? t / TILE : t / width;
 }
@@ -29,8 +34,8 @@ relayout_transpose(const BITS* __restrict__ x, BITS* __restrict__ out, const Tra
   const int stride = p.tile_columns + 1;  // odd where the tile is square: no bank conflicts
   const unsigned matrix = blockIdx.x / across / down * p.rows * p.columns;
 
-  // Threads walk the tile in the order of memory on each side, so that both sides coalesce, also
-  // where a line of the tile has three elements.
+  // Threads traverse the tile in memory order on each side, so both sides coalesce even where a
+  // line of the tile has three elements.
   for (int t = threadIdx.x; t < height * width; t += THREADS) {
     const int row = line_of(t, width), column = t - row * width;
     tile[row * stride + column] = x[matrix + (row0 + row) * p.columns + column0 + column];

@@ -1,7 +1,11 @@
-// Softmax: a block a row, which it reads three times: maximum, sum of powers, quotients.
-// NaN and infinities need no case of their own. NaN wins the maximum and makes every difference
-// NaN; +Inf makes its own difference Inf - Inf = NaN, and with it the sum; -Inf gives exp(-Inf) = 0
-// unless it is the maximum too, which is Inf - Inf again.
+// Softmax over rows: one CTA per row, which it reads three times.
+// 1. The row's maximum.
+// 2. The sum of exp(x − maximum).
+// 3. The quotients, rounded once.
+//
+// Constraints: none. NaN and infinities need no special case. NaN wins the maximum and makes every
+// difference NaN; +Inf makes its own difference Inf - Inf = NaN, and with it the sum; -Inf gives
+// exp(-Inf) = 0 unless it is the maximum too, which is Inf - Inf again.
 #include "common/reduce.cuh"
 #include "common/storage.cuh"
 
@@ -12,7 +16,7 @@ constexpr int THREADS = 32 * WARPS;
 template <typename Combine>
 __device__ __forceinline__ float reduce_block(float value, Combine combine, float* partial) {
   value = reduce_lanes<32>(value, combine);
-  __syncthreads();  // what a reduction before this one left here has been read
+  __syncthreads();  // the previous reduction's values have been read
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
   return reduce_lanes<WARPS>(partial[threadIdx.x % WARPS], combine);
