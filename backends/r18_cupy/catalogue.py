@@ -1,4 +1,4 @@
-"""Every kernel of the backend, the preferred one for an op and precision first."""
+"""Every kernel of the backend; for each op and precision the preferred one comes first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from r18_cupy.stem.few_channels_mma import few_channels_mma_kernels
 from r18_cupy.stem.few_channels_wgmma import few_channels_wgmma_kernels
 
 PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
-# Those that differ from fp32 in products alone: in other ops float32 serves them.
+# They differ from fp32 only in products; ops without products use float32.
 OF_PRODUCTS: tuple[Precision, ...] = (TF32, FP16X3)
 
 
@@ -59,14 +59,16 @@ def all_kernels() -> tuple[CudaKernel, ...]:
 
 
 def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
-    """Those that a device of this compute capability runs; all of them where it is not known."""
+    """The kernels that a device of this compute capability runs; all if it is not known."""
     return tuple(
         kernel for kernel in all_kernels() if capability is None or kernel.runs_on(capability)
     )
 
 
 def other_kernels(precision: Precision) -> tuple[CudaKernel, ...]:
-    """Each op on 4-d activations in both layouts; the preferred kernel of an op first."""
+    """The kernels of all ops but convolutions; activations in both layouts, preferred kernels
+    first.
+    """
     return (
         *(
             kernel(precision, layout)

@@ -1,8 +1,8 @@
-"""CUDA C++ to machine code: NVRTC through `cuda.core`, with a cache on the disk.
+"""CUDA C++ to machine code: NVRTC through `cuda.core`, with a cache on disk.
 
 Compiling needs no GPU: every kernel can be compiled for every architecture anywhere. CuPy's own
-road is not taken, because it forces `-ftz=true`, cannot name `sm_90a`, and does not see when an
-included header changes.
+compiler is not used, because it forces `-ftz=true`, cannot target `sm_90a`, and does not hash
+included headers.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from r18.machine import cache_folder, package_version
 KERNELS = Path(__file__).parents[1] / "kernels"
 STANDARD = "c++17"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-"""What kernels are meant for, but for those that need one architecture's own instructions."""
-_FORMAT = 2  # of a cached file
+"""The targets of every kernel that does not need architecture-specific instructions."""
+_FORMAT = 2  # format version of a cached file
 _PACKAGES = tuple(
     f"nvidia-cuda-{part}{of}" for part in ("nvrtc", "runtime") for of in ("", "-cu12")
 )
 
 
 class CompileError(R18Error):
-    """A kernel's source does not compile; the message has file, line and flags."""
+    """A kernel does not compile; the message has file, line and flags."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A `__global__` function: where it is written and how it is compiled.
+    """A `__global__` function: its source and compiler flags.
 
     source:  `conv/direct` for `kernels/conv/direct.cu`.
-    symbol:  its name there, declared `extern "C"`.
+    symbol:  its name, declared `extern "C"`.
     defines: macros, rendered as `-D` flags.
-    family:  needs the instructions of one architecture alone (`sm_90a`), so it is compiled for
-             that variant and runs on no other.
+    family:  an architecture-specific target (`sm_90a`) that its instructions need: it is compiled
+    for this target and runs on no other.
     """
 
     source: str
@@ -62,13 +62,13 @@ class Entry:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What the compiler is told, but for the architecture."""
+        """The compiler's flags without the architecture."""
         macros = tuple(f"-D{name}={value}" for name, value in self.defines)
         return (f"-std={STANDARD}", *macros)
 
     @property
     def label(self) -> str:
-        """The symbol, and the macros that make it one of several."""
+        """The symbol and its macros."""
         return " ".join([self.symbol, *(f"{name}={value}" for name, value in self.defines)])
 
     @property
@@ -80,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled entry: machine code for one architecture, and what the assembler said of it."""
+    """A compiled entry: machine code for one architecture, and the assembler's report."""
 
     symbol: str
     cubin: bytes
@@ -88,11 +88,11 @@ class Binary:
 
     @property
     def resources(self) -> Resources:
-        """Read from `ptxas -v`. Raises `CompileError` where NVRTC has not passed it on."""
+        """Parsed from `ptxas -v`. Raises `CompileError` if NVRTC has not passed the report on."""
         _, _, about = self.report.partition(f"Function properties for {self.symbol}\n")
         if not about:
             raise CompileError(
-                f"{_toolkit()} says nothing of the resources of '{self.symbol}'\n"
+                f"{_toolkit()} does not report the resources of '{self.symbol}'\n"
                 "  pip install --upgrade nvidia-cuda-nvrtc cuda-core"
             )
 
@@ -109,14 +109,14 @@ class Binary:
 
 
 def architecture(entry: Entry, capability: tuple[int, int]) -> str:
-    """The target for a device of this compute capability: `sm_90`, or the entry's own variant."""
+    """The target for a device of this compute capability: `sm_90`, or the entry's own target."""
     return entry.family or f"sm_{capability[0]}{capability[1]}"
 
 
 def capability(target: str) -> tuple[int, int]:
-    """The compute capability of a target: (9, 0) of `sm_90` and of `sm_90a`.
+    """The compute capability of a target: (9, 0) for `sm_90` and `sm_90a`.
 
-    Raises `UsageError` for what names no architecture.
+    Raises `UsageError` for other names.
     """
     found = re.fullmatch(r"sm_(\d+)(\d)[af]?", target)
     if found is None:
@@ -127,25 +127,25 @@ def capability(target: str) -> tuple[int, int]:
 def compile_entry(entry: Entry, target: str) -> Binary:
     """Machine code for `target` (`sm_80`, `sm_90a`, ...), from the cache or from NVRTC.
 
-    Raises `CompileError`. Several processes and threads may ask for the same at once.
+    Raises `CompileError`. Safe to call from several processes and threads at once.
     """
     key = hashlib.sha256(f"{_FORMAT} {entry.digest} {target} {_toolkit()}".encode()).hexdigest()
     path = cache_folder() / "cubin" / f"{entry.symbol}-{target}-{key[:32]}.cubin"
     try:
         return _read(path, entry.symbol)
-    except (OSError, ValueError, KeyError, TypeError):  # absent, or damaged: made anew
+    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: compile again
         binary = _compile(entry, target)
     try:
         with new_file(path) as draft:
             head = json.dumps({"report": binary.report, "size": len(binary.cubin)})
             draft.write_bytes(head.encode() + b"\n" + binary.cubin)
     except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
+        pass  # an unwritable cache only costs time
     return binary
 
 
 def compile_all(entries: Iterable[Entry], target: tuple[int, int]) -> None:
-    """Bring entries into the cache, several at once."""
+    """Compile entries into the cache, several at a time."""
     wanted = dict.fromkeys(entries)
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         list(pool.map(lambda entry: compile_entry(entry, architecture(entry, target)), wanted))
@@ -177,7 +177,7 @@ def _include_paths() -> tuple[str, ...]:
     cudart = find_nvidia_header_directory("cudart")
     if cudart is None:
         raise CompileError(
-            "the headers of the CUDA runtime (cuda_fp16.h) are not found\n"
+            "the headers of the CUDA runtime (cuda_fp16.h) were not found\n"
             "  pip install nvidia-cuda-runtime, or set CUDA_HOME"
         )
     return (str(KERNELS), cudart)
@@ -185,9 +185,9 @@ def _include_paths() -> tuple[str, ...]:
 
 @cache
 def _toolkit() -> str:
-    """What compiles: NVRTC's version, the folder of its headers, and of both the packages'.
+    """Identifies the toolkit: NVRTC's version, its headers' folder, and both packages' versions.
 
-    NVRTC itself tells two numbers alone, and an update of the third compiles otherwise too.
+    NVRTC reports only major and minor version, but a patch release may generate other code.
     """
     from cuda.bindings import nvrtc
 
@@ -211,7 +211,7 @@ def _compile(entry: Entry, target: str) -> Binary:
     try:
         program = core.Program(entry.path.read_text(), "c++", options)
         code = bytes(program.compile("cubin", logs=log).code)
-    except Exception as error:  # cuda.core raises a class of its own for each of its layers
+    except Exception as error:  # cuda.core raises a different class in each layer
         raise CompileError(
             f"{entry.source}.cu does not compile for {target}: {error}\n{log.getvalue()}"
             f"  flags: {' '.join((*entry.flags, f'-arch={target}'))}"

@@ -1,6 +1,6 @@
-"""Memory, streams, events and graphs by CuPy.
+"""Memory, streams, events and graphs through CuPy.
 
-A plan needs the memory's alignment and nothing of CuPy, so that is imported on first use.
+Planning needs only the memory's alignment, so CuPy is imported on first use.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @cache
 def _cupy() -> Any:
-    """CuPy, with its pool as the environment wants it."""
+    """CuPy, with its memory pool on or off as `R18_CUPY_POOL` says."""
     import cupy
 
     if os.environ.get("R18_CUPY_POOL") == "0":
-        # Each buffer is then an allocation of its own, whose bounds compute-sanitizer knows.
+        # Each buffer is then its own allocation, whose bounds compute-sanitizer checks.
         cupy.cuda.set_allocator(None)
     return cupy
 
 
 class CupyBuffer:
-    """A span of device bytes from CuPy's pool. Kernels want its address alone."""
+    """A range of device bytes from CuPy's pool. Kernels need only its address."""
 
     __slots__ = ("_memory", "address", "nbytes")
 
@@ -58,8 +58,9 @@ class CupyBuffer:
 
 
 class AdoptedBuffer(CupyBuffer):
-    """Somebody else's bytes. Adopting is on the way of every call, and CuPy's object for them is
-    not: that is made where it is asked for."""
+    """Bytes owned by somebody else. Adopting happens on every call, so CuPy's object for them is
+    created only on demand.
+    """
 
     __slots__ = ("_owner",)
 
@@ -74,7 +75,7 @@ class AdoptedBuffer(CupyBuffer):
 
 
 class CupyMemory:
-    """Bytes from CuPy's allocator, which begins them at multiples of 512."""
+    """Memory from CuPy's allocator, which aligns to 512 bytes."""
 
     alignment = 256
 
@@ -118,15 +119,15 @@ class CupyMemory:
 
 
 def _foreign(address: int, nbytes: int, owner: object) -> cupy.cuda.MemoryPointer:
-    """Device bytes of somebody else, who lives as long as the pointer."""
+    """Device bytes owned by `owner`, which is kept alive by the pointer."""
     cuda = _cupy().cuda
-    device = cuda.device.get_device_id()  # else CuPy would ask the driver about the address
+    device = cuda.device.get_device_id()  # saves CuPy a driver query for the address
     return cuda.MemoryPointer(cuda.UnownedMemory(address, nbytes, owner, device), 0)
 
 
 @dataclass(frozen=True)
 class _Handle:
-    """A stream by its handle, as the CUDA stream protocol states it."""
+    """A stream handle with the CUDA stream protocol."""
 
     handle: int
 
@@ -135,16 +136,16 @@ class _Handle:
 
 
 def _external(handle: int) -> cupy.cuda.Stream:
-    """CuPy's object for a stream of somebody else."""
+    """CuPy's object for an external stream."""
     cuda = _cupy().cuda
-    if hasattr(cuda.Stream, "from_external"):  # from CuPy 14, which deprecates the other
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14 and later; it deprecates ExternalStream
         return cuda.Stream.from_external(_Handle(handle))
     return cuda.ExternalStream(handle)
 
 
 @lru_cache(maxsize=256)
 def _adopted(handle: int) -> CupyStream:
-    """It is a handle and nothing else, of no device, so it may outlive the stream."""
+    """Only wraps a handle, independent of any device, so it may outlive the stream."""
     return CupyStream(_external(handle))
 
 
@@ -155,12 +156,12 @@ def _device(buffer: Buffer) -> CupyBuffer:
 
 
 def _untimed() -> cupy.cuda.Event:
-    """An event for order alone, which costs less."""
+    """An event without timing, which is cheaper."""
     return _cupy().cuda.Event(disable_timing=True)
 
 
 class CupyEvent:
-    """A point in a stream's work, with its time."""
+    """A timed point in a stream's work."""
 
     def __init__(self, stream: cupy.cuda.Stream) -> None:
         self.event = _cupy().cuda.Event()
@@ -172,7 +173,7 @@ class CupyEvent:
 
 
 class CupyStream:
-    """A CUDA stream: of its own, that waits for no other, or one that is given."""
+    """A CUDA stream: a new non-blocking one, or the given one."""
 
     def __init__(self, cuda: cupy.cuda.Stream | None = None) -> None:
         self.cuda = _cupy().cuda.Stream(non_blocking=True) if cuda is None else cuda
@@ -187,7 +188,7 @@ class CupyStream:
 
     @contextmanager
     def trace(self) -> Iterator[list[tuple[str, Event]]]:
-        """Collects an event after each launch meanwhile, with its phase; see `r18.backend`."""
+        """Collect (phase, event) after each launch inside the block; see `r18.backend`."""
         self._marks = []
         try:
             yield self._marks
@@ -195,7 +196,7 @@ class CupyStream:
             self._marks = None
 
     def mark(self, phase: str) -> None:
-        """A launch has been enqueued, as this phase of its kernel."""
+        """Record that a launch of this phase has been enqueued."""
         if self._marks is not None:
             self._marks.append((phase, self.record()))
 
@@ -208,18 +209,19 @@ class CupyStream:
         self.cuda.wait_event(beside.cuda.record(_untimed()))
 
     def _beside(self) -> CupyStream:
-        """The stream of the branches: one, since they take turns."""
+        """The branches' stream; one suffices, since they take turns."""
         if self._branch is None:
             self._branch = CupyStream()
         return self._branch
 
     def capture(self, work: Callable[[], None], *, warm: bool = True) -> Callable[[], None]:
-        """The work as a graph. `warm`: run it once before; a first run loads its functions,
-        which a capture does not allow."""
+        """Capture the work as a CUDA graph. `warm`: run it once first, because loading functions is
+        not allowed during capture.
+        """
         if warm:
             work()
             self.cuda.synchronize()
-        self._beside()  # no stream is made during a capture
+        self._beside()  # streams cannot be created during capture
         self.cuda.begin_capture()
         try:
             work()
@@ -230,7 +232,7 @@ class CupyStream:
 
 
 class OverlappingStream(CupyStream):
-    """One on a device whose launches overlap. See `r18.backend.Overlapping`."""
+    """A stream on a device with programmatic dependent launch. See `r18.backend.Overlapping`."""
 
     def copy_late(self, source: Buffer, target: Buffer) -> None:
         from r18_cupy.cuda import launch

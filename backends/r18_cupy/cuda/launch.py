@@ -1,8 +1,8 @@
-"""One launch as data, and the way from it to the device.
+"""A kernel launch as data, and its execution on the device.
 
-A kernel says in pure functions which functions it launches, on which grid, with which arguments;
-everything that touches CUDA is `Launcher`, which tests replace. A launch is on the way of every
-run, so what is the same each time is worked out once, for each of them and each device.
+A kernel names in pure functions which functions it launches, on which grid and with which
+arguments. Everything that touches CUDA is in `Launcher`, which tests replace. Launching is on the
+hot path of every run, so whatever does not change is computed once per launch and device.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from r18_cupy.cuda.compiler import Entry, architecture, capability, compile_entr
 
 Dim3 = tuple[int, int, int]
 
-# Limits of CUDA on a launch, of every compute capability in use.
+# CUDA's launch limits, for every compute capability in use.
 MAX_GRID: Dim3 = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
-OVERLAP_CAPABILITY = (9, 0)  # from which on a launch may overlap the one before it
-DEFAULT_SHARED = 48 * 1024  # bytes a block may have without being allowed more
+OVERLAP_CAPABILITY = (9, 0)  # programmatic dependent launch needs at least this
+DEFAULT_SHARED = 48 * 1024  # bytes per block without opting in to more
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Role(Enum):
-    """Which of a kernel's buffers."""
+    """The role of a kernel's buffer."""
 
     INPUT = "input"
     WEIGHT = "weight"
@@ -41,7 +41,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of one of the kernel's buffers, `offset` bytes in."""
+    """The address of one of the kernel's buffers plus `offset` bytes."""
 
     role: Role
     index: int = 0
@@ -49,7 +49,7 @@ class Pointer:
 
 
 class Located(Protocol):
-    """An argument that follows from a buffer's address: see `tensor_map`."""
+    """An argument computed from a buffer's address; see `tensor_map`."""
 
     @property
     def pointer(self) -> Pointer: ...
@@ -60,10 +60,10 @@ class Located(Protocol):
 
 
 class LaunchError(R18Error):
-    """The driver does not launch a kernel."""
+    """The driver rejected a launch."""
 
 
-NULL = np.uintp(0)  # a pointer argument that is not given
+NULL = np.uintp(0)  # a null pointer argument
 X, OUT, WORKSPACE = Pointer(Role.INPUT), Pointer(Role.OUTPUT), Pointer(Role.WORKSPACE)
 Argument = Pointer | Located | np.generic | np.ndarray[Any, Any]
 
@@ -72,14 +72,13 @@ Argument = Pointer | Located | np.generic | np.ndarray[Any, Any]
 class GridLaunch:
     """One launch of a `__global__` function.
 
-    arguments: in the function's order: `Pointer` and what follows from one (`Located`), NumPy
-               scalars of exactly the parameter's type, and structs as arrays of one element (see
-               `struct`).
-    shared_nbytes: dynamic shared memory a block.
-    phase:     the name under which `Program.profile` shows it, where a kernel has several.
-    overlaps:  it may begin before the launch before it in the stream has ended, because the
-               function itself waits for that before it reads or writes what others do (see
-               kernels/dependent_launch.cuh); from compute capability 9.0 on.
+    arguments: in the function's order: `Pointer`, `Located`, NumPy scalars of exactly the
+    parameter's type, and structs as arrays of one element (see `struct`).
+    shared_nbytes: dynamic shared memory per block.
+    phase: its name in `Program.profile`, for kernels with several launches.
+    overlaps: programmatic dependent launch: it may begin before the previous launch in the stream
+    has ended, because the function itself waits before it reads or writes shared data (see
+    kernels/common/dependent_launch.cuh). From compute capability 9.0 on.
     """
 
     entry: Entry
@@ -114,7 +113,7 @@ class DeviceBuffer(Protocol):
 
 
 class Buffers(NamedTuple):
-    """The buffers that a kernel was given, by role."""
+    """The buffers of a call, by role."""
 
     inputs: Sequence[Buffer]
     weights: Sequence[Buffer]
@@ -132,9 +131,9 @@ class Buffers(NamedTuple):
 
 
 Addresses = tuple[int, ...]
-"""Those of a kernel's buffers: output, workspace, inputs, and weights from the last to the first.
+"""The addresses of a call's buffers: output, workspace, inputs, then weights in reverse order.
 
-So the place of each follows from its role and index, however many there are: see `_place`.
+The position of each follows from its role and index without knowing the counts; see `_place`.
 """
 
 
@@ -151,7 +150,7 @@ def _address(buffer: Buffer) -> int:
 
 
 def _place(pointer: Pointer) -> int:
-    """Where a pointer's buffer stands among `Addresses`; weights are counted from their end."""
+    """The index of a pointer's buffer in `Addresses`; weights are counted from the end."""
     places = {
         Role.OUTPUT: 0,
         Role.WORKSPACE: 1,
@@ -165,12 +164,13 @@ def _place(pointer: Pointer) -> int:
 
 
 class _Moving(NamedTuple):
-    """An argument that follows from a buffer's address.
+    """An argument computed from a buffer's address.
 
     position: among the arguments.
-    place:    of its buffer among `Addresses`.
-    offset:   bytes from where the buffer begins.
-    placed:   from an address the argument, and where that lies; None where it is the address.
+    place:    index of its buffer in `Addresses`.
+    offset:   bytes from the start of the buffer.
+    placed:   maps an address to the argument and the argument's own address; None if the argument
+    is the address.
     """
 
     position: int
@@ -189,7 +189,7 @@ def _moving(position: int, argument: Pointer | Located) -> _Moving:
 def _remembering(
     at: Callable[[int], np.ndarray[Any, Any]],
 ) -> Callable[[int], tuple[np.ndarray[Any, Any], int]]:
-    """The argument for an address, and where it lies; an allocator gives the same ones again."""
+    """The argument for an address, with its own address, cached because allocators reuse addresses."""
 
     @lru_cache(maxsize=64)
     def placed(address: int) -> tuple[np.ndarray[Any, Any], int]:
@@ -200,10 +200,10 @@ def _remembering(
 
 
 class _Bound:
-    """A launch on one device, with all that is the same each time worked out.
+    """A launch bound to one device, with everything constant precomputed.
 
-    The driver's structs and the words that it reads arguments from are made once, since making
-    them takes longer than the launch. It has copied them all when its call returns.
+    The driver's structs and argument words are built once, because building them takes longer than
+    the launch. The driver copies them before its call returns.
     """
 
     def __init__(self, launch: GridLaunch, function: Any, *, overlaps: bool) -> None:
@@ -226,7 +226,7 @@ class _Bound:
         self._lock = threading.Lock()
         self._stream: int | None = None
         self._moving: list[_Moving] = []
-        # Each argument's place in memory: a word for one that is an address.
+        # Each argument's place in memory: one word if it is an address.
         count = len(launch.arguments)
         words, places = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         self._values: list[np.ndarray[Any, Any]] = []
@@ -241,8 +241,8 @@ class _Bound:
         self._arguments = int(places.ctypes.data)
 
     def enqueue(self, addresses: Addresses, stream: int) -> None:
-        """Put it into the stream of that handle. Safe from several threads."""
-        held = []  # lives until the driver has copied
+        """Enqueue on the stream with this handle. Thread-safe."""
+        held = []  # kept alive until the driver has copied it
         with self._lock:
             if stream != self._stream:
                 self._config.hStream = self._driver.CUstream(stream)
@@ -263,7 +263,7 @@ class _Bound:
 
 
 class Launcher:
-    """Loads functions into the current device and launches them. Safe from several threads."""
+    """Loads functions into the current device and launches them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -285,7 +285,7 @@ class Launcher:
         return capability(f"sm_{cupy.cuda.Device(device).compute_capability}")
 
     def function(self, entry: Entry) -> Any:
-        """The entry's CuPy function on the current device, compiled and loaded when new."""
+        """The entry's CuPy function on the current device, compiled and loaded on first use."""
         import cupy
 
         device = self.device()
@@ -303,7 +303,7 @@ class Launcher:
         return found
 
     def _allow_shared(self, function: Any, nbytes: int) -> None:
-        """Raise the function's limit of dynamic shared memory, once."""
+        """Raise the function's dynamic shared memory limit, once."""
         from cupy.cuda import driver
 
         if self._shared.get(function.ptr, 0) < nbytes:
@@ -318,7 +318,7 @@ class Launcher:
         return _Bound(launch, function, overlaps=overlaps)
 
     def launch(self, launch: GridLaunch, addresses: Addresses, stream: Any) -> None:
-        """Put a launch into a CuPy stream."""
+        """Enqueue a launch on a CuPy stream."""
         self._bound(self.device(), launch).enqueue(addresses, stream.ptr)
 
     def bind(self, launches: Sequence[GridLaunch], weights: Sequence[Buffer]) -> Enqueue:
@@ -338,7 +338,7 @@ class Launcher:
 
 
 class _Threads(threading.local):
-    """Of each thread, the devices whose context was made current there."""
+    """Per thread, the devices whose context has been made current."""
 
     def __init__(self) -> None:
         self.ready: set[int] = set()
@@ -348,7 +348,7 @@ _threads = _Threads()
 
 
 def _make_current(device: int) -> None:
-    """Let the CUDA runtime do so, if it has not: the driver launches, and leaves that to others."""
+    """Make the device's context current through the CUDA runtime; the driver API does not do it."""
     from cuda.bindings import driver
     from cupy.cuda import runtime
 
@@ -366,4 +366,4 @@ def _get_device() -> Callable[[], int]:
 
 
 LAUNCHER = Launcher()
-"""The one launcher; tests put a stand-in in its place."""
+"""The launcher; tests replace it."""

@@ -1,11 +1,11 @@
-"""The executor's program, with what a GPU adds: copies beside compute, and arrays on the device.
+"""The executor's program on a GPU: copies overlap with compute, and device arrays are accepted.
 
-Two input buffers take turns, each with pinned host memory: while a batch is computed the next is
-copied by a stream of its own. Arrays that lie on the device already are read where they are.
+Two input buffers alternate, each with pinned host memory: while one batch is computed, the next is
+copied on a separate stream. Arrays that are already on the device are read in place.
 
-Two events of each buffer keep the streams in order, without the host: a copy into it begins when
-the last run that read it has ended (`free`), a run that reads it when its batch has arrived
-(`ready`). An output is copied back between its run and the next, in the stream of both.
+Two events per buffer order the streams without the host. A copy into the buffer waits for the last
+run that read it (`free`); a run that reads it waits for its batch (`ready`). Outputs are copied
+back on the compute stream, between their run and the next.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _DLPACK_CUDA = 2  # kDLCUDA
 
 
 class Slot:
-    """One of the input buffers.
+    """An input buffer.
 
     ready: its batch has arrived. free: the last run that read it has ended.
-    staging: pinned memory for batches that do not lie in such, once there was one.
+    staging: pinned memory for batches in pageable memory, allocated on first use.
     """
 
     def __init__(self, buffer: CupyBuffer) -> None:
@@ -56,7 +56,9 @@ class CupyProgram(ExecutorProgram):
         self._arriving: list[tuple[cupy.cuda.Event, Array]] = []
         self._runs: dict[int, Callable[[], None]] = {}
         reads = [tensor.value in step.inputs for step in plan.steps]
-        self._head = len(reads) - reads[::-1].index(True)  # steps up to the last that reads it
+        self._head = len(reads) - reads[::-1].index(
+            True
+        )  # steps up to the last reader
         self._tail: Callable[[], None] | None = None
         self._held: Any = None
 
@@ -67,10 +69,10 @@ class CupyProgram(ExecutorProgram):
     # -- from and to the host ------------------------------------------------------------------
 
     def load(self, images: Array) -> None:
-        """Start to bring a batch to the device; returns once `images` may be changed again.
+        """Start copying a batch to the device; `images` may be changed once this returns.
 
-        One of `input_arrays` is copied from where it is, and may be changed once the other has been
-        loaded, or its run has ended. A launch in flight goes on with the batch that it was given.
+        An array of `input_arrays` is copied directly. It may be changed once the other one has been
+        loaded, or its run has ended. A launch in flight continues with its own batch.
         """
         images = np.asarray(images)
         tensor = self._check_input(images.shape, images.dtype)
@@ -84,14 +86,14 @@ class CupyProgram(ExecutorProgram):
             slot.ready.record(self._copies)
             self._loaded, self._next = slot, 1 - index
             if any(given):
-                other.ready.synchronize()  # as was promised of the other array
+                other.ready.synchronize()  # the other array may now be changed, as documented
 
     def _staged(self, images: Array, tensor: Tensor, slot: Slot) -> Array:
-        """The batch in the slot's pinned memory, which its last copy has left."""
+        """Copy the batch to the slot's pinned memory, after its previous copy has completed."""
         if slot.staging is None:
             slot.staging = self._host_array(tensor)
         slot.ready.synchronize()
-        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        with np.errstate(over="ignore"):  # overflow to infinity is intended
             slot.staging[...] = images
         return slot.staging
 
@@ -108,7 +110,7 @@ class CupyProgram(ExecutorProgram):
             arrived = cupy.cuda.Event(disable_timing=True)
             buffer.memory.copy_to_host_async(host.ctypes.data, host.nbytes, self._cuda)
             arrived.record(self._cuda)
-            # Held until then: the pool would give it to another while the copy goes on.
+            # Keep it alive: the pool would reuse the memory while the copy is in flight.
             self._arriving = [(e, held) for e, held in self._arriving if not e.done]
             self._arriving.append((arrived, host))
 
@@ -119,7 +121,7 @@ class CupyProgram(ExecutorProgram):
         return fetch
 
     def launch(self) -> None:
-        """Enqueue one run over what was loaded; returns at once."""
+        """Enqueue one run over the loaded batch; returns immediately."""
         self._check_open()
         slot = self._slots[0] if self._loaded is None else self._loaded
         self._cuda.wait_event(slot.ready)
@@ -133,7 +135,7 @@ class CupyProgram(ExecutorProgram):
         return self._reading(self._loaded.buffer, self._launches)
 
     def _run_of(self, slot: Slot) -> Callable[[], None]:
-        """The launches over a slot's buffer, as a graph where the options say so."""
+        """The launches that read a slot's buffer, as a graph if the options say so."""
         if slot is self._slots[0] and self._graph is not None:
             return self._graph
         key = slot.buffer.address
@@ -142,7 +144,7 @@ class CupyProgram(ExecutorProgram):
         return self._runs[key]
 
     def _ready(self, launches: tuple[Launch, ...]) -> Callable[[], None]:
-        """Launches as one call, as a graph where the options say so."""
+        """Launches as one callable, as a graph if the options say so."""
 
         def work() -> None:
             self._enqueue(launches)
@@ -174,26 +176,26 @@ class CupyProgram(ExecutorProgram):
     # -- on the device -------------------------------------------------------------------------
 
     def run(self, images: Any, stream: Any = None) -> cupy.ndarray:
-        """One run over an array on the device, ordered within the caller's stream.
+        """Run over a device array, ordered within the caller's stream.
 
-        images: (N, C, H, W) in anything that speaks DLPack or `__cuda_array_interface__`. Dense,
-                in the program's storage format, and at a multiple of 256 bytes, it is read where
-                it is, else copied.
-        stream: the caller's, as an integer handle, or an object of PyTorch (`cuda_stream`) or
-                CuPy (`ptr`); CuPy's current stream if not given. The run begins when that has
-                done its work so far, and work put there later sees the result.
-        Returns the output, logical shape, in the storage format, without a copy: a CuPy array
-        over the program's own memory, valid until the next run. Nothing is waited for.
-        Raises `ShapeError`, and `UsageError` for integers.
+        images: (N, C, H, W), with DLPack or `__cuda_array_interface__`. If it is dense, in the
+        program's storage format and aligned to 256 bytes, it is read in place, otherwise copied.
+        stream: an integer handle, or a PyTorch (`cuda_stream`) or CuPy (`ptr`) stream; default
+        CuPy's current stream. The run starts after the work enqueued on it so far, and work
+        enqueued later sees the result.
+
+        Returns the output as a CuPy array, logical shape, in the storage format, without a copy: it
+        shares the program's memory and is valid until the next run. Does not synchronise. Raises
+        `ShapeError`, and `UsageError` for integers.
         """
         caller = _stream(stream)
         with self._lock, caller:
             source = _device_array(images)
             tensor = self._check_input(source.shape, source.dtype)
             physical = source if tensor.layout is Layout.NCHW else source.transpose(0, 2, 3, 1)
-            dense = cupy.ascontiguousarray(physical, tensor.dtype)  # no copy where it fits
+            dense = cupy.ascontiguousarray(physical, tensor.dtype)  # no copy if it already fits
             if dense.data.ptr % self._memory.alignment:
-                dense = dense.copy()  # kernels read in vectors
+                dense = dense.copy()  # kernels use vector loads
             begun = cupy.cuda.Event(disable_timing=True)
             begun.record(caller)
             self._cuda.wait_event(begun)
@@ -203,11 +205,11 @@ class CupyProgram(ExecutorProgram):
             done = cupy.cuda.Event(disable_timing=True)
             done.record(self._cuda)
             caller.wait_event(done)
-            self._held = (images, dense)  # until the next run replaces it, in the same order
+            self._held = (images, dense)  # kept alive until the next run replaces it
             return self._output()
 
     def _finish(self) -> None:
-        """The launches after those that read the input: the same for every input."""
+        """Enqueue the launches after those that read the input; they are the same for every input."""
         if self._tail is None:
             self._tail = self._ready(self._launches[self._head :])
         self._tail()
@@ -219,7 +221,7 @@ class CupyProgram(ExecutorProgram):
         return logical(array, tensor.layout)
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Release the memory; idempotent."""
         if not self._closed:
             self._copies.synchronize()
         super().close()
@@ -228,18 +230,19 @@ class CupyProgram(ExecutorProgram):
 
 
 def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A host array that the device copies from without staging."""
+    """A host array in pinned memory."""
     size = int(np.prod(shape))
     memory = cupy.cuda.alloc_pinned_memory(size * dtype.itemsize)
     return cast(Array, np.frombuffer(memory, dtype, size).reshape(shape))
 
 
 def _device_array(images: Any) -> cupy.ndarray:
-    """A CuPy array over the same memory."""
+    """A CuPy array that shares the memory."""
     if isinstance(images, cupy.ndarray):
         return images
     described = getattr(images, "__cuda_array_interface__", None)
-    # What has no name there, as bfloat16 in PyTorch's, is said to be bytes; DLPack has one for it.
+    # Types without a name there, such as PyTorch's bfloat16, appear as raw bytes; DLPack can name
+    # them.
     if described is not None and np.dtype(described["typestr"]).kind != "V":
         return cupy.asarray(images)
     if hasattr(images, "__dlpack_device__") and images.__dlpack_device__()[0] == _DLPACK_CUDA:

@@ -1,7 +1,7 @@
-"""Tensor maps: what Hopper's copy engine (TMA) is told of a tensor, as data.
+"""Tensor maps (TMA descriptors) as data.
 
-A map holds the tensor's address, so it is encoded when a launch meets its buffers. CUDA Driver API,
-"Tensor Map Object Management": `cuTensorMapEncodeTiled`, `cuTensorMapEncodeIm2col`.
+A map contains the tensor's address, so it is encoded when a launch is bound to its buffers. CUDA
+Driver API, "Tensor Map Object Management": `cuTensorMapEncodeTiled`, `cuTensorMapEncodeIm2col`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from r18.errors import R18Error
 from r18.graph.precision import dtype_of
 from r18_cupy.cuda.launch import Pointer
 
-NBYTES = 128  # of a map
-ROW_BYTES = 128  # of a box, in shared memory: what the permutation of chunks goes over
+NBYTES = 128  # of an encoded map
+ROW_BYTES = 128  # of a box in shared memory: the span of the 128-byte swizzle
 
-# What the encoding can hold.
-MAX_BOX = 256  # elements of a box along an extent; pixels of a run may be more
-MAX_STRIDE = 8  # from one pixel of a run to the next
-CORNERS = range(-128, 128)  # a corner's distance from the image's
-MAX_OFFSET = 255  # of a place in the window
+# Limits of the encoding.
+MAX_BOX = 256  # elements of a box along one extent; pixels in im2col mode may be more
+MAX_STRIDE = 8  # from one pixel to the next in im2col mode
+CORNERS = range(-128, 128)  # pixel box corners, relative to the image's
+MAX_OFFSET = 255  # of a position in the window
 
 
 class TensorMapError(R18Error):
@@ -33,13 +33,13 @@ class TensorMapError(R18Error):
 
 @dataclass(frozen=True)
 class MatrixMap:
-    """Boxes of one or several row-major matrices, one behind the other.
+    """Boxes of a row-major matrix, or of a batch of contiguous ones.
 
-    Beyond a matrix's last row and column zeros are read, and nothing is written.
+    Loads past a matrix's last row or column return zeros; stores there are dropped.
 
     dtype:    a storage format's name, as `Precision.storage`.
     box_rows: rows of a box; its columns are 128 bytes.
-    matrices: None for one, whose boxes are named by column and row alone.
+    matrices: the batch; None for a single matrix, whose boxes have two coordinates.
     """
 
     pointer: Pointer
@@ -50,7 +50,7 @@ class MatrixMap:
     matrices: int | None = None
 
     def at(self, address: int) -> np.ndarray[Any, Any]:
-        """The map of the matrix at this address, as an argument passed by value."""
+        """The map for a matrix at this address, as an argument passed by value."""
         return _encoded(self, address)
 
     def encode(self, driver: Any, address: int) -> Any:
@@ -71,9 +71,9 @@ class MatrixMap:
 
 @dataclass(frozen=True)
 class PatchMap:
-    """Boxes of whole pixels of an NHWC tensor, zeros outside of its images.
+    """Boxes of pixels of an NHWC tensor (tiled mode), zeros outside of its images.
 
-    shape:  logical, (N, C, H, W).
+    shape: logical, (N, C, H, W).
     height, width: pixels of a box; its channels are 128 bytes.
     """
 
@@ -84,7 +84,7 @@ class PatchMap:
     width: int
 
     def at(self, address: int) -> np.ndarray[Any, Any]:
-        """The map of the tensor at this address, as an argument passed by value."""
+        """The map for a tensor at this address, as an argument passed by value."""
         return _encoded(self, address)
 
     def encode(self, driver: Any, address: int) -> Any:
@@ -104,11 +104,11 @@ class PatchMap:
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """Runs of output pixels of a convolution over an NHWC tensor: of each one pixel of its window.
+    """TMA's im2col mode over an NHWC tensor: one window position of a run of output pixels.
 
-    shape:   logical, (N, C, H, W).
-    window:  the convolution's kernel size; stride and padding likewise.
-    run:     pixels of a box; its channels are 128 bytes.
+    shape:  logical, (N, C, H, W).
+    window: the convolution's kernel size; stride and padding likewise.
+    run:    pixels of a box; its channels are 128 bytes.
     """
 
     pointer: Pointer
@@ -120,13 +120,14 @@ class Im2colMap:
     run: int
 
     def at(self, address: int) -> np.ndarray[Any, Any]:
-        """The map of the tensor at this address, as an argument passed by value."""
+        """The map for a tensor at this address, as an argument passed by value."""
         return _encoded(self, address)
 
     @property
     def corners(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Where windows begin: the first place, and the last one's distance from the image's last
-        pixel; each (height, width)."""
+        """The bounding box of window origins: its first pixel, and its last pixel relative to the
+        image's last pixel; each (height, width).
+        """
         lower = (-self.padding[0], -self.padding[1])
         upper = (
             self.padding[0] - (self.window[0] - 1),
@@ -135,7 +136,7 @@ class Im2colMap:
         return lower, upper
 
     def refusal(self) -> str | None:
-        """Why the encoding does not hold it, or None."""
+        """Why the encoding cannot represent the map, or None."""
         if max(self.stride) > MAX_STRIDE:
             return f"strides of at most {MAX_STRIDE}, got {self.stride}"
         if max(self.window) - 1 > MAX_OFFSET:

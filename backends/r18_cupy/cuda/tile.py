@@ -1,4 +1,4 @@
-"""Tilings as data: the constants that a kernel is compiled with, and the name they give it."""
+"""Tiles as data: the constants that a kernel is compiled with, and the name they give it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class TileConfig:
-    """What a block computes at a time: `m` by `n` outputs, over `k` products a step.
+    """The tile of a block: `m` by `n` outputs, over `k` products per step.
 
-    A subclass adds what else its kernel is compiled with, as more integers and flags. Each field
-    is a macro of the device code; `name` is the last part of the kernel's id.
+    A subclass adds the other constants of its kernel, as integers and flags. Every field is a macro
+    of the device code; `name` is the last part of the kernel's id.
     """
 
     m: int
@@ -21,11 +21,11 @@ class TileConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, bool) and value < 1:
-                raise ValueError(f"{field.name} of a tile must be at least 1, got {self}")
+                raise ValueError(f"a tile's {field.name} must be at least 1, got {self}")
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
-        """The macros: `TILE_M`, `TILE_N`, `TILE_K`, and `TILE_<FIELD>` for what is added."""
+        """The macros: `TILE_M`, `TILE_N`, `TILE_K`, and `TILE_<FIELD>` for each added field."""
         names = (field.name for field in fields(self))
         return tuple((f"TILE_{name.upper()}", int(getattr(self, name))) for name in names)
 
@@ -36,5 +36,5 @@ class TileConfig:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The sizes at which a tile is full, each once."""
+        """The sizes at which a tile is full, without duplicates."""
         return tuple(sorted({self.m, self.n, self.k}))
