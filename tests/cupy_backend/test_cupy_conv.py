@@ -84,7 +84,7 @@ def test_a_tile_renders_its_macros_and_its_name() -> None:
 
 
 def test_a_tile_has_no_extent_below_one() -> None:
-    with pytest.raises(ValueError, match="n of a tile must be at least 1"):
+    with pytest.raises(ValueError, match="a tile's n must be at least 1"):
         TileConfig(8, 0, 8)
 
 
@@ -249,7 +249,7 @@ def test_staging_prefers_whole_windows_and_refuses_what_cannot_fit() -> None:
     needed = Staging(1, 1).nbytes(sparse.op)  # type: ignore[arg-type]
     assert needed > MAX_SHARED_NBYTES
     assert DirectTiled(FP32).refusal(sparse) == (
-        f"a row of its windows takes {needed} bytes of shared memory; a block has 49152"
+        f"one row of its windows takes {needed} bytes of shared memory; a block has 49152"
     )
 
 

@@ -281,7 +281,7 @@ def test_a_tile_of_another_precision_is_an_error() -> None:
 def test_refusals() -> None:
     stem = problem_of(Conv2d(3, 8, (7, 7), (2, 2), (3, 3)), 1, 16, 16)
     large, _, small = (FixedMma(FP16, config=tile) for tile in tiles_of(FP16))
-    assert large.refusal(stem) == "copies 8 channels at once, and 3 is no multiple of it"
+    assert large.refusal(stem) == "copies 8 channels at a time, and 3 is not a multiple"
     assert small.refusal(stem) is None
     assert ChosenMma(FP16).refusal(stem) is None
     # The stem's channels are gathered; 64 are copied whole.

@@ -63,7 +63,7 @@ def problem_of(op: Conv2d, n: int, h: int, w: int) -> Problem:
 
 
 def windows_of(pixels: Im2colMap) -> Iterator[tuple[int, int, int]]:
-    """Where the windows of a run begin, (n, h, w), as the copy engine goes through them: along a
+    """Where the windows of a run begin, (n, h, w), as TMA traverses them: along a
     row until its upper corner, then from the lower corner of the next row, then the next image.
 
     CUDA Driver API, `cuTensorMapEncodeIm2col`.
@@ -335,7 +335,7 @@ def test_every_output_is_one_place_of_one_tile(precision: Precision, op: Conv2d)
                 if line >= blocking.rows or column >= ow or line0 + line >= oh:
                     assert line0 + line >= oh or rows[place] >= blocking.rows * ow
                     continue
-                assert rows[place] == line * ow + column, "as the copy engine reads a slab"
+                assert rows[place] == line * ow + column, "as TMA reads a slab"
                 written.append((line0 + line, column))
                 for r in range(kh):
                     for s in range(kw):

@@ -1,4 +1,4 @@
-"""What the convolutions share: the shape struct, their operands, their contract."""
+"""What all convolutions share: shape struct, epilogue operands, rounding contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from r18.graph.ops import Conv2d, Problem
 from r18_cupy.cuda.launch import NULL, Argument, Pointer, Role, struct
 from r18_cupy.kernel import CudaKernel
 
-# The host's side of `ConvShape` in kernels/conv.cuh.
+# Mirrors `ConvShape` in kernels/common/epilogue.cuh.
 CONV_SHAPE = np.dtype(
     [
         (name, np.int32)
@@ -46,7 +46,7 @@ def conv_shape(problem: Problem) -> np.ndarray[tuple[int, ...], np.dtype[np.void
 
 
 def bias_and_residual(op: Conv2d) -> tuple[Argument, Argument]:
-    """The epilogue's two pointers, null where the op has none."""
+    """The epilogue's two pointers, null if the op has none."""
     return (
         Pointer(Role.WEIGHT, 1) if op.bias else NULL,
         Pointer(Role.INPUT, 1) if op.residual else NULL,
@@ -55,7 +55,7 @@ def bias_and_residual(op: Conv2d) -> tuple[Argument, Argument]:
 
 @dataclass(frozen=True, eq=False)
 class ConvKernel(CudaKernel):
-    """A convolution whose sums are kept in float32, in any order, and rounded once."""
+    """A convolution that accumulates in float32, in any order, and rounds once."""
 
     op = Conv2d
 

@@ -16,7 +16,7 @@ THREADS = 256
 
 @dataclass(frozen=True, eq=False)
 class Direct(ConvKernel):
-    """A thread an output: the slow, plain one that others are measured against."""
+    """One thread per output: slow and plain."""
 
     algorithm = "direct"
 

@@ -1,4 +1,4 @@
-"""Direct convolution out of shared memory. NCHW."""
+"""Direct convolution through shared memory. NCHW. See kernels/conv/direct_tiled.cu."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
 
-# A block's output, and how its threads share it: each computes 4 rows of 8 channels.
+# A block's output tile; each thread computes 4 rows of 8 channels.
 TILE_H, TILE_W, TILE_O = 8, 8, 32
 TILE_THREADS = TILE_H * TILE_W * TILE_O // (4 * 8)
-MAX_SHARED_NBYTES = 48 * 1024  # of a block, on every architecture without asking
-WANTED_SHARED_NBYTES = 16 * 1024  # leaves room for several blocks
+MAX_SHARED_NBYTES = 48 * 1024  # per block, on every architecture without opting in
+WANTED_SHARED_NBYTES = 16 * 1024  # leaves room for several blocks per SM
 MAX_CHANNELS = 8
-ITEMSIZE = 4  # of the float32 that everything is kept as in shared memory
+ITEMSIZE = 4  # float32, as everything is stored in shared memory
 
 
 @dataclass(frozen=True)
 class Staging:
-    """What a block of `DirectTiled` keeps in shared memory at once.
+    """What a block of `DirectTiled` has in shared memory at a time.
 
-    channels: of the input; window_rows: rows of the window. All rows, or one channel.
+    channels: input channels; window_rows: rows of the window. All rows, or one channel.
     """
 
     channels: int
     window_rows: int
 
     def nbytes(self, op: Conv2d) -> int:
-        """Of the weights, and of the pixels that a tile's windows cover."""
+        """Bytes of the weights, and of the input tile with its halo."""
         kw, (sh, sw) = op.kernel_size[1], op.stride
         weights = self.window_rows * kw * TILE_O
         halo = ((TILE_H - 1) * sh + self.window_rows) * ((TILE_W - 1) * sw + kw)
@@ -41,7 +41,7 @@ class Staging:
 
 
 def choose_staging(op: Conv2d) -> Staging:
-    """As many channels as fit where several blocks have room; where not one fits, a row of it."""
+    """As many channels as leave room for several blocks; one row if not even one channel fits."""
     whole = Staging(1, op.kernel_size[0])
     if whole.nbytes(op) > MAX_SHARED_NBYTES:
         return Staging(1, 1)
@@ -51,7 +51,7 @@ def choose_staging(op: Conv2d) -> Staging:
 
 @dataclass(frozen=True, eq=False)
 class DirectTiled(ConvKernel):
-    """A block a tile of the output; input and weights pass through shared memory."""
+    """One block per output tile; input and weights are staged in shared memory."""
 
     algorithm = "direct_tiled"
 
@@ -72,7 +72,7 @@ class DirectTiled(ConvKernel):
         needed = choose_staging(op).nbytes(op)
         if needed > MAX_SHARED_NBYTES:
             return (
-                f"a row of its windows takes {needed} bytes of shared memory; "
+                f"one row of its windows takes {needed} bytes of shared memory; "
                 f"a block has {MAX_SHARED_NBYTES}"
             )
         return None

@@ -1,7 +1,7 @@
-"""im2col and a matrix product, in two launches that are timed apart. NCHW, float32.
+"""im2col and a GEMM, in two launches that are timed separately. NCHW, float32.
 
-The column matrix lies in the workspace, a bounded run of output pixels at a time; the sums then
-go straight to the output.
+The workspace holds the column matrix of a bounded run of output pixels at a time; the GEMM writes
+directly to the output.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ITEMSIZE = 4
 
 
 def padded_depth(op: Conv2d) -> int:
-    """Rows of the column matrix: K, and zeros up to a whole step."""
+    """Rows of the column matrix: K, padded to whole steps."""
     return ceil_div(op.depth, TILE.k) * TILE.k
 
 
 def chunk_pixels(problem: Problem) -> int:
-    """Columns of the matrix: output pixels computed at a time, whole tiles of them.
+    """Columns of the matrix: output pixels per pair of launches, in whole tiles.
 
-    As many as MAX_MATRIX_NBYTES holds, or one tile where it does not hold that.
+    As many as MAX_MATRIX_NBYTES holds, but at least one tile.
     """
     n, _, oh, ow = problem.output
     column = padded_depth(cast(Conv2d, problem.op)) * ITEMSIZE * TILE.n
@@ -45,7 +45,7 @@ def chunk_pixels(problem: Problem) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Im2col(ConvKernel):
-    """Launches in pairs, one a run of pixels: phases "im2col" and "gemm"."""
+    """Pairs of launches, one per run of pixels: phases "im2col" and "gemm"."""
 
     algorithm = "im2col"
 
@@ -72,7 +72,7 @@ class Im2col(ConvKernel):
         return tuple(launch for start in starts for launch in self._pair(problem, start, chunk))
 
     def _pair(self, problem: Problem, start: int, chunk: int) -> tuple[GridLaunch, ...]:
-        """The launches for the pixels from `start` on, at most `chunk` of them."""
+        """The launches for at most `chunk` pixels from `start` on."""
         op = cast(Conv2d, problem.op)
         n, o, oh, ow = problem.output
         rows, shape = padded_depth(op), conv_shape(problem)

@@ -1,8 +1,8 @@
-"""Implicit GEMM in float32 on the CUDA cores: M = O, N = n·OH·OW, K = C·kh·kw. NCHW.
+"""Implicit GEMM in float32 on CUDA cores: M = O, N = n·OH·OW, K = C·kh·kw. NCHW.
 
-The column matrix exists a tile at a time, in shared memory; see kernels/conv2d_implicit_gemm.cu.
-Where the output has too few tiles to fill a GPU, K is split: each part's sums go to the workspace,
-and a second launch adds them in their order (kernels/split_k_reduce_nchw.cu).
+The column matrix exists one tile at a time, in shared memory; see kernels/conv/implicit_gemm.cu.
+Split-K: where the output has too few tiles to fill a GPU, each split writes its sums to the
+workspace, and a second launch adds them in order (kernels/conv/split_k_reduce_nchw.cu).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ITEMSIZE = 4
 
 @dataclass(frozen=True)
 class GatherTile(GemmTile):
-    """A tile whose pixels are gathered.
+    """A tile with gathered pixels.
 
-    blocked: K runs over (block of `k` channels, r, s, channel in the block): a step looks at one
-             place of the window, and finding it costs little. Channels are padded to whole blocks.
-             Otherwise K runs over (channel, r, s), unpadded, and each row finds its own place.
+    blocked: K runs over (block of `k` channels, r, s, channel within the block). A step then covers
+    one window position, which makes gathering cheap; channels are padded to whole blocks. Otherwise
+    K runs over (channel, r, s) without padding, and each row computes its own position.
     """
 
     blocked: bool = True
@@ -58,13 +58,13 @@ class GatherTile(GemmTile):
         return Entry("conv/implicit_gemm", "conv2d_implicit_gemm", self.defines)
 
     def k_tiles(self, op: Conv2d) -> int:
-        """Steps over all of K."""
+        """K steps."""
         if self.blocked:
             return ceil_div(op.in_channels, self.k) * math.prod(op.kernel_size)
         return ceil_div(op.depth, self.k)
 
     def pack(self, weight: Array) -> Array:
-        """OIHW weights in the order of K, as `pack_rows` returns them."""
+        """OIHW weights in K order, as `pack_rows` returns them."""
         if self.blocked:
             o, c, kh, kw = weight.shape
             blocks = np.pad(weight, ((0, 0), (0, -c % self.k), (0, 0), (0, 0)))
@@ -84,7 +84,7 @@ TILES = (
 
 @dataclass(frozen=True)
 class Tiling:
-    """A tile, and the number of parts that K is split into at most."""
+    """A tile, and the maximum number of splits of K."""
 
     tile: GatherTile
     splits: int = 1
@@ -94,11 +94,11 @@ class Tiling:
         return self.tile.name + (f"split{self.splits}" if self.splits > 1 else "")
 
     def split_tiles(self, op: Conv2d) -> int:
-        """Steps of each part of K; the last may have fewer."""
+        """K steps per split; the last split may have fewer."""
         return ceil_div(self.tile.k_tiles(op), self.splits)
 
     def parts(self, op: Conv2d) -> int:
-        """How many parts there are; each has a step. Does not depend on the batch."""
+        """The number of non-empty splits. Does not depend on the batch."""
         return ceil_div(self.tile.k_tiles(op), self.split_tiles(op))
 
 
@@ -107,23 +107,23 @@ class Tiling:
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MAX_PARTIAL_NBYTES = 64 * 2**20
 
-# Cycles of a multiprocessor, estimates: only their proportions matter.
-MULTIPLIES = 128  # a cycle
-START = 2500  # of a block: first tiles from memory; and its epilogue
+# Estimated cycles of an SM: only the ratios matter.
+MULTIPLIES = 128  # per cycle
+START = 2500  # per block: first tiles from memory, and the epilogue
 SECOND_LAUNCH = 4000
-MEMORY_NBYTES = 1500  # a cycle of the whole GPU, written and read again
-LATENCY_WARPS = 3.0  # w warps keep w / (w + this) of the arithmetic busy
+MEMORY_NBYTES = 1500  # per cycle of the whole GPU, for partial sums
+LATENCY_WARPS = 3.0  # w warps keep w / (w + this) of the ALUs busy
 
 
 @lru_cache(maxsize=4096)
 def choose_tile(problem: Problem) -> Tiling:
-    """The tile and split with the least estimated time. Pure."""
+    """The tile and split with the lowest estimated time. Pure."""
     candidates = (Tiling(tile, splits) for tile in TILES for splits in SPLITS)
     return min((t for t in candidates if _fits(problem, t)), key=lambda t: cycles(problem, t))
 
 
 def _fits(problem: Problem, tiling: Tiling) -> bool:
-    """Whether a split is worth considering: four steps a part, and a bounded workspace."""
+    """Whether to consider a split: at least four steps each, and a bounded workspace."""
     if tiling.splits == 1:
         return True
     op = cast(Conv2d, problem.op)
@@ -132,10 +132,10 @@ def _fits(problem: Problem, tiling: Tiling) -> bool:
 
 
 def cycles(problem: Problem, tiling: Tiling) -> float:
-    """Estimated time: of the multiprocessor with the most blocks, and of adding the parts.
+    """Estimated time of the busiest SM, plus the reduction of the splits.
 
-    The arithmetic of its blocks goes at a rate that grows with the warps that are there at once,
-    and with the size of a thread's square of sums: a smaller one reads more for each product.
+    The rate of arithmetic grows with the number of resident warps and with a thread's square of
+    accumulators: a smaller square reads more per product.
     """
     op, tile = cast(Conv2d, problem.op), tiling.tile
     n, o, oh, ow = problem.output
@@ -158,7 +158,7 @@ def cycles(problem: Problem, tiling: Tiling) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ImplicitGemm(ConvKernel):
-    """One launch; with K in parts, a second one that adds them."""
+    """One launch; with split-K a second one that adds the splits."""
 
     algorithm = "implicit_gemm"
 
@@ -166,7 +166,7 @@ class ImplicitGemm(ConvKernel):
 
     @abstractmethod
     def tiling(self, problem: Problem) -> Tiling:
-        """The tile and split that the problem is computed with."""
+        """The tile and split for the problem."""
 
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         weight, *bias = super().pack(problem, weights)
@@ -195,7 +195,7 @@ class ImplicitGemm(ConvKernel):
         if parts == 1:
             arguments = (*operands, bias, residual, OUT, shape, gemm)
             return (GridLaunch(tile.entry, grid, block, arguments, overlaps=True),)
-        # The epilogue waits for the whole sum: a part has neither bias, nor residual, nor ReLU.
+        # The epilogue needs the complete sum: splits have no bias, residual or ReLU.
         bare = conv_shape(Problem(replace(op, relu=False), problem.inputs))
         partial = (*operands, NULL, NULL, WORKSPACE, bare, gemm)
         reduce = (WORKSPACE, bias, residual, OUT, shape, divisor_struct(oh * ow))
@@ -214,9 +214,9 @@ class ImplicitGemm(ConvKernel):
 
 @dataclass(frozen=True, eq=False)
 class ChosenImplicitGemm(ImplicitGemm):
-    """The tile and split are chosen for each problem; see `choose_tile`."""
+    """Tile and split are chosen per problem; see `choose_tile`."""
 
-    batch_invariant = False  # larger batches are split less
+    batch_invariant = False  # larger batches use fewer splits
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -251,6 +251,6 @@ class TiledImplicitGemm(ImplicitGemm):
 
 
 def implicit_gemm_kernels() -> tuple[ImplicitGemm, ...]:
-    """The one that chooses, then each tile by itself, and one of them with K split."""
+    """The kernel that chooses, then one per tile, and one with a fixed split-K."""
     tilings = (*(Tiling(tile) for tile in TILES), Tiling(TILES[-2], splits=8))
     return (ChosenImplicitGemm(), *(TiledImplicitGemm(fixed=tiling) for tiling in tilings))

@@ -1,9 +1,8 @@
-"""Implicit GEMM on tensor cores: fp16, bf16, tf32 and split products, sums in float32. NHWC.
+"""Implicit GEMM on tensor cores (mma.sync): fp16, bf16, tf32 and fp16x3. NHWC.
 
-The convolution is a product of a matrix of pixels, gathered from the image as it is needed, and
-one of weights: M = N·OH·OW output pixels, N = O channels, K = kh·kw·C products. See
-kernels/conv2d_implicit_gemm_mma.cu. Where M·N has too few tiles to fill a GPU, K is split: the
-sums of each part go to the workspace, and a second launch adds them in their order.
+M = N·OH·OW output pixels, N = O channels, K = kh·kw·C; pixels are gathered as they are needed, see
+kernels/conv/implicit_gemm_mma.cu. Split-K: where M·N has too few tiles to fill a GPU, each split
+writes its sums to the workspace, and a second launch adds them in order.
 """
 
 from __future__ import annotations
@@ -36,20 +35,22 @@ from r18_cupy.cuda.launch import (
 from r18_cupy.cuda.tile import TileConfig
 from r18_cupy.kernel import MAX_ELEMENTS
 
-CHUNK_BYTES = 16  # of a copy
-ROW_BYTES = 128  # of K in a tile
+CHUNK_BYTES = 16  # of a cp.async
+ROW_BYTES = 128  # of K per row of a tile
 REDUCE_THREADS = 256
 
 
 @dataclass(frozen=True)
 class MmaTile(TileConfig):
-    """`m` pixels by `n` channels a block, over `k` products (128 bytes) a step.
+    """`m` pixels by `n` channels per block, over `k` products (128 bytes) per step.
 
-    warps_m, warps_n: the grid of warps among which they are divided.
-    stages: steps whose pixels and weights are in shared memory at once.
-    blocks: of a multiprocessor at once, where its shared memory allows; registers are held down
-            for it.
-    split:  float32 elements are multiplied as two float16 numbers each.
+    warps_m, warps_n: the grid of warps that share the tile.
+    stages: K tiles in shared memory at a time.
+    blocks: resident blocks per SM if shared memory allows; limits registers.
+    split:  fp16x3: float32 operands as two float16 numbers each.
+
+    Legal tiles: kernels/conv/implicit_gemm_mma.cu asserts 128-byte rows, whole mma tiles per warp,
+    and accumulators that fit in the memory of the stages.
     """
 
     warps_m: int
@@ -69,18 +70,18 @@ class MmaTile(TileConfig):
 
 @dataclass(frozen=True)
 class Blocking:
-    """How a problem is computed: by which tile, and in how many parts of K."""
+    """How a problem is computed: tile, and number of splits of K."""
 
     tile: MmaTile
     parts: int = 1
 
 
 def tiles_of(precision: Precision) -> tuple[MmaTile, ...]:
-    """The tilings that are compiled, the largest first.
+    """The compiled tiles, largest first.
 
-    A warp of 64×64 outputs reads the fewest bytes of shared memory a product; smaller ones leave
-    more blocks for problems that have few tiles. Split products have two sums each, so that a warp
-    has registers for 64×32.
+    A warp of 64×64 outputs reads the fewest bytes of shared memory per product; smaller ones give
+    more blocks to problems with few tiles. fp16x3 has two accumulators per output, so a warp has
+    registers for 64×32.
     """
     k = ROW_BYTES // precision.dtype.itemsize
     if precision.splits:
@@ -96,43 +97,42 @@ def tiles_of(precision: Precision) -> tuple[MmaTile, ...]:
 
 
 def chunk_of(precision: Precision) -> int:
-    """Elements of one 16-byte copy."""
+    """Elements per 16-byte copy."""
     return CHUNK_BYTES // precision.dtype.itemsize
 
 
 def gathers(op: Conv2d, precision: Precision) -> bool:
-    """Whether pixels make no whole chunks, so that they are loaded one element at a time."""
+    """Whether pixels are not whole chunks, so that they are loaded element by element."""
     return op.in_channels % chunk_of(precision) != 0
 
 
 def packed_row(op: Conv2d, precision: Precision) -> int:
-    """Elements of K for a row of the window: kw·C, padded to whole chunks."""
+    """Elements of K per window row: kw·C, padded to whole chunks."""
     chunk = chunk_of(precision)
     return ceil_div(op.kernel_size[1] * op.in_channels, chunk) * chunk
 
 
 def packed_depth(op: Conv2d, precision: Precision) -> int:
-    """K as weights are packed: kh rows, padded to whole steps of a tile."""
+    """K as packed: kh rows, padded to whole K tiles."""
     step = ROW_BYTES // precision.dtype.itemsize
     return ceil_div(op.kernel_size[0] * packed_row(op, precision), step) * step
 
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# Of an H200, as those of r18_cupy/hopper.py.
-PRODUCTS_PER_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
-STEP_LATENCY = 250  # cycles of a block's barrier and of the first fragments it waits for
-BLOCK_LATENCY = 2500  # cycles until the first tile is there, and for the epilogue
-REDUCE_LATENCY = 3500  # cycles of one launch more
+# Of an H200, like those of cuda/h200.py.
+PRODUCTS_PER_CYCLE = {2: 1280, 4: 640}  # per SM by mma.sync, by bytes of an operand
+STEP_LATENCY = 250  # cycles per step for the barrier and the first fragments
+BLOCK_LATENCY = 2500  # cycles until the first tile has arrived, and for the epilogue
+REDUCE_LATENCY = 3500  # cycles of one more launch
 PARTIAL_BYTES_PER_CYCLE = 2000  # of the device: partial sums, written and read
 MAX_PARTS = 32
 
 
 def step_cycles(tile: MmaTile, itemsize: int) -> float:
-    """What a multiprocessor is busy with one step of a block: products, or shared memory.
+    """Cycles of an SM for one step of a block: the maximum of products and shared memory.
 
-    A row of pixels is written once and read by each of `warps_n` warps, a row of weights by each
-    of `warps_m`.
+    A row of pixels is written once and read by `warps_n` warps, a row of weights by `warps_m`.
     """
     products = tile.m * tile.n * tile.k / PRODUCTS_PER_CYCLE[itemsize]
     if tile.split:
@@ -142,7 +142,7 @@ def step_cycles(tile: MmaTile, itemsize: int) -> float:
 
 
 def estimate(problem: Problem, precision: Precision, blocking: Blocking) -> float:
-    """Cycles, roughly: the busier of arithmetic and of waiting, on the busiest multiprocessor."""
+    """Rough cycles of the busiest SM: the maximum of throughput and latency."""
     op = cast(Conv2d, problem.op)
     n, o, oh, ow = problem.output
     tile, itemsize = blocking.tile, precision.dtype.itemsize
@@ -160,13 +160,13 @@ def estimate(problem: Problem, precision: Precision, blocking: Blocking) -> floa
 
 
 def possible_parts(steps: int) -> tuple[int, ...]:
-    """The numbers of parts, none of them empty, that `steps` steps of K can be divided into."""
+    """The split counts without empty splits for `steps` K steps."""
     return tuple(sorted({ceil_div(steps, ceil_div(steps, p)) for p in range(1, MAX_PARTS + 1)}))
 
 
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, precision: Precision) -> Blocking:
-    """The tile and the parts with the least estimate. Pure."""
+    """The tile and split count with the lowest estimate. Pure."""
     op = cast(Conv2d, problem.op)
     depth = packed_depth(op, precision)
     tiles = tiles_of(precision)
@@ -177,7 +177,7 @@ def choose(problem: Problem, precision: Precision) -> Blocking:
 
 
 def gather_tile(precision: Precision) -> MmaTile:
-    """The one tiling that takes any number of channels: few rows a thread, more blocks."""
+    """The only tile that takes any number of channels: few rows per thread, more blocks."""
     return tiles_of(precision)[-1]
 
 
@@ -185,13 +185,14 @@ def gather_tile(precision: Precision) -> MmaTile:
 
 
 def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
-    """OIHW to [O][depth], in storage format: position (r, s, c) at r·row + s·C + c, zeros else.
+    """OIHW to [O][depth], in storage format: position (r, s, c) at r·row + s·C + c, zeros
+    elsewhere.
 
-    tf32: rounded to 11 significand bits, as the device does with pixels. fp16x3: see `pack_split`.
+    tf32: rounded to 11 significand bits, like the pixels on the device. fp16x3: see `pack_split`.
     """
     kh, kw = op.kernel_size
     row = packed_row(op, precision)
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+    with np.errstate(over="ignore"):  # overflow to infinity is intended
         stored = np.asarray(weight, precision.dtype)
     lines = np.zeros((op.out_channels, kh, row), precision.dtype)
     lines[:, :, : kw * op.in_channels] = stored.transpose(0, 2, 3, 1).reshape(*lines.shape[:2], -1)
@@ -203,10 +204,10 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
 
 
 def pack_split(rows: Array) -> Array:
-    """[O][depth] in float32 to [O][step of a tile][part][place], a tile's row in as many bytes.
+    """[O][depth] in float32 to [O][K tile][half][position]; a row keeps its number of bytes.
 
-    Of sixteen elements each, 4·i + q is in place 2·q + i of eight, or from i = 2 on in
-    8 + 2·q + i − 2: so the device finds pixels in its registers.
+    Of every sixteen elements, 4·i + q goes to position 2·q + i of eight, or from i = 2 on to 8 +
+    2·q + i − 2: the order in which ldmatrix delivers pixels.
     """
     k = ROW_BYTES // 4
     parts = np.stack(split(rows)).reshape(2, len(rows), -1, k // 16, 2, 2, 4)
@@ -219,7 +220,7 @@ def pack_split(rows: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class ImplicitGemmMma(ConvKernel):
-    """Tiles of an implicit matrix product on tensor cores; subclasses say by which blocking."""
+    """Implicit GEMM with mma.sync; subclasses choose the blocking."""
 
     algorithm = "implicit_gemm_mma"
     minimum_capability: ClassVar[tuple[int, int]] = (8, 0)  # cp.async, m16n8k16, bf16 and tf32
@@ -228,7 +229,7 @@ class ImplicitGemmMma(ConvKernel):
 
     @abstractmethod
     def blocking(self, problem: Problem) -> Blocking:
-        """Tile and parts. Pure."""
+        """Tile and splits. Pure."""
 
     @property
     def contract(self) -> RoundingContract:
@@ -254,7 +255,7 @@ class ImplicitGemmMma(ConvKernel):
         return None
 
     def scratch(self, problem: Problem) -> int:
-        """The partial sums, float32 [parts][N·OH·OW][O], where there are several."""
+        """Bytes of the partial sums, float32 [splits][N·OH·OW][O], if there are several."""
         parts = self.blocking(problem).parts
         return 4 * parts * math.prod(problem.output) if parts > 1 else 0
 
@@ -297,9 +298,9 @@ class ImplicitGemmMma(ConvKernel):
 
 @dataclass(frozen=True, eq=False)
 class ChosenMma(ImplicitGemmMma):
-    """The tile and the parts that suit the problem best; see `choose`."""
+    """Tile and splits are chosen per problem; see `choose`."""
 
-    # The parts of K depend on how many tiles the batch has.
+    # The number of splits depends on the batch.
     batch_invariant: ClassVar[bool] = False
 
     def blocking(self, problem: Problem) -> Blocking:
@@ -317,7 +318,7 @@ class ChosenMma(ImplicitGemmMma):
 
 @dataclass(frozen=True, eq=False)
 class FixedMma(ImplicitGemmMma):
-    """One tile for every problem, and all of K in one sum."""
+    """One tile for every problem, no split-K."""
 
     config: MmaTile = field(kw_only=True)
 
@@ -340,7 +341,7 @@ class FixedMma(ImplicitGemmMma):
         op = cast(Conv2d, problem.op)
         if gathers(op, self.precision) and not self._takes_any_channels:
             chunk = chunk_of(self.precision)
-            return f"copies {chunk} channels at once, and {op.in_channels} is no multiple of it"
+            return f"copies {chunk} channels at a time, and {op.in_channels} is not a multiple"
         return super().refuses(problem)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -353,7 +354,7 @@ class FixedMma(ImplicitGemmMma):
 
 
 def implicit_gemm_mma_kernels() -> tuple[ImplicitGemmMma, ...]:
-    """Per precision the one that chooses, then its tiles."""
+    """Per precision the kernel that chooses, then one per tile."""
     return tuple(
         kernel
         for precision in (FP16, BF16, TF32, FP16X3)

@@ -1,7 +1,7 @@
-"""The float32 matrix product behind convolutions: its tiles, its shape struct, its packed weights.
+"""The float32 GEMM behind convolutions: tiles, shape struct, packed weights.
 
-M = O output channels, N = n·OH·OW output pixels, K = C·kh·kw products. The host's side of
-kernels/sgemm.cuh and kernels/fast_divide.cuh.
+M = O output channels, N = n·OH·OW output pixels, K = C·kh·kw products. The host side of
+kernels/conv/sgemm.cuh and kernels/common/fast_divide.cuh.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from r18_cupy.cuda.launch import ceil_div, struct
 from r18_cupy.cuda.tile import TileConfig
 
 LANES_M, LANES_N = 4, 8  # of a warp
-THREADS_OF_A_MULTIPROCESSOR = 512  # with the 128 registers that each takes
+THREADS_OF_A_MULTIPROCESSOR = 512  # at 128 registers each
 
 FAST_DIVISOR = np.dtype([(name, np.uint32) for name in ("divisor", "multiplier", "shift")])
 
@@ -35,10 +35,13 @@ GEMM_SHAPE = np.dtype(
 
 @dataclass(frozen=True)
 class GemmTile(TileConfig):
-    """`m` channels by `n` pixels a block, over `k` products a step.
+    """`m` channels by `n` pixels per block, over `k` products per step.
 
-    tm, tn: sums that a thread keeps in registers, multiples of 4.
+    tm, tn: accumulators per thread, multiples of 4.
     stages: pairs of tiles in shared memory, one of which is being multiplied.
+
+    Legal tiles: kernels/conv/sgemm.cuh asserts that warps fill the tile, at most 256 threads, at
+    least 2 stages, and 48 KB of shared memory.
     """
 
     tm: int
@@ -51,7 +54,7 @@ class GemmTile(TileConfig):
 
     @property
     def resident(self) -> int:
-        """Blocks of a multiprocessor at once."""
+        """Resident blocks per SM."""
         return THREADS_OF_A_MULTIPROCESSOR // self.threads
 
 
@@ -80,7 +83,7 @@ def gemm_shape(
     split_size: int = 0,
     first_pixel: int = 0,
 ) -> npt.NDArray[Any]:
-    """The problem as the kernels' `GemmShape` argument; by default K is not split."""
+    """The problem as the kernels' `GemmShape` argument. Default: no split-K."""
     op = cast(Conv2d, problem.op)
     n, o, oh, ow = problem.output
     kh, kw = op.kernel_size
@@ -98,9 +101,9 @@ def gemm_shape(
 
 
 def pack_rows(matrix: Array, tile: TileConfig) -> Array:
-    """The M side of a product, (K, M), as the tiles that a block reads one after the other.
+    """Pack the M side of a GEMM, (K, M), as tiles in the order in which a block reads them.
 
-    Returns (M tiles, K, m), with K padded to a multiple of `tile.k`, and everything that pads zero.
+    Returns (M tiles, K, m), K padded to a multiple of `tile.k`; padding is zero.
     """
     depth, rows = matrix.shape
     padded = np.pad(matrix, ((0, -depth % tile.k), (0, -rows % tile.m)))

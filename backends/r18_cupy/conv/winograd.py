@@ -1,9 +1,9 @@
-"""Winograd convolutions: F(2×2, 3×3) and F(4×4, 3×3), each in three phases.
+"""Winograd convolutions F(2×2, 3×3) and F(4×4, 3×3), each in three phases.
 
-Input tiles are transformed, the products of all (m+2)² positions are (m+2)² matrix products, and
-these are transformed back (Lavin and Gray, arXiv:1509.09308). In the workspace lie the transformed
-tiles (positions, channels, tiles) and the products (positions, output channels, tiles), float32,
-every extent padded to whole tiles of the matrix product.
+Input tiles are transformed, (m+2)² GEMMs multiply them with the filters position by position, and
+the products are transformed back (Lavin and Gray, arXiv:1509.09308). The workspace holds the
+transformed tiles (positions, channels, tiles) and the products (positions, output channels, tiles)
+in float32, every extent padded to whole GEMM tiles.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from r18_cupy.cuda.launch import (
 from r18_cupy.kernel import CudaKernel
 
 WORKSPACE_NBYTES = 512 * 2**20
-"""More tiles than this holds are computed in several rounds."""
+"""Problems with more tiles than this holds are computed in several rounds."""
 
 FLOAT_NBYTES = 4
 LANES, CHANNELS = 32, 4  # threads of a transform's block: along tiles, along channels
 
-# The host's side of `WinogradSpan` in kernels/winograd.cuh.
+# Mirrors `WinogradSpan` in kernels/conv/winograd.cuh.
 SPAN = np.dtype(
     [
         (name, np.int32)
@@ -48,8 +48,8 @@ SPAN = np.dtype(
     ]
 )
 
-# G of both: with the Bᵀ and Aᵀ of kernels/winograd.cuh they are the matrices that the error bounds
-# are derived for.
+# G for both. With the Bᵀ and Aᵀ of kernels/conv/winograd.cuh, these are the matrices that the error
+# bounds are derived for.
 FILTER_TRANSFORMS = {
     2: np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64),
     4: np.array(
@@ -67,7 +67,7 @@ FILTER_TRANSFORMS = {
 """Output tile m → G, (m+2, 3)."""
 
 
-# Each sums the channels in their order: whichever is chosen, an output has the same bits.
+# Each adds channels in the same order, so the choice does not change an output's bits.
 GEMM_TILES = (
     GemmTile(128, 128, 8, tm=8, tn=8, stages=3),
     GemmTile(64, 128, 8, tm=8, tn=8, stages=3),
@@ -75,17 +75,17 @@ GEMM_TILES = (
     GemmTile(64, 32, 16, tm=4, tn=4, stages=4),
 )
 
-# How many threads of the products a multiprocessor needs to be busy, as `choose_tile` supposes.
+# Threads that keep an SM busy, as `choose_tile` assumes.
 BUSY_THREADS = 192
-# By tile, the time of a product beside that of the first: smaller tiles read more for each.
+# Time per product relative to the first tile: smaller tiles read more per product.
 READING = dict(zip(GEMM_TILES, (1.0, 1.05, 1.15, 1.6), strict=True))
 
 
 def estimated_time(tile: GemmTile, positions: int, o: int, count: int) -> float:
-    """Time of the products of o channels and `count` tiles, in those of one multiprocessor.
+    """Time of the GEMMs over o channels and `count` tiles, in products of one SM.
 
-    Whole waves of resident blocks, and the rest: it ends with the multiprocessor that has most of
-    it, and not before one thread could.
+    Whole waves of resident blocks, then the rest: bounded by the SM with the most blocks, and by
+    the time of a single block.
     """
     area = tile.m * tile.n
     blocks = positions * ceil_div(o, tile.m) * ceil_div(count, tile.n)
@@ -96,18 +96,18 @@ def estimated_time(tile: GemmTile, positions: int, o: int, count: int) -> float:
 
 
 def choose_tile(positions: int, o: int, count: int) -> GemmTile:
-    """The tiling with the least estimated time; the larger of equals."""
+    """The tile with the lowest estimated time; ties go to the larger one."""
     return min(GEMM_TILES, key=lambda tile: estimated_time(tile, positions, o, count))
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a problem is laid out in the workspace, and in how many rounds it is computed.
+    """How a problem is laid out in the workspace.
 
-    positions: (m+2)², the number of matrix products.
-    rows, columns: output tiles of an image; `total` of the batch.
-    width: tiles that the workspace has room for, a multiple of `gemm.n`.
-    c_padded, o_padded: channels, in whole steps and tiles of the product.
+    positions: (m+2)², the number of GEMMs.
+    rows, columns: output tiles per image; `total` in the batch.
+    width: tiles that the workspace holds, a multiple of `gemm.n`.
+    c_padded, o_padded: channels, padded to whole GEMM steps and tiles.
     """
 
     gemm: GemmTile
@@ -128,7 +128,7 @@ class Tiling:
         return self.positions * self.o_padded * self.width * FLOAT_NBYTES
 
     def spans(self) -> Iterator[np.ndarray[Any, np.dtype[np.void]]]:
-        """The rounds, in order, as one-element arrays of `SPAN`."""
+        """The rounds in order, as one-element arrays of `SPAN`."""
         for first in range(0, self.total, self.width):
             count = min(self.width, self.total - first)
             width = round_up(count, self.gemm.n)
@@ -141,8 +141,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def tiling(problem: Problem, m: int, gemm: GemmTile | None, limit: int) -> Tiling:
-    """The layout for output tiles of m×m, in a workspace of `limit` bytes where one tile of the
-    product fits into that; `gemm` None: chosen.
+    """The layout for output tiles of m×m in a workspace of `limit` bytes, or of one GEMM tile if
+    that is more. `gemm` None: chosen by size.
     """
     n, c = problem.inputs[0][:2]
     o, oh, ow = problem.output[1:]
@@ -173,8 +173,8 @@ def tiling(problem: Problem, m: int, gemm: GemmTile | None, limit: int) -> Tilin
 class Winograd(ConvKernel):
     """F(m×m, 3×3). NCHW, float32, stride 1.
 
-    gemm:  the tiling of the products; None chooses it by the problem's size.
-    limit: bytes of workspace, as long as that holds one tile of the product.
+    gemm:  the GEMM's tile; None chooses it by the problem's size.
+    limit: bytes of workspace, unless one GEMM tile needs more.
     """
 
     output_tile: ClassVar[int]
@@ -192,7 +192,7 @@ class Winograd(ConvKernel):
 
     @property
     def gemms(self) -> tuple[GemmTile, ...]:
-        """The tilings that may be used."""
+        """The tiles that may be used."""
         return (self.gemm,) if self.gemm else GEMM_TILES
 
     @property
@@ -231,11 +231,11 @@ class Winograd(ConvKernel):
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         """Filters as G g Gᵀ, computed in float64 from float32 weights and rounded once.
 
-        (positions, tiles of O, C, m), padded with zeros as the workspace is; see `pack_rows`.
+        Returns (positions, tiles of O, C, m), zero-padded like the workspace; see `pack_rows`.
         """
         weight, *bias = super().pack(problem, weights)
         gemm, g = self.tiling(problem).gemm, FILTER_TRANSFORMS[self.output_tile]
-        with np.errstate(over="ignore", invalid="ignore"):  # infinite weights make NaN
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite weights become NaN
             filters = (g @ weight.astype(np.float64) @ g.T).astype(np.float32)
         positions = filters.transpose(2, 3, 1, 0).reshape(-1, weight.shape[1], weight.shape[0])
         return (np.stack([pack_rows(matrix, gemm) for matrix in positions]), *bias)
@@ -284,7 +284,7 @@ def _gemm(tile: GemmTile) -> Entry:
 
 
 def _transform_grid(tiles: int, channels: int) -> tuple[int, int, int]:
-    """Blocks of a transform; its threads stride over the channels that a grid's y cannot hold."""
+    """Grid of a transform; its threads stride over channels beyond the limit of grid y."""
     return ceil_div(tiles, LANES), min(MAX_GRID[1], ceil_div(channels, CHANNELS)), 1
 
 
@@ -301,7 +301,7 @@ class WinogradF4x4(Winograd):
 
 
 def winograd_kernels() -> tuple[CudaKernel, ...]:
-    """F(4×4) and F(2×2) that choose their tiling, then each tiling by itself."""
+    """F(4×4) and F(2×2) with a chosen tile, then one kernel per tile."""
     kinds = (WinogradF4x4, WinogradF2x2)
     chosen = tuple(kind(FP32) for kind in kinds)
     return (*chosen, *(kind(FP32, gemm=tile) for kind in kinds for tile in GEMM_TILES))

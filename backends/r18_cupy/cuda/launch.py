@@ -189,7 +189,7 @@ def _moving(position: int, argument: Pointer | Located) -> _Moving:
 def _remembering(
     at: Callable[[int], np.ndarray[Any, Any]],
 ) -> Callable[[int], tuple[np.ndarray[Any, Any], int]]:
-    """The argument for an address, with its own address, cached because allocators reuse addresses."""
+    """The argument for an address, and its own address; cached, as allocators reuse addresses."""
 
     @lru_cache(maxsize=64)
     def placed(address: int) -> tuple[np.ndarray[Any, Any], int]:

@@ -56,9 +56,7 @@ class CupyProgram(ExecutorProgram):
         self._arriving: list[tuple[cupy.cuda.Event, Array]] = []
         self._runs: dict[int, Callable[[], None]] = {}
         reads = [tensor.value in step.inputs for step in plan.steps]
-        self._head = len(reads) - reads[::-1].index(
-            True
-        )  # steps up to the last reader
+        self._head = len(reads) - reads[::-1].index(True)  # steps up to the last reader
         self._tail: Callable[[], None] | None = None
         self._held: Any = None
 
@@ -209,7 +207,7 @@ class CupyProgram(ExecutorProgram):
             return self._output()
 
     def _finish(self) -> None:
-        """Enqueue the launches after those that read the input; they are the same for every input."""
+        """Enqueue the launches after those that read the input, which are the same for any input."""
         if self._tail is None:
             self._tail = self._ready(self._launches[self._head :])
         self._tail()

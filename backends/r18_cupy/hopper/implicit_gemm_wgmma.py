@@ -1,9 +1,10 @@
-"""Implicit GEMM on Hopper's tensor cores: fp16, bf16, tf32 and fp16x3. NHWC.
+"""Implicit GEMM with TMA and `wgmma`: fp16, bf16, tf32 and fp16x3. NHWC.
 
-The product of `conv_implicit_gemm_mma` turned around: M = O channels, N = N·OH·OW output pixels,
-K = kh·kw·C. TMA gathers the pixels, `wgmma` multiplies; see kernels/conv2d_implicit_gemm_wgmma.cu.
-Where there are too few tiles to fill a GPU, the blocks of a cluster divide K among themselves.
-Small tiles of split factors are those of kernels/conv2d_implicit_gemm_wgmma_registers.cu.
+Compared to conv/implicit_gemm_mma.py the operands are swapped: M = O channels, N = N·OH·OW output
+pixels, K = kh·kw·C. TMA gathers the pixels, `wgmma` multiplies; see
+kernels/hopper/implicit_gemm_wgmma.cu. Split-K: where there are too few tiles to fill a GPU, the
+CTAs of a cluster divide K. The small fp16x3 tiles use
+kernels/hopper/implicit_gemm_wgmma_registers.cu.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from r18_cupy.hopper.wgmma import (
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
-    """The tilings that are compiled, those of many outputs first."""
+    """The compiled tiles, those with many outputs first."""
     k = ROW_BYTES // precision.dtype.itemsize
     deep_parts: tuple[int, ...] = (8,)
     if precision.splits:
         tiles, deep_parts = _split_tiles(k), (4, 6, 8)
     elif precision.dtype.itemsize == 2:
-        # Of fewer bytes: a problem's blocks, that soon end, wait for copies more than for the L2.
+        # With fewer bytes, short-lived blocks wait for load latency more than for L2 bandwidth.
         middle = (*_middle_tiles(k), _flat_tile(k))
         tiles = (*_large_tiles(k), *middle, _small_tile(k, stages=12, blocks=1))
     else:
@@ -47,16 +48,17 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
         _small_tile(k, stages=4, blocks=3),
         _small_tile(k, stages=6, blocks=2, parts=2),
         _small_tile(k, stages=6, blocks=2, parts=4),
-        # Few tiles, each waiting by itself: all that fits is on its way at once.
+        # Few tiles, each bound by latency: prefetch as much as fits.
         *(_small_tile(k, stages=10, blocks=1, parts=parts) for parts in deep_parts),
     )
 
 
 def _large_tiles(k: int) -> tuple[WgmmaTile, ...]:
-    """A warpgroup of many pixels reads the fewest bytes of shared memory a product; two blocks of a
-    multiprocessor hide the end of one behind the products of the other. 96 and 192 pixels divide
-    some problems more evenly. A block that is alone, for want of tiles, has as many stages as fit:
-    it waits for its copies less often."""
+    """A warpgroup with many pixels reads the fewest bytes of shared memory per product. Two blocks
+    per SM hide the epilogue of one behind the products of the other. 96 and 192 pixels divide some
+    problems more evenly. A block alone on its SM, for want of tiles, gets as many stages as fit, so
+    it waits for loads less often.
+    """
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=3, blocks=2),
         WgmmaTile(128, 96, k, groups_m=2, groups_n=1, stages=3, blocks=2),
@@ -67,7 +69,7 @@ def _large_tiles(k: int) -> tuple[WgmmaTile, ...]:
 
 
 def _middle_tiles(k: int) -> tuple[WgmmaTile, ...]:
-    """Those of a few images, one block a multiprocessor."""
+    """Tiles for a few images, one block per SM."""
     return (
         WgmmaTile(64, 128, k, groups_m=1, groups_n=1, stages=8, blocks=1),
         WgmmaTile(128, 64, k, groups_m=2, groups_n=1, stages=8, blocks=1, parts=2),
@@ -76,8 +78,9 @@ def _middle_tiles(k: int) -> tuple[WgmmaTile, ...]:
 
 
 def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
-    """Many outputs and parts of K: of a few images, small tiles read so much again that the L2 does
-    not keep up."""
+    """Many outputs and split-K: for a few images, small tiles would reread more than the L2
+    delivers.
+    """
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=6, blocks=1, parts=4),
         WgmmaTile(128, 112, k, groups_m=2, groups_n=1, stages=7, blocks=1, parts=4),
@@ -87,14 +90,15 @@ def _divided_tiles(k: int) -> tuple[WgmmaTile, ...]:
 
 
 def _flat_tile(k: int) -> WgmmaTile:
-    """That of 8 images of 7 by 7: 208 pixels twice are those, and a few more."""
+    """For 8 images of 7×7: twice 208 pixels covers their 392."""
     return WgmmaTile(64, 208, k, groups_m=1, groups_n=1, stages=6, blocks=1, parts=6)
 
 
 def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
-    """Those of half as many pixels a warpgroup, which keeps two sums of each output.
+    """Tiles for fp16x3 with half as many pixels per warpgroup, which keeps two accumulators per
+    output.
 
-    Two warpgroups of the same pixels split them once for both.
+    Two warpgroups with the same pixels split them only once.
     """
     return (
         WgmmaTile(128, 128, k, groups_m=2, groups_n=1, stages=7, blocks=1),
@@ -104,38 +108,39 @@ def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
 
 
 def _small_tile(k: int, stages: int, blocks: int, parts: int = 1) -> WgmmaTile:
-    """That of one warpgroup and the fewest outputs."""
+    """The tile of one warpgroup and the fewest outputs."""
     return WgmmaTile(64, 64, k, groups_m=1, groups_n=1, stages=stages, blocks=blocks, parts=parts)
 
 
 def in_registers(tile: WgmmaTile, precision: Precision) -> bool:
-    """Whether pixels are split on their way to the products, and not where they arrived: what a
-    warpgroup alone has registers for, of few outputs."""
+    """Whether pixels are split in registers and not in shared memory: only small fp16x3 tiles have
+    the registers.
+    """
     return precision.splits and tile.m == tile.n == 64
 
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# With these the estimates order an H200's times best, of every tile on every convolution of a
+# Fitted so that the estimates order the times of every tile on an H200, for every convolution of a
 # ResNet-18.
-COPY_LATENCY = 2000  # cycles from asking for a stage until it is there,
-COPY_BYTES_PER_CYCLE = 256  # and what grows with its bytes
-L2_BYTES_PER_CYCLE = 5600  # to all multiprocessors together
-BLOCK_LATENCY = 3400  # cycles of a block besides its steps: until the first, and at the end,
-OUTPUT_BYTES_PER_CYCLE = 15  # and what grows with what it writes
-SHARING = 1.05  # products of several blocks take so many times as long as those of one
-PART_LATENCY = 300  # cycles for each block of a cluster: launching it, adding its sums
-FULL_ROUNDS = 7  # of blocks that end together
-# A cluster lies in one group of multiprocessors, and those of many blocks do not fill the groups.
+COPY_LATENCY = 2000  # cycles from issuing a stage's loads until they arrive,
+COPY_BYTES_PER_CYCLE = 256  # plus a part that grows with its bytes
+L2_BYTES_PER_CYCLE = 5600  # to all SMs together
+BLOCK_LATENCY = 3400  # cycles per block outside of its steps: prologue and epilogue,
+OUTPUT_BYTES_PER_CYCLE = 15  # plus a part that grows with the bytes written
+SHARING = 1.05  # slowdown of products when several blocks share an SM
+PART_LATENCY = 300  # cycles per CTA of a cluster: launching it, adding its sums
+FULL_ROUNDS = 7  # rounds after which blocks no longer end together
+# A cluster must fit in one GPC, and large clusters do not fill the GPCs.
 CLUSTER_MULTIPROCESSORS = {6: 96, 8: 104}
 
 
 def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
-    """What a multiprocessor is busy with one step of a block: products, or shared memory.
+    """Cycles of an SM for one step of a block: the maximum of products and shared memory.
 
-    The copy engine writes a row of weights or pixels once; each warpgroup reads its own 64 rows of
-    weights and its pixels, of split factors one and a half times. Splitting in place reads and
-    writes the pixels once more; in registers, that is all that is read of them.
+    TMA writes a row of weights or pixels once; each warpgroup reads its own 64 rows of weights and
+    its pixels, with fp16x3 one and a half times. Splitting in place reads and writes the pixels
+    once more; splitting in registers replaces their other reads.
     """
     reads = steps_of(precision) / STEPS
     products = tile.m * tile.n * ROW_BYTES * reads / PRODUCT_BYTES_PER_CYCLE
@@ -148,10 +153,10 @@ def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
 
 
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
-    """Cycles, roughly: rounds of blocks that share a multiprocessor.
+    """Rough cycles: rounds of blocks that share an SM.
 
-    A round takes as long as its products, or as the L2 needs for what all blocks read, or as one
-    block alone, whose steps wait for their copies.
+    A round takes the maximum of its products, the L2 traffic of all blocks, and the latency of a
+    single block whose steps wait for their loads.
     """
     op = cast(Conv2d, problem.op)
     n, o, oh, ow = problem.output
@@ -177,11 +182,11 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ImplicitGemmWgmma(WgmmaConv):
-    """Tiles of an implicit matrix product on `wgmma`, the tile that suits the problem best."""
+    """Implicit GEMM on `wgmma`, with the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma"
     source = "hopper/implicit_gemm_wgmma"
-    # The parts of K depend on how many tiles the batch has.
+    # The number of splits depends on the batch.
     batch_invariant: ClassVar[bool] = False
 
     @property
@@ -195,11 +200,11 @@ class ImplicitGemmWgmma(WgmmaConv):
         return replace(entry, source=f"{entry.source}_registers")
 
     def tile_for(self, problem: Problem) -> WgmmaTile:
-        """The tile with the least estimate. Pure."""
+        """The tile with the lowest estimate. Pure."""
         return min(self.tiles, key=lambda tile: estimate(problem, self.precision, tile))
 
     def pixels(self, problem: Problem, run: int) -> Im2colMap:
-        """What the copy engine is told of the input."""
+        """The tensor map of the input."""
         op = cast(Conv2d, problem.op)
         n, c, h, w = problem.inputs[0]
         windows = (op.kernel_size, op.stride, op.padding)
@@ -210,7 +215,7 @@ class ImplicitGemmWgmma(WgmmaConv):
         if reason := self.refuses_channels(op):
             return reason
         if reason := self.pixels(problem, 1).refusal():
-            return f"the copy engine takes {reason}"
+            return f"TMA takes {reason}"
         return None
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:

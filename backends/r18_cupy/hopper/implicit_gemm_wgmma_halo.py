@@ -1,8 +1,10 @@
-"""Implicit GEMM on Hopper's tensor cores for stride 1: each pixel is copied once. NHWC.
+"""Implicit GEMM with TMA and `wgmma` for stride 1, input tile with halo resident in shared memory.
+NHWC.
 
-What `conv_implicit_gemm_wgmma` gathers anew for each position of the window lies here in shared
-memory already: a block has the image rows under its output rows, and reads them from shifted
-places. See kernels/conv2d_implicit_gemm_wgmma_rows.cu.
+Each pixel is loaded once per tile, where implicit_gemm_wgmma.py loads it once per window position:
+a block keeps the image rows under its output rows and reads them at shifted addresses. See
+kernels/hopper/implicit_gemm_wgmma_halo.cu. The id keeps the algorithm's earlier word,
+`implicit_gemm_wgmma_rows`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from r18_cupy.hopper.wgmma import (
     steps_of,
 )
 
-# The host's side of `RowsShape` in the device code.
+# Mirrors `HaloShape` in kernels/hopper/halo.cuh.
 HALO_SHAPE = np.dtype(
     [
         (name, np.int32)
@@ -56,14 +58,14 @@ HALO_SHAPE = np.dtype(
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
-    """The tilings that are compiled: runs of pixels that the network's rows fill.
+    """The compiled tiles: pixel counts that the rows of ResNet-18 fill.
 
-    4 rows of 58 pixels but for the last two, 14 of 16, 7 of 30; for small batches half as many, or
-    7 of 9. A block that has a multiprocessor for itself gets its weights from farther ahead.
+    4 rows of 58 pixels without the last two, 14 of 16, 7 of 30; for small batches half as many, or
+    7 of 9. A block alone on its SM prefetches its weights further ahead.
     """
     k = ROW_BYTES // precision.dtype.itemsize
     few = (tile_of(120, k, stages=12, blocks=1), tile_of(64, k, stages=12, blocks=1))
-    if precision.splits:  # two sums of each output: half as many pixels
+    if precision.splits:  # two accumulators per output: half as many pixels
         return (
             tile_of(120, k, stages=4, blocks=2),
             tile_of(112, k, stages=4, blocks=2),
@@ -78,7 +80,7 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
 
 
 def tile_of(n: int, k: int, stages: int, blocks: int) -> WgmmaTile:
-    """The tile of one warpgroup that multiplies 64 channels of `n` pixels."""
+    """The tile of one warpgroup: 64 channels by `n` pixels."""
     return WgmmaTile(64, n, k, groups_m=1, groups_n=1, stages=stages, blocks=blocks)
 
 
@@ -86,10 +88,10 @@ def tile_of(n: int, k: int, stages: int, blocks: int) -> WgmmaTile:
 class HaloBlocking:
     """How a block covers a problem.
 
-    places: of the tile, outputs or not.
-    rows:   of output, of `width` pixels each.
-    padded: pixels of an image row, padding included.
-    height: image rows under them.
+    places: pixels of the tile, outputs or not.
+    rows:   output rows, of `width` pixels each.
+    padded: pixels per image row, padding included.
+    height: image rows under them, the halo included.
     chunks: of the input's channels, 128 bytes each.
     slabs:  of the residual's channels, likewise.
     """
@@ -104,25 +106,27 @@ class HaloBlocking:
 
     @property
     def patch_nbytes(self) -> int:
-        """A chunk of the image rows."""
+        """Bytes of one channel chunk of the image rows."""
         return self.height * self.padded * ROW_BYTES
 
     @property
     def slab_nbytes(self) -> int:
-        """A slab as it is copied: outputs, or what is added to them."""
+        """Bytes of a slab as TMA moves it: outputs, or the residual."""
         return self.rows * self.width * ROW_BYTES
 
     @property
     def slab_pitch(self) -> int:
-        """A slab as it is written: behind the outputs, each place that is none has a row."""
+        """Bytes of a slab as threads write it: places that are no outputs have rows behind the
+        outputs.
+        """
         return aligned(self.places * ROW_BYTES)
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Where chunks of image rows lie, and slabs of the residual.
+    """The slots of shared memory for chunks of image rows, and for slabs of the residual.
 
-    count:  of those that are in shared memory at once.
+    count:  slots in shared memory.
     pitch:  bytes from one to the next.
     nbytes: of all.
     """
@@ -133,12 +137,12 @@ class Slots:
 
 
 def aligned(nbytes: int) -> int:
-    """Up to where the next slot, or slab, may begin."""
+    """Rounded up to where the next slot or slab may begin."""
     return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
 
 
 def blocking_of(problem: Problem, tile: WgmmaTile) -> HaloBlocking:
-    """As many rows as the tile's pixels hold; none where a row is longer. Pure."""
+    """As many rows as the tile's pixels hold; 0 if a row is longer. Pure."""
     op = cast(Conv2d, problem.op)
     _, c, _, w = problem.inputs[0]
     _, _, oh, ow = problem.output
@@ -150,43 +154,42 @@ def blocking_of(problem: Problem, tile: WgmmaTile) -> HaloBlocking:
 
 
 def weights_nbytes(tile: WgmmaTile) -> int:
-    """All stages of weights."""
+    """Bytes of all stages of weights."""
     return tile.stages * tile.m * ROW_BYTES
 
 
 def reach_nbytes(blocking: HaloBlocking, tile: WgmmaTile) -> int:
-    """How far behind a slot's begin the matrices of a tile reach."""
+    """How many bytes past a slot's start the matrices of a tile reach."""
     places = blocking.height * blocking.padded + max(0, tile.n - blocking.rows * blocking.padded)
     return (places + MAX_BOX) * ROW_BYTES
 
 
 # -- choosing ----------------------------------------------------------------------------------
 
-PIXELS_A_CYCLE = 2  # of a step's products with 64 channels, on one multiprocessor
-SPLIT_BYTES_PER_CYCLE = 28  # of image rows, by a block alone, whose products wait for it;
-HIDDEN_SPLIT_BYTES_PER_CYCLE = (
-    64  # behind another's: each read from shared memory and written there
-)
-COPY_LATENCY = 1600  # cycles from asking for a step's weights until they are there
-TILE_LATENCY = 2000  # cycles of a block besides its products: waiting for copies,
-PIXEL_LATENCY = 40  # and what grows with its pixels
+PIXELS_PER_CYCLE = 2  # of a step's products with 64 channels, per SM
+SPLIT_BYTES_PER_CYCLE = 28  # of image rows, by a block alone on its SM, whose products wait
+HIDDEN_SPLIT_BYTES_PER_CYCLE = 64  # the same, overlapped with another block's products
+COPY_LATENCY = 1600  # cycles from issuing a step's weight load until it arrives
+TILE_LATENCY = 2000  # cycles per block outside of its products: prologue and epilogue,
+PIXEL_LATENCY = 40  # plus a part that grows with its pixels
 
 
 def step_cycles(tile: WgmmaTile, precision: Precision) -> float:
-    """What a multiprocessor is busy with one step of a block: products, or shared memory.
+    """Cycles of an SM for one step of a block: the maximum of products and shared memory.
 
-    Weights are written there and read, pixels read, of split factors one and a half times.
+    Weights are written and read, pixels read, with fp16x3 one and a half times.
     """
     reads = steps_of(precision) / STEPS
     rows = tile.m + (tile.m + tile.n) * reads
     return max(
-        steps_of(precision) * tile.n / PIXELS_A_CYCLE, rows * ROW_BYTES / SHARED_BYTES_PER_CYCLE
+        steps_of(precision) * tile.n / PIXELS_PER_CYCLE, rows * ROW_BYTES / SHARED_BYTES_PER_CYCLE
     )
 
 
 def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nbytes: int) -> float:
-    """Cycles, roughly: rounds of blocks that share a multiprocessor, each of whose steps waits for
-    a unit or for its weights, and each chunk until it is split."""
+    """Rough cycles: rounds of blocks that share an SM. A step waits for a hardware unit or for its
+    weights, a chunk until it is split.
+    """
     op = cast(Conv2d, problem.op)
     n, o, oh, _ = problem.output
     blocking = blocking_of(problem, tile)
@@ -199,13 +202,13 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, shared_nby
     if precision.splits:
         rate = HIDDEN_SPLIT_BYTES_PER_CYCLE if sharing > 1 else SPLIT_BYTES_PER_CYCLE
         work += blocking.chunks * blocking.patch_nbytes / rate
-    rounds = max(1, share / at_once)  # of blocks that do not end together
+    rounds = max(1, share / at_once)  # blocks do not end together
     return rounds * (work + TILE_LATENCY + PIXEL_LATENCY * tile.n)
 
 
 @dataclass(frozen=True, eq=False)
 class ImplicitGemmWgmmaHalo(WgmmaConv):
-    """Whole output rows a block, of the tile that suits the problem best."""
+    """Whole output rows per block, with the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma_rows"
     source = "hopper/implicit_gemm_wgmma_halo"
@@ -215,10 +218,11 @@ class ImplicitGemmWgmmaHalo(WgmmaConv):
         return tiles_of(self.precision)
 
     def slots(self, blocking: HaloBlocking, tile: WgmmaTile) -> Slots:
-        """Two, or one where that is all. Of one chunk alone, the second holds no more than a slab.
+        """Two slots, or one if that suffices. With a single chunk, the second slot holds only a
+        slab.
 
-        With the weights behind them they hold the outputs, which take their place at the end: not
-        that of the barriers, which come next. Pure.
+        At the end the outputs overwrite the slots and the weights behind them, but not the
+        mbarriers, which come next. Pure.
         """
         slab = aligned(blocking.slab_nbytes)
         pitch = max(aligned(blocking.patch_nbytes), slab)
@@ -229,11 +233,11 @@ class ImplicitGemmWgmmaHalo(WgmmaConv):
         return Slots(count, pitch, nbytes)
 
     def blocks(self, tiles: int, tile: WgmmaTile) -> int:
-        """Of a launch that computes so many tiles."""
+        """Blocks of a launch over `tiles` tiles."""
         return tiles
 
     def tile_for(self, problem: Problem) -> WgmmaTile | None:
-        """The tile with the least estimate of those that take the problem. Pure."""
+        """The tile with the lowest estimate among those that take the problem. Pure."""
         fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
 
         def cycles(tile: WgmmaTile) -> float:
@@ -242,8 +246,9 @@ class ImplicitGemmWgmmaHalo(WgmmaConv):
         return min(fitting, key=cycles, default=None)
 
     def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
-        """Slots and weights, and beyond these what is only reached into: where the rows are fewer
-        than the tile's pixels, products that nobody wants read on behind the image rows."""
+        """Bytes of slots, weights and mbarriers, and of memory that is only read: where the rows
+        have fewer pixels than the tile, discarded products read on behind the image rows.
+        """
         blocking = blocking_of(problem, tile)
         slots = self.slots(blocking, tile)
         barriers = (tile.stages + slots.count) * BARRIER_NBYTES
@@ -254,7 +259,9 @@ class ImplicitGemmWgmmaHalo(WgmmaConv):
         )
 
     def obstacle(self, problem: Problem, tile: WgmmaTile) -> str | None:
-        """Why a tile does not take a problem of stride 1, or None."""
+        """Why a tile does not take a problem of stride 1, or None. The only place that says which
+        tiles are legal for a problem: at least one row of outputs, TMA's box limits, shared memory.
+        """
         op = cast(Conv2d, problem.op)
         blocking = blocking_of(problem, tile)
         if blocking.rows < 1:

@@ -1,4 +1,4 @@
-"""Linear layers on Hopper's tensor cores: a convolution of one pixel a sample."""
+"""Linear layers with `wgmma`: a 1×1 convolution with one pixel per sample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from r18_cupy.kernel import CudaKernel
 
 @dataclass(frozen=True, eq=False)
 class LinearWgmma(CudaKernel):
-    """Samples are pixels, features are channels: see `conv_implicit_gemm_wgmma`."""
+    """Samples are pixels, features are channels; see implicit_gemm_wgmma.py."""
 
     op = Linear
     algorithm = "wgmma"
@@ -52,7 +52,7 @@ class LinearWgmma(CudaKernel):
 
 
 def as_convolution(problem: Problem) -> Problem:
-    """The convolution of 1×1 windows over images of one pixel that equals a linear layer."""
+    """The equivalent 1×1 convolution over images of one pixel."""
     op = cast(Linear, problem.op)
     conv = Conv2d(op.in_features, op.out_features, (1, 1), bias=True)
     return Problem(conv, ((problem.batch, op.in_features, 1, 1),))

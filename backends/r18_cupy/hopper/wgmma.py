@@ -1,7 +1,6 @@
-"""Convolutions on Hopper's tensor cores (`wgmma`): what the kernels share. NHWC.
+"""What the `wgmma` convolutions share: tiles, packed weights, contract. NHWC.
 
-M = O channels, N = output pixels, K = kh·kw·C, of which 128 bytes a step: tiles, packed weights,
-and what every one of these kernels promises.
+M = O channels, N = output pixels, K = kh·kw·C, 128 bytes per step.
 """
 
 from __future__ import annotations
@@ -25,22 +24,27 @@ from r18_cupy.cuda.tile import TileConfig
 from r18_cupy.kernel import MAX_ELEMENTS
 
 PRECISIONS: tuple[Precision, ...] = (FP16, BF16, TF32, FP16X3)
-CHUNK_BYTES = 16  # of a pixel's channels: the unit of the copy engine's strides
-STEPS = 4  # of a row of 128 bytes, 32 each
-SPLIT_STEPS = 6  # of a row whose factors are split: two high by high, four high by low
+CHUNK_BYTES = 16  # of a pixel's channels: TMA's unit of strides
+STEPS = 4  # instructions per row of 128 bytes, 32 bytes each
+SPLIT_STEPS = 6  # with fp16x3: two high·high, four high·low
 PRODUCER_THREADS = 32
-BARRIER_NBYTES = 16  # of a stage
-ALIGNMENT = 1024  # of the stages, in shared memory that the device begins where it likes
+BARRIER_NBYTES = 16  # a full/empty pair of mbarriers per stage
+ALIGNMENT = 1024  # of the stages; dynamic shared memory itself is not aligned that far
 
 
 @dataclass(frozen=True)
 class WgmmaTile(TileConfig):
-    """`m` channels by `n` pixels a block, over `k` products (128 bytes) a step.
+    """`m` channels by `n` pixels per block, over `k` products (128 bytes) per step.
 
-    groups_m, groups_n: the grid of warpgroups among which they are divided.
-    stages: steps whose weights and pixels are in shared memory at once.
-    blocks: of a multiprocessor at once.
-    parts:  of K, each a block of a cluster's.
+    groups_m, groups_n: the grid of consumer warpgroups that share the tile.
+    stages: K tiles in shared memory at a time.
+    blocks: resident blocks per SM.
+    parts:  split-K: the CTAs of a cluster that divide K.
+
+    Legal tiles: m = 64·groups_m, since `wgmma` has 64 rows; n / groups_n a multiple of 8 with an
+    instance in kernels/hopper/wgmma.cuh, at most 256 for TMA's box; k rows of 128 bytes, the
+    swizzle's span; `shared_nbytes` times `blocks` within an SM. The device code asserts them; the
+    tests check shared memory.
     """
 
     groups_m: int
@@ -55,7 +59,7 @@ class WgmmaTile(TileConfig):
 
     @property
     def stage_nbytes(self) -> int:
-        """Of its weights and pixels."""
+        """Bytes of a stage: weights and pixels."""
         return (self.m + self.n) * ROW_BYTES
 
     @property
@@ -64,40 +68,40 @@ class WgmmaTile(TileConfig):
 
     @property
     def name(self) -> str:
-        """`m64n64k64s4` of four stages, and `p2` where K has two parts."""
+        """`m64n64k64s4` with four stages, plus `p2` with two splits of K."""
         parts = f"p{self.parts}" if self.parts > 1 else ""
         return f"{super().name}s{self.stages}{parts}"
 
 
 def chunk_of(precision: Precision) -> int:
-    """Channels of 16 bytes."""
+    """Channels per 16 bytes."""
     return CHUNK_BYTES // precision.dtype.itemsize
 
 
 def steps_of(precision: Precision) -> int:
-    """Instructions that multiply a row of 128 bytes, of 32 bytes of each factor."""
+    """`wgmma` instructions per row of 128 bytes, 32 bytes of each operand."""
     return SPLIT_STEPS if precision.splits else STEPS
 
 
 def packed_channels(op: Conv2d, precision: Precision) -> int:
-    """Elements of K at a position of the window: C, padded to whole steps of a tile."""
+    """Elements of K per window position: C, padded to whole K tiles."""
     step = ROW_BYTES // precision.dtype.itemsize
     return ceil_div(op.in_channels, step) * step
 
 
 def packed_depth(op: Conv2d, precision: Precision) -> int:
-    """K as weights are packed: every position of the window."""
+    """K as packed: all window positions."""
     return math.prod(op.kernel_size) * packed_channels(op, precision)
 
 
 def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
-    """OIHW to [O][depth], in storage format: position (r, s), then channels, zeros else.
+    """OIHW to [O][depth] in storage format: position (r, s), then channels, zeros elsewhere.
 
-    tf32: rounded to 11 significand bits. The unit itself cuts off what is beyond, as it does of the
-    pixels. fp16x3: 32 high halves, then 32 low ones, in the 128 bytes of as many float32 numbers;
-    as integers, of which nothing is known but their bits.
+    tf32: rounded to 11 significand bits; the hardware truncates what remains, also of the pixels.
+    fp16x3: 32 high halves, then 32 low ones, in the 128 bytes of as many float32 numbers, typed as
+    int32 because TMA only moves bits.
     """
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+    with np.errstate(over="ignore"):  # overflow to infinity is intended
         stored = np.asarray(weight, precision.dtype)
     shape = (op.out_channels, *op.kernel_size, packed_channels(op, precision))
     packed = np.zeros(shape, precision.dtype)
@@ -111,7 +115,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class WgmmaConv(ConvKernel):
-    """A convolution of one launch, by the tile of `tiles` that suits the problem best."""
+    """A convolution in one launch, with the tile of `tiles` that suits the problem best."""
 
     minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
     family: ClassVar[str | None] = "sm_90a"
@@ -122,7 +126,7 @@ class WgmmaConv(ConvKernel):
     @property
     @abstractmethod
     def tiles(self) -> tuple[WgmmaTile, ...]:
-        """Those that are compiled."""
+        """The compiled tiles."""
 
     @property
     def contract(self) -> RoundingContract:
@@ -143,18 +147,18 @@ class WgmmaConv(ConvKernel):
         return tuple(map(self.entry, self.tiles))
 
     def weights(self, op: Conv2d, tile: WgmmaTile) -> MatrixMap:
-        """What the copy engine is told of packed weights."""
+        """The tensor map of the packed weights."""
         kind = "int32" if self.precision.splits else self.precision.storage
         depth = packed_depth(op, self.precision)
         return MatrixMap(Pointer(Role.WEIGHT), kind, op.out_channels, depth, tile.m)
 
     def refuses_channels(self, op: Conv2d) -> str | None:
-        """Why a number of channels is not taken, or None."""
+        """Why a number of channels is rejected, or None."""
         chunk = chunk_of(self.precision)
         if op.out_channels % chunk:
-            return f"writes {chunk} channels at once, and {op.out_channels} is no multiple of it"
+            return f"writes {chunk} channels at a time, and {op.out_channels} is not a multiple"
         if op.in_channels % chunk:
-            return f"copies {chunk} channels at once, and {op.in_channels} is no multiple of it"
+            return f"copies {chunk} channels at a time, and {op.in_channels} is not a multiple"
         if op.out_channels * packed_depth(op, self.precision) > MAX_ELEMENTS:
             return "indexes with 32 bits; the packed weights have too many elements"
         return None

@@ -1,4 +1,4 @@
-"""BatchNorm, ReLU and Add: 16 bytes of elements a thread, in place where the executor wants it."""
+"""BatchNorm, ReLU and Add: 16 bytes of elements per thread, in place if the executor asks for it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from r18_cupy.cuda.launch import OUT, Argument, GridLaunch, Pointer, Role, X, ce
 from r18_cupy.kernel import CudaKernel
 
 THREADS = 256
-VECTOR_NBYTES = 16  # of `WIDTH` in kernels/vector.cuh
+VECTOR_NBYTES = 16  # as `WIDTH` in kernels/common/vector.cuh
 
 
 def vector_width(precision: Precision) -> int:
-    """How many elements a thread loads and stores at once, where they are aligned."""
+    """Elements per thread and access, where they are aligned."""
     return VECTOR_NBYTES // precision.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)
 class Elementwise(CudaKernel):
-    """An output element depends on the input elements at its place alone; any shape."""
+    """An output element depends only on the input elements at its place; any shape."""
 
     in_place: ClassVar[bool] = True
     symbol: ClassVar[str]
@@ -44,7 +44,7 @@ class Elementwise(CudaKernel):
         return (self.entry,)
 
     def over_elements(self, problem: Problem, *arguments: Argument) -> tuple[GridLaunch, ...]:
-        """A thread for each vector of the output."""
+        """One thread per vector of the output."""
         count = math.prod(problem.output)
         blocks = ceil_div(count, THREADS * vector_width(self.precision))
         return (GridLaunch(self.entry, (blocks, 1, 1), (THREADS, 1, 1), arguments),)
@@ -72,7 +72,7 @@ class ReLUKernel(Elementwise):
 
 @dataclass(frozen=True, eq=False)
 class AddKernel(Elementwise):
-    """Adds in float32, clamps if the op says so, and rounds once."""
+    """Adds in float32, applies ReLU if the op says so, and rounds once."""
 
     op = Add
     algorithm = "elementwise"
@@ -90,9 +90,9 @@ class AddKernel(Elementwise):
 
 @dataclass(frozen=True, eq=False)
 class BatchNormKernel(Elementwise):
-    """(x − mean)·scale + bias, with scale = weight / √(var + eps) folded once, in float64.
+    """(x − mean)·scale + bias, with scale = weight / √(var + eps) computed once, in float64.
 
-    The mean is taken off first: where it is large next to x − mean, the form x·scale + shift
+    The mean is subtracted first: where it is large compared to x − mean, the form x·scale + shift
     cancels, and this one does not.
     """
 
@@ -108,7 +108,7 @@ class BatchNormKernel(Elementwise):
         """Mean, scale and bias: (C,) each, float32."""
         weight, bias, mean, var = (a.astype(np.float64) for a in super().pack(problem, weights))
         scale = weight / np.sqrt(var + cast(BatchNorm, problem.op).eps)
-        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        with np.errstate(over="ignore"):  # overflow to infinity is intended
             return (
                 mean.astype(np.float32),
                 scale.astype(np.float32),

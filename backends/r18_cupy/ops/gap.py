@@ -17,7 +17,7 @@ LANES, WARPS = 32, 8  # of kernels/ops/gap.cu
 
 @dataclass(frozen=True, eq=False)
 class Gap(CudaKernel):
-    """Sums of float32 in a fixed tree. NCHW: a warp a plane. NHWC: eight warps 32 channels."""
+    """float32 sums in a fixed tree. NCHW: one warp per plane. NHWC: eight warps per 32 channels."""
 
     op = GlobalAvgPool
     algorithm = "tree"

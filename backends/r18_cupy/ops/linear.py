@@ -1,4 +1,4 @@
-"""Linear layers: dot products by warps for small batches, a tiled product for large ones."""
+"""Linear layers: warp dot products for small batches, a tiled GEMM for large ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from r18_cupy.cuda.launch import OUT, Argument, GridLaunch, Pointer, Role, X, ce
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.ops.elementwise import vector_width
 
-# The host's side of `LinearShape` in kernels/linear.cuh.
+# Mirrors `LinearShape` in kernels/ops/linear.cuh.
 LINEAR_SHAPE = np.dtype([(name, np.int32) for name in ("n", "features", "out_features")])
 
 
@@ -22,7 +22,7 @@ LINEAR_SHAPE = np.dtype([(name, np.int32) for name in ("n", "features", "out_fea
 class LinearKernel(CudaKernel):
     """Products of stored values, summed in float32 with the bias last, rounded once.
 
-    Each sample's sums take their terms in an order that the batch has no part in.
+    The order in which a sample's terms are added does not depend on the batch.
     """
 
     op = Linear
@@ -40,11 +40,11 @@ class LinearKernel(CudaKernel):
 
 @dataclass(frozen=True, eq=False)
 class WarpDot(LinearKernel):
-    """A warp an output feature, for `rows` samples at once."""
+    """One warp per output feature, for `rows` samples at a time."""
 
     algorithm = "warp_dot"
 
-    warps: int = 8  # a block
+    warps: int = 8  # per block
     rows: int = 4
     largest_batch: int = 64
 
@@ -78,7 +78,7 @@ class WarpDot(LinearKernel):
 
 @dataclass(frozen=True, eq=False)
 class TiledLinear(LinearKernel):
-    """A block a tile of `block_m` samples by `block_n` output features."""
+    """One block per tile of `block_m` samples by `block_n` output features."""
 
     algorithm = "tiled"
 

@@ -17,7 +17,7 @@ from r18_cupy.ops.elementwise import vector_width
 
 THREADS = 256
 
-# The host's side of `PoolShape` in kernels/ops/maxpool2d.cu.
+# Mirrors `PoolShape` in kernels/ops/maxpool2d.cu.
 POOL_SHAPE = np.dtype(
     [
         (name, np.int32)
@@ -28,9 +28,10 @@ POOL_SHAPE = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class MaxPool(CudaKernel):
-    """Each window by itself. NCHW: a thread an output. NHWC: a thread 16 bytes of channels.
+    """Each window independently. NCHW: one thread per output. NHWC: one thread per 16 bytes of
+    channels.
 
-    NHWC with channels that are no whole vectors: a thread a channel.
+    NHWC with channels that are not whole vectors: one thread per channel.
     """
 
     op = MaxPool2d

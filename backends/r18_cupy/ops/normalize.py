@@ -1,4 +1,4 @@
-"""Pixels into what networks take: the host's side of kernels/normalize.cu."""
+"""uint8 pixels to a network's input: the host side of kernels/ops/normalize.cu."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RGB = 3
 
 @dataclass(frozen=True, eq=False)
 class NormalizeKernel(CudaKernel):
-    """x·scale + shift in one float32 FMA, of bytes in NHWC; stored in NCHW, as stems read.
+    """x·scale + shift in one float32 FMA; bytes in NHWC, stored in NCHW, as stems read it.
 
-    RGB: a thread takes as many adjacent pixels as make 16 bytes of each channel. Other channels,
-    or images whose planes are no whole vectors: a thread an element.
+    RGB: a thread takes as many adjacent pixels as make 16 bytes of each channel. Other channel
+    counts, or images whose planes are not whole vectors: one thread per element.
     """
 
     op = Normalize
@@ -41,7 +41,7 @@ class NormalizeKernel(CudaKernel):
 
     @property
     def run(self) -> int:
-        """The pixels of a thread."""
+        """Pixels per thread."""
         return vector_width(self.precision)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -53,7 +53,7 @@ class NormalizeKernel(CudaKernel):
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         """Scale and shift: (C,) each, float32."""
         op = cast(Normalize, problem.op)
-        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        with np.errstate(over="ignore"):  # overflow to infinity is intended
             return tuple(np.array(values).astype(np.float32) for values in op.scale_shift)
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:

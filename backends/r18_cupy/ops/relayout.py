@@ -1,4 +1,4 @@
-"""Layout changes: each image is a matrix that is transposed through shared memory."""
+"""Layout changes: each image is a matrix, transposed through shared memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from r18_cupy.kernel import CudaKernel
 
 THREADS = 256
 TILE = 32
-# A matrix at most this narrow (the channels of an image, say) is cut along its length alone.
+# A matrix at most this narrow (for example 3 channels) is tiled only along its length.
 NARROW, NARROW_LENGTH = 8, 256
 
-# The host's side of `TransposeShape` in kernels/relayout.cu.
+# Mirrors `TransposeShape` in kernels/ops/relayout.cu.
 TRANSPOSE_SHAPE = np.dtype(
     [(name, np.int32) for name in ("count", "rows", "columns", "tile_rows", "tile_columns")]
 )
@@ -28,13 +28,13 @@ def matrices(problem: Problem) -> tuple[int, int, int]:
     """(count, rows, columns) of the matrices whose transposition is the change of layout."""
     op = cast(Relayout, problem.op)
     n, c, h, w = problem.inputs[0]
-    if op.source is op.target:  # a row, transposed, lies in memory as before
+    if op.source is op.target:  # a transposed row has the same memory order
         return 1, 1, n * c * h * w
     return (n, c, h * w) if op.source is Layout.NCHW else (n, h * w, c)
 
 
 def tile_extents(rows: int, columns: int) -> tuple[int, int]:
-    """Rows and columns that a block moves: square, or the whole of a narrow side."""
+    """Rows and columns per block: square, or a narrow side entirely."""
     if rows <= NARROW:
         return rows, NARROW_LENGTH
     if columns <= NARROW:
@@ -44,7 +44,7 @@ def tile_extents(rows: int, columns: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Transpose(CudaKernel):
-    """Tile by tile; both sides read and write in the order of memory. Elements move as bits."""
+    """Tile by tile; both sides are accessed in memory order. Elements move as bits."""
 
     op = Relayout
     algorithm = "transpose"

@@ -13,12 +13,12 @@ from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, X
 from r18_cupy.kernel import CudaKernel
 
-THREADS = 256  # of kernels/softmax.cu
+THREADS = 256  # of kernels/ops/softmax.cu
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax(CudaKernel):
-    """A block a row, in float32, shifted by the row's maximum."""
+    """One block per row, in float32, shifted by the row's maximum."""
 
     op = SoftmaxOp
     algorithm = "shifted"

@@ -1,7 +1,7 @@
-"""Images of few channels in float32 on the CUDA cores. NCHW.
+"""Convolutions of images with few channels in float32 on CUDA cores. NCHW.
 
-A thread has 14 adjacent outputs of some channels, all in registers, and loads what their windows
-cover of a line (a row of the window in one channel) once. See kernels/conv2d_few_channels.cu.
+A thread accumulates 14 adjacent outputs of some channels in registers, and loads the part of a line
+(a window row in one channel) that their windows cover once. See kernels/stem/few_channels.cu.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from r18_cupy.stem.strips import (
 )
 
 LANES = 8  # of a warp along a row
-GROUPS = 32 // LANES  # of channels in a warp
+GROUPS = 32 // LANES  # of channels per warp
 ITEMSIZE = 4
-PRODUCTS_PER_CYCLE = 128  # of a multiprocessor
+PRODUCTS_PER_CYCLE = 128  # per SM
 
 
 @dataclass(frozen=True)
 class FewChannelsFp32Tile(FewChannelsTile):
-    """k: columns of the window. channels: of a thread."""
+    """k: columns of the window. channels: per thread."""
 
     channels: int
 
@@ -44,12 +44,13 @@ class FewChannelsFp32Tile(FewChannelsTile):
 
     @property
     def columns(self) -> int:
-        """Of the convolution, that a block computes."""
+        """Columns of the convolution per block."""
         return self.m // ROWS
 
     def column_tiles(self, problem: Problem) -> int:
-        """Blocks of pooled outputs begin with a column that the block to the left has too; but for
-        the first one where padding takes its place, which has a window more."""
+        """With pooling, blocks begin with a column that the block to the left computes too. The
+        first one does not if padding takes that column's place; it then has one more window.
+        """
         columns = problem.output[3]
         if not is_pooled(problem):
             return ceil_div(columns, self.columns)
@@ -57,12 +58,12 @@ class FewChannelsFp32Tile(FewChannelsTile):
 
     @property
     def pitch(self) -> int:
-        """Elements of a line of the patch; of the last thread's part, whole 16 bytes."""
+        """Elements per line of the patch; whole 16 bytes for the last thread's part."""
         span = ceil_div((self.columns // LANES - 1) * STRIDE + self.k, 4) * 4
         return (self.columns - self.columns // LANES) * STRIDE + span
 
     def shared_nbytes(self, problem: Problem) -> int:
-        """Weights, the patch, and two rows of maxima."""
+        """Bytes of weights, the patch, and two rows of maxima."""
         op = conv_op(problem)
         weights = op.in_channels * op.kernel_size[0] * self.k * self.n
         patch = op.in_channels * patch_rows(op) * self.pitch
@@ -72,7 +73,8 @@ class FewChannelsFp32Tile(FewChannelsTile):
     def turn_cycles(self, problem: Problem) -> float:
         op = conv_op(problem)
         lines = op.in_channels * op.kernel_size[0]
-        # Of four channels a thread, one instruction in twenty is no product; of two, in twelve.
+        # With four channels per thread one instruction in twenty is not an FMA; with two, one in
+        # twelve.
         overhead = 1 + 0.2 / self.channels
         return overhead * self.m * self.n * self.k * lines / PRODUCTS_PER_CYCLE
 
@@ -84,7 +86,7 @@ TILES = (
 
 
 def pack_weight(weight: Array, n: int) -> Array:
-    """OIHW to [tile of n channels][line][tap][n], zeros where there are no channels."""
+    """OIHW to [tile of n channels][line][tap][n], zeros for missing channels."""
     o, c, kh, kw = weight.shape
     padded = np.zeros((ceil_div(o, n) * n, c * kh, kw), np.float32)
     padded[:o] = weight.reshape(o, c * kh, kw)
@@ -138,7 +140,7 @@ class FewChannelsConvMaxPool(FewChannelsFp32):
 
 
 def few_channels_kernels() -> tuple[FewChannelsFp32, ...]:
-    """Of each op the one that chooses, then its tiles."""
+    """Per op the kernel that chooses, then one per tile."""
     return tuple(
         kernel(config=config)
         for kernel in (FewChannelsConvMaxPool, FewChannelsConv)

@@ -1,7 +1,7 @@
-"""Images of few channels on tensor cores: fp16, bf16, tf32 and split products, sums in float32.
+"""Convolutions of images with few channels on tensor cores (mma.sync): fp16, bf16, tf32 and fp16x3.
 
-Reads NCHW, writes NHWC. K runs over the lines of a window, a row of it in one channel each, and in
-each over eight taps. See kernels/conv2d_few_channels_mma.cu.
+Reads NCHW, writes NHWC. K runs over the lines of a window, one row in one channel each, and in each
+line over eight taps. See kernels/stem/few_channels_mma.cu.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from r18_cupy.stem.strips import (
     patch_rows,
 )
 
-TAPS = 8  # of a line
+TAPS = 8  # per line
 STAGES = 2  # patches of the image in shared memory
-STEP_BYTES = 32  # of K in an mma step
-CHUNK_BYTES = 16  # of a copy
+STEP_BYTES = 32  # of K per mma step
+CHUNK_BYTES = 16  # of a cp.async
 
-PRODUCTS_PER_CYCLE = {2: 1280, 4: 640}  # of a multiprocessor by mma.sync, by bytes of a factor
-CONTENTION = 0.35  # of the less busy of the two pipes, which the other waits for
+PRODUCTS_PER_CYCLE = {2: 1280, 4: 640}  # per SM by mma.sync, by bytes of an operand
+CONTENTION = 0.35  # share of the less busy pipe's time that does not overlap
 
 
 @dataclass(frozen=True)
 class FewChannelsMmaTile(FewChannelsTile):
-    """k: products of an mma step. warps: among which the columns are divided.
+    """k: products of an mma step. warps: share the columns.
 
-    split: float32 elements are multiplied as two float16 numbers each.
+    split: fp16x3: float32 elements as two float16 numbers each.
     """
 
     warps: int
@@ -55,22 +55,22 @@ class FewChannelsMmaTile(FewChannelsTile):
 
     @property
     def operand_nbytes(self) -> int:
-        """Of a number that is multiplied."""
+        """Bytes of a multiplied number."""
         return STEP_BYTES // self.k
 
     @property
     def parts(self) -> int:
-        """Numbers that make a factor."""
+        """Multiplied numbers per element."""
         return 2 if self.split else 1
 
     @property
     def itemsize(self) -> int:
-        """Of what is stored: the parts of a factor are as wide as the element."""
+        """Bytes of a stored element, which equals those of its parts."""
         return self.operand_nbytes * self.parts
 
     @property
     def warp_columns(self) -> int:
-        """Columns of the convolution that a warp computes."""
+        """Columns of the convolution per warp."""
         return self.m // (ROWS * self.warps)
 
     def advance(self, pooled: bool) -> int:
@@ -78,23 +78,23 @@ class FewChannelsMmaTile(FewChannelsTile):
         return self.warp_columns - (2 if pooled else 0)
 
     def columns(self, pooled: bool) -> int:
-        """Columns of the result that a block computes."""
+        """Output columns per block."""
         return self.warps * self.advance(pooled) // (POOL.stride[1] if pooled else 1)
 
     def column_tiles(self, problem: Problem) -> int:
         return ceil_div(problem.output[3], self.columns(is_pooled(problem)))
 
     def pitch(self, pooled: bool) -> int:
-        """Elements of a line of the patch: whole chunks, whatever of the first is not needed."""
+        """Elements per line of the patch: whole chunks, including unused elements of the first."""
         chunk = CHUNK_BYTES // self.itemsize
         columns = (self.warps - 1) * self.advance(pooled) + self.warp_columns
         before = chunk - (2 if self.operand_nbytes == 2 else 1)
         return ceil_div((columns - 1) * STRIDE + TAPS + before, chunk) * chunk
 
     def patch_nbytes(self, problem: Problem) -> int:
-        """Of the patch of a turn; where a step is half empty, with the zeros that it is given.
+        """Bytes of the patch of a turn, including zeros for the empty half of a last step.
 
-        They lie behind, as far apart as the rows of the convolution.
+        The zeros are behind the patch, repeated for each row of the convolution.
         """
         op = conv_op(problem)
         lines = op.in_channels * patch_rows(op)
@@ -103,17 +103,17 @@ class FewChannelsMmaTile(FewChannelsTile):
         return lines * self.pitch(is_pooled(problem)) * self.itemsize
 
     def shared_nbytes(self, problem: Problem) -> int:
-        """Patches, weights, where each step finds its two runs of 16 bytes, and biases."""
+        """Bytes of patches, weights, offsets of each step's two runs of 16 bytes, and biases."""
         steps = steps_of(conv_op(problem), self.operand_nbytes)
         weights = steps * self.n * STEP_BYTES * self.parts
         runs, biases = ceil_div(steps, 2) * 16, self.n * 4
         return STAGES * self.patch_nbytes(problem) + weights + runs + biases
 
     def turn_cycles(self, problem: Problem) -> float:
-        """Of products and of shared memory.
+        """Cycles of products and of shared memory.
 
-        Of each step a warp loads all weights, and four words a lane for 16 outputs. Split factors
-        make three products.
+        Per step a warp loads all weights, and four words per lane for 16 outputs. fp16x3 has three
+        products.
         """
         products = self.m * self.n * self.k / PRODUCTS_PER_CYCLE[self.operand_nbytes]
         products *= 3 if self.split else 1
@@ -123,11 +123,11 @@ class FewChannelsMmaTile(FewChannelsTile):
 
 
 def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
-    """The tilings that are compiled, the larger first.
+    """The compiled tiles, larger first.
 
-    While the tensor cores multiply, a warp of 2×32 outputs has shared memory busy for 0.6 of the
-    time. One of 2×16 needs all of it, and leaves more blocks for a single image. Split products
-    have two sums each: half of the columns, and then half of the channels.
+    A warp of 2×32 outputs keeps shared memory busy for 0.6 of the tensor cores' time. One of 2×16
+    keeps it fully busy, but leaves more blocks for a single image. fp16x3 has two accumulators per
+    output: half of the columns, and then half of the channels.
     """
     k = STEP_BYTES // operand_dtype(precision).itemsize
     if precision.splits:
@@ -142,7 +142,7 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsMmaTile, ...]:
 
 
 def operand_dtype(precision: Precision) -> np.dtype[np.generic]:
-    """Of the numbers that are multiplied, as registers hold them."""
+    """The type of the multiplied numbers, as registers hold them."""
     return np.dtype(np.float16) if precision.splits else precision.dtype
 
 
@@ -152,15 +152,15 @@ def lines_of(op: Conv2d) -> int:
 
 
 def steps_of(op: Conv2d, operand_nbytes: int) -> int:
-    """mma steps of a window: its lines, in whole steps."""
+    """mma steps per window: its lines, in whole steps."""
     return ceil_div(lines_of(op) * TAPS * operand_nbytes, STEP_BYTES)
 
 
 def skipped_taps(op: Conv2d, operand_nbytes: int) -> int:
-    """Taps of a line before the window's first column, so that it begins at an even element.
+    """Taps before the window's first column, so that a line begins at an even element.
 
-    That matters where two factors are one word, and depends on the padding alone, since adjacent
-    windows begin an even number of elements apart.
+    Needed where two operands share a word. Depends only on the padding, since adjacent windows
+    begin an even number of elements apart.
     """
     return op.padding[1] % 2 if operand_nbytes == 2 else 0
 
@@ -169,25 +169,25 @@ def skipped_taps(op: Conv2d, operand_nbytes: int) -> int:
 
 
 def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
-    """OIHW to [tile of n channels][step][part][pair of mma tiles][lane][chunk], as factors.
+    """OIHW to [tile of n channels][step][half][pair of mma tiles][lane][chunk], as operands.
 
-    A lane holds of each of two mma tiles one column's taps, a word of either half of the step.
-    Columns are channels in such an order that the device's lanes end with adjacent ones. Factors
-    have one part, or two where they are split.
+    For each of two mma tiles, a lane holds one column's taps: a word from each half of the step.
+    Columns are channels in an order that leaves the device's lanes with adjacent ones. fp16x3
+    operands have two halves, others one.
     """
     chunk, factor = chunk_of(precision), operand_dtype(precision)
     o, c, kh, kw = weight.shape
     skipped, steps = skipped_taps(op, factor.itemsize), steps_of(op, factor.itemsize)
     tiles = ceil_div(o, n)
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+    with np.errstate(over="ignore"):  # overflow to infinity is intended
         stored = np.asarray(weight, precision.dtype)
     lines = np.zeros((tiles * n, steps * STEP_BYTES // factor.itemsize // TAPS, TAPS), stored.dtype)
     lines[:o, : c * kh, skipped : skipped + kw] = stored.reshape(o, c * kh, kw)
     if precision.multiply == "tf32":
         lines = round_to_tf32(lines)
     factors = np.stack(split(lines) if precision.splits else (lines,))
-    # Channels: runs of four chunks, chunks, mma tiles that make one, two adjacent columns of each.
-    # K: steps, halves, words, elements.
+    # Channels: runs of four chunks, chunks, mma tiles per chunk, two adjacent columns of each. K:
+    # steps, halves, words, elements.
     parts, group, word = len(factors), chunk // 2, 4 // factor.itemsize
     axes = (parts, tiles, n // (4 * chunk), 4, group, 2, steps, 2, 4, word)
     fragments = factors.reshape(axes).transpose(1, 6, 0, 2, 4, 3, 5, 8, 7, 9)
@@ -238,7 +238,7 @@ class FewChannelsMma(FewChannels):
         return pack_weight(weight, op, self.precision, n)
 
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
-        """Steps of K, and bytes of a patch."""
+        """K steps, and bytes of a patch."""
         own = cast(FewChannelsMmaTile, tile)
         steps = steps_of(conv_op(problem), own.operand_nbytes)
         return np.int32(steps), np.int32(own.patch_nbytes(problem))
@@ -255,7 +255,7 @@ class FewChannelsMmaConvMaxPool(FewChannelsMma):
 
 
 def few_channels_mma_kernels() -> tuple[FewChannelsMma, ...]:
-    """Of each op and precision the one that chooses, then its tiles."""
+    """Per op and precision the kernel that chooses, then one per tile."""
     return tuple(
         kernel(precision, config=config)
         for kernel in (FewChannelsMmaConvMaxPool, FewChannelsMmaConv)

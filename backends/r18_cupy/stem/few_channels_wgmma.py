@@ -1,7 +1,7 @@
-"""Images of few channels with their max-pooling on Hopper's tensor cores.
+"""Convolutions of images with few channels fused with max-pooling, with `wgmma`.
 
-Reads NCHW, writes NHWC. K runs over the rows of a window and in each over its pixels, which have
-all their channels side by side. See kernels/conv2d_maxpool2d_few_channels_wgmma.cu.
+Reads NCHW, writes NHWC. K runs over the window's rows, and in each over its pixels, whose channels
+are adjacent. See kernels/stem/few_channels_wgmma.cu.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ from r18_cupy.stem.strips import (
     pool_padding,
 )
 
-PIXEL = 4  # channels of a pixel in shared memory
+PIXEL = 4  # channels per pixel in shared memory
 MAX_WINDOW = 8  # columns
-CHANNELS, WINDOW = 3, (7, 7)  # of a convolution whose products may be written out
+CHANNELS, WINDOW = 3, (7, 7)  # the only convolution that has unrolled tiles
 CONSUMERS, PRODUCERS = 128, 128  # threads
-PLANES = 2  # of a line of the image, or of either half of its split factors
+PLANES = 2  # per line of the image, or per half of it with fp16x3
 CHUNK_BYTES = 16  # of K: a row of a core matrix
 CORE_ROWS = 8
 STEP_CHUNKS = 2
 BARRIER_NBYTES = 128
 
-SPLIT_PRODUCTS = 3  # of split factors that make one
-POOL_CYCLES = 8  # of a block for eight columns of a row of sums
+SPLIT_PRODUCTS = 3  # `wgmma` products per fp16x3 product
+POOL_CYCLES = 8  # per block, for eight columns of a row of accumulators
 
 
 @dataclass(frozen=True)
 class FewChannelsWgmmaTile(FewChannelsTile):
-    """k: products of a step. split: whether factors are two float16 numbers each.
+    """k: products of a step. split: fp16x3.
 
-    unrolled: for a ResNet's stem alone, CHANNELS under WINDOW, whose products are written out one
-              after the other. Only then does the compiler let a row's products go on while the row
-              before is pooled.
+    unrolled: only for a ResNet's stem, CHANNELS channels under WINDOW, with the products unrolled.
+    Only then does the compiler keep a row's products in flight while the previous row is pooled.
     """
 
     split: bool = False
@@ -55,13 +54,13 @@ class FewChannelsWgmmaTile(FewChannelsTile):
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
-        """`SPLIT` is there or not, as in the kernels of `r18_cupy.hopper.wgmma`."""
+        """`SPLIT` is defined or not, as in the kernels of hopper/wgmma.py."""
         names = [(name, value) for name, value in super().defines if name != "TILE_SPLIT"]
         return (*names, *((("SPLIT", 1),) if self.split else ()))
 
     @property
     def halves(self) -> int:
-        """Of a factor."""
+        """Numbers per operand."""
         return 2 if self.split else 1
 
     @property
@@ -78,7 +77,7 @@ class FewChannelsWgmmaTile(FewChannelsTile):
 
     @property
     def columns(self) -> int:
-        """Of the convolution, that a block computes."""
+        """Columns of the convolution per block."""
         return self.m // ROWS
 
     def suits(self, problem: Problem) -> bool:
@@ -86,17 +85,17 @@ class FewChannelsWgmmaTile(FewChannelsTile):
         return not self.unrolled or (op.in_channels, op.kernel_size) == (CHANNELS, WINDOW)
 
     def column_tiles(self, problem: Problem) -> int:
-        """Each begins with a window that the one to the left has; but for the first."""
+        """Each block but the first begins with a window that the block to the left writes."""
         return max(ceil_div(problem.output[3] - 1, self.columns // 2 - 1), 1)
 
     @property
     def line_nbytes(self) -> int:
-        """Planes of a line of the image, each a chunk for every two pixels."""
+        """Bytes per line of the image: planes with one chunk for every two pixels."""
         pairs = self.columns - 1 + MAX_WINDOW // STRIDE
         return self.halves * PLANES * pairs * CHUNK_BYTES
 
     def shared_nbytes(self, problem: Problem) -> int:
-        """Barriers, weights, the ring of lines, and zeros for the columns of a chunk."""
+        """Bytes of mbarriers, weights, the ring of lines, and zeros for one chunk per column."""
         op = conv_op(problem)
         steps = steps_of(op, self.itemsize) * op.kernel_size[0]
         weights = self.halves * steps * STEP_CHUNKS * self.n
@@ -105,7 +104,7 @@ class FewChannelsWgmmaTile(FewChannelsTile):
         return BARRIER_NBYTES + weights * CHUNK_BYTES + lines + zeros
 
     def turn_cycles(self, problem: Problem) -> float:
-        """Of products, and of pooling where the tensor cores wait for it."""
+        """Cycles of products, and of pooling where the tensor cores wait for it."""
         op = conv_op(problem)
         depth = steps_of(op, self.itemsize) * op.kernel_size[0] * self.k
         products = self.m * self.n * depth * self.itemsize / PRODUCT_BYTES_PER_CYCLE
@@ -115,9 +114,9 @@ class FewChannelsWgmmaTile(FewChannelsTile):
 
 
 def tiles_of(precision: Precision) -> tuple[FewChannelsWgmmaTile, ...]:
-    """The tilings that are compiled: a row of an image of 224 pixels, and half of one.
+    """The compiled tiles: a row of an image of 224 pixels, and half of one.
 
-    Split factors have two sums each: a whole row of them takes too many registers.
+    fp16x3 has two accumulators per output: a whole row would need too many registers.
     """
     split = precision.splits
     k = STEP_CHUNKS * CHUNK_BYTES // operand_itemsize(precision)
@@ -129,36 +128,36 @@ def tiles_of(precision: Precision) -> tuple[FewChannelsWgmmaTile, ...]:
 
 
 def operand_itemsize(precision: Precision) -> int:
-    """Bytes of what the unit multiplies."""
+    """Bytes of a multiplied number."""
     return 2 if precision.splits else precision.dtype.itemsize
 
 
 def chunks_of(op: Conv2d, itemsize: int) -> int:
-    """Chunks of a window's row: pixels, of 16 bits two in one."""
+    """Chunks per window row: one per pixel, or per two pixels of 16 bits."""
     return ceil_div(op.kernel_size[1] * PIXEL * itemsize, CHUNK_BYTES)
 
 
 def steps_of(op: Conv2d, itemsize: int) -> int:
-    """wgmma steps of a window's row."""
+    """wgmma steps per window row."""
     return ceil_div(chunks_of(op, itemsize), STEP_CHUNKS)
 
 
 def ring_of(op: Conv2d) -> int:
-    """Lines of the image in shared memory: a turn's, and those that the next one adds."""
+    """Lines in the ring: those of one turn, and those that the next one adds."""
     return STRIDE + op.kernel_size[0] + ROWS * STRIDE
 
 
 def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Array:
     """OIHW to [tile of n channels][kh][step][half][chunk][n/8][8 channels][16 bytes].
 
-    A chunk is PIXEL channels of one pixel, or of two of 16 bits; zeros beyond window and channels.
-    Split factors have a high and a low half.
+    A chunk is PIXEL channels of one pixel, or of two pixels of 16 bits; zeros beyond window and
+    channels. fp16x3 has a high and a low half.
     """
     itemsize = operand_itemsize(precision)
     o, c, kh, kw = weight.shape
     pixels = CHUNK_BYTES // (PIXEL * itemsize)
     tiles, steps = ceil_div(o, n), steps_of(op, itemsize)
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+    with np.errstate(over="ignore"):  # overflow to infinity is intended
         stored = np.asarray(weight, precision.dtype)
     windows = np.zeros((tiles * n, kh, steps * STEP_CHUNKS * pixels, PIXEL), precision.dtype)
     windows[:o, :, :kw, :c] = stored.transpose(0, 2, 3, 1)
@@ -172,7 +171,7 @@ def pack_weight(weight: Array, op: Conv2d, precision: Precision, n: int) -> Arra
 
 @dataclass(frozen=True, eq=False)
 class FewChannelsWgmma(FewChannels):
-    """The convolution and its max-pooling. Bits are the same whatever the tile."""
+    """Convolution and max-pooling. The bits do not depend on the tile."""
 
     op = ConvMaxPool
     algorithm = "few_channels_wgmma"
@@ -207,7 +206,7 @@ class FewChannelsWgmma(FewChannels):
         if op.kernel_size[1] > MAX_WINDOW:
             return f"takes windows of at most {MAX_WINDOW} columns, not {op.kernel_size[1]}"
         if self.precision.dtype.itemsize == 2 and op.out_channels % 2:
-            return f"writes 2 channels at once, and {op.out_channels} is no multiple of it"
+            return f"writes 2 channels at a time, and {op.out_channels} is not a multiple"
         return None
 
     def refuses(self, problem: Problem) -> str | None:
@@ -225,7 +224,7 @@ class FewChannelsWgmma(FewChannels):
         return pack_weight(weight, op, self.precision, n)
 
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
-        """Steps of a window's row, and lines of the ring."""
+        """K steps per window row, and lines of the ring."""
         op = conv_op(problem)
         return np.int32(steps_of(op, operand_itemsize(self.precision))), np.int32(ring_of(op))
 

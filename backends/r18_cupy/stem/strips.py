@@ -1,9 +1,9 @@
-"""Images of few channels: what the convolutions for them share, alone or with their max-pooling.
+"""Convolutions of images with few channels, with or without max-pooling: what they share.
 
-A block computes some columns of the result from a patch of the image in shared memory: two rows of
-the convolution a turn, one turn after the other down a strip. Pooling windows of 3×3 with a stride
-of 2 have rows and columns of three pairs: a strip begins with the row that its first windows share
-with the strip above, and adjacent blocks both compute a column.
+A block computes some columns of the output from a patch of the image in shared memory: two rows of
+the convolution per turn, turn after turn down a strip. 3×3 pooling with stride 2 needs one more row
+and column than its pairs: a strip begins with the row that its first windows share with the strip
+above, and adjacent blocks both compute one column.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from r18_cupy.cuda.tile import TileConfig
 from r18_cupy.kernel import MAX_ELEMENTS, CudaKernel
 
 STRIDE = 2  # of the convolution, along a row
-ROWS = 2  # of the convolution, a turn
-POOL = MaxPool2d((3, 3), (2, 2), (1, 1))  # the windows that are pooled, and their stride
-MAX_SHARED_NBYTES = 99 * 1024  # of a block on sm_86, sm_89 and sm_120, the least from sm_80 on
-MAX_REACH = 2**30  # of padded images: the device's rows and columns reach a little farther
+ROWS = 2  # of the convolution, per turn
+POOL = MaxPool2d((3, 3), (2, 2), (1, 1))  # the only supported pooling windows and stride
+MAX_SHARED_NBYTES = 99 * 1024  # per block on sm_86, sm_89 and sm_120, the least from sm_80 on
+MAX_REACH = 2**30  # of padded images: device coordinates exceed them slightly
 
-# The host's side of `Task` in kernels/few_channels.cuh.
+# Mirrors `Task` in kernels/stem/strips.cuh.
 TASK = np.dtype([(name, np.int32) for name in ("rows", "columns", "ph", "pw", "strip")])
 
 
 def conv_of(problem: Problem) -> Problem:
-    """The convolution alone."""
+    """The convolution without its pooling."""
     return parts_of(problem)[0] if isinstance(problem.op, ConvMaxPool) else problem
 
 
@@ -48,26 +48,29 @@ def is_pooled(problem: Problem) -> bool:
 
 
 def pool_padding(problem: Problem) -> tuple[int, int]:
-    """Of rows and columns; none where nothing is pooled."""
+    """Padding of rows and columns; (0, 0) without pooling."""
     return problem.op.pool.padding if isinstance(problem.op, ConvMaxPool) else (0, 0)
 
 
 def patch_rows(op: Conv2d) -> int:
-    """Rows of the image under the windows of a turn."""
+    """Image rows under the windows of one turn."""
     return (ROWS - 1) * op.stride[0] + op.kernel_size[0]
 
 
 def turns_of(problem: Problem) -> int:
-    """Turns down a whole image, not counting the one before a strip."""
+    """Turns down a whole image, without the turn before a strip."""
     rows = problem.output[2]
     return rows if is_pooled(problem) else ceil_div(rows, ROWS)
 
 
 @dataclass(frozen=True)
 class FewChannelsTile(TileConfig, ABC):
-    """`m` outputs of the convolution, in two rows, by `n` channels a block and turn.
+    """`m` outputs of the convolution, in two rows, by `n` channels per block and turn.
 
-    blocks: of a multiprocessor at once; registers are held down for it.
+    blocks: resident blocks per SM; limits registers.
+
+    Legal tiles: the static_asserts at the top of each kernel in kernels/stem; `shared_nbytes` at
+    most `shared_limit`.
     """
 
     blocks: int
@@ -78,28 +81,28 @@ class FewChannelsTile(TileConfig, ABC):
 
     @property
     def shared_limit(self) -> int:
-        """The most bytes of shared memory that a block may have."""
+        """The shared memory that a block may use, in bytes."""
         return MAX_SHARED_NBYTES
 
     def suits(self, problem: Problem) -> bool:
-        """Whether it is meant for the problem, if it fits in shared memory."""
+        """Whether the tile is meant for the problem, if it fits in shared memory."""
         return True
 
     @abstractmethod
     def column_tiles(self, problem: Problem) -> int:
-        """Blocks along a row of the result."""
+        """Blocks along an output row."""
 
     @abstractmethod
     def shared_nbytes(self, problem: Problem) -> int: ...
 
     @abstractmethod
     def turn_cycles(self, problem: Problem) -> float:
-        """What a multiprocessor is busy with a turn of a block."""
+        """Cycles of an SM for one turn of a block."""
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """How a problem is computed: by which tile, and how many turns a block takes."""
+    """How a problem is computed: tile, and turns per block."""
 
     tile: FewChannelsTile
     strip: int
@@ -112,16 +115,16 @@ class Blocking:
 
 # -- choosing ----------------------------------------------------------------------------------
 
-# What the choice is made for, an H200: another device computes the same, perhaps less evenly.
-ALONE = 1.25  # how much longer a turn takes a block that has the multiprocessor for itself
-TURN_LATENCY = 700  # cycles of a turn in which a block's arithmetic waits
-BLOCK_LATENCY = 3000  # cycles until the first patch and the weights are there
-BLOCK_CYCLES = 800  # of them, those in which the multiprocessor's other blocks wait too
-MAX_STRIPS = 256  # of an image, that are considered
+# For an H200; another device computes the same results, possibly with a worse balance.
+ALONE = 1.25  # slowdown of a turn when a block has the SM to itself
+TURN_LATENCY = 700  # cycles per turn in which a block's arithmetic waits
+BLOCK_LATENCY = 3000  # cycles until the first patch and the weights have arrived
+BLOCK_CYCLES = 800  # of these, cycles in which the SM's other blocks wait too
+MAX_STRIPS = 256  # per image that are considered
 
 
 def estimate(problem: Problem, blocking: Blocking) -> float:
-    """Cycles, roughly: the busier of arithmetic and of waiting, on the busiest multiprocessor."""
+    """Rough cycles of the busiest SM: the maximum of throughput and latency."""
     tile = blocking.tile
     share = ceil_div(blocking.blocks(problem), MULTIPROCESSORS)
     needed = tile.shared_nbytes(problem) + RESERVED_NBYTES
@@ -149,7 +152,7 @@ def possible_blockings(
 
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, tiles: tuple[FewChannelsTile, ...]) -> Blocking:
-    """The tile and the strip with the least estimate. Pure."""
+    """The tile and strip with the lowest estimate. Pure."""
     blockings = possible_blockings(problem, tiles)
     return min(blockings, key=lambda blocking: estimate(problem, blocking))
 
@@ -159,7 +162,7 @@ def choose(problem: Problem, tiles: tuple[FewChannelsTile, ...]) -> Blocking:
 
 @dataclass(frozen=True, eq=False)
 class FewChannels(CudaKernel):
-    """A tile for every problem, or of all tiles the one that suits it best. Bits are the same."""
+    """One tile for every problem, or the best of all tiles. The bits are the same."""
 
     reads: ClassVar[Layout] = Layout.NCHW
     minimum_capability: ClassVar[tuple[int, int]] = (8, 0)  # cp.async
@@ -222,11 +225,11 @@ class FewChannels(CudaKernel):
 
     @abstractmethod
     def refuses_window(self, op: Conv2d) -> str | None:
-        """Why it does not take a convolution's window, or None. Pure."""
+        """Why the convolution's window is rejected, or None. Pure."""
 
     @abstractmethod
     def depth(self, op: Conv2d) -> int:
-        """Elements of a channel's packed weights."""
+        """Elements of one channel's packed weights."""
 
     def packed_size(self, op: Conv2d) -> int:
         """Elements of the packed weights."""
@@ -235,14 +238,14 @@ class FewChannels(CudaKernel):
 
     @abstractmethod
     def pack_weight(self, weight: Array, op: Conv2d, n: int) -> Array:
-        """OIHW to what the device reads, in tiles of n channels."""
+        """OIHW to the device's order, in tiles of n channels."""
 
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         packed = self.pack_weight(weights[0], conv_op(problem), self.blocking(problem).tile.n)
         return (packed, *(np.ascontiguousarray(bias, np.float32) for bias in weights[1:]))
 
     def sizes(self, problem: Problem, tile: FewChannelsTile) -> tuple[np.int32, ...]:
-        """What the device code is told besides, at the end. Pure."""
+        """Further arguments of the device function, at the end. Pure."""
         return ()
 
     def blocking(self, problem: Problem) -> Blocking:
