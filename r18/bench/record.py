@@ -14,7 +14,7 @@ from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench.baselines import PEERS
 from r18.bench.roofline import Ceilings, Limit, limits
-from r18.bench.timing import RATIO, Contender, Row
+from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool
 from r18.graph.precision import PRECISIONS

@@ -15,7 +15,8 @@ from r18.backend.registry import load_backend
 from r18.bench import record as bench_record
 from r18.bench.baselines import PEER, PEERS, ways
 from r18.bench.contenders import Compiled, algorithm_kernels, contenders
-from r18.bench.timing import Row, bench, with_ratios
+from r18.bench.rows import Row, with_ratios
+from r18.bench.timing import bench
 from r18.cli.app import REFUSED
 from r18.errors import NoKernel, UnknownName, UsageError
 from r18.graph.schedule import resnet18, tiny
@@ -188,7 +189,7 @@ def timed(name: str, ms: float, batch: int = 1, precision: str = "fp32") -> Row:
 
 
 def field_of(rows: list[Row]) -> Any:
-    from r18.bench.timing import Contender
+    from r18.bench.rows import Contender
 
     return [
         Contender(r.backend, DeviceInfo(r.device_kind, r.device), r.precision, "", (1,), list)  # type: ignore[arg-type]

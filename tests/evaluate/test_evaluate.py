@@ -36,7 +36,7 @@ from r18.evaluate.run import Evaluation, Progress, evaluate, journal_of
 from r18.evaluate.sources import Item
 from r18.graph.precision import FP32, FP64, INT8
 from r18.images.preprocess import preprocess_batch
-from r18.tables import rendered
+from r18.report.tables import rendered
 from support import ROOT, run_python
 
 

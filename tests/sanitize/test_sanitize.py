@@ -20,7 +20,7 @@ from r18.backend import DeviceInfo
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error, UsageError
-from r18.tables import sanitize_table
+from r18.report.tables import sanitize_table
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of
 from r18_oracle.mutation.sanitizing import Heard, heard, importing
 from r18_oracle.mutation.trial import copied
