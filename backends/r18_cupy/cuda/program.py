@@ -207,7 +207,7 @@ class CupyProgram(ExecutorProgram):
             return self._output()
 
     def _finish(self) -> None:
-        """Enqueue the launches after those that read the input, which are the same for any input."""
+        """Enqueue the launches after those that read the input, the same for every input."""
         if self._tail is None:
             self._tail = self._ready(self._launches[self._head :])
         self._tail()

@@ -1,4 +1,4 @@
-"""BatchNorm, ReLU and Add: 16 bytes of elements per thread, in place if the executor asks for it."""
+"""BatchNorm, ReLU and Add: 16 bytes of elements per thread, in place on request."""
 
 from __future__ import annotations
 
