@@ -237,8 +237,11 @@ class ImplicitGemmMma(ConvKernel):
         return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
 
     def entry(self, tile: MmaTile, gather: bool) -> Entry:
-        macros = (self.storage, *tile.defines, ("GATHER", int(gather)))
-        return Entry("conv/implicit_gemm_mma", "conv2d_implicit_gemm_mma", macros)
+        return Entry(
+            "conv/implicit_gemm_mma",
+            "conv2d_implicit_gemm_mma",
+            (self.storage, *tile.defines, ("GATHER", int(gather))),
+        )
 
     @property
     def reduction(self) -> Entry:

@@ -221,8 +221,12 @@ class FewChannelsMma(FewChannels):
 
     def entry(self, tile: FewChannelsTile) -> Entry:
         pitch = cast(FewChannelsMmaTile, tile).pitch(self.pooled)
-        macros = (self.storage, *tile.defines, ("POOL", int(self.pooled)), ("PITCH", pitch))
-        return Entry("stem/few_channels_mma", "conv2d_few_channels_mma", macros)
+        macros = (("POOL", int(self.pooled)), ("PITCH", pitch))
+        return Entry(
+            "stem/few_channels_mma",
+            "conv2d_few_channels_mma",
+            (self.storage, *tile.defines, *macros),
+        )
 
     def refuses_window(self, op: Conv2d) -> str | None:
         taps = op.kernel_size[1] + skipped_taps(op, operand_dtype(self.precision).itemsize)

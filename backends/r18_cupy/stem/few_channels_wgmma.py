@@ -194,9 +194,12 @@ class FewChannelsWgmma(FewChannels):
         return tuple(sorted(sizes))
 
     def entry(self, tile: FewChannelsTile) -> Entry:
-        symbol = "conv2d_maxpool2d_few_channels_wgmma"
-        macros = (self.storage, *tile.defines, ("POOL", 1))
-        return Entry("stem/few_channels_wgmma", symbol, macros, self.family)
+        return Entry(
+            "stem/few_channels_wgmma",
+            "conv2d_maxpool2d_few_channels_wgmma",
+            (self.storage, *tile.defines, ("POOL", 1)),
+            self.family,
+        )
 
     def refuses_window(self, op: Conv2d) -> str | None:
         if op.in_channels > PIXEL:
