@@ -213,7 +213,7 @@ def test_shared_memory_is_what_the_device_lays_out() -> None:
         (replace(STEM, in_channels=5), "at most 4 channels, not 5"),
         (replace(STEM, stride=(1, 2)), "vertical stride of 2, not 1"),
         (replace(STEM, kernel_size=(7, 9)), "at most 8 columns, not 9"),
-        (replace(STEM, out_channels=63), "2 channels at once, and 63"),
+        (replace(STEM, out_channels=63), "2 channels at a time, and 63"),
     ],
 )
 def test_refusals(op: Conv2d, reason: str) -> None:
