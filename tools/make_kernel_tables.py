@@ -89,7 +89,7 @@ def bound(contract: RoundingContract) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a document's tables of kernels.")
-    pages = sorted((ROOT / "docs" / "backends").glob("*.md"))
+    pages = sorted((ROOT / "docs" / "backends").rglob("*.md"))
     parser.add_argument("files", nargs="*", type=Path, default=pages)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     args = parser.parse_args()

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from faults import FAULTS, TWINS, Backend, Fault
+from faults.cheats import CHEATS
 from r18.backend.host import HostKernel
 from r18.graph.ops import Problem
 from r18_oracle.check.checks import CHECKS
 from r18_oracle.check.fence import fences_hold
-from r18_oracle.faults import FAULTS, TWINS, Backend, Fault
-from r18_oracle.faults.cheats import CHEATS
 from r18_oracle.search.campaign import KernelReport, profile, replay, run_campaign
 
 SEEDS = (1, 2, 3)

@@ -13,6 +13,8 @@ from-host: devices, precisions, batches; network, fusion as in bench. Batches of
           memory next to the time on the device; a row for each contender fed this way.
 roofline: device; backend (cupy), network, fusion. The network's time next to its floor and
           PyTorch's best; a row for each precision and batch.
+summary:  device, batch; backend (cupy). Throughput next to PyTorch's best, and both errors; a row
+          for each precision.
 tuned:    device, precision, batch; backend (cupy), network, before. The time of each kernel that
           `r18 tune` chose next to its floor; `before` is an older table, stored with the records as
           tuned-<device>-<before>.json.
@@ -35,6 +37,7 @@ from pathlib import Path
 from r18.errors import UsageError, unknown
 from r18.report.tables.algorithms import algorithms_table
 from r18.report.tables.judged import mutate_table, sanitize_table, verify_table
+from r18.report.tables.summary import summary_table
 from r18.report.tables.table import Options, Table
 from r18.report.tables.timed import bench_table, from_host_table, roofline_table, tuned_table
 from r18.report.tables.used import evaluate_table, profile_table
@@ -83,6 +86,7 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "algorithms": (algorithms_table, ("device", "precisions", "batches", "backend", "cpu")),
     "from-host": (from_host_table, ("devices", "precisions", "batches", "network", "fusion")),
     "roofline": (roofline_table, ("device", "backend", "network", "fusion")),
+    "summary": (summary_table, ("device", "batch", "backend")),
     "tuned": (tuned_table, ("device", "precision", "batch", "backend", "network", "before")),
     "verify": (verify_table, ("device", "backend")),
     "sanitize": (sanitize_table, ("device",)),

@@ -1,4 +1,4 @@
-"""Tables of times: next to other libraries, next to the floor, kernel by kernel."""
+"""Tables of times: next to the baselines, next to the floor, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def _from_host_caption(group: Data) -> str:
     span = " to ".join(dict.fromkeys((f"{counts[0]:,}", f"{counts[-1]:,}")))
     return (
         f"{heading(group, [])}: milliseconds a batch of uint8 pixels, medians of "
-        f"{len(fed[0]['runs_ms'])} stretches of {span} batches; the stretches of no contender are "
-        f"further apart than {spread:.1%}."
+        f"{len(fed[0]['runs_ms'])} stretches of {span} batches; the stretches of one program "
+        f"differ by at most {spread:.1%}."
     )
 
 
@@ -134,7 +134,7 @@ def bench_captions(groups: Iterable[Data]) -> list[str]:
     """The captions of a benchmark's groups: devices, software, dates and numbers of runs.
 
     Groups that share these share a line, which ends with the largest spread of the medians of one
-    contender's series, for r18's programs and for their peers.
+    program's series, for r18's programs and for the baselines.
     """
     rows: dict[str, list[Data]] = {}
     for group in groups:
@@ -144,14 +144,14 @@ def bench_captions(groups: Iterable[Data]) -> list[str]:
 
 def _apart(rows: Iterable[Data]) -> str:
     """The largest spreads in words; empty where each contender had a single series."""
-    spreads: dict[str, list[float]] = {"r18": [], "peers": []}
+    spreads: dict[str, list[float]] = {"r18": [], "baselines": []}
     for row in rows:
         series = row.get("series_ms", [])
         if len(series) > 1:
             spread = (max(series) - min(series)) / row["median_ms"]
-            spreads["r18" if row.get("kernels") else "peers"].append(spread)
+            spreads["r18" if row.get("kernels") else "baselines"].append(spread)
     said = " and ".join(f"{max(found):.1%} ({whose})" for whose, found in spreads.items() if found)
-    return f"; the medians of a contender's series lie apart by at most {said}" if said else ""
+    return f"; medians of single series differ by at most {said}" if said else ""
 
 
 def _timing(group: Data) -> str:

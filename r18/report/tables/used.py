@@ -55,7 +55,7 @@ def profile_table(options: Options, folder: Path) -> Table:
         )
     heads = (
         "fuse | precision | batch | CPU ms | / torchvision | CUDA ms | / torchvision | "
-        "of what it may lose"
+        "error / allowed"
     )
     captions = [profile_caption(group) for _, _, group in groups]
     return Table(heads, "llrrrrrr", rows, captions).without_empty_columns()

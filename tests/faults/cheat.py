@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from faults.fault import kernel
+from faults.others import add, of_inputs, relu
 from r18.backend import Array, Kernel
 from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import Op
 from r18.graph.precision import FP32
-from r18_oracle.faults.fault import kernel
-from r18_oracle.faults.others import add, of_inputs, relu
 
 Arrays = tuple[Array, ...]
 ADD = of_inputs(add)

@@ -12,11 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array
-from r18.backend.host import HostFunction
-from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d
-from r18.graph.precision import FP16, FP64
-from r18_oracle.faults.conv import (
+from faults.conv import (
     CONV,
     Conv,
     cut_to_float16,
@@ -25,8 +21,12 @@ from r18_oracle.faults.conv import (
     mix_in_float16,
     total_in_float16,
 )
-from r18_oracle.faults.fault import Fault, fault, kernel
-from r18_oracle.faults.others import pool
+from faults.fault import Fault, fault, kernel
+from faults.others import pool
+from r18.backend import Array
+from r18.backend.host import HostFunction
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d
+from r18.graph.precision import FP16, FP64
 
 Arrays = tuple[Array, ...]
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from faults.summations import pairwise_sum
 from r18.backend import Array
 from r18.graph.ops import (
     Add,
@@ -27,7 +28,6 @@ from r18.graph.ops import (
     ReLU,
     Softmax,
 )
-from r18_oracle.summations import pairwise_sum
 
 Arrays = tuple[Array, ...]
 Compute = Callable[[Any, Arrays, Arrays], Array]

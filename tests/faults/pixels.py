@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from faults.fault import Fault, fault, kernel
 from r18.backend import Array
 from r18.backend.host import HostFunction
 from r18.graph.ops import Normalize
-from r18_oracle.faults.fault import Fault, fault, kernel
 
 Arrays = tuple[Array, ...]
 Formula = Callable[[Array, Array, Array], Array]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from faults.fault import Fault, fault, kernel
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Linear
 from r18.graph.precision import FP16, FP16X3, FP64
-from r18_oracle.faults.fault import Fault, fault, kernel
 
 Arrays = tuple[Array, ...]
 

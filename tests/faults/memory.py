@@ -10,12 +10,12 @@ from itertools import count
 
 import numpy as np
 
+from faults.conv import CONV, linear
+from faults.fault import Fault, fault, kernel
+from faults.others import add, of_inputs, relu
 from r18.backend import Array
 from r18.backend.host import HostFunction
 from r18.graph.ops import Add, Conv2d, GlobalAvgPool, Linear, Problem, ReLU
-from r18_oracle.faults.conv import CONV, linear
-from r18_oracle.faults.fault import Fault, fault, kernel
-from r18_oracle.faults.others import add, of_inputs, relu
 
 Arrays = tuple[Array, ...]
 RELU = of_inputs(relu)

@@ -10,6 +10,7 @@ from functools import reduce
 
 import numpy as np
 
+from faults.fault import Fault, fault, kernel
 from r18.backend import Array
 from r18.backend.host import HostFunction
 from r18.graph.ops import (
@@ -23,7 +24,6 @@ from r18.graph.ops import (
     ReLU,
     Softmax,
 )
-from r18_oracle.faults.fault import Fault, fault, kernel
 
 Arrays = tuple[Array, ...]
 

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
+from faults.cheat import RELU, Arrays, Cheat, after, always, cheat, of_class
+from faults.conv import CONV, linear
+from faults.fault import kernel
 from r18.backend import Array, Buffer, Kernel, RoundingContract, Stream
 from r18.backend.host import HostFunction, HostKernel, host
 from r18.graph.ops import Conv2d, Linear, Problem, ReLU
@@ -20,9 +23,6 @@ from r18.graph.precision import Precision
 from r18.machine import set_blas_threads
 from r18_oracle.check import checks
 from r18_oracle.check.watch import round_to
-from r18_oracle.faults.cheat import RELU, Arrays, Cheat, after, always, cheat, of_class
-from r18_oracle.faults.conv import CONV, linear
-from r18_oracle.faults.fault import kernel
 from r18_oracle.judge import reference
 
 # -- memory that is not its own ----------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from faults.fault import Fault, fault, kernel
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Problem
-from r18_oracle.faults.fault import Fault, fault, kernel
 from r18_oracle.judge.winograd import MATRICES
 
 Arrays = tuple[Array, ...]

@@ -13,14 +13,14 @@ import ctypes
 import os
 import time
 
+from faults.answers import ANSWERS
+from faults.cheat import Cheat, after, always, cheat
+from faults.conv import CONV
+from faults.fault import HostBackend
+from faults.others import add
+from faults.tampering import TAMPERING
 from r18.backend import Array
 from r18.graph.ops import Add, Conv2d, ReLU
-from r18_oracle.faults.answers import ANSWERS
-from r18_oracle.faults.cheat import Cheat, after, always, cheat
-from r18_oracle.faults.conv import CONV
-from r18_oracle.faults.fault import HostBackend
-from r18_oracle.faults.others import add
-from r18_oracle.faults.tampering import TAMPERING
 
 Arrays = tuple[Array, ...]
 

@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from faults import odd_ops as odd
+from faults import summations as sums
+from faults.odd_ops import Arrays, Compute
+from faults.summations import Products, Rounding, Summation
 from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
 from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
 from r18.graph.ops import (
@@ -34,11 +38,7 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, TF32, Precision, dtype_of
-from r18_oracle import odd_ops as odd
-from r18_oracle import summations as sums
 from r18_oracle.judge import winograd
-from r18_oracle.odd_ops import Arrays, Compute
-from r18_oracle.summations import Products, Rounding, Summation
 
 FLUSHED = replace(FP32, flush_to_zero=True)
 EVERY_PRODUCT = 1 << 30
