@@ -20,6 +20,7 @@ from r18.bench.timing import bench
 from r18.cli.app import REFUSED
 from r18.errors import NoKernel, UnknownName, UsageError
 from r18.graph.schedule import resnet18, tiny
+from r18.machine import machine
 from r18.runtime.executor import make_plan
 from r18.weights.synthetic import synthetic_weights
 
@@ -198,7 +199,8 @@ def field_of(rows: list[Row]) -> Any:
 
 
 def save(folder: Path, *rows: Row) -> dict[str, Any]:
-    about = {"network": "resnet18", "skipped": []}
+    weights = {"source": "synthetic:0", "sha256": "s"}
+    about = {"network": "resnet18", "weights": weights, "machine": machine(), "skipped": []}
     found = with_ratios(rows)
     (path,) = bench_record.save(found, field_of(found), about, "all", folder)
     assert path == folder / "bench-nvidia-h200.json"

@@ -20,6 +20,7 @@ from r18.bench.profile import LEVELS, MODEL, Report, Row, profile
 from r18.bench.profile_record import save
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18.graph.schedule import resnet18
+from r18.machine import machine
 from r18.report.tables import rendered
 from r18_numpy import Backend
 from r18_oracle.network.outputs import drop_in_judge
@@ -202,7 +203,7 @@ GPU = DeviceInfo("cuda", "NVIDIA H200 (sm_90)")
 ABOUT = {
     "repeat": 5,
     "weights": {"source": "synthetic:0", "sha256": "s"},
-    "machine": {"processor": "a processor", "cpus": 16},
+    "machine": machine() | {"processor": "a processor", "cpus": 16},
     "skipped": [],
 }
 

@@ -45,6 +45,7 @@ from r18_oracle.dumps.files import (
     read_tensor,
     reading,
     sha256_of,
+    tensor_file,
     whole_folder,
     write_json,
     write_tensor,
@@ -225,8 +226,8 @@ def read_dump(folder: str | Path) -> Dump:
             input=Origin.from_json(image),
             kernels=field(data, "kernels", dict),
         )
-        files = [TensorFile.from_json(entry) for entry in objects(data, "checkpoints")]
-        dump = Dump(folder, tuple(files), made, TensorFile.from_json(image))
+        files = [tensor_file(entry) for entry in objects(data, "checkpoints")]
+        dump = Dump(folder, tuple(files), made, tensor_file(image))
         names = [file.name for file in files]
         if not names:
             raise DumpError("it lists no checkpoints")

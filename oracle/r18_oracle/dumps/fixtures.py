@@ -34,6 +34,7 @@ from r18_oracle.dumps.files import (
     read_json,
     read_tensor,
     reading,
+    tensor_file,
     whole_folder,
     write_json,
     write_tensor,
@@ -189,8 +190,8 @@ def read_fixture(folder: str | Path) -> Fixture:
             weights=Origin.from_json(field(data, "weights", dict)),
             reference=field(data, "reference", str),
             tolerance=field(data, "tolerance", float),
-            input=TensorFile.from_json(field(data, "input", dict)),
-            expected=TensorFile.from_json(field(data, "expected", dict)),
+            input=tensor_file(field(data, "input", dict)),
+            expected=tensor_file(field(data, "expected", dict)),
         )
         schedule = fixture.schedule
         batch = fixture.input.shape[0]
