@@ -37,7 +37,7 @@ HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen /
 
 
 class Launching(Kernel, Protocol):
-    """What is asked of a kernel here besides."""
+    """What this tool needs of a kernel in addition."""
 
     def launches(self, problem: Problem) -> Sequence[Any]: ...
 
