@@ -147,14 +147,19 @@ def _compared(found: Sequence[Comparison]) -> str:
 
 def _throughputs(axes: Axes, found: Sequence[Comparison]) -> None:
     """A pair of bars per precision, r18's above, with the speedup at the right."""
-    longest = max(max(one.images, one.torch_images or 0.0) for one in found)
+    pairs = [(one.images, one.torch_images or 0.0) for one in found]
+    longest = max(map(max, pairs))
     edge = 1.75 * longest
     axes.set(xlim=(0, edge), ylim=(len(found) - 0.5, -0.5))
     axes.axis("off")
-    for at, one in enumerate(found):
-        pair = (("r18", one.images, KIND["ours"]), ("torch", one.torch_images, KIND["peer"]))
-        for y, (name, number, color) in zip((at - 0.18, at + 0.18), pair, strict=True):
-            assert number is not None
+    for at, (one, pair) in enumerate(zip(found, pairs, strict=True)):
+        for name, number, color, y in zip(
+            ("r18", "torch"),
+            pair,
+            (KIND["ours"], KIND["peer"]),
+            (at - 0.18, at + 0.18),
+            strict=True,
+        ):
             (bar,) = axes.barh(y, number, 0.3, color=color)
             bar.set_gid(f"speed-{one.precision}-{name}")
             axes.text(number + longest / 40, y, f"{number:,.0f}", va="center", size=17)
@@ -165,7 +170,8 @@ def _throughputs(axes: Axes, found: Sequence[Comparison]) -> None:
 
 def _errors(axes: Axes, found: Sequence[Comparison]) -> None:
     """PyTorch's error as a ring and r18's as a dot, which shows where they coincide."""
-    errors = [number for one in found for number in (one.error, one.torch_error) if number]
+    pairs = [(one.torch_error or 0.0, one.error or 0.0) for one in found]
+    errors = [number for pair in pairs for number in pair]
     low, high = (math.log10(number) for number in (min(errors), max(errors)))
     axes.set(xscale="log", xlim=(10 ** (low - 0.3), 10 ** (high + 0.3)))
     axes.set_ylim(len(found) - 0.5, -0.5)
@@ -177,9 +183,9 @@ def _errors(axes: Axes, found: Sequence[Comparison]) -> None:
     axes.tick_params(axis="x", labelsize=17, length=0)
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.spines[:].set_visible(False)
-    for at, one in enumerate(found):
-        axes.plot([one.torch_error, one.error], [at, at], color=KIND["peer"], lw=2, zorder=2)
-        for name, number, mark in (("torch", one.torch_error, THEIRS), ("r18", one.error, OURS)):
+    for at, (one, pair) in enumerate(zip(found, pairs, strict=True)):
+        axes.plot(pair, [at, at], color=KIND["peer"], lw=2, zorder=2)
+        for name, number, mark in zip(("torch", "r18"), pair, (THEIRS, OURS), strict=True):
             (dot,) = axes.plot([number], [at], ls="", zorder=3, **mark)
             dot.set_gid(f"error-{one.precision}-{name}")
 

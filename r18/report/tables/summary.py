@@ -101,7 +101,7 @@ def _row(one: Comparison) -> Row:
         cell(one.images, ",.0f"),
         cell(one.torch_images, ",.0f"),
         one.mode,
-        cell(one.speedup, ".2f") and f"{one.speedup:.2f}×",
+        "" if one.speedup is None else f"{one.speedup:.2f}×",
         cell(one.error, ".1e"),
         cell(one.torch_error, ".1e"),
     )
