@@ -31,7 +31,7 @@ from r18_oracle.mutation.reach import reach, reaching
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.score import Score
 from r18_oracle.mutation.trial import LATE, Question, trial
-from r18_oracle.search.campaign import profile
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
 
 TOY = "mutation_toy:Backend"

@@ -21,7 +21,8 @@ from r18_numba.catalogue import all_kernels
 from r18_oracle.check.checks import Tally
 from r18_oracle.findings import Finding
 from r18_oracle.search import records as evidence
-from r18_oracle.search.campaign import KernelReport, profile
+from r18_oracle.search.campaign import KernelReport
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import BackendResult, Request, Verification
 from support import ROOT
 
