@@ -130,7 +130,7 @@ __device__ __forceinline__ void fetch_weights(const STORAGE* weight, int channel
   for (int i = 0; i < ROWS_B; ++i, channel += LANES) {
     const bool valid = channel < channels;
     cp_async<16>(target + i * LANES * ROW_BYTES,
-                   valid ? weight + (size_t)channel * depth + k : weight, valid);
+                 valid ? weight + (size_t)channel * depth + k : weight, valid);
   }
 }
 

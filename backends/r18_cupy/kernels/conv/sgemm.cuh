@@ -152,8 +152,7 @@ struct Accumulator {
 // fetch(tile) and land(tile), like `WeightTiles`.
 template <typename Columns>
 __device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared,
-                                               WeightTiles& weights,
-                                               Columns& columns, int count) {
+                                               WeightTiles& weights, Columns& columns, int count) {
   auto& tiles = shared.tiles;
 #pragma unroll
   for (int stage = 0; stage < TILE_STAGES - 1; ++stage) {

@@ -44,9 +44,9 @@ __device__ __forceinline__ float4 sum_splits(unsigned place) {
 // producer warp may have exited.
 template <typename WarpgroupTile>
 __device__ __forceinline__ void reduce_split_k(WarpgroupTile& warpgroup_tile, float* tile,
-                                               const ConvShape& p,
-                                          unsigned pixel0, int channel0, const float* bias,
-                                          const STORAGE* residual, STORAGE* out) {
+                                               const ConvShape& p, unsigned pixel0, int channel0,
+                                               const float* bias, const STORAGE* residual,
+                                               STORAGE* out) {
   warpgroup_tile.store_accumulators(tile);
   __syncwarp();
   cluster_arrive();

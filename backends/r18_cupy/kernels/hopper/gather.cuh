@@ -24,9 +24,8 @@ struct TensorMaps {
 // The producer: K tiles [first, last), then the residual's slabs. One thread. The weights of the
 // first stages are loaded before the previous launch has ended; pixels wait for it.
 __device__ __forceinline__ void produce(const TensorMaps& maps, const ConvShape& p,
-                                        const Pipeline& pipeline,
-                                     unsigned tiles, unsigned pixel0, int channel0, int first,
-                                     int last, int slabs) {
+                                        const Pipeline& pipeline, unsigned tiles, unsigned pixel0,
+                                        int channel0, int first, int last, int slabs) {
   const unsigned column = pixel0 % p.ow, line = pixel0 / p.ow;
   const WindowCorner corner{(int)column * p.sw - p.pw, (int)(line % p.oh) * p.sh - p.ph,
                             (int)(line / p.oh)};

@@ -57,8 +57,8 @@ static_assert(PITCH >= (BLOCK_COLUMNS - 1) * STRIDE + TAPS + CHUNK - VALUES,
               "a line has the windows of every column, wherever in a chunk the first begins");
 
 // Copies the patch's lines: `rows` rows of each channel, from row `top` and element `left`, with
-// zeros outside of the image. By cp.async; or, where the image's rows are no whole chunks, so that
-// chunks are neither aligned nor wholly inside or outside, one element at a time.
+// zeros outside of the image. By cp.async if the image's rows are whole chunks; otherwise chunks are
+// neither aligned nor entirely inside or outside, and elements are loaded one at a time.
 __device__ __forceinline__ void fetch(const STORAGE* image, const ConvShape& p, int rows, int top,
                                       int left, unsigned char* patch) {
   int line = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -210,8 +210,7 @@ __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* 
 // Writes rows of the convolution, from `row` on, without pooling; `image` is where the output's
 // image begins.
 __device__ __forceinline__ void write_rows(const Accumulator& acc, const ConvShape& p,
-                                           const Lane& lane,
-                                           int row, STORAGE* image) {
+                                           const Lane& lane, int row, STORAGE* image) {
 #pragma unroll
   for (int j = 0; j < ROWS; ++j) {
     if (row + j >= p.oh) return;
