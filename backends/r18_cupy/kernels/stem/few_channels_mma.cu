@@ -57,7 +57,7 @@ static_assert(PITCH >= (BLOCK_COLUMNS - 1) * STRIDE + TAPS + CHUNK - VALUES,
               "a line has the windows of every column, wherever in a chunk the first begins");
 
 // Copies the patch's lines: `rows` rows of each channel, from row `top` and element `left`, with
-// zeros outside of the image. By cp.async if the image's rows are whole chunks; otherwise chunks are
+// zeros outside of the image. By cp.async if image rows are whole chunks; otherwise chunks are
 // neither aligned nor entirely inside or outside, and elements are loaded one at a time.
 __device__ __forceinline__ void fetch(const STORAGE* image, const ConvShape& p, int rows, int top,
                                       int left, unsigned char* patch) {
