@@ -56,8 +56,8 @@ __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, un
     for (int at = threadIdx.x % 32; at < PITCH; at += 32) {
       // Unsigned comparisons reject negative indices too.
       const bool inside = (unsigned)y < (unsigned)p.h && (unsigned)(left + at) < (unsigned)p.w;
-      cp_async<4>(shared_address(patch + line * PITCH + at), inside ? image + (source + at) : image,
-                  inside);
+      cp_async<4>(shared_address(patch + line * PITCH + at),
+                  inside ? image + (source + at) : image, inside);
     }
   }
 }
