@@ -426,7 +426,8 @@ print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
         name: SimpleNamespace(verified=True, digest=digest, findings=[])
         for name, digest in json.loads(after).items()
     }
-    reasons = evidence.stale(load_backend("numba"), all_kernels(), [SimpleNamespace(kernels=entries)])
+    record = SimpleNamespace(kernels=entries)
+    reasons = evidence.stale(load_backend("numba"), all_kernels(), [record])
     assert set(reasons.values()) <= {"has changed since it was verified"}
     by_id = {kernel.id: kernel for kernel in all_kernels()}
     found = {f"{by_id[name].op.name}/{by_id[name].algorithm}" for name in reasons}
