@@ -91,11 +91,16 @@ def _speed_and_error(usual: Sequence[Group], verified: Records) -> dict[str, str
         found = [
             one
             for one in comparisons(groups, record["networks"], SUMMARY_BATCH)
-            if one.torch_images and one.error and one.torch_error
+            if one.torch_images and _drawable(one.error) and _drawable(one.torch_error)
         ]
         if found:
             return {"speed-and-error.svg": _compared(found)}
     return {}
+
+
+def _drawable(error: float | None) -> bool:
+    """Whether a logarithmic axis has a place for it."""
+    return error is not None and 0 < error < math.inf
 
 
 def _compared(found: Sequence[Comparison]) -> str:

@@ -155,7 +155,8 @@ def judged(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-UNKNOWN = {"relative": 1e-6, "own_relative": None}
+NO_PLACE = ("inf", "nan", 0.0)
+"""Errors without a place on a logarithmic axis, as a record has them."""
 
 
 def step(name: str, ratio: object, **changes: Any) -> dict[str, Any]:
@@ -1089,7 +1090,8 @@ def test_a_picture_has_speed_and_error_next_to_pytorch(everything: Evidence) -> 
 
 
 def test_without_both_errors_there_is_no_picture_of_them(everything: Evidence) -> None:
-    for networks in ({}, {"cupy/resnet18/fp32/all": {"checkpoints": [UNKNOWN]}}):
+    ends = [{"relative": 1e-6, "own_relative": error} for error in NO_PLACE]
+    for networks in ({}, *({"cupy/resnet18/fp32/all": {"checkpoints": [end]}} for end in ends)):
         verified = {"nvidia-h200": VERIFIED | {"networks": networks}}
         made = pictures(replace(everything, verified=verified))
         assert list(made) == ["throughput.svg", "latency.svg"]

@@ -69,7 +69,7 @@ class Apart:
     def reason(self) -> str:
         one, other = (letter(place) for place in self.dumps)
         return (
-            f"{one} and {other} are {self.ratio:.3g} times as far apart as both may lose: "
+            f"{one} and {other} are {self.ratio:.3g} times as far apart as their allowed errors: "
             f"{self.max_abs:.3g} of {self.allowed:.3g} at {self.worst}: "
             f"{self.values[0]:.9g} and {self.values[1]:.9g}"
         )

@@ -65,8 +65,8 @@ def comparisons(
                 own["images_per_second"],
                 best and best["images_per_second"],
                 _mode(best["backend"]) if best else "",
-                last["relative"],
-                last["own_relative"],
+                _number(last["relative"]),
+                _number(last["own_relative"]),
                 group,
             )
         )
@@ -76,6 +76,11 @@ def comparisons(
 def _mode(name: str) -> str:
     way = TORCH[name]
     return way.mode + (", channels-last" if way.channels_last else "")
+
+
+def _number(recorded: float | str | None) -> float | None:
+    """Records store infinity and NaN as text."""
+    return None if recorded is None else float(recorded)
 
 
 def summary_table(options: Options, folder: Path) -> Table:
