@@ -36,7 +36,7 @@ JUDGES = (
 """The modules that know the answers."""
 TOOLS = (
     *("r18_oracle.cases", "r18_oracle.findings", "r18_oracle.judge.declared"),
-    *("r18_oracle.check.call", "r18_oracle.check.watch"),
+    *(f"r18_oracle.check.{name}" for name in ("call", "tally", "watch")),
     *("r18.backend.protocol", "r18.backend.host", "r18.runtime.executor"),
     *("r18.graph.ops", "r18.graph.precision"),
 )
