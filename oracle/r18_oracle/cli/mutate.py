@@ -90,8 +90,7 @@ def mutate(
     if again is not None and not record:
         raise UsageError("--again is about recorded mutants: it needs --record")
     if show_list or show is not None:
-        _look(Plan.of(name), show, files, as_json)
-        return
+        return _look(Plan.of(name), show, files, as_json)
     with _progress() as progress:
         score = run(
             name,

@@ -93,12 +93,11 @@ def verify(
 
     if html:
         check_libraries()
-    profile = profile or ("thorough" if record else "quick")
     if record:
-        evidence.check_profile(profile)
+        evidence.check_profile(profile := profile or "thorough")
     chosen = _backends(backend)
     request = verifying.Request(
-        profile_of(profile),
+        profile_of(profile or "quick"),
         kernels,
         network_name,
         weights,
