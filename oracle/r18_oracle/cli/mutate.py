@@ -69,8 +69,7 @@ def mutate(
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Mutation-test the oracle on a backend: make small changes to its kernels' sources, one at a
-    time, and count those that the oracle catches.
+    """Mutation-test the oracle: make small changes to kernel sources and count those it catches.
 
     The unchanged kernels must pass first. Mutants judged equivalent by hand are not run. A change
     of device code that does not compile does not count; one that compiles to the same machine code
@@ -90,7 +89,8 @@ def mutate(
     if again is not None and not record:
         raise UsageError("--again is about recorded mutants: it needs --record")
     if show_list or show is not None:
-        return _look(Plan.of(name), show, files, as_json)
+        _look(Plan.of(name), show, files, as_json)
+        return
     with _progress() as progress:
         score = run(
             name,
