@@ -401,8 +401,8 @@ def test_the_tables_that_backends_ship_are_found() -> None:
         ("roofline device=nvidia-h100", "run r18 roofline --measure on that device"),
         ("roofline device=nvidia-h200 backend=numpy", "has no time of 'numpy'"),
         ("tuned device=nvidia-h200 precision=fp32 batch=8", "has no time in fp32 at batch 8"),
-        ("tuned device=nvidia-h200 precision=fp16 batch=all", "batch=all, which is no number"),
-        ("tuned device=nvidia-h200 precision=fp16 batch=0", "batch=0, which is no number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=all", "batch=all, which is not a number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=0", "batch=0, which is not a number"),
         ("tuned device=nvidia-h200 precision=fp16 batch=8 before=x", "there is no tuning table"),
     ],
 )
