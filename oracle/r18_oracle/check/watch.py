@@ -31,6 +31,9 @@ from r18.runtime import executor
 LIBRARIES = ("numpy", "torch", "torch.nn.functional")
 JUDGES = (
     *(f"r18_oracle.judge.{name}" for name in ("reference", "bounds", "roundings", "verdict")),
+    *(f"r18_oracle.ops.{name}" for name in ("spec", "table", "conv2d", "batchnorm", "relu", "add")),
+    *(f"r18_oracle.ops.{name}" for name in ("maxpool2d", "gap", "linear", "softmax", "relayout")),
+    *("r18_oracle.ops.conv2d_maxpool2d", "r18_oracle.ops.normalize"),
     *("r18_oracle.generate.inputs", "r18_oracle.check.checks", "r18_oracle.search.campaign"),
 )
 """The modules that know the answers."""

@@ -29,16 +29,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.graph.ops import (
-    Add,
-    BatchNorm,
-    Conv2d,
-    ConvMaxPool,
-    GlobalAvgPool,
-    Normalize,
-    Problem,
-    Softmax,
-)
+from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem
 from r18_oracle.cases import Case
 from r18_oracle.judge import winograd
 from r18_oracle.judge.reference import magnitude, reference
@@ -69,6 +60,7 @@ from r18_oracle.judge.roundings import (
     window_sum,
     with_epilogue,
 )
+from r18_oracle.ops.table import SPECS, spec_of
 
 __all__ = [
     "DELTA",
@@ -78,6 +70,7 @@ __all__ = [
     "Bound",
     "Format",
     "bound",
+    "derivation",
     "factor_rounding",
     "folding_error",
     "format_of",
@@ -130,18 +123,9 @@ class Bound:
 def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """The bound of a kernel with this contract on this case, whose float64 result is `y`.
 
-    Raises `UnknownName` for an algorithm that the oracle has no derivation for: a kernel that
-    cannot be bounded cannot be judged.
+    Raises what `derivation` does: a kernel that cannot be bounded cannot be judged.
     """
-    try:
-        derive = DERIVATIONS[contract.algorithm]
-    except KeyError:
-        raise unknown(
-            "algorithm in a rounding contract",
-            contract.algorithm,
-            DERIVATIONS,
-            hint="Give it a derivation in r18_oracle.judge.bounds before a kernel declares it.",
-        ) from None
+    derive = derivation(type(case.problem.op), contract.algorithm)
     with np.errstate(over="ignore", invalid="ignore"):
         if isinstance(case.problem.op, ConvMaxPool):
             return pooled(case, contract, y, derive)
@@ -149,6 +133,28 @@ def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
 
 Derivation = Callable[[Case, RoundingContract, Array], Bound]
+
+
+def derivation(op: type[Op], algorithm: str) -> Derivation:
+    """The derivation of an algorithm's bound for an op.
+
+    Raises `UnknownName` for an algorithm without a derivation, and `UsageError` for one that is not
+    an algorithm of this op. `exact` asks for equality, which any op can be held to.
+    """
+    spec = spec_of(op)
+    known: dict[str, Derivation] = DERIVATIONS | dict(spec.derivations)
+    if algorithm not in known:
+        raise unknown(
+            "algorithm in a rounding contract",
+            algorithm,
+            known,
+            hint="Give it a derivation in r18_oracle.judge.bounds before a kernel declares it.",
+        )
+    if algorithm not in ("exact", *spec.algorithms):
+        *others, last = (s.op.name for s in SPECS.values() if algorithm in s.algorithms)
+        users = f"{', '.join(others)} and {last}" if others else last
+        raise UsageError(f"'{algorithm}' is a contract of {users}, not of {op.name}")
+    return known[algorithm]
 
 
 # -- the derivations ---------------------------------------------------------------------------
@@ -163,7 +169,7 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
     Statistical line: λ√K·u·S with λ = √(2 ln(2NK/δ)) over N outputs (Higham and Mary 2019), where
     sums are rounded to nearest and factors are not rounded. int8: see `_integer_sum`.
     """
-    depth = depth_of(case, contract)
+    depth = depth_of(case)
     if contract.accumulate == "int32":
         return _integer_sum(case, contract, y)
     inputs, weights = finite_part(case)
@@ -202,7 +208,7 @@ def _integer_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     for any output but int32: no requantisation is specified yet. Bias and residual may still
     leave int32; elements where that can happen are not judged.
     """
-    depth = depth_of(case, contract)
+    depth = depth_of(case)
     if not int8_sum_is_exact(depth):
         raise UsageError(f"{depth:,} products of int8 values may leave int32: no bound exists")
     if contract.output != "int32":
@@ -251,8 +257,7 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     nothing in the tile can be judged.
     """
     op = case.problem.op
-    if not isinstance(op, Conv2d):
-        raise UsageError(f"{contract.algorithm} is an algorithm of conv2d, not of {op.name}")
+    assert isinstance(op, Conv2d)
     if op.kernel_size != (3, 3) or op.stride != (1, 1):
         raise UsageError(f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}")
     if is_split(case):
@@ -287,8 +292,6 @@ def elementwise(case: Case, contract: RoundingContract, y: Array) -> Bound:
     Flushed to zero, both operands and the sum may each lose a subnormal; else nothing underflows.
     `stored_sum` says that the sum is stored before the ReLU, which is exact: nothing more.
     """
-    if not isinstance(case.problem.op, Add):
-        raise UsageError(f"'elementwise' is a contract of add, not of {case.problem.op.name}")
     (a, b), _ = finite_part(case)
     flushed = 3 * least_loss(case, contract) if case.precision.flush_to_zero else 0.0
     error = stored((roundoff(contract) + F64) * np.abs(a + b) + flushed, y, contract)
@@ -359,8 +362,7 @@ def _batchnorm_bound(case: Case, contract: RoundingContract, y: Array, size: Arr
 def _batchnorm_parts(case: Case, contract: RoundingContract) -> tuple[Array, ...]:
     """x, 1/√(v + eps), √(v + eps), w, b, m, finite; all but x as columns of channels."""
     op = case.problem.op
-    if not isinstance(op, BatchNorm):
-        raise UsageError(f"'{contract.algorithm}' is a contract of batchnorm, not of {op.name}")
+    assert isinstance(op, BatchNorm)
     accumulate = format_of(contract.accumulate)
     if op.eps < accumulate.tiny / accumulate.u:
         raise UsageError(f"an eps of {op.eps:g} is lost in {contract.accumulate}")
@@ -389,8 +391,7 @@ def normalize(case: Case, contract: RoundingContract, y: Array) -> Bound:
     as is asked of s, and of m that it can be made larger as often.
     """
     op = case.problem.op
-    if not isinstance(op, Normalize):
-        raise UsageError(f"'normalize' is a contract of normalize, not of {op.name}")
+    assert isinstance(op, Normalize)
     accumulate = format_of(contract.accumulate)
     least, most = accumulate.tiny / accumulate.u, accumulate.largest * accumulate.u
     if not all(least <= s <= most for s in op.std) or not all(abs(m) <= most for m in op.mean):
@@ -415,8 +416,6 @@ def mean(case: Case, contract: RoundingContract, y: Array) -> Bound:
     n − 1 additions and at most two roundings, before or after: E ≤ γ_{n+1}·Σ|x|/n. Each of n
     products, or the quotient, may underflow; flushed inputs and sums are divided by n.
     """
-    if not isinstance(case.problem.op, GlobalAvgPool):
-        raise UsageError(f"'mean' is a contract of gap, not of {case.problem.op.name}")
     (x,), _ = finite_part(case)
     n = x.shape[2] * x.shape[3]
     size = np.abs(x).sum(axis=(2, 3))
@@ -442,8 +441,6 @@ def softmax(case: Case, contract: RoundingContract, y: Array) -> Bound:
     an underflow of the smallest normal in the term and in the quotient. The same in float64 for
     the reference.
     """
-    if not isinstance(case.problem.op, Softmax):
-        raise UsageError(f"'softmax' is a contract of softmax, not of {case.problem.op.name}")
     (x,), _ = case.wide()
     distance = x - x.max(axis=1, keepdims=True)
     # Beyond 800 exp is 0 in every format, and so is the error that its argument could cause.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from r18.backend import Kernel, roads
 from r18.graph.precision import PRECISIONS
 from r18_oracle.judge.bounds import DERIVATIONS
+from r18_oracle.ops.table import spec_of
 
 NARROW = ("fp16x2", "tf32", "float16", "bfloat16")
 """The formats that tensor cores multiply, and so those whose sums may be cut off."""
@@ -57,7 +58,7 @@ def objection(kernel: Kernel) -> str | None:
         return f"{precision} stores {precision.storage}, not {contract.output}"
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
-    if contract.algorithm not in DERIVATIONS:
+    if contract.algorithm not in {*DERIVATIONS, *spec_of(kernel.op).derivations}:
         return f"the oracle has no error bound for '{contract.algorithm}'"
     if precision.splits and contract.algorithm.startswith("winograd"):
         return f"the oracle has no error bound for '{contract.algorithm}' with {precision}"

@@ -14,9 +14,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.graph.ops import Conv2d, Linear, MaxPool2d, Problem
+from r18.graph.ops import MaxPool2d, Problem
 from r18_oracle.cases import Case
-from r18_oracle.judge.reference import pre_epilogue
+from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
 
 F64 = 2.0**-53
 """The unit roundoff of the reference."""
@@ -181,7 +181,7 @@ def split_sum_error(
     float32. A kernel that multiplies float32 itself rounds no more than that.
     """
     a, d, pair = HALF, LEAST_HALF, FACTORS[PAIR]
-    count = depth_of(case, contract)
+    count = depth_of(case)
     total = window_sum(case.problem, np.abs(inputs[0])) + _weight_sum(weights[0])
     main = (1 + a) ** 2 * products + (1 + a) * d * total + count * d**2
     cross = 2 * a * (1 + a) * products + (1 + 2 * a) * d * total + 2 * count * d**2
@@ -278,15 +278,10 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
 
 
 def window_sum(problem: Problem, x: Array) -> Array:
-    """Σ x over what each output reads: (N, 1, OH, OW) of a convolution, (N, 1) of a linear."""
-    op = problem.op
-    if isinstance(op, Linear):
-        total: Array = x.sum(axis=1, keepdims=True)
-        return total
-    assert isinstance(op, Conv2d)
-    one = Conv2d(op.in_channels, 1, op.kernel_size, op.stride, op.padding)
-    ones = np.ones((1, op.in_channels, *op.kernel_size))
-    return pre_epilogue(Problem(one, (x.shape,)), (x,), (ones,))
+    """Σ x over the inputs that each output reads: (N, 1, OH, OW) for a convolution, (N, 1) for a
+    linear."""
+    no_kernel_running()
+    return sum_spec(problem.op).window_sum(problem.op, x)
 
 
 def over_window(op: MaxPool2d, x: Array, outside: float) -> Iterator[Array]:
@@ -313,28 +308,15 @@ def finite_part(case: Case) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     )
 
 
-def depth_of(case: Case, contract: RoundingContract) -> int:
+def depth_of(case: Case) -> int:
     """K, the number of products in one output of a convolution or linear."""
-    op = case.problem.op
-    if isinstance(op, Conv2d):
-        return op.depth
-    if isinstance(op, Linear):
-        return op.in_features
-    raise UsageError(f"'{contract.algorithm}' is a contract of conv2d and linear, not of {op.name}")
+    return sum_spec(case.problem.op).depth(case.problem.op)
 
 
 def addends_of(case: Case) -> tuple[Array, ...]:
     """Bias and residual in float64, shaped to broadcast over the output."""
-    op = case.problem.op
     inputs, weights = finite_part(case)
-    found: list[Array] = []
-    if isinstance(op, Linear):
-        found.append(weights[1])
-    if isinstance(op, Conv2d) and op.bias:
-        found.append(weights[1][:, None, None])
-    if isinstance(op, Conv2d) and op.residual:
-        found.append(inputs[1])
-    return tuple(found)
+    return sum_spec(case.problem.op).addends(case.problem.op, inputs, weights)
 
 
 def with_epilogue(
