@@ -15,7 +15,7 @@ from r18.graph.precision import Precision
 class Case:
     """A problem and its arrays, logical in shape (NCHW, OIHW), in formats that the kernel reads.
 
-    The reference starts from these values, so the rounding to storage is in neither side.
+    The reference starts from these values, so neither side includes the rounding to storage.
     """
 
     problem: Problem
@@ -38,7 +38,7 @@ class Case:
             )
 
     def of_convolution(self) -> Case:
-        """Of a `ConvMaxPool`: its convolution, of the same values."""
+        """The convolution of a `ConvMaxPool`, with the same values."""
         return replace(self, problem=parts_of(self.problem)[0])
 
     def wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:

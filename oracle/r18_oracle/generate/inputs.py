@@ -1,7 +1,7 @@
 """The kinds of input: exact integers, impulses, four rounding kinds, and the edges of the format.
 
-Every array is made in float64 from a seed and then rounded to what the kernel stores. A kind that
-says nothing about an op (exact integers and a square root) is not in `kinds_for`.
+Every array is drawn in float64 from a seed and then rounded to the kernel's storage format.
+`kinds_for` omits kinds that say nothing about an op (exact integers and a square root).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INTEGERS = {
 }
 
 LONG = 2**13
-"""Integers up to this need both halves of a pair, and 3 in 4 of the larger ones have a second."""
+"""The largest long integer: 3 in 4 of those above 2¹¹ need the second half of a pair."""
 
 
 def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
@@ -48,9 +48,9 @@ def kinds_for(kernel: Kernel, problem: Problem) -> tuple[str, ...]:
 
 
 def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: int = 0) -> Case:
-    """The case of that kind, seed and variant, for a kernel; the same arrays every time.
+    """The case of this kind, seed and variant for a kernel; always the same arrays.
 
-    Raises `UnknownName` for a kind that does not exist.
+    Raises `UnknownName` for an unknown kind.
     """
     makers: dict[str, Callable[[Kernel, Problem, Rng], tuple[Arrays, Arrays]]] = {
         "exact": lambda k, p, g: _exact(k, p, g, variant),
@@ -143,18 +143,18 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
 
 
 LONGS = 3
-"""Variants of integers for factors that are split: both short; long pixels; long weights."""
+"""Variants of integers for split factors: both short; long pixels; long weights."""
 
 
 def _long(
     image: tuple[int, ...], shape: tuple[int, ...], rng: Rng, room: int, *, of_weights: bool
 ) -> tuple[Array, Array]:
-    """Pixels and weights, one of them with a second half, such that all is exact in every order.
+    """Pixels and weights, one of them with a second half, such that sums are exact in every order.
 
-    The other has none: the product of two second halves is left out, and would be missed here.
-    Each output has as many weights that are not zero as there is room for: n of them, with the
-    short factor up to s, add up to n·s·LONG ≤ room/2. The first halves of long integers are no
-    larger than LONG, the second ones multiples of 2¹¹, as all sums of them are.
+    Only one, because kernels omit the product of two second halves. Each output has as many
+    non-zero weights as there is room for: n of them, with the short factor at most s, add up to
+    n·s·LONG ≤ room/2. The first halves of long integers are at most LONG; the second halves are
+    multiples of 2¹¹, as are all sums of them.
     """
     depth = math.prod(shape[1:])
     kept = min(depth, room // 2 // LONG)
@@ -177,18 +177,17 @@ IMPULSES = 3
 
 
 def _impulse(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
-    """One pixel and one weight that meet in one output: an index error moves the value.
+    """One pixel and one weight whose product is in one output: an index error moves the value.
 
-    Or one weight, under which all pixels pass, each with a value of its own, and come out in their
-    places; or one pixel, around which all weights come out. Values of factors that are split are
-    such that each half tells one from the other.
+    Or one weight and all pixels, each different, which must come out in their places; or one pixel
+    and all weights. Split factors have values whose halves both tell one from another.
     """
     whole = 1 + 2.0**-12 if _splits(kernel) else 1.0
     inputs = [np.zeros(shape) for shape in problem.inputs]
     weights = [np.zeros(shape) for shape in _shapes(problem)]
     spec = spec_of(problem.op)
     met = spec.meeting(problem, rng)
-    if met is None:  # no weights: one pixel alone, or all of them
+    if met is None:  # no weights: a single pixel, or all of them
         inputs[0][...] = _all_different(inputs[0].shape)
         if not spec.shuffles and variant % IMPULSES != 1:
             inputs[0][...] = 0
@@ -207,7 +206,7 @@ def _impulse(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[
 
 
 def _all_different(shape: tuple[int, ...]) -> Array:
-    """1, 2, 3, … in order, over again from 251: exact in every format, and prime to any extent."""
+    """1, 2, … 251, repeated: exact in every format, with a period that divides no usual extent."""
     return (np.arange(math.prod(shape)).reshape(shape) % 251) + 1.0
 
 
@@ -236,13 +235,13 @@ def _wide(kernel: Kernel, problem: Problem, rng: Rng) -> tuple[Arrays, Arrays]:
 
 
 def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Arrays, Arrays]:
-    """Ordinary values with a few of the format's edges among them.
+    """Normal values with a few of the format's edges among them.
 
     Activations get ±0, subnormals, the smallest normal, NaN, the largest value, ±Inf; weights get
-    zeros and subnormals alone (a non-finite weight meets every pixel, padding included). A
-    BatchNorm variance of 0 is an edge too. Few, so that most outputs must stay ordinary; but
-    max-pooling must get by with little else than −Inf, behind a convolution too. Factors that are
-    split have edges of their own: the largest that can be, and where a half is subnormal or zero.
+    only zeros and subnormals (a non-finite weight meets every pixel, padding included). They are
+    few, so that most outputs stay ordinary; ops may add edges of their own (a variance of 0, or
+    little else than −Inf for max-pooling). Split factors have more edges: the largest that can be
+    split, and values with a subnormal or zero half.
     """
     spec = spec_of(problem.op)
     inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
@@ -272,6 +271,6 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
 
 
 def _scatter(rng: Rng, flat: Array, values: Array) -> None:
-    """Some of the values at a sixteenth of the elements, or at one."""
+    """Write random ones of these values to a sixteenth of the elements, at least one."""
     count = max(1, flat.size // 16)
     flat[rng.integers(flat.size, size=count)] = rng.choice(values, count)
