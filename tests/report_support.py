@@ -1,4 +1,4 @@
-"""Verifications made by hand, for the tests of `r18_oracle.report`."""
+"""Verifications made by hand, for the tests of the page of `r18 verify --html`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from r18_oracle.network.checkpoint_report import (
     TopOne,
 )
 from r18_oracle.network.losses import Loss
-from r18_oracle.search.campaign import KernelReport, profile
+from r18_oracle.search.campaign import KernelReport
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import BackendResult, Request, Verification
 from r18_oracle.search.verify_page import page
 

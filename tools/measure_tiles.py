@@ -37,7 +37,7 @@ HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen /
 
 
 class Launching(Kernel, Protocol):
-    """What is asked of a kernel here besides."""
+    """What this tool needs of a kernel in addition."""
 
     def launches(self, problem: Problem) -> Sequence[Any]: ...
 
@@ -110,7 +110,7 @@ def table(found: Iterable[Measured]) -> Table:
         times = [cell for one in (chosen, best) for cell in (one.tile, f"{one.microseconds:.2f}")]
         rows.append((kernel, problem, str(batch), *times, f"{ratios[-1]:.3f}"))
     caption = f"The choices take {fmean(ratios) - 1:.1%} longer than the best tiles, on average."
-    return Table(HEADS, "llrlrlrr", rows, caption)
+    return Table(" | ".join(HEADS), "llrlrlrr", rows, [caption])
 
 
 def main() -> None:

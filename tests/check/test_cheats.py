@@ -11,7 +11,9 @@ from faults import HostBackend
 from faults.cheats import CHEATS, FATAL, HOLLOW, LARGE, Backend, Cheat
 from r18.graph.schedule import network
 from r18_oracle.check.watch import Process
-from r18_oracle.search.campaign import KernelReport, profile, run_campaign, uncovered
+from r18_oracle.search.campaign import KernelReport, run_campaign
+from r18_oracle.search.coverage import uncovered
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.tasks import campaign_job
 from r18_oracle.search.worker import run_jobs
 

@@ -21,7 +21,8 @@ from r18_oracle.generate.inputs import ROUNDING, fewest_variants, make_case
 from r18_oracle.judge.bounds import DERIVATIONS
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import judge
-from r18_oracle.search.campaign import Profile, run_campaign
+from r18_oracle.search.campaign import run_campaign
+from r18_oracle.search.profiles import Profile
 
 BACKEND = ControlBackend()
 CONTROLS = controls()

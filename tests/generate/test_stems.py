@@ -30,7 +30,9 @@ from r18_oracle.generate.stems import WINDOWS, Stems
 from r18_oracle.judge.bounds import bound
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import judge
-from r18_oracle.search.campaign import profile, run_campaign, uncovered
+from r18_oracle.search.campaign import run_campaign
+from r18_oracle.search.coverage import uncovered
+from r18_oracle.search.profiles import profile
 from support import Array, compute
 
 SUM = RoundingContract("sum", "float32", "float32")

@@ -28,7 +28,7 @@ from r18_oracle.sanitize.inside import BROKEN, Broken, TimeIsUp, exercise
 from r18_oracle.sanitize.record import Record, verdict
 from r18_oracle.sanitize.run import TOOLS, KernelResult, Part, Request, Runner, find, parts
 from r18_oracle.sanitize.tool_report import Complaint, parse
-from r18_oracle.search.campaign import profile
+from r18_oracle.search.profiles import profile
 
 CLEAN = """\
 ========= COMPUTE-SANITIZER
@@ -591,7 +591,7 @@ cupy.cuda = types.SimpleNamespace(
     alloc=lambda nbytes: print("bytes", nbytes) or types.SimpleNamespace(ptr=512),
 )
 sys.modules["cupy"] = cupy
-from r18_cupy.device import CupyMemory
+from r18_cupy.cuda.device import CupyMemory
 CupyMemory().empty(16)
 """
 

@@ -18,17 +18,19 @@ from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
 from r18.graph.schedule import resnet18
 from r18_cupy import Backend as Cupy
-from r18_cupy.compiler import Entry
-from r18_cupy.hopper import MULTIPROCESSORS
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save
 from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.sanitize.inside import exercise
-from r18_oracle.search.campaign import KernelReport, Profile, profile, run_campaign, search
+from r18_oracle.search.campaign import KernelReport, run_campaign, search
 from r18_oracle.search.choices import SHARE, shares
-from r18_oracle.search.lost import smallest
-from r18_oracle.search.tasks import campaign_job, finding_of, replay_finding
+from r18_oracle.search.crashes import smallest
+from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.replay import replay_finding
+from r18_oracle.search.tasks import campaign_job, finding_of
 from r18_oracle.search.verify import BackendResult, Request, Verification
 from r18_oracle.search.verify_page import page
 from r18_oracle.search.verify_text import kernel_json
@@ -137,7 +139,7 @@ def test_a_crash_of_a_choice_is_shrunk_and_replayed_though_nobody_says_whose_it_
     def examine(backend: Any, kernel: Kernel, *rest: Any, **options: Any) -> None:
         tried.append(kernel.id)
 
-    monkeypatch.setattr("r18_oracle.search.campaign.examine", examine)
+    monkeypatch.setattr("r18_oracle.search.replay.examine", examine)
     assert replayed(small) is None
     assert tried == [KERNEL, f"{KERNEL}/few", f"{KERNEL}/many"]
 

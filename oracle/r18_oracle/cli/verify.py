@@ -79,7 +79,7 @@ def verify(
     from r18_oracle.findings import save
     from r18_oracle.search import records as evidence
     from r18_oracle.search import verify_text
-    from r18_oracle.search.campaign import profile as profile_of
+    from r18_oracle.search.profiles import profile as profile_of
     from r18_oracle.search.verify import Request
     from r18_oracle.search.verify import verify as run
     from r18_oracle.search.verify_page import page
