@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -275,7 +276,7 @@ def test_among_all_backends_a_simulated_one_compares_the_network_alone(
     assert done.code == 0, done.out + done.err
     lines = done.out.splitlines()
     assert lines[0] == (
-        "numba: CUDA simulator (no GPU): the network 'tiny' only; its kernels with --backend numba"
+        "numba: CUDA simulator (no GPU): only the network 'tiny'; its kernels with --backend numba"
     )
     assert any(line.startswith("tiny on numba in fp16, fusion 'all', ") for line in lines)
     assert any(
@@ -422,10 +423,11 @@ print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
         stream.write("CHANGED = True\n")
     _, after = output_of(code, path=[tmp_path]).splitlines()
     entries = {
-        name: {"verified": True, "digest": digest, "findings": []}
+        name: SimpleNamespace(verified=True, digest=digest, findings=[])
         for name, digest in json.loads(after).items()
     }
-    reasons = evidence.stale(load_backend("numba"), all_kernels(), [{"kernels": entries}])
+    record = SimpleNamespace(kernels=entries)
+    reasons = evidence.stale(load_backend("numba"), all_kernels(), [record])
     assert set(reasons.values()) <= {"has changed since it was verified"}
     by_id = {kernel.id: kernel for kernel in all_kernels()}
     found = {f"{by_id[name].op.name}/{by_id[name].algorithm}" for name in reasons}
