@@ -1,4 +1,4 @@
-"""A case: a problem with the exact values that a kernel is given."""
+"""A case: a problem with the exact values that a kernel gets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from r18.graph.precision import Precision
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A problem and its arrays, logical in shape (NCHW, OIHW), in formats that the kernel reads.
+    """A problem and its arrays, in logical shapes (NCHW, OIHW) and the kernel's formats.
 
-    The reference starts from these values, so neither side includes the rounding to storage.
+    The reference starts from the same values, so rounding to storage is not part of the error.
     """
 
     problem: Problem
