@@ -11,30 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from r18.backend import Array
 from r18.errors import UsageError
-from r18.graph.ops import (
-    Add,
-    BatchNorm,
-    Conv2d,
-    ConvMaxPool,
-    GlobalAvgPool,
-    Linear,
-    MaxPool2d,
-    Normalize,
-    Op,
-    Problem,
-    ReLU,
-    Softmax,
-)
+from r18.graph.ops import Op, Problem
 from r18.graph.passes import fold_weights
 from r18.graph.precision import Precision
 from r18.graph.schedule import Schedule, Step
 from r18_oracle.judge.reference import reference
-
-Tensors = tuple[torch.Tensor, ...]
+from r18_oracle.ops.spec import Tensors
+from r18_oracle.ops.table import spec_of
 
 
 class Walk:
@@ -129,7 +115,7 @@ def pytorch_walk(
                 for name, spec in zip(step.weights, step.op.weights(), strict=True)
             ]
         given = [torch.from_numpy(array) for array in rounded]
-        if precision.multiply == "tf32" and isinstance(step.op, Conv2d | ConvMaxPool | Linear):
+        if precision.multiply == "tf32" and spec_of(step.op).products:
             tensors = (_tf32(tensors[0]), *tensors[1:])
             given[0] = _tf32(given[0])
         with torch.inference_mode():
@@ -154,34 +140,8 @@ def pytorch(op: Op, inputs: Tensors, weights: Tensors) -> torch.Tensor:
 
     Raises `UsageError` for an op that no network has.
     """
-    x = inputs[0]
-    match op:
-        case Conv2d():
-            y = F.conv2d(x, weights[0], weights[1] if op.bias else None, op.stride, op.padding)
-            y = y + inputs[1] if op.residual else y
-            return F.relu(y) if op.relu else y
-        case BatchNorm():
-            weight, bias, mean, var = weights
-            return F.batch_norm(x, mean, var, weight, bias, eps=op.eps)
-        case Normalize():
-            mean, std = (torch.tensor(v)[:, None, None] for v in (op.mean, op.std))
-            return (x / 255 - mean) / std
-        case ReLU():
-            return F.relu(x)
-        case Add():
-            return F.relu(x + inputs[1]) if op.relu else x + inputs[1]
-        case MaxPool2d():
-            return F.max_pool2d(x, op.kernel_size, op.stride, op.padding)
-        case ConvMaxPool():
-            return pytorch(op.pool, (pytorch(op.conv, inputs, weights),), ())
-        case GlobalAvgPool():
-            return x.mean(dim=(2, 3))
-        case Linear():
-            return F.linear(x, weights[0], weights[1])
-        case Softmax():
-            return F.softmax(x, dim=1)
-        case _:
-            raise UsageError(f"PyTorch's own network has no {op.label}")
+    y: torch.Tensor = spec_of(op).pytorch(op, inputs, weights)
+    return y
 
 
 def _tf32(tensor: torch.Tensor) -> torch.Tensor:
