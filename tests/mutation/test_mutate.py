@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 import r18_numpy
 from r18 import records
+from r18.backend.registry import load_backend
 from r18.cli.app import FOUND
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18_oracle.cli.mutate import mutate
@@ -478,12 +479,13 @@ def test_time_that_is_up_leaves_mutants(toy: Score, tmp_path: Path) -> None:
 
 
 def test_the_score_is_of_a_first_part_of_the_sample(toy: Score, numpy_plan: Plan) -> None:
-    """Mutants that take long are the ones that survive: the quick ones alone say too much."""
+    """Survivors take longest, so a score of whatever finished first would be too high."""
     plan = replace(numpy_plan, mutants=tuple(r.mutant for r in toy.results), reasons={})
     order = list(toy.results)
-    state = running._State(
-        plan, [r.mutant for r in order], running.Known(), TOY, toy.profile, toy.seed
-    )
+    backend = load_backend("numpy")
+    chosen = [result.mutant for result in order]
+    sample = running._Sample(plan, backend, backend.probe(), [], {}, chosen)
+    state = running._State(sample, running.Known(), TOY, toy.profile, toy.seed, None, {})
     state.fates = {r.mutant.id: r for r in order if r is not order[3]}
     found = state.score()
     assert found.results == tuple(order[:3])

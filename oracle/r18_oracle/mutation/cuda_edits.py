@@ -1,7 +1,7 @@
-"""The operators on CUDA C++: what a tired programmer gets wrong, one change at a time.
+"""The mutation operators on CUDA C++: common mistakes, one at a time.
 
-Only code in functions is changed, and the constants that `constexpr` and `#define` name. Left
-alone are comments, text, static assertions, launch bounds, and the lists of templates.
+They change code in functions and the values of `constexpr` and `#define` constants. They leave
+comments, strings, static assertions, launch bounds and template lists as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from r18_oracle.mutation.cuda_tokens import KEYWORDS, Source, words
 from r18_oracle.mutation.python_edits import Edit
 
 Change = tuple[int, int, str]
-"""(start, end, text): what takes the place of what."""
+"""(start, end, text): the text replaces source[start:end]."""
 
 SWAPPED = {"+": "-", "-": "+", "*": "+", "/": "*", "%": "/", "<<": ">>", ">>": "<<", "^": "|"}
 BOUNDARIES = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
@@ -24,7 +24,7 @@ ACCUMULATIONS = {"+=": ("=", "-="), "-=": ("=", "+="), "*=": ("=",), "|=": ("=",
 LOGIC = {"&&": "||", "||": "&&"}
 PARTNERS = {"sh": "sw", "ph": "pw", "kh": "kw", "oh": "ow", "h": "w", "x": "y", "n": "c", "o": "c"}
 PARTNERS |= {other: name for name, other in PARTNERS.items() if other not in PARTNERS}
-"""Members that are easily taken for one another: the two image axes, and a shape's extents."""
+"""Members that are easily confused: the two image axes, and a shape's extents."""
 RENAMES = {
     "fmaxf": "fminf",
     "fminf": "fmaxf",
@@ -37,7 +37,7 @@ RENAMES = {
 }
 SYNCHRONISATION = ("__syncthreads", "__syncwarp", "__threadfence", "cluster_sync")
 UNTOUCHED = {"static_assert", "__launch_bounds__", "__align__", "alignas", "template", "asm"}
-"""What is followed by brackets whose content is no arithmetic of the kernel's."""
+"""Words followed by brackets that hold none of the kernel's arithmetic."""
 
 
 class View:
@@ -50,7 +50,7 @@ class View:
         self.statements = list(self._statements())
 
     def text(self, first: int, last: int) -> str:
-        """The source from the first to the last of these tokens."""
+        """The source from token `first` to token `last`, both included."""
         return self.source.text[self.tokens[first].start : self.tokens[last].end]
 
     def replace(self, index: int, text: str) -> Change:
@@ -87,7 +87,7 @@ class View:
         return index - 1
 
     def _constants(self) -> set[int]:
-        """Tokens of what `constexpr` and `#define` set, outside of functions."""
+        """The tokens of `constexpr` and `#define` values outside functions."""
         found: set[int] = set()
         for index, token in enumerate(self.tokens):
             if token.text == "constexpr" and not self.source.scopes[index]:
@@ -102,7 +102,7 @@ class View:
         return found
 
     def _statements(self) -> Iterator[tuple[int, int]]:
-        """(first, last) token of each simple statement in a function, its `;` included."""
+        """(first, last) token of each simple statement in a function, including its `;`."""
         begin: int | None = None
         index = 0
         while index < len(self.tokens):
@@ -115,7 +115,7 @@ class View:
                 begin = None
             elif begin is None:
                 begin = index
-            if token.text in ("(", "["):  # what is in brackets is part of the statement
+            if token.text in ("(", "["):  # brackets and their content are part of the statement
                 index = self.source.partners.get(index, index)
             index += 1
 
@@ -134,7 +134,7 @@ def edits(source: str) -> Iterator[Edit]:
 
 
 def meaning(source: str, start: int, end: int, text: str) -> object | None:
-    """The lines with the change in them as words, and their place."""
+    """The position and the tokens of the changed lines; see `Language.meaning`."""
     first, last = _view(source).source.line(start, end)
     return first, words(source[first:start] + text + source[end:last])
 
@@ -145,7 +145,7 @@ def _view(source: str) -> View:
 
 
 def _defines(text: str) -> Iterator[tuple[int, int]]:
-    """The spans of directives, continued lines included."""
+    """The spans of directives, including continued lines."""
     for found in re.finditer(r"^[ \t]*#(?:\\\n|[^\n])*", text, re.MULTILINE):
         yield found.span()
 
@@ -164,7 +164,7 @@ def _binary(view: View, index: int) -> bool:
 
 
 def _index(view: View) -> Iterator[Change]:
-    """Subscripts one off."""
+    """Off-by-one subscripts."""
     for index, token in enumerate(view.tokens):
         close = view.source.partners.get(index)
         if token.text == "[" and close is not None and close > index + 1:
@@ -183,14 +183,14 @@ def _bound(view: View) -> Iterator[Change]:
 
 
 def _stride(view: View) -> Iterator[Change]:
-    """A member for its neighbour: the other image axis, another extent."""
+    """Another member: the other image axis, or another extent."""
     for (left, right), index in zip(pairwise(view.tokens), range(len(view.tokens)), strict=False):
         if left.text == "." and right.text in PARTNERS:
             yield view.replace(index + 1, PARTNERS[right.text])
 
 
 def _constant(view: View) -> Iterator[Change]:
-    """A number one off; of fractions, another one."""
+    """Off-by-one integers, and other fractions."""
     for index, token in enumerate(view.tokens):
         if token.kind != "number":
             continue
@@ -206,7 +206,7 @@ def _constant(view: View) -> Iterator[Change]:
 
 
 def _arithmetic(view: View) -> Iterator[Change]:
-    """An operator for another; one side of it alone."""
+    """Another operator, or only its left operand."""
     for index, token in enumerate(view.tokens):
         if token.text in SWAPPED and _binary(view, index):
             yield view.replace(index, SWAPPED[token.text])
@@ -217,7 +217,7 @@ def _arithmetic(view: View) -> Iterator[Change]:
 
 
 def _accumulator(view: View) -> Iterator[Change]:
-    """A sum that forgets what it had."""
+    """A sum that loses its previous value."""
     for index, token in enumerate(view.tokens):
         for other in ACCUMULATIONS.get(token.text, ()):
             yield view.replace(index, other)
@@ -229,14 +229,14 @@ def _accumulator(view: View) -> Iterator[Change]:
 
 
 def _synchronisation(view: View) -> Iterator[Change]:
-    """A barrier that is not there."""
+    """A missing barrier."""
     for first, last in view.statements:
         if view.tokens[first].text in SYNCHRONISATION:
             yield view.tokens[first].start, view.tokens[last].end, ";"
 
 
 def _statement(view: View) -> Iterator[Change]:
-    """A statement that is not there: an assignment, a call, a condition with what it guards."""
+    """A missing statement: an assignment, a call, or a condition with its body."""
     for first, last in view.statements:
         head = view.tokens[first].text
         if head in SYNCHRONISATION or head == "else":
@@ -252,7 +252,7 @@ def _statement(view: View) -> Iterator[Change]:
 
 
 def _effect(view: View, first: int, last: int) -> bool:
-    """Whether a statement is an assignment or a call, and no declaration."""
+    """Whether a statement is an assignment or a call, not a declaration."""
     if view.tokens[first].kind != "name":
         return view.tokens[first].text in ("++", "--", "*")
     after = first + 1
@@ -263,7 +263,7 @@ def _effect(view: View, first: int, last: int) -> bool:
             after += 2
     text = view.tokens[after].text
     if text == "<":
-        return True  # a call with its template's arguments, if it compiles without
+        return True  # a call with template arguments, if it compiles without them
     return text in ("(", "=", "++", "--") or text in ACCUMULATIONS
 
 
@@ -275,7 +275,7 @@ def _comparison(view: View) -> Iterator[Change]:
 
 
 def _condition(view: View) -> Iterator[Change]:
-    """And for or; a condition turned round; one of a choice's two sides."""
+    """`&&` for `||`, a negated condition, or one side of a `?:`."""
     for index, token in enumerate(view.tokens):
         if token.text in LOGIC and _binary(view, index):
             yield view.replace(index, LOGIC[token.text])
@@ -290,7 +290,7 @@ def _condition(view: View) -> Iterator[Change]:
 
 
 def _argument(view: View) -> Iterator[Change]:
-    """Two neighbouring arguments in each other's place."""
+    """Two neighbouring arguments swapped."""
     for index, token in enumerate(view.tokens[:-1]):
         if token.kind != "name" or token.text in {*KEYWORDS, *RENAMES, "fmaf"}:
             continue
@@ -303,7 +303,7 @@ def _argument(view: View) -> Iterator[Change]:
 
 
 def _arguments(view: View, index: int) -> list[tuple[int, int]]:
-    """(first, last) token of each argument of the brackets that open there; none if none do."""
+    """(first, last) token of each argument in the brackets that open at `index`, if any."""
     close = view.source.partners.get(index)
     if view.tokens[index].text != "(" or close is None or close == index + 1:
         return []
@@ -320,7 +320,7 @@ def _arguments(view: View, index: int) -> list[tuple[int, int]]:
 
 
 def _function(view: View) -> Iterator[Change]:
-    """A function taken for its neighbour."""
+    """A similar function instead."""
     for index, token in enumerate(view.tokens):
         if token.text in RENAMES and view.tokens[index + 1].text == "(":
             yield view.replace(index, RENAMES[token.text])

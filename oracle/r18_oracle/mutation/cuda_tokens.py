@@ -1,6 +1,6 @@
-"""CUDA C++ as tokens with their place: as much of the language as changing it a little needs.
+"""A tokenizer for CUDA C++ that keeps positions: as much of the language as small edits need.
 
-Nothing is parsed. What a change breaks does not compile, and does not count.
+There is no parser. A mutant that does not compile is not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 OPENING = {"(": ")", "[": "]", "{": "}"}
-# Declared in the language or the toolkit: before a `(` they name no function of ours.
+# Keywords of the language: before a `(` they are not function names.
 KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignas", "decltype"}
 
 
@@ -38,9 +38,9 @@ class Token:
 
 
 class Source:
-    """A file's code: `tokens` without comments and directives, but for what `#define`s define.
+    """A file's code: its tokens without comments and directives, except the values of `#define`s.
 
-    `scopes[i]` is the function that token i is in: empty outside of any.
+    `scopes[i]` is the name of the function that token i is in, empty outside functions.
     """
 
     def __init__(self, text: str) -> None:
@@ -60,13 +60,13 @@ class Source:
         return first, len(self.text) if last < 0 else last
 
     def at(self, position: int) -> int:
-        """The index of the token that begins there, or of the last one before."""
+        """The index of the last token that begins at or before this position."""
         return bisect_right(self._starts, position) - 1
 
     def spaced(self, index: int) -> bool | None:
-        """Whether blanks stand on both sides of a token; None when on one side alone.
+        """Whether a token has blanks on both sides; None if only on one side.
 
-        A binary operator has them on both sides, or on none; `T* x` and `-x` are neither.
+        A binary operator has blanks on both sides or on neither, unlike `T* x` and `-x`.
         """
         token = self.tokens[index]
         before = self.text[token.start - 1 : token.start].isspace()
@@ -75,7 +75,7 @@ class Source:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The code of a piece of source: without comments, however it is spaced."""
+    """The tokens of a piece of source, without comments and whatever its spacing."""
     return tuple(
         " ".join(found[0].split())
         for found in _TOKEN.finditer(text)
@@ -96,7 +96,7 @@ def _code(text: str, offset: int = 0) -> Iterator[Token]:
 
 
 def _partners(tokens: list[Token]) -> dict[int, int]:
-    """The index of the closing bracket for each opening one, and the other way round."""
+    """The index of the matching bracket for each bracket."""
     found: dict[int, int] = {}
     waiting: list[int] = []
     for index, token in enumerate(tokens):
@@ -109,7 +109,7 @@ def _partners(tokens: list[Token]) -> dict[int, int]:
 
 
 def _scopes(tokens: list[Token], partners: dict[int, int]) -> list[str]:
-    """A function is `name(...) {`, with no function around it."""
+    """The function of each token; a function is an outermost `name(...) {`."""
     scopes = [""] * len(tokens)
     index = 0
     while index < len(tokens):

@@ -1,8 +1,8 @@
-"""Mutants judged equivalent by hand: no input that the semantics allow can tell them apart.
+"""Mutants judged equivalent by hand: no valid input distinguishes them from the original.
 
-`equivalent_mutants.json` lists them by backend. An entry names the file, the scope, the line as
-it stands and what it becomes, so that it outlives edits elsewhere, and the reason. An entry whose
-mutant no longer exists is an error: a judgement about code that is gone judges nothing.
+`equivalent_mutants.json` lists them by backend. An entry has the file, the scope, the line before
+and after the change, and the reason, so it stays valid when other code is edited. An entry whose
+mutant no longer exists is an error.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def listed(backend: str) -> dict[Key, str]:
 
 
 def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
-    """The reason for each mutant that is listed, by its id, given all mutants of the backend.
+    """The reason for each listed mutant, by its id, given all mutants of the backend.
 
-    Raises `UsageError` for entries that no mutant answers to.
+    Raises `UsageError` for entries that match no mutant.
     """
     reasons = listed(backend)
     known = {mutant.key: mutant.id for mutant in mutants}
@@ -50,13 +50,13 @@ def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
         lines = [f"{file} in {scope or 'the module'}: {a} → {b}" for file, scope, a, b, _ in stale]
         raise UsageError(
             f"{FILE} lists {len(stale)} mutant(s) of '{backend}' that no longer exist; judge the "
-            "code anew and remove or change them:\n  " + "\n  ".join(lines)
+            "code again and remove or change the entries:\n  " + "\n  ".join(lines)
         )
     return {known[key]: reason for key, reason in reasons.items()}
 
 
 def entry_of(mutant: Mutant) -> dict[str, Any]:
-    """An entry of the list for a mutant, which lacks nothing but its reason."""
+    """An entry of the list for a mutant, with an empty reason."""
     entry: dict[str, Any] = {
         "file": mutant.file,
         "scope": mutant.scope,

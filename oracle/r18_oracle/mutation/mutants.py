@@ -1,4 +1,4 @@
-"""Mutants of a backend's sources: small mechanical changes, each with an identity of its own."""
+"""Mutants of a backend's sources: small mechanical changes, each with a stable identity."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from r18_oracle.mutation import cuda_edits, python_edits
 
 @dataclass(frozen=True)
 class Language:
-    """How to mutate sources of one language; `LANGUAGES` says by which file names it goes.
+    """How to mutate sources of one language; `LANGUAGES` maps file suffixes to languages.
 
-    edits:   (operator, scope, start, end, text) of every change to a source: text takes the place
-             of source[start:end], scope is the function that the change is in.
-    meaning: of (source, start, end, text): a value that is equal for changes to a source that
-             differ in form alone; None for what is no program at all. Mutants that mean what the
-             original (text = "" at an empty span) or an earlier mutant means are dropped.
-    compiled: it is compiled to machine code of its own, which tells whether a mutant is a program,
-             and another one; see `r18.backend.CompiledKernel`.
+    edits:   (operator, scope, start, end, text) of every change to a source: text replaces
+             source[start:end], scope is the function that the change is in.
+    meaning: (source, start, end, text) → a value that is equal for changes that differ only in
+             form; None for a syntax error. Mutants with the meaning of the original (text = "" at
+             an empty span) or of an earlier mutant are dropped.
+    compiled: sources are compiled to machine code ahead of a call, which shows whether a mutant
+             is valid and differs from the original; see `r18.backend.CompiledKernel`.
     """
 
     edits: Callable[[str], Iterator[python_edits.Edit]]
@@ -48,11 +48,11 @@ class Mutant:
     """One change to one file.
 
     file:   relative to the package, with forward slashes. scope: the function it is in.
-    line, column: of the change, counted from 1. index: tells mutants of one operator at one
-    place apart.
-    before, after: the whole lines that the change touches, dedented; with the scope they outlive
-    edits elsewhere in the file. occurrence: counts, from 1, equal changes in one scope.
-    source: the file with the change made.
+    line, column: of the change, from 1. index: distinguishes mutants of one operator at one place.
+    before, after: the whole lines that the change touches, dedented; together with the scope they
+    stay valid when the rest of the file is edited. occurrence: numbers equal changes in one scope,
+    from 1.
+    source: the changed file.
     """
 
     file: str
@@ -68,12 +68,12 @@ class Mutant:
 
     @property
     def compiled(self) -> bool:
-        """Whether it is a change to device code."""
+        """Whether it changes device code."""
         return LANGUAGES[Path(self.file).suffix].compiled
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """What it is, wherever in its scope it stands by now."""
+        """The mutant's identity, independent of its line number."""
         return (self.file, self.scope, self.before, self.after, self.occurrence)
 
     @property
@@ -93,7 +93,7 @@ class Mutant:
 
 
 def mutants_of(file: str, source: str) -> list[Mutant]:
-    """Every mutant of a file that means something of its own, in the order of the source."""
+    """Every mutant of a file with a meaning of its own, in the order of the source."""
     language = LANGUAGES[Path(file).suffix]
     seen: set[object] = {None}
     starts = [0]
@@ -133,17 +133,17 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
 
 
 def sample(mutants: Sequence[Mutant], limit: int | None, seed: int) -> list[Mutant]:
-    """The first `limit` of them, or all, in an order that follows from the seed and what they are.
+    """The first `limit` mutants, or all, in an order determined by the seed and their keys.
 
-    A mutant's place says nothing about it: of each operator, any first part has about its share.
-    So a run that stops early has seen a fair sample, the one of a smaller limit.
+    Any prefix contains each operator in about its overall proportion. A run that stops early has
+    therefore seen a fair sample: the one of a smaller limit.
     """
     decks: dict[str, list[tuple[float, int]]] = {}
     for position, mutant in enumerate(mutants):
         decks.setdefault(mutant.operator, []).append((_draw(seed, *mutant.key), position))
     order: list[tuple[float, int]] = []
     for operator, deck in decks.items():
-        offset = _draw(seed, operator)  # or all decks would begin with one at the same place
+        offset = _draw(seed, operator)  # otherwise all decks would begin at the same place
         order += [
             ((rank + offset) / len(deck), position)
             for rank, (_, position) in enumerate(sorted(deck))
@@ -152,7 +152,7 @@ def sample(mutants: Sequence[Mutant], limit: int | None, seed: int) -> list[Muta
 
 
 def _draw(*words: object) -> float:
-    """A number in [0, 1) that looks like chance, and is the same for the same words."""
+    """A pseudorandom number in [0, 1), determined by the words."""
     digest = hashlib.sha256("\0".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:6]) / 2**48
 
@@ -162,11 +162,11 @@ def _draw(*words: object) -> float:
 
 @dataclass(frozen=True)
 class Target:
-    """A backend whose sources are mutated: its name, and the top-level package or module it is.
+    """A backend whose sources are mutated: its name, and its top-level package or module.
 
     path: the package's folder, or the file of a single module.
-    own: the folder in the package, empty for all of it, that is the backend's; without `others`,
-    the folders in there that are other backends'.
+    own: the backend's folder in the package, empty for all of it.
+    others: folders within `own` that belong to other backends.
     """
 
     backend: str
@@ -177,7 +177,7 @@ class Target:
 
     @classmethod
     def of(cls, backend: str) -> Target:
-        """Of a name as `load_backend` takes it; raises what that raises."""
+        """The target of a backend named as in `load_backend`; raises what that raises."""
         module = type(load_backend(backend)).__module__
         package = module.partition(".")[0]
         spec = importlib.util.find_spec(package)
@@ -197,7 +197,7 @@ class Target:
         return cls(backend, package, root, own, tuple(inside))
 
     def sources(self) -> dict[str, str]:
-        """The text of every file of the backend's that can be mutated, as `texts`."""
+        """The backend's own files out of `texts`."""
         return {
             name: text
             for name, text in self.texts().items()
@@ -205,7 +205,7 @@ class Target:
         }
 
     def texts(self) -> dict[str, str]:
-        """The text of every source of the package, by its name in there, in order."""
+        """The text of every source of the package, by its relative path, sorted."""
         if self.path.is_file():
             return {self.path.name: self.path.read_text("utf-8")}
         files = sorted(p for p in self.path.rglob("*") if p.suffix in LANGUAGES)
@@ -213,7 +213,7 @@ class Target:
 
 
 def _folder(root: Path, module: str) -> str:
-    """The innermost package that a module is or is in: its folder, as seen from the outermost."""
+    """The folder of the innermost package that a module is or is in, relative to the outermost."""
     parts = module.split(".")[1:]
     if parts and not root.joinpath(*parts).is_dir():
         parts.pop()

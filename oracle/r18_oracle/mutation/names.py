@@ -1,7 +1,7 @@
-"""What the names in a package's sources stand for, read from the text: nothing is imported.
+"""The definitions that the names in a package's sources refer to, read without importing them.
 
 Kernels import their device code when they need it, or find it by the name of its module, since it
-needs a GPU or a compiler. Where such a name leads is in the sources all the same.
+needs a GPU or a compiler. The sources show what such names refer to.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Span = tuple[str, int, int]
 """(file in the package, first line, last line)."""
 
 UNKNOWN = "."
-"""The base of an attribute of something that has no name, such as what a call returns."""
+"""The base of an attribute of an unnamed value, such as the result of a call."""
 PREFIX = "..."
-"""The base of a text that a module's name is made with: `f"package.folder.{name}"`."""
+"""The base of a string that begins a module's name: `f"package.folder.{name}"`."""
 
 
 @dataclass(frozen=True)
 class Module:
     """A source file's names.
 
-    definitions: (first line, last line) of what the module's own statements define.
-    imports: by the name here, the module and the name there; none of a module itself.
-    words: (line, base, word) of every name, of every attribute of a base, and (with the base
-    `UNKNOWN`) of every string that could be a name, with `PREFIX` of what begins a dotted one; in
-    the order of the lines.
+    definitions: (first line, last line) of each name that the module defines at its top level.
+    imports: local name → (module, name in that module); the latter is empty for a module itself.
+    words: (line, base, word), sorted by line, for every name (base ""), every attribute of a base,
+    every string that could be a name (base `UNKNOWN`) and every string that begins a dotted name
+    (base `PREFIX`).
     """
 
     definitions: dict[str, tuple[int, int]]
@@ -39,7 +39,7 @@ class Module:
 
     @classmethod
     def of(cls, source: str, dotted: str) -> Module:
-        """Of a module's source and its full name, of a package that of its `__init__`."""
+        """The names of a source. dotted: the module's full name; a package's ends in `__init__`."""
         tree = ast.parse(source)
         definitions = {
             name: (_first_line(node), node.end_lineno or node.lineno)
@@ -77,8 +77,11 @@ class Module:
 
 @dataclass
 class Links:
-    """Where the words of some lines lead: to definitions; and words, each of which may complete a
-    prefix to a module's name, or be an attribute of such a module."""
+    """What the words of some lines refer to.
+
+    spans: definitions. prefixes: beginnings of module names. loose: words that may complete a
+    prefix, or be an attribute of the module that it then names.
+    """
 
     spans: set[Span] = field(default_factory=set)
     prefixes: set[str] = field(default_factory=set)
@@ -86,7 +89,7 @@ class Links:
 
 
 class Names:
-    """The modules of a package, or the one module that it is."""
+    """The modules of a package, or a single module."""
 
     def __init__(self, root: Path) -> None:
         files = [root] if root.is_file() else sorted(root.rglob("*.py"))
@@ -99,7 +102,7 @@ class Names:
         self._links = cache(self._linked)
 
     def followed(self, spans: Iterable[Span]) -> set[Span]:
-        """The spans, and every definition of the package that what they name leads to."""
+        """The spans, and every definition in the package that they refer to, transitively."""
         waiting, seen = list(spans), set(spans)
         prefixes: set[str] = set()
         loose: set[str] = set()
@@ -138,7 +141,7 @@ class Names:
         return links
 
     def _meant(self, file: str, name: str) -> set[Span]:
-        """The definition of a name that a module has, or has imported."""
+        """The definition of a name that a module defines or imports."""
         seen: set[tuple[str, str]] = set()
         while (file, name) not in seen:  # modules may import from each other
             seen.add((file, name))
@@ -153,7 +156,7 @@ class Names:
         return set()
 
     def _imported(self, module: Module, name: str) -> str | None:
-        """The file of the module that a name stands for; None for any other name."""
+        """The file of the module that a name refers to; None for any other name."""
         if name not in module.imports:
             return None
         origin, there = module.imports[name]
@@ -178,7 +181,7 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module defines."""
+    """The names that a top-level statement defines."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             yield name

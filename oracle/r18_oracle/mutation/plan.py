@@ -1,4 +1,4 @@
-"""A backend's mutants, and what is known of them before any is run."""
+"""A backend's mutants, and what is known about them before the run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from r18_oracle.mutation.reach import device_code, reach
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The mutants of a backend. Where all kernels say what they are compiled from, not of device
-    code that none of them is: such a file is the oracle's, or nobody's.
+    """The mutants of a backend.
 
-    reasons: why, for each that is equivalent, by id. texts: every source of the package as it is.
-    reaches: the source of each kernel, by its id, in the backend's order.
+    If all kernels declare their device sources, device code that no kernel uses is not mutated.
+
+    reasons: the reason for each equivalent mutant, by id. texts: every unchanged source of the
+    package. reaches: the source lines of each kernel, by its id, in the backend's order.
     """
 
     target: Target
@@ -34,7 +35,7 @@ class Plan:
 
     @classmethod
     def of(cls, backend: str) -> Plan:
-        """Of an installed backend; raises `UsageError` for a stale list of equivalent mutants."""
+        """The plan of a backend. Raises `UsageError` for a stale list of equivalent mutants."""
         target = Target.of(backend)
         sources = target.sources()
         names = Names(target.path)
@@ -66,7 +67,7 @@ class Plan:
         return mutant.diff(self.texts[mutant.file])
 
     def digest(self, kernels: Iterable[str], mutant: Mutant | None = None) -> str:
-        """Of the sources of these kernels, with a mutant's change in them: sha256, shortened."""
+        """A shortened sha256 of these kernels' sources, with a mutant's change if one is given."""
         chosen = tuple(kernels)
         if chosen not in self._digests:
             files = sorted({span[0] for kernel in chosen for span in self.reaches[kernel]})
@@ -80,16 +81,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """What an unchanged kernel took: the seconds of all of it, and of its longest silence."""
+    """How long an unchanged kernel's trial took, and its longest silence, in seconds."""
 
     seconds: float
     silence: float
 
 
 def eager(kernels: Iterable[str], paces: Mapping[str, Pace]) -> list[str]:
-    """The kernels in the order in which to show them a mutant: what most likely sees it first.
+    """The kernels in the order in which they are shown a mutant, the most promising first.
 
-    A kernel of each algorithm, then a second of each, and so on; cheap ones first.
+    One kernel of each algorithm, then a second of each, and so on; cheap ones first.
     """
 
     def seconds(kernel: str) -> float:
@@ -107,9 +108,9 @@ def eager(kernels: Iterable[str], paces: Mapping[str, Pace]) -> list[str]:
 
 
 def patience(kernels: Iterable[str], paces: Mapping[str, Pace], most: float) -> int:
-    """The longest silence, in seconds: far more than any of the unchanged kernels.
+    """The silence limit in seconds, far above the longest silence of the unchanged kernels.
 
-    most: what is never exceeded, and holds where nothing is known yet.
+    most: the largest limit, which applies when no pace is known.
     """
     silences = [paces[kernel].silence for kernel in kernels if kernel in paces]
     return min(round(most), round(10 + 4 * max(silences))) if silences else round(most)

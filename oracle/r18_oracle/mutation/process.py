@@ -1,7 +1,7 @@
-"""Processes that mutants run in: forked from a warm worker, ended by an alarm of their own.
+"""The processes that mutants run in: forked from a warm worker, with an alarm of their own.
 
-What a mutant breaks dies with its process, and a worker is warm: a fork has at once what took it
-seconds to import. A process may be asked again and again; whoever asks decides how long.
+Whatever a mutant breaks ends with its process. A fork of a warm worker skips seconds of imports. A
+process can handle any number of requests; the caller decides when to replace it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 Say = Callable[[Any], None]
-"""A process's way to speak while it works."""
+"""Sends a message to the caller while the process works."""
 
 Work = Callable[[Any, Say], Any]
-"""What a process does with a request: it may say something, and returns its result."""
+"""Handles a request: may send messages, and returns the result."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How work ended that came to no result of its own: a check, and what to say of it."""
+    """How work ended without a result: the check that failed, and a message."""
 
     check: str
     message: str
@@ -32,7 +32,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class _Result:
-    """The last word on a request; nothing that a mutant prints or leaves with looks like it."""
+    """The last message on a request. A mutant cannot produce one by printing or exiting."""
 
     value: Any
 
@@ -40,8 +40,8 @@ class _Result:
 class Process:
     """A forked process that does `work` for one request after another.
 
-    asked: how often it was. silence: the longest, in seconds, that it said nothing to the last
-    request. child: its id, 0 once it has ended.
+    asked: the number of requests. silence: the longest time between messages on the last request,
+    in seconds. child: its process id, 0 after it has ended.
     """
 
     def __init__(self, work: Work) -> None:
@@ -60,10 +60,10 @@ class Process:
         self._answers = os.fdopen(answers, "rb")
 
     def ask(self, request: Any, seconds: int) -> list[Any]:
-        """All that it says to a request; the last is the result, or how it `Ended`.
+        """Its messages on a request; the last one is the result, or `Ended`.
 
-        seconds: after so many its alarm ends it; the work may set that anew. An ended process is
-        not to be asked again.
+        seconds: its alarm ends it after this time; the work may reset the alarm. An ended process
+        takes no further requests.
         """
         self.asked += 1
         self.silence = 0.0
@@ -79,18 +79,18 @@ class Process:
                 if isinstance(word, _Result):
                     return [*said, word.value]
                 said.append(word)
-        # The last of them: it died in the middle of a word.
+        # UnpicklingError: it died in the middle of a message.
         except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             return [*said, self._death()]
 
     def end(self) -> None:
-        """Whatever it does."""
+        """Kill the process, whatever it does."""
         if self.child:
             os.kill(self.child, signal.SIGKILL)
             os.waitpid(self.child, 0)
             self.child = 0
         self._answers.close()
-        with suppress(BrokenPipeError):  # a request that it did not take is still in there
+        with suppress(BrokenPipeError):  # a request that it did not read is still in the buffer
             self._requests.close()
 
     def _death(self) -> Ended:
@@ -105,7 +105,7 @@ class Process:
 
 
 def _serve(work: Work, asking: int, answering: int) -> NoReturn:
-    """The child's whole life; the alarm's default action ends it, whatever it is doing."""
+    """The child's main loop; the alarm's default action ends it, whatever it is doing."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         silence = os.open(os.devnull, os.O_WRONLY)

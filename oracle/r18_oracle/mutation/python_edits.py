@@ -1,6 +1,6 @@
-"""The operators on Python sources: what a tired programmer gets wrong, one change at a time.
+"""The mutation operators on Python sources: common mistakes, one at a time.
 
-The source is parsed for positions and edited as text, so that a diff shows the change alone.
+The source is parsed for positions and edited as text, so that a diff shows only the change.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ UNORDERED = {"axis", "axes"}
 """Keywords whose tuples are sets."""
 
 COMMUTATIVE = {"maximum", "minimum", "fmax", "fmin", "add", "multiply", "min", "max", "swapaxes"}
-"""Functions of two arguments that mean the same the other way round."""
+"""Functions whose two arguments can be swapped."""
 
 UNTOUCHED_CALLS = {"isinstance", "cast", "getattr", "hasattr", "print", "super", "TypeVar"}
-"""Calls that are about types or names alone, or that nothing is computed from."""
+"""Calls that only deal with types or names, or that no result is computed from."""
 
 BUILTINS = {"int", "float", "bool", "str", "len", "tuple", "list", "set", "dict", "range", "iter"}
 
@@ -49,13 +49,13 @@ RENAMES = {
     "floor": ("ceil",),
     "ceil": ("floor",),
 }
-"""Functions and methods that are easily taken for one another. Built-in min and max: see bound."""
+"""Functions and methods that are easily confused. For the built-in min and max see `_bound`."""
 
 UNWRAPPED = {"sqrt", "abs", "absolute", "exp", "transpose", "swapaxes", "copy", "square"}
 """Functions and methods that are easily forgotten."""
 
 PARTNERS = {"r": "s", "row": "column", "rows": "columns", "height": "width", "top": "left"}
-"""Names of the two image axes that do not differ in h and w alone."""
+"""Names of the two image axes that differ in more than an h or a w."""
 
 SWAPPED = {
     ast.Add: ("+", "-"),
@@ -85,7 +85,7 @@ def edits(source: str) -> Iterator[Edit]:
 
 
 def meaning(source: str, start: int, end: int, text: str) -> object | None:
-    """The syntax tree, in text, of the module's statement with the change in it, and its place."""
+    """The position and the syntax tree of the changed top-level statement; see `Language`."""
     first, last = _view(source).statement(start)
     changed = source[first:start] + text + source[end:last]
     return _meaning(first, changed) if text or start < end else _unchanged(first, changed)
@@ -100,11 +100,11 @@ def _meaning(first: int, statement: str) -> object | None:
 
 
 _unchanged = lru_cache(maxsize=8)(_meaning)
-"""Of a statement as it stands: every change in it is compared with that."""
+"""The meaning of an unchanged statement, cached since every change in it is compared with it."""
 
 
 class _Folded(ast.NodeTransformer):
-    """Sums with integers made one: n + 1 + 1 is n + 2, and n + 1 - 1 is n; 1 * n is n."""
+    """Folds integers: n + 1 + 1 becomes n + 2, n + 1 - 1 and 1 * n become n."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
@@ -133,7 +133,7 @@ def _view(source: str) -> View:
 
 
 def _integer(node: ast.AST | None) -> int | None:
-    """The value of an integer literal, negative ones included."""
+    """The value of an integer literal, which may be negative."""
     match node:
         case ast.Constant(value=bool()):
             return None
@@ -152,7 +152,7 @@ def _neighbours(value: int) -> tuple[int, ...]:
 
 
 def _index(view: View, node: ast.AST) -> Iterator[Change]:
-    """Subscripts and slice bounds one off."""
+    """Off-by-one subscripts and slice bounds."""
     if not isinstance(node, ast.Subscript):
         return
     for part in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
@@ -180,7 +180,7 @@ def _slice(view: View, part: ast.Slice) -> Iterator[Change]:
 
 
 def _bound(view: View, node: ast.AST) -> Iterator[Change]:
-    """Ends of ranges one off, min for max, < for ≤."""
+    """Off-by-one ranges, min for max, < for ≤."""
     match node:
         case ast.Call(func=ast.Name(id="range" | "slice"), args=args):
             for bound in args[:2]:
@@ -193,7 +193,7 @@ def _bound(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _comparison(view: View, node: ast.AST) -> Iterator[Change]:
-    """Equal for unequal."""
+    """= for ≠."""
     if isinstance(node, ast.Compare):
         yield from _compared(view, node, EQUALITIES)
 
@@ -208,7 +208,7 @@ def _compared(
 
 
 def _stride(view: View, node: ast.AST) -> Iterator[Change]:
-    """One image axis taken for the other; a step left out."""
+    """The other image axis, or a missing step."""
     match node:
         case ast.Slice(step=ast.expr() as step):
             colon = view.source.rindex(":", 0, view.start(step))
@@ -252,7 +252,7 @@ def _axes(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _constant(view: View, node: ast.AST) -> Iterator[Change]:
-    """A number one off, a truth turned round, infinity forgotten."""
+    """Off-by-one numbers, negated booleans, a finite number for infinity."""
     match node:
         case ast.Constant(value=bool(value)):
             yield view.replace(node, str(not value))
@@ -268,7 +268,7 @@ def _constant(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _arithmetic(view: View, node: ast.AST) -> Iterator[Change]:
-    """Another operator, an operand left out, a sign forgotten."""
+    """Another operator, a missing operand, a missing sign."""
     match node:
         case ast.BinOp(left=left, right=right, op=op) if type(op) in SWAPPED:
             yield view.token(left, right, *SWAPPED[type(op)])
@@ -282,7 +282,7 @@ def _arithmetic(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _accumulator(view: View, node: ast.AST) -> Iterator[Change]:
-    """Overwritten instead of added to, or the other way round, or the sum lost."""
+    """Assignment for accumulation and vice versa, or a lost sum."""
     match node:
         case ast.AugAssign(target=ast.Name() as target, value=value, op=ast.Add()):
             yield view.token(target, value, "+=", "=")
@@ -295,7 +295,7 @@ def _accumulator(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _statement(view: View, node: ast.AST) -> Iterator[Change]:
-    """A step left out."""
+    """A missing statement."""
     match node:
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.For() | ast.While():
             yield view.replace(node, "pass")
@@ -313,7 +313,7 @@ def _statement(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _rebinds(view: View, node: ast.Assign) -> bool:
-    """Whether a name that is assigned here has a value before: without it, the code still runs."""
+    """Whether an assigned name has another value too, so that the code runs without this one."""
     function, target = view.function(node), node.targets[0]
     if function is None or not isinstance(target, ast.Name):
         return False
@@ -333,7 +333,7 @@ def _argument(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _condition(view: View, node: ast.AST) -> Iterator[Change]:
-    """A condition turned round, or taken for granted; and for or."""
+    """A negated condition, one side of a conditional expression, or `and` for `or`."""
     match node:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return
@@ -349,7 +349,7 @@ def _condition(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _keyword(view: View, node: ast.AST) -> Iterator[Change]:
-    """A keyword left to its default."""
+    """A missing keyword argument."""
     if not isinstance(node, ast.Call) or is_declaration(node):
         return
     parts: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
@@ -359,7 +359,7 @@ def _keyword(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _function(view: View, node: ast.AST) -> Iterator[Change]:
-    """A function taken for its neighbour, or forgotten."""
+    """A similar function instead, or a missing call."""
     match node:
         case ast.Attribute(value=value, attr="T"):
             yield view.replace(node, view.text(value))

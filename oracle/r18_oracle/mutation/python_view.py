@@ -1,7 +1,7 @@
-"""A Python source to be edited: its tree, where each node stands, and which nodes are left alone.
+"""A Python source to mutate: its tree, the position of each node, and the nodes that may change.
 
-Never touched: docstrings, messages, annotations, decorators, imports, assertions, and what a
-kernel declares about itself (`DECLARATIONS`), functions given there excepted.
+Docstrings, messages, annotations, decorators, imports, assertions and the arguments of kernel
+declarations (`DECLARATIONS`), except lambdas, are never changed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Change = tuple[int, int, str]
 """(start, end, text)."""
 
 DECLARATIONS = ("kernel", "kernels", "contract", "deviceinfo")
-"""Calls of names that end so make metadata: hints and promises, which nothing computes with."""
+"""Calls of names with these endings make metadata, which no result is computed from."""
 
 NEUTRAL = {"optimize", "writeable", "strict", "copy"}
-"""Keywords that say how or how safely, not what, is computed."""
+"""Keywords that affect how or how safely a result is computed, but not the result."""
 
 TYPES = {"tuple", "list", "dict", "set", "type", "Callable", "Iterator", "Sequence", "Mapping"}
-"""What these are subscripted with is a type."""
+"""The subscript of these names is a type."""
 
 
 @dataclass
 class View:
-    """A source, its tree, and where things are. Offsets count characters, not bytes."""
+    """A source, its tree, and the positions of nodes. Offsets count characters, not bytes."""
 
     source: str
     tree: ast.Module = field(init=False)
@@ -64,12 +64,12 @@ class View:
         return self.start(node), self.end(node), text
 
     def token(self, left: ast.expr, right: ast.expr, old: str, new: str) -> Change:
-        """Put `new` where `old` stands between two neighbours."""
+        """Replace `old` between two neighbours by `new`."""
         at = self.source.index(old, self.end(left), self.start(right))
         return at, at + len(old), new
 
     def operands(self, node: ast.BinOp, token: str) -> tuple[str, str]:
-        """Both sides of an operator, with the parentheses that they stand in."""
+        """Both operands, with the parentheses around them."""
         at, after, _ = self.token(node.left, node.right, token, token)
         left, right = self.source[self.start(node) : at], self.source[after : self.end(node)]
         return left.strip(), right.strip()
@@ -80,7 +80,7 @@ class View:
         return self.start(left), self.end(right), swapped
 
     def swaps(self, parts: list[ast.expr]) -> Iterator[Change]:
-        """Every two neighbours that differ, swapped."""
+        """Swaps of neighbours that differ."""
         for left, right in pairwise(parts):
             pair = (left, right)
             fixed = any(isinstance(p, ast.Starred) or is_declaration(p) for p in pair)
@@ -88,7 +88,7 @@ class View:
                 yield self.swap(left, right)
 
     def nudges(self, node: ast.expr) -> Iterator[Change]:
-        """An expression one more and one less."""
+        """An expression plus one and minus one."""
         low = isinstance(node, ast.IfExp | ast.Compare | ast.BoolOp | ast.Lambda)
         text = f"({self.text(node)})" if low else self.text(node)
         for step in (" + 1", " - 1"):
@@ -103,12 +103,12 @@ class View:
         return None
 
     def statement(self, at: int) -> tuple[int, int]:
-        """Where the module's statement that holds an offset begins and ends."""
+        """The span of the top-level statement that contains an offset."""
         spans = ((self.start(node), self.end(node)) for node in self.tree.body)
         return next(span for span in spans if span[0] <= at <= span[1])
 
     def is_index(self, node: ast.AST) -> bool:
-        """Whether a node is, by itself, an element or a bound of a subscript."""
+        """Whether a node itself is an index or a bound of a subscript."""
         parent = self.parent(node)
         if isinstance(parent, ast.UnaryOp):
             return self.is_index(parent)
@@ -157,7 +157,7 @@ def _children(node: ast.AST) -> list[ast.AST]:
 
 
 def called(call: ast.Call) -> str:
-    """The last name of what is called: `np.maximum(…)` calls `maximum`."""
+    """The last name of the called function: `np.maximum(…)` calls `maximum`."""
     match call.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -1,9 +1,9 @@
-"""Which lines of a backend's sources belong to which of its kernels.
+"""The lines of a backend's sources that belong to each of its kernels.
 
-A kernel reaches the functions that it holds, the methods of its class, and whatever of the
-backend's own these name, and so on. A mutant is shown to the kernels that reach its line; what
-none reaches (the list of kernels, say) is shown to all that have code in its file, or to all there
-are.
+A kernel reaches the functions that it holds, the methods of its class, and, transitively, the
+backend's own definitions that these name. A mutant is shown to the kernels that reach its line. A
+line that no kernel reaches, such as the list of kernels, is shown to all kernels with code in its
+file, or else to all kernels.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from r18_oracle.mutation.names import Names, Span
 def reach(kernel: Kernel, root: Path, names: Names | None = None) -> tuple[Span, ...]:
     """The functions and definitions under `root` that the kernel reaches, sorted.
 
-    names: of the sources under `root`, for many kernels; read when not given.
+    names: of the sources under `root`; pass it to read them only once for many kernels.
     """
     return tuple(sorted((names or Names(root)).followed(_held(kernel, root))))
 
 
 def _held(kernel: Kernel, root: Path) -> set[Span]:
-    """The functions under `root` that the kernel holds, and those that they name."""
+    """The functions under `root` that the kernel holds, and those that they refer to."""
     waiting: list[Any] = [*getattr(kernel, "__dict__", {}).values(), type(kernel)]
     seen: set[int] = set()
     spans: set[Span] = set()
@@ -54,7 +54,7 @@ def _held(kernel: Kernel, root: Path) -> set[Span]:
 
 
 def device_code(kernel: Kernel, root: Path) -> tuple[Span, ...]:
-    """The files under `root` that the kernel is compiled from, whole; none of one that is not."""
+    """The whole files under `root` that the kernel is compiled from, if it is a `SourcedKernel`."""
     if not isinstance(kernel, SourcedKernel):
         return ()
     files = [path for path in kernel.source_files if path.is_relative_to(root)]
@@ -95,7 +95,7 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 
 def _named(function: FunctionType, root: Path) -> Iterator[Any]:
-    """What a function's code names: globals, and attributes of the backend's own modules."""
+    """The globals that a function refers to, and attributes of the backend's own modules."""
     codes = list(_codes(function.__code__))
     names = {name for code in codes for name in code.co_names}
     found = [
@@ -122,7 +122,7 @@ def _is_ours(kind: type, root: Path) -> bool:
 def reaching(
     file: str, line: int, reaches: Mapping[str, Sequence[Span]], wanted: Iterable[str]
 ) -> list[str]:
-    """The kernel ids, of those wanted, that a mutant in that line is shown to."""
+    """The ids out of `wanted` of the kernels that a mutant in this line is shown to."""
     exact = [k for k, spans in reaches.items() if any(_holds(s, file, line) for s in spans)]
     near = [k for k, spans in reaches.items() if any(span[0] == file for span in spans)]
     chosen = set(exact or near or reaches)
@@ -136,7 +136,7 @@ def _holds(span: Span, file: str, line: int) -> bool:
 def shown(
     mutants: Iterable[Mutant], reaches: Mapping[str, Sequence[Span]], wanted: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The kernels that each mutant is shown to, by its id: as `reaching`, for many at once."""
+    """The kernels that each mutant is shown to, by the mutant's id; see `reaching`."""
     by_file: dict[str, dict[str, list[Span]]] = {}
     lines: dict[tuple[str, int], tuple[str, ...]] = {}
     found: dict[str, tuple[str, ...]] = {}

@@ -1,7 +1,7 @@
 """The evidence of mutation runs: `mutate-<device>.json`, written while mutants are judged.
 
-For each backend it holds the last run's sample and score, and the fate of each mutant. A fate
-whose sources are still the same is taken from the record, so a run that was stopped goes on.
+For each backend it holds the last run's sample and score, and the fate of each mutant. A run reuses
+the fates whose sources have not changed, so a run that was stopped can be continued.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from r18_oracle.mutation.plan import Pace, Plan
 from r18_oracle.mutation.score import Result, Score
 
 WHAT = "mutate"
-TOLD = ("status", "reason", "kernels", "finding", "problem", "seconds")
-"""What is kept of every mutant; of one that was not killed, the record also says what it is."""
+FIELDS = ("status", "reason", "kernels", "finding", "problem", "seconds")
+"""What the record keeps of a killed mutant; for others it also has the change itself."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What earlier runs found: fates of mutants and paces of unchanged kernels, by their ids."""
+    """The results of earlier runs: fates of mutants and paces of unchanged kernels, by id."""
 
     fates: Mapping[str, Result] = field(default_factory=dict)
     paces: Mapping[str, Pace] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class Known:
 class Journal:
     """The record of a backend on a device.
 
-    how: what else decides a mutant's fate (profile, seed, network); an entry of another `how` is
-    not known. shown: the kernels of each mutant, by its id. Raises `UsageError` for a record that
-    is damaged.
+    how: what else a fate depends on (profile, seed, network); entries with another
+    `how` are not reused. shown: the kernels of each mutant, by its id. Raises `UsageError` for a
+    damaged record.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Journal:
         self._paces = self._unchanged()
 
     def known(self) -> Known:
-        """What earlier runs found out about sources that are still the same.
+        """The results of earlier runs on sources that have not changed.
 
-        Paces count only where the unchanged kernels passed in this environment.
+        Paces are reused only if the unchanged kernels passed in this environment.
         """
         fates = {
             mutant.id: self._result(mutant, self._entries[mutant.id])
@@ -77,7 +77,7 @@ class Journal:
         return Known(fates, {name: Pace(e.seconds, e.silence) for name, e in self._paces.items()})
 
     def passed(self, paces: Mapping[str, Pace]) -> None:
-        """Keep the unchanged kernels that have passed."""
+        """Add unchanged kernels that have passed."""
         for name, pace in paces.items():
             self._paces[name] = PaceOf(
                 digest=self._plan.digest([name]),
@@ -87,10 +87,10 @@ class Journal:
             )
 
     def write(self, request: Mapping[str, Any], score: Score, judged: Iterable[Result]) -> None:
-        """Write the whole file: the run's request and score, and every fate that is known.
+        """Write the whole file: the run's request and score, and every known fate.
 
-        judged: results to add. Mutants judged by hand are listed apart, with their reasons:
-        nothing was run for them.
+        judged: results to add. Mutants judged by hand are listed separately with their reasons,
+        since nothing was run for them.
         """
         for result in judged:
             if result.mutant.id not in self._plan.reasons:
@@ -119,12 +119,12 @@ class Journal:
         records.write(self.path, Mutate(device=self._device.name, backends=ordered))
 
     def _others(self) -> dict[str, MutateRun]:
-        """The runs in the file, by backend; another process may have written some since."""
+        """The runs in the file, by backend; another process may have added some."""
         record = records.load(self.path, Mutate)
         return record.backends if record else {}
 
     def _fresh(self) -> dict[str, Fate]:
-        """The old fates of mutants that are the same, on kernels that are the same."""
+        """The old fates of mutants whose change and kernels are the same."""
         old = self._old.results if self._old else {}
         return {
             mutant.id: old[mutant.id]
@@ -134,7 +134,7 @@ class Journal:
         }
 
     def _unchanged(self) -> dict[str, PaceOf]:
-        """The old paces of unchanged kernels that are the same, in this environment."""
+        """The old paces of kernels whose sources are the same, in this environment."""
         return {
             name: entry
             for name, entry in (self._old.unchanged if self._old else {}).items()
@@ -147,7 +147,7 @@ class Journal:
         data = result.to_json()
         del data["id"]
         if result.status == "killed":
-            data = {name: data[name] for name in TOLD}
+            data = {name: data[name] for name in FIELDS}
         digest = self._plan.digest(self._shown[result.mutant.id], result.mutant)
         return msgspec.convert({"digest": digest, "environment": self._key} | data, Fate)
 

@@ -1,4 +1,4 @@
-"""A mutation run: mutants of a backend before the oracle, in an order that allows to stop."""
+"""A mutation run: the oracle examines mutants of a backend, in an order that can stop early."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ REQUIRED = 97.0
 """The score, in percent, that a backend's kernels must reach."""
 
 SHRINK_SECONDS = 0.2
-"""A mutant needs to be caught, and its problem only small enough to read."""
+"""Mutants only need to be caught, so their problems are hardly reduced."""
 
 THREADS = 2
-"""Of each worker: so that kernels that share work among threads do."""
+"""The threads of each worker: two, so that parallel kernels run in parallel."""
 
 NEVER = 86_400.0
-"""Seconds that a worker itself may be silent: its children, which may hang, end themselves."""
+"""The silence limit of a worker in seconds. Its children have alarms of their own."""
 
 AGAIN = {
-    "survived": "the mutants that survived, and their kernels unchanged: as after a change of the "
+    "survived": "the mutants that survived and their unchanged kernels, as after a change of the "
     "oracle",
     "all": "every mutant, and the unchanged kernels",
 }
-"""What may be run again although the record holds it."""
+"""The recorded results that can be run again."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, all, what)."""
@@ -70,158 +70,206 @@ def run(
     again: str | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> Score:
-    """Show mutants of the backend's sources to the oracle; equivalent ones are not run.
+    """Run the oracle on mutants of the backend's sources; returns the share that it caught.
 
-    limit:   a sample of so many, the same for a seed; see `mutants.sample`.
+    limit:   the size of the sample, which is the same for a seed; see `mutants.sample`.
     kernels: a glob over kernel ids: these are examined, on the mutants that they reach.
     files:   a glob over the files to change, such as `kernels/*`.
-    minutes: when it stops; what has not been judged by then is left.
-    records_folder: where the record is: it is written as mutants are judged, and what it knows is
-    not run, but for `again` (one of `AGAIN`).
+    minutes: the time limit; mutants that are not judged by then are left.
+    records_folder: the folder of the record, which is written as mutants are judged. Results that
+             it holds are not run again, except those of `again` (one of `AGAIN`).
 
-    The unchanged kernels come first. A simulated device gets less to do, as in `r18 verify`. What
-    survives in device code runs under compute-sanitizer at last, where there is one.
-    Raises `R18Error` when the unchanged do not pass, `UsageError` when nothing would be run, and
+    Equivalent mutants are not run. The unchanged kernels run first. A simulated device gets a
+    smaller profile, as in `r18 verify`. Survivors in device code run under compute-sanitizer at
+    the end, if it is installed.
+
+    Raises `R18Error` when an unchanged kernel fails, `UsageError` when no mutant would run, and
     what `Plan.of` raises.
     """
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     if again is not None and again not in AGAIN:
         raise unknown("choice of what to run again", again, AGAIN)
-    plan = Plan.of(backend)
-    loaded = load_backend(backend)
-    device = loaded.probe()
-    how, network = _suited(profile(profile_name), network, device)
-    here = {kernel.id for kernel in loaded.kernels()}  # those of this device
-    wanted = [name for name in plan.reaches if name in here and fnmatchcase(name, kernels)]
-    if not wanted:
-        raise unknown("kernel", kernels, plan.reaches, hint="A glob over ids works too.")
-    kernels_of = shown(plan.mutants, plan.reaches, wanted)
-    candidates = [m for m in plan.mutants if kernels_of[m.id] and fnmatchcase(m.file, files)]
-    chosen = sample(candidates, limit, seed)
-    if all(mutant.id in plan.reasons for mutant in chosen):
-        raise UsageError("no mutant to run: nothing would be measured")
-    fixed = {"profile": profile_name, "seed": seed, "network": network}
+    sample = _Sample.of(backend, kernels, files, limit, seed)
+    how, network = _suited(profile(profile_name), network, sample.device)
     journal = None
     known = Known()
     if records_folder is not None:
-        journal = Journal(records_folder, device, plan, fixed, kernels_of)
-        known = _unless(journal.known(), again)
-    state = _State(plan, chosen, known, backend, profile_name, seed)
+        decides = {"profile": profile_name, "seed": seed, "network": network}
+        plan, device = sample.plan, sample.device
+        journal = Journal(records_folder, device, plan, decides, sample.kernels_of)
+        known = _to_reuse(journal.known(), again)
     request = {"kernels": kernels, "files": files, "limit": limit}
-    trials = [mutant for mutant in chosen if mutant.id not in state.fates]
-    if trials:
+    state = _State(sample, known, backend, profile_name, seed, journal, request)
+    if trials := state.untried():
         with (
             tempfile.TemporaryDirectory(prefix="r18-mutate-") as folder,
             Pool(workers, THREADS) as pool,
         ):
             root = Path(folder)
-            unchanged = copied(plan.target, root / "unchanged", plan.texts)
-            target = replace(plan.target, path=unchanged)
+            unchanged = copied(sample.plan.target, root / "unchanged", sample.plan.texts)
+            target = replace(sample.plan.target, path=unchanged)
             question = Question(target, root, how, seed, network, deadline=deadline)
-            used = [name for name in wanted if any(name in kernels_of[m.id] for m in trials)]
-            if any(mutant.compiled for mutant in trials):
-                question = _with_machine_code(question, loaded, device, used)
-            todo = [name for name in used if name not in known.paces]
-            paces = {**known.paces, **_baseline(pool, question, todo, progress)}
-            if journal is not None:
-                journal.passed(paces)
-            if all(name in paces for name in used):
-                jobs = [_job(question, m, kernels_of[m.id], paces) for m in trials]
-                for outcome in pool.run(jobs):
-                    result = state.judged(outcome, kernels_of)
-                    if result is None:
-                        continue  # late: so will be those that wait, which takes no time
-                    progress(len(state.fates), len(chosen), result.mutant.id)
-                    if journal is not None:
-                        journal.write(request, state.score(), [result])
+            _run_trials(pool, question, state, trials, progress)
     for mutant in state.suspects():
-        asked = SanitizeRequest(backend, kernels_of[mutant.id], profile_name, network, seed)
-        result = state.sanitized(mutant, asked, workers or cpus(), deadline)
-        if journal is not None:
-            journal.write(request, state.score(), [result])
-    if journal is not None:
-        journal.write(request, state.score(), [])
+        ids = sample.kernels_of[mutant.id]
+        asked = SanitizeRequest(backend, ids, profile_name, network, seed)
+        state.sanitize(mutant, asked, workers or cpus(), deadline)
+    state.save()
     return state.score()
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The mutants of a run, and the kernels that examine them.
+
+    kernels: ids. kernels_of: those that each mutant is shown to, by its id. chosen: the mutants
+    in the order in which they run.
+    """
+
+    plan: Plan
+    backend: Backend
+    device: DeviceInfo
+    kernels: Sequence[str]
+    kernels_of: Mapping[str, tuple[str, ...]]
+    chosen: Sequence[Mutant]
+
+    @classmethod
+    def of(cls, backend: str, kernels: str, files: str, limit: int | None, seed: int) -> _Sample:
+        """The sample of a request. Raises `UsageError` and `UnknownName`, as `run` does."""
+        plan = Plan.of(backend)
+        loaded = load_backend(backend)
+        device = loaded.probe()
+        here = {kernel.id for kernel in loaded.kernels()}  # those of this device
+        wanted = [name for name in plan.reaches if name in here and fnmatchcase(name, kernels)]
+        if not wanted:
+            raise unknown("kernel", kernels, plan.reaches, hint="A glob over ids works too.")
+        kernels_of = shown(plan.mutants, plan.reaches, wanted)
+        candidates = [m for m in plan.mutants if kernels_of[m.id] and fnmatchcase(m.file, files)]
+        chosen = sample(candidates, limit, seed)
+        if all(mutant.id in plan.reasons for mutant in chosen):
+            raise UsageError("no mutant to run: nothing would be measured")
+        return cls(plan, loaded, device, wanted, kernels_of, chosen)
+
+    def examined(self, mutants: Sequence[Mutant]) -> list[str]:
+        """The kernels that some of these mutants are shown to."""
+        used = {name for mutant in mutants for name in self.kernels_of[mutant.id]}
+        return [name for name in self.kernels if name in used]
+
+
+def _run_trials(
+    pool: Pool, question: Question, state: _State, trials: Sequence[Mutant], progress: Progress
+) -> None:
+    """Run the unchanged kernels, and the mutants if all of these finish before the deadline."""
+    sample = state.sample
+    used = sample.examined(trials)
+    if any(mutant.compiled for mutant in trials):
+        question = _with_machine_code(question, sample.backend, sample.device, used)
+    todo = [name for name in used if name not in state.known.paces]
+    paces = {**state.known.paces, **_baseline(pool, question, todo, progress)}
+    if state.journal is not None:
+        state.journal.passed(paces)
+    if any(name not in paces for name in used):
+        return
+    jobs = [_job(question, m, sample.kernels_of[m.id], paces) for m in trials]
+    for outcome in pool.run(jobs):
+        result = state.judge(outcome)
+        if result is None:
+            continue  # late; the remaining jobs will be too, and return at once
+        progress(len(state.fates), len(sample.chosen), result.mutant.id)
+        state.save(result)
 
 
 @dataclass
 class _State:
-    """What has become of the sample by now; `chosen` is in the order in which it is run."""
+    """The fates of the sample's mutants so far, also written to the journal if there is one."""
 
-    plan: Plan
-    chosen: Sequence[Mutant]
+    sample: _Sample
     known: Known
     backend: str
     profile: str
     seed: int
+    journal: Journal | None
+    request: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        plan = self.sample.plan
         self.fates: dict[str, Result] = {}
-        for mutant in self.chosen:
-            if reason := self.plan.reasons.get(mutant.id):
-                diff = self.plan.diff(mutant)
+        for mutant in self.sample.chosen:
+            if reason := plan.reasons.get(mutant.id):
+                diff = plan.diff(mutant)
                 self.fates[mutant.id] = Result(mutant, "equivalent", diff, reason=reason)
             elif mutant.id in self.known.fates:
                 self.fates[mutant.id] = self.known.fates[mutant.id]
 
-    def judged(self, outcome: Outcome, kernels_of: Mapping[str, tuple[str, ...]]) -> Result | None:
-        """A mutant's fate, which is kept; None if it was late."""
+    def untried(self) -> list[Mutant]:
+        return [mutant for mutant in self.sample.chosen if mutant.id not in self.fates]
+
+    def save(self, *results: Result) -> None:
+        """Write the journal with these new results."""
+        if self.journal is not None:
+            self.journal.write(self.request, self.score(), results)
+
+    def judge(self, outcome: Outcome) -> Result | None:
+        """Keep a mutant's fate and return it; None if it was late."""
         mutant, finding = outcome.job.arguments["mutant"], _result(outcome)
         if finding is not None and finding.check == LATE:
             return None
-        kernels, diff = kernels_of[mutant.id], self.plan.diff(mutant)
+        kernels, diff = self.sample.kernels_of[mutant.id], self.sample.plan.diff(mutant)
         self.fates[mutant.id] = Result.of(mutant, diff, kernels, finding, outcome.seconds)
         return self.fates[mutant.id]
 
     def suspects(self) -> list[Mutant]:
-        """The changes of device code that survive, and that compute-sanitizer has not run."""
+        """The survivors in device code that have not run under compute-sanitizer."""
         left = [
             mutant
-            for mutant in self.chosen
+            for mutant in self.sample.chosen
             if mutant.compiled
             and (fate := self.fates.get(mutant.id))
             and (fate.status, fate.sanitizer) == ("survived", "")
         ]
         return left if sanitizer() else []
 
-    def sanitized(
+    def sanitize(
         self, mutant: Mutant, request: SanitizeRequest, jobs: int, deadline: float
-    ) -> Result:
-        """A survivor's fate after compute-sanitizer, if there is time; it is kept."""
+    ) -> None:
+        """Run a survivor under compute-sanitizer if there is time, and save its fate."""
         before, start = self.fates[mutant.id], time.monotonic()
         program = sanitizer()
-        if program is None or start >= deadline:
-            return before
-        said = heard(program, self.plan.target, mutant, request, jobs, deadline)
-        seconds = before.seconds + time.monotonic() - start
-        fate = Result.of(mutant, before.diff, before.kernels, said.finding, seconds)
-        if said.clean:
-            fate = replace(fate, sanitizer=version_of(program))
-        self.fates[mutant.id] = fate
-        return fate
+        if program is not None and start < deadline:
+            said = heard(program, self.sample.plan.target, mutant, request, jobs, deadline)
+            seconds = before.seconds + time.monotonic() - start
+            fate = Result.of(mutant, before.diff, before.kernels, said.finding, seconds)
+            if said.clean:
+                fate = replace(fate, sanitizer=version_of(program))
+            self.fates[mutant.id] = fate
+        self.save(self.fates[mutant.id])
 
     def score(self) -> Score:
-        places = {mutant.id: place for place, mutant in enumerate(self.plan.mutants)}
-        missing = [i for i, mutant in enumerate(self.chosen) if mutant.id not in self.fates]
-        first = missing[0] if missing else len(self.chosen)
+        chosen = self.sample.chosen
+        places = {mutant.id: place for place, mutant in enumerate(self.sample.plan.mutants)}
+        missing = [i for i, mutant in enumerate(chosen) if mutant.id not in self.fates]
+        first = missing[0] if missing else len(chosen)
 
         def results(mutants: Sequence[Mutant]) -> tuple[Result, ...]:
             there = [mutant.id for mutant in mutants if mutant.id in self.fates]
             return tuple(self.fates[name] for name in sorted(there, key=places.__getitem__))
 
-        counted, further = results(self.chosen[:first]), results(self.chosen[first:])
+        counted, further = results(chosen[:first]), results(chosen[first:])
         return Score(self.backend, self.profile, self.seed, counted, further, len(missing))
 
 
 def _suited(how: Profile, network: str | None, device: DeviceInfo) -> tuple[Profile, str | None]:
-    """The profile, to be caught in and not to be shrunk, and the network, for the device."""
+    """The profile, with hardly any reduction, and the network, as the device allows them."""
     how = replace(how, shrink_seconds=SHRINK_SECONDS)
     fitting = suited(Request(how, network=network or ""), device)
     return fitting.profile, network and fitting.network
 
 
-def _unless(known: Known, again: str | None) -> Known:
-    """What is known and not to be run again; the unchanged kernels must pass a changed oracle."""
+def _to_reuse(known: Known, again: str | None) -> Known:
+    """The known results that are not run again.
+
+    With any `again` the unchanged kernels run again too, since the oracle may have changed.
+    """
     if again is None:
         return known
     if again == "all":
@@ -232,9 +280,9 @@ def _unless(known: Known, again: str | None) -> Known:
 def _with_machine_code(
     question: Question, backend: Backend, device: DeviceInfo, kernels: Collection[str]
 ) -> Question:
-    """With the device's architecture, and each compiled kernel's machine code for it.
+    """The question with the device's architecture and each compiled kernel's machine code.
 
-    Raises `UsageError` for a backend that does not tell its device's compute capability.
+    Raises `UsageError` for a backend that does not report its device's compute capability.
     """
     capability = device.details.get("compute capability")
     if capability is None:
@@ -254,7 +302,7 @@ def _with_machine_code(
 
 @contextmanager
 def _cache(folder: Path) -> Iterator[None]:
-    """`R18_CACHE` is this folder meanwhile: what is compiled here, the unchanged kernels find."""
+    """Set `R18_CACHE` to this folder, where the unchanged kernels find what is compiled here."""
     before = os.environ.get("R18_CACHE")
     os.environ["R18_CACHE"] = str(folder)
     try:
@@ -269,7 +317,7 @@ def _cache(folder: Path) -> Iterator[None]:
 def _baseline(
     pool: Pool, question: Question, kernels: Sequence[str], progress: Progress
 ) -> dict[str, Pace]:
-    """The pace of each kernel, unchanged, through the same trial; of those that were not late.
+    """The pace of each unchanged kernel in the same trial, without those that were late.
 
     Raises `R18Error` at the first finding.
     """
@@ -303,7 +351,7 @@ def _job(
 
 
 def _result(outcome: Outcome) -> Any:
-    """What a job returned; raises what it raised, or `R18Error` for a worker that was lost."""
+    """The value that a job returned; raises its exception, or `R18Error` for a lost worker."""
     if isinstance(outcome.result, Exception):
         raise outcome.result
     if outcome.finding is not None:

@@ -1,8 +1,8 @@
-"""Survivors in device code under compute-sanitizer: faults that no value tells of.
+"""Survivors in device code under compute-sanitizer: faults that may not change any value.
 
-Without a barrier, all may go well a million times; a read of what nothing wrote may give the same
-each time. The tools see the access itself. So a mutant that every check lets pass runs under them
-too, in processes that import the copy with its change.
+A kernel without a barrier may give right values a million times, and a read of uninitialised memory
+the same value each time. The tools see the access itself. So a mutant that passes every check also
+runs under the tools, in processes that import the mutated copy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from r18_oracle.sanitize.run import TOOLS, KernelResult, Part, Request, Runner, 
 
 @dataclass(frozen=True)
 class Heard:
-    """What the tools said of a mutant: the first error, or that there is none, when all is done."""
+    """What the tools report on a mutant: the first error, or `clean` if all tools finished."""
 
     finding: Finding | None = None
     clean: bool = False
 
 
 def sanitizer() -> Path | None:
-    """compute-sanitizer, where there is one."""
+    """The path of compute-sanitizer, or None if it is not installed."""
     try:
         return find()
     except UsageError:
@@ -40,11 +40,11 @@ def sanitizer() -> Path | None:
 def heard(
     program: Path, target: Target, mutant: Mutant, request: Request, jobs: int, deadline: float
 ) -> Heard:
-    """The first error that a tool finds in the mutant's kernels, and not in the unchanged ones.
+    """The first error that a tool finds in the mutant's kernels but not in the unchanged ones.
 
-    request: of the kernels that the mutant is shown to. jobs, deadline: as of `Runner`; where the
-    time does not suffice there is neither an error nor none. Raises `R18Error` where an unchanged
-    kernel has errors too.
+    request: for the kernels that the mutant is shown to. jobs, deadline: see `Runner`; if the time
+    runs out, there is no finding and `clean` is False. Raises `R18Error` if an unchanged kernel
+    also has errors.
     """
     results: list[KernelResult] = []
     with tempfile.TemporaryDirectory(prefix="r18-mutate-", ignore_cleanup_errors=True) as name:
@@ -65,7 +65,7 @@ def heard(
     unchanged = Runner(program, request, 1, deadline).part(Part(found.tool, (found.kernel,)))
     if _guilty(unchanged):
         raise R18Error(
-            f"{found.tool} finds errors in the unchanged {found.kernel}, so it says nothing of "
+            f"{found.tool} finds errors in the unchanged {found.kernel}, so it cannot judge "
             "mutants: run r18 sanitize first"
         )
     if not unchanged:  # there was no time
@@ -76,13 +76,13 @@ def heard(
 
 
 def importing(root: Path) -> Mapping[str, str]:
-    """The variables with which a process imports this copy, and not what is installed."""
+    """The environment variables that make a process import this copy, not the installed package."""
     paths = (str(root.parent), os.environ.get("PYTHONPATH", ""))
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _guilty(results: Sequence[KernelResult]) -> KernelResult | None:
-    """The first with errors that the tool itself has counted."""
+    """The first result with errors in the tool's own count."""
     return next((result for result in results if result.errors), None)
 
 

@@ -1,4 +1,4 @@
-"""What became of a backend's mutants, and the share of them that the oracle caught."""
+"""The fates of a backend's mutants, and the share of them that the oracle caught."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from r18_oracle.mutation.trial import INVALID, SAME_CODE, SAME_REASON
 class Result:
     """One mutant's fate.
 
-    status: `killed` by a finding, or `survived`; `equivalent`, judged by hand (then it is not run)
-    or proved by its machine code; `invalid`, since it does not compile. The last two for a reason.
-    kernels: those that were to be examined, up to the first finding.
-    sanitizer: of a survivor, the version of compute-sanitizer that found nothing either; empty
-    where it was not run to its end.
+    status: `killed` by a finding; `survived`; `equivalent`, judged by hand (and not run) or because
+    it compiles to the same machine code; `invalid`, since it does not compile.
+    reason: why it is equivalent or invalid.
+    kernels: those to examine, up to the first finding.
+    sanitizer: for a survivor, the version of compute-sanitizer that found nothing either; empty
+    if that did not finish.
     """
 
     mutant: Mutant
@@ -42,7 +43,7 @@ class Result:
         finding: Finding | None,
         seconds: float,
     ) -> Result:
-        """Of what a trial has found, which was not late."""
+        """The fate after a trial that was not late."""
         if finding is None:
             return cls(mutant, "survived", diff, kernels, seconds=seconds)
         nothing = {INVALID: "invalid", SAME_CODE: "equivalent"}
@@ -52,7 +53,7 @@ class Result:
         return cls(mutant, "killed", diff, kernels, finding, seconds=seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Without the diff, which `r18 mutate --show ID` prints, and the finding in short."""
+        """As plain data, with a short finding and no diff; `r18 mutate --show ID` prints it."""
         return {
             "id": self.mutant.id,
             "file": self.mutant.file,
@@ -80,10 +81,10 @@ class Result:
 class Score:
     """What a run found.
 
-    results: of its sample, in the order of the source; where the run stopped early, of the first
-    part of the sample, up to the first mutant that is not judged. further: those judged beyond it,
-    which do not count: mutants that are quickly judged would count more than others.
-    left: how many are not judged.
+    results: of the sample, in the order of the source; after an early stop, of the sample up to the
+    first mutant that is not judged. further: results after that one, which do not count, since they
+    favour mutants that are judged quickly.
+    left: how many mutants are not judged.
     """
 
     backend: str
@@ -98,7 +99,7 @@ class Score:
 
     @property
     def percent(self) -> float:
-        """Killed / (all − equivalent − invalid), in percent; 0 when that is none."""
+        """Killed / (all − equivalent − invalid), in percent; 0 if no mutant is left."""
         return 100 * self.count("killed") / self.tried if self.tried else 0.0
 
     @property
@@ -107,7 +108,7 @@ class Score:
         return self.count("killed") + self.count("survived")
 
     def to_json(self) -> dict[str, Any]:
-        """With the results of those that count."""
+        """The summary and the results that count."""
         return self.summary() | {"results": [result.to_json() for result in self.results]}
 
     def summary(self) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class Score:
         }
 
     def text(self) -> str:
-        """The equivalent and the survivors with their diffs, the tables, and the score."""
+        """Equivalent mutants and survivors with their diffs, the tables, and the score."""
         parts = [
             f"equivalent: {result.mutant.id}\n{result.diff}reason: {result.reason}"
             for result in self.results
@@ -152,7 +153,7 @@ class Score:
         return (head, len(chosen), *(chosen.count(status) for status in self._statuses()))
 
     def _statuses(self) -> tuple[str, ...]:
-        """The table's; no language but a compiled one has invalid mutants."""
+        """The table's columns; only compiled languages have invalid mutants."""
         invalid = ("invalid",) if self.count("invalid") else ()
         return ("killed", "survived", "equivalent", *invalid)
 

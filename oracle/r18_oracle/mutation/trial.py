@@ -1,13 +1,13 @@
-"""One mutant before the oracle, in a process that is not the worker's own.
+"""The oracle on one mutant, in a forked child of the worker.
 
-A worker stays warm: it has imported PyTorch, Hypothesis, the oracle, and what the backend imports,
-and has computed nothing. For each mutant it makes a copy of the backend's package with the one
-change in it, and forks; the child imports that copy. The working tree is never touched.
+A worker stays warm: it has imported PyTorch, Hypothesis, the oracle and the backend's imports, and
+has computed nothing. For each mutant it copies the backend's package with the change and forks; the
+child imports the copy. The working tree is never touched.
 
-After a change of device code the child goes on to the next such change: the Python that it runs is
-the same, and a device takes longer to be ready than most mutants to be caught. It goes on as long
-as all that it saw were wrong values; what else it finds is found again in a new one, or nobody
-would know of which mutant it comes.
+A child that has examined a change of device code is reused for the next such change, since both run
+the same Python and initialising a device takes longer than catching most mutants. It is reused only
+while its findings are wrong values. Any other finding is repeated in a new child, so that it is not
+attributed to the wrong mutant.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from r18_oracle.search.profiles import Profile
 class Question:
     """How mutants are examined.
 
-    root: where the copies are made. network: whose problems to include, or None. seed, how: as
-    `run_campaign` takes them. architecture, codes: the device's, and the machine code of each
-    unchanged kernel for it, by id, of kernels that are compiled. deadline: by `time.monotonic`,
-    after which a trial ends without a result.
+    root: the folder of the copies. network: the network whose problems to include, or None. seed,
+    how: see `run_campaign`. architecture: the device's. codes: for each unchanged compiled kernel,
+    by id, its machine code for that architecture. deadline: on the clock of `time.monotonic`; after
+    it a trial ends without a result.
     """
 
     target: Target
@@ -64,13 +64,13 @@ class Question:
 
     @property
     def cache(self) -> Path:
-        """Where the unchanged kernels keep what they are compiled to."""
+        """The folder where the unchanged kernels cache their machine code."""
         return self.root / "cache"
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What a child is asked: the copy's root and its cache, and which kernels to search."""
+    """A child's request: the copy's root and cache, and the kernels to search."""
 
     question: Question
     root: Path
@@ -82,24 +82,22 @@ class _Request:
 
 @dataclass(frozen=True)
 class Passed:
-    """The unchanged kernels, when nothing was found; silence: the longest of a call, in seconds."""
+    """Unchanged kernels without a finding. silence: the longest of a call, in seconds."""
 
     silence: float
 
 
 INVALID = "invalid"
-"""The check of a mutant that does not compile: it is no program."""
+"""The check of a mutant that does not compile."""
 SAME_CODE = "same code"
-"""The check of a mutant that compiles to the machine code of the original: equivalent, and proved
-so (Papadakis et al., Trivial compiler equivalence, ICSE 2015)."""
+"""The check of a mutant that compiles to the machine code of the original and is therefore
+equivalent (Papadakis et al., Trivial compiler equivalence, ICSE 2015)."""
 SAME_REASON = "It compiles to the same machine code."
 LATE = "late"
 """The check of a mutant for which there was no time."""
-UNHEARD = (INVALID, SAME_CODE, LATE)
-"""The checks that say that there was nothing to find."""
 
 GLANCE = 4
-"""Drawn problems that every kernel is shown before any is searched: most mutants are caught so."""
+"""Problems drawn for every kernel before any is searched; they catch most mutants."""
 
 WRONG_VALUES = {
     "exact",
@@ -113,9 +111,9 @@ WRONG_VALUES = {
     "batch_invariance",
     "sample_position",
 }
-"""Findings that leave a process and its device as they were."""
+"""Checks whose findings leave a process and its device intact."""
 MOST_ASKED = 50
-"""A child that was asked so often is replaced: what copies leave behind in it adds up."""
+"""A child is replaced after this many requests, since what each copy leaves behind adds up."""
 
 COMPILER_ERRORS = {
     "TypingError",
@@ -129,7 +127,7 @@ COMPILER_ERRORS = {
     "VerificationError",
     "NotDefinedError",
 }
-"""Numba's, for what it does not compile; a call raises them."""
+"""Numba's errors for code that does not compile; a call raises them."""
 
 
 def trial(
@@ -139,11 +137,12 @@ def trial(
     kernels: Sequence[str],
     silence_seconds: int,
 ) -> Finding | Passed | None:
-    """The first finding on these kernels, or None; `mutant` None changes nothing, and has `Passed`.
+    """The first finding on these kernels, or None; `Passed` for unchanged kernels (`mutant` None).
 
-    kernels: in the order in which to look. silence_seconds: the longest that one call may take.
-    That the process dies, or that an import or the oracle itself fails, is a finding too; what
-    goes wrong in this machinery is raised. The checks `UNHEARD` say that there was nothing to find.
+    kernels: in the order of examination. silence_seconds: the time limit of one call.
+    A process that dies, a failing import and an exception in the oracle are findings too. Findings
+    of the checks `INVALID`, `SAME_CODE` and `LATE` are no faults: the mutant was not examined.
+    Raises `UsageError` on a system without `fork`, and `R18Error` if this machinery itself fails.
     """
     if not hasattr(os, "fork"):
         raise UsageError("mutation runs need a system that can fork: Linux or macOS")
@@ -175,11 +174,11 @@ def trial(
 # -- the child, from outside -------------------------------------------------------------------
 
 _kept: list[Process] = []
-"""The one that examines changes of device code, when there is one."""
+"""The child that examines changes of device code, if there is one."""
 
 
 def _asked(request: _Request, *, keep: bool) -> tuple[list[Any], float]:
-    """What a child says, and its longest silence; it may be kept if there is no doubt about it."""
+    """A child's messages and its longest silence. keep: reuse the child if it is still intact."""
     if not keep:
         process = Process(_examine)
         try:
@@ -220,7 +219,7 @@ def _is_late(result: object) -> bool:
 
 
 def _alarm(request: _Request) -> int:
-    """Seconds until a child that says nothing is ended: what a call may take, or the run."""
+    """Seconds until a silent child is ended: at most the rest of the run."""
     left = request.question.deadline - time.monotonic()
     return request.silence_seconds if left > request.silence_seconds else max(1, math.ceil(left))
 
@@ -229,13 +228,13 @@ def _alarm(request: _Request) -> int:
 
 
 class _TimeIsUp(BaseException):
-    """The run's; Hypothesis lets it through, as it does KeyboardInterrupt."""
+    """The deadline has passed. A `BaseException`, which Hypothesis does not catch."""
 
 
 def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
-    """Import the copy and search its kernels; after a change of device code, those it changed.
+    """Import the copy and search its kernels; for device code, only those whose code changed.
 
-    The result is a finding or none, how it ended, or a sentence about what is wrong with the run.
+    Returns a finding, None, how the trial ended, or a message if the run itself is at fault.
     """
     sys.dont_write_bytecode = True
     target, root = request.question.target, request.root
@@ -262,7 +261,7 @@ def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
         return _search(request, backend, announce)
     except _TimeIsUp:
         return Ended(LATE, "its time was up")
-    except Exception as error:  # it would end `r18 verify` too: it is seen
+    except Exception as error:  # it would end `r18 verify` too, so the mutant is caught
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
         return Ended("error", f"{type(error).__name__}: {error} ({where})")
@@ -272,7 +271,7 @@ Announce = Callable[[Problem | None, str, int], None]
 
 
 def _search(request: _Request, backend: Backend, announce: Announce) -> Finding | Ended | None:
-    """A glance at every kernel that the mutant changes, then at each all that a campaign shows."""
+    """A glance at every kernel that the mutant changes, then a full campaign on each."""
     found = {kernel.id: kernel for kernel in backend.kernels()}
     question = request.question
     changed: list[Kernel] = []
@@ -306,7 +305,7 @@ def _search(request: _Request, backend: Backend, announce: Announce) -> Finding 
 
 
 def _changed(question: Question, kernel: Kernel) -> bool:
-    """Whether it compiles to other machine code than the unchanged one; raises if it does not."""
+    """Whether the kernel's machine code differs from the original's; raises compiler errors."""
     if kernel.id not in question.codes or not isinstance(kernel, CompiledKernel):
         return True
     return kernel.machine_code(question.architecture) != question.codes[kernel.id]
@@ -315,7 +314,7 @@ def _changed(question: Question, kernel: Kernel) -> bool:
 def _glance(
     question: Question, backend: Backend, kernel: Kernel, announce: Announce
 ) -> Finding | None:
-    """The first of a few drawn problems that shows a fault; it is not made smaller."""
+    """The finding of the first of a few drawn problems that shows a fault, not reduced."""
 
     def attempt(
         problem: Problem, data_seed: int, rounding: str, light: bool, only: str | None
@@ -341,7 +340,7 @@ def _glance(
 
 
 def _about(finding: Finding) -> Finding | Ended:
-    """The finding, or that there was no program to find anything about."""
+    """The finding, or `INVALID` if it is a compiler error."""
     error = re.match(r"raised (\w+):", finding.message)
     if finding.check == "runs" and error and error[1] in COMPILER_ERRORS:
         return Ended(INVALID, " ".join(finding.message.split()))
@@ -352,7 +351,7 @@ def _about(finding: Finding) -> Finding | Ended:
 
 
 def copied(target: Target, folder: Path, texts: Mapping[str, str]) -> Path:
-    """A copy of the package or module under `folder`, with these texts in its files; its path."""
+    """Copy the package or module into `folder` and replace these files' texts; returns its path."""
     root = folder / target.path.name
     folder.mkdir(exist_ok=True)
     if target.path.is_file():
@@ -365,7 +364,7 @@ def copied(target: Target, folder: Path, texts: Mapping[str, str]) -> Path:
 
 
 def _own_cache(unchanged: Path, folder: Path) -> Path:
-    """A mutant's cache: it holds what the unchanged kernels have in theirs, and goes with it."""
+    """A mutant's cache: a copy of the unchanged kernels' cache, deleted with the mutant."""
     here = folder / "cache"
     if unchanged.is_dir():
         shutil.copytree(unchanged, here, copy_function=os.link)  # files there are only replaced
@@ -382,7 +381,7 @@ def _comes_from(module: Any, root: Path) -> bool:
 
 @cache
 def _warm_up(package: str) -> None:
-    """Import all that the package imports, then forget the package."""
+    """Import everything that the package imports, then forget the package itself."""
     torch.set_num_threads(1)
     importlib.import_module(package)
     _forget(package)
