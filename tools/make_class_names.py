@@ -1,4 +1,4 @@
-"""Write imagenet_classes.json: ImageNet's 1000 class names in class order, by torchvision."""
+"""Write imagenet_classes.json: torchvision's 1000 ImageNet class names in class order."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ reports differences.
 
 python tools/make_kernel_tables.py [--check] [FILE ...]
 
-A table stands between two markers. The first names a backend as `load_backend` takes it:
+Each table is between two markers. The first names a backend as in `load_backend`:
 
     <!-- kernels: numpy -->
     <!-- /kernels -->
@@ -34,7 +34,7 @@ _BLOCK = re.compile(
 
 
 def rendered(text: str) -> str:
-    """The document with every table made again. Raises what `load_backend` raises."""
+    """The document with current tables. Raises what `load_backend` raises."""
     return _BLOCK.sub(
         lambda block: f"{block['head']}\n{table(block['backend']).markdown()}\n{block['foot']}",
         text,
@@ -53,7 +53,7 @@ def table(name: str) -> Table:
 
 
 def row(op: str, algorithm: str, members: Sequence[Kernel]) -> tuple[str, ...]:
-    """What the kernels of an op and algorithm declare; "some" marks what not all promise."""
+    """What the kernels of an op and algorithm declare; "some" marks promises that not all make."""
     return (
         op,
         algorithm,

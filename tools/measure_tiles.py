@@ -1,9 +1,9 @@
-"""Measure every tile of the kernels that choose among several, on the convolutions of a ResNet-18,
-and say how far each choice is from the best: what the estimates are fitted to.
+"""Measure every tile of the kernels that choose among several, on ResNet-18's convolutions, and
+print how far each choice is from the best tile. The estimates are fitted to these times.
 
 python tools/measure_tiles.py [--kernels GLOB] [--precision fp16,tf32] [--batch 1,8] [--json FILE]
 
-Needs a GPU. A tile that a problem does not suit is left out.
+Needs a GPU. Tiles that do not support a problem are skipped.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen /
 
 
 class Launching(Kernel, Protocol):
-    """What this tool needs of a kernel in addition."""
+    """The method that this tool also needs from a kernel."""
 
     def launches(self, problem: Problem) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The median time of a kernel with one tile; whether that is the tile it chooses."""
+    """The median time of a kernel with one tile, and whether the kernel chooses that tile."""
 
     kernel: str
     problem: str
@@ -55,17 +55,17 @@ class Measured:
 
 
 def with_tiles(backend: Backend) -> list[Launching]:
-    """Those that choose among tiles; not of tiles that are kernels, which `r18 tune` measures."""
+    """The kernels that choose among tiles. Tiles that are kernels are measured by `r18 tune`."""
     return [cast(Launching, kernel) for kernel in backend.kernels() if choices(backend, kernel)]
 
 
 def function_of(kernel: Launching, problem: Problem) -> Any:
-    """What it launches: a tile has a function of its own."""
+    """The device function of the kernel's first launch; each tile has its own."""
     return kernel.launches(problem)[0].entry
 
 
 def problems(batches: Iterable[int]) -> list[Problem]:
-    """The network's convolutions, each once, as plans have them at level `all`."""
+    """The network's distinct convolutions in plans at fusion level `all`."""
     fused = fuse(network("resnet18"), "all")
     found = (
         problem
@@ -78,7 +78,7 @@ def problems(batches: Iterable[int]) -> list[Problem]:
 
 
 def candidates(backend: Backend, kernel: Kernel, problem: Problem) -> Iterator[Launching]:
-    """The kernel with each of its tiles that takes the problem."""
+    """The kernel with each of its tiles that supports the problem."""
     for one in choices(backend, kernel):
         if one.refusal(problem) is None:
             yield cast(Launching, one)

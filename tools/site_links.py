@@ -1,4 +1,4 @@
-"""A hook of mkdocs: pages of the repository outside docs/, and links to its sources, in the site.
+"""An mkdocs hook that adds pages outside docs/ and linked source files to the site.
 
 CHANGELOG.md, CONTRIBUTING.md and SECURITY.md become pages. A source file that a page links to is
 copied into the site as text, so that the site needs no server and no other host.
@@ -23,7 +23,7 @@ _LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s#]+)")
 
 
 def place(target: Path) -> str:
-    """Where a file of the repository is in the site: below docs/, a page, or a copy as text."""
+    """The path in the site of a repository file: a page, or a copy as text."""
     if target.is_relative_to(DOCS):
         return target.relative_to(DOCS).as_posix()
     if target in PAGES:
@@ -38,7 +38,7 @@ def linked(text: str, page: Path) -> set[Path]:
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """Add the pages outside docs/, and every source that some page links to."""
+    """Add the pages outside docs/ and every source file that a page links to."""
     for page, name in PAGES.items():
         files.append(File.generated(config, name, content=page.read_text("utf-8")))
     pages = [*DOCS.rglob("*.md"), *PAGES]
@@ -50,7 +50,7 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let the links of a page lead to where their targets are in the site."""
+    """Rewrite a page's links to the paths of their targets in the site."""
     here = page.file.src_uri
     source = next((path for path, name in PAGES.items() if name == here), DOCS / here)
 

@@ -204,8 +204,8 @@ def test_weights_that_are_elsewhere_or_not_those(copies: list[Path], tmp_path: P
     for one in copies:
         edit(one, weights=moved)
     said = refused(copies)
-    assert said.startswith(f"the weights of '{copies[0]}' are not here: ")
-    assert said.endswith("\n  say with --weights where the dumps' weights are")
+    assert said.startswith(f"the weights of '{copies[0]}' are missing: ")
+    assert said.endswith("\n  give the source of the dumps' weights with --weights")
     assert compare_by_bounds(copies, weights="synthetic").ok
     said = refused(copies, weights="synthetic:1")
     assert said.startswith(f"'synthetic:1' are not the weights of '{copies[0]}': sha256 ")
@@ -222,10 +222,12 @@ def test_kernels_and_backends_that_are_not_known_here(copies: list[Path]) -> Non
     said = refused(copies)
     assert "by kernels that backend 'numba-cpu' does not list here: numba-cpu/conv2d/future" in said
     edit(copies[2], backend="elsewhere")
-    assert "its backend 'elsewhere' cannot be asked: unknown backend 'elsewhere'" in refused(copies)
+    assert "its backend 'elsewhere' is not available: unknown backend 'elsewhere'" in refused(
+        copies
+    )
     for one in copies:
         edit(one, network="alexnet")
-    assert "is of a network not known here: unknown network 'alexnet'" in refused(copies)
+    assert "is of an unknown network: unknown network 'alexnet'" in refused(copies)
 
 
 def test_how_many(three: list[Path]) -> None:

@@ -46,7 +46,7 @@ from r18.weights import Weights, load_weights
 from r18_oracle.findings import Finding
 from r18_oracle.judge.reference import KernelRunning, reference
 from r18_oracle.judge.winograd import growth
-from r18_oracle.network import walks
+from r18_oracle.network import reference_runs
 from r18_oracle.network.checkpoints import (
     UNTAPPED,
     CheckpointReport,
@@ -548,8 +548,8 @@ def test_right_steps_in_a_wrong_program(corrupt: Callable[[Array], None]) -> Non
     assert by_name["layer2"].loss.ratio > 100
     (finding,) = report.findings
     assert finding.details["checkpoint"] == "layer2"
-    assert "each of the 3 steps since the one before keeps its bound" in finding.message
-    assert "put together" in finding.message
+    assert "each of the 3 steps since the previous checkpoint keeps its bound" in finding.message
+    assert "combined" in finding.message
     assert finding.coordinate == by_name["layer2"].loss.coordinate
 
 
@@ -707,7 +707,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Live, Live]]:
     """The reference's values, and those fetched from programs."""
     exact, fetched = Live(), Live()
     fetch = ExecutorProgram.fetch
-    monkeypatch.setattr(walks, "reference", lambda *args: exact.see(reference(*args)))
+    monkeypatch.setattr(reference_runs, "reference", lambda *args: exact.see(reference(*args)))
     monkeypatch.setattr(
         ExecutorProgram, "fetch", lambda self, name=None: fetched.see(fetch(self, name))
     )
@@ -821,9 +821,9 @@ class Shapeless(ExecutorProgram):
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (Unplanned, r"its plan makes 'fc' by nothing"),
+        (Unplanned, r"its plan computes 'fc' by nothing"),
         (Unlisted, r"'numpy/conv2d/magic/fp32', which the backend does not list"),
-        (Shapeless, r"gave checkpoint 'stem_pool' as \(1, 8, 8, 8\)"),
+        (Shapeless, r"returned checkpoint 'stem_pool' with shape \(1, 8, 8, 8\)"),
     ],
 )
 def test_a_program_that_is_not_what_it_says(program: Any, message: str) -> None:
@@ -1024,22 +1024,22 @@ def test_a_loss_in_one_place_and_one_everywhere() -> None:
 def test_tf32_rounds_to_eleven_bits_ties_to_even() -> None:
     one = 1 + 2.0**-10
     values = [1 + 2.0**-11, one + 2.0**-11, one + 2.0**-12, -one - 2.0**-11, 0.0, 1e-40]
-    found = walks._tf32(torch.tensor(values, dtype=torch.float32)).tolist()
+    found = reference_runs._tf32(torch.tensor(values, dtype=torch.float32)).tolist()
     assert found[:5] == [1.0, 1 + 2.0**-9, one, -1 - 2.0**-9, 0.0]
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(10_000) * 10.0 ** rng.integers(-30, 30, 10_000)).astype(np.float32)
-    error = np.abs(walks._tf32(torch.from_numpy(x)).numpy() / x.astype(np.float64) - 1)
+    error = np.abs(reference_runs._tf32(torch.from_numpy(x)).numpy() / x.astype(np.float64) - 1)
     assert 0.99 * 2.0**-11 / (1 + 2.0**-11) < error.max() <= 2.0**-11
 
 
 def test_tf32_loses_what_eleven_bits_lose() -> None:
-    """No CPU backend has it, so PyTorch's own walk stands for one."""
+    """No CPU backend has it, so PyTorch's own run stands for one."""
     schedule, given = tiny(), weights_of("tiny")
     images = seeded_images(schedule, 2).values
-    exact = walks.reference_walk(schedule, given, images, ["fc"]).take("fc")
+    exact = reference_runs.reference_run(schedule, given, images, ["fc"]).take("fc")
     lost = {
         name: np.abs(
-            walks.pytorch_walk(schedule, schedule, given, PRECISIONS[name])(images, ["fc"])
+            reference_runs.pytorch_run(schedule, schedule, given, PRECISIONS[name])(images, ["fc"])
             .take("fc")
             .astype(np.float64)
             - exact
@@ -1051,21 +1051,21 @@ def test_tf32_loses_what_eleven_bits_lose() -> None:
     assert lost["fp32"] * 100 < lost["fp16"] < lost["bf16"]
 
 
-def test_a_walk_keeps_only_what_is_still_read() -> None:
+def test_a_run_keeps_only_what_is_still_read() -> None:
     live = Live()
     schedule = tiny()
 
     def compute(step: Any, inputs: tuple[Array, ...]) -> Array:
         return live.see(np.zeros(1))
 
-    walk = walks.Walk(schedule, np.zeros(1), compute, ["layer1.0.relu_1", "fc"])
-    walk.take("layer1.0.relu_1")
+    run = reference_runs.LayerRun(schedule, np.zeros(1), compute, ["layer1.0.relu_1", "fc"])
+    run.take("layer1.0.relu_1")
     assert live.count == 11
     assert live.now <= 2 * 8  # what layer2 still reads
-    walk.take("fc")
+    run.take("fc")
     assert live.now == 0
     with pytest.raises(KeyError):
-        walk.take("fc")
+        run.take("fc")
 
 
 def test_seeded_images_are_the_same_bits_everywhere() -> None:

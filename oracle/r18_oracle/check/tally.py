@@ -10,7 +10,7 @@ from r18_oracle.judge.verdict import Judgement
 
 @dataclass
 class Tally:
-    """Counts of what was run on one kernel, and how close its errors came to their bounds.
+    """Counts of the calls of one kernel, and its largest errors relative to their bounds.
 
     passed:     checks that passed, by name. refused: refused problems, by reason.
     ratio:      the largest error/bound. sharp: the largest error over its statistical line.

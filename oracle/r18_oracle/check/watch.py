@@ -169,7 +169,7 @@ class Process:
 
 _latest: list[Any] = []
 """The owners whose names `Process.now` looked at last, and what it returned. A list, since a name
-that is bound anew would itself be a change."""
+that is bound again would itself be a change."""
 
 
 @lru_cache(maxsize=1)

@@ -33,10 +33,10 @@ from r18_oracle.dumps.files import read_tensor
 from r18_oracle.judge.compare import json_number, short, table
 from r18_oracle.network.images import Images
 from r18_oracle.network.losses import Loss, LossSums
-from r18_oracle.network.walks import Walk, pytorch_walk, reference_walk
+from r18_oracle.network.reference_runs import LayerRun, pytorch_run, reference_run
 
 BATCH = 4
-"""Images per walk; more images take several walks."""
+"""Images per run; more images take several runs."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Agreed:
-    """One checkpoint: what each dump loses against float64, and every two of them."""
+    """One checkpoint: each dump's error against float64, and the distance of each pair."""
 
     checkpoint: str
     shape: Shape
@@ -112,7 +112,11 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Dumps, in words, with each its multiple; and the checkpoints in network order."""
+    """The comparison of several dumps.
+
+    dumps: a description of each. multiples: each dump's allowed multiple of PyTorch's error.
+    rows: the checkpoints in network order.
+    """
 
     dumps: tuple[str, ...]
     multiples: tuple[float, ...]
@@ -192,17 +196,17 @@ def compare_by_bounds(
 ) -> Agreement:
     """Compare two dumps or more with float64, and every two with each other.
 
-    The images are those in the dumps. The weights are loaded from where the first dump's manifest
-    says, or from `weights`; either way they must have the hash that the manifests have. A dump is
-    bad where it loses more than it may (`Loss`), two of them where they are farther apart than the
-    sum of both allowances, and any that holds NaN or infinity.
+    The images are those in the dumps. The weights are loaded from the source in the first dump's
+    manifest, or from `weights`, and must have the hash in the manifests. A checkpoint is bad if a
+    dump's error exceeds its allowed error (`Loss`), if two dumps differ by more than the sum of
+    both, or if a value is NaN or infinite.
 
-    progress: called with how many images are done, and of how many.
+    progress: called with the number of finished images and of all images.
 
-    Raises `UsageError` for fewer than two dumps or more than 26; `DumpError` when one is damaged,
-    has no manifest, or does not belong to the first (other network, weights, input or
-    checkpoints), when its kernels are not known here, or the weights are not those; and what
-    `reference_walk` and `Allowance.of` raise.
+    Raises `UsageError` for fewer than two dumps or more than 26; `DumpError` if one is damaged,
+    has no manifest, or differs from the first in network, weights, input or checkpoints, if its
+    kernels are unknown here, or if the weights have another hash; and what
+    `reference_run` and `Allowance.of` raise.
     """
     if not 2 <= len(folders) <= 26:
         raise UsageError(f"give 2 to 26 dumps to compare by their bounds, got {len(folders)}")
@@ -221,10 +225,10 @@ def compare_by_bounds(
         if progress is not None:
             progress(start, count)
         part = images.values[start : start + BATCH]
-        walks = _Walks(schedule, loaded, part, sides, names)
+        runs = _Runs(schedule, loaded, part, sides, names)
         for name in names:
             tensors = [dump.read(name)[start : start + BATCH] for dump in dumps]
-            sums[name].add(tensors, *walks.take(name), start)
+            sums[name].add(tensors, *runs.take(name), start)
     if progress is not None:
         progress(count, count)
     rows = tuple(
@@ -240,7 +244,7 @@ def compare_by_bounds(
 
 @dataclass(frozen=True)
 class _Side:
-    """What decides how much a dump may lose."""
+    """What a dump's allowed error depends on."""
 
     fused: Schedule
     precision: Precision
@@ -262,7 +266,7 @@ class _Side:
             if file.shape != wanted:
                 raise DumpError(
                     f"checkpoint '{file.name}' in '{dump.folder}' has shape {file.shape}, "
-                    f"'{schedule.name}' makes it {wanted}"
+                    f"expected {wanted} from '{schedule.name}'"
                 )
         precision = precision_of(made.precision)
         return cls(fused, precision, multiple(_algorithms(dump), precision))
@@ -273,7 +277,7 @@ class _Side:
 
     @property
     def yardstick(self) -> tuple[str, str]:
-        """Dumps with the same have the same `pytorch_walk`."""
+        """The key of the dump's `pytorch_run`."""
         return self.precision.name, self.fused.level
 
 
@@ -286,18 +290,18 @@ def _network(dump: Dump) -> Schedule:
     try:
         return network(_made(dump).network)
     except UnknownName as error:
-        raise DumpError(f"'{dump.folder}' is of a network not known here: {error}") from None
+        raise DumpError(f"'{dump.folder}' is of an unknown network: {error}") from None
 
 
 def _algorithms(dump: Dump) -> set[str]:
-    """Of the kernels that made the dump, as their contracts have them."""
+    """The algorithms in the contracts of the kernels that made the dump."""
     made = _made(dump)
     try:
         known = {k.id: k.contract.algorithm for k in load_backend(made.backend).kernels()}
     except (UnknownName, BackendUnavailable) as error:
         raise DumpError(
-            f"what '{dump.folder}' may lose depends on its kernels, and its backend "
-            f"'{made.backend}' cannot be asked: {error}\n"
+            f"the allowed error of '{dump.folder}' depends on its kernels, and its backend "
+            f"'{made.backend}' is not available: {error}\n"
             "  install the backend here; its device is not needed"
         ) from None
     missing = sorted(set(made.kernels.values()) - known.keys())
@@ -321,13 +325,13 @@ def _images(dump: Dump, schedule: Schedule) -> Images:
 def _weights(dump: Dump, schedule: Schedule, asked: str | None) -> Weights:
     origin = _made(dump).weights
     source = origin.source if asked is None else asked
-    say = "  say with --weights where the dumps' weights are"
+    say = "  give the source of the dumps' weights with --weights"
     try:
         loaded = load_weights(source, schedule)
     except (WeightsError, UnknownName) as error:
         if asked is not None:
             raise
-        raise DumpError(f"the weights of '{dump.folder}' are not here: {error}\n{say}") from None
+        raise DumpError(f"the weights of '{dump.folder}' are missing: {error}\n{say}") from None
     if loaded.sha256 != origin.sha256:
         raise DumpError(
             f"'{source}' are not the weights of '{dump.folder}': sha256 {loaded.sha256[:16]}…, "
@@ -339,8 +343,8 @@ def _weights(dump: Dump, schedule: Schedule, asked: str | None) -> Weights:
 # -- a batch -----------------------------------------------------------------------------------
 
 
-class _Walks:
-    """float64, and PyTorch's own arithmetic once for each yardstick, side by side."""
+class _Runs:
+    """The reference run, and a run in PyTorch's own arithmetic for each yardstick."""
 
     def __init__(
         self,
@@ -352,16 +356,16 @@ class _Walks:
     ) -> None:
         self._sides = sides
         takes = [sides[0].fused.value_of(name) for name in names]
-        self._reference = reference_walk(schedule, weights, images, takes)
-        self._own: dict[tuple[str, str], Walk] = {}
+        self._reference = reference_run(schedule, weights, images, takes)
+        self._own: dict[tuple[str, str], LayerRun] = {}
         for side in sides:
             if side.yardstick not in self._own:
-                walk = pytorch_walk(schedule, side.fused, weights, side.precision)
+                run = pytorch_run(schedule, side.fused, weights, side.precision)
                 takes = [side.fused.value_of(name) for name in names]
-                self._own[side.yardstick] = walk(images, takes)
+                self._own[side.yardstick] = run(images, takes)
 
     def take(self, name: str) -> tuple[Array, list[Array]]:
-        """A checkpoint in float64, and what each side's yardstick makes it."""
+        """A checkpoint's values in float64, and in the PyTorch run of each side."""
         expected = self._reference.take(self._sides[0].fused.value_of(name))
         own: dict[tuple[str, str], Array] = {}
         for side in self._sides:
@@ -372,7 +376,7 @@ class _Walks:
 
 @dataclass
 class _Far:
-    """The farthest that two dumps have been apart so far."""
+    """The largest distance of two dumps so far."""
 
     max_abs: float = -1.0
     worst: tuple[int, ...] = ()
@@ -392,7 +396,7 @@ class _Far:
 
 @dataclass
 class _Sums:
-    """One checkpoint, over batches; numbers, no arrays."""
+    """The sums of one checkpoint over batches: scalars, no arrays."""
 
     sides: Sequence[_Side]
     losses: list[LossSums] = field(default_factory=list)

@@ -29,7 +29,7 @@ def many_tiles(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem,
 def small_enough(
     problems: Iterable[Problem], max_elements: int, max_macs: int
 ) -> tuple[Problem, ...]:
-    """Those with at most so many elements in their largest tensor, and so many multiplications."""
+    """The problems whose largest tensor and number of multiplications are within these limits."""
     return tuple(
         problem
         for problem in problems

@@ -1,4 +1,4 @@
-"""What a comparison of checkpoints reports: rows, steps, top-1, findings, and all of it as text."""
+"""The report of a comparison of checkpoints: rows, steps, top-1, findings, JSON and text."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from r18_oracle.findings import Finding
 from r18_oracle.network.losses import Loss
 
 UNTAPPED = "output (no taps)"
-"""The row of the schedule's output from a second program, compiled without taps as users do: taps
-extend lifetimes, and so hide what buffers that share memory do to each other."""
+"""The row of the output of a second program, compiled without taps as users do. Taps extend
+lifetimes and can hide that buffers with shared memory overwrite each other."""
 
 
 @dataclass(frozen=True)
 class StepError:
-    """A step of the plan, given the reference's values: its worst batch.
+    """The worst batch of a step of the plan that was given the reference's values.
 
-    ratio: max(error/bound), above 1 a fault; infinite where the call itself was at fault.
-    sharp: max(error/statistical line), or None where the contract has none; above 1 is a warning.
-    check, message: the check that failed ("" when none did) and what is wrong.
-    coordinate, got, expected, bound: the worst element; batches begin at image `first_image`.
-    picture: where the error sits (`r18_oracle.judge.pictures`), of a step that exceeds its bound.
+    ratio: max(error/bound), above 1 a fault; infinite if the call itself failed.
+    sharp: max(error/statistical line), or None if the contract has none; above 1 is a warning.
+    check, message: the check that failed ("" if none did) and what is wrong.
+    coordinate, got, expected, bound: the worst element; the batch begins at image `first_image`.
+    picture: where the error is (`r18_oracle.judge.pictures`), for a step that exceeds its bound.
     """
 
     step: str
@@ -54,9 +54,9 @@ class StepError:
 class CheckpointError:
     """One checkpoint over all images.
 
-    value:  the value that it stands for.
+    value:  the name of its value in the schedule.
     loss:   the propagated error.
-    forced: the worst of the steps since the previous checkpoint, None where there is none.
+    forced: the worst of the steps since the previous checkpoint, None if there are none.
     steps:  the names of those steps.
     """
 
@@ -68,14 +68,16 @@ class CheckpointError:
 
     @property
     def ok(self) -> bool:
-        """The loss is allowed; what the steps did alone is theirs to say."""
+        """Whether the loss is allowed; the steps have verdicts of their own."""
         return self.loss.ok
 
 
 @dataclass(frozen=True)
 class TopOne:
-    """Top-1 of every image. A margin of at most twice `bound`, the largest error allowed to the
-    logits, is a tie: either class may come out. `wrong` are the others that came out differently.
+    """Top-1 of every image.
+
+    bound: the largest error allowed to the logits. ties: images with a margin of at most twice
+    `bound`, where either class is right. wrong: other images with a class unlike the reference's.
     """
 
     images: int
@@ -90,12 +92,12 @@ class TopOne:
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """A network on a backend, compared.
+    """The comparison of a network on a backend with float64.
 
     checkpoints: in network order, the last one `UNTAPPED`. steps: those of the plan, in its order.
-    top1:        None where the schedule has no logits, or they were not asked for.
+    top1:        None if the schedule has no logits, or they were not requested.
     findings:    the first divergence first. A step that fails on its own comes before a checkpoint
-                 that is off while all steps are right.
+                 that is wrong although all steps are right.
     """
 
     backend: str
@@ -118,11 +120,11 @@ class CheckpointReport:
 
     @property
     def divergence(self) -> Finding | None:
-        """Where it goes wrong first."""
+        """The first finding, if any."""
         return self.findings[0] if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; problems and numbers that JSON lacks in words."""
+        """As plain data; problems, NaN and infinities as strings."""
         data = {name: _plain(getattr(self, name)) for name in _SCALARS}
         data["ok"] = self.ok
         data["checkpoints"] = [
@@ -200,7 +202,7 @@ def findings_of(
         )
     for row in rows:
         if row.forced is not None and not row.forced.ok:
-            break  # from here on the failing step explains what is seen
+            break  # the failing step explains all later checkpoints
         if not row.ok:
             found.append(
                 Finding(
@@ -223,17 +225,17 @@ def findings_of(
 
 
 def _explained(row: CheckpointError, steps: list[StepError]) -> str:
-    """A checkpoint that is off while the steps before it are right, in words."""
+    """The message for a wrong checkpoint whose steps are right."""
     what = f"checkpoint '{row.name}' {row.loss.reason()}"
     if not steps:
-        return f"{what}, and no step lies between it and the checkpoint before"
+        return f"{what}, and there is no step between it and the previous checkpoint"
     sharp = [step for step in steps if step.sharp is not None and step.sharp > 1]
     suspects = ", ".join(f"'{s.step}' ({s.kernel}, {s.sharp:.3g} times)" for s in sharp)
     return (
-        f"{what}; each of the {len(steps)} steps since the one before keeps its bound when called "
-        "alone, so the fault lies in how they are put together (folded weights, fusion, buffers, "
-        "order) or is smaller than a bound"
-        + (f": above the statistical line is {suspects}" if suspects else "")
+        f"{what}; each of the {len(steps)} steps since the previous checkpoint keeps its bound "
+        "when called on its own, so the fault is in how they are combined (folded weights, fusion, "
+        "buffers, order) or is smaller than a bound"
+        + (f"; above the statistical line: {suspects}" if suspects else "")
     )
 
 
@@ -243,8 +245,8 @@ HEADS = ("checkpoint", "max abs", "rms", "PyTorch's", "loss", "step's worst", "c
 
 
 def text(report: CheckpointReport) -> str:
-    """A table, and what top-1 says. rms and PyTorch's loss are relative to the reference's rms;
-    `loss` is error/allowed, `step's worst` error/bound since the previous checkpoint."""
+    """A table, then top-1. rms and PyTorch's loss are relative to the reference's rms; `loss` is
+    error/allowed, `step's worst` is error/bound since the previous checkpoint."""
     lines = []
     for row in report.checkpoints:
         loss, forced = row.loss, row.forced

@@ -1,12 +1,12 @@
 """A whole network on a backend against float64, checkpoint by checkpoint, with two errors each.
 
-- Propagated: the backend ran from the image. It is what the user sees, and may be at most a
-  declared multiple of what PyTorch's own arithmetic loses in the same precision.
-- Teacher-forced: each step of the plan is given the reference's values, rounded to its storage,
-  and judged by its derived bound. It tells where a propagated error came from.
+- Propagated: the error of a run from the image, which is what users see. It may be at most a
+  declared multiple of the error of PyTorch's own arithmetic in the same precision.
+- Teacher-forced: each step of the plan gets the reference's values, rounded to its storage, and is
+  judged by its derived bound. This locates the source of a propagated error.
 
-The reference, PyTorch's own network and the backend's checkpoints are streamed side by side, in
-batches: no more than one checkpoint of each is held, besides what the network itself still reads.
+The reference run, PyTorch's own run and the backend's run advance together, batch by batch. Only
+one checkpoint of each is in memory, in addition to the values that the network still reads.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from r18_oracle.network.checkpoint_report import (
 )
 from r18_oracle.network.images import Images
 from r18_oracle.network.losses import LossSums
-from r18_oracle.network.walks import Walk, pytorch_walk, reference_walk
+from r18_oracle.network.reference_runs import LayerRun, pytorch_run, reference_run
 
 DEFAULT_BATCH = 4
-"""Images a run; more are taken in several runs, so that memory does not grow with them."""
+"""Images per run; more images take several runs, so that memory does not grow with their number."""
 
 
 def compare_checkpoints(
@@ -66,18 +66,19 @@ def compare_checkpoints(
 ) -> CheckpointReport:
     """Run a schedule (at level `none`) on a backend and compare it with float64.
 
-    batch:    images a run; `DEFAULT_BATCH`, or all of them if fewer. A remainder is a smaller run.
-    taps:     as in `checkpoint_names`, of the schedule at that fusion level; of "all", those that
-              the backend's plans hold.
+    batch:    images per run; by default `DEFAULT_BATCH`, or all images if there are fewer. The last
+              run may be smaller.
+    taps:     as in `checkpoint_names`, of the schedule at that fusion level; with "all", those that
+              the backend's plans keep.
     kernels:  overrides, as in `CompileOptions`.
-    pixels:   as in `CompileOptions`: the images are bytes, and float64 begins with the same bytes.
-    backend_name, seed: what findings name, so that they can be replayed.
-    progress: called with what is about to run: a step and its problem, or a program and None.
+    pixels:   as in `CompileOptions`; the images are bytes, and so is the reference's input.
+    backend_name, seed: for the findings, so that they can be replayed.
+    progress: called before each run with a step and its problem, or with a program and None.
 
-    What a kernel raises when it is called alone is a finding. Raises what compiling and running
-    the program raise; `UnknownName` for a tap that the fused schedule lacks; `UsageError` for
-    weights and images that give no finite result in float64 or in the precision; `R18Error` for
-    a plan that does not make the schedule's values with the backend's kernels.
+    An exception from a kernel that is called on its own is a finding. Raises what compiling and
+    running the program raise; `UnknownName` for a tap that the fused schedule lacks; `UsageError`
+    for weights and images without a finite result in float64 or in the precision; `R18Error` for
+    a plan that does not compute the schedule's values with the backend's kernels.
     """
     images.check(schedule)
     count = images.batch
@@ -123,7 +124,7 @@ def _names(
     taps: str | Sequence[str],
     batches: Collection[int],
 ) -> list[str]:
-    """The checkpoints meant, without those that "all" would name though a plan has fused them."""
+    """The selected checkpoints; "all" leaves out those that some plan has fused away."""
     names = checkpoint_names(_begun(fuse(schedule, options.fusion), options), taps)
     if taps != "all":
         return names
@@ -132,12 +133,12 @@ def _names(
 
 
 def _begun(schedule: Schedule, options: CompileOptions) -> Schedule:
-    """The schedule from where the program begins."""
+    """The schedule from the program's input: the image, or pixels."""
     return schedule if options.pixels is None else from_pixels(schedule, options.pixels)
 
 
 class _Comparison:
-    """What has been seen so far, over batches; nothing here grows with images or values."""
+    """The errors over all batches so far, in memory that does not grow with the images."""
 
     def __init__(
         self,
@@ -149,15 +150,15 @@ class _Comparison:
         progress: Callable[[str, Problem | None], None] | None,
     ) -> None:
         self._precision = precision_of(options.precision)
-        Allowance.of(self._precision, 1)  # raises where there is none
+        Allowance.of(self._precision, 1)  # raises for a precision without one
         self._backend, self._schedule, self._weights = backend, schedule, weights
         self._options = options
         self._progress = progress or (lambda name, problem: None)
         fused = _begun(fuse(schedule, options.fusion), options)
-        self._walked, self._fused = _begun(schedule, options), fused
+        self._unfused, self._fused = _begun(schedule, options), fused
         self._values = {name: fused.value_of(name) for name in names}
         self._values[UNTAPPED] = fused.output
-        self._pytorch = pytorch_walk(self._walked, fused, weights, self._precision)
+        self._pytorch = pytorch_run(self._unfused, fused, weights, self._precision)
         self._read = fold_weights(fused, weights)
         self._open: list[Program] = []
         self._programs: dict[int, tuple[Program, Program]] = {}  # by batch
@@ -172,7 +173,7 @@ class _Comparison:
             program.close()
 
     def add(self, images: Array, first: int) -> None:
-        """One batch, of which the first image is number `first`."""
+        """Compare one batch; `first` is the number of its first image."""
         tapped, plain = self._compiled(len(images))
         plan = tapped.plan
         self._progress(f"program at batch {len(images)}", None)
@@ -183,7 +184,7 @@ class _Comparison:
             tapped.synchronize()
         reads = [plan.tensors[key].value for step in plan.steps for key in step.inputs]
         compared = set(self._values.values())
-        reference = reference_walk(self._walked, self._weights, images, [*reads, *compared])
+        reference = reference_run(self._unfused, self._weights, images, [*reads, *compared])
         own = self._pytorch(images, compared)
         steps: dict[str, None] = {}
 
@@ -223,13 +224,13 @@ class _Comparison:
         return program
 
     def _force(self, step: PlannedStep, inputs: tuple[Array, ...], first: int) -> None:
-        """Call the step's kernel alone, on the reference's values; keep the worst of its calls."""
+        """Call only the step's kernel, on the reference's values, and keep its worst call."""
         weights = tuple(self._read[name] for name in step.weights)
         case = Case.of(step.kernel, step.problem, inputs, weights)
         found = StepError(step.name, step.kernel.id, step.problem, first)
         try:
             seen = observe(self._backend, step.kernel, case)
-        except Exception as error:  # whatever a kernel raises is what it did wrong
+        except Exception as error:  # any exception of a kernel is a finding
             found = replace(found, check="runs", message=f"raised {type(error).__name__}: {error}")
         else:
             found = _judged(found, case, step.kernel, seen)
@@ -238,9 +239,15 @@ class _Comparison:
             self.steps[step.name] = found
 
     def _compare(
-        self, value: str, reference: Walk, own: Walk, tapped: Program, output: Array, first: int
+        self,
+        value: str,
+        reference: LayerRun,
+        own: LayerRun,
+        tapped: Program,
+        output: Array,
+        first: int,
     ) -> None:
-        """Bring one value over from the backend, under each of its names."""
+        """Compare one value with the backend's, under each of its names."""
         expected = reference.take(value)
         names = [name for name, of in self._values.items() if of == value]
         lost = own.take(value)
@@ -252,8 +259,8 @@ class _Comparison:
                 got = output if name == UNTAPPED else tapped.fetch(name)
             if got.shape != expected.shape:
                 raise ShapeError(
-                    f"backend '{self._backend.name}' gave checkpoint '{name}' as {got.shape}, "
-                    f"'{self._schedule.name}' makes it {expected.shape}"
+                    f"backend '{self._backend.name}' returned checkpoint '{name}' with shape "
+                    f"{got.shape}, '{self._schedule.name}' has {expected.shape}"
                 )
             self._sums[name].add(got, expected, first)
             if name == "logits" and expected.ndim == 2 and expected.shape[1] > 1:
@@ -290,7 +297,7 @@ class _Comparison:
 
 
 def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> StepError:
-    """What a call left behind, and its output by its bound."""
+    """The step with the verdict on its call: side effects first, then the output's bound."""
     for check, wrong in (
         ("global_state", seen.process),
         ("guard_zones", seen.trespass),
@@ -315,9 +322,9 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
 
 
 def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
-    """Every step of the schedule is a launch of a kernel that the backend offers for it.
+    """Check that the plan computes every step of the schedule with a kernel that the backend lists.
 
-    Where the plan makes a max-pooling's value together with its convolution, so does the schedule.
+    Where the plan fuses a convolution with its max-pooling, the schedule is fused likewise.
     """
     known = {kernel.id for kernel in backend.kernels()}
     planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
@@ -329,7 +336,7 @@ def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> No
         if made is None or made.problem != problems[step.name]:
             found = "nothing" if made is None else str(made.problem)
             raise R18Error(
-                f"backend '{backend.name}': its plan makes '{step.output}' by {found}, "
+                f"backend '{backend.name}': its plan computes '{step.output}' by {found}, "
                 f"'{fused.name}' at level '{fused.level}' by {problems[step.name]}"
             )
     for launch in plan.steps:
@@ -346,11 +353,11 @@ def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> No
 
 
 def seeded_images(schedule: Schedule, count: int, seed: int = 0) -> Images:
-    """Noise at several scales, as photographs have it: the same bits on every machine.
+    """Noise at several scales, like photographs, with the same bits on every machine.
 
-    Of about unit variance; every other image has little fine noise, which averages out by the
-    global pooling and would leave all of them alike. An image is the same whatever the count.
-    Raises `UsageError` for a count or seed that is none.
+    The variance is about 1. Every other image has little fine noise: since global pooling averages
+    it out, all images would be alike otherwise. An image does not depend on the count.
+    Raises `UsageError` for a count below 1 or a negative seed.
     """
     if count < 1 or seed < 0:
         raise UsageError(f"count must be at least 1 and seed at least 0, got {count} and {seed}")
@@ -371,7 +378,7 @@ def seeded_images(schedule: Schedule, count: int, seed: int = 0) -> Images:
 
 
 def seeded_pixels(schedule: Schedule, count: int, normalize: Normalize, seed: int = 0) -> Images:
-    """Those of `seeded_images` as the nearest bytes that `normalize` makes into them."""
+    """The images of `seeded_images` as bytes: the nearest that `normalize` maps to them."""
     images = seeded_images(schedule, count, seed)
     mean, std = (np.array(values)[:, None, None] for values in (normalize.mean, normalize.std))
     shades = np.clip(np.rint(255 * (images.values * std + mean)), 0, 255)

@@ -1,4 +1,4 @@
-"""What programs are run on: seeded images, photographs, or raw values from a file."""
+"""Inputs of programs: seeded images, photographs, or raw values from a file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from r18.images.preprocess import Preprocess, preprocess_batch
 from r18.weights.synthetic import normal
 
 LEVEL = 2.0
-"""Standard deviation of the channels' levels behind a ReLU."""
+"""Standard deviation of the channels' levels after a ReLU."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A batch, (N, …) float32 and finite, or uint8 pixels, and where it came from in words.
+    """A batch, (N, …), of finite float32 values or uint8 pixels, and a description of its source.
 
     Raises `UsageError` for values that are not finite, and for an empty batch.
     """
@@ -38,7 +38,7 @@ class Images:
         if bad:
             raise UsageError(
                 f"the input '{self.source}' holds {bad} values that are NaN or infinite; "
-                "checkpoints of it would prove nothing"
+                "its checkpoints would show nothing"
             )
 
     @property
@@ -55,13 +55,13 @@ class Images:
 
 
 def seeded(schedule: Schedule, batch: int = 1, seed: int = 0) -> Images:
-    """Seeded samples: the same bits on every machine, a sample the same in every batch.
+    """Seeded samples, with the same bits on every machine and in every batch.
 
-    For a whole network they are standard normal. A slice that begins behind a ReLU gets what such
-    a place sees: each channel of a sample has its own level, and negative values become 0. Without
-    levels global averages would all be alike, and so would the classes behind them.
+    For a whole network they are standard normal. The input of a slice that begins after a ReLU has
+    that ReLU's distribution: each channel of a sample has its own level, and negative values become
+    0. Without levels all global averages would be alike, and so would the classes.
 
-    Raises `UsageError` for a batch or seed that is none.
+    Raises `UsageError` for a batch below 1 or a negative seed.
     """
     if batch < 1 or seed < 0:
         raise UsageError(f"batch must be at least 1 and seed at least 0, got {batch} and {seed}")
@@ -80,9 +80,9 @@ def photographs(files: Sequence[str | Path], preprocess: Preprocess) -> Images:
 
 
 def raw_file(path: str | Path, sample: Shape) -> Images:
-    """Little-endian float32 values of whole samples of that shape; their number is the batch.
+    """Little-endian float32 samples of that shape from a file; their number is the batch.
 
-    Raises `UsageError` when the file cannot be read or its size fits no batch.
+    Raises `UsageError` if the file cannot be read or does not hold a whole number of samples.
     """
     path = Path(path)
     nbytes = math.prod(sample) * 4
@@ -108,10 +108,10 @@ def chosen(
     batch: int | None = None,
     seed: int = 0,
 ) -> Images:
-    """Photographs if any are named, else a raw file if one is, else seeded samples (of batch 1).
+    """The photographs in `files`, the raw file, or seeded samples (by default 1) if neither is given.
 
-    Raises `UsageError` for both at once, and for a `batch` that is not that of the files; what the
-    three functions raise.
+    Raises `UsageError` if both are given or `batch` differs from the number of samples in the
+    files, and what the three functions raise.
     """
     if files and raw is not None:
         raise UsageError("--image and --input are two sources of one input: give one of them")

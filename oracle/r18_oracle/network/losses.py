@@ -1,9 +1,9 @@
-"""What a program loses end to end against float64, and what it may lose.
+"""A program's end-to-end error against float64, and the error that it is allowed.
 
-No derived bound is of use over a whole network: worst cases multiply, and layers later anything
-would be allowed. So the yardstick is measured: what PyTorch's own arithmetic loses in the same
-precision (`r18_oracle.network.walks.pytorch_walk`), on the same weights and images, at the same
-place.
+A derived bound is useless over a whole network: worst cases multiply, and after some layers any
+value would be allowed. The yardstick is therefore measured. It is the error of PyTorch's own
+arithmetic in the same precision (`r18_oracle.network.reference_runs.pytorch_run`), on the same
+weights and images, at the same checkpoint.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from r18.evaluate.margins import Allowance
 class Loss:
     """The propagated error of one checkpoint over all images.
 
-    max_abs, rms, cosine: infinite, infinite and NaN when a value is not finite.
+    max_abs, rms, cosine: infinite, infinite and NaN if a value is not finite.
     relative:  rms / rms of the reference.
-    own_rms, own_max, own_relative: PyTorch's own loss; in float32 for an fp64 program.
-    allowed_rms, allowed_max: what the program may lose.
+    own_rms, own_max, own_relative: PyTorch's own error, in float32 for an fp64 program.
+    allowed_rms, allowed_max: the program's allowed error.
     ratio:     the larger of rms/allowed_rms and max_abs/allowed_max; above 1 is a fault.
     nonfinite: how many values are NaN or infinite.
-    coordinate, got, expected: where max_abs is; the first index counts all images.
+    coordinate, got, expected: the element of max_abs; its first index counts all images.
     """
 
     max_abs: float
@@ -50,7 +50,7 @@ class Loss:
         return self.nonfinite == 0 and self.ratio <= 1
 
     def reason(self) -> str:
-        """What is lost and allowed, in words."""
+        """The error and the allowed error, in words."""
         if self.nonfinite:
             return f"{self.nonfinite} of its values are NaN or infinite"
         return (
@@ -61,7 +61,7 @@ class Loss:
 
 @dataclass
 class LossSums:
-    """A loss in the making: numbers over batches, no arrays."""
+    """The sums of a loss over batches: scalars, no arrays."""
 
     count: int = 0
     squares: float = 0.0
@@ -78,13 +78,13 @@ class LossSums:
     expected: float = 0.0
 
     def add_own(self, own: Array, expected: Array) -> None:
-        """PyTorch's values of a batch (finite) and the reference's."""
+        """Add a batch of PyTorch's values, which are finite, and the reference's."""
         error = np.abs(own.astype(np.float64) - expected)
         self.own_squares += float(np.square(error).sum())
         self.own_largest = max(self.own_largest, float(error.max()))
 
     def add(self, got: Array, expected: Array, first_image: int) -> None:
-        """The program's values of a batch and the reference's, which are finite."""
+        """Add a batch of the program's values and the reference's, which are finite."""
         wide = got.astype(np.float64)
         bad = ~np.isfinite(wide)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -104,7 +104,7 @@ class LossSums:
             self.got, self.expected = float(wide[at]), float(expected[at])
 
     def loss(self, allowance: Allowance) -> Loss:
-        """What the batches so far come to."""
+        """The loss over the batches so far."""
         rms, size, own = (
             math.sqrt(squares / self.count)
             for squares in (self.squares, self.expected_squares, self.own_squares)

@@ -22,7 +22,7 @@ from r18.graph.schedule import Schedule
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.losses import Loss, LossSums
-from r18_oracle.network.walks import pytorch_walk, reference_walk
+from r18_oracle.network.reference_runs import pytorch_run, reference_run
 
 IMAGES = 2
 """The most different images; a larger batch repeats them."""
@@ -91,7 +91,7 @@ class Yardstick:
         filled = np.arange(batch) % count
         with kernel_running():
             got = run(images[filled])
-        own, expected = self._walked(images, level)
+        own, expected = self._reference(images, level)
         if got.shape != expected[filled].shape:
             raise ShapeError(
                 f"'{name}' put out {got.shape}, '{self._schedule.name}' makes it "
@@ -102,16 +102,16 @@ class Yardstick:
         sums.add(got, expected[filled], 0)
         return sums.loss(Allowance.of(self._precision, multiple(algorithms, self._precision)))
 
-    def _walked(self, images: Array, level: str) -> tuple[Array, Array]:
+    def _reference(self, images: Array, level: str) -> tuple[Array, Array]:
         """The output in PyTorch's own arithmetic and in float64; each is computed once."""
         schedule, count = self._schedule, len(images)
         value = schedule.output
         if (count, level) not in self._own:
-            walk = pytorch_walk(schedule, fuse(schedule, level), self._weights, self._precision)
-            self._own[count, level] = walk(images, [value]).take(value)
+            run = pytorch_run(schedule, fuse(schedule, level), self._weights, self._precision)
+            self._own[count, level] = run(images, [value]).take(value)
         if count not in self._expected:
-            walked = reference_walk(schedule, self._weights, images, [value])
-            self._expected[count] = walked.take(value)
+            exact = reference_run(schedule, self._weights, images, [value])
+            self._expected[count] = exact.take(value)
         return self._own[count, level], self._expected[count]
 
 

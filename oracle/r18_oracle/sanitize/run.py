@@ -245,7 +245,7 @@ class Runner:
                 watch.stop()
                 self._running.discard(process)
             found.errors, found.complaints = _summed(_reports(folder))
-            if not found.begun:  # or `part` would repeat it for ever
+            if not found.begun:  # otherwise `part` would repeat it forever
                 found.begun.append(kernels[0])
             under = found.begun[-1]
             ended = under in found.problems or under in found.broken

@@ -31,10 +31,10 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Report:
-    """What a tool wrote about one process.
+    """A tool's report on one process.
 
-    errors: as its summary counts them, printed or not; hazards, for racecheck. None when there is
-    no summary: the process, or the tool, came to no regular end.
+    errors: the count in its summary, printed or not (for racecheck, hazards). None if there is no
+    summary because the process or the tool did not end normally.
     """
 
     errors: int | None
@@ -44,8 +44,8 @@ class Report:
 def parse(text: str) -> Report:
     """Read a tool's log.
 
-    A report begins with a line that is not indented and goes on in indented lines, of which the
-    first that names a device function says where.
+    A report is a line that is not indented and the indented lines after it. The first of these that
+    names a device function gives the place.
     """
     found: list[list[str]] = []
     for line in _LINE.finditer(text):

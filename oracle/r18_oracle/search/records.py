@@ -1,8 +1,8 @@
 """What was verified, on which device, from which sources: `verify-<device>.json`.
 
-There is an entry for each kernel: the digest of the sources it was compiled from and of its
-choices, what was run, and how close to its bound it came. A kernel that has changed since is stale
-and must be verified again. The record of one device is enough.
+Each kernel has an entry: the digest of its sources and choices, what was run, and its largest
+error/bound. A kernel that has changed since is stale and must be verified again. A record of one
+device is enough.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from r18_oracle.search.verify_text import kernel_json
 
 WHAT = "verify"
 PROFILES = ("thorough", "nightly")
-"""The profiles that look long enough for a record."""
+"""The profiles that search long enough for a record."""
 
 
 def check_profile(name: str) -> None:
@@ -37,12 +37,12 @@ def check_profile(name: str) -> None:
 
 
 def save(verification: Verification, backends: Mapping[str, Backend], folder: Path) -> list[str]:
-    """Write what was run to the record of each backend's device; returns a line for each.
+    """Write the results to the record of each backend's device; returns a line for each.
 
     backends: those that were verified, by the names in `verification`. Entries of kernels and
     networks that were not run stay as they are, except for kernels that the backend no longer
-    has. A kernel with any finding is written as not verified. Runs on a simulated device are not
-    recorded: they show nothing about the code that a compiler generates.
+    has. A kernel with any finding is recorded as not verified. Runs on a simulated device are not
+    recorded, since they show nothing about compiled code.
     """
     lines: list[str] = []
     for result in verification.backends:
@@ -64,7 +64,7 @@ def merged(
     result: BackendResult,
     backend: Backend,
 ) -> Verify:
-    """The record with the entries of a run in place of older ones."""
+    """The record with a run's entries instead of older ones."""
     old = old or Verify(device="", environments={}, kernels={}, networks={})
     environment = records.environment(result.device)
     run = {
@@ -138,10 +138,10 @@ def digest_of(backend: Backend, kernel: Kernel) -> str | None:
 def stale(
     backend: Backend, kernels: Iterable[Kernel], verified: Iterable[Verify]
 ) -> dict[str, str]:
-    """The kernels, by id, whose present digest no record holds as verified, each with the reason.
+    """The kernels, by id, whose current digest is not verified in any record, with the reason.
 
-    kernels: of the backend. verified: the records of any number of devices. Kernels without a
-    digest are not judged: there is nothing to compare.
+    kernels: the backend's. verified: the records of any number of devices. Kernels without a
+    digest are left out, since there is nothing to compare.
     """
     recorded = list(verified)
     reasons: dict[str, str] = {}
@@ -163,7 +163,7 @@ def stale(
 
 
 def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
-    """The ids of kernels that the records of the backends' own devices hold as they are now."""
+    """The ids of kernels that are verified, as they are now, on the backends' own devices."""
     found: set[str] = set()
     for backend in backends.values():
         record = records.load(records.path_of(folder, WHAT, backend.probe()), Verify)
@@ -174,7 +174,7 @@ def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
 
 
 def told(result: BackendResult, path: Path) -> str:
-    """What a run wrote to a record, in a line."""
+    """A line about what a run wrote to a record."""
     failed = {finding.kernel for finding in result.findings}
     bad = [r.kernel for r in result.kernels if r.verdict != "ok" or r.kernel in failed]
     good = len(result.kernels) - len(bad)

@@ -1,7 +1,7 @@
-"""The values of a network without a backend: in float64, and in PyTorch's own float32.
+"""Layer-by-layer runs of a network without a backend: in float64, and in PyTorch's own float32.
 
-A `Walk` computes one step at a time, on demand, and drops each value after its last reader, so that
-it holds no more values than the network itself.
+A `LayerRun` computes one step at a time, on demand, and drops each value after its last reader, so
+that it holds no more values than the network itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from r18_oracle.ops.spec import Tensors
 from r18_oracle.ops.table import spec_of
 
 
-class Walk:
+class LayerRun:
     """The values of a schedule for one batch, in step order.
 
-    takes: the values to be taken, each as often as it will be.
+    takes: the values that `take` will be called with, repeated if a value is taken repeatedly.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Walk:
         return array
 
 
-def reference_walk(
+def reference_run(
     schedule: Schedule, weights: Mapping[str, Array], images: Array, takes: Iterable[str]
-) -> Walk:
-    """In float64, from the given weights and images; the schedule at level `none`.
+) -> LayerRun:
+    """A run in float64 from these weights and images, of a schedule at level `none`.
 
     `take` raises `UsageError` if a value is not finite, since nothing can be compared with it.
     """
@@ -80,29 +80,32 @@ def reference_walk(
             )
         return y
 
-    return Walk(schedule, images.astype(np.float64), compute, takes)
+    return LayerRun(schedule, images.astype(np.float64), compute, takes)
 
 
-def pytorch_walk(
+def pytorch_run(
     schedule: Schedule,
     fused: Schedule,
     weights: Mapping[str, Array],
     precision: Precision,
-) -> Callable[[Array, Iterable[str]], Walk]:
-    """PyTorch's own float32, rounded to the precision's storage; a function (images, takes) → walk.
+) -> Callable[[Array, Iterable[str]], LayerRun]:
+    """Runs in PyTorch's own float32, rounded to the precision's storage.
+
+    Returns a function (images, takes) → run.
 
     - Stored as float32 or wider: the schedule at level `none` through `torch.nn.functional`, as
-      torchvision's module computes it; for tf32 the factors of products are rounded to 11 bits.
-      Factors split in two float16 are not: that changes them by 2⁻²³, as much as float32 does.
+      torchvision's module computes it. For tf32 the factors of products are rounded to 11 bits.
+      Factors that are split into two float16 are not rounded: the split changes them by 2⁻²³, as
+      much as float32 does.
     - Stored narrower: the fused schedule, with images, weights and every value that a fused step
-      stores rounded to the storage format, and PyTorch's float32 in between. What a narrow
-      format loses is set by how often it rounds, which the fusion level decides, and hardly by
-      the summation: a loss in float32 times the ratio of the roundoffs would overstate it.
+      stores rounded to the storage format, and PyTorch's float32 in between. The error of a narrow
+      format depends on how often it rounds, which the fusion level decides, and hardly on the
+      summation. The float32 error times the ratio of the roundoffs would overstate it.
     """
     storage: torch.dtype = getattr(torch, precision.storage)
     narrow = storage.itemsize < torch.float32.itemsize
-    walked = fused if narrow else schedule
-    read = fold_weights(walked, weights)
+    executed = fused if narrow else schedule
+    read = fold_weights(executed, weights)
 
     def stored(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(storage).to(torch.float32) if narrow else tensor
@@ -122,21 +125,21 @@ def pytorch_walk(
             y: Array = stored(pytorch(step.op, tensors, tuple(given))).numpy()
         if not np.isfinite(y).all():
             raise UsageError(
-                f"step '{step.name}' of '{walked.name}' leaves the range of {precision.storage} "
+                f"step '{step.name}' of '{executed.name}' leaves the range of {precision.storage} "
                 f"in PyTorch's own arithmetic: it cannot be run in {precision}\n"
                 "  choose a precision with more range"
             )
         return y
 
-    def walk(images: Array, takes: Iterable[str]) -> Walk:
+    def run(images: Array, takes: Iterable[str]) -> LayerRun:
         source = stored(torch.from_numpy(images.astype(np.float32))).numpy()
-        return Walk(walked, source, compute, takes)
+        return LayerRun(executed, source, compute, takes)
 
-    return walk
+    return run
 
 
 def pytorch(op: Op, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    """One op by `torch.nn.functional`, in the tensors' own format.
+    """One op by `torch.nn.functional`, in the tensors' own dtype.
 
     Raises `UsageError` for an op that no network has.
     """
@@ -151,4 +154,4 @@ def _tf32(tensor: torch.Tensor) -> torch.Tensor:
     return ((bits + 0x0FFF + odd) & ~0x1FFF).view(torch.float32)
 
 
-__all__ = ["Walk", "pytorch", "pytorch_walk", "reference_walk"]
+__all__ = ["LayerRun", "pytorch", "pytorch_run", "reference_run"]
