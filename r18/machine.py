@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from threadpoolctl import LibController, threadpool_limits
 
-import r18
 from r18.errors import UsageError
 
 THREADS = "OMP_NUM_THREADS"
@@ -40,7 +39,7 @@ def machine() -> dict[str, Any]:
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "r18": r18.__version__,
+        "r18": package_version("r18"),
     }
 
 

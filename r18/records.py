@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,11 +49,8 @@ PACKAGES = (
 
 
 def slug(device: DeviceInfo) -> str:
-    """The device in a file's name: `nvidia-h200` of "NVIDIA H200 (sm_90)"; CPUs are `cpu`."""
-    if device.kind == "cpu":
-        return "cpu"
-    name = re.split(r"[(,]", device.name)[0]
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or device.kind
+    """The device in a file's name; see `DeviceInfo.slug`."""
+    return device.slug
 
 
 def path_of(folder: Path, what: str, device: DeviceInfo) -> Path:

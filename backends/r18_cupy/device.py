@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r18.backend import Array, Buffer, Event
+from r18.backend import Array, Buffer, Event, Memory, Stream
 from r18.graph.ops import Shape
 
 if TYPE_CHECKING:
@@ -73,10 +73,11 @@ class AdoptedBuffer(CupyBuffer):
         return _foreign(self.address, self.nbytes, self._owner)
 
 
-class CupyMemory:
+class CupyMemory(Memory):
     """Bytes from CuPy's allocator, which begins them at multiples of 512."""
 
     alignment = 256
+    adopts = True
 
     def empty(self, nbytes: int) -> CupyBuffer:
         return CupyBuffer(_cupy().cuda.alloc(max(1, nbytes)), nbytes)
@@ -98,8 +99,6 @@ class CupyMemory:
         if buffer.nbytes:
             _device(buffer).memory.memset(byte, buffer.nbytes)
             _cupy().cuda.Stream.null.synchronize()
-
-    # -- see `r18.backend.Adopts` --------------------------------------------------------------
 
     def adopt(self, address: int, nbytes: int, owner: object) -> CupyBuffer:
         return AdoptedBuffer(address, nbytes, owner)
@@ -171,7 +170,7 @@ class CupyEvent:
         return float(_cupy().cuda.get_elapsed_time(earlier.event, self.event))
 
 
-class CupyStream:
+class CupyStream(Stream):
     """A CUDA stream: of its own, that waits for no other, or one that is given."""
 
     def __init__(self, cuda: cupy.cuda.Stream | None = None) -> None:
@@ -201,7 +200,7 @@ class CupyStream:
 
     @contextmanager
     def branch(self) -> Iterator[CupyStream]:
-        """See `r18.backend.Branching`. One at a time."""
+        """One at a time."""
         beside = self._beside()
         beside.cuda.wait_event(self.cuda.record(_untimed()))
         yield beside
@@ -230,7 +229,9 @@ class CupyStream:
 
 
 class OverlappingStream(CupyStream):
-    """One on a device whose launches overlap. See `r18.backend.Overlapping`."""
+    """One on a device whose launches overlap."""
+
+    overlapping = True
 
     def copy_late(self, source: Buffer, target: Buffer) -> None:
         from r18_cupy import launch

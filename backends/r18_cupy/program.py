@@ -1,4 +1,4 @@
-"""The executor's program, with what a GPU adds: copies beside compute, and arrays on the device.
+"""A program with what a GPU adds: copies beside compute, and arrays on the device.
 
 Two input buffers take turns, each with pinned host memory: while a batch is computed the next is
 copied by a stream of its own. Arrays that lie on the device already are read where they are.
@@ -17,10 +17,19 @@ from typing import Any, cast
 import cupy
 import numpy as np
 
-from r18.backend import Array, Backend, Buffer
+from r18.backend import (
+    Array,
+    Backend,
+    Buffer,
+    Launch,
+    Plan,
+    Program,
+    Tensor,
+    logical,
+    widened,
+)
 from r18.errors import UsageError
 from r18.graph.ops import Layout
-from r18.runtime.executor import ExecutorProgram, Launch, Plan, Tensor, logical, widened
 from r18_cupy.device import CupyBuffer, CupyStream
 
 _DLPACK_CUDA = 2  # kDLCUDA
@@ -40,7 +49,7 @@ class Slot:
         self.free = cupy.cuda.Event(disable_timing=True)
 
 
-class CupyProgram(ExecutorProgram):
+class CupyProgram(Program):
     """See `r18.backend.Program`. `run` takes and gives arrays on the device."""
 
     def __init__(self, backend: Backend, plan: Plan, weights: Mapping[str, Array]) -> None:
@@ -99,7 +108,7 @@ class CupyProgram(ExecutorProgram):
         return logical(_pinned(tensor.layout.physical(tensor.shape), tensor.dtype), tensor.layout)
 
     def fetch_later(self) -> Callable[[], Array]:
-        """See `r18.backend.Pipelined`."""
+        """The copy goes into the stream of the run, before the next one."""
         self._check_open()
         tensor = self._plan.tensors[self._plan.schedule.output]
         buffer = cast(CupyBuffer, self._buffer(tensor.value))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, Buffer, Event
+from r18.backend import Array, Buffer, Event, Memory, Stream
 from r18.backend.host import HostEvent
 from r18.graph.ops import Shape
 from r18_numba.target import numba_cuda, simulated
@@ -50,7 +50,7 @@ class NumbaBuffer:
         return self._typed[dtype]
 
 
-class NumbaMemory:
+class NumbaMemory(Memory):
     """Bytes from the CUDA driver, which begins them at multiples of 256; in the simulator NumPy's.
 
     Copies and fills are made in the default stream and are complete when they return.
@@ -97,7 +97,7 @@ class NumbaEvent:
         return float(earlier.event.elapsed_time(self.event))
 
 
-class NumbaStream:
+class NumbaStream(Stream):
     """A CUDA stream of its own; in the simulator, work is done when it is enqueued."""
 
     def __init__(self) -> None:

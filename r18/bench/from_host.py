@@ -1,6 +1,6 @@
 """How fast from host memory: pixels in, copied, normalised and computed, and the output fetched.
 
-Random pixels lie in the two arrays that a program is fed from (`Pipelined.input_arrays`), so that
+Random pixels lie in the two arrays that a program is fed from (`Program.input_arrays`), so that
 reading and decoding are in no time. What is measured is `r18.runtime.pipeline` in its steady state,
 in stretches of many batches; and, between them, the copies alone, which nothing can be faster than.
 """
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from r18.backend import Array, Pipelined
+from r18.backend import Array
 from r18.runtime.pipeline import Fed, pipeline
 
 STRETCHES = 5
@@ -28,9 +28,10 @@ LEAD, TRAIL = 4, 1
 """Batches before the clock is read first (they build what is built once), and after the last."""
 
 
-class Feeding(Fed, Pipelined, Protocol):
-    """A program that pixels can be brought to while it computes."""
+class Feeding(Fed, Protocol):
+    """The parts of a `Program` that are measured."""
 
+    def input_arrays(self) -> tuple[Array, Array]: ...
     def close(self) -> None: ...
 
 

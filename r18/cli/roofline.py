@@ -13,7 +13,7 @@ from rich.console import Console
 from tabulate import tabulate
 
 from r18 import records
-from r18.backend import Backend, CompileOptions, DeviceInfo
+from r18.backend import Backend, CompileOptions, DeviceInfo, Plan
 from r18.bench import ceilings as measured
 from r18.bench.contenders import Compiled, program_contender
 from r18.bench.roofline import WHAT, Ceilings, Line, largest_losses, lines
@@ -34,7 +34,6 @@ from r18.cli.options import (
 )
 from r18.graph.schedule import Schedule, network
 from r18.machine import set_threads, thread_count
-from r18.runtime.executor import Plan
 from r18.weights import Weights, load_weights
 
 SHOWN = 5

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from r18.backend.tuned import Table as TuningTable
+from r18.backend.tuned import read_table
 from r18.bench import tuning
 from r18.bench.baselines import TORCH
 from r18.bench.record import floors, group_name, in_order, pools
@@ -271,10 +273,10 @@ def tuned_table(options: Mapping[str, str], folder: Path) -> Table:
     return Table(heads, "l" + "r" * (len(heads) - 2) + "l", rows, caption)
 
 
-def _tuned(path: Path) -> tuning.Table:
+def _tuned(path: Path) -> TuningTable:
     if not path.is_file():
         raise UsageError(f"there is no tuning table {path}: r18 tune --out writes one")
-    return tuning.read_table(path)
+    return read_table(path)
 
 
 def _tuned_problems(schedule: Schedule, batch: int) -> Iterator[tuple[Problem, list[str]]]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from commands import r18
 from r18 import records
-from r18.backend import CompileOptions, DeviceInfo, RoundingContract, StepTime
+from r18.backend import CompileOptions, DeviceInfo, Plan, RoundingContract, StepTime
 from r18.backend.registry import load_backend
 from r18.bench import ceilings as measured
 from r18.bench.roofline import (
@@ -47,7 +47,7 @@ from r18.graph.ops import (
 )
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, INT8
 from r18.graph.schedule import resnet18, tiny
-from r18.runtime.executor import Plan, make_plan
+from r18.runtime.plan import make_plan
 
 CPU = DeviceInfo("cpu", "a CPU")
 CEILINGS = Ceilings("a CPU", {"fp32": 1e9, "fp16": 4e9}, 1e8, 2, "2026-11-20T10:00:00+00:00")

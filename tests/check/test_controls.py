@@ -12,7 +12,7 @@ import pytest
 from r18.backend.host import HostKernel
 from r18.graph.ops import OPS, Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem
 from r18.graph.precision import PRECISIONS
-from r18.runtime.executor import run_kernel
+from r18.runtime.launch import run_kernel
 from r18_oracle import summations
 from r18_oracle.check.checks import Tally, examine
 from r18_oracle.controls import ControlBackend, controls

@@ -50,7 +50,7 @@ def conv_kernels() -> tuple[HostKernel, ...]:
         contract=RoundingContract("winograd_f4x4", FP32.accumulate, FP32.storage),
         run=winograd,
         edges=(4, 6, *GROUPS, *LINES),
-        roads=winograd_roads(),
+        extra_problems=winograd_extra_problems(),
         refuses=winograd_refuses,
         scratch=winograd_nbytes,
         pack=pack_filters,
@@ -306,7 +306,7 @@ def winograd_refuses(problem: Problem) -> str | None:
     return None
 
 
-def winograd_roads() -> tuple[Problem, ...]:
+def winograd_extra_problems() -> tuple[Problem, ...]:
     """Filters that all workers share: for a few tiles, and for as many as take two rounds.
 
     The first have channels at both ends of a vector; the second, on one channel, the fewest

@@ -23,13 +23,15 @@ from r18.backend import (
     Backend,
     Buffer,
     Kernel,
+    Launch,
     Memory,
-    Overlapping,
+    download,
     input_layout,
     output_layout,
+    prepare_weights,
+    upload,
 )
 from r18.runtime.arena import aligned
-from r18.runtime.executor import Launch, download, prepare_weights, upload
 from r18_oracle.cases import Case
 from r18_oracle.check.watch import Process, intrusions
 from r18_oracle.judge.reference import kernel_running
@@ -170,10 +172,10 @@ def observe(
 
     fill:    what all memory but the inputs holds before.
     times:   how often to enqueue the same launch.
-    alias:   give it its first input's buffer as output, as the executor may for `in_place`.
+    alias:   give it its first input's buffer as output, as a program may for `in_place`.
     late:    all that memory holds, but for the prepared weights, comes by a copy enqueued just
              before, and late; until then it holds NaN. What was read too early is NaN then, and
-             what was written too early is gone. Of a stream that is `Overlapping`.
+             what was written too early is gone. For `overlapping` streams only.
     watched: note what it calls.
     process: what the process was like before; default now.
     """
@@ -207,7 +209,6 @@ def observe(
     watch: AbstractContextManager[list[str]] = intrusions(kernel) if watched else nullcontext([])
     with kernel_running(), watch as called:
         if late:
-            assert isinstance(stream, Overlapping), "asked of such a stream alone"
             stream.copy_late(source, arena.whole)
         for _ in range(times):
             launch.enqueue(stream)

@@ -14,7 +14,7 @@
 | `repeatability`    | the same bits in another stream, launched twice, where deterministic        |
 | `stale_memory`     | the result does not depend on what lay in and around its buffers before     |
 | `in_place`         | the same bits with the output in the first input's buffer, where declared   |
-| `order`            | it waits for what is enqueued before it, where streams are `Overlapping`    |
+| `order`            | it waits for what is enqueued before it, where streams are `overlapping`    |
 | `fences`           | memory outside its buffers is not even read, where the host has them        |
 | `exact`            | integers: equal to the reference, to the bit                                |
 | `impulse`          | one pixel, one weight, or both: values lie where the definition puts them   |
@@ -36,7 +36,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from r18.backend import Array, Backend, Kernel, Overlapping
+from r18.backend import Array, Backend, Kernel
 from r18.errors import R18Error, UnknownName, UsageError
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
@@ -242,7 +242,7 @@ class Examination:
 
     def _order(self, case: Case, first: Observation) -> None:
         """With a copy before it that ends late: another result would be that of a race."""
-        if not isinstance(self.backend.stream(), Overlapping):
+        if not self.backend.stream().overlapping:
             return
         got = self._called(case, late=True).output
         if self.kernel.deterministic:

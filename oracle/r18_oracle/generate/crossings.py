@@ -3,14 +3,15 @@
 Drawn problems come near a kernel's `edges` on some axis, now and then; here every edge is crossed
 on every axis, with all else small. And it is crossed on one axis while another is just full: work
 that is cut along both is then handed out by the number of full tiles. Where several sizes decide
-together, the kernel itself names a problem beyond: its `roads`.
+together, the kernel itself names a problem beyond: its
+`extra_problems`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
 
-from r18.backend import Kernel, roads
+from r18.backend import Kernel
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -36,11 +37,11 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
     """The kernel's edges, crossed on each axis; what it takes of them, and not larger than that.
 
     A problem that the kernel refuses is rounded up to one that it takes, where there is one. Two
-    axes at an edge may make a tensor twice as large. The kernel's roads come last, as large as they
-    are.
+    axes at an edge may make a tensor twice as large. The kernel's own extra problems come
+    last, at any size.
     """
     found = _crossed(kernel, kernel.edges, *room_for(kernel, max_elements, max_macs))
-    return (*found, *(road for road in roads(kernel) if road not in found))
+    return (*found, *(extra for extra in kernel.extra_problems if extra not in found))
 
 
 def _crossed(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from r18 import records
-from r18.backend import Backend, Kernel, SourcedKernel, choices
+from r18.backend import Backend, Kernel
 from r18.errors import UsageError
 from r18_oracle.findings import Finding
 from r18_oracle.search.verify import BackendResult, Verification, counted
@@ -110,15 +110,14 @@ def merged(
 
 
 def digest_of(backend: Backend, kernel: Kernel) -> str | None:
-    """Of the kernel's sources, and of the ids of its choices, which are looked at with it.
+    """Of the kernel's sources and of the ids of its variants, which are verified with it.
 
-    None of a kernel that is not compiled from sources of its own.
+    None for a kernel that is not compiled from its own sources.
     """
-    if not isinstance(kernel, SourcedKernel):
-        return None
-    if not (found := choices(backend, kernel)):
-        return kernel.digest
-    parts = (kernel.digest, *(choice.id for choice in found))
+    digest = kernel.digest
+    if digest is None or not (found := backend.variants(kernel)):
+        return digest
+    parts = (digest, *(variant.id for variant in found))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -155,7 +154,7 @@ def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
     for backend in backends.values():
         record = records.read(records.path_of(folder, WHAT, backend.probe()), WHAT)
         kernels = backend.kernels()
-        compiled = {kernel.id for kernel in kernels if isinstance(kernel, SourcedKernel)}
+        compiled = {kernel.id for kernel in kernels if kernel.digest is not None}
         found |= compiled - stale(backend, kernels, [record]).keys()
     return frozenset(found)
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from r18.backend import BackendBase, DeviceInfo, Kernel, RoundingContract
+from r18.backend import Backend as BackendBase
+from r18.backend import DeviceInfo, Kernel, RoundingContract
 from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
 from r18.graph.ops import (
     Add,
