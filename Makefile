@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
-.PHONY: verify test lint clean
+.PHONY: verify test lint docs clean
 
 verify: $(STAMP)  ## compare every backend that runs here, checkpoint by checkpoint
 	$(BIN)/r18 verify
@@ -17,6 +17,9 @@ lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## the documentation as a site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Installed once, and again only when what is to be installed changes.
 $(STAMP): pyproject.toml

@@ -1,4 +1,4 @@
-"""The host: what it is, how busy it is, and what of it this process holds: threads and memory."""
+"""The host: what it is, how busy it is, and the threads and memory that this process uses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from threadpoolctl import LibController, threadpool_limits
 
 from r18.errors import UsageError
@@ -25,7 +26,7 @@ OTHER_THREADS = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-"""Those of libraries that would rather have their own."""
+"""The same for libraries that read a variable of their own."""
 NUMBA_THREADS = "NUMBA_NUM_THREADS"
 
 
@@ -36,7 +37,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "cpus": cpus(),
         "threads": thread_count(),
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "load_average": list(psutil.getloadavg()),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "r18": package_version("r18"),
@@ -45,8 +46,10 @@ def machine() -> dict[str, Any]:
 
 def cpus() -> int:
     """The CPUs that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # macOS has none
+        return len(process.cpu_affinity())
+    return psutil.cpu_count() or 1
 
 
 def thread_count() -> int:
@@ -58,11 +61,11 @@ def thread_count() -> int:
 def set_threads(count: int) -> None:
     """Let CPU work use `count` threads, in whatever library and for the rest of this process.
 
-    Variables of the environment tell the libraries and backends that are loaded later, also in
-    processes that are started; those that are loaded (BLAS, OpenMP, PyTorch, Numba) are told
-    themselves. Call it before backends are used: they may keep the count that they saw first.
+    Libraries and backends that are loaded later, and new processes, read the environment variables
+    that this sets. Libraries that are loaded already (BLAS, OpenMP, PyTorch, Numba) are set through
+    their own interfaces. Call it before backends are used: they may keep the first count they see.
 
-    Raises `UsageError` for a count below 1, and for one that Numba, loaded already, cannot have.
+    Raises `UsageError` for a count below 1, and for one above what a loaded Numba started with.
     """
     if count < 1:
         raise UsageError(f"work needs at least 1 thread, got {count}")
@@ -87,8 +90,8 @@ def set_threads(count: int) -> None:
 def set_blas_threads(library: LibController, count: int) -> None:
     """The threads of a BLAS library's products, from whichever thread this is called.
 
-    From 3.8 on, threadpoolctl does nothing for any thread but the first that has set OpenBLAS's,
-    and does not say so; therefore it is told that nobody has, before and after.
+    NOTE: from 3.8 on, threadpoolctl lets only the first thread that has set OpenBLAS's count set it
+    again, and ignores the others silently. Forgetting that thread, before and after, avoids it.
     """
     forget = getattr(library, "clear_controlling_thread", None)
     if forget is not None:
@@ -120,14 +123,14 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def resident_nbytes() -> int | None:
-    """Bytes of this process in memory, after giving back what is free; None but on Linux."""
+def resident_nbytes() -> int:
+    """Bytes of this process in memory, after giving free heap back to the system."""
     _trim()
-    return _status("VmRSS")
+    return int(psutil.Process().memory_info().rss)
 
 
 def reset_peak() -> bool:
-    """Let `peak_nbytes` begin anew at what is resident now; False where the system cannot."""
+    """Reset `peak_nbytes` to what is resident now; False where the system cannot."""
     _trim()
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -137,20 +140,19 @@ def reset_peak() -> bool:
 
 
 def peak_nbytes() -> int | None:
-    """The most bytes in memory since `reset_peak`, or since the process began."""
-    return _status("VmHWM")
+    """The most bytes in memory since `reset_peak`, or since the process began; Linux, else None.
 
-
-def _status(field: str) -> int | None:
+    psutil knows no peak that can be reset.
+    """
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
+            if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return None
 
 
 def _trim() -> None:
-    """Give freed heap back to the system: it must neither count, nor be reused uncounted."""
+    """Give freed heap back to the system, so that it is neither counted nor reused uncounted."""
     gc.collect()
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # malloc_trim is glibc's

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
-from r18.report.markup import VOID
+VOID = frozenset({"br", "img", "link", "meta"})
+
+
+def assert_figure_is_safe(figure: ElementTree.Element) -> None:
+    """A figure is drawn on white without CSS variables, and refers to no other file."""
+    text = ElementTree.tostring(figure, encoding="unicode")
+    assert not re.search(r"<script|var\(|@import|<image", text)
+    links = re.findall(r"""url\(([^)]*)\)|href=["']([^"']*)""", text)
+    assert all((address or href).startswith("#") for address, href in links)
+    first = next(one for one in figure.iter() if one.tag.endswith("path"))
+    assert "fill: #ffffff" in (first.get("style") or "")
 
 
 class Cell:
@@ -29,6 +41,7 @@ class Reader(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
         self.tables: list[tuple[str, list[list[Cell]]]] = []
+        self.preformatted: list[str] = []
         self.title = ""
         self.sections: dict[str, list[str]] = {}
         self.feed(text)
@@ -59,6 +72,8 @@ class Reader(HTMLParser):
         self.texts.append(data)
         if "section" in self.stack:
             self.sections[next(reversed(self.sections))].append(data)
+        if self.stack[-1:] == ["pre"]:
+            self.preformatted.append(data)
         if self.stack == ["html", "head", "title"]:
             self.title += data
         if {"td", "th"} & set(self.stack) and "small" not in self.stack:

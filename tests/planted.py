@@ -1,6 +1,6 @@
 """Backends with one planted fault each, as `planted:FAULT.op_name`; the rest of each is right.
 
-The faults are the oracle's own, under the names of their kernels there.
+The faults come from `faults`, under the names of their kernels.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 
+from faults import FAULTS
 from faulty_backends import CONTRACTS, Right, kernel
 from r18.backend import Kernel
-from r18_oracle.faults import FAULTS
 
 BY_NAME: dict[str, Kernel] = {
     f"{fault.kernel.op.name}_{fault.kernel.algorithm}": fault.kernel

@@ -23,9 +23,10 @@ from r18_oracle.network.checkpoint_report import (
     TopOne,
 )
 from r18_oracle.network.losses import Loss
-from r18_oracle.report import page
-from r18_oracle.search.campaign import KernelReport, profile
+from r18_oracle.search.campaign import KernelReport
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import BackendResult, Request, Verification
+from r18_oracle.search.verify_page import page
 
 CONV = Problem(Conv2d(3, 8, (3, 3), (1, 1), (1, 1)), ((2, 3, 9, 40),))
 HOSTILE = "<script>alert(1)</script>&\"'\x00\ud800\x1b[31m"

@@ -40,7 +40,7 @@ from r18_cupy.conv_implicit_gemm_mma import (
 )
 from r18_cupy.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
 from r18_cupy.split import split
-from r18_oracle.search.campaign import uncovered
+from r18_oracle.search.coverage import uncovered
 
 PRECISIONS = pytest.mark.parametrize("precision", [FP16, BF16, TF32, FP16X3], ids=str)
 SHARED_NBYTES = 99 * 1024  # a block's on sm_86, sm_89 and sm_120, the least from sm_80 on

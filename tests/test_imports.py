@@ -35,6 +35,8 @@ EXTRAS = (
     "dask",
     "distributed",
     "pyarrow",
+    "jinja2",
+    "matplotlib",
     "hypothesis",
     "pytest",
 )

@@ -35,7 +35,7 @@ from r18_numba.tile import LARGE, SMALL, TILES, TINY, WIDE, Tile
 from r18_oracle.generate.corners import corners
 from r18_oracle.judge.reference import reference
 from r18_oracle.search import records as evidence
-from r18_oracle.search.campaign import profile
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import Request, Verification, suited
 from support import output_of, run_python
 

@@ -34,6 +34,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PUBLISHED = (
     *("r18", "backends", "oracle", "tests", "docs", "tools", "exports/records"),
     *("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE"),
+    *("CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "mkdocs.yml", ".pre-commit-config.yaml"),
+    *(".ci", ".github"),
 )
 PACKAGES = {"r18", "r18_cupy", "r18_numba", "r18_numpy", "r18_oracle", "r18_torch"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
@@ -129,7 +131,7 @@ def test_the_metadata(built: Built) -> None:
     assert not re.search(r"\]\((?!https://)", shown)
     extras = re.findall(r"^\| (`.*`) \|", shown, re.MULTILINE)
     named = {name for words in extras for name in re.findall(r"`([^`]+)`", words)}
-    assert named == set(PROJECT["optional-dependencies"]) - {"dev"}
+    assert named == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
     points = files[f"{info}/entry_points.txt"].decode()
     for name, value in PROJECT["entry-points"]["r18.backends"].items():
         assert f"{name} = {value}" in points
@@ -146,7 +148,8 @@ def test_the_sdist_holds_what_is_needed_to_test_it(built: Built) -> None:
             if path.is_file() and "__pycache__" not in path.parts and ".egg-info" not in str(path)
         }
         assert files <= names, files - names
-    assert {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"} <= names
+    pages = {"CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"}
+    assert {"LICENSE", "CITATION.cff", "Makefile", "mkdocs.yml", "pyproject.toml", *pages} <= names
     assert not [name for name in names if name.endswith(".pyc")]
 
 

@@ -22,7 +22,7 @@ from r18.backend import Kernel, RoundingContract
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error
-from r18.tables import Table
+from r18.report.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADS = ("op", "algorithm", "kernels", "precisions", "layouts", "bound", "promises")
@@ -89,7 +89,7 @@ def bound(contract: RoundingContract) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a document's tables of kernels.")
-    pages = sorted((ROOT / "docs" / "backends").glob("*.md"))
+    pages = sorted((ROOT / "docs" / "backends").rglob("*.md"))
     parser.add_argument("files", nargs="*", type=Path, default=pages)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     args = parser.parse_args()

@@ -13,7 +13,7 @@ from r18.atomic import write_text
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error
 from r18.records import FOLDER
-from r18.tables import rendered
+from r18.report.tables import rendered
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,4 +1,4 @@
-"""Findings: one disagreement each, small enough to mail, and exact enough to replay."""
+"""Findings: one disagreement each, small enough to mail, with all that a replay needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,34 @@ from r18.errors import R18Error, UsageError, unknown
 from r18.graph.ops import OPS, Layout, Op, Problem
 
 CHOICE = "choice"
-"""In a finding's details: the id of the choice of its kernel that it is about, if it is."""
+"""Key of a finding's details: the id of the kernel's choice at fault."""
+RUN = "run"
+"""Key of a finding's details: the fields of a network run."""
+SILENCE = "silence_seconds"
+"""Key of the details of a crash or a hang: the time limit that it was found with."""
+
+
+class Subject(Enum):
+    """What a finding is about, and so what a replay runs."""
+
+    KERNEL = "a kernel on one problem"
+    CHOICE = "a choice of a kernel that takes no problem"
+    COVERAGE = "a problem or a kernel that is not covered"
+    NETWORK_RUN = "a network run"
 
 
 @dataclass(frozen=True)
 class Finding:
     """One disagreement.
 
-    check:      the name of the check that failed (`r18_oracle.check.checks.CHECKS`, or `crash`,
-    `hang`). backend, kernel: what was under test; the backend as `get_backend` takes it.
+    check:      the check that failed: one of `r18_oracle.check.checks.CHECKS`, `crash`, `hang`,
+                `coverage` or `checkpoint`.
+    backend, kernel: what was tested; the backend as `get_backend` takes it.
     problem:    the smallest problem that still fails.
     kind, seed: the input, as `make_case` takes them.
     message:    what is wrong, in a sentence.
     coordinate, got, expected, bound: the worst element, where the check compares values.
+    details:    what a replay needs in addition.
     """
 
     check: str
@@ -43,8 +59,16 @@ class Finding:
     bound: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def subject(self) -> Subject:
+        if RUN in self.details:
+            return Subject.NETWORK_RUN
+        if self.check != "coverage":
+            return Subject.KERNEL
+        return Subject.CHOICE if CHOICE in self.details else Subject.COVERAGE
+
     def to_json(self) -> dict[str, Any]:
-        """As plain data; non-finite numbers as strings, since JSON has none."""
+        """As plain data; the numbers as strings, since JSON has no NaN and no infinity."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["problem"] = None if self.problem is None else problem_to_json(self.problem)
         for name in ("got", "expected", "bound"):
@@ -54,7 +78,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: Any) -> Finding:
-        """The finding of `to_json`'s data; raises `UsageError` for anything else."""
+        """The inverse of `to_json`; raises `UsageError` for any other data."""
         if not isinstance(data, dict) or data.get("finding") != 1:
             raise UsageError("this is not a finding that this version of r18 wrote")
         known = {f.name for f in fields(cls)}
@@ -78,7 +102,7 @@ class Finding:
         return cls(**values)
 
     def describe(self, path: Path | str | None = None) -> str:
-        """The lines that a person reads; with a path, the line to run."""
+        """As text; with the path of its file, the command that replays it."""
         lines = [f"{self.kernel}: {self.check}: {self.message}"]
         if self.problem is not None:
             lines.append(f"  problem   {self.problem}")
@@ -94,25 +118,26 @@ class Finding:
 
     @property
     def file_name(self) -> str:
-        """A name of its own for this finding's file."""
+        """A file name that is unique to this finding."""
         digest = hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
         stem = f"{self.kernel}.{self.check}.{digest[:8]}"
         return "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem) + ".json"
 
 
 class Failed(R18Error):
-    """A check failed; carries the finding. Raised inside the search so that it can shrink."""
+    """A check failed; carries the finding."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
         super().__init__(finding.describe())
 
     def __reduce__(self) -> tuple[Callable[[Finding], Failed], tuple[Finding]]:
-        return failed, (self.finding,)  # it crosses processes; its type is made at run time
+        return failed, (self.finding,)  # pickle cannot find a type made at run time
 
 
 def failed(finding: Finding) -> Failed:
-    """The exception to raise: of one type a check, so that a search that shrinks stays with it."""
+    """The exception to raise. Each check has its own type, so that Hypothesis shrinks one check's
+    failure and does not slip to another's."""
     return _failure_type(finding.check)(finding)
 
 
@@ -130,7 +155,7 @@ def save(finding: Finding, folder: Path) -> Path:
 
 
 def load(path: Path) -> Finding:
-    """Read a finding; raises `UsageError` when the file is none."""
+    """Read a finding; raises `UsageError` if the file does not hold one."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -144,7 +169,7 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
 
 
 def _op_to_json(op: Op) -> dict[str, Any]:
-    """An op of two holds both in its settings, in the same form."""
+    """A fused op holds its parts in its settings, in the same form."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Op):
@@ -156,7 +181,7 @@ def _op_to_json(op: Op) -> dict[str, Any]:
 
 
 def problem_from_json(data: dict[str, Any]) -> Problem:
-    """The problem of `problem_to_json`'s data; raises `UnknownName` or `ShapeError`."""
+    """The inverse of `problem_to_json`; raises `UnknownName` or `ShapeError`."""
     return Problem(_op_from_json(data), tuple(tuple(shape) for shape in data["inputs"]))
 
 

@@ -40,8 +40,9 @@ Activations are passed densely packed in the kernel's `layout`, in its precision
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pkgutil import resolve_name
 from typing import ClassVar
 
 from r18.backend.device import Array, Buffer, DeviceInfo, Event, Memory, Stream
@@ -53,6 +54,9 @@ from r18.backend.program import Program
 from r18.backend.tuned import Fastest
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
+
+PLANNER = "r18.runtime.plan:make_plan"
+"""Named, not imported: the planner is built on this module, not this module on the planner."""
 
 
 class Backend(ABC):
@@ -131,13 +135,9 @@ class Backend(ABC):
         `weights` are those of level `none`, by torchvision's names. Raises as
         `r18.runtime.plan.make_plan` does, and `WeightsError` for a missing or misshapen weight.
         """
-        plan = Backend.planner(self, schedule, options)
+        plan: Plan = resolve_name(PLANNER)(self, schedule, options)
         self.prepare((step.kernel, step.problem) for step in plan.steps)
         return self.program(plan, weights)
-
-    planner: ClassVar[Callable[[Backend, Schedule, CompileOptions], Plan]]
-    """`r18.runtime.plan.make_plan`, which `r18.runtime` sets: the planner is built on this class,
-    not this class on the planner."""
 
 
 __all__ = ["Backend", "Buffer", "Event", "Kernel", "Memory", "Program", "Stream"]

@@ -18,7 +18,7 @@ from r18.backend import (
 )
 from r18.bench.baselines import FedTorchvision, Way, device_words, made, peers_precision, ways
 from r18.bench.from_host import Feeding
-from r18.bench.timing import Contender
+from r18.bench.rows import Contender
 from r18.errors import NoKernel, UsageError, unknown
 from r18.graph.ops import ConvMaxPool
 from r18.graph.passes import fuse, fuse_pool
@@ -197,7 +197,7 @@ def _check_algorithm(backends: Collection[Backend], algorithm: Algorithm) -> Non
 
 
 class Compiled:
-    """A program as a `r18.bench.timing.Runner`."""
+    """A program as a `r18.bench.rows.Runner`."""
 
     def __init__(self, program: Program, kind: str) -> None:
         self.program = program

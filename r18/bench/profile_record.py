@@ -1,7 +1,7 @@
 """What the drop-in's fusion levels take, on which device: `profile-<device>.json`.
 
-A group is what took turns and can be compared: one backend, precision, batch and memory format, in
-one run. A later run replaces the groups that it measured, whole.
+A group is what took turns in one run and can be compared: one backend, precision, batch and memory
+format. A later run replaces the groups that it measured, each as a whole.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench.profile import Report
+from r18.records.kinds import Profile, ProfileGroup
 
 WHAT = "profile"
 
@@ -31,36 +34,28 @@ def save(
 ) -> Path:
     """Write a profile to the record of its device; returns the file.
 
-    device: the backend's. about: facts about the whole run, for every group. Raises `UsageError`
-    for a damaged record.
+    device: the backend's. about: facts about the whole run that every group holds: `repeat`,
+    `weights`, `machine` and `skipped`. Raises `UsageError` for a damaged record.
     """
     path = records.path_of(folder, WHAT, device)
-    groups: dict[str, Any] = dict(records.read(path, WHAT).get("groups", {}))
     shared = {"date": records.now(), "environment": records.environment(device), **about}
-    for batch in dict.fromkeys(row.batch for row in report.rows):
-        rows = [row.to_json() for row in report.rows if row.batch == batch]
-        for row in rows:
-            del row["batch"]
-        groups[group_name(report.backend, report.precision, batch, channels_last)] = {
-            "backend": report.backend,
-            "precision": report.precision,
-            "batch": batch,
-            "channels_last": channels_last,
-            **shared,
-            "rows": rows,
-        }
-    data = {
-        "record": WHAT,
-        "format": records.FORMAT,
-        "device": device.name,
-        "groups": dict(sorted(groups.items(), key=lambda item: _order(item[1]))),
-    }
-    records.write(path, data)
+    made: dict[str, Any] = {}
+    for row in report.rows:
+        name = group_name(report.backend, report.precision, row.batch, channels_last)
+        head = {"backend": report.backend, "precision": report.precision, "batch": row.batch}
+        head |= {"channels_last": channels_last, **shared, "rows": []}
+        data = row.to_json()
+        del data["batch"]
+        made.setdefault(name, head)["rows"].append(data)
+    old = records.load(path, Profile)
+    groups = (old.groups if old else {}) | msgspec.convert(made, dict[str, ProfileGroup])
+    ordered = dict(sorted(groups.items(), key=lambda item: _order(item[1])))
+    records.write(path, Profile(device=device.name, groups=ordered))
     return path
 
 
-def _order(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return group["backend"], group["precision"], group["channels_last"], group["batch"]
+def _order(group: ProfileGroup) -> tuple[Any, ...]:
+    return group.backend, group.precision, group.channels_last, group.batch
 
 
 __all__ = ["WHAT", "group_name", "save"]

@@ -1,7 +1,7 @@
 """What was timed, on which device: `bench-<device>.json`.
 
-A group is what took turns with one another and can be compared: one network, precision, fusion
-level and batch, in one run. A later run replaces the groups that it measured, whole.
+A group is what took turns in one run and can be compared: one network, precision, fusion level and
+batch. A later run replaces the groups that it measured, each as a whole.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench.baselines import PEERS
 from r18.bench.roofline import Ceilings, Limit, limits
-from r18.bench.timing import RATIO, Contender, Row
+from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool
 from r18.graph.precision import PRECISIONS
 from r18.graph.schedule import network
+from r18.records.kinds import Bench, BenchGroup
 
 WHAT = "bench"
 
@@ -36,9 +39,9 @@ def save(
 ) -> list[Path]:
     """Write rows to the records of their devices; returns the files.
 
-    field: the contenders that the rows are of. about: facts about the whole run, for every group:
-    `network` and `skipped` (contender and reason) among them. Samples are left out; their median
-    and percentiles stay. Raises `UsageError` for a damaged record.
+    field: the contenders that were timed. about: facts about the whole run that every group
+    holds: `network`, `weights`, `machine` and `skipped` (contender and reason). Samples are left
+    out; their median and percentiles stay. Raises `UsageError` for a damaged record.
     """
     written: list[Path] = []
     for kind, device in _devices(field).items():
@@ -46,31 +49,25 @@ def save(
         if not mine:
             continue
         path = records.path_of(folder, WHAT, device)
-        record = records.read(path, WHAT)
-        groups = record.get("groups", {}) | _groups(mine, about, fusion, device)
-        data = {
-            "record": WHAT,
-            "format": records.FORMAT,
-            "device": device.name,
-            "ratio": RATIO,
-            "groups": dict(sorted(groups.items(), key=lambda item: _order(item[1]))),
-        }
-        records.write(path, data)
+        old = records.load(path, Bench)
+        groups = (old.groups if old else {}) | _groups(mine, about, fusion, device)
+        ordered = dict(sorted(groups.items(), key=lambda item: _order(item[1])))
+        records.write(path, Bench(device=device.name, ratio=RATIO, groups=ordered))
         written.append(path)
     return written
 
 
 def _devices(field: Iterable[Contender]) -> dict[str, DeviceInfo]:
-    """A device of each kind: a backend's own words for it, which say more than a peer's."""
+    """A device of each kind, as a backend describes it, else as a peer does."""
     ranked = sorted(field, key=lambda contender: contender.name in PEERS)
     return {contender.device.kind: contender.device for contender in reversed(ranked)}
 
 
 def _groups(
     rows: Iterable[Row], about: Mapping[str, Any], fusion: str, device: DeviceInfo
-) -> dict[str, Any]:
+) -> dict[str, BenchGroup]:
     shared = {"date": records.now(), "environment": records.environment(device), **about}
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
     for row in rows:
         head = {"precision": row.precision, "fusion": fusion, "batch": row.batch}
         head |= {"warmup": row.warmup, "repeat": row.repeat, "series": row.series}
@@ -79,18 +76,18 @@ def _groups(
         for key in ("samples_ms", "device_kind", *head.keys() - {"fusion"}):
             del data[key]
         found.setdefault(name, {**head, **shared, "rows": []})["rows"].append(data)
-    return found
+    return msgspec.convert(found, dict[str, BenchGroup])
 
 
-def _order(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (group["network"], group["precision"], group["fusion"], group["batch"])
+def _order(group: BenchGroup) -> tuple[Any, ...]:
+    return group.network, group.precision, group.fusion, group.batch
 
 
-# -- read again --------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------
 
 
 def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A record's groups: networks together, then precisions in their order, then batches."""
+    """A record's groups by network, fusion level, precision in the order of `PRECISIONS`, batch."""
     known = list(PRECISIONS)
 
     def place(group: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -109,9 +106,10 @@ def pools(row: Mapping[str, Any]) -> bool:
 def floors(
     group: Mapping[str, Any], ceilings: Ceilings, *, pooled: bool = False
 ) -> dict[str, Limit]:
-    """The floor of each step of a group's network, as `limits` has it.
+    """The floor of each step of a group's network; see `limits`.
 
-    Raises `UsageError` where the ceilings lack the precision, or were measured with other threads.
+    Raises `UsageError` where the ceilings lack the precision, or were measured with another number
+    of threads.
     """
     threads = group["machine"].get("threads")
     if ceilings.threads is not None and threads not in (None, ceilings.threads):

@@ -47,7 +47,7 @@ EXTRAS = {"torch": "oracle", "torchvision": "oracle", "hypothesis": "oracle", "p
 
 app = typer.Typer(
     name="r18",
-    help="ResNet-18 inference written by hand, many times over, and proved right.\n\n"
+    help="ResNet-18 inference written by hand, and an oracle that checks every kernel.\n\n"
     "Exit codes: 0 success, 1 a difference or failed check was found, 2 wrong request or input.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

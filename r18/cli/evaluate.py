@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -27,137 +27,119 @@ from r18.cli.options import (
     chosen_backend,
 )
 from r18.errors import UsageError
-from r18.evaluate import distributed, run
-from r18.evaluate import record as evaluation_record
-from r18.evaluate.request import Request
+from r18.evaluate import run
+from r18.evaluate.job import Finished, Job, check_job, run_job
 from r18.evaluate.rows import Row
-from r18.evaluate.sources import LISTS, NO_LABELS, ImageSet, find_images
+from r18.evaluate.sources import LISTS, NO_LABELS
 from r18.evaluate.summary import Summary, share
 from r18.evaluate.tables import FORMATS, printable
-from r18.graph.schedule import network
-from r18.images.classify import even_batch
-from r18.machine import cpus, machine
 from r18.records import FOLDER
-from r18.weights import Weights, load_weights
 
 NO_REFERENCE = "none"
 SHOWN = 10
-"""Images of another class, and such that cannot be read, that are named; the table has all."""
+"""The most images with another class, or that cannot be read, that are named; the table has all."""
+
+
+Images = Annotated[
+    Path,
+    typer.Option(
+        help=f"Folder: a flat one with {' or '.join(LISTS)}, one folder per class, or images."
+    ),
+]
+Labels = Annotated[
+    str | None,
+    typer.Option(help=f"A CSV or list of FILE CLASS to use instead; or {NO_LABELS}."),
+]
+Reference = Annotated[
+    str, typer.Option(help=f"The reference: a name as of --backend, or {NO_REFERENCE}.")
+]
+ReferencePrecision = Annotated[str, typer.Option(help="Of the reference.")]
+BatchLimit = Annotated[int, typer.Option(help="Images at a time, at most.", min=1)]
+Threads = Annotated[int, typer.Option(help="Decoding images; 0 is one per core.", min=0)]
+Out = Annotated[
+    Path, typer.Option(help=f"The result of every image: a file in {' or '.join(FORMATS)}.")
+]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Start over, and replace what is at --out.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes of a Dask cluster on this machine; 0 is one per GPU or core.", min=0
+    ),
+]
+Scheduler = Annotated[
+    str | None, typer.Option(help="Address of a Dask scheduler whose workers do it.")
+]
+Record = Annotated[
+    bool, typer.Option("--record", help="Also write the numbers to the device's record.")
+]
 
 
 def evaluate(
-    images: Annotated[
-        Path,
-        typer.Option(
-            help=f"Folder: a flat one with {' or '.join(LISTS)}, one folder per class, or images."
-        ),
-    ],
-    labels: Annotated[
-        str | None,
-        typer.Option(help=f"A CSV or list of FILE CLASS to use instead; or {NO_LABELS}."),
-    ] = None,
+    images: Images,
+    labels: Labels = None,
     weights: WeightsSource = "imagenet",
     backend: BackendName = None,
-    against: Annotated[
-        str, typer.Option(help=f"The reference: a name as of --backend, or {NO_REFERENCE}.")
-    ] = "torch",
+    against: Reference = "torch",
     precision: PrecisionName = "fp32",
-    against_precision: Annotated[str, typer.Option(help="Of the reference.")] = "fp32",
+    against_precision: ReferencePrecision = "fp32",
     fusion: FusionLevel = "all",
     network_name: NetworkName = "resnet18",
-    batch: Annotated[int, typer.Option(help="Images at once, at most.", min=1)] = 32,
-    threads: Annotated[int, typer.Option(help="Decoding images; 0 is one a core.", min=0)] = 0,
-    out: Annotated[
-        Path, typer.Option(help=f"The result of every image: a file in {' or '.join(FORMATS)}.")
-    ] = Path("exports/evaluation.csv"),
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin anew, and replace what is at --out.")
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes of a Dask cluster on this machine; 0 is one a GPU, or one a core.",
-            min=0,
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler whose workers do it.")
-    ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Also write the numbers to the device's record.")
-    ] = False,
+    batch: BatchLimit = 32,
+    threads: Threads = 0,
+    out: Out = Path("exports/evaluation.csv"),
+    restart: Restart = False,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    record: Record = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Classify a folder of photographs with a backend and a reference, and compare.
 
-    What is done is kept after every batch. Interrupted or killed, the same command goes on where
-    it was; results of other weights, images or kernels are never mixed. An image that cannot be
-    read is recorded and left out.
+    Results are kept after every batch. Interrupted or killed, the same command continues; results
+    of other weights, images or kernels are never mixed. An image that cannot be read is recorded
+    and left out.
 
     A near tie is an image whose first two logits in the reference are closer than rounding can
-    move them, by the margin rule of `r18 verify`. Times are medians of milliseconds an image over
-    the batches, on which both take turns, of computing alone; `r18 bench` measures more carefully.
+    move them, by the margin rule of `r18 verify`. Times are medians of milliseconds per image of
+    computing only, over batches on which both take turns; `r18 bench` measures more carefully.
 
     Exit codes: 0 every class agrees but for near ties, 1 another class, or logits that are not
     finite, 2 a wrong request, or nothing could be compared.
     """
-    if workers is not None and scheduler is not None:
-        raise UsageError("--workers starts a cluster, --scheduler uses one: give one of the two")
-    run.check_ready(out, restart)
+    check_job(out, restart, workers, scheduler)
     reference = None if against == NO_REFERENCE else against
     name, kind = _chosen(backend, scheduler)
-    schedule = network(network_name)
-    found = find_images(images, schedule.shapes(1)[schedule.output][1], labels)
-    host = machine()
-    typer.echo(f"images: {len(found.items)} in {images}, {found.layout}", err=True)
-    loaded = load_weights(weights, schedule)
-    request = Request.of(
-        network_name,
-        loaded,
-        name,
-        against=reference,
-        precision=precision,
-        against_precision=against_precision,
-        fusion=fusion,
-        batch=even_batch(len(found.items), batch),
-    )
+    made = (images, labels, weights, network_name, name, kind, reference, precision)
+    job = Job(*made, against_precision, fusion, batch, threads, out, restart, workers, scheduler)
     try:
-        with _engine(request, loaded, found, threads, workers, scheduler, kind) as engine:
-            for what, where in zip(("backend", "against"), engine.running(), strict=False):
-                if what == "against" or scheduler is not None:
-                    typer.echo(f"{what}: {where.name}, {where.device}", err=True)
-            with _progress() as on_progress:
-                done = run.evaluate(
-                    engine, found, request, loaded, out, restart=restart, on_progress=on_progress
-                )
-            crew = engine.workers
+        with _progress() as on_progress:
+            done = run_job(job, partial(typer.echo, err=True), on_progress)
     except KeyboardInterrupt:
         if run.journal_of(out).exists():
-            typer.echo("interrupted; the same command without --restart goes on", err=True)
+            typer.echo("interrupted; the same command without --restart continues", err=True)
         raise
-    summary = done.summary
     if record:
-        facts = {"machine": host}
-        path = evaluation_record.save(done, request, found, facts, records, workers=crew)
-        typer.echo(f"recorded in {path}", err=True)
+        typer.echo(f"recorded in {done.record(records)}", err=True)
+    _print(done, as_json)
+
+
+def _print(done: Finished, as_json: bool) -> None:
+    """Print the results; raises `typer.Exit` with the command's exit code."""
+    summary, running = done.evaluation.summary, done.evaluation.running
     if as_json:
-        head: dict[str, Any] = {
-            "request": asdict(request),
-            "running": [asdict(line) for line in done.running],
-            "layout": found.layout,
-            "out": str(out),
-        }
-        typer.echo(json.dumps(head | summary.to_json(), indent=2, allow_nan=False))
+        typer.echo(json.dumps(done.to_json(), indent=2, allow_nan=False))
     else:
-        typer.echo(text(summary, done.running[1].name if len(done.running) > 1 else None))
-    typer.echo(f"results in {out}", err=True)
+        typer.echo(text(summary, running[1].name if len(running) > 1 else None))
+    typer.echo(f"results in {done.job.out}", err=True)
     if summary.changed:
         raise typer.Exit(FOUND)
     if summary.unreadable == summary.images:
         typer.echo("no image could be read", err=True)
         raise typer.Exit(REFUSED)
-    if reference is not None and not summary.decided:
+    if done.job.against is not None and not summary.decided:
         typer.echo("every image is a near tie: this comparison shows nothing", err=True)
         raise typer.Exit(REFUSED)
 
@@ -208,7 +190,7 @@ def _changed(row: Row) -> str:
 def _chosen(backend: str | None, scheduler: str | None) -> tuple[str, str]:
     """What `get_backend` takes wherever it runs, and the kind of device here.
 
-    The workers of a scheduler may have what is not here: they are asked for it by name.
+    A scheduler's workers may have backends that are not installed here, so only the name is passed.
     """
     name = asked_backend(backend)
     if scheduler is not None:
@@ -217,32 +199,6 @@ def _chosen(backend: str | None, scheduler: str | None) -> tuple[str, str]:
         return name, ""
     runner, device = chosen_backend(backend)
     return (runner.name if name == "auto" else name), device.kind
-
-
-@contextmanager
-def _engine(
-    request: Request,
-    weights: Weights,
-    images: ImageSet,
-    threads: int,
-    workers: int | None,
-    scheduler: str | None,
-    kind: str,
-) -> Iterator[run.Engine]:
-    """What runs the batches: this process, or workers."""
-    if scheduler is not None:
-        with distributed.connected(scheduler) as client:
-            yield distributed.Cluster(client, request, images.folder, threads or 1)
-    elif workers is not None:
-        with distributed.local_cluster(workers, kind) as client:
-            share_of_cores = max(1, cpus() // len(client.nthreads()))
-            yield distributed.Cluster(client, request, images.folder, threads or share_of_cores)
-    else:
-        here = run.Here(request, weights, images.folder, threads or None)
-        try:
-            yield here
-        finally:
-            here.close()
 
 
 @contextmanager

@@ -63,6 +63,24 @@ PrecisionNames = Annotated[
 BatchSizes = Annotated[str, typer.Option(help="Images at once; several separated by commas.")]
 RecordFolder = Annotated[Path, typer.Option("--records", help="Folder of the records.")]
 WeightsSource = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Judge every output against float64; a wrong one is no row.")
+]
+Record = Annotated[
+    bool, typer.Option("--record", help="Also write the times to the devices' records.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="CPU threads of backends and baselines alike. [OMP_NUM_THREADS]", min=1),
+]
+KernelOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernel",
+        help="STEP=KERNEL or OP=KERNEL, a kernel id or a glob over ids, such as "
+        "conv2d=numpy/conv2d/direct/*; repeat it for several.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

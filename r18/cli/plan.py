@@ -17,6 +17,7 @@ from r18.cli.options import (
     BackendName,
     FusionLevel,
     ImageSize,
+    KernelOverrides,
     NetworkName,
     PrecisionName,
     asked_backend,
@@ -26,28 +27,25 @@ from r18.cli.options import (
 )
 from r18.runtime.plan import make_plan
 
+Batch = Annotated[int, typer.Option(help="Images at once.", min=1)]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Plan as on this device, such as nvidia-h200: the backend ships a table of the "
+        "fastest kernels there."
+    ),
+]
+
 
 def plan(
     backend: BackendName = None,
     network_name: NetworkName = "resnet18",
     precision: PrecisionName = "fp32",
     fusion: FusionLevel = "all",
-    batch: Annotated[int, typer.Option(help="Images at once.", min=1)] = 1,
+    batch: Batch = 1,
     image_size: ImageSize = None,
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="STEP=KERNEL or OP=KERNEL, a kernel id or a glob over ids, such as "
-            "conv2d=numpy/conv2d/direct/*; repeat it for several."
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="As on this device, of which the backend ships a table of what is fastest, such "
-            "as nvidia-h200."
-        ),
-    ] = None,
+    kernel: KernelOverrides = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a backend's plan for a network, without running it: no step touches a device.

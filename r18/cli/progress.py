@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from r18.graph.ops import Problem
 
@@ -30,13 +38,25 @@ class Bar:
 
 @contextmanager
 def progress_bar() -> Iterator[Bar]:
-    """A bar that disappears when it is done, and draws nothing where stderr is no terminal."""
+    """A bar over jobs."""
+    text = TextColumn("{task.description}")
+    with _shown(BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), text) as progress:
+        yield Bar(progress)
+
+
+@contextmanager
+def run_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar over runs; call it with what is being done, and how many of how many runs are done."""
+    with _shown(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task("")
+
+        def update(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+
+        yield update
+
+
+def _shown(*columns: ProgressColumn) -> Progress:
+    """A bar that disappears when it is done, and draws nothing if stderr is no terminal."""
     console = Console(stderr=True)
-    columns = (
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
-        yield Bar(p)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

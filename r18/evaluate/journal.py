@@ -1,127 +1,132 @@
-"""What is done of an evaluation, on the disk after every batch: a killed run goes on from here.
+"""The finished batches of an evaluation, on the disk: a killed run continues from here.
 
-Lines of JSON: a heading, which says what the results are of, then one line a batch. A line is
-written in one piece and flushed to the disk, so all that a kill can leave is a last line that has
-no end; it is cut off, and its images are done again. One process writes at a time.
+The journal is an SQLite database in one file. A batch is one transaction, flushed to the disk: a
+kill leaves all of it or nothing. One process writes at a time: it holds the write lock from the
+moment it opens the journal, except for the moment between two transactions.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from r18.errors import R18Error, UsageError
 from r18.evaluate.rows import BatchRows, Row, Times
 
-KIND = "r18 evaluation"
-FORMAT = 1
+APPLICATION = int.from_bytes(b"r18e", "big")
+"""SQLite's application id: says which files are journals."""
+FORMAT = 2
+
+_SCHEMA = f"""
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {FORMAT};
+CREATE TABLE about (identity TEXT NOT NULL, facts TEXT NOT NULL);
+CREATE TABLE images (place INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, image TEXT NOT NULL);
+CREATE TABLE times (place INTEGER PRIMARY KEY, backend_ms REAL NOT NULL, reference_ms REAL);
+"""
 
 
 class Journal:
     """An open journal; see `open_journal`.
 
-    facts: what was found out when it was begun, and holds for all of its results.
-    rows:  by file. times: one a batch.
+    facts: what was found out at the beginning and holds for all results.
+    rows:  by file. times: one for each batch.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
         self.facts: dict[str, Any] = {}
         self.rows: dict[str, Row] = {}
         self.times: list[Times] = []
-        self._descriptor = descriptor
+        self._database = database
         self._discarded = False
 
     def append(self, batch: BatchRows) -> tuple[Row, ...]:
         """Keep a batch; returns the rows that are new.
 
-        Of an image that is there already the first row stays: a batch that two workers did counts
-        once. Raises `R18Error` when it cannot be written.
+        The first row of an image stays: a batch that two workers ran counts once. Raises `R18Error`
+        when it cannot be written.
         """
         new = tuple(row for row in batch.rows if row.file not in self.rows)
-        if new:
-            batch = BatchRows(new, batch.times)
-            self._write(batch.to_json())
-            self._keep(batch)
+        if not new:
+            return new
+        with self._writing():
+            # As JSON: names of files may hold lone surrogates, which SQLite does not store.
+            self._database.executemany(
+                "INSERT INTO images (file, image) VALUES (?, ?)",
+                [(json.dumps(row.file), json.dumps(row.to_json())) for row in new],
+            )
+            if batch.times is not None:
+                self._database.execute(
+                    "INSERT INTO times (backend_ms, reference_ms) VALUES (?, ?)",
+                    (batch.times.backend_ms, batch.times.reference_ms),
+                )
+        self.rows |= {row.file: row for row in new}
+        if batch.times is not None:
+            self.times.append(batch.times)
         return new
 
     def discard(self) -> None:
-        """Have it deleted when it is closed: what it holds is elsewhere now."""
+        """Delete the file when it is closed: its results are elsewhere now."""
         self._discarded = True
 
-    def _keep(self, batch: BatchRows) -> None:
-        self.rows |= {row.file: row for row in batch.rows}
-        if batch.times is not None:
-            self.times.append(batch.times)
-
-    def _begin(self, identity: Mapping[str, Any], facts: Callable[[], dict[str, Any]]) -> None:
-        try:
-            self.facts = facts()
-        except BaseException:
-            if not os.fstat(self._descriptor).st_size:
-                self.path.unlink()
-            raise
-        os.ftruncate(self._descriptor, 0)
-        heading = {"journal": KIND, "format": FORMAT, "identity": identity, "facts": self.facts}
-        self._write(heading)
-        _flush_folder(self.path.parent)
-
-    def _write(self, data: Mapping[str, Any]) -> None:
-        line = (json.dumps(data, separators=(",", ":")) + "\n").encode("ascii")
-        try:
-            while line:
-                line = line[os.write(self._descriptor, line) :]
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise R18Error(
-                f"cannot write '{self.path}': {error}\n"
-                "  what it holds is kept: the same command goes on from there"
-            ) from error
-
     def _read(self, identity: Mapping[str, Any]) -> bool:
-        """Take in what is there, without a last line that has no end; False: nothing is."""
-        text = self.path.read_bytes()
-        whole = text.rfind(b"\n") + 1
-        os.ftruncate(self._descriptor, whole)
-        lines = text[:whole].splitlines()
-        if not lines:
+        """Load what the file holds; False for an empty file. Raises `UsageError`."""
+        if not self.path.stat().st_size:
             return False
-        heading = self._parsed(1, lines[0])
-        if (heading.get("journal"), heading.get("format")) != (KIND, FORMAT):
-            raise UsageError(
-                f"'{self.path}' is no journal that this version of r18 wrote; choose another --out"
-            )
+        if (self._number("application_id"), self._number("user_version")) != (APPLICATION, FORMAT):
+            raise _no_journal(self.path)
         try:
-            then, self.facts = heading["identity"], heading["facts"]
-        except KeyError:
-            raise self._damaged(1) from None
-        _check_same(self.path, then, identity)
-        for number, line in enumerate(lines[1:], start=2):
-            try:
-                self._keep(BatchRows.from_json(self._parsed(number, line)))
-            except (KeyError, TypeError):
-                raise self._damaged(number) from None
+            if self._database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise ValueError("its pages do not fit together")
+            ((then, facts),) = self._database.execute("SELECT identity, facts FROM about")
+            images = self._database.execute("SELECT file, image FROM images ORDER BY place")
+            rows = [(json.loads(file), Row.from_json(json.loads(image))) for file, image in images]
+            times = self._database.execute(
+                "SELECT backend_ms, reference_ms FROM times ORDER BY place"
+            )
+            self.times = [Times(*found) for found in times]
+            self.facts = dict(json.loads(facts))
+            _check_same(self.path, dict(json.loads(then)), identity)
+        except (sqlite3.DatabaseError, KeyError, TypeError, ValueError) as error:
+            raise _damaged(self.path, error) from None
+        self.rows = dict(rows)
         return True
 
-    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            data = json.loads(line)
-        except ValueError:
-            raise self._damaged(number) from None
-        if not isinstance(data, dict):
-            raise self._damaged(number)
-        return data
+    def _begin(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Replace all contents."""
+        self.facts = dict(facts)
+        with self._writing():
+            for table in ("about", "images", "times"):
+                self._database.execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in _SCHEMA.split(";"):
+                self._database.execute(statement)
+            self._database.execute(
+                "INSERT INTO about VALUES (?, ?)", (json.dumps(identity), json.dumps(self.facts))
+            )
+        _flush_folder(self.path.parent)
 
-    def _damaged(self, number: int) -> UsageError:
-        return UsageError(
-            f"the journal '{self.path}' is damaged in line {number}\n"
-            "  begin anew with --restart, or choose another --out"
-        )
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Commit what the block writes; hold the lock again."""
+        try:
+            yield
+            self._database.execute("COMMIT")
+            self._database.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise R18Error(
+                f"cannot write '{self.path}': {error}\n"
+                "  what it holds is kept: the same command continues from there"
+            ) from error
+
+    def _number(self, pragma: str) -> int:
+        (found,) = self._database.execute(f"PRAGMA {pragma}").fetchone()
+        return int(found)
 
 
 @contextmanager
@@ -132,39 +137,88 @@ def open_journal(
     *,
     restart: bool = False,
 ) -> Iterator[Journal]:
-    """The journal at a path, begun or taken up again; folders above it are made.
+    """The journal at a path, new or continued; folders above it are made.
 
     identity: what the results are of; plain data. A journal of anything else is not continued.
-    facts:    called when a journal is begun.
+    facts:    called for a new journal.
     restart:  drop what is there.
 
-    Raises `UsageError` for a journal of something else, a damaged one, or one that another process
-    is writing; `R18Error` when it cannot be written.
+    Raises `UsageError` for a journal of something else, a damaged one, a file that is no journal,
+    or one that another process is writing; `R18Error` when it cannot be written. A file that is
+    refused stays as it was.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    except OSError as error:
-        raise R18Error(f"cannot write '{path}': {error}; choose another --out") from error
-    journal = Journal(path, descriptor)
-    try:
-        if not _locked(descriptor):
-            raise UsageError(
-                f"another process is writing '{path}'\n  wait for it, or choose another --out"
-            )
-        if restart or not journal._read(identity):
-            journal._begin(identity, facts)
-        yield journal
-        if journal._discarded and os.name != "nt":
-            path.unlink()  # while it is still ours
-    finally:
-        os.close(descriptor)
-    if journal._discarded and os.name == "nt":
+    found: dict[str, Any] | None = None
+    if restart and not _usable(path):
+        found = facts()
+        path.unlink()
+    with closing(_locked(path)) as database:
+        journal = Journal(path, database)
+        try:
+            if restart or not journal._read(identity):
+                journal._begin(identity, facts() if found is None else found)
+            yield journal
+        finally:
+            empty = path.exists() and not path.stat().st_size
+            if (journal._discarded or empty) and os.name != "nt":
+                path.unlink()  # while it is still ours
+    if (journal._discarded or empty) and os.name == "nt":
         path.unlink()
 
 
+def _usable(path: Path) -> bool:
+    """Whether a journal can begin in this file: there is none, it is empty, or a sound journal."""
+    if not path.exists() or not path.stat().st_size:
+        return True
+    try:
+        with closing(sqlite3.connect(path, timeout=0)) as database:
+            known = database.execute("PRAGMA application_id").fetchone()
+            sound = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError:
+        return True  # `_locked` says why it cannot be opened
+    except sqlite3.DatabaseError:
+        return False
+    return bool(known == (APPLICATION,) and sound == ("ok",))
+
+
+def _locked(path: Path) -> sqlite3.Connection:
+    """The database at a path, made if it is not there, with its write lock."""
+    database = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(path, timeout=0, isolation_level=None)
+        database.execute("PRAGMA synchronous = EXTRA")
+        database.execute("BEGIN IMMEDIATE")
+        return database
+    except (OSError, sqlite3.Error) as error:
+        if database is not None:
+            database.close()
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_BUSY:
+            raise UsageError(
+                f"another process is writing '{path}'\n  wait for it, or choose another --out"
+            ) from None
+        if code == sqlite3.SQLITE_NOTADB:
+            raise _no_journal(path) from None
+        if code == sqlite3.SQLITE_CORRUPT:
+            raise _damaged(path, error) from None
+        raise R18Error(f"cannot write '{path}': {error}; choose another --out") from error
+
+
+def _no_journal(path: Path) -> UsageError:
+    return UsageError(
+        f"'{path}' is no journal that this version of r18 wrote; choose another --out"
+    )
+
+
+def _damaged(path: Path, why: Exception) -> UsageError:
+    return UsageError(
+        f"the journal '{path}' is damaged: {why}\n"
+        "  start over with --restart, or choose another --out"
+    )
+
+
 def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise `UsageError` with every difference between what a journal is of, and what is asked."""
+    """Raise `UsageError` with every difference between a journal's identity and the one wanted."""
     different = [
         f"{name}: {_short(then.get(name))} there, {_short(now.get(name))} now"
         for name in dict.fromkeys([*then, *now])
@@ -184,27 +238,8 @@ def _short(value: object) -> str:
     return f"{text[:16]}…" if len(text) == 64 else text
 
 
-def _locked(descriptor: int) -> bool:
-    """Take the file for this process, until it ends or closes it; False when another has it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(descriptor, 1 << 62, os.SEEK_SET)  # a byte that no line reaches
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:
-        return True  # a file system without locks: nobody can tell
-    return True
-
-
 def _flush_folder(folder: Path) -> None:
-    """Have the disk hold that the file is there, where the system can (not on Windows)."""
+    """Flush the file's entry in its folder to the disk, where the system can (not on Windows)."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)

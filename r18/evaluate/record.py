@@ -1,7 +1,7 @@
-"""What an evaluation came to, on which device: `evaluate-<device>.json`.
+"""The numbers of evaluations, on which device: `evaluate-<device>.json`.
 
-An entry a backend, precision, batch, reference, set of images and number of workers; a later run
-replaces its own. The rows are in the table that the run wrote: a record has the numbers.
+There is one entry for each backend, precision, batch, reference, set of images and number of
+workers; a later run replaces its own. The rows are in the table that the run wrote.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.evaluate.request import Request
 from r18.evaluate.run import Evaluation
 from r18.evaluate.sources import ImageSet
+from r18.records.kinds import Evaluate, EvaluateEntry
 
 WHAT = "evaluate"
 ROWS = ("changed", "not_read")
-"""What a summary has a list of, and a record the number."""
+"""What a summary lists and a record counts."""
 
 
 def entry_name(request: Request, images: str, workers: int | None) -> str:
@@ -40,8 +43,8 @@ def save(
 ) -> Path:
     """Write an evaluation to the record of its backend's device; returns the file.
 
-    workers: how many did it; None is the process that asked. about: facts about the run, such as
-    the machine. Raises `UsageError` for a damaged record.
+    workers: how many there were; None is this process. about: facts about the run: `machine`.
+    Raises `UsageError` for a damaged record.
     """
     running = done.running[0]
     device = DeviceInfo(running.kind, running.device)
@@ -62,15 +65,10 @@ def save(
         "seconds": done.seconds,
         "images_per_second": new / done.seconds if new else None,
     }
-    entries = records.read(path, WHAT).get("entries", {})
-    entries |= {entry_name(request, images.folder.name, workers): entry}
-    data = {
-        "record": WHAT,
-        "format": records.FORMAT,
-        "device": device.name,
-        "entries": dict(sorted(entries.items())),
-    }
-    records.write(path, data)
+    name = entry_name(request, images.folder.name, workers)
+    old = records.load(path, Evaluate)
+    entries = (old.entries if old else {}) | {name: msgspec.convert(entry, EvaluateEntry)}
+    records.write(path, Evaluate(device=device.name, entries=dict(sorted(entries.items()))))
     return path
 
 

@@ -1,7 +1,7 @@
-"""The way through an evaluation: what is still to do is done, kept batch by batch, and summed up.
+"""An evaluation from start to end: run what is missing, keep it batch by batch, sum it up.
 
 An engine runs the batches: `Here` in this process, `r18.evaluate.distributed.Cluster` on
-workers. Neither decides anything: results are kept here, in one place, once each.
+workers. Results are kept in one place, the journal, and each only once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from r18.weights import Weights
 
 
 class Engine(Protocol):
-    """Whatever runs batches. workers: how many do it; None is this process."""
+    """Runs batches. workers: how many there are; None is this process."""
 
     @property
     def workers(self) -> int | None: ...
@@ -50,8 +50,8 @@ class Engine(Protocol):
 class Here:
     """Batches in this process, decoded in threads.
 
-    On a GPU the next batch is decoded while one runs. Where a program runs on the CPU that would
-    take the cores it is timed on.
+    On a GPU the next batch is decoded while one runs. On the CPU it is not: decoding would take
+    the cores that the program is timed on.
     """
 
     workers: int | None = None
@@ -88,7 +88,7 @@ def bound_of(pair: Pair, folder: Path, items: Batch) -> float:
 @dataclass(frozen=True)
 class Progress:
     """How far a run is. resumed: images that were done before it began. compared: images that
-    both programs were asked about; 0 without a reference.
+    both programs classified; 0 without a reference.
     """
 
     images: int
@@ -100,7 +100,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished run: its numbers, and on what it ran.
+    """A finished run: its numbers and its devices.
 
     resumed: images that were done before it began. seconds: from when the programs were compiled
     to the last result, reading and decoding included.
@@ -114,7 +114,7 @@ class Evaluation:
 
 
 def journal_of(out: Path) -> Path:
-    """Where the journal of results lies while they are made."""
+    """The path of the journal while results are made."""
     return out.with_name(f"{out.name}.journal")
 
 
@@ -130,13 +130,13 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the images that are not in the journal, and write the table when all are.
 
-    out:     the table; the journal lies beside it until then.
-    restart: begin anew, and replace the table of an earlier run.
+    out:     the table; the journal is next to it until then.
+    restart: start over, and replace the table of an earlier run.
 
     An image that cannot be read is a row like the others. Raises `UsageError` for a table that is
     there already or cannot be written, and for a journal of something else (see `open_journal`);
     what the engine raises. Whatever is raised, and when the process is killed, the journal holds
-    every batch that was done, and the same call goes on from there.
+    every finished batch, and the same call continues from there.
     """
     check_ready(out, restart)
     running = engine.running()
@@ -210,7 +210,7 @@ class _Tally:
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Batch]:
-    """Items in runs of so many, the last with the rest."""
+    """Items in groups of `size`, the last with the rest."""
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 

@@ -1,15 +1,15 @@
-"""`r18 report`: one page, and pictures, of what was measured; files that load nothing.
+"""Pages and figures of what was measured and verified; each page is one file that loads nothing.
 
-`evidence` reads records, an evaluation and two dumps, and `checked` says whether a record is whole;
-`speed`, `layers`, `fusion`, `bounds`, `mutants`, `sanitizers`, `agreement` and `checkpoints` are a
-section of the page each, in its order; `page` puts them together, and `pictures` draws those for a
-README. What every page of ours is made of is `shell`, `markup`, `bars`, `heat` and `scale`.
+`evidence` reads records, an evaluation and two dumps, and `checked` says whether a record is whole.
+`speed`, `bounds`, `mutants` and `agreement` prepare the sections of `page`, and `verification` is
+the page of `r18 verify --html`. `render` fills the templates, `figures` draws with matplotlib, and
+`heat` and `scale` are shared. `tables` makes the Markdown tables of the documents.
 """
 
 from __future__ import annotations
 
 from r18.report.evidence import Evidence, gather
+from r18.report.figures import pictures
 from r18.report.page import page
-from r18.report.pictures import pictures
 
 __all__ = ["Evidence", "gather", "page", "pictures"]

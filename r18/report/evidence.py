@@ -1,8 +1,8 @@
-"""What a report shows, read and checked: records, an evaluation, a comparison of two dumps."""
+"""What a page shows, read and checked: records, an evaluation, a comparison of two dumps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,24 @@ from r18.bench.roofline import Ceilings, Limit
 from r18.errors import R18Error, UsageError
 from r18.evaluate.rows import Row
 from r18.evaluate.tables import read_table
-from r18.report.checked import (
-    check_mutated,
-    check_profiled,
-    check_sanitized,
-    check_timed,
-    check_verified,
-)
-from r18.tables import device_words
+from r18.report.checked import check
+from r18.report.tables import device_words
 
-VERIFY, MUTATE, SANITIZE = "verify", "mutate", "sanitize"
-"""Records that the oracle writes."""
-SHOWN = (bench_record.WHAT, profile_record.WHAT, VERIFY, MUTATE, SANITIZE)
-"""What a page is made of, besides an evaluation and two dumps."""
-
+SHOWN = (bench_record.WHAT, profile_record.WHAT, "verify", "mutate", "sanitize")
+"""Records that a page shows, by the command that writes them."""
+USUAL = {"network": "resnet18", "fusion": "all"}
 
 Records = Mapping[str, Mapping[str, Any]]
+"""Records of one command by the slug of their device."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """What took turns in one benchmark: a record's group, and its roofline.
+    """Programs timed in turns: a group of a benchmark's record, with its roofline.
 
-    device: the slug of its record. data: the group as recorded. floors: of each step, by name;
-    empty where there is no roofline, and `why` says so. pooled: the same with max-pooling fused,
-    where some program did that.
+    device: the slug of the record. data: the group as recorded. floors: the floor of each step by
+    name; empty where there is no roofline, and `why` gives the reason. pooled: the same with
+    max-pooling fused, where a program fuses it.
     """
 
     device: str
@@ -67,23 +60,30 @@ class Group:
 
     @property
     def floor_ms(self) -> float | None:
-        """Milliseconds of a batch at the roofline: the steps of whoever needs the least."""
+        """Milliseconds per batch at the roofline of the program that fuses most."""
         floors = self.pooled or self.floors
         return sum(one.floor_ms for one in floors.values()) if floors else None
 
     @property
     def title(self) -> str:
-        """`fp16, batch 64`, and what is not as usual."""
-        words = [self.precision, f"batch {self.batch}"]
-        usual = {"network": "resnet18", "fusion": "all"}
-        odd = {key: self.data[key] for key, said in usual.items() if self.data[key] != said}
-        words += [f"{key} {said}" for key, said in odd.items()]
-        return ", ".join(words)
+        """`fp16, batch 64`, with the network and the fusion level where they are not `USUAL`."""
+        odd = (f"{key} {self.data[key]}" for key, said in USUAL.items() if self.data[key] != said)
+        return ", ".join((self.precision, f"batch {self.batch}", *odd))
+
+    @property
+    def usual(self) -> bool:
+        """Whether this is ResNet-18, fully fused."""
+        return all(self.data[key] == said for key, said in USUAL.items())
+
+    @property
+    def fastest_first(self) -> list[Mapping[str, Any]]:
+        return sorted(self.data["rows"], key=lambda row: float(row["median_ms"]))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation's rows, and which are near ties; `about` is what a Parquet file tells."""
+    """The rows of an evaluation, each with whether it is a near tie; `about` is the metadata of a
+    Parquet file."""
 
     path: Path
     rows: tuple[tuple[Row, bool | None], ...]
@@ -92,13 +92,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a page is made of; what was not given is empty or None.
+    """Everything that a page shows; what was not given is empty or None.
 
-    folder:  of the records.
-    profiled, verified, mutated, sanitized: the devices' records of the command, by slug.
+    folder:  the folder of the records.
+    groups:  the fastest device first.
     images:  the folder of the evaluation's photographs.
-    network: of the evaluation, unless the evaluation says.
-    diff:    the comparison of two dumps, as `r18 diff --json` has it.
+    network: the evaluated network, unless the evaluation names it.
+    diff:    the comparison of two dumps, as `r18 diff --json` writes it.
     """
 
     folder: Path
@@ -120,46 +120,37 @@ def gather(
     network: str = "resnet18",
     diff: Mapping[str, Any] | None = None,
 ) -> Evidence:
-    """Read what there is; see `Evidence`. The device of the most images a second comes first.
+    """Read and check all evidence; see `Evidence`.
 
-    Raises `UsageError` for a record or an evaluation that is damaged, for a folder of images that
-    is none or not of the evaluation, and where there is nothing at all to show.
+    Raises `UsageError` for a damaged record or evaluation, for a folder of images that does not
+    exist or does not belong to the evaluation, and when there is nothing to show.
     """
-    evaluated = None if evaluation is None else read_evaluation(evaluation)
+    evaluated = None
+    if evaluation is not None:
+        rows, about = read_table(evaluation)
+        evaluated = Evaluation(evaluation, tuple(rows), about)
     if images is not None:
         _check_images(images, evaluated)
     ceilings = {
         slug: Ceilings.from_record(record)
         for slug, record in records.read_all(folder, CEILINGS).items()
     }
-    timed = _records(folder, bench_record.WHAT, check_timed)
-    found = Evidence(
-        folder,
-        tuple(
-            grouped(slug, group, ceilings.get(slug))
-            for slug, record in sorted(timed.items(), key=lambda item: -_most_images(item[1]))
-            for group in in_order(record["groups"])
-        ),
-        _records(folder, profile_record.WHAT, check_profiled),
-        _records(folder, VERIFY, check_verified),
-        _records(folder, MUTATE, check_mutated),
-        _records(folder, SANITIZE, check_sanitized),
-        evaluated,
-        images,
-        network,
-        diff,
+    timed, profiled, verified, mutated, sanitized = (_records(folder, what) for what in SHOWN)
+    groups = tuple(
+        grouped(slug, group, ceilings.get(slug))
+        for slug, record in sorted(timed.items(), key=lambda item: -_most_images(item[1]))
+        for group in in_order(record["groups"])
     )
-    recorded = (
-        *(found.groups, found.profiled, found.verified, found.mutated, found.sanitized),
-        *(found.evaluation, found.diff),
-    )
-    if not any(recorded):
+    others = (profiled, verified, mutated, sanitized)
+    if not any((groups, *others, evaluated, diff)):
         raise UsageError(
             f"there is nothing to report: {_empty(folder)}, and neither --evaluation nor --dumps "
             "was given\n"
             f"  r18 {', '.join(SHOWN)} write records with --record; --records names another folder"
         )
-    return found
+    return Evidence(
+        folder, groups, profiled, verified, mutated, sanitized, evaluated, images, network, diff
+    )
 
 
 def _check_images(folder: Path, evaluation: Evaluation | None) -> None:
@@ -182,29 +173,21 @@ def _empty(folder: Path) -> str:
 
 
 def _most_images(record: Mapping[str, Any]) -> float:
-    """A second, of all that was timed on a device."""
+    """The highest rate in a record, in images per second."""
     rows = (row for group in record["groups"].values() for row in group["rows"])
     return max((float(row["images_per_second"]) for row in rows), default=0.0)
 
 
-def _records(
-    folder: Path, what: str, check: Callable[[Path, Mapping[str, Any]], None]
-) -> dict[str, dict[str, Any]]:
-    """The devices' records of `what`, each checked."""
+def _records(folder: Path, what: str) -> dict[str, dict[str, Any]]:
+    """The records of `r18 <what>` by device, each checked."""
     found = records.read_all(folder, what)
     for slug, record in found.items():
-        check(folder / f"{what}-{slug}.json", record)
+        check(folder / f"{what}-{slug}.json", record, what)
     return found
 
 
-def read_evaluation(path: Path) -> Evaluation:
-    """What `r18 evaluate` wrote. Raises `UsageError`."""
-    rows, about = read_table(path)
-    return Evaluation(path, tuple(rows), about)
-
-
 def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Group:
-    """A record's group with its roofline, where the device's ceilings were measured alike."""
+    """A group with its roofline, if the device's ceilings were measured alike."""
     if ceilings is None:
         return Group(slug, data, {}, "the ceilings of the device were not measured")
     try:
@@ -215,4 +198,4 @@ def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Gr
     return Group(slug, data, own, pooled=pooled)
 
 
-__all__ = ["Evaluation", "Evidence", "Group", "gather", "grouped", "read_evaluation"]
+__all__ = ["SHOWN", "Evaluation", "Evidence", "Group", "gather"]

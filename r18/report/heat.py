@@ -1,4 +1,4 @@
-"""A heat map as a table: a row a thing that was judged, a column a backend in a precision."""
+"""A heat map: a row for each thing judged, a column for each backend and precision."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from r18.graph.precision import PRECISIONS
-from r18.report.markup import Markup, tag
-from r18.report.scale import fault, ratio_text, shade, value
-
-MANY = 8
-"""More columns than these are drawn narrower."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A backend in a precision; a kernel whose id names none has the precision ''."""
+    """A backend in a precision; the precision is '' for a kernel whose id names none."""
 
     backend: str
     precision: str
@@ -24,9 +19,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """ratio: None where there is none to show. text: instead of the ratio. tip: what more is known.
+    """ratio: error/bound, None where there is none. tip: details. text: replaces the ratio.
 
-    warned: above the statistical line, though within the bound.
+    warned: above the statistical line, within the bound.
     """
 
     ratio: float | None
@@ -36,87 +31,83 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """name: its heading. note: beside it. group: whose rows stand together."""
+class Line:
+    """A row: its heading, a note next to it, and a cell (or None) for each column."""
 
     name: str
-    group: str
-    note: str = ""
+    note: str
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Heat:
+    """corner: what the rows are. bodies: the rows, grouped."""
+
+    corner: str
+    caption: str
+    columns: tuple[Column, ...]
+    bodies: tuple[tuple[Line, ...], ...]
+
+    @property
+    def backends(self) -> list[tuple[str, int]]:
+        """Each backend with the number of its columns."""
+        names = [column.backend for column in self.columns]
+        return [(name, names.count(name)) for name in dict.fromkeys(names)]
 
 
 def heat_map(
     corner: str,
-    rows: Sequence[Row],
-    given: Iterable[Column],
+    caption: str,
+    orders: Iterable[Sequence[str]],
+    columns: Iterable[Column],
     cells: Mapping[tuple[str, Column], Cell],
-) -> Markup:
-    """The table; `cells` by row name and column, a cell of row '' for all rows that lack one."""
-    columns = in_order(given)
-    backends = list(dict.fromkeys(column.backend for column in columns))
-    top = [tag("th", corner, rowspan=2, scope="col")] + [
-        tag(
-            "th",
+    notes: Mapping[str, str] | None = None,
+) -> Heat | None:
+    """The map; None without rows.
+
+    orders: row names as each backend orders them. cells: by row and column; a cell of row '' fills
+    its column's gaps. Rows are grouped by their names up to the first '/' or '.'.
+    """
+    shown = tuple(in_order(dict.fromkeys(columns)))
+    lines = [
+        Line(
             name,
-            scope="colgroup",
-            colspan=sum(column.backend == name for column in columns),
+            (notes or {}).get(name, ""),
+            tuple(cells.get((name, column), cells.get(("", column))) for column in shown),
         )
-        for name in backends
+        for name in merged(orders)
     ]
-    precisions = [tag("th", column.precision or "–", scope="col") for column in columns]
-    bodies = []
-    for _, group in groupby(rows, key=lambda row: row.group):
-        lines = []
-        for row in group:
-            line = [tag("th", row.name, tag("small", row.note) if row.note else None, scope="row")]
-            line += [_cell(cells.get((row.name, c), cells.get(("", c)))) for c in columns]
-            lines.append(tag("tr", *line))
-        bodies.append(tag("tbody", *lines))
-    head = tag("thead", tag("tr", *top), tag("tr", *precisions))
-    return tag("table", head, *bodies, class_="heat many" if len(columns) > MANY else "heat")
+    groups = groupby(lines, lambda line: line.name.replace("/", ".").partition(".")[0])
+    bodies = tuple(tuple(group) for _, group in groups)
+    return Heat(corner, caption, shown, bodies) if bodies else None
 
 
 def in_order(columns: Iterable[Column]) -> list[Column]:
-    """Backends in the order in which they come, of each the precisions in theirs."""
+    """Backends in the given order, the precisions of each in the order of `PRECISIONS`."""
     given = list(columns)
     backends = list(dict.fromkeys(column.backend for column in given))
-    known = list(PRECISIONS)
-
-    def place(column: Column) -> tuple[int, int]:
-        name = column.precision
-        return backends.index(column.backend), known.index(name) if name in known else len(known)
-
-    return sorted(given, key=place)
+    known = [*PRECISIONS, *(column.precision for column in given)]
+    return sorted(given, key=lambda c: (backends.index(c.backend), known.index(c.precision)))
 
 
 def split_id(kernel: str) -> tuple[str, str]:
-    """(op/algorithm[/tile], precision) of a kernel's id; an id of another form, and ''."""
+    """(op/algorithm[/tile], precision) of a kernel id; (id, '') for an id of another form."""
     parts = kernel.split("/")
     if len(parts) < 4:
         return kernel, ""
     return "/".join([*parts[1:3], *parts[4:]]), parts[3]
 
 
-def merged(orders: Sequence[Sequence[str]]) -> list[str]:
-    """All names once, each after the one that comes before it where it is first seen."""
-    merged: list[str] = []
+def merged(orders: Iterable[Sequence[str]]) -> list[str]:
+    """Every name once, placed after the name that precedes it where it first appears."""
+    names: list[str] = []
     for order in orders:
         at = 0
         for name in order:
-            if name not in merged:
-                merged.insert(at, name)
-            at = merged.index(name) + 1
-    return merged
+            if name not in names:
+                names.insert(at, name)
+            at = names.index(name) + 1
+    return names
 
 
-def _cell(cell: Cell | None) -> Markup:
-    if cell is None:
-        return tag("td", "·", class_="none")
-    if cell.ratio is None:
-        return tag("td", tag("span", cell.text), class_="hatch", title=cell.tip)
-    sign = tag("b", "✕ ") if fault(cell.ratio) else None
-    classes = f"{shade(cell.ratio)}{' warn' if cell.warned else ''}"
-    shown = value(cell.ratio, cell.text or ratio_text(cell.ratio))
-    return tag("td", sign, shown, class_=classes, title=cell.tip)
-
-
-__all__ = ["Cell", "Column", "Row", "heat_map", "in_order", "merged", "split_id"]
+__all__ = ["Cell", "Column", "Heat", "heat_map", "in_order", "split_id"]

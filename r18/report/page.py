@@ -1,49 +1,59 @@
-"""The page: what was measured at a glance, a section for each kind of evidence, and what is not
-there."""
+"""The page of `r18 report`: a section for each kind of evidence, and what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
-from r18.report import (
-    agreement,
-    bounds,
-    checkpoints,
-    fusion,
-    layers,
-    mutants,
-    sanitizers,
-    speed,
-)
+from r18.report import agreement, bounds, mutants, speed
 from r18.report.evidence import Evidence, Group
-from r18.report.markup import Markup, scrolled, tag
-from r18.report.scale import value
-from r18.report.shell import asset, document
-
-STYLES = ("figure.css", "report.css")
+from r18.report.figures import pictures
+from r18.report.heat import Heat
+from r18.report.render import document, image
+from r18.report.tables import device_words
 
 
 def page(evidence: Evidence) -> str:
-    """The whole document. What is missing is named at its end, with the command that makes it."""
-    sections = list(_sections(evidence))
-    if lines := list(missing(evidence)):
-        items = (
-            tag("li", what, ": ", tag("code", command), f" {where}".rstrip())
-            for what, command, where in lines
-        )
-        sections.append(("missing", "Not on this page", [tag("ul", *items, class_="missing")]))
+    """The whole document, with `missing` evidence and the commands that make it at the end."""
+    layers = list(speed.layered(evidence.groups))
+    absent = list(missing(evidence))
+    sections = {
+        "speed": ("Throughput and latency", evidence.groups),
+        "layers": ("Time per layer", layers),
+        "fusion": ("Fusion levels", evidence.profiled),
+        "bounds": ("Error over bound", evidence.verified),
+        "mutants": ("Mutants", evidence.mutated),
+        "sanitizers": ("Memory and synchronisation", evidence.sanitized),
+        "agreement": ("Agreement", evidence.evaluation),
+        "checkpoints": ("Checkpoints", evidence.diff),
+        "missing": ("Not on this page", absent),
+    }
     return document(
-        "r18 report",
-        _header(evidence),
-        sections,
-        f"Made by r18 report from {evidence.folder.as_posix()}: every number is a record's.",
-        [asset("r18.report", name) for name in STYLES],
+        "report",
+        [(name, title) for name, (title, shown) in sections.items() if shown],
+        evidence=evidence,
+        best=_best(evidence.groups),
+        origins=list(_origins(evidence)),
+        pictures=_overview(evidence.groups),
+        devices=_devices(evidence.groups),
+        kinds=_kinds(evidence.groups),
+        timed=speed.timed,
+        layers=layers,
+        profiled=speed.profiled,
+        device_words=device_words,
+        heats=_heats(evidence),
+        refused=any(map(bounds.refused, _entries(evidence.verified, "kernels"))),
+        mutants=mutants,
+        agreement=evidence.evaluation
+        and agreement.view(evidence.evaluation, evidence.images, evidence.network),
+        absent=absent,
+        entries=_entries,
     )
 
 
 def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
-    """(what, the command that makes it, where to run it) of all that the page leaves out."""
+    """(what, the command that makes it, where to run it) for everything the page leaves out."""
     device = "on the device"
     if not evidence.groups:
         yield "throughput and latency", "r18 bench --peers all --record", device
@@ -55,7 +65,7 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         yield "fusion levels", "r18 profile --backend NAME --check --record", device
     if not evidence.verified:
         yield "error over bound", "r18 verify --record", device
-    elif not any(record["networks"] for record in evidence.verified.values()):
+    elif not _entries(evidence.verified, "networks"):
         yield "error over bound of each step", "r18 verify --record", device
     if not evidence.mutated:
         yield "mutants", "r18 mutate --backend NAME --record", device
@@ -76,130 +86,66 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         yield "checkpoints of two dumps", "r18 dump; r18 report --dumps EXPECTED GOT", ""
 
 
-def _sections(evidence: Evidence) -> Iterator[tuple[str, str, list[str | None]]]:
-    """(id, title, contents) of each section that has something to show."""
-    if evidence.groups:
-        yield "speed", "Throughput and latency", list(speed.section(evidence.groups))
-    if steps := list(layers.section(evidence.groups)):
-        yield "layers", "Time per layer", list(steps)
-    if evidence.profiled:
-        yield "fusion", "Fusion levels", list(fusion.section(evidence.profiled))
-    if evidence.verified:
-        yield "bounds", "Error over bound", list(bounds.section(evidence.verified))
-    if evidence.mutated:
-        yield "mutants", "Mutants", list(mutants.section(evidence.mutated))
-    if evidence.sanitized:
-        yield (
-            "sanitizers",
-            "Memory and synchronisation",
-            list(sanitizers.section(evidence.sanitized)),
-        )
-    if evidence.evaluation is not None:
-        found = agreement.section(evidence.evaluation, evidence.images, evidence.network)
-        yield "agreement", "Agreement", list(found)
-    if evidence.diff is not None:
-        yield "checkpoints", "Checkpoints", list(checkpoints.section(evidence.diff))
+def _entries(records: Any, key: str) -> list[Any]:
+    """The entries of the table `key` of all devices' records."""
+    return [entry for record in records.values() for entry in record[key].values()]
 
 
-# -- the head ----------------------------------------------------------------------------------
-
-
-def _header(evidence: Evidence) -> Markup:
-    best = _best(evidence)
-    title: Markup | str = "What was measured"
-    lead = None
-    if best is not None:
-        group, row = best
-        rate = row["images_per_second"]
-        title = tag("span", value(rate, f"{rate:,.0f}"), " images a second")
-        lead = f"{row['backend']} in {group.title} on {group.device_name}"
-        if row["best_ratio"] is not None:
-            lead += f", in {row['best_ratio']:.2f} of the time of {row['best_peer']}"
-        lead += "."
-    return tag(
-        "header",
-        tag("p", "r18 report", class_="eyebrow"),
-        tag("h1", title),
-        None if lead is None else tag("p", lead, class_="lead"),
-        tag("ul", *_tiles(evidence), class_="tiles"),
-        tag("details", tag("summary", "The records, and where they come from"), _origins(evidence)),
-        class_="top",
-    )
-
-
-def _best(evidence: Evidence) -> tuple[Group, Any] | None:
-    """The most images a second of a backend of ours, and its group."""
-    ours = [
-        (group, row)
-        for group in evidence.groups
-        for row in group.data["rows"]
-        if speed.kind_of(row) == "ours"
-    ]
+def _best(groups: Sequence[Group]) -> tuple[Group, Any] | None:
+    """The highest throughput of one of our backends, with its group."""
+    rows = [(group, row) for group in groups for row in group.data["rows"]]
+    ours = [one for one in rows if speed.kind_of(one[1]) == "ours"]
     return max(ours, key=lambda found: float(found[1]["images_per_second"]), default=None)
 
 
-def _tiles(evidence: Evidence) -> Iterator[Markup]:
-    def tile(number: int, words: str) -> Markup:
-        return tag("li", tag("b", value(number, f"{number:,}")), tag("span", words))
-
-    if evidence.groups:
-        rows = sum(len(group.data["rows"]) for group in evidence.groups)
-        yield tile(len({group.device for group in evidence.groups}), "devices timed")
-        yield tile(rows, f"times, in {len(evidence.groups)} runs in turns")
-    if evidence.verified:
-        right, kernels = bounds.count(evidence.verified)
-        yield tile(right, f"of {kernels} recorded kernels verified")
-    if evidence.mutated:
-        caught, tried = mutants.count(evidence.mutated)
-        yield tile(caught, f"of {tried:,} mutants caught")
-    if evidence.sanitized:
-        errors, runs = sanitizers.count(evidence.sanitized)
-        yield tile(errors, f"errors in {runs:,} runs under a sanitizer")
-    if evidence.evaluation is not None:
-        found = agreement.summary(evidence.evaluation)
-        yield tile(found.images, "photographs evaluated")
+def _overview(groups: Sequence[Group]) -> list[str]:
+    """The pictures of a README as addresses."""
+    return [image(text.encode(), "svg+xml") for text in pictures(groups).values()]
 
 
-def _origins(evidence: Evidence) -> Markup:
-    """A line a record: of what, when, with which versions."""
-    rows = []
+def _devices(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
+    return [(slug, list(found)) for slug, found in groupby(groups, lambda group: group.device)]
+
+
+def _kinds(groups: Sequence[Group]) -> dict[str, str]:
+    """What the colours of the bars mean, of the kinds shown."""
+    seen = {speed.kind_of(row) for group in groups for row in group.data["rows"]}
+    return {kind: words for kind, words in speed.KINDS.items() if kind in seen}
+
+
+def _heats(evidence: Evidence) -> list[tuple[str, str, list[Heat]]]:
+    """(slug, device, heat maps) of each record of a verification."""
+    return [
+        (slug, record["device"], [h for h in (bounds.kernels(record), bounds.steps(record)) if h])
+        for slug, record in evidence.verified.items()
+    ]
+
+
+def _origins(evidence: Evidence) -> Iterator[tuple[str, str, str, str]]:
+    """(record, what it holds, when, device and versions) of each source."""
     for group in evidence.groups:
         packages = group.data["environment"]["packages"]
         words = [group.device_name, *(f"{name} {said}" for name, said in packages.items())]
-        rows.append((f"bench-{group.device}", group.title, group.data["date"], ", ".join(words)))
-    for slug, record in evidence.profiled.items():
-        count = f"{len(record['groups'])} runs in turns"
-        dates = (group["date"] for group in record["groups"].values())
-        rows.append((f"profile-{slug}", count, _span(dates), record["device"]))
-    for slug, record in evidence.verified.items():
-        kernels = f"{len(record['kernels'])} kernels"
-        dates = (entry["date"] for entry in record["kernels"].values())
-        rows.append((f"verify-{slug}", kernels, _span(dates), record["device"]))
-    for slug, record in evidence.mutated.items():
-        backends = ", ".join(record["backends"])
-        dates = (run["date"] for run in record["backends"].values())
-        rows.append((f"mutate-{slug}", backends, _span(dates), record["device"]))
-    for slug, record in evidence.sanitized.items():
-        dates = (tool["date"] for tool in record["tools"].values())
-        where = f"{record['device']}, {record['sanitizer']}"
-        rows.append((f"sanitize-{slug}", f"{len(record['tools'])} tools", _span(dates), where))
+        yield f"bench-{group.device}", group.title, group.data["date"], ", ".join(words)
+    for what, records, key, counted in (
+        ("profile", evidence.profiled, "groups", "runs in turns"),
+        ("verify", evidence.verified, "kernels", "kernels"),
+        ("mutate", evidence.mutated, "backends", "backends"),
+        ("sanitize", evidence.sanitized, "tools", "tools"),
+    ):
+        for slug, record in records.items():
+            dates = (entry["date"] for entry in record[key].values())
+            device = record["device"]
+            if "sanitizer" in record:
+                device += f", {record['sanitizer']}"
+            held = f"{len(record[key])} {counted}"
+            if what == "mutate":
+                held = ", ".join(record[key])
+            yield f"{what}-{slug}", held, _span(dates), device
     if evidence.evaluation is not None:
         identity = evidence.evaluation.about.get("identity", {})
         words = [f"{name} {identity[name]}" for name in ("version", "network") if name in identity]
-        rows.append((evidence.evaluation.path.name, "evaluation", "", ", ".join(words)))
-    head = tag("tr", *(tag("th", name, scope="col") for name in ("record", "of", "date", "")))
-    lines = (
-        tag(
-            "tr",
-            tag("th", name, scope="row"),
-            tag("td", what),
-            tag("td", date),
-            tag("td", words, class_="words"),
-        )
-        for name, what, date, words in rows
-    )
-    table = tag("table", tag("thead", head), tag("tbody", *lines), class_="plain")
-    return scrolled(table, "records")
+        yield evidence.evaluation.path.name, "evaluation", "", ", ".join(words)
 
 
 def _span(dates: Iterable[str]) -> str:

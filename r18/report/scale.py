@@ -1,41 +1,32 @@
-"""The one scale of the pages: what shade an error/bound has, and how it is written.
-
-Within the bound a single hue from pale to deep; beyond it another, told apart by a sign as well;
-exact, refused and not run are no shades at all. So it reads in grey and with any colour vision.
-"""
+"""How numbers read on a page: the shade of an error/bound, and digits."""
 
 from __future__ import annotations
 
 import math
 
-from r18.report.markup import Markup, joined, tag
-
 WITHIN = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
-"""The largest error/bound of each shade within the bound, `q1` the first."""
+"""The largest error/bound of each shade within the bound, `q1` first."""
 BEYOND = (10.0, 1e4, math.inf)
-"""And beyond it, `f1` the first."""
+"""The same beyond the bound, `f1` first."""
 
 
 def shade(ratio: float) -> str:
-    """The class of a cell with this error/bound."""
+    """The CSS class of an error/bound; NaN counts as the worst fault."""
     if ratio == 0:
         return "q0"
-    for index, most in enumerate(WITHIN, start=1):
-        if ratio <= most:
-            return f"q{index}"
-    for index, most in enumerate(BEYOND, start=1):
-        if ratio <= most:
-            return f"f{index}"
-    return f"f{len(BEYOND)}"  # NaN
+    if fault(ratio):
+        worse = (f"f{index}" for index, most in enumerate(BEYOND, start=1) if ratio <= most)
+        return next(worse, f"f{len(BEYOND)}")
+    return next(f"q{index}" for index, most in enumerate(WITHIN, start=1) if ratio <= most)
 
 
 def fault(ratio: float) -> bool:
-    """Above the bound, or no number at all."""
+    """Above the bound, or not a number."""
     return not ratio <= 1
 
 
 def short(number: float, digits: int = 2) -> str:
-    """A number for a cell."""
+    """A number in few characters, with a typographic minus."""
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -47,43 +38,22 @@ def short(number: float, digits: int = 2) -> str:
 
 
 def ratio_text(ratio: float, digits: int = 2) -> str:
-    """Error/bound for a cell: what is near 1 keeps the digits that say on which side of it."""
+    """An error/bound; a value near 1 keeps the digits that tell which side of 1 it is on."""
     while short(ratio, digits) == "1" and ratio != 1 and digits < 17:
         digits += 1
     return short(ratio, digits)
 
 
-def value(number: float, text: str) -> Markup:
-    """A number on the page: what it is to the last digit, and what is shown of it."""
-    return tag("data", text, value=repr(float(number)))
+def decimal(number: float) -> str:
+    """Four significant digits, no exponent."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:#.4g}"
 
 
-def legend(*, refused: bool = False, warned: bool = False) -> Markup:
-    """What the shades mean."""
-    edges = ["0", *(f"{edge:g}" for edge in WITHIN)]
-    within = [
-        tag("span", tag("i", class_=f"swatch q{index}"), f"≤ {edge}")
-        for index, edge in enumerate(edges[1:], start=1)
-    ]
-    parts = [
-        tag("span", tag("i", "0", class_="swatch q0"), "exact"),
-        *within,
-        tag("span", tag("i", "✕", class_="swatch f2"), "above 1: a fault"),
-    ]
-    if refused:
-        parts.append(tag("span", tag("i", class_="swatch hatch"), "refused or not run"))
-    if warned:
-        parts.append(tag("span", tag("i", class_="swatch q4 warn"), "above the statistical line"))
-    return tag("p", tag("b", "error/bound"), joined(parts), class_="legend")
+def duration(seconds: float) -> str:
+    """Seconds, or minutes and seconds."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
-__all__ = [
-    "BEYOND",
-    "WITHIN",
-    "fault",
-    "legend",
-    "ratio_text",
-    "shade",
-    "short",
-    "value",
-]
+__all__ = ["BEYOND", "WITHIN", "decimal", "duration", "fault", "ratio_text", "shade", "short"]

@@ -332,6 +332,4 @@ def _lifetimes(
     ]
 
 
-Backend.planner = staticmethod(make_plan)
-
 __all__ = ["choose_kernel", "fastest_first", "in_layout_of_input", "make_plan"]

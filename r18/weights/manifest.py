@@ -17,8 +17,8 @@ little-endian, row-major, with no header:
 
 The outer `layout` is that of the images, a tensor's its own: OIHW, OI or O. Names are
 torchvision's. `kind` is conv_weight, bn_param, bn_buffer, fc_weight or fc_bias; `sha256` is of the
-tensor's bytes. Beside an `.npz` or `.safetensors` file the same fields stand in `NAME.json`, and
-`path` is the name of the array in it.
+tensor's bytes. For an `.npz` or `.safetensors` file the same fields are in `NAME.json`, and `path`
+is the name of the array in it.
 
 A manifest may come from anywhere and is not trusted: everything it says is checked before the
 first tensor is allocated, and each kind of damage has its own message.
@@ -28,17 +28,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
-import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from r18.atomic import new_folder
 from r18.errors import ManifestError, R18Error, WeightsError, unknown
@@ -48,9 +42,17 @@ from r18.images.preprocess import Preprocess
 from r18.weights.tensors import (
     Float32,
     Tensor,
+    TensorFile,
     check_described,
+    check_distinct,
+    check_file,
+    check_hash,
     check_names,
+    check_sha256,
     check_values,
+    inside,
+    read_file,
+    read_object,
     show,
     tensor_bytes,
     tensor_sha256,
@@ -78,6 +80,10 @@ class Entry:
     layout: str
     kind: str
     sha256: str
+
+    @property
+    def file(self) -> TensorFile:
+        return TensorFile(self.name, self.path, self.shape, sha256=self.sha256)
 
 
 Progress = Callable[[Entry], None]
@@ -153,8 +159,7 @@ class Manifest:
     @classmethod
     def from_json(cls, data: object) -> Manifest:
         """Check every field by itself. Raises `ManifestError`, which does not name the file."""
-        if not isinstance(data, dict):
-            raise ManifestError(f"expected a JSON object, got {show(data)}")
+        data = _object(data, "a manifest")
         for name, known in _CONSTANTS.items():
             value = _field(data, name)
             if type(value) is not type(known) or value != known:
@@ -176,8 +181,8 @@ class Manifest:
         if not isinstance(tensors, list):
             raise ManifestError(f"tensors must be a list, got {show(tensors)}")
         entries = tuple(_entry(value, index) for index, value in enumerate(tensors))
-        _no_repeats("name", [entry.name for entry in entries])
-        _no_repeats("path", [entry.path for entry in entries])
+        check_distinct("name", [entry.name for entry in entries], ManifestError)
+        check_distinct("path", [entry.path for entry in entries], ManifestError)
         return cls(
             model=_text(_field(data, "model"), "model"),
             classes=_integer(_field(shape, "classes", "network"), "network.classes"),
@@ -250,13 +255,14 @@ def read_manifest(folder: str | Path, schedule: Schedule | None = None) -> Expor
         if not Path(folder).is_dir():
             raise ManifestError("no such folder")
         root = Path(folder).resolve()
-        manifest = _parse(_inside(root, MANIFEST))
+        manifest = _parse(inside(root, MANIFEST, ManifestError))
         schedule = manifest.schedule(schedule)
-        files = {entry: _checked_file(root, entry) for entry in manifest.tensors}
-        for entry, file in files.items():
-            with file.open("rb") as stream:
-                _same_hash(entry, hashlib.file_digest(stream, "sha256").hexdigest())
-        arrays = {entry.name: _load(file, entry) for entry, file in files.items()}
+        files = [entry.file for entry in manifest.tensors]
+        paths = [check_file(root, file, ManifestError) for file in files]
+        for file, path in zip(files, paths, strict=True):
+            with path.open("rb") as stream:
+                check_hash(file, hashlib.file_digest(stream, "sha256").hexdigest(), ManifestError)
+        arrays = {file.name: read_file(root, file, ManifestError) for file in files}
         tensors = {name: arrays[name] for name in schedule.weight_specs}
         check_values(tensors, schedule, error=ManifestError)
         return Export(manifest, schedule, tensors)
@@ -274,74 +280,7 @@ def _locating(path: str | Path) -> Iterator[None]:
 
 
 def _parse(path: Path) -> Manifest:
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise ManifestError(f"{size:,} bytes are too many for a manifest (at most {MAX_BYTES:,})")
-    try:
-        data = json.loads(
-            path.read_bytes().decode("utf-8"),
-            object_pairs_hook=_no_duplicates,
-            parse_constant=_no_constant,
-        )
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"not JSON: {error}") from None
-    return Manifest.from_json(data)
-
-
-def _checked_file(root: Path, entry: Entry) -> Path:
-    """The file of a tensor, known to be a regular one, inside the folder, of the right size."""
-    path = entry.path
-    if (
-        not path.isprintable()
-        or "\\" in path
-        or re.match(r"[A-Za-z]:", path)
-        or PurePosixPath(path).is_absolute()
-        or ".." in PurePosixPath(path).parts
-        or PurePosixPath(path).as_posix() != path
-    ):
-        raise ManifestError(
-            f"tensor '{entry.name}': the path {show(path)} is not a plain relative one (with '/', "
-            "no '..', no drive), and nothing outside of the folder is read"
-        )
-    file = _inside(root, path)
-    wanted = math.prod(entry.shape) * np.dtype(np.float32).itemsize
-    size = file.stat().st_size
-    if size != wanted:
-        raise ManifestError(
-            f"tensor '{entry.name}': '{path}' has {size} bytes, shape {list(entry.shape)} in "
-            f"float32 has {wanted}\n  truncated, or of another shape; export again"
-        )
-    return file
-
-
-def _inside(root: Path, path: str) -> Path:
-    try:
-        file = (root / path).resolve(strict=True)
-    except FileNotFoundError:
-        raise ManifestError(f"there is no '{path}' in the folder") from None
-    except (OSError, RuntimeError) as error:
-        raise ManifestError(f"'{path}' leads nowhere: {error}") from None
-    if not file.is_relative_to(root):
-        raise ManifestError(f"'{path}' is a link out of the folder, to '{file}'")
-    if not stat.S_ISREG(file.stat().st_mode):
-        raise ManifestError(f"'{path}' is not a regular file")
-    return file
-
-
-def _load(file: Path, entry: Entry) -> Float32:
-    array = np.empty(entry.shape, dtype="<f4")
-    with file.open("rb") as stream:
-        stream.readinto(memoryview(array).cast("B"))
-    _same_hash(entry, tensor_sha256(array))  # of what was read now, should the file have changed
-    return array.astype(np.float32, copy=False)
-
-
-def _same_hash(entry: Entry, found: str) -> None:
-    if found != entry.sha256:
-        raise ManifestError(
-            f"tensor '{entry.name}': '{entry.path}' has sha256 {found[:16]}…, the manifest says "
-            f"{entry.sha256[:16]}…\n  one of the two was changed or damaged; export again"
-        )
+    return Manifest.from_json(read_object(path, MAX_BYTES, ManifestError))
 
 
 # -- Writing ---------------------------------------------------------------------------------
@@ -417,10 +356,7 @@ def _entry(value: object, index: int) -> Entry:
     if not isinstance(shape, list):
         raise ManifestError(f"{what}.shape must be a list of integers, got {show(shape)}")
     extents = tuple(_integer(extent, f"{what}.shape") for extent in shape)
-    if not re.fullmatch(r"[0-9a-f]{64}", texts["sha256"]):
-        raise ManifestError(
-            f"{what}.sha256 must be 64 lowercase hex digits, got {show(texts['sha256'])}"
-        )
+    check_sha256(texts["sha256"], f"{what}.sha256", ManifestError)
     return Entry(shape=extents, **texts)
 
 
@@ -454,21 +390,6 @@ def _integer(value: object, what: str) -> int:
             f"{what} must be made of integers from 1 to 2^31 − 1, got {show(value)}"
         )
     return value
-
-
-def _no_repeats(what: str, texts: list[str]) -> None:
-    for text, count in Counter(texts).most_common(1):
-        if count > 1:
-            raise ManifestError(f"the {what} {show(text)} appears {count} times")
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    _no_repeats("field", [name for name, _ in pairs])
-    return dict(pairs)
-
-
-def _no_constant(text: str) -> float:
-    raise ManifestError(f"{text} is not a JSON number")
 
 
 def _plain(value: object) -> object:

@@ -1,21 +1,32 @@
-"""What a set of tensors must be to serve a schedule, whatever it came from.
+"""Tensors from outside: what a schedule needs of them, and how they are read from a folder.
 
-Names, dtypes and shapes are checked before any tensor is read (`check_described`), values after
-(`check_values`). `where` begins each message, as in `weights 'resnet18.pth'`.
+For a schedule, names, dtypes and shapes are checked before any tensor is read (`check_described`),
+values after (`check_values`). `where` begins each message, as in `weights 'resnet18.pth'`.
+
+Exports, dumps and fixtures are folders with a JSON file and one file for each tensor: raw values,
+little-endian, row-major, no header. Such a folder may come from any program and is not trusted.
+`check_path`, `read_object`, `check_file` and `read_file` check what it says and holds. They raise
+the `error` of their caller, which puts the folder's name before the message.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
+import json
+import math
+import re
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from r18.errors import WeightsError
+from r18.errors import R18Error, WeightsError
 from r18.graph.ops import Shape
 from r18.graph.schedule import Schedule
 
@@ -130,6 +141,143 @@ def tensor_sha256(array: NDArray[Any]) -> str:
     return hashlib.sha256(tensor_bytes(array)).hexdigest()
 
 
+# -- folders of tensors ------------------------------------------------------------------------
+
+DTYPES = {"float32": "<f4", "float64": "<f8"}
+"""NumPy's names of the dtypes that are stored, by the names in the JSON file."""
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A tensor in a file of its folder; `sha256` is None where it is not known."""
+
+    name: str
+    path: str
+    shape: Shape
+    dtype: str = "float32"
+    sha256: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"shape": list(self.shape)}
+
+
+def read_object(path: Path, limit: int, error: type[R18Error]) -> dict[str, object]:
+    """The JSON object in a file of at most `limit` bytes; no field twice, no NaN, no infinity.
+
+    Raises `error`, and `OSError` where the file cannot be read.
+    """
+
+    def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        check_distinct("field", [name for name, _ in pairs], error)
+        return dict(pairs)
+
+    def no_constant(text: str) -> float:
+        raise error(f"{text} is not a JSON number")
+
+    size = path.stat().st_size
+    if size > limit:
+        raise error(f"{size:,} bytes are too many (at most {limit:,})")
+    try:
+        text = path.read_bytes().decode("utf-8")
+        data = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"not JSON: {problem}") from None
+    if not isinstance(data, dict):
+        raise error(f"expected a JSON object, got {show(data)}")
+    return data
+
+
+def check_distinct(what: str, names: Iterable[str], error: type[R18Error]) -> None:
+    """Raise `error` for a name that appears more than once."""
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise error(f"the {what} {show(name)} appears {count} times")
+
+
+def check_sha256(text: str, what: str, error: type[R18Error]) -> str:
+    """The digest as it is; raises `error` for anything but 64 lowercase hex digits."""
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise error(f"{what} must be 64 lowercase hex digits, got {show(text)}")
+    return text
+
+
+def check_path(path: str, tensor: str, error: type[R18Error]) -> None:
+    """Raise `error` for a path that could lead out of its folder, on any system."""
+    if (
+        not path.isprintable()
+        or "\\" in path
+        or re.match(r"[A-Za-z]:", path)
+        or PurePosixPath(path).is_absolute()
+        or ".." in PurePosixPath(path).parts
+        or PurePosixPath(path).as_posix() != path
+    ):
+        raise error(
+            f"tensor {show(tensor)}: the path {show(path)} is not a plain relative one (with '/', "
+            "no '..', no drive), and nothing outside of the folder is read"
+        )
+
+
+def inside(folder: Path, path: str, error: type[R18Error]) -> Path:
+    """The regular file at a path in a folder, links resolved.
+
+    Raises `error` where there is none, or it is outside; `OSError` where it cannot be examined.
+    """
+    root = folder.resolve()
+    try:
+        file = (root / path).resolve(strict=True)
+    except FileNotFoundError:
+        raise error(f"there is no '{path}' in the folder") from None
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise error(f"'{path}' leads nowhere: {problem}") from None
+    if not file.is_relative_to(root):
+        raise error(f"'{path}' is a link out of the folder, to '{file}'")
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise error(f"'{path}' is not a regular file")
+    return file
+
+
+def check_file(folder: Path, file: TensorFile, error: type[R18Error]) -> Path:
+    """The tensor's file: regular, inside the folder, and of the right size; raises as `inside`."""
+    check_path(file.path, file.name, error)
+    path = inside(folder, file.path, error)
+    size = path.stat().st_size
+    if size != file.nbytes:
+        raise error(
+            f"tensor {show(file.name)}: '{file.path}' has {size} bytes, expected {file.nbytes}: "
+            f"shape {list(file.shape)} in {file.dtype}\n"
+            "  truncated, or of another shape or dtype; write it again"
+        )
+    return path
+
+
+def check_hash(file: TensorFile, found: str, error: type[R18Error]) -> None:
+    """Raise `error` for another digest than the file's own."""
+    if file.sha256 not in (None, found):
+        raise error(
+            f"tensor {show(file.name)}: '{file.path}' has sha256 {found[:16]}…, expected "
+            f"{str(file.sha256)[:16]}…\n  it was changed or damaged; write it again"
+        )
+
+
+def read_file(folder: Path, file: TensorFile, error: type[R18Error]) -> NDArray[Any]:
+    """The tensor, after every check; a file that changes while it is read is refused.
+
+    Raises as `inside`.
+    """
+    path = check_file(folder, file, error)
+    array = np.empty(file.shape, DTYPES[file.dtype])
+    with path.open("rb") as stream:
+        count = stream.readinto(memoryview(array).cast("B"))
+        if count != file.nbytes or stream.read(1):
+            raise error(f"tensor {show(file.name)}: '{file.path}' changed while it was read")
+    check_hash(file, hashlib.sha256(array).hexdigest(), error)
+    return array.astype(file.dtype, copy=False)
+
+
 def show(value: object) -> str:
     """The `repr` of something not trusted, at most 80 characters of it."""
     text = repr(value)
@@ -150,11 +298,21 @@ def _first(array: NDArray[Any], bad: NDArray[np.bool_]) -> str:
 
 
 __all__ = [
+    "DTYPES",
     "Float32",
     "Tensor",
+    "TensorFile",
     "check_described",
+    "check_distinct",
+    "check_file",
+    "check_hash",
     "check_names",
+    "check_path",
+    "check_sha256",
     "check_values",
+    "inside",
+    "read_file",
+    "read_object",
     "read_tensors",
     "show",
     "tensor_bytes",

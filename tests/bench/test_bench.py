@@ -20,8 +20,9 @@ from r18.bench.baselines import PEER, FedTorchvision, Way
 from r18.bench.baselines.torchvision import Torchvision
 from r18.bench.contenders import contenders, peer_contender
 from r18.bench.from_host import STRETCHES
-from r18.bench.timing import PACES, Contender, Row, bench, random_images, rotated, with_ratios
-from r18.cli.bench import from_host_table, step_table, table
+from r18.bench.rows import PACES, Contender, Row, with_ratios
+from r18.bench.tables import from_host_table, step_table, table
+from r18.bench.timing import bench, random_images, rotated
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.graph.schedule import resnet18, tiny
 from r18.images.preprocess import Preprocess

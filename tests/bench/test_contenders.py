@@ -15,10 +15,12 @@ from r18.backend.registry import load_backend
 from r18.bench import record as bench_record
 from r18.bench.baselines import PEER, PEERS, ways
 from r18.bench.contenders import Compiled, algorithm_kernels, contenders
-from r18.bench.timing import Row, bench, with_ratios
+from r18.bench.rows import Row, with_ratios
+from r18.bench.timing import bench
 from r18.cli.app import REFUSED
 from r18.errors import NoKernel, UnknownName, UsageError
 from r18.graph.schedule import resnet18, tiny
+from r18.machine import machine
 from r18.runtime.plan import make_plan
 from r18.weights.synthetic import synthetic_weights
 
@@ -186,7 +188,7 @@ def timed(name: str, ms: float, batch: int = 1, precision: str = "fp32") -> Row:
 
 
 def field_of(rows: list[Row]) -> Any:
-    from r18.bench.timing import Contender
+    from r18.bench.rows import Contender
 
     return [
         Contender(r.backend, DeviceInfo(r.device_kind, r.device), r.precision, "", (1,), list)  # type: ignore[arg-type]
@@ -195,7 +197,8 @@ def field_of(rows: list[Row]) -> Any:
 
 
 def save(folder: Path, *rows: Row) -> dict[str, Any]:
-    about = {"network": "resnet18", "skipped": []}
+    weights = {"source": "synthetic:0", "sha256": "s"}
+    about = {"network": "resnet18", "weights": weights, "machine": machine(), "skipped": []}
     found = with_ratios(rows)
     (path,) = bench_record.save(found, field_of(found), about, "all", folder)
     assert path == folder / "bench-nvidia-h200.json"

@@ -21,7 +21,8 @@ from r18.bench.baselines.exported import Exported
 from r18.bench.baselines.onnxruntime import OnnxRuntime
 from r18.bench.baselines.openvino import OpenVino
 from r18.bench.contenders import contenders, peer_contender, program_contender
-from r18.bench.timing import Contender, bench
+from r18.bench.rows import Contender
+from r18.bench.timing import bench
 from r18.cli.app import FOUND
 from r18.errors import BackendUnavailable, ProgramClosed, ShapeError, UnknownName, UsageError
 from r18.graph.schedule import Schedule, network, resnet18, tiny

@@ -20,7 +20,8 @@ from r18.bench.profile import LEVELS, MODEL, Report, Row, profile
 from r18.bench.profile_record import save
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18.graph.schedule import resnet18
-from r18.tables import rendered
+from r18.machine import machine
+from r18.report.tables import rendered
 from r18_numpy import Backend
 from r18_oracle.network.outputs import drop_in_judge
 from support import ROOT, random_weights
@@ -202,7 +203,7 @@ GPU = DeviceInfo("cuda", "NVIDIA H200 (sm_90)")
 ABOUT = {
     "repeat": 5,
     "weights": {"source": "synthetic:0", "sha256": "s"},
-    "machine": {"processor": "a processor", "cpus": 16},
+    "machine": machine() | {"processor": "a processor", "cpus": 16},
     "skipped": [],
 }
 
@@ -232,7 +233,7 @@ def test_a_table_of_the_record(tmp_path: Path) -> None:
     of = "device=nvidia-h200 precisions=fp16 batches="
     assert table(f"{of}64")[:4] == [
         "| fuse | precision | batch | CPU ms | / torchvision | CUDA ms | / torchvision | "
-        "of what it may lose |",
+        "error / allowed |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",
         f"| {MODEL} | fp16 | 64 | 4 | 1.00 | 2 | 1.00 | 0.125 |",
         "| all | fp16 | 64 | 1 | 0.25 | 0.5 | 0.25 | 0.125 |",

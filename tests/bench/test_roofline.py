@@ -32,8 +32,8 @@ from r18.bench.roofline import (
     moved_nbytes,
     own_operations,
 )
-from r18.bench.timing import Row
-from r18.cli.roofline import text
+from r18.bench.roofline_run import text
+from r18.bench.rows import Row
 from r18.errors import BackendUnavailable, R18Error, ShapeError, UsageError
 from r18.graph.ops import (
     Add,

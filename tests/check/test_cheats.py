@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from faults import HostBackend
+from faults.cheats import CHEATS, FATAL, HOLLOW, LARGE, Backend, Cheat
 from r18.graph.schedule import network
 from r18_oracle.check.watch import Process
-from r18_oracle.faults import HostBackend
-from r18_oracle.faults.cheats import CHEATS, FATAL, HOLLOW, LARGE, Backend, Cheat
-from r18_oracle.search.campaign import KernelReport, profile, run_campaign, uncovered
+from r18_oracle.search.campaign import KernelReport, run_campaign
+from r18_oracle.search.coverage import uncovered
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.tasks import campaign_job
 from r18_oracle.search.worker import run_jobs
 
@@ -70,7 +72,7 @@ def test_a_kernel_that_takes_the_small_alone_leaves_the_network_uncovered() -> N
 
 
 def test_what_ends_or_hangs_its_process_is_a_finding_of_the_worker() -> None:
-    name = "r18_oracle.faults.cheats:Backend"
+    name = "faults.cheats:Backend"
     how = replace(QUICK, call_seconds=3.0)
     jobs = [campaign_job(name, kernel.id, how, 1, None) for kernel in Backend().kernels()]
     found = {o.job.kernel: o.finding for o in run_jobs(jobs, workers=2)}

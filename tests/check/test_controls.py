@@ -9,19 +9,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from faults import summations
+from faults.controls import ControlBackend, controls
+from faults.summations import Products, Summation
 from r18.backend.host import HostKernel
 from r18.graph.ops import OPS, Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem
 from r18.graph.precision import PRECISIONS
 from r18.runtime.launch import run_kernel
-from r18_oracle import summations
 from r18_oracle.check.checks import Tally, examine
-from r18_oracle.controls import ControlBackend, controls
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, make_case
 from r18_oracle.judge.bounds import DERIVATIONS
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import judge
-from r18_oracle.search.campaign import Profile, run_campaign
-from r18_oracle.summations import Products, Summation
+from r18_oracle.search.campaign import run_campaign
+from r18_oracle.search.profiles import Profile
 
 BACKEND = ControlBackend()
 CONTROLS = controls()

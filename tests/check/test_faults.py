@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from faults import FAULTS, TWINS, Backend, Fault
+from faults.cheats import CHEATS
 from r18.backend.host import HostKernel
 from r18.graph.ops import Problem
 from r18_oracle.check.checks import CHECKS
 from r18_oracle.check.fence import fences_hold
-from r18_oracle.faults import FAULTS, TWINS, Backend, Fault
-from r18_oracle.faults.cheats import CHEATS
-from r18_oracle.search.campaign import KernelReport, profile, replay, run_campaign
+from r18_oracle.search.campaign import KernelReport, run_campaign
+from r18_oracle.search.profiles import profile
+from r18_oracle.search.replay import replay
 
 SEEDS = (1, 2, 3)
 """The first is for shrinking, the others for being caught at all."""
@@ -76,7 +78,7 @@ def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
             break
     assert elements(finding.problem) <= SMALL, finding.describe()
     if finding.kernel.split("/")[2] not in REMEMBERS:
-        again = replay(BACKEND, fault.kernel, finding, backend_name=finding.backend)
+        again = replay(BACKEND, fault.kernel, finding)
         assert again is not None
         assert again.to_json() == finding.to_json()
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import mutation_toy
+from faults import Backend
+from faults.conv import linear
+from faults.fault import kernel
 from r18.backend import Array
 from r18.backend.host import HostKernel
 from r18.graph.ops import Linear, Problem
 from r18_oracle.check import fence
-from r18_oracle.faults import Backend
-from r18_oracle.faults.conv import linear
-from r18_oracle.faults.fault import kernel
 from r18_oracle.generate.inputs import make_case
 
 Arrays = tuple[Array, ...]

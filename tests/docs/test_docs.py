@@ -1,29 +1,34 @@
-"""The documentation says what is so: links lead somewhere, tables are the code's and the records',
-and what is printed under a program is what it prints.
-"""
+"""The documentation is correct: links and the site, tables from code and records, shown output."""
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
+import yaml
+from mkdocs.config import load_config
 
+import r18
 from r18 import records
 from r18.backend.registry import AUTO_ORDER, installed
 from r18.cli.app import COMMANDS, GROUP
 from r18.evaluate.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
-from r18.tables import rendered
+from r18.report.tables import rendered
 from r18_oracle.judge.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
 from r18_oracle.judge.roundings import FACTORS, HALF, LEAST_HALF, PAIR
 from support import ROOT, output_of
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 BACKENDS = sorted((DOCS / "backends").glob("*.md"))
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -61,6 +66,12 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             assert anchor in anchors(target), f"{name_of(page)} links to {link}"
 
 
+def test_the_pages_of_the_root_are_known() -> None:
+    """A folder that a tool left behind adds no page here."""
+    names = {page.name for page in PAGES if page.parent == ROOT}
+    assert names == {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     reached, todo = set(), [DOCS / "README.md"]
     while todo:
@@ -73,11 +84,114 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert set(DOCS.rglob("*.md")) <= reached
 
 
+# -- the site ----------------------------------------------------------------------------------
+
+
+def entries(nav: Any) -> Iterator[str]:
+    """The pages that a navigation of mkdocs names."""
+    match nav:
+        case str():
+            yield nav
+        case list():
+            yield from (page for part in nav for page in entries(part))
+        case dict():
+            yield from (page for part in nav.values() for page in entries(part))
+
+
+def test_the_navigation_names_every_page_once() -> None:
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    named = list(entries(config.nav))
+    generated = {"changelog.md", "contributing.md", "security.md"}
+    ours = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert sorted(named) == sorted(ours | generated)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """As `make docs` does, without network; links to sources lead to copies in the site."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for page in sorted(tmp_path.rglob("*.html")):
+        text = page.read_text("utf-8")
+        assert not re.findall(r'(?:src|<link[^>]+href)="https?://[^"]*"', text), page
+        for link in re.findall(r'<a [^>]*href="([^"#:]+)', text):
+            if page.name != "404.html" and link not in ("http", "https"):  # 404's are absolute
+                assert (page.parent / unquote(link)).exists(), f"{page.name} links to {link}"
+    assert (tmp_path / "contributing.html").is_file()
+    assert "](" not in (tmp_path / "changelog.html").read_text("utf-8")
+
+
+def test_what_the_site_is_made_of_is_shipped_and_ignored() -> None:
+    ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
+    assert "build/" in ignored
+    assert "\ninclude CHANGELOG.md" in "\n" + (ROOT / "MANIFEST.in").read_text("utf-8")
+
+
+# -- the README --------------------------------------------------------------------------------
+
+
+def test_the_readmes_first_screen_has_what_a_visitor_needs() -> None:
+    """In forty lines: a picture, a table of five rows, how to install, a finding, where to go."""
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    first = lines[: lines.index("## Commands")]
+    assert len(first) <= 41  # with the empty line before the next heading
+    text = "\n".join(first)
+    assert "![" in text
+    assert len([line for line in first if line.startswith("| ")]) == 2 + 5
+    assert "pip install" in text
+    assert "r18 replay exports/findings/" in text
+    assert "](docs/README.md)" in text
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["version"] == r18.__version__
+    assert cited["license"] == "MIT"
+
+
+def test_what_github_reads_is_well_formed() -> None:
+    forms = sorted((ROOT / ".github").rglob("*.yml"))
+    assert {form.stem for form in forms} == {"ci", "config", "new-kernel", "wrong-result"}
+    for form in forms:
+        data = yaml.safe_load(form.read_text("utf-8"))
+        if form.stem in ("new-kernel", "wrong-result"):
+            assert {"name", "description", "body"} <= set(data)
+            ids = [part["id"] for part in data["body"]]
+            assert len(set(ids)) == len(ids)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    assert {"run": ".ci/run"} in workflow["jobs"]["check"]["steps"]
+
+
+# -- prose -------------------------------------------------------------------------------------
+
+
+def test_the_english_keeps_to_our_style() -> None:
+    """Under one turned phrase a thousand lines: `python tools/count_words.py --show docs`."""
+    pages = [page for page in PAGES if page.name != "report.md"]
+    tool = str(ROOT / "tools" / "count_words.py")
+    command = [sys.executable, tool, "--limit", "1", *map(str, pages)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def _breaks(link: re.Match[str]) -> str:
+    """What remains of a link: the line breaks in it."""
+    return "\n" * link[0].count("\n")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_prose_is_wrapped(page: Path) -> None:
-    """At 100 columns or little more, but for links; tables and what is printed may be longer."""
+    """At 100 columns or a little more, without links; tables and output may be longer."""
     made = re.compile(r"^<!-- (\w+): .*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
-    for line in _LINK.sub("", made.sub("", prose(page))).splitlines():
+    for line in _LINK.sub(_breaks, made.sub("", prose(page))).splitlines():
         assert not line.startswith(("+ ", "* ")), f"a line of a formula, or a list: {line}"
         assert len(line) <= 104 or line.startswith(("|", "<!--")), line
 
@@ -108,7 +222,8 @@ def test_tables_of_kernels_are_what_the_backends_declare() -> None:
         f"runpy.run_path({str(tool)!r}, run_name='__main__')"
     )
     said = output_of(code)
-    assert said.splitlines() == [f"{page.name}: as the backends say" for page in BACKENDS]
+    pages = sorted((DOCS / "backends").rglob("*.md"))
+    assert said.splitlines() == [f"{page.name}: as the backends say" for page in pages]
 
 
 def test_a_changed_table_is_made_anew(tmp_path: Path) -> None:
@@ -133,7 +248,8 @@ def test_there_is_a_page_for_each_backend_in_the_order_of_auto() -> None:
 
 @pytest.mark.parametrize("page", BACKENDS, ids=lambda page: page.stem)
 def test_a_backends_page_says_everything(page: Path) -> None:
-    text = page.read_text("utf-8")
+    more = sorted(page.with_suffix("").glob("*.md"))  # a backend may have several pages
+    text = "\n".join(one.read_text("utf-8") for one in (page, *more))
     assert text.startswith(f"# `{page.stem}`: ")
     assert f"<!-- kernels: {'r18_torch:cpu' if page.stem == 'torch' else page.stem} -->" in text
     for heading in ("Kernels", "What it is and is not", "How it was verified", "Limits"):

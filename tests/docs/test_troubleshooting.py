@@ -420,3 +420,21 @@ def test_synthetic_weights(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert done.code == 0
     assert quoted(row.first)[0] in done.err
     assert row.shows[0] in done.err
+
+
+def test_the_demonstration_has_one_right_kernel_and_a_finding_for_each_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "r18_oracle.demo:Backend"
+    assert name in PAGE.read_text("utf-8")
+    done = r18("verify", "--backend", name, "--profile", "quick", *NETWORK)
+    assert done.code == 1
+    wrong = {k.id for k in load_backend(name).kernels() if "/right/" not in k.id}
+    found = {
+        finding.kernel
+        for path in (tmp_path / "exports" / "findings").glob("*.json")
+        if (finding := load(path)).check != "coverage"
+    }
+    assert len(wrong) == 4
+    assert found == wrong

@@ -81,7 +81,7 @@ def make_tiny(step: int, weights: Weights, folder: Path, **options: Any) -> Fixt
 def invoke(command: str, *args: object) -> Result:
     """Run one subcommand; errors of `R18Error` stay in `result.exception`, as `main` gets them."""
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(getattr(importlib.import_module(f"r18.cli.{command}"), command))
+    app.command()(getattr(importlib.import_module(f"r18_oracle.cli.{command}"), command))
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
@@ -241,7 +241,7 @@ def test_nothing_is_half_written(
     [
         ({"kind": "dump"}, "kind is 'dump', this r18 reads 'fixture'"),
         ({"step": "2"}, "the field 'step' must be of type int, got '2'"),
-        ({"tolerance": float("nan")}, "the tolerance is nan"),
+        ({"tolerance": float("nan")}, "NaN is not a JSON number"),
         ({"tolerance": -1.0}, "the tolerance is -1.0"),
         ({"step": 3}, "'input' has shape (2, 3, 32, 32), step 3 of tiny at batch 2 has (2, 8, 8"),
         ({"weights": None}, "the field 'weights' must be of type dict, got None"),
@@ -261,10 +261,10 @@ def test_damaged_tensors(made: Path, weights: Weights, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made / "step2", tmp_path / "copy"))
     values = np.fromfile(folder / "expected.bin", "<f4")
     (values + 1).tofile(folder / "expected.bin")
-    with pytest.raises(DumpError, match=r"expected\.bin' is not what was written"):
+    with pytest.raises(DumpError, match=r"expected\.bin' has sha256"):
         run_step(read_fixture(folder), NumpyBackend(), weights)
     (folder / "input.bin").unlink()
-    with pytest.raises(DumpError, match=r"lacks 'input\.bin'"):
+    with pytest.raises(DumpError, match=r"there is no 'input\.bin'"):
         run_step(read_fixture(folder), NumpyBackend(), weights)
     with pytest.raises(DumpError, match=r"holds no fixture\.json, so it is no fixture"):
         read_fixture(tmp_path)

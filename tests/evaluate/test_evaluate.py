@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,8 @@ from r18.evaluate.run import Evaluation, Progress, evaluate, journal_of
 from r18.evaluate.sources import Item
 from r18.graph.precision import FP32, FP64, INT8
 from r18.images.preprocess import preprocess_batch
-from r18.tables import rendered
+from r18.machine import machine
+from r18.report.tables import rendered
 from support import ROOT, run_python
 
 
@@ -377,7 +380,7 @@ def test_a_resumed_run_says_how_much_was_done(folder: Path, tmp_path: Path) -> N
     assert 0 < done.resumed < 11
     assert done.seconds > 0
     images = image_set(folder)
-    path = save(done, request(), images, {"machine": {}}, tmp_path, workers=2)
+    path = save(done, request(), images, {"machine": machine()}, tmp_path, workers=2)
     ((name, found),) = records.read(path, "evaluate")["entries"].items()
     assert name.endswith(f"/{folder.name}/2-workers")
     assert found["resumed"] == done.resumed
@@ -456,8 +459,8 @@ def test_a_killed_run_loses_and_repeats_nothing(folder: Path, tmp_path: Path) ->
     killed = process(folder, out, **{KILL_AT: "3"})
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
-    _, *batches = journal_of(out).read_text().splitlines()
-    kept = [row["file"] for batch in batches for row in json.loads(batch)["rows"]]
+    with closing(sqlite3.connect(journal_of(out))) as database:
+        kept = [json.loads(file) for (file,) in database.execute("SELECT file FROM images")]
     assert kept == numbered(8)
     done = process(folder, out)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sqlite3
 import sys
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -127,33 +133,50 @@ def test_an_image_is_kept_once(tmp_path: Path) -> None:
     assert tuple(taken_up(tmp_path / "j").rows.values()) == (*first.rows, *second.rows)
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_a_journal_cut_anywhere_goes_on_without_loss(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+def writer(path: Path, done: list[BatchRows], said: Connection) -> None:
+    """Write batches, and say so after each: for a process that is killed."""
+    with open_journal(path, IDENTITY, facts) as journal:
+        for batch in done:
+            journal.append(batch)
+            said.send(len(batch.rows))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0, 0.02))
+def test_a_journal_killed_at_any_moment_goes_on_without_loss(
+    tmp_path_factory: pytest.TempPathFactory, seconds: float
 ) -> None:
-    """A kill can stop a line in the middle; what stood before it is there, and no more."""
-    done = batches(2, 1, 3)
+    """Every batch that was kept is there, whole, and at most the one that was being written."""
+    done = batches(*[2, 1, 3] * 20)
     path = tmp_path_factory.mktemp("journals") / "j"
-    filled(path, done)
-    whole = path.read_bytes()
-    heading = whole.index(b"\n") + 1
-    cut = data.draw(st.integers(heading, len(whole)))
-    path.write_bytes(whole[:cut])
-    lines = whole[:cut].count(b"\n") - 1
-    kept = [row for batch in done[:lines] for row in batch.rows]
-    assert list(taken_up(path).rows.values()) == kept
-    filled(path, done)
-    assert path.read_bytes() == whole
+    fork = get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    process = fork.Process(target=writer, args=(path, done, there))
+    process.start()
+    there.close()
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+    kept = 0
+    with suppress(EOFError):
+        while here.poll():
+            kept += here.recv()
+    with open_journal(path, IDENTITY, facts) as journal:
+        rows = list(journal.rows.values())
+        whole = [len([row for batch in done[:count] for row in batch.rows]) for count in range(61)]
+        assert len(rows) in whole
+        assert whole.index(len(rows)) - whole.index(kept) in (0, 1)
+        assert len(journal.times) == whole.index(len(rows))
+        for batch in done:
+            journal.append(batch)
+    assert list(taken_up(path).rows.values()) == [row for batch in done for row in batch.rows]
+    assert os.listdir(path.parent) == ["j"]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 30])
-def test_a_heading_without_an_end_is_nothing(tmp_path: Path, cut: int) -> None:
+def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
+    (tmp_path / "j").touch()
     filled(tmp_path / "j", batches(2))
-    whole = (tmp_path / "j").read_bytes()
-    (tmp_path / "j").write_bytes(whole[:cut])
-    filled(tmp_path / "j", batches(2))
-    assert (tmp_path / "j").read_bytes() == whole
+    assert len(taken_up(tmp_path / "j").rows) == 2
 
 
 def test_other_results_are_never_mixed(tmp_path: Path) -> None:
@@ -209,27 +232,80 @@ def test_facts_that_cannot_be_found_leave_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "match"),
+    ("change", "match"),
     [
-        (b"no json", "damaged in line 3"),
-        (b"[]", "damaged in line 3"),
-        (b'{"rows": [{"file": "x"}], "times": null}', "damaged in line 3"),
+        ("UPDATE images SET image = 'no json' WHERE place = 1", "damaged: "),
+        ("UPDATE images SET image = '[]' WHERE place = 1", "damaged: "),
+        ("""UPDATE images SET image = '{"file": "x"}' WHERE place = 1""", "damaged: "),
+        ("UPDATE times SET backend_ms = NULL", None),
+        ("DELETE FROM about", "damaged: "),
+        ("DROP TABLE times", "damaged: no such table: times"),
+        ("PRAGMA user_version = 3", "no journal that this version of r18 wrote"),
     ],
 )
-def test_a_damaged_journal_is_refused(tmp_path: Path, line: bytes, match: str) -> None:
-    filled(tmp_path / "j", batches(1, 1))
-    lines = (tmp_path / "j").read_bytes().splitlines()
-    (tmp_path / "j").write_bytes(b"\n".join([*lines[:2], line, *lines[2:], b""]))
+def test_a_damaged_journal_is_refused(tmp_path: Path, change: str, match: str | None) -> None:
+    path = tmp_path / "j"
+    filled(path, batches(1, 1))
+    with closing(sqlite3.connect(path)) as database:
+        if match is None:
+            with pytest.raises(sqlite3.IntegrityError):
+                database.execute(change)
+            return
+        database.execute(change)
+        database.commit()
+    before = path.read_bytes()
     with pytest.raises(UsageError, match=match):
-        taken_up(tmp_path / "j")
+        taken_up(path)
+    assert path.read_bytes() == before
+    with open_journal(path, IDENTITY, facts, restart=True) as journal:
+        assert journal.rows == {}
 
 
-def test_another_file_is_no_journal(tmp_path: Path) -> None:
-    (tmp_path / "j").write_text('{"name": "something else"}\n')
+@pytest.mark.parametrize("page", [0, 1, 2])
+def test_a_journal_with_a_damaged_page_is_refused(tmp_path: Path, page: int) -> None:
+    path = tmp_path / "j"
+    filled(path, batches(40, 40))
+    data = bytearray(path.read_bytes())
+    start = 4096 * page + 100 * (page == 0)
+    data[start : start + 50] = b"\xff" * 50
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="damaged"):
+        taken_up(path)
+    assert path.read_bytes() == data
+    filled_anew = open_journal(path, IDENTITY, facts, restart=True)
+    with filled_anew as journal:
+        journal.append(batches(1)[0])
+    assert len(taken_up(path).rows) == 1
+
+
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE mine (x)")
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_text('{"name": "something else"}\n'),
+        lambda path: path.write_text('{"journal":"r18 evaluation","format":1}\n'),
+        lambda path: path.write_bytes(b"SQLite format 3\0"),
+        lambda path: path.write_bytes(b"x"),
+        foreign,
+    ],
+)
+def test_another_file_is_no_journal(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    path = tmp_path / "j"
+    write(path)
+    before = path.read_bytes()
     with pytest.raises(UsageError, match="no journal that this version of r18 wrote"):
-        taken_up(tmp_path / "j")
+        taken_up(path)
+    assert path.read_bytes() == before
     with pytest.raises(R18Error, match="cannot write"):
-        taken_up(tmp_path / "j" / "below a file")
+        taken_up(path / "below a file")
+    with open_journal(path, IDENTITY, facts, restart=True) as journal:
+        assert journal.rows == {}
+    assert taken_up(path).facts == facts()
 
 
 # -- tables ------------------------------------------------------------------------------------

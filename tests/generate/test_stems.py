@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import r18_numpy
+from faults import Backend as Faults
+from faults.conv_maxpool import FAULTS, TILE, TWINS
 from pooling_backends import Pooling, pooled, stem_alone
 from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
@@ -19,8 +21,6 @@ from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
 from r18.graph.precision import FP16, FP32, Precision
 from r18.graph.schedule import resnet18, tiny
 from r18_oracle.cases import Case
-from r18_oracle.faults import Backend as Faults
-from r18_oracle.faults.conv_maxpool import FAULTS, TILE, TWINS
 from r18_oracle.findings import problem_from_json, problem_to_json
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
@@ -30,7 +30,9 @@ from r18_oracle.generate.stems import WINDOWS, Stems
 from r18_oracle.judge.bounds import bound
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import judge
-from r18_oracle.search.campaign import profile, run_campaign, uncovered
+from r18_oracle.search.campaign import run_campaign
+from r18_oracle.search.coverage import uncovered
+from r18_oracle.search.profiles import profile
 from support import Array, compute
 
 SUM = RoundingContract("sum", "float32", "float32")

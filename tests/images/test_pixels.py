@@ -10,6 +10,7 @@ from PIL import Image
 
 import r18_numpy
 import r18_torch
+from faults import FAULTS, HostBackend
 from r18.backend import Backend, CompileOptions
 from r18.backend.registry import get_backend
 from r18.errors import NoKernel, ScheduleError, ShapeError, UsageError
@@ -21,7 +22,6 @@ from r18.runtime.fusing import schedule_for
 from r18.runtime.plan import make_plan
 from r18.weights import load_weights
 from r18_cupy.catalogue import all_kernels as cupy_kernels
-from r18_oracle.faults import FAULTS, HostBackend
 from r18_oracle.network.checkpoints import compare_checkpoints, seeded_pixels
 from support import Array, bytes_of, random_weights
 

@@ -12,6 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from faults.controls import FLUSHED, ControlBackend, controls
+from faults.summations import halves
 from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
 from r18.errors import UnknownName, UsageError
@@ -35,7 +37,6 @@ from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, INT8, TF32, Prec
 from r18.graph.schedule import tiny
 from r18.runtime.launch import run_kernel
 from r18_oracle.cases import Case
-from r18_oracle.controls import FLUSHED, ControlBackend, controls
 from r18_oracle.generate.inputs import ROUNDING, make_case
 from r18_oracle.generate.problems import normalization
 from r18_oracle.judge import bounds, winograd
@@ -43,7 +44,6 @@ from r18_oracle.judge.bounds import FORMATS, bound, gamma, summation_error
 from r18_oracle.judge.declared import objection
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import Judgement, judge
-from r18_oracle.summations import halves
 from support import Array, images, random_weights, run_schedule
 
 BACKEND = ControlBackend()

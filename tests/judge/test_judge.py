@@ -18,7 +18,8 @@ from r18_oracle.judge import verdict as judge_module
 from r18_oracle.judge.bounds import Bound
 from r18_oracle.judge.reference import KernelRunning, kernel_running
 from r18_oracle.judge.verdict import Answer, Answers, judge
-from r18_oracle.search.campaign import profile, run_campaign
+from r18_oracle.search.campaign import run_campaign
+from r18_oracle.search.profiles import profile
 
 PROBLEM = Problem(ReLU(), ((2, 5),))
 

@@ -27,7 +27,7 @@ from r18_oracle.mutation.run import run
 from r18_oracle.mutation.sanitizing import Heard
 from r18_oracle.mutation.trial import INVALID, Passed, Question
 from r18_oracle.sanitize.run import Request
-from r18_oracle.search.campaign import profile
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
 
 KERNELS = compiler.KERNELS

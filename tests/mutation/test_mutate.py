@@ -31,7 +31,7 @@ from r18_oracle.mutation.reach import reach, reaching
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.score import Score
 from r18_oracle.mutation.trial import LATE, Question, trial
-from r18_oracle.search.campaign import profile
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
 
 TOY = "mutation_toy:Backend"
@@ -497,10 +497,12 @@ def test_the_score_is_of_a_first_part_of_the_sample(toy: Score, numpy_plan: Plan
 @pytest.mark.usefixtures("quick_runs")
 def test_records_of_other_backends_stay(tmp_path: Path) -> None:
     path = tmp_path / "mutate-cpu.json"
-    other = {"score": 98.0}
-    head = {"record": "mutate", "format": 1, "device": "a toy"}
-    records.write(path, head | {"backends": {"other": other}})
     run(TOY, network=None, workers=1, limit=1, records_folder=tmp_path)
+    data = records.read(path, "mutate")
+    other = data["backends"].pop(TOY) | {"score": 98.0}
+    records.write(path, data | {"backends": {"other": other}})
+    run(TOY, network=None, workers=1, limit=1, records_folder=tmp_path)
+    assert set(records.read(path, "mutate")["backends"]) == {"other", TOY}
     assert records.read(path, "mutate")["backends"]["other"] == other
 
 

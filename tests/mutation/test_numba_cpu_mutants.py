@@ -10,7 +10,7 @@ import pytest
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of
 from r18_oracle.mutation.trial import INVALID, Passed, Question, trial
-from r18_oracle.search.campaign import profile
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
 
 FILE = "cpu/kernels/others.py"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from faults import summations
 from faulty_backends import right
 from pooling_backends import Pooling, Tuned
 from r18.backend import (
@@ -47,7 +48,6 @@ from r18.graph.precision import FP16X3, FP32, PRECISIONS, TF32
 from r18.graph.schedule import CANONICAL, Schedule, resnet, tiny
 from r18.runtime.plan import make_plan
 from r18.weights import Weights, load_weights
-from r18_oracle import summations
 from r18_oracle.findings import Finding
 from r18_oracle.judge.reference import KernelRunning, reference
 from r18_oracle.judge.winograd import growth

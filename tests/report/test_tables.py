@@ -20,8 +20,8 @@ from r18.bench.tuning import shipped_table
 from r18.errors import UnknownName, UsageError
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.schedule import resnet18
-from r18.tables import rendered
-from r18.tables.timed import bench_captions
+from r18.report.tables import rendered
+from r18.report.tables.timed import bench_captions
 from support import ROOT
 
 ENVIRONMENT = {
@@ -147,8 +147,8 @@ def test_a_table_of_batches_from_host_memory(folder: Path) -> None:
     ]
     assert (
         "NVIDIA H200 (sm_90), driver 580.1, 2026-11-20: milliseconds a batch of uint8 pixels, "
-        "medians of 3 stretches of 400 batches; the stretches of no contender are further apart "
-        "than 3.9%." in text
+        "medians of 3 stretches of 400 batches; the stretches of one program differ by at most "
+        "3.9%." in text
     )
 
 
@@ -294,6 +294,33 @@ def test_a_table_of_algorithms_beside_pytorch(folder: Path) -> None:
         "| cupy | nvidia-h200 | fp16 | 0.25 | 4,000 |  |  |",
     ]
     assert text.count("medians of 1000 runs") == 1
+
+
+def test_a_summary_has_a_line_per_precision_with_both_errors(tmp_path: Path) -> None:
+    """Of PyTorch's modes the fastest at that batch; what was not measured is an empty cell."""
+    eager, fast = "torchvision eager", "torchvision graph, channels-last"
+    large = group(64, ("cupy", 0.0625, None), (eager, 0.25, None), (fast, 0.125, None))
+    groups = {
+        "resnet18/fp16/all/b64": large,
+        "resnet18/fp32/all/b64": group(64, ("cupy", 0.5, None)),
+        "resnet18/fp32/all/b1": group(1, ("cupy", 1.0, None), (eager, 2.0, None)),
+        "resnet18/bf16/all/b64": group(64, ("numba", 1.0, None)),
+    }
+    head = {"format": 1, "device": "NVIDIA H200 (sm_90)"}
+    bench = head | {"record": "bench", "groups": groups}
+    ends = [{"relative": 1.0, "own_relative": 1.0}, {"relative": 2e-3, "own_relative": 0.0015}]
+    networks = {"cupy/resnet18/fp16/all": {"checkpoints": ends}}
+    verified = head | {"record": "verify", "kernels": {}, "networks": networks}
+    records.write(tmp_path / "bench-nvidia-h200.json", bench)
+    records.write(tmp_path / "verify-nvidia-h200.json", verified)
+    text = rendered(block("summary device=nvidia-h200 batch=64"), tmp_path)
+    assert lines(text)[2:] == [
+        "| fp32 | 2,000 |  |  |  |  |  |",
+        "| fp16 | 16,000 | 8,000 | graph, channels-last | 2.00× | 2.0e-03 | 1.5e-03 |",
+    ]
+    assert text.count("medians of 1000 runs") == 1
+    with pytest.raises(UsageError, match="no time of 'cupy' at batch 8"):
+        rendered(block("summary device=nvidia-h200 batch=8"), tmp_path)
 
 
 def test_a_table_of_algorithms_has_pytorch_eager_and_at_its_fastest(tmp_path: Path) -> None:
@@ -459,7 +486,7 @@ def test_a_caption_says_how_far_series_lie_apart() -> None:
     (said,) = bench_captions([series | {"rows": rows[1:]}, series | {"rows": rows}])
     assert "medians of 3 series of 7 runs after 2 untimed ones" in said
     assert said.endswith(
-        "; the medians of a contender's series lie apart by at most 10.0% (r18) and 1.0% (peers)."
+        "; medians of single series differ by at most 10.0% (r18) and 1.0% (baselines)."
     )
     alone = [row | {"series_ms": [row["median_ms"]]} for row in rows]
     one = group | {"rows": alone}

@@ -89,19 +89,6 @@ def test_a_program_on_the_host_goes_from_batch_to_batch(options: CompileOptions)
         program.fetch_later()
 
 
-def test_any_program_will_do() -> None:
-    class Sparse:
-        """No more than `r18.backend.Program` asks."""
-
-        def __init__(self) -> None:
-            program = plain(PIXELS)
-            self.load, self.launch, self.fetch = program.load, program.launch, program.fetch
-
-    given = batches(PIXELS)
-    expected = [plain(PIXELS)(batch) for batch in given]
-    assert same(pipeline(Sparse(), spoilt(given)), expected)  # type: ignore[arg-type]
-
-
 def test_pixels_lie_as_decoders_give_them() -> None:
     for array in plain(PIXELS).input_arrays():
         assert array.transpose(0, 2, 3, 1).flags.c_contiguous

@@ -20,7 +20,7 @@ from r18.backend import DeviceInfo
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error, UsageError
-from r18.tables import sanitize_table
+from r18.report.tables import sanitize_table
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of
 from r18_oracle.mutation.sanitizing import Heard, heard, importing
 from r18_oracle.mutation.trial import copied
@@ -28,7 +28,7 @@ from r18_oracle.sanitize.inside import BROKEN, Broken, TimeIsUp, exercise
 from r18_oracle.sanitize.record import Record, verdict
 from r18_oracle.sanitize.run import TOOLS, KernelResult, Part, Request, Runner, find, parts
 from r18_oracle.sanitize.tool_report import Complaint, parse
-from r18_oracle.search.campaign import profile
+from r18_oracle.search.profiles import profile
 
 CLEAN = """\
 ========= COMPUTE-SANITIZER

@@ -15,7 +15,8 @@ from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import Add, Problem, ReLU
 from r18_oracle.findings import Finding
 from r18_oracle.generate.corners import corners
-from r18_oracle.search.campaign import profile, run_campaign
+from r18_oracle.search.campaign import run_campaign
+from r18_oracle.search.profiles import profile
 
 QUICK = replace(profile("quick"), shrink_seconds=1.0)
 

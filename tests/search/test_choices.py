@@ -12,7 +12,7 @@ import pytest
 
 import choosing_toy
 from choosing_toy import EDGES, MANY
-from r18.backend import Kernel
+from r18.backend import DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
@@ -24,12 +24,15 @@ from r18_cupy.kernel import CudaKernel
 from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save
 from r18_oracle.generate.problems import schedule_problems
-from r18_oracle.report.tables import kernel_table
 from r18_oracle.sanitize.inside import exercise
-from r18_oracle.search.campaign import KernelReport, Profile, profile, run_campaign, search
+from r18_oracle.search.campaign import KernelReport, run_campaign, search
 from r18_oracle.search.choices import SHARE, shares
-from r18_oracle.search.lost import smallest
-from r18_oracle.search.tasks import campaign_job, finding_of, replay_finding
+from r18_oracle.search.crashes import smallest
+from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.replay import replay_finding
+from r18_oracle.search.tasks import campaign_job, finding_of
+from r18_oracle.search.verify import BackendResult, Request, Verification
+from r18_oracle.search.verify_page import page
 from r18_oracle.search.verify_text import kernel_json
 from r18_oracle.search.worker import Pool
 
@@ -102,7 +105,8 @@ def test_a_report_says_how_many_problems_each_choice_took() -> None:
     assert min(few, many) > 0
     assert few + many < report.tally.problems
     said = f"{report.tally.problems} problems, {few + many} of its 2 choices, at least {few} each"
-    assert f'title="{said}"' in str(kernel_table([report]))
+    shown = Verification(Request(QUICK), [BackendResult("toy", DeviceInfo("CPU", "one"), [report])])
+    assert f'title="{said}"' in page(shown, about={})
     backend = load_backend("numpy")
     plain = run_campaign(backend, backend.kernels()[0], QUICK, 0, network_name=None)
     assert kernel_json(plain)["choices"] == {}
@@ -133,7 +137,7 @@ def test_a_crash_of_a_choice_is_shrunk_and_replayed_though_nobody_says_whose_it_
     def examine(backend: Any, kernel: Kernel, *rest: Any, **options: Any) -> None:
         tried.append(kernel.id)
 
-    monkeypatch.setattr("r18_oracle.search.campaign.examine", examine)
+    monkeypatch.setattr("r18_oracle.search.replay.examine", examine)
     assert replayed(small) is None
     assert tried == [KERNEL, f"{KERNEL}/few", f"{KERNEL}/many"]
 

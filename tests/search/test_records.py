@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from commands import r18
@@ -15,11 +16,13 @@ from r18.backend import DeviceInfo, Kernel, Resources
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import UsageError
+from r18.records.kinds import KINDS, Tuned, Verify
 from r18_numba.catalogue import all_kernels
 from r18_oracle.check.checks import Tally
 from r18_oracle.findings import Finding
 from r18_oracle.search import records as evidence
-from r18_oracle.search.campaign import KernelReport, profile
+from r18_oracle.search.campaign import KernelReport
+from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import BackendResult, Request, Verification
 from support import ROOT
 
@@ -93,6 +96,10 @@ def record_in(folder: Path) -> dict[str, Any]:
     (path,) = folder.iterdir()
     record: dict[str, Any] = json.loads(path.read_text())
     return record
+
+
+def typed(record: dict[str, Any]) -> Verify:
+    return msgspec.convert(record, Verify)
 
 
 A, B = Compiled("gpu/relu/a/fp32"), Compiled("gpu/relu/b/fp32")
@@ -234,7 +241,7 @@ def test_what_has_changed_was_never_run_or_failed_is_stale(tmp_path: Path) -> No
     record, _ = save(tmp_path, run_of(A, B, wrong, findings=(fault(wrong.id),)), A, B, wrong)
     now: list[Any] = [A, Compiled(B.id, "d2"), wrong, Compiled("gpu/relu/new/fp32")]
     backend: Any = Catalogue(*now)
-    assert evidence.stale(backend, now, [record]) == {
+    assert evidence.stale(backend, now, [typed(record)]) == {
         B.id: "has changed since it was verified",
         wrong.id: "failed when it was last run (exact)",
         "gpu/relu/new/fp32": "was never verified",
@@ -243,10 +250,12 @@ def test_what_has_changed_was_never_run_or_failed_is_stale(tmp_path: Path) -> No
 
 
 def test_one_device_is_enough(tmp_path: Path) -> None:
-    here, _ = save(tmp_path, run_of(A), A)
+    record, _ = save(tmp_path, run_of(A), A)
+    here = typed(record)
     kernel: Any = Compiled(A.id, "d2")
     backend: Any = Catalogue(kernel)
-    there = {"kernels": {A.id: {"verified": True, "digest": "d2"}}}
+    record["kernels"][A.id]["digest"] = "d2"
+    there = typed(record)
     assert evidence.stale(backend, [kernel], [here]) == {A.id: "has changed since it was verified"}
     assert evidence.stale(backend, [kernel], [here, there]) == {}
 
@@ -285,6 +294,86 @@ def test_what_a_device_s_record_holds_is_settled(tmp_path: Path) -> None:
     assert evidence.settled({"gpu": backend}, tmp_path) == {A.id}
 
 
+# -- types -------------------------------------------------------------------------------------
+
+
+def committed() -> list[Path]:
+    return sorted((ROOT / records.FOLDER).glob("*.json"))
+
+
+@pytest.mark.parametrize("path", committed(), ids=lambda path: path.stem)
+def test_a_committed_record_decodes_and_encodes_to_the_same_bytes(
+    path: Path, tmp_path: Path
+) -> None:
+    data = json.loads(path.read_text())
+    kind = KINDS.get(path.stem.partition("-")[0])
+    records.write(tmp_path / "again.json", msgspec.convert(data, kind or Tuned))
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    assert kind is None or records.load(path, kind)
+
+
+def test_every_kind_has_a_committed_record() -> None:
+    assert {path.stem.partition("-")[0] for path in committed()} == {*KINDS, "tuned"}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (
+            ("kernels", A.id, "problems"),
+            "7",
+            f"Expected `int`, got `str` - at `$.kernels['{A.id}']",
+        ),
+        (("kernels", A.id, "problems"), -1, "Expected `int` >= 0"),
+        (("kernels", A.id, "verified"), 1, "Expected `bool`, got `int`"),
+        (("kernels", A.id, "colour"), "red", "unknown field `colour` - at `$.kernels['"),
+        (("kernels", A.id, "digest"), ..., f"field `digest` - at `$.kernels['{A.id}']`"),
+        (("kernels", A.id), [], f"Expected `object`, got `array` - at `$.kernels['{A.id}']`"),
+        (
+            ("kernels", A.id, "checks"),
+            {"x": 1, "y": "2"},
+            "`$.kernels['gpu/relu/a/fp32'].checks['y']",
+        ),
+        (("kernels",), ..., "missing required field `kernels`"),
+        (("networks",), None, "Expected `object`, got `null` - at `$.networks`"),
+        (("device",), 9, "Expected `str`, got `int` - at `$.device`"),
+        (("extra",), 9, "contains unknown field `extra`"),
+    ],
+)
+def test_what_is_wrong_in_a_record_is_named_with_its_place(
+    tmp_path: Path, place: tuple[str, ...], value: object, said: str
+) -> None:
+    """The file, the way to the value and what is expected there; the file stays as it is."""
+    record, _ = save(tmp_path, run_of(A, B), A, B)
+    *way, last = place
+    target: Any = record
+    for key in way:
+        target = target[key]
+    if value is ...:
+        del target[last]
+    else:
+        target[last] = value
+    (path,) = tmp_path.iterdir()
+    records.write(path, record)
+    before = path.read_bytes()
+    with pytest.raises(UsageError) as caught:
+        evidence.settled({"gpu": Catalogue(A, B)}, tmp_path)  # type: ignore[dict-item]
+    assert said in str(caught.value)
+    assert f"the record '{path}' is damaged or of an older r18: " in str(caught.value)
+    assert str(caught.value).endswith(records.REMEDY)
+    with pytest.raises(UsageError):
+        save(tmp_path, run_of(A), A, B)
+    assert path.read_bytes() == before
+
+
+def test_an_environment_names_its_device(tmp_path: Path) -> None:
+    record, _ = save(tmp_path, run_of(A), A)
+    (environment,) = record["environments"].values()
+    del environment["device"]["name"]
+    with pytest.raises(msgspec.ValidationError, match="`name` in `device`"):
+        typed(record)
+
+
 # -- the committed records ---------------------------------------------------------------------
 
 
@@ -307,8 +396,8 @@ def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
     """
     kernels: Any = cuda_kernels(backend)
     assert len(kernels) > 20
-    found = records.read_all(ROOT / records.FOLDER, "verify")
-    recorded = any(name.startswith(f"{backend}/") for r in found.values() for name in r["kernels"])
+    found = records.load_all(ROOT / records.FOLDER, Verify)
+    recorded = any(name.startswith(f"{backend}/") for r in found.values() for name in r.kernels)
     page = ROOT / "docs" / "backends" / f"{backend}.md"
     assert (UNRECORDED in page.read_text("utf-8")) is not recorded, (
         f"{page}: '{UNRECORDED}' is to be there as long as that is so, and no longer"
@@ -333,10 +422,10 @@ def test_a_kernel_that_numba_compiles_is_known_by_its_sources(tmp_path: Path) ->
     record, _ = save(tmp_path, run_of(one), one)  # type: ignore[arg-type]
     every: Any = [one, *others]
     backend = load_backend("numba")
-    assert evidence.stale(backend, every, [record]) == {
+    assert evidence.stale(backend, every, [typed(record)]) == {
         k.id: "was never verified" for k in every[1:]
     }
     record["kernels"][every[0].id]["digest"] = "that of older sources"
-    assert evidence.stale(backend, every[:1], [record]) == {
+    assert evidence.stale(backend, every[:1], [typed(record)]) == {
         every[0].id: "has changed since it was verified"
     }

@@ -22,11 +22,14 @@ from r18.errors import R18Error, UnknownName
 from r18.graph.ops import Conv2d, Problem, Softmax
 from r18.graph.schedule import network
 from r18_oracle.findings import Finding, load
-from r18_oracle.search import tasks, verify_text
+from r18_oracle.search import replay as replay_module
 from r18_oracle.search import verify as verify_module
-from r18_oracle.search.campaign import PROFILES, KernelReport, Profile
+from r18_oracle.search import verify_text
+from r18_oracle.search.campaign import KernelReport
 from r18_oracle.search.coverage import coverage_findings, program_refusal, unavailable
-from r18_oracle.search.tasks import NetworkRun, replay_finding
+from r18_oracle.search.network_run import NetworkRun
+from r18_oracle.search.profiles import PROFILES, Profile
+from r18_oracle.search.replay import replay_finding
 from r18_oracle.search.verify import BackendResult, Request, Verification, verify
 from r18_oracle.search.worker import THREAD_VARIABLES, Pool
 
@@ -74,7 +77,7 @@ def kept(pool: Pool) -> Any:
 @pytest.fixture
 def one_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "run_jobs", kept(pool))
-    monkeypatch.setattr(tasks, "run_jobs", kept(pool))
+    monkeypatch.setattr(replay_module, "run_jobs", kept(pool))
 
 
 @pytest.fixture
@@ -146,8 +149,8 @@ def test_what_a_kernel_ended_in_is_told_with_its_problem(faulty: Run) -> None:
         "faulty/softmax/crashing/fp32": "the worker process died of SIGSEGV",
         "faulty/relu/sleeping/fp32": "the worker process gave no sign of life for 8 s",
         "faulty/add/raising/fp32": "raised MemoryError: ",
-        "faulty/gap/idle/fp32": "takes nothing that it was offered, though fp32 is to be had here; "
-        "of this problem it says: not today",
+        "faulty/gap/idle/fp32": "took none of the problems it was offered, though fp32 is "
+        "available here; it refuses this problem: not today",
     }.items():
         finding = faulty.finding(kernel)
         assert finding.message.startswith(message)
@@ -404,7 +407,7 @@ def test_a_job_that_came_to_no_end_is_no_success() -> None:
     backends = {named("Right"): load_backend(named("Right"))}
     with (
         patch.object(verify_module, "run_jobs", lambda jobs, **options: iter(())),
-        pytest.raises(R18Error, match="1 of 1 jobs came to no end"),
+        pytest.raises(R18Error, match="1 of 1 jobs have no outcome"),
     ):
         verify(backends, Request(SHORT, kernels="*/relu/*"))
 
@@ -498,7 +501,7 @@ def test_a_kernel_that_raises_when_asked_what_it_takes_stops_nothing() -> None:
     with patch.object(type(backend), "kernels", lambda self: tuple(broken)):
         assert program_refusal(backend, network("tiny"), "fp32", "all") is None
         (finding,) = coverage_findings("mine", backend, "tiny", (1,), 0)
-    assert finding.message == "asked what it takes, a kernel raised KeyError: 'no such tile'"
+    assert finding.message == "the refusal() of a kernel raised KeyError: 'no such tile'"
 
 
 def test_a_precision_that_is_not_to_be_had_is_no_fault() -> None:

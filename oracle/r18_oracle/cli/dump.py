@@ -1,4 +1,4 @@
-"""`r18 dump`: write the checkpoints of a backend, to be compared with another's."""
+"""`r18 dump`: write the checkpoints of a backend, to compare with another's."""
 
 from __future__ import annotations
 
@@ -23,43 +23,48 @@ if TYPE_CHECKING:
     from r18_oracle.dumps.files import TensorFile
 
 
+Count = Annotated[int | None, typer.Option(help="Seeded images to run; 1 if not said.", min=1)]
+Photographs = Annotated[
+    list[Path] | None, typer.Option(help="A photograph instead; repeat it for a batch.")
+]
+RawInput = Annotated[
+    Path | None,
+    typer.Option("--input", help="Raw little-endian float32 NCHW values instead."),
+]
+Checkpoints = Annotated[
+    str,
+    typer.Option(
+        help=f"'canonical' ({', '.join(CANONICAL)}), 'all' (every torchvision module path), "
+        "or names separated by commas."
+    ),
+]
+Level = Annotated[
+    str | None,
+    typer.Option(
+        help=f"One of: {', '.join(FUSION_LEVELS)}. If not said: all for the canonical "
+        "checkpoints, else none, the level at which every checkpoint exists."
+    ),
+]
+
+
 def dump(
     out: Annotated[Path, typer.Option(help="Folder to write; it appears whole or not at all.")],
     backend: BackendName = None,
     precision: PrecisionName = "fp32",
     weights: WeightsSource = "synthetic",
     network_name: NetworkName = "resnet18",
-    batch: Annotated[
-        int | None, typer.Option(help="Seeded images to run; 1 if not said.", min=1)
-    ] = None,
+    batch: Count = None,
     seed: Annotated[int, typer.Option(help="Of the seeded images.", min=0)] = 0,
-    image: Annotated[
-        list[Path] | None, typer.Option(help="A photograph instead; repeat it for a batch.")
-    ] = None,
-    input_file: Annotated[
-        Path | None,
-        typer.Option("--input", help="Raw little-endian float32 NCHW values instead."),
-    ] = None,
-    checkpoints: Annotated[
-        str,
-        typer.Option(
-            help=f"'canonical' ({', '.join(CANONICAL)}), 'all' (every torchvision module path), "
-            "or names separated by commas."
-        ),
-    ] = "canonical",
-    fusion: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One of: {', '.join(FUSION_LEVELS)}. If not said: all for the canonical "
-            "checkpoints, else none, the level at which every checkpoint exists."
-        ),
-    ] = None,
+    image: Photographs = None,
+    input_file: RawInput = None,
+    checkpoints: Checkpoints = "canonical",
+    fusion: Level = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier dump.")] = False,
 ) -> None:
     """Run a backend and write its checkpoints: raw tensors and a manifest, for `r18 diff`.
 
     The input is seeded and the same bits on every machine, or photographs, or a raw file; it is
-    stored beside the checkpoints as input.bin.
+    stored next to the checkpoints as input.bin.
     """
     from r18_oracle.dumps.dumps import write_dump
     from r18_oracle.network.images import chosen

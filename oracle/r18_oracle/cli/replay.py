@@ -22,7 +22,7 @@ def replay(
     Exit codes: 0 it is gone, 1 it, or another fault of the same problem, is there, 2 no finding.
     """
     from r18_oracle.findings import load
-    from r18_oracle.search.tasks import replayed
+    from r18_oracle.search.replay import replayed
 
     finding = load(file)
     again = replayed(finding, seconds)

@@ -77,7 +77,7 @@ def sanitize(
     from r18.cli.progress import progress_bar
     from r18_oracle.sanitize.record import Record
     from r18_oracle.sanitize.run import TOOLS, Request, Runner, find, parts, version_of
-    from r18_oracle.search.campaign import profile as profile_of
+    from r18_oracle.search.profiles import profile as profile_of
 
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     asked = list(TOOLS) if tools == "all" else listed(tools, "--tools")

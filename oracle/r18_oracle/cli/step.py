@@ -10,9 +10,8 @@ import typer
 
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, FusionLevel, PrecisionName, chosen_backend
-from r18.errors import DumpError
-from r18.graph.schedule import NETWORKS, network
-from r18.weights import SOURCES, load_weights
+from r18.graph.schedule import NETWORKS
+from r18.weights import SOURCES
 from r18_oracle.cli.fixtures import OUTDIR, weights_source
 
 
@@ -52,37 +51,18 @@ def step(
 
     Exit codes: 0 within the tolerance, 1 not, 2 the step could not be run.
     """
-    from r18_oracle.dumps.fixtures import (
-        DESCRIPTION,
-        find_fixture,
-        make_fixture,
-        read_fixture,
-        run_step,
-    )
+    from r18_oracle.dumps.fixtures import fixture_for, run_step
 
     source = weights_source(weights, manifest)
     runner, _ = chosen_backend(backend)
-    folder = find_fixture(fixture or OUTDIR, number)
-    if fixture is None and not (folder / DESCRIPTION).exists():
-        typer.echo(f"no fixture in {folder} yet: making it", err=True)
-        name = network_name or "resnet18"
-        loaded = load_weights(source or "synthetic", network(name))
-        found = make_fixture(number, loaded, folder, network_name=name)
-    else:
-        found = read_fixture(folder)
-        for what, asked, has in (
-            ("step", number, found.step),
-            ("network", network_name or found.network, found.network),
-        ):
-            if asked != has:
-                raise DumpError(
-                    f"the fixture '{folder}' is of {what} {has}, asked for {asked}\n"
-                    "  name another with --fixture, or write one with `r18 fixtures --outdir`"
-                )
-        loaded = load_weights(source or found.weights.source, network(found.network))
+    found, loaded = fixture_for(number, fixture, OUTDIR, network_name, source, _print_err)
     result = run_step(
         found, runner, loaded, precision=precision, fusion=fusion, atol=atol, repeat=repeat
     )
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else result.text())
     if not result.ok:
         raise typer.Exit(FOUND)
+
+
+def _print_err(text: str) -> None:
+    typer.echo(text, err=True)

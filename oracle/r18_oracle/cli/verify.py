@@ -75,14 +75,17 @@ def verify(
     from r18.atomic import write_text
     from r18.backend.registry import get_backend, load_backend, survey
     from r18.cli.progress import progress_bar
+    from r18.report.render import check_libraries
     from r18_oracle.findings import save
-    from r18_oracle.report import page
     from r18_oracle.search import records as evidence
     from r18_oracle.search import verify_text
-    from r18_oracle.search.campaign import profile as profile_of
+    from r18_oracle.search.profiles import profile as profile_of
     from r18_oracle.search.verify import Request
     from r18_oracle.search.verify import verify as run
+    from r18_oracle.search.verify_page import page
 
+    if html is not None:
+        check_libraries()
     profile = profile or ("thorough" if record else "quick")
     if record:
         evidence.check_profile(profile)

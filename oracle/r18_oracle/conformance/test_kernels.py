@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from r18.backend.registry import load_backend
-from r18_oracle.search.campaign import profile
 from r18_oracle.search.coverage import idle_finding, unavailable
-from r18_oracle.search.lost import smallest
-from r18_oracle.search.tasks import campaign_job, finding_of, kernel_of
+from r18_oracle.search.crashes import smallest
+from r18_oracle.search.loading import kernel_of
+from r18_oracle.search.profiles import profile
+from r18_oracle.search.tasks import campaign_job, finding_of
 from r18_oracle.search.worker import Pool
 
 

@@ -17,9 +17,10 @@ from r18_oracle.conformance.programs import CHECKS, check_program
 from r18_oracle.findings import Finding
 from r18_oracle.network import checkpoint_report
 from r18_oracle.network.checkpoint_report import CheckpointReport
-from r18_oracle.search.campaign import Profile, profile
 from r18_oracle.search.coverage import program_refusal
-from r18_oracle.search.tasks import NetworkRun, finding_of, network_job, program_label
+from r18_oracle.search.network_run import NetworkRun, program_label
+from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.tasks import finding_of, network_job
 from r18_oracle.search.worker import Job, Pool
 
 PROGRAMS = "tiny"

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from r18.backend import Array, Backend, CompileOptions
+from r18.backend import Array, Backend, CompileOptions, Program
 from r18.errors import DumpError, UsageError, unknown
 from r18.graph.schedule import CANONICAL, Schedule
 from r18.runtime.fusing import schedule_for
@@ -45,6 +45,7 @@ from r18_oracle.dumps.files import (
     read_tensor,
     reading,
     sha256_of,
+    tensor_file,
     whole_folder,
     write_json,
     write_tensor,
@@ -158,39 +159,47 @@ def write_dump(
     names = checkpoint_names(schedule_for(backend, schedule, options), checkpoints)
     check_free(folder, "dump", MANIFEST, overwrite)
     options = replace(options, taps=tuple(names))
-    device = str(backend.probe())
     program = backend.compile(schedule, weights, options)
     try:
         program.load(images.values)
         program.launch()
         program.synchronize()
-        made = Made(
-            backend=backend.name,
-            device=device,
-            precision=options.precision,
-            fusion=options.fusion,
-            network=schedule.name,
-            weights=Origin(weights.source, weights.sha256),
-            input=Origin(images.source, sha256_of(images.values)),
-            kernels=program.plan.kernel_ids(),
-        )
-        shapes = schedule.shapes(images.batch)
+        made = _made(backend, program, weights, images)
         with whole_folder(folder, "dump", MANIFEST, overwrite) as draft:
             image_file = write_tensor(draft, INPUT, images.values)
             files = []
             for name in names:
                 files.append(write_tensor(draft, name, program.fetch(name), dtype))
-                if files[-1].shape != shapes[schedule.value_of(name)]:
-                    raise DumpError(
-                        f"backend '{backend.name}' gave checkpoint '{name}' as {files[-1].shape}, "
-                        f"'{schedule.name}' makes it {shapes[schedule.value_of(name)]}"
-                    )
+                _check_shape(files[-1], backend.name, schedule, images.batch)
                 if progress is not None:
                     progress(files[-1])
             _write_manifest(draft / MANIFEST, made, image_file, files)
     finally:
         program.close()
     return Dump(folder, tuple(files), made, image_file)
+
+
+def _made(backend: Backend, program: Program, weights: Weights, images: Images) -> Made:
+    plan = program.plan
+    return Made(
+        backend=backend.name,
+        device=str(backend.probe()),
+        precision=plan.options.precision,
+        fusion=plan.options.fusion,
+        network=plan.schedule.name,
+        weights=Origin(weights.source, weights.sha256),
+        input=Origin(images.source, sha256_of(images.values)),
+        kernels=plan.kernel_ids(),
+    )
+
+
+def _check_shape(file: TensorFile, backend: str, schedule: Schedule, batch: int) -> None:
+    expected = schedule.shapes(batch)[schedule.value_of(file.name)]
+    if file.shape != expected:
+        raise DumpError(
+            f"backend '{backend}' gave checkpoint '{file.name}' as {file.shape}, "
+            f"'{schedule.name}' makes it {expected}"
+        )
 
 
 def _write_manifest(path: Path, made: Made, image: TensorFile, files: list[TensorFile]) -> None:
@@ -225,8 +234,8 @@ def read_dump(folder: str | Path) -> Dump:
             input=Origin.from_json(image),
             kernels=field(data, "kernels", dict),
         )
-        files = [TensorFile.from_json(entry) for entry in objects(data, "checkpoints")]
-        dump = Dump(folder, tuple(files), made, TensorFile.from_json(image))
+        files = [tensor_file(entry) for entry in objects(data, "checkpoints")]
+        dump = Dump(folder, tuple(files), made, tensor_file(image))
         names = [file.name for file in files]
         if not names:
             raise DumpError("it lists no checkpoints")

@@ -1,21 +1,16 @@
-"""Tensors in files, as dumps and fixtures keep them, and the JSON beside them.
+"""The folders of dumps and fixtures: tensors in files, and the JSON that describes them.
 
-A tensor is one file in its folder: raw values, little-endian, row-major, no header. What a folder
-says may come from any program and is not trusted: paths are plain names, and sizes and hashes are
-checked before anything is compared.
+`r18.weights.tensors` reads and checks them. Paths of dumps and fixtures are plain file names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,10 +19,16 @@ import numpy as np
 from r18.atomic import new_folder
 from r18.backend import Array
 from r18.errors import DumpError
-from r18.graph.ops import Shape
-from r18.weights.tensors import show
+from r18.weights.tensors import (
+    DTYPES,
+    TensorFile,
+    check_file,
+    check_sha256,
+    read_file,
+    read_object,
+    show,
+)
 
-DTYPES = {"float32": "<f4", "float64": "<f8"}
 VERSION = 1
 MAX_NBYTES = 16 << 20
 """The largest JSON file that is read; a dump of all of ResNet-34's checkpoints has 60 KB."""
@@ -35,38 +36,18 @@ MAX_NBYTES = 16 << 20
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class TensorFile:
-    """A tensor in a file of its folder; `sha256` is None where nobody has said it."""
-
-    name: str
-    path: str
-    shape: Shape
-    dtype: str = "float32"
-    sha256: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"shape": list(self.shape)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> TensorFile:
-        """Check every field. Raises `DumpError`, which does not name the file."""
-        name, path = field(data, "name", str), field(data, "path", str)
-        shape, dtype = field(data, "shape", list), field(data, "dtype", str)
-        sha256 = field(data, "sha256", str)
-        if path in ("", ".", "..") or re.search(r"[/\\:\0]", path):
-            raise DumpError(f"{show(name)}: the path {show(path)} is not a plain file name")
-        if not all(type(extent) is int and 1 <= extent < 1 << 31 for extent in shape):
-            raise DumpError(f"{show(name)}: {show(shape)} is not a shape")
-        if dtype not in DTYPES:
-            raise DumpError(
-                f"{show(name)}: the dtype {show(dtype)} is not one of {', '.join(DTYPES)}"
-            )
-        return cls(name, path, tuple(shape), dtype, _hex(sha256, f"sha256 of {show(name)}"))
+def tensor_file(data: Mapping[str, object]) -> TensorFile:
+    """A `TensorFile` from JSON, every field checked. Raises `DumpError` without the file's name."""
+    name, path = field(data, "name", str), field(data, "path", str)
+    shape, dtype = field(data, "shape", list), field(data, "dtype", str)
+    sha256 = check_sha256(field(data, "sha256", str), f"sha256 of {show(name)}", DumpError)
+    if path in ("", ".", "..") or re.search(r"[/\\:\0]", path):
+        raise DumpError(f"{show(name)}: the path {show(path)} is not a plain file name")
+    if not all(type(extent) is int and 1 <= extent < 1 << 31 for extent in shape):
+        raise DumpError(f"{show(name)}: {show(shape)} is not a shape")
+    if dtype not in DTYPES:
+        raise DumpError(f"{show(name)}: the dtype {show(dtype)} is not one of {', '.join(DTYPES)}")
+    return TensorFile(name, path, tuple(shape), dtype, sha256)
 
 
 @dataclass(frozen=True)
@@ -79,7 +60,8 @@ class Origin:
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Origin:
         source = field(data, "source", str)
-        return cls(source, _hex(field(data, "sha256", str), f"sha256 of {show(source)}"))
+        sha256 = field(data, "sha256", str)
+        return cls(source, check_sha256(sha256, f"sha256 of {show(source)}", DumpError))
 
 
 def sha256_of(array: Array, dtype: str = "float32") -> str:
@@ -93,55 +75,25 @@ def write_tensor(folder: Path, name: str, array: Array, dtype: str | None = None
     Raises `OSError`, also when the file is there already.
     """
     stored = dtype or ("float64" if array.dtype == np.float64 else "float32")
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+    with np.errstate(over="ignore"):  # what is beyond the largest finite value becomes infinite
         values = np.ascontiguousarray(array, DTYPES[stored])
     with (folder / f"{name}.bin").open("xb") as stream:
         stream.write(memoryview(values).cast("B"))
     return TensorFile(name, f"{name}.bin", array.shape, stored, sha256_of(values, stored))
 
 
-def check_tensor(folder: Path, file: TensorFile) -> Path:
-    """The tensor's file, a regular one inside the folder, and of the right size.
-
-    Raises `DumpError`.
-    """
-    path = folder / file.path
-    try:
-        status = path.stat()
-        inside = path.resolve(strict=True).is_relative_to(folder.resolve(strict=True))
-    except FileNotFoundError:
-        raise DumpError(
-            f"'{folder}' lacks '{file.path}', the tensor '{file.name}' of shape "
-            f"{_shape(file)}\n  write it again, whole"
-        ) from None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DumpError(f"cannot read '{path}': {error}") from None
-    if not inside:
-        raise DumpError(f"'{path}' is a link out of its folder, which is not followed")
-    if not stat.S_ISREG(status.st_mode):
-        raise DumpError(f"'{path}' is not a regular file")
-    if status.st_size != file.nbytes:
-        raise DumpError(
-            f"'{path}' has {status.st_size} bytes, expected {file.nbytes}: shape {_shape(file)} "
-            f"in {file.dtype}\n  truncated, or of another shape or dtype"
-        )
-    return path
+def check_tensor(folder: Path, file: TensorFile) -> None:
+    """Raise `DumpError` unless the file is a regular one in the folder, and of the right size."""
+    with reading(folder):
+        check_file(folder, file, DumpError)
 
 
 def read_tensor(folder: Path, file: TensorFile) -> Array:
     """The array, after every check; read-only. Raises `DumpError`."""
-    path = check_tensor(folder, file)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DumpError(f"cannot read '{path}': {error.strerror}") from None
-    found = hashlib.sha256(data).hexdigest()
-    if len(data) != file.nbytes or file.sha256 not in (None, found):
-        raise DumpError(
-            f"'{path}' is not what was written: its sha256 is {found[:16]}…, expected "
-            f"{str(file.sha256)[:16]}…\n  it was changed or damaged; write it again"
-        )
-    return np.frombuffer(data, DTYPES[file.dtype]).reshape(file.shape)
+    with reading(folder):
+        array = read_file(folder, file, DumpError)
+    array.flags.writeable = False
+    return array
 
 
 # -- folders -----------------------------------------------------------------------------------
@@ -222,17 +174,8 @@ def read_json(path: Path, kind: str) -> dict[str, object]:
 
 
 def _parse(path: Path) -> dict[str, object]:
-    try:
-        if path.stat().st_size > MAX_NBYTES:
-            raise DumpError(f"'{path}' is larger than {MAX_NBYTES:,} bytes")
-        data = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise DumpError(f"'{path}' is not JSON: {error}") from None
-    except OSError as error:
-        raise DumpError(f"cannot read '{path}': {error.strerror}") from None
-    if not isinstance(data, dict):
-        raise DumpError(f"'{path}': expected a JSON object, got {show(data)}")
-    return data
+    with reading(path):
+        return read_object(path, MAX_NBYTES, DumpError)
 
 
 def field(data: Mapping[str, object], name: str, kind: type[T]) -> T:
@@ -256,29 +199,13 @@ def objects(data: Mapping[str, object], name: str) -> list[dict[str, object]]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Put the file's name before the `DumpError` of a field."""
+    """Put the name of the file or folder before the message of whatever goes wrong."""
     try:
         yield
     except DumpError as error:
         raise DumpError(f"'{path}': {error}") from None
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        name = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the field {show(name)} appears twice in one object")
-    return data
-
-
-def _hex(text: str, what: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise DumpError(f"{what} must be 64 lowercase hex digits, got {show(text)}")
-    return text
-
-
-def _shape(file: TensorFile) -> str:
-    return "×".join(map(str, file.shape))
+    except OSError as error:
+        raise DumpError(f"cannot read '{path}': {error}") from None
 
 
 __all__ = [
@@ -292,6 +219,7 @@ __all__ = [
     "read_tensor",
     "reading",
     "sha256_of",
+    "tensor_file",
     "whole_folder",
     "write_json",
     "write_tensor",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from r18.backend import Array, Backend, CompileOptions, StepTime
 from r18.backend.registry import get_backend
 from r18.errors import BackendUnavailable, DumpError, UsageError, unknown
 from r18.graph.schedule import IMAGE, Schedule, network
-from r18.weights import Weights
+from r18.weights import Weights, load_weights
 from r18_oracle.dumps.dumps import Dump, write_dump
 from r18_oracle.dumps.files import (
     Origin,
@@ -34,6 +34,7 @@ from r18_oracle.dumps.files import (
     read_json,
     read_tensor,
     reading,
+    tensor_file,
     whole_folder,
     write_json,
     write_tensor,
@@ -189,8 +190,8 @@ def read_fixture(folder: str | Path) -> Fixture:
             weights=Origin.from_json(field(data, "weights", dict)),
             reference=field(data, "reference", str),
             tolerance=field(data, "tolerance", float),
-            input=TensorFile.from_json(field(data, "input", dict)),
-            expected=TensorFile.from_json(field(data, "expected", dict)),
+            input=tensor_file(field(data, "input", dict)),
+            expected=tensor_file(field(data, "expected", dict)),
         )
         schedule = fixture.schedule
         batch = fixture.input.shape[0]
@@ -210,6 +211,41 @@ def find_fixture(folder: str | Path, step: int) -> Path:
     """Where a step's fixture lies, or would: `folder` itself if it is one, else `folder/stepN`."""
     folder = Path(folder)
     return folder if (folder / DESCRIPTION).exists() else folder / f"step{step}"
+
+
+def fixture_for(
+    step: int,
+    asked: Path | None,
+    default: Path,
+    network_name: str | None,
+    source: str | Path | None,
+    tell: Callable[[str], None],
+) -> tuple[Fixture, Weights]:
+    """The fixture of a step and the weights to run it with.
+
+    asked:  its folder, or one that holds it as stepN; None is `default`, where it is made if it is
+            missing. network_name, source: None is the fixture's own. tell: called with a line
+            before a fixture is made.
+
+    Raises `DumpError` for a fixture of another step or network, and what reading and loading raise.
+    """
+    folder = find_fixture(asked or default, step)
+    if asked is None and not (folder / DESCRIPTION).exists():
+        tell(f"no fixture in {folder} yet: making it")
+        name = network_name or "resnet18"
+        weights = load_weights(source or "synthetic", network(name))
+        return make_fixture(step, weights, folder, network_name=name), weights
+    found = read_fixture(folder)
+    for what, wanted, has in (
+        ("step", step, found.step),
+        ("network", network_name or found.network, found.network),
+    ):
+        if wanted != has:
+            raise DumpError(
+                f"the fixture '{folder}' is of {what} {has}, asked for {wanted}\n"
+                "  name another with --fixture, or write one with `r18 fixtures --outdir`"
+            )
+    return found, load_weights(source or found.weights.source, network(found.network))
 
 
 def make_e2e(
@@ -355,6 +391,7 @@ __all__ = [
     "Fixture",
     "StepResult",
     "find_fixture",
+    "fixture_for",
     "make_e2e",
     "make_fixture",
     "read_fixture",

@@ -1,7 +1,7 @@
 """The evidence of mutation runs: `mutate-<device>.json`, written while mutants are judged.
 
-Of each backend it holds the last run's sample and score, and what became of each mutant. What was
-found about sources that are still the same is not asked again: a run that was stopped goes on.
+For each backend it holds the last run's sample and score, and the fate of each mutant. A fate
+whose sources are still the same is taken from the record, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from r18 import records
 from r18.backend import DeviceInfo
+from r18.records.kinds import Environment, Fate, Mutate, MutateRun, PaceOf
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.mutants import Mutant
 from r18_oracle.mutation.plan import Pace, Plan
@@ -20,12 +23,12 @@ from r18_oracle.mutation.score import Result, Score
 
 WHAT = "mutate"
 TOLD = ("status", "reason", "kernels", "finding", "problem", "seconds")
-"""What is kept of every mutant; of one that was not killed also where and what it is."""
+"""What is kept of every mutant; of one that was not killed, the record also says what it is."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What was found out before: fates of mutants, and paces of unchanged kernels, by their ids."""
+    """What earlier runs found: fates of mutants and paces of unchanged kernels, by their ids."""
 
     fates: Mapping[str, Result] = field(default_factory=dict)
     paces: Mapping[str, Pace] = field(default_factory=dict)
@@ -52,62 +55,55 @@ class Journal:
         self._plan = plan
         self._how = dict(how)
         self._shown = shown
-        self._environment = records.environment(device)
-        old = records.read(self.path, WHAT).get("backends", {}).get(plan.target.backend, {})
-        same = all(old.get(name) == value for name, value in self._how.items())
-        self._old: Mapping[str, Any] = old if same else {}
-        self._entries: dict[str, dict[str, Any]] = self._fresh()
-        self._paces: dict[str, dict[str, Any]] = self._unchanged()
+        environment = records.environment(device)
+        self._key = records.key_of(environment)
+        self._environment = msgspec.convert(environment, Environment)
+        old = self._others().get(plan.target.backend)
+        same = old and all(getattr(old, name) == value for name, value in self._how.items())
+        self._old = old if same else None
+        self._entries = self._fresh()
+        self._paces = self._unchanged()
 
     def known(self) -> Known:
         """What earlier runs found out about sources that are still the same.
 
-        The unchanged kernels must have passed in the environment of now.
+        Paces count only where the unchanged kernels passed in this environment.
         """
         fates = {
             mutant.id: self._result(mutant, self._entries[mutant.id])
             for mutant in self._plan.mutants
             if mutant.id in self._entries
         }
-        paces = {
-            name: Pace(entry["seconds"], entry["silence"]) for name, entry in self._paces.items()
-        }
-        return Known(fates, paces)
+        return Known(fates, {name: Pace(e.seconds, e.silence) for name, e in self._paces.items()})
 
     def passed(self, paces: Mapping[str, Pace]) -> None:
-        """The unchanged kernels that have passed."""
-        key = records.key_of(self._environment)
+        """Keep the unchanged kernels that have passed."""
         for name, pace in paces.items():
-            self._paces[name] = {
-                "digest": self._plan.digest([name]),
-                "environment": key,
-                "seconds": round(pace.seconds, 3),
-                "silence": round(pace.silence, 3),
-            }
+            self._paces[name] = PaceOf(
+                digest=self._plan.digest([name]),
+                environment=self._key,
+                seconds=round(pace.seconds, 3),
+                silence=round(pace.silence, 3),
+            )
 
     def write(self, request: Mapping[str, Any], score: Score, judged: Iterable[Result]) -> None:
-        """The file, anew, whole: the run's request and score, and what is judged by now.
+        """Write the whole file: the run's request and score, and every fate that is known.
 
-        judged: results that are to be added. Those judged by hand stand by themselves, with their
-        reasons: nothing was run that could be known again.
+        judged: results to add. Mutants judged by hand are listed apart, with their reasons:
+        nothing was run for them.
         """
-        key = records.key_of(self._environment)
         for result in judged:
-            mutant = result.mutant
-            if mutant.id not in self._plan.reasons:
-                digest = self._plan.digest(self._shown[mutant.id], mutant)
-                self._entries[mutant.id] = {
-                    "digest": digest,
-                    "environment": key,
-                    **_told(result),
-                }
+            if result.mutant.id not in self._plan.reasons:
+                self._entries[result.mutant.id] = self._entry(result)
         by_hand = {
             result.mutant.id: result.reason
             for result in (*score.results, *score.further)
             if result.mutant.id in self._plan.reasons
         }
-        used = {e["environment"] for e in (*self._entries.values(), *self._paces.values())}
-        environments = {**self._old.get("environments", {}), key: self._environment}
+        used = {fate.environment for fate in self._entries.values()}
+        used |= {pace.environment for pace in self._paces.values()}
+        old = self._old.environments if self._old else {}
+        environments = old | {self._key: self._environment}
         run = {
             "date": records.now(),
             **self._how,
@@ -118,58 +114,58 @@ class Journal:
             "by_hand": dict(sorted(by_hand.items())),
             "results": dict(sorted(self._entries.items())),
         }
-        record = records.read(self.path, WHAT)  # other backends may have been written meanwhile
-        backends = record.get("backends", {}) | {self._plan.target.backend: run}
-        records.write(
-            self.path,
-            {
-                "record": WHAT,
-                "format": records.FORMAT,
-                "device": self._device.name,
-                "backends": dict(sorted(backends.items())),
-            },
-        )
+        backends = self._others() | {self._plan.target.backend: MutateRun(**run)}
+        ordered = dict(sorted(backends.items()))
+        records.write(self.path, Mutate(device=self._device.name, backends=ordered))
 
-    def _fresh(self) -> dict[str, dict[str, Any]]:
-        """The old entries of mutants that are still the same, of kernels that still are."""
-        entries: dict[str, dict[str, Any]] = self._old.get("results", {})
+    def _others(self) -> dict[str, MutateRun]:
+        """The runs in the file, by backend; another process may have written some since."""
+        record = records.load(self.path, Mutate)
+        return record.backends if record else {}
+
+    def _fresh(self) -> dict[str, Fate]:
+        """The old fates of mutants that are the same, on kernels that are the same."""
+        old = self._old.results if self._old else {}
         return {
-            mutant.id: entries[mutant.id]
+            mutant.id: old[mutant.id]
             for mutant in self._plan.mutants
-            if mutant.id in entries
-            and entries[mutant.id]["digest"] == self._plan.digest(self._shown[mutant.id], mutant)
+            if mutant.id in old
+            and old[mutant.id].digest == self._plan.digest(self._shown[mutant.id], mutant)
         }
 
-    def _unchanged(self) -> dict[str, dict[str, Any]]:
-        """The old entries of unchanged kernels that still are the same, and ran where this runs."""
-        key = records.key_of(self._environment)
+    def _unchanged(self) -> dict[str, PaceOf]:
+        """The old paces of unchanged kernels that are the same, in this environment."""
         return {
             name: entry
-            for name, entry in self._old.get("unchanged", {}).items()
+            for name, entry in (self._old.unchanged if self._old else {}).items()
             if name in self._plan.reaches
-            and entry["environment"] == key
-            and entry["digest"] == self._plan.digest([name])
+            and entry.environment == self._key
+            and entry.digest == self._plan.digest([name])
         }
 
-    def _result(self, mutant: Mutant, entry: Mapping[str, Any]) -> Result:
-        found = entry["finding"]
+    def _entry(self, result: Result) -> Fate:
+        data = result.to_json()
+        del data["id"]
+        if result.status == "killed":
+            data = {name: data[name] for name in TOLD}
+        digest = self._plan.digest(self._shown[result.mutant.id], result.mutant)
+        return msgspec.convert({"digest": digest, "environment": self._key} | data, Fate)
+
+    def _result(self, mutant: Mutant, entry: Fate) -> Result:
+        found = None
+        if entry.finding is not None:
+            fields = msgspec.to_builtins(entry.finding)
+            found = Finding(backend=self._plan.target.backend, problem=None, **fields)
         return Result(
             mutant,
-            entry["status"],
+            entry.status,
             self._plan.diff(mutant),
-            tuple(entry["kernels"]),
-            found and Finding(backend=self._plan.target.backend, problem=None, **found),
-            entry["reason"],
-            entry["seconds"],
-            entry.get("sanitizer", ""),
+            tuple(entry.kernels),
+            found,
+            entry.reason,
+            entry.seconds,
+            entry.sanitizer or "",
         )
-
-
-def _told(result: Result) -> dict[str, Any]:
-    data = result.to_json()
-    if result.status == "killed":
-        return {name: data[name] for name in TOLD}
-    return {name: value for name, value in data.items() if name != "id"}
 
 
 __all__ = ["Journal", "Known"]

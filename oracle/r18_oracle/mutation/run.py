@@ -28,7 +28,7 @@ from r18_oracle.mutation.score import Result, Score
 from r18_oracle.mutation.trial import LATE, Question, copied, trial
 from r18_oracle.sanitize.run import Request as SanitizeRequest
 from r18_oracle.sanitize.run import version_of
-from r18_oracle.search.campaign import Profile, profile
+from r18_oracle.search.profiles import Profile, profile
 from r18_oracle.search.verify import Request, suited
 from r18_oracle.search.worker import Job, Outcome, Pool
 

@@ -39,7 +39,8 @@ from r18_oracle.check.checks import examine
 from r18_oracle.findings import Failed, Finding
 from r18_oracle.mutation.mutants import Mutant, Target
 from r18_oracle.mutation.process import Ended, Process, Say
-from r18_oracle.search.campaign import Profile, run_campaign, search
+from r18_oracle.search.campaign import run_campaign, search
+from r18_oracle.search.profiles import Profile
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.bench.contenders import Compiled
-from r18.bench.timing import Contender, Runner
+from r18.bench.rows import Contender, Runner
 from r18.errors import ShapeError
 from r18.evaluate.margins import Allowance, multiple
 from r18.graph.passes import FUSION_LEVELS, fuse

@@ -33,9 +33,10 @@ from r18.backend.registry import load_backend
 from r18.graph.ops import Problem
 from r18.runtime.launch import launch_on
 from r18_oracle.generate.inputs import ROUNDING, make_case
-from r18_oracle.search.campaign import Profile, network_problems, profile, search
+from r18_oracle.search.campaign import network_problems, search
 from r18_oracle.search.choices import shares
-from r18_oracle.search.tasks import kernel_of
+from r18_oracle.search.loading import kernel_of
+from r18_oracle.search.profiles import Profile, profile
 
 BROKEN = 41
 """The exit code after a call that raised."""

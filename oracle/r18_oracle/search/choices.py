@@ -19,7 +19,7 @@ from r18_oracle.generate.corners import corners, many_tiles
 from r18_oracle.generate.crossings import choice_crossings, crossings
 
 if TYPE_CHECKING:
-    from r18_oracle.search.campaign import Profile
+    from r18_oracle.search.profiles import Profile
 
 SHARE = 5
 """A choice gets one example where its kernel gets so many, and one more: the first is trivial."""

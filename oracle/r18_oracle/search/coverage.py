@@ -1,4 +1,4 @@
-"""Coverage: what of a network a backend has no kernel for."""
+"""Coverage: problems of a network that no kernel takes, and kernels that take no problem."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from itertools import chain
 from r18.backend import Backend, CompileOptions, Kernel
 from r18.errors import NoKernel, R18Error, UnknownName
 from r18.evaluate.margins import Allowance
-from r18.graph.ops import Problem
+from r18.graph.ops import OPTIONAL_OPS, Problem
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, network
 from r18.runtime.plan import make_plan
 from r18_oracle.findings import Finding
 from r18_oracle.generate.corners import corners
-from r18_oracle.search.campaign import network_problems, uncovered
+from r18_oracle.generate.problems import schedule_problems
+from r18_oracle.search.campaign import network_problems
 
 SMALL = 1 << 16
-"""Elements and multiplications of the largest corner that a precision is tried with."""
+"""Limit on elements and on multiplications of the corners that a precision is tried with."""
 
 
 def program_refusal(
@@ -25,7 +26,7 @@ def program_refusal(
 ) -> str | None:
     """Why a backend cannot run a schedule (at level `none`) in a precision, or None.
 
-    What a kernel raises when it is asked is for the run to find, and no refusal. Raises
+    An exception of a kernel's `refusal` is not a refusal; the run itself will show it. Raises
     `UnknownName` or `UsageError` for a precision or a fusion level that does not exist.
     """
     arithmetic = precision_of(precision)
@@ -45,9 +46,9 @@ def program_refusal(
 
 
 def unavailable(backend: Backend, precision: str) -> str | None:
-    """The reason why no kernel of a precision takes anything, however small; None if one does.
+    """Why no kernel of a precision takes any problem, however small; None if one does.
 
-    Such a precision is not to be had on this device, as tf32 is not on a CPU.
+    The device does not have such a precision, as a CPU does not have tf32.
     """
     reason = None
     for kernel in backend.kernels():
@@ -60,6 +61,30 @@ def unavailable(backend: Backend, precision: str) -> str | None:
     return reason
 
 
+def uncovered(
+    backend: Backend, schedule: Schedule, batches: Sequence[int]
+) -> list[tuple[str, Problem]]:
+    """(precision, problem) for each network problem that no kernel of the backend takes.
+
+    Only for precisions in which the backend has convolutions.
+    """
+    kernels = backend.kernels()
+    wanted = schedule_problems(schedule, batches)
+    missing: list[tuple[str, Problem]] = []
+    for name in dict.fromkeys(k.precision.name for k in kernels):
+        usable = [k for k in kernels if k.precision.name == name]
+        answers = {p: any(k.refusal(p) is None for k in usable) for p in wanted}
+        convolves = any(k.op.name == "conv2d" for k in usable)
+        layouts = {k.layout for k in usable}
+        for problem, ok in answers.items():
+            if ok or not convolves or isinstance(problem.op, OPTIONAL_OPS):
+                continue
+            if problem.op.name == "relayout" and len(layouts) == 1:
+                continue  # no plan needs one
+            missing.append((name, problem))
+    return missing
+
+
 def idle_finding(
     name: str,
     backend: Backend,
@@ -68,10 +93,10 @@ def idle_finding(
     batches: Sequence[int],
     seed: int,
 ) -> Finding | None:
-    """The finding about a kernel that took nothing, though its precision is to be had; or None.
+    """The finding for a kernel that took no problem although its precision is available, or None.
 
-    Nothing of it is verified then, and a person would take it for a kernel that is. It names the
-    first problem of the network, or the first corner, that the kernel refuses.
+    Nothing is verified about such a kernel. The finding has the first problem of the network, or
+    the first corner, that the kernel refuses.
     """
     first = next(
         chain(
@@ -83,52 +108,36 @@ def idle_finding(
         if unavailable(backend, kernel.precision.name) is not None:
             return None
         reason = kernel.refusal(first)
-    except Exception as error:  # whatever a kernel raises is what it did wrong
+    except Exception as error:  # any exception of a kernel is a finding
         reason = f"{type(error).__name__}: {error}"
-    return Finding(
-        check="coverage",
-        backend=name,
-        kernel=kernel.id,
-        problem=first,
-        kind="none",
-        seed=seed,
-        message=f"takes nothing that it was offered, though {kernel.precision} is to be had here; "
-        f"of this problem it says: {reason}",
-        details={"network": network_name, "batches": list(batches)},
+    message = (
+        f"took none of the problems it was offered, though {kernel.precision} is available here; "
+        f"it refuses this problem: {reason}"
     )
+    return _finding(name, kernel.id, first, "none", message, network_name, batches, seed)
 
 
 def coverage_findings(
     name: str, backend: Backend, network_name: str, batches: Sequence[int], seed: int
 ) -> list[Finding]:
-    """A finding for each op and precision of which no kernel takes some problem of the network.
+    """A finding for each op and precision with a problem of the network that no kernel takes.
 
-    Only for precisions that are to be had and in which the backend has convolutions.
+    Only for precisions that are available and in which the backend has convolutions.
     """
 
     def finding(kernel: str, problem: Problem | None, message: str) -> Finding:
-        return Finding(
-            check="coverage",
-            backend=name,
-            kernel=kernel,
-            problem=problem,
-            kind="network",
-            seed=seed,
-            message=message,
-            details={"network": network_name, "batches": list(batches)},
-        )
+        return _finding(name, kernel, problem, "network", message, network_name, batches, seed)
 
     try:
         missing = uncovered(backend, network(network_name), batches)
         absent = {p for p, _ in missing if unavailable(backend, p) is not None}
-    except Exception as error:  # whatever a kernel raises is what it did wrong
-        cause = f"{type(error).__name__}: {error}"
-        return [finding(f"{name}/*", None, f"asked what it takes, a kernel raised {cause}")]
+    except Exception as error:  # any exception of a kernel is a finding
+        message = f"the refusal() of a kernel raised {type(error).__name__}: {error}"
+        return [finding(f"{name}/*", None, message)]
     grouped: dict[tuple[str, str], list[Problem]] = {}
     for precision, problem in missing:
-        if precision in absent:
-            continue
-        grouped.setdefault((precision, problem.op.name), []).append(problem)
+        if precision not in absent:
+            grouped.setdefault((precision, problem.op.name), []).append(problem)
     return [
         finding(
             f"{name}/{op}/*/{precision}",
@@ -138,3 +147,25 @@ def coverage_findings(
         )
         for (precision, op), problems in grouped.items()
     ]
+
+
+def _finding(
+    backend: str,
+    kernel: str,
+    problem: Problem | None,
+    kind: str,
+    message: str,
+    network_name: str,
+    batches: Sequence[int],
+    seed: int,
+) -> Finding:
+    return Finding(
+        check="coverage",
+        backend=backend,
+        kernel=kernel,
+        problem=problem,
+        kind=kind,
+        seed=seed,
+        message=message,
+        details={"network": network_name, "batches": list(batches)},
+    )

@@ -1,7 +1,6 @@
-"""The main job: every kernel of the chosen backends, then the network, checkpoint by checkpoint.
+"""Verify backends: a campaign on every kernel, then network runs, all in worker processes.
 
-Kernels are searched with drawn problems and the network's own, in worker processes; then each
-backend runs the network in each of its precisions and is compared with float64.
+`Request` says what to verify, `verify` does it, and `Verification` holds what was found.
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ from r18.graph.precision import PRECISIONS
 from r18.graph.schedule import network
 from r18_oracle.findings import Finding
 from r18_oracle.network.checkpoint_report import CheckpointReport
-from r18_oracle.search.campaign import KernelReport, Profile
+from r18_oracle.search.campaign import KernelReport
 from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
-from r18_oracle.search.lost import smallest
-from r18_oracle.search.tasks import (
-    NetworkRun,
-    campaign_job,
-    finding_of,
-    kernel_of,
-    network_job,
-    no_program,
-)
+from r18_oracle.search.crashes import smallest
+from r18_oracle.search.loading import kernel_of
+from r18_oracle.search.network_run import NetworkRun
+from r18_oracle.search.profiles import Profile
+from r18_oracle.search.tasks import campaign_job, finding_of, network_job
 from r18_oracle.search.worker import Job, Outcome, Pool, run_jobs
 
 
@@ -37,12 +32,12 @@ class Request:
     """What to verify.
 
     kernels:    a glob over kernel ids.
-    settled:    ids of kernels that are not run again: a record holds them as they stand.
-    network, weights: whose problems are included and what runs end to end; a weights source.
-    precisions: of the end-to-end runs; empty for all that the backend can run.
-    workers:    processes at once.
-    simulated_kernels: whether kernels of simulated devices are searched too; they take longer than
-                those of all others together. If not, such a device runs its network alone.
+    settled:    ids of kernels to skip, because a record has verified their present sources.
+    network, weights: the network to run, whose problems campaigns include; its weights source.
+    precisions: of the network runs; empty for all that the backend can run.
+    workers:    number of worker processes; None for one per core.
+    simulated_kernels: whether to run campaigns on simulated devices, which take longer than all
+                others together. If not, such a device only runs the network.
     """
 
     profile: Profile
@@ -61,10 +56,10 @@ SIMULATED_NETWORK = "tiny"
 
 
 def suited(request: Request, device: DeviceInfo) -> Request:
-    """The request as the device can bear it.
+    """The request, reduced for a simulated device.
 
-    A simulated one takes microseconds for a multiplication: it gets the tiny network in place of
-    any other, and fewer and smaller problems.
+    A simulator takes microseconds for a multiplication, so it gets the tiny network and fewer and
+    smaller problems.
     """
     if not device.simulated:
         return request
@@ -83,9 +78,10 @@ def suited(request: Request, device: DeviceInfo) -> Request:
 
 @dataclass
 class BackendResult:
-    """What was found on one backend.
+    """The results of one backend.
 
-    skipped: why a precision was not run end to end. left_out: what else was not run, and how to.
+    skipped:  precisions without a network run, with the reason.
+    left_out: what else was not run, and how to run it.
     """
 
     name: str
@@ -102,14 +98,14 @@ class BackendResult:
 
     @property
     def executed(self) -> bool:
-        """Whether anything was judged, or called and never came back."""
+        """Whether anything was judged, or crashed or hung when it was called."""
         called = any(finding.check != "coverage" for finding in self.findings)
         return bool(self.problems or self.checkpoints or called)
 
 
 @dataclass
 class Verification:
-    """Everything that was run, by backend."""
+    """The results of every backend."""
 
     request: Request
     backends: list[BackendResult]
@@ -121,12 +117,12 @@ class Verification:
 
     @property
     def executed(self) -> bool:
-        """Whether every backend ran something; of chosen kernels, not each backend has any."""
+        """Whether every backend ran something; with a glob over kernels, whether any did."""
         every = all if self.request.kernels == "*" else any
         return bool(self.backends) and every(result.executed for result in self.backends)
 
     def closing(self) -> str:
-        """The last line."""
+        """The last line of the text."""
         kernels = [report for result in self.backends for report in result.kernels]
         runs = sum(len(result.checkpoints) for result in self.backends)
         names = ", ".join(result.name for result in self.backends) or "no backend"
@@ -156,37 +152,17 @@ def verify(
     on_progress: Callable[[str, Problem | None], None] = lambda what, problem: None,
     on_done: Callable[[str], None] = lambda what: None,
 ) -> Verification:
-    """Verify backends, given by the names that `load_backend` takes; they must be probed.
+    """Verify probed backends, given by the names that `load_backend` takes.
 
-    on_start gets the number of jobs; on_progress what is under way; on_done each job that ended.
-    Raises `UnknownName` when no kernel matches the glob and what making a weights source raises.
-    A crash, a hang, or a network problem that no kernel takes is a finding. Raises `R18Error` when
-    a job came to no end, so that no kernel is left out unseen.
+    on_start gets the number of jobs, on_progress the kernel and problem of each call, on_done the
+    kernel of each finished job. Crashes, hangs and network problems that no kernel takes are
+    findings. Raises `UnknownName` if no kernel matches the glob, what making a weights source
+    raises, and `R18Error` if a job has no outcome, so that no kernel is left out silently.
     """
     start = time.perf_counter()
-    results = {name: BackendResult(name, backend.probe()) for name, backend in backends.items()}
-    asked = {name: suited(request, result.device) for name, result in results.items()}
-    jobs: list[Job] = []
-    for name, backend in backends.items():
-        own = asked[name]
-        jobs += _network_jobs(name, backend, own, results[name])
-        if request.simulated_kernels or not results[name].device.simulated:
-            jobs += _kernel_jobs(name, backend, own)
-        else:
-            results[
-                name
-            ].left_out = f"the network '{own.network}' only; its kernels with --backend {name}"
-        if own.kernels == "*":
-            results[name].findings += coverage_findings(
-                name, backend, own.network, own.profile.batches, own.seed
-            )
-    if request.kernels != "*" and not any(
-        fnmatchcase(kernel.id, request.kernels)
-        for backend in backends.values()
-        for kernel in backend.kernels()
-    ):
-        ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
-        raise unknown("kernel", request.kernels, ids, hint="A glob over ids works too.")
+    runs = {name: _BackendRun(name, backend, request) for name, backend in backends.items()}
+    _check_glob(request.kernels, backends)
+    jobs = [job for run in runs.values() for job in run.jobs()]
     on_start(len(jobs))
     missing = len(jobs)
     for outcome in run_jobs(
@@ -194,22 +170,98 @@ def verify(
         workers=request.workers,
         on_progress=lambda job, problem: on_progress(job.kernel, problem),
     ):
-        _take(results[outcome.job.backend], outcome)
+        runs[outcome.job.backend].take(outcome)
         on_done(outcome.job.kernel)
         missing -= 1
     if missing:
         raise R18Error(
-            f"{missing} of {len(jobs)} jobs came to no end: this is a fault of the oracle"
+            f"{missing} of {len(jobs)} jobs have no outcome: this is a fault of the oracle"
         )
-    for name, backend in backends.items():
-        _complete(results[name], backend, asked[name])
-        order = {kernel.id: index for index, kernel in enumerate(backend.kernels())}
-        results[name].kernels.sort(key=lambda report: order[report.kernel])
-        results[name].checkpoints.sort(key=lambda report: list(PRECISIONS).index(report.precision))
-        results[name].findings.sort(
-            key=lambda f: (f.kind == "network", order.get(f.kernel, len(order)))
-        )
-    return Verification(request, list(results.values()), time.perf_counter() - start)
+    for run in runs.values():
+        run.complete()
+    results = [run.result for run in runs.values()]
+    return Verification(request, results, time.perf_counter() - start)
+
+
+def _check_glob(glob: str, backends: Mapping[str, Backend]) -> None:
+    ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
+    if glob != "*" and not any(fnmatchcase(kernel, glob) for kernel in ids):
+        raise unknown("kernel", glob, ids, hint="A glob over ids works too.")
+
+
+class _BackendRun:
+    """The jobs of one backend, and the result that their outcomes make up."""
+
+    def __init__(self, name: str, backend: Backend, request: Request) -> None:
+        device = backend.probe()
+        self.name = name
+        self.backend = backend
+        self.request = suited(request, device)
+        self.result = BackendResult(name, device)
+
+    def jobs(self) -> Iterator[Job]:
+        """The network runs first, since they take longest; and the findings on coverage."""
+        request, result = self.request, self.result
+        yield from _network_jobs(self.name, self.backend, request, result)
+        if request.simulated_kernels or not result.device.simulated:
+            yield from _kernel_jobs(self.name, self.backend, request)
+        else:
+            result.left_out = (
+                f"only the network '{request.network}'; its kernels with --backend {self.name}"
+            )
+        if request.kernels == "*":
+            batches = request.profile.batches
+            result.findings += coverage_findings(
+                self.name, self.backend, request.network, batches, request.seed
+            )
+
+    def take(self, outcome: Outcome) -> None:
+        """Add the outcome of a job."""
+        result, finding = self.result, finding_of(outcome)
+        if isinstance(outcome.result, CheckpointReport):
+            result.checkpoints.append(outcome.result)
+            result.findings += outcome.result.findings
+        if finding is not None:
+            result.findings.append(finding)
+        if isinstance(outcome.result, KernelReport):
+            result.kernels.append(outcome.result)
+        elif "kernel" in outcome.job.arguments:
+            report = KernelReport(
+                result.name, outcome.job.kernel, finding=finding, seconds=outcome.seconds
+            )
+            result.kernels.append(report)
+
+    def complete(self) -> None:
+        """When all jobs are done: find idle kernels, shrink crashes and hangs, sort."""
+        with Pool(1) as pool:
+            for report in self.result.kernels:
+                before = report.finding
+                report.finding = self._final_finding(report, pool)
+                if report.finding is not before:
+                    self.result.findings = [f for f in self.result.findings if f is not before]
+                    self.result.findings += [f for f in [report.finding] if f is not None]
+        self._sort()
+
+    def _final_finding(self, report: KernelReport, pool: Pool) -> Finding | None:
+        request = self.request
+        if report.verdict == "refused":
+            kernel = kernel_of(self.backend, report.kernel)
+            batches = request.profile.batches
+            return idle_finding(
+                self.name, self.backend, kernel, request.network, batches, request.seed
+            )
+        if report.finding is not None:
+            return smallest(report.finding, request.profile, pool)
+        return None
+
+    def _sort(self) -> None:
+        """Kernels and precisions as they are listed; findings on the network last."""
+        order = {kernel.id: index for index, kernel in enumerate(self.backend.kernels())}
+        precisions = list(PRECISIONS)
+        result = self.result
+        result.kernels.sort(key=lambda report: order[report.kernel])
+        result.checkpoints.sort(key=lambda report: precisions.index(report.precision))
+        result.findings.sort(key=lambda f: (f.kind == "network", order.get(f.kernel, len(order))))
 
 
 def _kernel_jobs(name: str, backend: Backend, request: Request) -> Iterator[Job]:
@@ -221,7 +273,7 @@ def _kernel_jobs(name: str, backend: Backend, request: Request) -> Iterator[Job]
 def _network_jobs(
     name: str, backend: Backend, request: Request, result: BackendResult
 ) -> Iterator[Job]:
-    """One end-to-end run a precision, of those that the backend can plan the network in."""
+    """A network run for each precision in which the backend can run the network."""
     if request.kernels != "*":
         return
     schedule = network(request.network)
@@ -241,38 +293,4 @@ def _network_jobs(
             continue
         result.skipped[precision] = refusal
         if precision in request.precisions:
-            result.findings.append(no_program(name, run, refusal))
-
-
-def _complete(result: BackendResult, backend: Backend, request: Request) -> None:
-    """What is to be said of kernels when all jobs are done: who was idle, and on what who died."""
-    how = request.profile
-    with Pool(1) as pool:
-        for report in result.kernels:
-            before = report.finding
-            if report.verdict == "refused":
-                kernel = kernel_of(backend, report.kernel)
-                asked = (request.network, how.batches, request.seed)
-                report.finding = idle_finding(result.name, backend, kernel, *asked)
-            elif before is not None:
-                report.finding = smallest(before, how, pool)
-            if report.finding is not before:
-                result.findings = [f for f in result.findings if f is not before]
-                result.findings += [f for f in [report.finding] if f is not None]
-
-
-def _take(result: BackendResult, outcome: Outcome) -> None:
-    """File an outcome under its backend."""
-    finding = finding_of(outcome)
-    if isinstance(outcome.result, CheckpointReport):
-        result.checkpoints.append(outcome.result)
-        result.findings += outcome.result.findings
-    if finding is not None:
-        result.findings.append(finding)
-    if isinstance(outcome.result, KernelReport):
-        result.kernels.append(outcome.result)
-    elif "kernel" in outcome.job.arguments:
-        report = KernelReport(
-            result.name, outcome.job.kernel, finding=finding, seconds=outcome.seconds
-        )
-        result.kernels.append(report)
+            result.findings.append(run.refused(name, refusal))

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from r18_oracle.findings import Finding
 from r18_oracle.network import checkpoint_report
 from r18_oracle.search.campaign import KernelReport
-from r18_oracle.search.tasks import program_label
+from r18_oracle.search.network_run import program_label
 from r18_oracle.search.verify import BackendResult, Verification, counted
 
 HEADS = ("kernel", "problems", "refused", "error/bound", "sees", "s", "verdict")

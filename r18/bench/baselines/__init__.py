@@ -21,7 +21,7 @@ from r18.bench.baselines.ways import MODES, PEER, PEERS, TORCH, WAYS, Way, ways
 from r18.graph.schedule import Schedule
 
 if TYPE_CHECKING:
-    from r18.bench.timing import Runner
+    from r18.bench.rows import Runner
 
 
 def peers_precision(precision: str) -> str:

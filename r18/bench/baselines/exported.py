@@ -17,7 +17,7 @@ from r18.graph.schedule import Schedule
 
 
 class Exported(ABC):
-    """The network as an ONNX model, built by a library in `_built`. See `r18.bench.timing.Runner`.
+    """The network as an ONNX model, built by a library in `_built`. See `r18.bench.rows.Runner`.
 
     Images are read from and logits written to memory that the library is bound to, so that a run
     copies nothing. Raises `BackendUnavailable` where the library or `onnx` is missing, and for

@@ -57,7 +57,7 @@ def on_host(output: Any) -> Array:
 
 
 class Torchvision:
-    """torchvision's module with the schedule's weights. See `r18.bench.timing.Runner`.
+    """torchvision's module with the schedule's weights. See `r18.bench.rows.Runner`.
 
     Raises `BackendUnavailable` where PyTorch is missing, torchvision lacks the network, or the
     device cannot run that way.

@@ -1,0 +1,25 @@
+"""Backends and kernels by name, as a worker process gets them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from r18.backend import Backend, Kernel
+from r18.backend.registry import load_backend
+from r18.errors import unknown
+
+
+@cache
+def loaded_backend(name: str) -> Backend:
+    """The probed backend with this name, as `load_backend` takes it; loaded once per process."""
+    backend = load_backend(name)
+    backend.probe()
+    return backend
+
+
+def kernel_of(backend: Backend, kernel_id: str) -> Kernel:
+    """The backend's kernel with this id; raises `UnknownName` with the nearest match."""
+    for kernel in backend.kernels():
+        if kernel.id == kernel_id:
+            return kernel
+    raise unknown("kernel", kernel_id, (k.id for k in backend.kernels()))

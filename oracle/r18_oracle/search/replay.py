@@ -1,0 +1,129 @@
+"""Replay: run again what a finding is about, and return the finding that comes out, if any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from r18.backend import Backend, Kernel
+from r18.errors import UsageError
+from r18.graph.schedule import network
+from r18_oracle.check.checks import examine
+from r18_oracle.findings import RUN, SILENCE, Failed, Finding, Subject
+from r18_oracle.search.campaign import Announce, run_campaign
+from r18_oracle.search.choices import on_kernel, suspects
+from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
+from r18_oracle.search.loading import kernel_of, loaded_backend
+from r18_oracle.search.network_run import NetworkRun
+from r18_oracle.search.profiles import profile
+from r18_oracle.search.worker import Job, run_jobs
+
+SILENCE_SECONDS = 120.0
+"""A replay hangs after this long without a sign of life, if the finding does not say otherwise."""
+
+
+def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
+    """Replay a finding in a worker process.
+
+    silence_seconds: when it counts as hung; by default as when it was found. Raises `UnknownName`
+    for a missing backend or kernel, `UsageError` for a damaged finding, and whatever the oracle
+    itself failed with.
+    """
+    seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
+    job = Job(replay_finding, {"finding": finding}, finding.backend, finding.kernel, seconds)
+    (outcome,) = run_jobs([job], workers=1)
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    if outcome.finding is not None:
+        return replace(outcome.finding, details=finding.details)
+    again: Finding | None = outcome.result
+    return again
+
+
+def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
+    """Replay a finding in this process, by its subject."""
+    backend = loaded_backend(finding.backend)
+    if finding.subject is Subject.KERNEL:
+        return _kernel(backend, finding, announce)
+    try:
+        match finding.subject:
+            case Subject.NETWORK_RUN:
+                return _network_run(backend, finding, announce)
+            case Subject.CHOICE:
+                return _choice(backend, finding, announce)
+            case _:
+                return _coverage(backend, finding)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"a damaged finding: its details lack something: {error}") from None
+
+
+def _kernel(backend: Backend, finding: Finding, announce: Announce) -> Finding | None:
+    """The problem again, on the kernel or on the choices that may be at fault."""
+    kernel = kernel_of(backend, finding.kernel)
+    for one in suspects(backend, kernel, finding):
+        if (again := replay(backend, one, finding, announce)) is not None:
+            return on_kernel(again, kernel)
+    return None
+
+
+def replay(
+    backend: Backend,
+    kernel: Kernel,
+    finding: Finding,
+    announce: Announce = lambda problem, kind, seed: None,
+) -> Finding | None:
+    """The finding of one kernel on the finding's problem and inputs, or None."""
+    if finding.problem is None:
+        return None
+    try:
+        examine(
+            backend,
+            kernel,
+            finding.problem,
+            finding.seed,
+            rounding=finding.details.get("rounding", "normal"),
+            light=finding.details.get("light", False),
+            only=finding.details.get("only"),
+            backend_name=finding.backend,
+            announce=announce,
+        )
+    except Failed as failure:
+        return failure.finding
+    return None
+
+
+def _network_run(backend: Backend, finding: Finding, announce: Announce) -> Finding | None:
+    """The same check on the same step if it fails again, else the first finding of the run."""
+    run = NetworkRun(**finding.details[RUN])
+    refusal = program_refusal(backend, network(run.network), run.precision, run.fusion)
+    if refusal is not None:
+        return run.refused(finding.backend, refusal)
+    again = run.on(finding.backend, announce)
+    if isinstance(again, Finding):
+        return again
+    same = [f for f in again.findings if (f.kernel, f.check) == (finding.kernel, finding.check)]
+    return next(iter([*same, *again.findings]), None)
+
+
+def _choice(backend: Backend, finding: Finding, announce: Announce) -> Finding | None:
+    """The whole campaign: only that shows which problems a choice takes."""
+    return run_campaign(
+        backend,
+        kernel_of(backend, finding.kernel),
+        profile(finding.details["profile"]),
+        finding.seed,
+        backend_name=finding.backend,
+        network_name=finding.details["network"],
+        announce=announce,
+    ).finding
+
+
+def _coverage(backend: Backend, finding: Finding) -> Finding | None:
+    """A kernel that takes nothing, or an op of the network that no kernel takes."""
+    name, batches = finding.details["network"], tuple(finding.details["batches"])
+    if "*" in finding.kernel:
+        again = coverage_findings(finding.backend, backend, name, batches, finding.seed)
+        return next((f for f in again if f.kernel == finding.kernel), None)
+    kernel = kernel_of(backend, finding.kernel)
+    if finding.problem is None or kernel.refusal(finding.problem) is None:
+        return None
+    return idle_finding(finding.backend, backend, kernel, name, batches, finding.seed)

@@ -1,0 +1,207 @@
+"""Contenders and what is measured of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from r18.backend import Array, DeviceInfo, StepTime
+from r18.bench.baselines import PEER, PEERS
+from r18.bench.from_host import Feeding, FromHost
+from r18.graph.ops import Shape
+
+RATIO = f"time / {PEER}"
+"""What a row's `ratio` is; below 1 is faster than the peer."""
+BEST_RATIO = "time / best peer"
+"""What a row's `best_ratio` is."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a turn goes on a kind of device.
+
+    runs:   timed runs.
+    settle: seconds of untimed runs before them, and at least one run.
+    reload: other input is loaded after settling. Not where copies go beside the computing: the
+            first timed run would wait for its batch.
+    """
+
+    runs: int
+    settle: float
+    reload: bool
+
+
+PACES = {"cpu": Pace(1, 0.05, True), "cuda": Pace(10, 0.002, False)}
+"""By kind of device; a kind that is not here goes as the CPU."""
+
+
+class Runner(Protocol):
+    """A contender made ready to run."""
+
+    @property
+    def arena_nbytes(self) -> int | None:
+        """Bytes of activations and workspace, where they are planned."""
+        ...
+
+    @property
+    def weight_nbytes(self) -> int | None:
+        """Bytes of weights as they are kept for running."""
+        ...
+
+    @property
+    def kernels(self) -> Mapping[str, int]:
+        """How many steps each kernel runs, by its id; empty where there are none to see."""
+        ...
+
+    def load(self, images: Array) -> None:
+        """Bring (N, C, H, W) float32 to the device."""
+        ...
+
+    def run(self) -> None:
+        """One run over what was loaded, complete when this returns."""
+        ...
+
+    def fetch(self) -> Array:
+        """What the last run put out: a copy on the host, in a floating-point format of NumPy's."""
+        ...
+
+    def time(self, clock: Callable[[], float]) -> float:
+        """Milliseconds of one run, by the device's events, or by a clock of seconds."""
+        ...
+
+    def steps(self) -> list[StepTime]:
+        """One run, step by step; empty where there are no steps to see."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to time: what it is, and how to make it.
+
+    shape:    of its input, (N, C, H, W).
+    fusion:   the fusion level, or how it runs instead.
+    required: when it cannot be made, that is an error; otherwise it is left out and reported.
+    algorithm: what it was told to use where it can, as `conv2d=direct`; empty for its own choice.
+    twin:     the very same thing in another precision's rows: made and timed once, for both.
+    feed:     makes it anew, to take pixels from host memory; None where it cannot.
+    """
+
+    name: str
+    device: DeviceInfo
+    precision: str
+    fusion: str
+    shape: Shape
+    make: Callable[[], Runner]
+    required: bool = True
+    algorithm: str = ""
+    twin: Contender | None = None
+    feed: Callable[[], Feeding] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one contender. Times are milliseconds of a whole batch.
+
+    samples_ms: one a timed run, in order. repeat: of them, in each of `series`.
+    ratio:      median / median of `PEER` of the same device kind, precision and batch; None
+                without one.
+    best_ratio: the same to the fastest of `PEERS`, which `best_peer` names.
+    arena_nbytes, weight_nbytes: as planned; None where the contender does not say.
+    peak_rss_nbytes: growth of the process from before it was made to the peak of its first run;
+                Linux and CPU only, else None. What a library allocates on its first use counts
+                for the contender that is first to use it.
+    steps:      median milliseconds of each step, if asked for.
+    algorithm:  as its contender says. kernels: the steps that each kernel runs, by its id.
+    loss:       what its output lost against float64, in parts of what it may lose: above 1 it is
+                wrong. None where nobody looked.
+    from_host:  the same network fed with pixels from host memory, if that was asked for.
+    """
+
+    backend: str
+    device: str
+    device_kind: str
+    precision: str
+    fusion: str
+    batch: int
+    warmup: int
+    repeat: int
+    samples_ms: tuple[float, ...]
+    ratio: float | None = None
+    arena_nbytes: int | None = None
+    weight_nbytes: int | None = None
+    peak_rss_nbytes: int | None = None
+    steps: tuple[StepTime, ...] = ()
+    algorithm: str = ""
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    best_ratio: float | None = None
+    best_peer: str = ""
+    loss: float | None = None
+    series: int = 1
+    from_host: FromHost | None = None
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.samples_ms)
+
+    @property
+    def series_ms(self) -> tuple[float, ...]:
+        """The median of each series."""
+        size = len(self.samples_ms) // self.series
+        return tuple(
+            statistics.median(self.samples_ms[begin : begin + size])
+            for begin in range(0, size * self.series, size)
+        )
+
+    @property
+    def p10_ms(self) -> float:
+        return float(np.percentile(self.samples_ms, 10))
+
+    @property
+    def p90_ms(self) -> float:
+        return float(np.percentile(self.samples_ms, 90))
+
+    @property
+    def ms_per_image(self) -> float:
+        return self.median_ms / self.batch
+
+    @property
+    def images_per_second(self) -> float:
+        return 1e3 / self.ms_per_image
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, and what is derived from the samples."""
+        times = ("median_ms", "p10_ms", "p90_ms", "series_ms")
+        rates = ("ms_per_image", "images_per_second")
+        fed = self.from_host and self.from_host.to_json(self.batch, self.median_ms)
+        derived = {name: getattr(self, name) for name in (*times, *rates)}
+        return asdict(self) | derived | {"from_host": fed}
+
+
+def with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their ratios to peers of the same device kind, precision and batch."""
+
+    def key(row: Row) -> tuple[str, str, int]:
+        return (row.device_kind, row.precision, row.batch)
+
+    peers: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        if row.backend in PEERS:
+            peers.setdefault(key(row), []).append(row)
+
+    def rated(row: Row) -> Row:
+        eager = [peer for peer in peers.get(key(row), ()) if peer.backend == PEER]
+        best = min(peers.get(key(row), ()), key=lambda peer: peer.median_ms, default=None)
+        return replace(
+            row,
+            ratio=row.median_ms / eager[0].median_ms if eager else None,
+            best_ratio=row.median_ms / best.median_ms if best else None,
+            best_peer=best.backend if best else "",
+        )
+
+    return [rated(row) for row in rows]

@@ -1,0 +1,139 @@
+"""Records as files: their names, and reading and writing them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from r18.atomic import write_text
+from r18.backend import DeviceInfo
+from r18.errors import UsageError
+from r18.records.kinds import Record
+
+FOLDER = Path("exports/records")
+FORMAT = 1
+REMEDY = "  move it out of the folder and make a new one: --record writes it"
+"""What to do about a record that cannot be used."""
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+def slug(device: DeviceInfo) -> str:
+    """The device in a file's name; see `DeviceInfo.slug`."""
+    return device.slug
+
+
+def path_of(folder: Path, what: str, device: DeviceInfo) -> Path:
+    """The path of the record of `what` ("verify", "bench", ...) on a device."""
+    return folder / f"{what}-{slug(device)}.json"
+
+
+def load(path: Path, kind: type[Kind]) -> Kind | None:
+    """The record in a file, checked as it is decoded; None where there is no file.
+
+    Raises `UsageError` for a file that is damaged, or of another kind or format; the message names
+    the file, the place in it and what is expected there.
+    """
+    data = _decoded(path, str(kind.__struct_config__.tag))
+    if data is None:
+        return None
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        message = _located(data, kind, str(error))
+        raise UsageError(
+            f"the record '{path}' is damaged or of an older r18: {message}\n{REMEDY}"
+        ) from None
+
+
+def read(path: Path, what: str) -> dict[str, Any]:
+    """A record of `what` as JSON has it, unchecked, or an empty one where there is no file.
+
+    Raises `UsageError` for a file that is not JSON, or of another kind or format.
+    """
+    data = _decoded(path, what)
+    return {"record": what, "format": FORMAT} if data is None else data
+
+
+def load_all(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
+    """Every device's record in a folder, by the device's slug; raises as `load`."""
+    what = kind.__struct_config__.tag
+    found = {path: load(path, kind) for path in sorted(folder.glob(f"{what}-*.json"))}
+    return {path.stem.removeprefix(f"{what}-"): one for path, one in found.items() if one}
+
+
+def read_all(folder: Path, what: str) -> dict[str, dict[str, Any]]:
+    """Every device's record of `what` in a folder, by the device's slug; raises as `read`."""
+    paths = sorted(folder.glob(f"{what}-*.json"))
+    return {path.stem.removeprefix(f"{what}-"): read(path, what) for path in paths}
+
+
+def write(path: Path, data: Record | dict[str, Any]) -> None:
+    """Write a record, whole or not at all. Raises `R18Error` where it cannot be written."""
+    plain = msgspec.to_builtins(data)
+    write_text(path, json.dumps(plain, indent=1, allow_nan=False) + "\n")
+
+
+def _decoded(path: Path, what: str) -> dict[str, Any] | None:
+    """A record of `what` as JSON has it; None where there is no file. Raises `UsageError`."""
+    try:
+        # NOTE: not by msgspec, which refuses lone surrogates: names of files may hold them.
+        data = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the record '{path}': {error}\n{REMEDY}") from None
+    if not isinstance(data, dict) or (data.get("record"), data.get("format")) != (what, FORMAT):
+        raise UsageError(f"'{path}' is no {what} record that this version of r18 wrote\n{REMEDY}")
+    return data
+
+
+def _located(data: Any, kind: type[Any], message: str) -> str:
+    """The message of a `ValidationError` with keys in place of msgspec's `[...]`.
+
+    Each table on the way is cut down to one entry at a time until that entry alone gives the same
+    message.
+    """
+    before, found, path = message.partition(" - at `$")
+    if not found:
+        return message
+    place, table = "", data
+    for step in re.findall(r"\.[^.[]+|\[[^\]]*\]", path.removesuffix("`")):
+        if step != "[...]":
+            key: Any = step[1:] if step[0] == "." else int(step[1:-1])
+        else:
+            entries = dict(table)
+            for key, value in entries.items():
+                table.clear()
+                table[key] = value
+                if _message(data, kind) == message:
+                    break
+            step = f"[{key!r}]"
+        place, table = place + step, table[key]
+    return f"{before} - at `${place}`"
+
+
+def _message(data: Any, kind: type[Any]) -> str:
+    try:
+        msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
+__all__ = [
+    "FOLDER",
+    "FORMAT",
+    "REMEDY",
+    "load",
+    "load_all",
+    "path_of",
+    "read",
+    "read_all",
+    "slug",
+    "write",
+]

@@ -1,0 +1,547 @@
+"""What each kind of record holds. A record is checked against its type as it is decoded.
+
+An unknown field, a missing one and a value of another type are errors. Fields are in the order in
+which they are written, so that a record that is decoded and encoded again is the same file. A
+field with the default `UNSET` came later than the format, or is written only where it has a value.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Number = int | float
+"""A JSON number as it is written, so that 1 stays 1."""
+AnyNumber = Number | Literal["nan", "inf", "-inf"]
+"""A number that need not be finite; JSON has no such numbers."""
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Part(Struct, forbid_unknown_fields=True):
+    """An object of a record."""
+
+
+# -- what a run depended on ----------------------------------------------------------------------
+
+
+class Environment(Part):
+    """See `r18.records.environment`. device: its kind, its name and details of its own."""
+
+    device: dict[str, str]
+    platform: str
+    python: str
+    packages: dict[str, str]
+    driver: str | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "name"):
+            if name not in self.device:
+                raise ValueError(f"Object missing required field `{name}` in `device`")
+
+
+class Machine(Part):
+    """See `r18.machine.machine`."""
+
+    platform: str
+    processor: str
+    cpus: int
+    threads: int
+    load_average: tuple[Number, Number, Number] | None
+    python: str
+    numpy: str
+    r18: str
+
+
+class WeightsId(Part):
+    source: str
+    sha256: str
+
+
+class Skipped(Part):
+    contender: str
+    reason: str
+
+
+# -- bench ---------------------------------------------------------------------------------------
+
+
+class BenchStep(Part):
+    step: str
+    kernel: str
+    milliseconds: Number
+
+
+class FromHost(Part):
+    """See `r18.bench.from_host.FromHost`."""
+
+    nbytes: int
+    batches: int
+    runs_ms: list[Number]
+    copies_ms: list[Number]
+    median_ms: Number
+    copy_ms: Number
+    images_per_second: Number
+    share: Number
+    copy_bytes_per_second: Number
+
+
+class BenchRow(Part, kw_only=True):
+    """See `r18.bench.timing.Row`. Milliseconds are of a whole batch."""
+
+    backend: str
+    device: str
+    fusion: str
+    ratio: Number | None
+    arena_nbytes: int | None
+    weight_nbytes: int | None
+    peak_rss_nbytes: int | None
+    steps: list[BenchStep]
+    algorithm: str
+    kernels: dict[str, int]
+    best_ratio: Number | None
+    best_peer: str
+    loss: Number | None
+    from_host: FromHost | UnsetType | None = UNSET
+    median_ms: Number
+    p10_ms: Number
+    p90_ms: Number
+    series_ms: list[Number] | UnsetType = UNSET
+    ms_per_image: Number
+    images_per_second: Number
+
+
+class BenchGroup(Part, kw_only=True):
+    """What took turns in one run, and can be compared."""
+
+    precision: str
+    fusion: str
+    batch: int
+    warmup: int
+    repeat: int
+    series: int | UnsetType = UNSET
+    date: str
+    environment: Environment
+    network: str
+    weights: WeightsId
+    machine: Machine
+    skipped: list[Skipped]
+    rows: list[BenchRow]
+
+
+class Bench(Part, kw_only=True, tag_field="record", tag="bench"):
+    """`r18 bench --record`. ratio: what the rows' ratios are to, in words."""
+
+    format: int = 1
+    device: str
+    ratio: str
+    groups: dict[str, BenchGroup]
+
+
+# -- profile -------------------------------------------------------------------------------------
+
+
+class ProfileRow(Part):
+    """See `r18.bench.profile.Row`."""
+
+    contender: str
+    cpu_ms: Number
+    cuda_ms: Number | None
+    cpu_ratio: Number
+    cuda_ratio: Number | None
+    loss: Number | None
+
+
+class ProfileGroup(Part):
+    backend: str
+    precision: str
+    batch: int
+    channels_last: bool
+    date: str
+    environment: Environment
+    repeat: int
+    weights: WeightsId
+    machine: Machine
+    skipped: list[Skipped]
+    rows: list[ProfileRow]
+
+
+class Profile(Part, kw_only=True, tag_field="record", tag="profile"):
+    """`r18 profile --record`."""
+
+    format: int = 1
+    device: str
+    groups: dict[str, ProfileGroup]
+
+
+# -- verify --------------------------------------------------------------------------------------
+
+
+class Found(Part):
+    """A finding as `r18_oracle.findings.Finding.to_json` writes it."""
+
+    finding: Literal[1]
+    check: str
+    backend: str
+    kernel: str
+    problem: dict[str, Any] | None
+    kind: str
+    seed: int
+    message: str
+    coordinate: list[int] | None
+    got: str | None
+    expected: str | None
+    bound: str | None
+    details: dict[str, Any]
+
+
+class VerifiedKernel(Part, kw_only=True):
+    """digest: of the sources and of the ids of the choices. environment: a key of `environments`.
+
+    choices: how often each was taken. checks: how often each was made. Ratios are None where
+    nothing was compared.
+    """
+
+    profile: str
+    network: str | None
+    seed: int
+    date: str
+    environment: str
+    digest: str | None
+    verified: bool
+    findings: list[Found]
+    verdict: str
+    problems: Count
+    network_problems: Count
+    choices: dict[str, int] | UnsetType = UNSET
+    refused: dict[str, int]
+    checks: dict[str, int]
+    error_over_bound: Number | None
+    error_over_statistical_line: Number | None
+    smallest_fault_seen: Number | None
+    unjudged_elements: Count
+    seconds: Number
+
+
+class VerifiedCheckpoint(Part):
+    """See `r18_oracle.network.losses.Loss`."""
+
+    name: str
+    value: str
+    ok: bool
+    steps: list[str]
+    forced: str | None
+    max_abs: AnyNumber
+    rms: AnyNumber
+    relative: AnyNumber
+    cosine: AnyNumber
+    own_rms: AnyNumber
+    own_max: AnyNumber
+    own_relative: AnyNumber
+    allowed_rms: AnyNumber
+    allowed_max: AnyNumber
+    ratio: AnyNumber
+    nonfinite: int
+    coordinate: list[int] | None
+    got: AnyNumber | None
+    expected: AnyNumber | None
+
+
+class VerifiedStep(Part):
+    step: str
+    kernel: str
+    problem: str
+    first_image: int
+    ratio: AnyNumber
+    sharp: AnyNumber | None
+    check: str
+    message: str
+    coordinate: list[int] | None
+    got: AnyNumber | None
+    expected: AnyNumber | None
+    bound: AnyNumber | None
+    picture: dict[str, Any] | None
+    ok: bool
+
+
+class Tie(Part):
+    image: int
+    margin: AnyNumber
+    first: int
+    second: int
+    got: int
+
+
+class TopOne(Part):
+    images: int
+    bound: AnyNumber
+    ties: list[Tie]
+    wrong: list[Tie]
+
+
+class VerifiedNetwork(Part):
+    profile: str
+    network: str
+    seed: int
+    date: str
+    environment: str
+    weights: str
+    verified: bool
+    backend: str
+    precision: str
+    fusion: str
+    images: int
+    batch: int
+    source: str
+    multiple: Number
+    ok: bool
+    checkpoints: list[VerifiedCheckpoint]
+    steps: list[VerifiedStep]
+    top1: TopOne | None
+    findings: list[Found]
+
+
+class Verify(Part, kw_only=True, tag_field="record", tag="verify"):
+    """`r18 verify --record`."""
+
+    format: int = 1
+    device: str
+    environments: dict[str, Environment]
+    kernels: dict[str, VerifiedKernel]
+    networks: dict[str, VerifiedNetwork]
+
+
+# -- mutate --------------------------------------------------------------------------------------
+
+
+class MutateFinding(Part):
+    check: str
+    kernel: str
+    kind: str
+    seed: int
+    message: str
+
+
+class Fate(Part, kw_only=True):
+    """What became of a mutant. Where and what it is, of one that was not killed."""
+
+    digest: str
+    environment: str
+    file: str | UnsetType = UNSET
+    line: int | UnsetType = UNSET
+    scope: str | UnsetType = UNSET
+    operator: str | UnsetType = UNSET
+    before: str | UnsetType = UNSET
+    after: str | UnsetType = UNSET
+    status: str
+    reason: str
+    kernels: list[str]
+    finding: MutateFinding | None
+    problem: str | None
+    seconds: Number
+    sanitizer: str | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.status == "killed":
+            if self.finding is None:
+                raise ValueError("Expected a finding of a mutant with the status `killed`")
+            return
+        for name in ("file", "line", "scope", "operator", "before", "after"):
+            if getattr(self, name) is UNSET:
+                raise ValueError(f"Object missing required field `{name}`")
+
+
+class PaceOf(Part):
+    """An unchanged kernel that passed."""
+
+    digest: str
+    environment: str
+    seconds: Number
+    silence: Number
+
+
+class MutateRun(Part, kw_only=True):
+    date: str
+    profile: str
+    seed: int
+    network: str | None
+    kernels: str
+    files: str
+    limit: int | None
+    backend: str
+    mutants: Count
+    killed: Count
+    survived: Count
+    equivalent: Count
+    invalid: Count
+    further: Count
+    left: Count
+    score: Number
+    environments: dict[str, Environment]
+    unchanged: dict[str, PaceOf]
+    by_hand: dict[str, str] | UnsetType = UNSET
+    results: dict[str, Fate]
+
+
+class Mutate(Part, kw_only=True, tag_field="record", tag="mutate"):
+    """`r18 mutate --record`."""
+
+    format: int = 1
+    device: str
+    backends: dict[str, MutateRun]
+
+
+# -- sanitize ------------------------------------------------------------------------------------
+
+
+class SanitizeRun(Part):
+    profile: str
+    network: str | None
+    seed: int
+    sanitizer: str
+    environment: Environment
+
+
+class SanitizeComplaint(Part):
+    what: str
+    function: str
+    count: int
+
+
+class SanitizedKernel(Part):
+    digest: str | None
+    run: str
+    date: str
+    problems: Count
+    errors: int | None
+    complaints: list[SanitizeComplaint] | UnsetType = UNSET
+    broken: str | UnsetType = UNSET
+
+
+class SanitizedTool(Part):
+    date: str
+    errors: Count
+    verdict: str
+    missing: Count
+    kernels: dict[str, SanitizedKernel]
+
+
+class Sanitize(Part, kw_only=True, tag_field="record", tag="sanitize"):
+    """`r18 sanitize --record`."""
+
+    format: int = 1
+    device: str
+    sanitizer: str
+    runs: dict[str, SanitizeRun]
+    tools: dict[str, SanitizedTool]
+
+
+# -- evaluate ------------------------------------------------------------------------------------
+
+
+class Accuracy(Part):
+    images: int
+    top1: Number
+    top5: Number
+
+
+class EvaluateEntry(Part):
+    """A finished evaluation: the request, the numbers of the summary, and how long it took."""
+
+    date: str
+    environment: Environment
+    machine: Machine
+    network: str
+    weights_sha256: str
+    backend: str
+    against: str | None
+    precision: str
+    against_precision: str
+    fusion: str
+    batch: int
+    version: str
+    workers: int | None
+    folder: str
+    layout: str
+    images_sha256: str
+    images: Count
+    unreadable: Count
+    compared: Count
+    agree_top1: Count
+    agree_top5: Count
+    bound: Number | None
+    near_ties: Count
+    backend_ms: Number | None
+    reference_ms: Number | None
+    speedup: Number | None
+    accuracy: Accuracy | None
+    reference_accuracy: Accuracy | None
+    changed: Count
+    not_read: Count
+    resumed: Count
+    seconds: Number
+    images_per_second: Number | None
+
+
+class Evaluate(Part, kw_only=True, tag_field="record", tag="evaluate"):
+    """`r18 evaluate --record`."""
+
+    format: int = 1
+    device: str
+    entries: dict[str, EvaluateEntry]
+
+
+# -- ceilings ------------------------------------------------------------------------------------
+
+
+class Rate(Part):
+    operations_per_second: Number
+    best: Number
+    runs: int
+    how: str
+
+
+class CopyRate(Part):
+    bytes_per_second: Number
+    best: Number
+    runs: int
+    how: str
+
+
+class CeilingsRecord(Part, kw_only=True, tag_field="record", tag="ceilings"):
+    """`r18 roofline --measure`. threads: of a CPU."""
+
+    format: int = 1
+    device: str
+    date: str
+    environment: Environment
+    machine: Machine
+    threads: int | None
+    rates: dict[str, Rate]
+    copy: CopyRate
+
+
+# -- tuned ---------------------------------------------------------------------------------------
+
+
+class Tuned(Part, kw_only=True):
+    """`r18 tune`: precision → problem at batch 1 → batch → (kernel id, microseconds)."""
+
+    format: Literal[1] = 1
+    device: str
+    unit: Literal["microseconds"]
+    choices: dict[str, dict[str, dict[str, tuple[str, Number]]]]
+
+
+Record = Bench | Profile | Verify | Mutate | Sanitize | Evaluate | CeilingsRecord
+
+KINDS: dict[str, type[Record]] = {
+    "bench": Bench,
+    "profile": Profile,
+    "verify": Verify,
+    "mutate": Mutate,
+    "sanitize": Sanitize,
+    "evaluate": Evaluate,
+    "ceilings": CeilingsRecord,
+}
+"""The kinds by the word in their file names."""

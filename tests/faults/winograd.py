@@ -1,0 +1,106 @@
+"""Winograd convolutions F(4×4, 3×3) that are wrong in one place each.
+
+Integers are not exact in them, so that it is for the impulses to say where an index is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from faults.fault import Fault, fault, kernel
+from r18.backend import Array, RoundingContract
+from r18.graph.ops import Conv2d, Problem
+from r18_oracle.judge.winograd import MATRICES
+
+Arrays = tuple[Array, ...]
+M = 4
+"""Rows and columns of a tile of outputs; one of inputs has two more."""
+
+CONTRACT = RoundingContract("winograd_f4x4", "float32", "float32")
+
+
+def refuses(problem: Problem) -> str | None:
+    op = problem.op
+    assert isinstance(op, Conv2d)
+    fits = (op.kernel_size, op.stride) == ((3, 3), (1, 1))
+    return None if fits else "takes windows of 3×3 with a stride of 1"
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """The convolution as a `HostFunction`, in pieces that can be replaced.
+
+    taps: what is done to the 3×3 of each kernel before the transform. tile: what is done to each
+    tile of the output after it. shift: how far the input's tiles lie from where they should.
+    """
+
+    taps: Callable[[Array], Array] = lambda g: g
+    tile: Callable[[Array], Array] = lambda y: y
+    shift: int = 0
+
+    def __call__(
+        self, op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        bt, g, at = (matrix.astype(np.float32) for matrix in MATRICES[M])
+        oh, ow = out.shape[2:]
+        rows, columns = -(-oh // M), -(-ow // M)
+        x = np.zeros((*inputs[0].shape[:2], M * rows + 2, M * columns + 2), np.float32)
+        h, w = (
+            min(a, b) for a, b in zip(x.shape[2:], _padded(op, inputs[0]).shape[2:], strict=True)
+        )
+        x[:, :, :h, :w] = _padded(op, inputs[0])[:, :, :h, :w]
+        u = g @ self.taps(weights[0]) @ g.T  # (O, C, 6, 6)
+        y = np.empty((*out.shape[:2], M * rows, M * columns), np.float32)
+        for i, j in product(range(0, M * rows, M), range(0, M * columns, M)):
+            left = max(0, j - self.shift)
+            v = bt @ x[:, :, i : i + M + 2, left : left + M + 2] @ bt.T  # (N, C, 6, 6)
+            products = np.einsum("ocij,ncij->noij", u, v)
+            y[:, :, i : i + M, j : j + M] = self.tile(at @ products @ at.T)
+        y = y[:, :, :oh, :ow]
+        y = y + weights[1][:, None, None] if op.bias else y
+        y = y + inputs[1] if op.residual else y
+        out[...] = np.maximum(y, 0) if op.relu else y
+
+
+def _padded(op: Conv2d, x: Array) -> Array:
+    (ph, pw) = op.padding
+    return np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+
+
+WINOGRAD = Winograd()
+_OPTIONS: dict[str, Any] = {"contract": CONTRACT, "refuses": refuses, "edges": (M,)}
+
+
+def _winograd(name: str, wrong: str, **pieces: Any) -> Fault:
+    return fault(
+        Conv2d, f"winograd_{name}", wrong, "impulse bound", replace(WINOGRAD, **pieces), **_OPTIONS
+    )
+
+
+def _without_last_tap(g: Array) -> Array:
+    taps = g.copy()
+    taps[:, -1, -1, -1] = 0
+    return taps
+
+
+FAULTS = (
+    _winograd(
+        "tile_transposed",
+        "tiles are stored column by column",
+        tile=lambda y: y.swapaxes(2, 3),
+    ),
+    _winograd(
+        "kernel_transposed",
+        "kernels are read column by column",
+        taps=lambda g: g.swapaxes(2, 3),
+    ),
+    _winograd("tile_shifted", "tiles but the first begin one pixel too far left", shift=1),
+    _winograd("dropped_tap", "the last weight of each kernel is not used", taps=_without_last_tap),
+)
+TWINS = (kernel("twin", Conv2d, "winograd_f4x4", WINOGRAD, **_OPTIONS),)
+"""The same kernel without a fault."""
