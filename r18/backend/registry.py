@@ -81,11 +81,19 @@ def _make(name: str, load: Callable[[], object]) -> Backend:
         raise
     except (Exception, SystemExit) as error:  # whatever a plugin raises, the user needs the cause
         raise _broken(name, error) from error
-    if not isinstance(backend, Backend):
+    wanted = ("name", "memory", "probe", "kernels", "stream", "compile")
+    missing = [part for part in wanted if not hasattr(type(backend), part)]
+    missing = [part for part in missing if not hasattr(backend, part)]
+    if missing or not isinstance(backend, Backend):
+        lacks = (
+            f"it lacks {', '.join(missing)}"
+            if missing
+            else "it does not inherit r18.backend.Backend"
+        )
         raise BackendUnavailable(
             name,
-            f"{factory!r} is no backend: it does not inherit r18.backend.Backend",
-            "See r18.backend.protocol.",
+            f"{factory!r} is no backend: {lacks}",
+            "See r18.backend.Backend for the protocol.",
         )
     return backend
 

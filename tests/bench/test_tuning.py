@@ -104,8 +104,9 @@ def test_the_users_table_comes_before_the_shipped_one(
 class TunedNumpy(r18_numpy.Backend):
     """Prefers its direct convolution, as no measurement would."""
 
-    def fastest(self, problem: Problem, precision: str) -> str | None:
-        return f"numpy/conv2d/direct/{precision}" if isinstance(problem.op, Conv2d) else None
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
+        is_conv = isinstance(problem.op, Conv2d)
+        return Preferred(f"numpy/conv2d/direct/{precision}") if is_conv else None
 
 
 def test_plans_follow_the_table_and_overrides_come_first() -> None:

@@ -67,7 +67,7 @@ def test_a_backend_offers_choices_or_none() -> None:
 
 def test_the_conformance_suite_asks_what_is_chosen() -> None:
     asked: Any = SimpleNamespace(getoption=lambda name: "tiny")
-    ask = conformance.test_choices_are_their_kernel_with_another_part_to_the_id
+    ask = conformance.test_variants_are_their_kernel_with_another_part_to_the_id
 
     class Silent(choosing_toy.Backend):
         def variant(self, kernel: Kernel, problem: Problem) -> Kernel | None:
