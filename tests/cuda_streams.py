@@ -27,10 +27,10 @@ def _program_module() -> Any:
     """The module of cupy's program, also where CuPy is not installed: all that it asks of CuPy
     has a stand-in here."""
     if find_spec("cupy") is not None:
-        return import_module("r18_cupy.program")
+        return import_module("r18_cupy.cuda.program")
     sys.modules["cupy"] = ModuleType("cupy")
     try:
-        return import_module("r18_cupy.program")
+        return import_module("r18_cupy.cuda.program")
     finally:
         del sys.modules["cupy"]
 

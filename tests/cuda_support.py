@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from r18.backend.digest import cuda_files
-from r18_cupy.compiler import ARCHITECTURES as ARCHITECTURES
-from r18_cupy.compiler import KERNELS, Entry
+from r18_cupy.cuda.compiler import ARCHITECTURES as ARCHITECTURES
+from r18_cupy.cuda.compiler import KERNELS, Entry
 
 _SCALARS = {
     "int": np.int32,
@@ -22,7 +22,7 @@ _SCALARS = {
 def waits(entry: Entry) -> bool:
     """Whether a function waits for the launch before it: by itself, or through what it includes."""
     return any(
-        "wait_for_launch_before();" in path.read_text()
+        "wait_for_previous_launch();" in path.read_text()
         for path in cuda_files(entry.path, KERNELS)
         if path.name != "dependent_launch.cuh"
     )

@@ -1,4 +1,4 @@
-"""Verifications made by hand, for the tests of `r18_oracle.report`."""
+"""Verifications made by hand, for the tests of the page of `r18 verify --html`."""
 
 from __future__ import annotations
 

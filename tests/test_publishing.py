@@ -37,7 +37,7 @@ PUBLISHED = (
     *("CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "mkdocs.yml", ".pre-commit-config.yaml"),
     *(".ci", ".github"),
 )
-PACKAGES = {"r18", "r18_cupy", "r18_numba", "r18_numpy", "r18_oracle", "r18_torch"}
+PACKAGES = {"r18", "r18_cupy", "r18_numba", "r18_numba_cpu", "r18_numpy", "r18_oracle", "r18_torch"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
 
 

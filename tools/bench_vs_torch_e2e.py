@@ -1,4 +1,4 @@
-"""Time a backend's whole network beside torchvision's module; `r18 bench` has more options.
+"""Time a backend's whole network next to torchvision's module; `r18 bench` has more options.
 
 python tools/bench_vs_torch_e2e.py --backend numpy --batch 1,8 [--manifest exports/resnet18/fp32]
 """
@@ -17,7 +17,7 @@ from r18.weights import SOURCES
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Time a backend's whole network beside torchvision's module."
+        description="Time a backend's whole network next to torchvision's module."
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--weights", default="synthetic", help=f"one of: {', '.join(SOURCES)}")

@@ -1,9 +1,9 @@
-"""Make the tables of kernels in docs/backends anew from what the backends declare; `--check` only
-says what differs.
+"""Make the tables of kernels in docs/backends from what the backends declare; `--check` only
+reports differences.
 
 python tools/make_kernel_tables.py [--check] [FILE ...]
 
-A table stands between two markers, of which the first names a backend as `load_backend` takes it:
+A table stands between two markers. The first names a backend as `load_backend` takes it:
 
     <!-- kernels: numpy -->
     <!-- /kernels -->
@@ -25,7 +25,7 @@ from r18.errors import R18Error
 from r18.report.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADS = ("op", "algorithm", "kernels", "precisions", "layouts", "bound", "promises")
+HEADS = "op | algorithm | kernels | precisions | layouts | bound | promises"
 
 _BLOCK = re.compile(
     r"^(?P<head><!-- kernels: (?P<backend>\S+) -->\n)(?P<body>.*?)^(?P<foot><!-- /kernels -->)$",
@@ -34,7 +34,7 @@ _BLOCK = re.compile(
 
 
 def rendered(text: str) -> str:
-    """The document with every table made anew. Raises what `load_backend` raises."""
+    """The document with every table made again. Raises what `load_backend` raises."""
     return _BLOCK.sub(
         lambda block: f"{block['head']}\n{table(block['backend']).markdown()}\n{block['foot']}",
         text,
@@ -49,11 +49,11 @@ def table(name: str) -> Table:
         families.setdefault((kernel.op.name, kernel.algorithm), []).append(kernel)
     rows = [row(op, algorithm, members) for (op, algorithm), members in families.items()]
     caption = f"{len(kernels)} kernels, as `r18 kernels --backend {name} --arch none` lists them."
-    return Table(HEADS, "llrllll", rows, caption)
+    return Table(HEADS, "llrllll", rows, [caption])
 
 
 def row(op: str, algorithm: str, members: Sequence[Kernel]) -> tuple[str, ...]:
-    """What the kernels of an op and algorithm declare; what some alone do, with "some"."""
+    """What the kernels of an op and algorithm declare; "some" marks what not all promise."""
     return (
         op,
         algorithm,
@@ -78,7 +78,7 @@ def _each(words: Iterable[str]) -> str:
 
 
 def bound(contract: RoundingContract) -> str:
-    """The derivation, and what else of the contract decides the bound."""
+    """The derivation of the bound, and what else in the contract affects it."""
     return (
         contract.algorithm
         + (", cut off" if contract.truncates else "")

@@ -1,4 +1,4 @@
-"""Make the documents' tables anew from exports/records; `--check` only says what differs.
+"""Make the documents' tables from exports/records; `--check` only reports differences.
 
 python tools/make_tables.py [--check] [FILE ...]
 """

@@ -38,7 +38,7 @@ HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen /
 
 
 class Launching(Kernel):
-    """A kernel of r18_cupy, as far as it is used here."""
+    """What this tool needs of a kernel in addition."""
 
     @abstractmethod
     def launches(self, problem: Problem) -> Sequence[Any]: ...
@@ -112,7 +112,7 @@ def table(found: Iterable[Measured]) -> Table:
         times = [cell for one in (chosen, best) for cell in (one.tile, f"{one.microseconds:.2f}")]
         rows.append((kernel, problem, str(batch), *times, f"{ratios[-1]:.3f}"))
     caption = f"The choices take {fmean(ratios) - 1:.1%} longer than the best tiles, on average."
-    return Table(HEADS, "llrlrlrr", rows, caption)
+    return Table(" | ".join(HEADS), "llrlrlrr", rows, [caption])
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Raw CUDA kernels, compiled by NVRTC and loaded through CuPy: `R18_BACKEND=cupy`.
+"""CUDA C++ kernels, compiled by NVRTC and loaded through CuPy: `R18_BACKEND=cupy`.
 
-Importing this contacts no device and imports no CuPy; `probe` is the first contact.
+Importing this package needs neither CuPy nor a device; `probe` is the first contact.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from r18.graph.ops import Problem
 from r18.graph.precision import FP32
 from r18.graph.schedule import Schedule
 from r18_cupy.catalogue import kernels_for
-from r18_cupy.device import CupyMemory
+from r18_cupy.cuda.device import CupyMemory
 from r18_cupy.kernel import CudaKernel, launches_of
 
 if TYPE_CHECKING:
-    from r18_cupy.program import CupyProgram
+    from r18_cupy.cuda.program import CupyProgram
 
-FEW_OUTPUTS = 2**18  # of a step that is computed beside another
-TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
+FEW_OUTPUTS = 2**18  # of a step that may run concurrently with another
+TUNED = Path(__file__).parent / "tuned"  # tuning tables of measured devices
 INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
 
 
@@ -46,7 +46,7 @@ class Backend(BackendBase):
     name = "cupy"
 
     def __init__(self) -> None:
-        # What is known of the device once it has been probed.
+        # Known once the device has been probed.
         self._capability: tuple[int, int] | None = None
         self._tuned: Table | None = None
 
@@ -60,7 +60,7 @@ class Backend(BackendBase):
             device = cupy.cuda.Device()
             facts = cupy.cuda.runtime.getDeviceProperties(device.id)
             driver = cupy.cuda.runtime.driverGetVersion()
-        except Exception as error:  # CuPy raises an error class of each CUDA library
+        except Exception as error:  # CuPy raises a different error class for each CUDA library
             raise BackendUnavailable(
                 self.name,
                 f"CuPy {cupy.__version__} reaches no CUDA device: {error}",
@@ -81,7 +81,7 @@ class Backend(BackendBase):
         return info
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel; once a device has been probed, every one that runs on it."""
+        """Every kernel; after `probe`, only those that run on the device."""
         return kernels_for(self._capability)
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
@@ -98,14 +98,14 @@ class Backend(BackendBase):
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
     ) -> CupyProgram:
-        """A `CupyProgram`, which also takes and returns arrays on the device."""
+        """Compile a program that also takes and returns device arrays."""
         if self._capability is None:
-            self.probe()  # the plan may name only kernels that the device runs
+            self.probe()  # a plan may only name kernels that the device runs
         return cast("CupyProgram", super().compile(schedule, weights, options))
 
     def program(self, plan: Plan, weights: Mapping[str, Array]) -> CupyProgram:
-        """With copies during compute, and arrays on the device."""
-        from r18_cupy.program import CupyProgram
+        """A program with copies during compute, and arrays on the device."""
+        from r18_cupy.cuda.program import CupyProgram
 
         return CupyProgram(self, plan, weights)
 
@@ -123,8 +123,8 @@ class Backend(BackendBase):
 
     def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
         """Compile with NVRTC, on all cores."""
-        from r18_cupy.compiler import compile_all
-        from r18_cupy.launch import LAUNCHER
+        from r18_cupy.cuda.compiler import compile_all
+        from r18_cupy.cuda.launch import LAUNCHER
 
         entries = [
             launch.entry
@@ -135,20 +135,20 @@ class Backend(BackendBase):
 
     def stream(self) -> Stream:
         _cupy()
-        from r18_cupy.device import CupyStream, OverlappingStream
-        from r18_cupy.launch import LAUNCHER, OVERLAP_CAPABILITY
+        from r18_cupy.cuda.device import CupyStream, OverlappingStream
+        from r18_cupy.cuda.launch import LAUNCHER, OVERLAP_CAPABILITY
 
         overlaps = LAUNCHER.capability(LAUNCHER.device()) >= OVERLAP_CAPABILITY
         return OverlappingStream() if overlaps else CupyStream()
 
 
 def _cupy() -> Any:
-    """CuPy, with the compiler's packages; `BackendUnavailable` where one does not import."""
+    """CuPy, if it and the compiler's packages import; raises `BackendUnavailable` otherwise."""
     try:
         import cupy
 
-        import_module("cuda.core")  # the compiler's, needed as soon as a kernel is
-    except Exception as error:  # a missing driver shows as more than ImportError
+        import_module("cuda.core")  # needed to compile the first kernel
+    except Exception as error:  # a missing driver raises more than ImportError
         raise BackendUnavailable(
             Backend.name, f"{type(error).__name__}: {error}", INSTALL
         ) from error

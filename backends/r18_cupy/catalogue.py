@@ -1,28 +1,35 @@
-"""Every kernel of the backend, the preferred one for an op and precision first."""
+"""Every kernel of the backend; for each op and precision the preferred one comes first."""
 
 from __future__ import annotations
 
 from functools import cache
 
+from r18.graph.ops import Layout
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
-from r18_cupy.conv_direct import Direct, DirectTiled
-from r18_cupy.conv_few_channels import few_channels_kernels
-from r18_cupy.conv_few_channels_mma import few_channels_mma_kernels
-from r18_cupy.conv_few_channels_wgmma import few_channels_wgmma_kernels
-from r18_cupy.conv_im2col import im2col_kernels
-from r18_cupy.conv_implicit_gemm import implicit_gemm_kernels
-from r18_cupy.conv_implicit_gemm_mma import implicit_gemm_mma_kernels
-from r18_cupy.conv_implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
-from r18_cupy.conv_implicit_gemm_wgmma_rows import implicit_gemm_wgmma_rows_kernels
-from r18_cupy.conv_implicit_gemm_wgmma_stream import implicit_gemm_wgmma_stream_kernels
-from r18_cupy.conv_winograd import winograd_kernels
+from r18_cupy.conv.direct import Direct
+from r18_cupy.conv.direct_tiled import DirectTiled
+from r18_cupy.conv.im2col import im2col_kernels
+from r18_cupy.conv.implicit_gemm import implicit_gemm_kernels
+from r18_cupy.conv.implicit_gemm_mma import implicit_gemm_mma_kernels
+from r18_cupy.conv.winograd import winograd_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
+from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
-from r18_cupy.linear_wgmma import linear_wgmma_kernels
-from r18_cupy.normalize import normalize_kernels
-from r18_cupy.others import other_kernels
+from r18_cupy.ops.elementwise import AddKernel, BatchNormKernel, ReLUKernel
+from r18_cupy.ops.gap import Gap
+from r18_cupy.ops.linear import TiledLinear, WarpDot
+from r18_cupy.ops.maxpool2d import MaxPool
+from r18_cupy.ops.normalize import normalize_kernels
+from r18_cupy.ops.relayout import Transpose
+from r18_cupy.ops.softmax import Softmax
+from r18_cupy.stem.few_channels import few_channels_kernels
+from r18_cupy.stem.few_channels_mma import few_channels_mma_kernels
+from r18_cupy.stem.few_channels_wgmma import few_channels_wgmma_kernels
 
 PRECISIONS: tuple[Precision, ...] = (FP32, FP16, BF16)
-# Those that differ from fp32 in products alone: in other ops float32 serves them.
+# They differ from fp32 only in products; ops without products use float32.
 OF_PRODUCTS: tuple[Precision, ...] = (TF32, FP16X3)
 
 
@@ -30,8 +37,8 @@ OF_PRODUCTS: tuple[Precision, ...] = (TF32, FP16X3)
 def all_kernels() -> tuple[CudaKernel, ...]:
     return (
         *implicit_gemm_wgmma_kernels(),
-        *implicit_gemm_wgmma_rows_kernels(),
-        *implicit_gemm_wgmma_stream_kernels(),
+        *implicit_gemm_wgmma_halo_kernels(),
+        *implicit_gemm_wgmma_persistent_kernels(),
         *implicit_gemm_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),
@@ -52,7 +59,24 @@ def all_kernels() -> tuple[CudaKernel, ...]:
 
 
 def kernels_for(capability: tuple[int, int] | None) -> tuple[CudaKernel, ...]:
-    """Those that a device of this compute capability runs; all of them where it is not known."""
+    """The kernels that a device of this compute capability runs; all if it is not known."""
     return tuple(
         kernel for kernel in all_kernels() if capability is None or kernel.runs_on(capability)
+    )
+
+
+def other_kernels(precision: Precision) -> tuple[CudaKernel, ...]:
+    """The kernels of all ops but convolutions; activations in both layouts, preferred kernels
+    first.
+    """
+    return (
+        *(
+            kernel(precision, layout)
+            for kernel in (BatchNormKernel, ReLUKernel, AddKernel, MaxPool, Gap)
+            for layout in Layout
+        ),
+        WarpDot(precision),
+        TiledLinear(precision),
+        Softmax(precision),
+        Transpose(precision),
     )

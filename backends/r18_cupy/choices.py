@@ -9,9 +9,9 @@ from typing import Any
 
 from r18.graph.ops import Problem
 from r18_cupy.catalogue import all_kernels
-from r18_cupy.compiler import Entry
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.tile import TileConfig
 from r18_cupy.kernel import CudaKernel, launches_of
-from r18_cupy.tile import TileConfig
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What every kernel of this backend is: declared data, pure launches, one enqueue."""
+"""The base class of all kernels: declared data, pure launches, one way to enqueue."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from r18.backend import (
 from r18.backend.digest import PythonSources, combined, cuda_files
 from r18.graph.ops import Layout, Op, Problem
 from r18.graph.precision import Precision
-from r18_cupy import launch as launching
-from r18_cupy.compiler import (
+from r18_cupy.cuda import launch as launching
+from r18_cupy.cuda.compiler import (
     ARCHITECTURES,
     KERNELS,
     Entry,
@@ -32,26 +32,27 @@ from r18_cupy.compiler import (
     capability,
     compile_entry,
 )
-from r18_cupy.launch import Buffers, GridLaunch
+from r18_cupy.cuda.launch import Buffers, GridLaunch
 
 if TYPE_CHECKING:
-    from r18_cupy.device import CupyStream
+    from r18_cupy.cuda.device import CupyStream
 
-# C++ type of a storage format; `storage.cuh` converts between them and float.
+# C++ type of each storage format; common/storage.cuh converts between them and float.
 STORAGE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
-MAX_ELEMENTS = 2**31 - 1  # of a tensor: kernels index with 32 bits
+MAX_ELEMENTS = 2**31 - 1  # of a tensor: kernels use 32-bit indices
 # Modules that decide the result of no kernel are left out, or each change would touch them all.
 HOST = PythonSources(
-    Path(__file__).parent, frozenset({"kernel.py", "launch.py", "compiler.py", "device.py"})
+    Path(__file__).parent,
+    frozenset({"kernel.py", "cuda/launch.py", "cuda/compiler.py", "cuda/device.py"}),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class CudaKernel(Kernel):
-    """A kernel made of launches. A subclass is one algorithm; see `r18.backend.Kernel`.
+    """A kernel that consists of launches. A subclass is one algorithm; see `r18.backend.Kernel`.
 
-    Subclasses implement `launches` (pure), `entries` (all that it can ever launch), and, where
-    they need to, `refuses`, `scratch` and `pack`.
+    Subclasses implement `launches` (pure), `entries` (everything that `launches` may name) and,
+    where needed, `refuses`, `scratch` and `pack`.
     """
 
     op: ClassVar[type[Op]]
@@ -64,12 +65,12 @@ class CudaKernel(Kernel):
     batch_invariant: ClassVar[bool] = True
     in_place: ClassVar[bool] = False
     minimum_capability: ClassVar[tuple[int, int]] = (7, 5)
-    # The one architecture whose own instructions it needs (`sm_90a`): it runs on no other.
+    # The only architecture it runs on, if it needs architecture-specific instructions (`sm_90a`).
     family: ClassVar[str | None] = None
 
     @property
     def tile(self) -> str:
-        """The last part of the id, where one algorithm has several tilings."""
+        """The last part of the id, if the algorithm has several tiles."""
         return ""
 
     @property
@@ -95,14 +96,14 @@ class CudaKernel(Kernel):
 
     @abstractmethod
     def entries(self) -> tuple[Entry, ...]:
-        """Every function that some problem makes it launch."""
+        """Every function that `launches` may name, for any problem."""
 
     @abstractmethod
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
-        """What computes the problem, in order. Pure."""
+        """The launches that compute the problem, in order. Pure."""
 
     def refuses(self, problem: Problem) -> str | None:
-        """Why this algorithm does not take a problem of its op, or None. Pure."""
+        """Why this algorithm rejects a problem of its op, or None. Pure."""
         return None
 
     def scratch(self, problem: Problem) -> int:
@@ -110,7 +111,9 @@ class CudaKernel(Kernel):
         return 0
 
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Weights as the device wants them, from float32 or float64. Default: rounded."""
+        """Pack float32 or float64 weights for the device. Default: rounded to the storage format.
+        Pure.
+        """
         return tuple(map(self.precision.stored, weights, problem.op.weights()))
 
     # -- the protocol --------------------------------------------------------------------------
@@ -127,7 +130,7 @@ class CudaKernel(Kernel):
         return self.scratch(problem)
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
-        from r18_cupy.device import CupyMemory
+        from r18_cupy.cuda.device import CupyMemory
 
         memory = CupyMemory()
         buffers = []
@@ -175,7 +178,7 @@ class CudaKernel(Kernel):
         return (*common, *sorted(families))
 
     def runs_on(self, device: tuple[int, int]) -> bool:
-        """Whether a device of this compute capability has what the kernel needs."""
+        """Whether the kernel runs on a device of this compute capability."""
         if self.family is not None:
             return capability(self.family) == device
         return device >= self.minimum_capability
@@ -195,7 +198,7 @@ class CudaKernel(Kernel):
         return digest.hexdigest()
 
     def _launched_on(self, device: tuple[int, int]) -> tuple[Entry, ...]:
-        """The entries for devices of this compute capability."""
+        """The entries that a device of this compute capability launches."""
         if not self.runs_on(device):
             return ()
         return tuple(
@@ -207,5 +210,5 @@ class CudaKernel(Kernel):
 
 @lru_cache(maxsize=4096)
 def launches_of(kernel: CudaKernel, problem: Problem) -> tuple[GridLaunch, ...]:
-    """`kernel.launches(problem)`, worked out once: enqueueing is on the way of every run."""
+    """`kernel.launches(problem)`, cached because every run enqueues it."""
     return kernel.launches(problem)

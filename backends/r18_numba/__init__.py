@@ -1,6 +1,14 @@
-"""Numba's CUDA kernels: `R18_BACKEND=numba`. With no GPU, the same kernels in Numba's simulator.
+"""Numba's CUDA kernels: `R18_BACKEND=numba`. Without a GPU they run in Numba's CUDA simulator.
 
-Importing this contacts no device and imports no Numba; `probe` is the first contact.
+`target`     chooses GPU or simulator, and imports `numba.cuda`
+`device`     memory, streams and events; `graph` CUDA graphs; `simulator` how a simulated block runs
+`tile`       tile sizes of the matrix products
+`kernel`     what all kernels share
+`conv`, `others`   the kernels: refusals, packed weights, launches
+`catalogue`  the list of kernels, and which tile fills a GPU
+`kernels/`   device code
+
+Importing this package contacts no device and does not import Numba. `probe` does.
 """
 
 from __future__ import annotations
@@ -34,7 +42,7 @@ from r18_numba.target import NAME, known_simulated, numba_cuda, simulated
 if TYPE_CHECKING:
     from r18.graph.schedule import Schedule
 
-TUNED = Path(__file__).parent / "tuned"  # tables of devices that were measured
+TUNED = Path(__file__).parent / "tuned"  # one table per measured device
 
 
 class Backend(BackendBase):
@@ -43,7 +51,7 @@ class Backend(BackendBase):
     name = NAME
 
     def __init__(self) -> None:
-        # What is known of the device once it has been probed.
+        # Set by `probe`.
         self._device: DeviceInfo | None = None
         self._multiprocessors = 0
         self._tuned: Table | None = None
@@ -70,7 +78,7 @@ class Backend(BackendBase):
             name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
             major, minor = device.compute_capability
             self._multiprocessors = device.MULTIPROCESSOR_COUNT
-        except Exception as error:  # the driver's errors are of classes of their own
+        except Exception as error:  # the driver raises errors of several classes
             raise BackendUnavailable(
                 self.name, f"Numba reaches no CUDA device: {error}", "Check with nvidia-smi."
             ) from error
@@ -85,24 +93,26 @@ class Backend(BackendBase):
         return info
 
     def _compiles(self) -> None:
-        """Raises `BackendUnavailable` where Numba's compiler does not go with the NumPy that is
-        installed. It would be told of with the first kernel else: no one loads it before."""
+        """Raises `BackendUnavailable` if Numba's compiler does not support the installed NumPy.
+
+        Otherwise the first kernel would raise: Numba loads its compiler only then.
+        """
         try:
             import_module("numba.cuda.cudaimpl")
         except Exception as error:
             versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
             raise BackendUnavailable(
                 self.name,
-                f"{versions} and NumPy {np.__version__} do not go together: {error}",
-                "Install the NumPy that Numba asks for: pip install --upgrade numba numba-cuda",
+                f"{versions} and NumPy {np.__version__} are incompatible: {error}",
+                "Install the NumPy that Numba requires: pip install --upgrade numba numba-cuda",
             ) from error
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel; once the process works with the simulator, every one that it runs."""
+        """Every kernel; with the simulator in use, only those that it runs in good time."""
         return simulated_kernels() if known_simulated() else all_kernels()
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """By the device's tuning table, else by how tiles fill a GPU; None in the simulator."""
+        """From the device's tuning table, else by how tiles fill a GPU. None in the simulator."""
         measured = self._tuned.best(problem, precision) if self._tuned else None
         if measured is not None or not self._multiprocessors:
             return measured

@@ -1,4 +1,4 @@
-"""Every kernel, the preferred one for an op first, and which of the tiled ones fills a GPU."""
+"""Every kernel, the preferred one for an op first, and which tile fills a GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from r18_numba.others import (
     GapKernel,
     LinearKernel,
     MaxPoolKernel,
+    NormalizeKernel,
     ReluKernel,
     SoftmaxKernel,
 )
-from r18_numba.pixels import NormalizeKernel
 
 PLAIN = (
     DirectConv,
@@ -30,14 +30,15 @@ PLAIN = (
     NormalizeKernel,
 )
 WINOGRAD_CHANNELS = 64
-"""From so many channels on either side, what Winograd saves in products is more than it moves."""
+"""From this many input and output channels on, Winograd saves more multiplications than its extra
+memory traffic costs."""
 
 WARP = 32
 
 
 @cache
 def all_kernels() -> tuple[NumbaKernel, ...]:
-    """Every kernel, of the GPU and of the simulator."""
+    """Every kernel, for the GPU and for the simulator."""
     kernels: list[NumbaKernel] = []
     for precision in PRECISIONS:
         kernels += [ImplicitGemm(precision, tile) for tile in IMPLICIT_GEMM_TILES]
@@ -49,16 +50,16 @@ def all_kernels() -> tuple[NumbaKernel, ...]:
 
 @cache
 def simulated_kernels() -> tuple[NumbaKernel, ...]:
-    """Those that the simulator runs in good time: of the tiled ones, the smallest tile's."""
+    """The kernels that the simulator runs in good time: of the tiled ones, the smallest tile."""
     return tuple(kernel for kernel in all_kernels() if kernel.simulates)
 
 
 def filling(problem: Problem, precision: str, multiprocessors: int) -> str | None:
     """The id of the convolution kernel whose tiles leave the fewest multiprocessors idle.
 
-    For devices that were never measured; None for other ops. Of each algorithm that takes the
-    problem, a tile costs the rounds of blocks it needs, times its size, and more the smaller it is,
-    since each product then costs more reads. Tiles of less than a warp are the simulator's.
+    For devices without a tuning table. None for other ops. The cost of a tile is the number of
+    waves of blocks times its size, plus a share for loads from shared memory, which is larger for
+    small tiles. Tiles of less than a warp are for the simulator.
     """
     op = problem.op
     if not isinstance(op, Conv2d):

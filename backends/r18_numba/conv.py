@@ -1,4 +1,4 @@
-"""The convolutions: what they refuse, how their weights are packed, what they launch."""
+"""The convolutions: refusals, packed weights, launches."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem
-from r18_numba.kernel import MOST_ELEMENTS, Arrays, NumbaKernel, ceil_div, elements, over
+from r18_numba.kernel import MOST_ELEMENTS, Arrays, NumbaKernel, ceil_div, elements, grid_stride
 from r18_numba.tile import LARGE, SMALL, TINY, WIDE, Tile
 
 RESIDUAL, RELU = 1, 2
-"""What the epilogue does besides adding the bias, as bits."""
+"""Bits of `fused`: what the epilogue does after adding the bias."""
 
 MOST_EXTENT = 2**15 - 1
-"""Of an image with its padding: a tap's row and column are kept in 16 bits each."""
+"""Largest extent of a padded image: the row and the column of a tap have 16 bits each."""
 
 MOST_BLOCKS = 65535
-"""Of a grid, on its second axis."""
+"""Largest grid on the second axis."""
 
 
 class Convolution(NumbaKernel):
-    """A conv2d kernel. Its bias is float32, padded with zeros; zeros too where the op has none."""
+    """A conv2d kernel. Its bias is float32, padded with zeros, and zero if the op has none."""
 
     op = Conv2d
     arithmetic: ClassVar[str] = "sum"
@@ -40,7 +40,7 @@ class Convolution(NumbaKernel):
 
 
 class DirectConv(Convolution):
-    """A thread for each output."""
+    """One thread per output."""
 
     algorithm = "direct"
 
@@ -49,14 +49,14 @@ class DirectConv(Convolution):
         return (filters, self.bias(problem, weights, _conv(problem).out_channels))
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import direct
+        from r18_numba.kernels.conv import direct
 
         op, (_, channels, height, width) = _conv(problem), problem.inputs[0]
         _, outputs, out_height, out_width = problem.output
         count = elements(problem.output)
         stream.launch(
             direct.build(self.storage),
-            *over(count),
+            *grid_stride(count),
             *(arrays.inputs[0], arrays.weight(0), arrays.weight(1, np.float32)),
             *(arrays.inputs[-1], arrays.out),
             *(channels, height, width, outputs, out_height, out_width),
@@ -66,7 +66,7 @@ class DirectConv(Convolution):
 
 @dataclass(frozen=True, eq=False)
 class TiledConv(Convolution):
-    """A convolution by tiled matrix products."""
+    """A convolution by matrix products in register tiles."""
 
     tile: Tile
 
@@ -92,7 +92,7 @@ class TiledConv(Convolution):
 
 
 class ImplicitGemm(TiledConv):
-    """out[o, q] = Σ_k w[k, o]·x[pixel q, tap k], gathered by a table of the taps."""
+    """out[o, q] = Σ_k w[k, o]·x[pixel q, tap k], gathered through a table of taps."""
 
     algorithm = "implicit_gemm"
 
@@ -108,14 +108,14 @@ class ImplicitGemm(TiledConv):
         op, padded = _conv(problem), self.padded_outputs(_conv(problem))
         depth = ceil_div(op.depth, self.tile.k) * self.tile.k
         filters: Array = np.zeros((depth, padded), self.precision.dtype)
-        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        with np.errstate(over="ignore"):  # too large a weight becomes infinity
             filters[: op.depth, : op.out_channels] = weights[0].reshape(op.out_channels, -1).T
         return filters, self._taps(problem, depth), self.bias(problem, weights, padded)
 
     def _taps(self, problem: Problem, depth: int) -> Array:
-        """(depth, 2) int32: offset from a window's corner; row << 16 | column in the window.
+        """(depth, 2) int32: offset from the window's corner, and row << 16 | column in the window.
 
-        Rows beyond the taps are so far down that they lie outside every image.
+        The rows of taps beyond the last one are outside every image.
         """
         op, (_, _, height, width) = _conv(problem), problem.inputs[0]
         c, r, s = np.indices((op.in_channels, *op.kernel_size)).reshape(3, -1)
@@ -125,7 +125,7 @@ class ImplicitGemm(TiledConv):
         return taps
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import implicit_gemm
+        from r18_numba.kernels.conv import implicit_gemm
 
         op, (samples, channels, height, width) = _conv(problem), problem.inputs[0]
         _, outputs, out_height, out_width = problem.output
@@ -146,9 +146,9 @@ FILTER = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 
 
 class Winograd(TiledConv):
-    """F(2×2, 3×3) in three launches; see `r18_numba.kernels.winograd`.
+    """F(2×2, 3×3) in three launches; see `r18_numba.kernels.conv.winograd`.
 
-    Transformed filters, patches and products are float32 in every precision; filters are
+    Transformed filters, patches and products are float32 in every precision. Filters are
     transformed in float64 and rounded once.
     """
 
@@ -158,7 +158,7 @@ class Winograd(TiledConv):
     def objection(self, problem: Problem) -> str | None:
         op = _conv(problem)
         if op.kernel_size != (3, 3) or op.stride != (1, 1):
-            return "takes 3×3 windows of stride 1 alone"
+            return "takes 3×3 windows of stride 1 only"
         if max(self._sizes(problem)) > MOST_ELEMENTS:
             return f"its patches or products have more than {MOST_ELEMENTS:,} elements"
         return super().objection(problem)
@@ -166,7 +166,7 @@ class Winograd(TiledConv):
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         """G g Gᵀ as (16, padded channels, padded outputs), and the bias."""
         op, padded = _conv(problem), self.padded_outputs(_conv(problem))
-        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        with np.errstate(over="ignore"):  # too large a weight becomes infinity
             stored = np.asarray(weights[0], self.precision.dtype).astype(np.float64)
         filters: Array = np.zeros((16, self._channels(op), padded), np.float32)
         filters[:, : op.in_channels, : op.out_channels] = np.einsum(
@@ -178,7 +178,7 @@ class Winograd(TiledConv):
         return 4 * sum(self._sizes(problem))
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import winograd
+        from r18_numba.kernels.conv import winograd
 
         op, (_, channels, height, width) = _conv(problem), problem.inputs[0]
         _, outputs, out_height, out_width = problem.output
@@ -188,7 +188,7 @@ class Winograd(TiledConv):
         patches, products = arrays.scratch(*sizes)
         stream.launch(
             winograd.build_input(self.storage),
-            *over(sizes[0] // 16),
+            *grid_stride(sizes[0] // 16),
             *(arrays.inputs[0], patches, channels, padded_channels, height, width),
             *(*op.padding, tiles_h, tiles_w, tiles, padded_tiles),
             phase="input transform",
@@ -203,7 +203,7 @@ class Winograd(TiledConv):
         )
         stream.launch(
             winograd.build_output(self.storage),
-            *over(outputs * tiles),
+            *grid_stride(outputs * tiles),
             *(products, arrays.weight(1, np.float32), arrays.inputs[-1], arrays.out),
             *(outputs, padded_outputs, out_height, out_width),
             *(tiles_h, tiles_w, tiles, padded_tiles, self.fused(op)),
@@ -214,20 +214,20 @@ class Winograd(TiledConv):
         return ceil_div(op.in_channels, self.tile.k) * self.tile.k
 
     def _tiles(self, problem: Problem) -> tuple[int, int, int, int]:
-        """Tiles down and across an image, all of them, and all padded to the product's tile."""
+        """Tiles down and across an image, of the batch, and padded to whole block tiles."""
         samples, _, out_height, out_width = problem.output
         tiles_h, tiles_w = ceil_div(out_height, 2), ceil_div(out_width, 2)
         tiles = samples * tiles_h * tiles_w
         return tiles_h, tiles_w, tiles, ceil_div(tiles, self.tile.n) * self.tile.n
 
     def _sizes(self, problem: Problem) -> tuple[int, int]:
-        """How many float32 the transformed patches are, and the products."""
+        """float32 elements of the transformed patches, and of the products."""
         op, padded_tiles = _conv(problem), self._tiles(problem)[3]
         return 16 * self._channels(op) * padded_tiles, 16 * self.padded_outputs(op) * padded_tiles
 
 
 def _conv(problem: Problem) -> Conv2d:
-    assert isinstance(problem.op, Conv2d)  # `refusal` has seen to it
+    assert isinstance(problem.op, Conv2d)  # `refusal` has checked it
     return problem.op
 
 

@@ -28,12 +28,12 @@ Dim3 = tuple[int, int, int]
 
 
 class NumbaBuffer:
-    """A span of device bytes, with typed arrays over it as they are asked for."""
+    """A span of device bytes, with typed arrays over it, made on demand."""
 
     __slots__ = ("_raw", "_typed", "nbytes")
 
     def __init__(self, raw: Any, nbytes: int) -> None:
-        self._raw = raw  # 1-d uint8 of `nbytes`, but never empty: that has no address
+        self._raw = raw  # 1-d uint8 of `nbytes`; never empty, as an empty array has no address
         self.nbytes = nbytes
         self._typed: dict[Any, Any] = {}
 
@@ -44,16 +44,16 @@ class NumbaBuffer:
         return NumbaBuffer(self._raw[offset : offset + nbytes] if nbytes else self._raw, nbytes)
 
     def as_array(self, dtype: Any) -> Any:
-        """A 1-d device array over all of it, which is not empty; made once a dtype."""
+        """A 1-d device array over the whole buffer, cached per dtype. The buffer is not empty."""
         if dtype not in self._typed:
             self._typed[dtype] = self._raw.view(dtype)
         return self._typed[dtype]
 
 
 class NumbaMemory(Memory):
-    """Bytes from the CUDA driver, which begins them at multiples of 256; in the simulator NumPy's.
+    """Bytes from the CUDA driver, which aligns them to 256; from NumPy in the simulator.
 
-    Copies and fills are made in the default stream and are complete when they return.
+    Copies and fills run in the default stream and are complete on return.
     """
 
     alignment = 256
@@ -65,7 +65,7 @@ class NumbaMemory(Memory):
         source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if source.nbytes:
             numba_buffer(buffer).as_array(np.uint8)[: source.nbytes].copy_to_device(source)
-            cuda.synchronize()  # a copy from pageable memory returns when it is staged
+            cuda.synchronize()  # a copy from pageable memory returns once it is staged
 
     def download(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Array:
         raw: Array = np.empty(int(np.prod(shape, dtype=object)) * dtype.itemsize, np.uint8)
@@ -79,14 +79,14 @@ class NumbaMemory(Memory):
 
 
 def numba_buffer(buffer: Buffer) -> NumbaBuffer:
-    """The buffer as the one of this backend that it is; a `TypeError` for another's."""
+    """The buffer, checked to be of this backend. Raises `TypeError` for another's."""
     if not isinstance(buffer, NumbaBuffer):
         raise TypeError(f"a Numba kernel was given a {type(buffer).__name__}")
     return buffer
 
 
 class NumbaEvent:
-    """A point in a CUDA stream's work, with its time."""
+    """A recorded CUDA event."""
 
     def __init__(self, stream: Any) -> None:
         self.event = cuda.event(timing=True)
@@ -98,7 +98,7 @@ class NumbaEvent:
 
 
 class NumbaStream(Stream):
-    """A CUDA stream of its own; in the simulator, work is done when it is enqueued."""
+    """A CUDA stream. In the simulator, work runs when it is enqueued."""
 
     def __init__(self) -> None:
         self.cuda = cuda.stream()
@@ -107,7 +107,7 @@ class NumbaStream(Stream):
     def launch(
         self, function: Any, grid: Dim3, block: Dim3, *arguments: Any, phase: str = ""
     ) -> None:
-        """Put a launch into the stream. Arguments are device arrays and 32-bit integers."""
+        """Enqueue a launch. Arguments are device arrays and 32-bit integers."""
         if simulated():
             with _simulation():
                 function[grid, block](*arguments)
@@ -121,12 +121,12 @@ class NumbaStream(Stream):
         self.cuda.synchronize()
 
     def record(self) -> NumbaEvent | HostEvent:
-        """An event; by the host's clock in the simulator, whose events have no time."""
+        """An event. In the simulator, whose events have no time, a reading of the host's clock."""
         return HostEvent(time.perf_counter()) if simulated() else NumbaEvent(self.cuda)
 
     @contextmanager
     def trace(self) -> Iterator[list[tuple[str, Event]]]:
-        """Collects an event after each launch meanwhile, with its phase; see `r18.backend`."""
+        """Collect an event after each launch, with its phase; see `r18.backend`."""
         self._marks = []
         try:
             yield self._marks
@@ -134,9 +134,9 @@ class NumbaStream(Stream):
             self._marks = None
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        """The work as a CUDA graph; None in the simulator, or where the driver refuses.
+        """The work as a CUDA graph. None in the simulator, or if the driver cannot capture it.
 
-        It is run once before: a first run compiles and loads its functions.
+        The work runs once first, which compiles and loads its functions.
         """
         if simulated():
             return None
@@ -150,7 +150,7 @@ class NumbaStream(Stream):
             return None
 
         def launch() -> None:
-            cuda.current_context()  # attaches a thread that has not worked with the device yet
+            cuda.current_context()  # attaches the context to a new thread
             graph.launch()
 
         return launch
@@ -158,9 +158,9 @@ class NumbaStream(Stream):
 
 @contextmanager
 def _simulation() -> Iterator[None]:
-    """One kernel in the simulator, its overflows unreported.
+    """Run one kernel in the simulator, without warnings of overflow.
 
-    NumPy's error state is each thread's own, and the threads are the simulator's.
+    `np.errstate` would not do: it applies to one thread, and the simulator starts its own.
     """
     with _SIMULATOR, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

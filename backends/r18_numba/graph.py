@@ -1,4 +1,4 @@
-"""CUDA graphs by the driver's own API: Numba has no call to capture a stream."""
+"""CUDA graphs through the driver API, because Numba cannot capture a stream."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from cuda.bindings import driver
 
 
 class GraphError(Exception):
-    """The driver refused to capture, or to make what was captured runnable."""
+    """The driver could not capture the work, or not instantiate the graph."""
 
 
 class Graph:
-    """What `work` enqueues into a stream (its handle), recorded once and launched many times.
+    """What `work` enqueues into a stream (a handle), captured once and launched many times.
 
-    Raises `GraphError` where that cannot be; what `work` raises goes through.
+    Raises `GraphError` if the driver cannot capture it. Exceptions of `work` propagate.
     """
 
     def __init__(self, stream: int, work: Callable[[], None]) -> None:
         self._stream = driver.CUstream(stream)
-        # Relaxed: the other calls that launching makes (as frees that were put off) may go on.
+        # Relaxed mode allows the other calls of a launch, such as deferred frees.
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         _checked(driver.cuStreamBeginCapture(self._stream, mode))
         try:
@@ -34,7 +34,7 @@ class Graph:
             driver.cuGraphDestroy(graph)
 
     def launch(self) -> None:
-        """Enqueue it all."""
+        """Enqueue the graph."""
         _checked(driver.cuGraphLaunch(self._runnable, self._stream))
 
     def __del__(self) -> None:
@@ -43,7 +43,7 @@ class Graph:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """The value of a driver call; `GraphError` for any status but success."""
+    """The value of a driver call. Raises `GraphError` for any status but success."""
     status, *values = answer
     if status != driver.CUresult.CUDA_SUCCESS:
         raise GraphError(f"the CUDA driver answered {status}")

@@ -1,4 +1,4 @@
-"""What every kernel of this backend has in common."""
+"""What all kernels of this backend share."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from r18_numba.target import simulated
 
 PRECISIONS = (FP32, FP16)
 DEVICE = Path(__file__).parent / "kernels"
-# Modules that decide the result of no kernel are left out, or each change would touch them all.
+# Without the modules that affect no result: each change there would make all kernels stale.
 SOURCES = PythonSources(Path(__file__).parent, frozenset({"target.py", "device.py"}))
 MOST_ELEMENTS = 2**31 - 1
-"""Of a tensor: counts are passed as 32-bit integers."""
+"""Largest tensor: counts are passed as 32-bit integers."""
 
 THREADS = 256
 SIMULATED_THREADS = 4
 SIMULATED_BLOCKS = 2
-"""Of kernels that go on by the grid's size, in the simulator, where a thread is one of Python's."""
+"""The grid of grid-stride kernels in the simulator, where each thread is a Python thread."""
 
 
 @dataclass(frozen=True, eq=False)
 class NumbaKernel(Kernel):
-    """A kernel whose device code lies in `r18_numba.kernels`."""
+    """A kernel with device code in `r18_numba.kernels`."""
 
     op: ClassVar[type[Op]]
     algorithm: ClassVar[str]
-    arithmetic: ClassVar[str]  # of the contract
+    arithmetic: ClassVar[str]  # of the rounding contract
     layout: ClassVar[Layout] = Layout.NCHW
     deterministic: ClassVar[bool] = True
     batch_invariant: ClassVar[bool] = True
@@ -55,17 +55,17 @@ class NumbaKernel(Kernel):
 
     @property
     def simulates(self) -> bool:
-        """Whether the simulator, with a Python thread a CUDA thread, runs it in good time."""
+        """Whether the simulator runs it in good time, with a Python thread for each CUDA thread."""
         return True
 
     @property
     def storage(self) -> Any:
-        """The NumPy scalar type of stored tensors, which is what device code converts with."""
+        """The NumPy scalar type of stored tensors. Device code converts with it."""
         return self.precision.dtype.type
 
     @property
-    def taken(self) -> Any:
-        """That of the inputs."""
+    def input_type(self) -> Any:
+        """The NumPy scalar type of the inputs."""
         return self.storage
 
     @property
@@ -75,7 +75,7 @@ class NumbaKernel(Kernel):
 
     @property
     def source_files(self) -> tuple[Path, ...]:
-        return tuple(path for path in SOURCES.files(type(self)) if path.parent == DEVICE)
+        return tuple(path for path in SOURCES.files(type(self)) if path.is_relative_to(DEVICE))
 
     def refusal(self, problem: Problem) -> str | None:
         if (wrong_op := super().refusal(problem)) is not None:
@@ -86,14 +86,14 @@ class NumbaKernel(Kernel):
         return self.objection(problem)
 
     def objection(self, problem: Problem) -> str | None:
-        """Why this kernel does not take a problem of its op, besides its size."""
+        """Why this kernel does not take a problem of its op, other than the problem's size."""
         return None
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         return tuple(uploaded(array) for array in self.packed(problem, weights))
 
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The weights as the device code reads them; here rounded to what they are kept in."""
+        """The weights as device code reads them; here only rounded to the storage format."""
         return tuple(map(self.precision.stored, weights, problem.op.weights()))
 
     def enqueue(
@@ -109,11 +109,11 @@ class NumbaKernel(Kernel):
 
         if not isinstance(stream, NumbaStream):
             raise TypeError(f"a Numba kernel was given a {type(stream).__name__}")
-        arrays = Arrays(inputs, weights, output, workspace, self.storage, self.taken)
+        arrays = Arrays(inputs, weights, output, workspace, self.storage, self.input_type)
         self.launch(problem, arrays, stream)
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        """Put the launches into a `NumbaStream`."""
+        """Enqueue the launches into a `NumbaStream`."""
         raise NotImplementedError
 
 
@@ -127,24 +127,24 @@ class Arrays:
         output: Buffer,
         workspace: Buffer,
         storage: Any,
-        taken: Any,
+        input_type: Any,
     ) -> None:
         from r18_numba.device import numba_buffer
 
-        self.inputs = tuple(numba_buffer(buffer).as_array(taken) for buffer in inputs)
+        self.inputs = tuple(numba_buffer(buffer).as_array(input_type) for buffer in inputs)
         self.out = numba_buffer(output).as_array(storage)
         self._weights = weights
         self._workspace = workspace
         self._storage = storage
 
     def weight(self, place: int, dtype: Any = None) -> Any:
-        """A prepared weight, of the kernel's storage format unless another is named."""
+        """A packed weight, in the kernel's storage format unless another is given."""
         from r18_numba.device import numba_buffer
 
         return numba_buffer(self._weights[place]).as_array(dtype or self._storage)
 
     def scratch(self, *sizes: int) -> list[Any]:
-        """The workspace as float32 arrays of these sizes, one behind the other."""
+        """The workspace as consecutive float32 arrays of these sizes."""
         from r18_numba.device import numba_buffer
 
         whole = numba_buffer(self._workspace).as_array(np.float32)
@@ -153,12 +153,12 @@ class Arrays:
 
 
 def elements(shape: tuple[int, ...]) -> int:
-    """How many elements a tensor has; an exact integer."""
+    """The number of elements of a tensor, as an exact integer."""
     return int(np.prod(shape, dtype=object))
 
 
 def uploaded(array: Array) -> Buffer:
-    """A buffer of the device that holds the array."""
+    """A device buffer that holds the array."""
     from r18_numba.device import NumbaMemory
 
     memory = NumbaMemory()
@@ -174,14 +174,14 @@ def ceil_div(a: int, b: int) -> int:
 Dim3 = tuple[int, int, int]
 
 
-def over(count: int) -> tuple[Dim3, Dim3]:
-    """Grid and block for a kernel that has a thread for each of `count`, or goes on from there."""
+def grid_stride(count: int) -> tuple[Dim3, Dim3]:
+    """Grid and block for a grid-stride kernel over `count` elements."""
     if simulated():
         return (SIMULATED_BLOCKS, 1, 1), (SIMULATED_THREADS, 1, 1)
     return (ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1)
 
 
 def reducing(count: int) -> Dim3:
-    """The block, a power of two of threads, for a kernel that reduces `count` values in each."""
+    """The block, a power of two of threads, for a kernel that reduces `count` values per block."""
     most = SIMULATED_THREADS if simulated() else THREADS
     return (min(most, max(2, 1 << (count - 1).bit_length())), 1, 1)

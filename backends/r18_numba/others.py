@@ -1,4 +1,4 @@
-"""Everything that is no convolution."""
+"""Every op other than convolution."""
 
 from __future__ import annotations
 
@@ -8,18 +8,28 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.graph.ops import Add, BatchNorm, GlobalAvgPool, Linear, MaxPool2d, Problem, ReLU, Softmax
-from r18_numba.kernel import THREADS, Arrays, NumbaKernel, ceil_div, elements, over, reducing
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Problem,
+    ReLU,
+    Softmax,
+)
+from r18_numba.kernel import THREADS, Arrays, NumbaKernel, ceil_div, elements, grid_stride, reducing
 
 LINEAR_TILES = ((16, 32), (4, 16))
-"""Side of a block's tile of outputs, and its depth; the simulator runs the smallest."""
+"""Side and depth of a block's tile. The simulator runs the smallest."""
 
 MOST_BLOCKS = 65535
-"""Of a grid, on its second axis."""
+"""Largest grid on the second axis."""
 
 
 class BatchNormKernel(NumbaKernel):
-    """(x − mean)·factor + bias; the factor weight / √(var + eps) is made in float64."""
+    """(x − mean)·factor + bias, with factor = weight / √(var + eps) computed in float64."""
 
     op = BatchNorm
     algorithm = "elementwise"
@@ -32,13 +42,13 @@ class BatchNormKernel(NumbaKernel):
         return tuple(array.astype(np.float32) for array in (mean, factor, bias))
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import elementwise
+        from r18_numba.kernels.ops import elementwise
 
         _, channels, height, width = problem.output
         count = elements(problem.output)
         stream.launch(
             elementwise.build_batchnorm(self.storage),
-            *over(count),
+            *grid_stride(count),
             arrays.inputs[0],
             *(arrays.weight(place, np.float32) for place in range(3)),
             *(arrays.out, channels, height * width, count),
@@ -52,11 +62,11 @@ class ReluKernel(NumbaKernel):
     in_place = True
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import elementwise
+        from r18_numba.kernels.ops import elementwise
 
         count = elements(problem.output)
         relu = elementwise.build_relu(self.storage)
-        stream.launch(relu, *over(count), arrays.inputs[0], arrays.out, count)
+        stream.launch(relu, *grid_stride(count), arrays.inputs[0], arrays.out, count)
 
 
 class AddKernel(NumbaKernel):
@@ -66,13 +76,13 @@ class AddKernel(NumbaKernel):
     in_place = True
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import elementwise
+        from r18_numba.kernels.ops import elementwise
 
         assert isinstance(problem.op, Add)
         count = elements(problem.output)
         add = elementwise.build_add(self.storage)
         clamp = int(problem.op.relu)
-        stream.launch(add, *over(count), *arrays.inputs, arrays.out, clamp, count)
+        stream.launch(add, *grid_stride(count), *arrays.inputs, arrays.out, clamp, count)
 
 
 class MaxPoolKernel(NumbaKernel):
@@ -81,20 +91,20 @@ class MaxPoolKernel(NumbaKernel):
     arithmetic = "exact"
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import pooling
+        from r18_numba.kernels.ops import pooling
 
         op, count = problem.op, elements(problem.output)
         assert isinstance(op, MaxPool2d)
         stream.launch(
             pooling.build_maxpool(self.storage),
-            *over(count),
+            *grid_stride(count),
             *(arrays.inputs[0], arrays.out, *problem.inputs[0][2:], *problem.output[2:]),
             *(*op.kernel_size, *op.stride, *op.padding, count),
         )
 
 
 class GapKernel(NumbaKernel):
-    """A block for each plane; sums of `THREADS` threads, in a tree."""
+    """One block per plane, a tree over at most `THREADS` threads."""
 
     op = GlobalAvgPool
     algorithm = "tree"
@@ -105,7 +115,7 @@ class GapKernel(NumbaKernel):
         return (2, THREADS)
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import pooling
+        from r18_numba.kernels.ops import pooling
 
         samples, channels, height, width = problem.inputs[0]
         stream.launch(
@@ -118,7 +128,7 @@ class GapKernel(NumbaKernel):
 
 @dataclass(frozen=True, eq=False)
 class LinearKernel(NumbaKernel):
-    """Square tiles of outputs, one for each thread."""
+    """Square tiles of outputs, one output per thread."""
 
     op = Linear
     algorithm = "tiled"
@@ -145,7 +155,7 @@ class LinearKernel(NumbaKernel):
         return None
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import linear
+        from r18_numba.kernels.ops import linear
 
         (rows, features), (_, outputs) = problem.inputs[0], problem.output
         stream.launch(
@@ -158,7 +168,7 @@ class LinearKernel(NumbaKernel):
 
 
 class SoftmaxKernel(NumbaKernel):
-    """A block for each row; maxima and sums of `THREADS` threads, in trees."""
+    """One block per row, trees over at most `THREADS` threads."""
 
     op = Softmax
     algorithm = "tree"
@@ -169,7 +179,7 @@ class SoftmaxKernel(NumbaKernel):
         return (2, THREADS)
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
-        from r18_numba.kernels import softmax
+        from r18_numba.kernels.ops import softmax
 
         rows, features = problem.inputs[0]
         stream.launch(
@@ -177,4 +187,32 @@ class SoftmaxKernel(NumbaKernel):
             (rows, 1, 1),
             reducing(features),
             *(arrays.inputs[0], arrays.out, features),
+        )
+
+
+class NormalizeKernel(NumbaKernel):
+    """x·scale + shift, with both factors float32 from float64; bytes NHWC in, NCHW out."""
+
+    op = Normalize
+    algorithm = "scale_shift"
+    arithmetic = "normalize"
+
+    @property
+    def input_type(self) -> Any:
+        return np.uint8
+
+    def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        assert isinstance(problem.op, Normalize)
+        return tuple(np.array(values, np.float32) for values in problem.op.scale_shift)
+
+    def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
+        from r18_numba.kernels.ops import elementwise
+
+        _, channels, height, width = problem.output
+        count = elements(problem.output)
+        stream.launch(
+            elementwise.build_normalize(self.storage),
+            *grid_stride(count),
+            *(arrays.inputs[0], arrays.weight(0, np.float32), arrays.weight(1, np.float32)),
+            *(arrays.out, channels, height * width, count),
         )

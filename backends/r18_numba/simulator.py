@@ -1,13 +1,13 @@
-"""How Numba's simulator runs a block here: its threads take turns, each from barrier to barrier.
+"""A deterministic scheduler for Numba's simulator: a block's threads take turns between barriers.
 
-Numba starts a block's threads at once and polls them. That takes many times longer, and leaves it
-to chance which thread is ahead: a missing barrier then shows in one run of many. Here one thread
-runs at a time, in an order that every launch repeats: first to last up to the first barrier, last
-to first up to the next, and so on; odd blocks begin the other way around. What one thread reads
-before another has written it is read too early in every run. What goes wrong only between two
-barriers, as when two threads add to one element at once, does not show here at all.
+Numba starts all threads of a block and polls them. That is many times slower, and the order is
+random, so a missing barrier shows in only a few runs. Here one thread runs at a time, in the same
+order in every launch: first to last up to the first barrier, last to first up to the next, and so
+on. Odd blocks start in reverse. A read that comes before another thread's write, because a barrier
+is missing, therefore fails in every run. A race between two barriers, such as two threads adding to
+one element, does not show.
 
-Shared and local arrays hold NaN (integers −1) until something is written: in every block anew.
+At the start of each block, shared and local arrays hold NaN (integers −1).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from r18.backend import Array
 from r18.graph.ops import Shape
 from r18_numba.target import numba_cuda
 
-numba_cuda()  # the simulator must have been chosen
+numba_cuda()  # chooses the simulator before its modules are imported
 kernel: Any = import_module("numba.cuda.simulator.kernel")
 kernelapi: Any = import_module("numba.cuda.simulator.kernelapi")
 
 
 class Ended(BaseException):
-    """Ends a thread at a barrier, because another has failed."""
+    """Ends a thread at a barrier after another thread failed."""
 
 
-class Lane(kernel.BlockThread):  # type: ignore[misc]
-    """A thread of a block: it goes on when it is given the turn, and gives it on at a barrier."""
+class Thread(kernel.BlockThread):  # type: ignore[misc]
+    """A thread of a block. It runs when it gets the turn and passes it on at a barrier."""
 
     def __init__(self, block: Block, at: Shape, thread: Shape, work: Any) -> None:
         super().__init__(work, block, at, thread, debug=False)
@@ -47,7 +47,7 @@ class Lane(kernel.BlockThread):  # type: ignore[misc]
     def run(self) -> None:
         try:
             self._wait()
-            super().run()  # keeps an `Exception` that is raised
+            super().run()  # stores an `Exception`
         except Ended:
             pass
         finally:
@@ -64,50 +64,50 @@ class Lane(kernel.BlockThread):  # type: ignore[misc]
 
 
 class Block(kernel.BlockManager):  # type: ignore[misc]
-    """A block's threads, of which one runs at a time.
+    """A block's threads. One runs at a time.
 
-    Only the thread whose turn it is touches any of this, so nothing needs a lock.
+    Only the running thread accesses this state, so it needs no lock.
     """
 
     def run(self, at: Shape, *arguments: Any) -> None:
-        """Run the block at this place of the grid to its end. Raises what a thread raises."""
+        """Run one block of the grid to its end. Raises what a thread raises."""
 
         def work() -> None:
             self._f(*arguments)
 
         fresh_memory()
         arguments = tuple(plain(argument) for argument in arguments)
-        lanes = [Lane(self, at, thread, work) for thread in np.ndindex(*self._block_dim)]
-        # Ahead of a barrier, in the order of their turns; and those that have reached it.
-        self._ahead = lanes[::-1] if sum(at) % 2 else list(lanes)
-        self._behind: list[Lane] = []
+        threads = [Thread(self, at, index, work) for index in np.ndindex(*self._block_dim)]
+        # Threads before the barrier, in the order of their turns, and threads at the barrier.
+        self._ahead = threads[::-1] if sum(at) % 2 else list(threads)
+        self._behind: list[Thread] = []
         self._over = Lock()
         self._over.acquire()
-        for lane in lanes:
-            lane.start()
+        for thread in threads:
+            thread.start()
         self._next()
         self._over.acquire()
-        for lane in lanes:
-            lane.join()
-        for lane in lanes:
-            if lane.exception:
-                error, traceback = lane.exception
+        for thread in threads:
+            thread.join()
+        for thread in threads:
+            if thread.exception:
+                error, traceback = thread.exception
                 raise error.with_traceback(traceback)
 
-    def waits(self, lane: Lane) -> None:
-        """The lane has reached a barrier."""
-        self._behind.append(lane)
+    def waits(self, thread: Thread) -> None:
+        """The thread has reached a barrier."""
+        self._behind.append(thread)
         self._next()
 
-    def ended(self, lane: Lane) -> None:
-        """The lane has run to its end: no barrier waits for it. If it failed, all others end."""
-        if lane.exception:
+    def ended(self, thread: Thread) -> None:
+        """The thread has finished; no barrier waits for it. If it failed, all others end."""
+        if thread.exception:
             for other in (*self._ahead, *self._behind):
                 other.abort = True
         self._next()
 
     def _next(self) -> None:
-        if not self._ahead:  # all have reached the barrier: the last one there goes on first
+        if not self._ahead:  # all threads reached the barrier: the last one goes first
             self._ahead, self._behind = self._behind[::-1], []
         if self._ahead:
             self._ahead.pop(0).go()
@@ -116,7 +116,7 @@ class Block(kernel.BlockManager):  # type: ignore[misc]
 
 
 class Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
-    """A block's arrays, each known by the line that asks for it."""
+    """A block's arrays, each identified by the line that allocates it."""
 
     def __init__(self, dynamic_nbytes: int) -> None:
         super().__init__(dynamic_nbytes)
@@ -136,25 +136,25 @@ class Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
 
 
 def fresh_memory() -> None:
-    """Forget the shared arrays of the block before."""
+    """Drop the shared arrays of the previous block."""
     kernel._get_kernel_context().shared.arrays.clear()
 
 
 def unwritten(shape: int | Shape, dtype: Any) -> Array:
-    """An array whose every byte is 0xFF."""
+    """An array of bytes 0xFF."""
     array: Array = np.empty(shape, dtype)
     array.view(np.uint8)[...] = 0xFF
     return array
 
 
 def plain(argument: Any) -> Any:
-    """An array itself, which is read several times faster than Numba's wrapping of it."""
+    """The array without Numba's wrapper, whose reads are several times slower."""
     wrapped = isinstance(argument, kernel.FakeWithinKernelCUDAArray)
     return argument._item._ary if wrapped else argument
 
 
 def install() -> None:
-    """Use all this in every launch of this process from now on."""
+    """Replace the simulator's scheduler and memory in this process."""
     kernel.BlockManager = Block
     kernelapi.FakeCUDAShared = Shared
     kernelapi.FakeCUDALocal = Local

@@ -1,7 +1,7 @@
 """Where the CUDA kernels run: on a GPU, or in Numba's simulator.
 
-Numba decides between the two once, when `numba.cuda` is imported. So nothing here imports it at
-module level: `numba_cuda` does, after looking for a GPU, and everything else asks it.
+Numba chooses once, when `numba.cuda` is imported. So only `numba_cuda` imports it, after looking
+for a GPU, and all other modules call `numba_cuda`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DRIVERS = ("libcuda.so.1", "libcuda.dylib", "nvcuda.dll")
 
 @cache
 def gpu_count() -> int:
-    """How many GPUs the CUDA driver shows; 0 without a driver. The first device contact."""
+    """The number of GPUs that the CUDA driver reports; 0 without a driver. Contacts the device."""
     for name in _DRIVERS:
         try:
             driver = ctypes.CDLL(name)
@@ -37,10 +37,10 @@ _decided: list[bool] = []
 
 
 def simulated() -> bool:
-    """Whether kernels run in the simulator: there is no GPU, or NUMBA_ENABLE_CUDASIM asks for it.
+    """Whether kernels run in the simulator: there is no GPU, or NUMBA_ENABLE_CUDASIM is set.
 
-    Decides for the process. Raises `BackendUnavailable` where Numba is missing, or where it was
-    imported for a GPU that is not there.
+    Decides for the whole process. Raises `BackendUnavailable` if Numba is missing, or if
+    `numba.cuda` was imported without its simulator and there is no GPU.
     """
     if not _decided:
         _decided[:] = [_decide()]
@@ -48,7 +48,7 @@ def simulated() -> bool:
 
 
 def known_simulated() -> bool:
-    """Whether it has been decided in this process that kernels run in the simulator."""
+    """Whether this process has already chosen the simulator."""
     return _decided == [True]
 
 
@@ -67,14 +67,14 @@ def _decide() -> bool:
             "there is no GPU, and numba.cuda was imported before its simulator could be chosen",
             "Set NUMBA_ENABLE_CUDASIM=1 in the environment.",
         )
-    # NOTE: the variable NUMBA_ENABLE_CUDASIM is read when Numba is imported, which may have been.
+    # NOTE: setting NUMBA_ENABLE_CUDASIM is too late if Numba was imported before.
     config.ENABLE_CUDASIM = 1
     return True
 
 
 @cache
 def numba_cuda() -> Any:
-    """`numba.cuda`, of a GPU or simulated. Raises `BackendUnavailable`."""
+    """`numba.cuda`, for the GPU or the simulator. Raises `BackendUnavailable`."""
     simulated()
     try:
         config: Any = import_module("numba.core.config")

@@ -1,22 +1,22 @@
-"""The tile of a register-tiled matrix product, as data."""
+"""The tile sizes of a register-tiled matrix product."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SHARED_NBYTES = 48 * 1024
-"""Static shared memory that a block may have, on every architecture."""
+"""Static shared memory of a block, on every architecture."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """C[m, n] += A[k, m]·B[k, n]: what a block and a thread of it compute.
+    """C[m, n] += A[k, m]·B[k, n]: the tile of a block and of a thread.
 
-    m, n:  rows and columns of a block. k: depth of one stage in shared memory (there are two).
-    rows, columns: what a thread keeps in registers, as vectors that lie a block's width of threads
-                   apart, so that a warp's reads of shared memory do not conflict.
-    registers: the most a thread may have; None lets the compiler choose.
-    vector: numbers of a vector, but for fewer rows or columns.
+    m, n:  rows and columns of a block. k: depth of one of the two stages in shared memory.
+    rows, columns: the register tile of a thread. Its vectors are as far apart as all threads of the
+                   block are wide, so a warp's loads from shared memory have no bank conflicts.
+    registers: the most registers per thread; None leaves it to the compiler.
+    vector: floats of a vector, or fewer if there are fewer rows or columns.
     """
 
     m: int
@@ -51,7 +51,7 @@ class Tile:
 
     @property
     def row_step(self) -> int:
-        """How many rows (of depth) of B all threads load at once."""
+        """Rows of B (of depth) that all threads load at a time."""
         return self.threads // self.n
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ LARGE = Tile(128, 128, 8, 8, 8, registers=128)
 WIDE = Tile(64, 128, 8, 8, 8, registers=128)
 SMALL = Tile(32, 64, 8, 4, 4)
 TINY = Tile(32, 4, 8, 4, 4, vector=2)
-"""Eight threads: the simulator has a thread of Python for each. As in the large tiles, a thread has
-several vectors either way, and B is loaded in several rounds."""
+"""Eight threads, because each is a Python thread in the simulator. As in the large tiles, a thread
+has several row and column vectors, and B is loaded in several steps."""
 
 TILES = (LARGE, WIDE, SMALL, TINY)

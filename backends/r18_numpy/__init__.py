@@ -1,4 +1,9 @@
-"""The NumPy backend: the CPU reference, plain and readable, in float32 and float64."""
+"""The NumPy backend: the readable CPU reference, in float32 and float64.
+
+`conv`     direct and im2col convolution; `taps` what one tap of a window reads
+`blocks`   cache blocking of im2col; `threads` runs the blocks
+`others`   every other op
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,10 @@ from r18.backend import DeviceInfo, Kernel
 from r18.graph.precision import FP32, FP64
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
-from r18_numpy.pixels import pixel_kernels
 
 
 class Backend(BackendBase):
-    """Kernels over NumPy arrays; matrix products in whatever BLAS NumPy was built with."""
+    """Kernels over NumPy arrays. Matrix products use the BLAS that NumPy was built with."""
 
     name = "numpy"
 
@@ -33,11 +37,7 @@ def _kernels() -> tuple[Kernel, ...]:
     return tuple(
         kernel
         for precision in (FP32, FP64)
-        for kernel in (
-            *conv_kernels(precision),
-            *other_kernels(precision),
-            *pixel_kernels(precision),
-        )
+        for kernel in (*conv_kernels(precision), *other_kernels(precision))
     )
 
 

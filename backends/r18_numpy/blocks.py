@@ -1,4 +1,4 @@
-"""How an output is cut into blocks, which workers take one after another."""
+"""Cache blocking: how an output is split into blocks, which workers take one after another."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import pairwise, product
 
 from r18.graph.ops import Conv2d, Problem
 
-# The columns of a block are about this size: small enough for the last-level cache to hold those
-# of a block a core, large enough for Python's share of the work on each not to be felt.
+# The approximate size of a block's columns: small enough that the last-level cache holds one block
+# per core, large enough that Python's overhead per block is negligible.
 BLOCK_NBYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Block:
-    """What one worker of im2col makes at a time: some channels of some rows of some images."""
+    """What one worker of im2col computes at a time: channels of rows of images."""
 
     images: slice
     channels: slice
@@ -22,23 +22,23 @@ class Block:
 
 
 def blocks_of(problem: Problem, extents: tuple[int, int, int]) -> tuple[Block, ...]:
-    """The output of a convolution, cut into blocks of at most (images, channels, rows)."""
+    """The output of a convolution, split into blocks of at most (images, channels, rows)."""
     cuts = map(cut, problem.output, extents)
     return tuple(Block(*slices) for slices in product(*cuts))
 
 
 def cut(extent: int, size: int) -> list[slice]:
-    """[0, extent) in slices of `size`, the last of what is left."""
+    """[0, extent) in slices of `size`; the last may be smaller."""
     return [slice(*pair) for pair in pairwise([*range(0, extent, size), extent])]
 
 
 def block_extents(problem: Problem, itemsize: int, workers: int) -> tuple[int, int, int]:
-    """(images, channels, rows) of a block. It decides how fast, never what, is computed.
+    """(images, channels, rows) of a block. They affect the speed only, never the result.
 
-    Small images are taken several at a time, so that the product has enough columns; large ones
-    in bands of rows, so that the columns stay in the cache. Where that leaves workers without a
-    block, the larger operand of the product is shared out: rows of the image, or else output
-    channels, for which each worker then unfolds the same, smaller, columns.
+    A block has several small images, so that the product has enough columns, or a band of rows of
+    a large image, so that the columns stay in the cache. If that gives fewer blocks than workers,
+    the larger operand of the product is split: rows of the image, or output channels. In the second
+    case each worker unfolds the same, smaller columns.
     """
     op = problem.op
     assert isinstance(op, Conv2d)

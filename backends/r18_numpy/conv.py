@@ -1,4 +1,4 @@
-"""Convolution, twice: summed tap by tap as it is defined, and as im2col with a matrix product."""
+"""Convolution in two ways: direct, tap by tap, and im2col with a matrix product."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def conv_kernels(precision: Precision) -> tuple[HostKernel, ...]:
 
 
 def epilogue(op: Conv2d, y: Array, *, bias: Array | None, residual: Array | None) -> None:
-    """Bias, residual, ReLU, in place; `bias` comes in a shape that broadcasts over `y`."""
+    """Bias, residual and ReLU, in place. The shape of `bias` broadcasts over `y`."""
     if bias is not None:
         y += bias
     if residual is not None:
@@ -58,10 +58,10 @@ def epilogue(op: Conv2d, y: Array, *, bias: Array | None, residual: Array | None
 
 
 def conv_direct(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """For each tap (r, s) of the window: the channels of the shifted image, mixed by w[:, :, r, s].
+    """For each tap (r, s) of the window, add w[:, :, r, s] times the channels of the shifted image.
 
-    inputs: (N, C, H, W) and the residual (N, O, OH, OW), if fused; weights: (O, C, kh, kw) and the
-    bias (O,), if fused; out: (N, O, OH, OW).
+    inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights:
+    (O, C, kh, kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
     """
     shifted = HostBuffer(workspace).as_array(_shifted_shape(op, out.shape), out.dtype)
     out[...] = 0
@@ -77,7 +77,7 @@ def conv_direct(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspa
 
 
 def _shifted_shape(op: Conv2d, output: Shape) -> Shape:
-    """(N, C, OH, OW): what one tap meets, for every output."""
+    """(N, C, OH, OW): what one tap reads for all outputs."""
     n, _, oh, ow = output
     return n, op.in_channels, oh, ow
 
@@ -92,10 +92,10 @@ def _direct_nbytes(problem: Problem, itemsize: int) -> int:
 
 
 def conv_im2col(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Unfold each output's window into a column of C·kh·kw values; then one product a block.
+    """Unfold each output's window into a column of C·kh·kw values; one matrix product per block.
 
-    inputs: (N, C, H, W) and the residual (N, O, OH, OW), if fused; weights: (O, C·kh·kw) and the
-    bias (O,), if fused; out: (N, O, OH, OW).
+    inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights:
+    (O, C·kh·kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
     """
     problem, workers = Problem(op, tuple(a.shape for a in inputs)), thread_count()
     extents = block_extents(problem, out.itemsize, workers)
@@ -108,7 +108,7 @@ def conv_im2col(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspa
 
 
 def _slot_size(problem: Problem, extents: tuple[int, int, int]) -> int:
-    """Elements of a worker's scratch: the columns of a block, and their product."""
+    """Elements of a worker's scratch: the columns of a block and their product."""
     op = problem.op
     assert isinstance(op, Conv2d)
     images, channels, rows = extents
@@ -123,7 +123,7 @@ def _im2col_nbytes(problem: Problem, itemsize: int) -> int:
 def _compute(
     op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, block: Block, slot: Array
 ) -> None:
-    """A block's columns, product and epilogue, while they are in the cache."""
+    """A block's columns, product and epilogue, while the block is in the cache."""
     place = block.images, block.channels, block.rows
     target = out[place].swapaxes(0, 1)  # (channels, images, rows, OW)
     shape = (op.in_channels, *op.kernel_size, *target.shape[1:])
@@ -134,7 +134,7 @@ def _compute(
         shift(op, images, r, s, block.rows.start, windows[:, r, s])
     columns, weight = windows.reshape(op.depth, -1), weights[0][block.channels]
     if target.shape[1] == 1:
-        product = target  # of one image it is a matrix in `out` itself
+        product = target  # for one image, the product is a matrix in `out` itself
     np.matmul(weight, columns, out=product.reshape(len(weight), -1))
     bias = weights[1][block.channels, None, None, None] if op.bias else None
     residual = inputs[1][place].swapaxes(0, 1) if op.residual else None

@@ -1,4 +1,4 @@
-"""Every op that is not a convolution, in a line or a few of NumPy."""
+"""Every op other than convolution, in a few lines of NumPy each."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from r18.graph.ops import (
     Layout,
     Linear,
     MaxPool2d,
+    Normalize,
     Op,
     Problem,
     Relayout,
@@ -31,7 +32,7 @@ Arrays = tuple[Array, ...]
 
 
 def other_kernels(precision: Precision) -> tuple[HostKernel, ...]:
-    """One kernel an op."""
+    """One kernel for each op."""
 
     def kernel(
         op: type[Op], algorithm: str, contract: str, run: HostFunction, **options: Any
@@ -57,6 +58,7 @@ def other_kernels(precision: Precision) -> tuple[HostKernel, ...]:
         kernel(Linear, "matmul", "sum", linear),
         kernel(Softmax, "shifted", "softmax", softmax, batch_invariant=True),
         kernel(Relayout, "copy", "exact", relayout, batch_invariant=True),
+        kernel(Normalize, "scale_shift", "normalize", normalize, batch_invariant=True),
     )
 
 
@@ -80,10 +82,10 @@ def add(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) 
 
 
 def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Maxima down columns, then along rows: k + k comparisons an output instead of k².
+    """Maxima down the columns, then along the rows: 2k comparisons per output instead of k².
 
-    Columns first: those are whole rows of memory, and leave fewer for the strided second half.
-    Some channels of one image at a time, which the cache holds.
+    The columns come first: they are whole rows of memory, and they leave fewer rows for the strided
+    second pass. Each worker takes channels of one image at a time, which fit in the cache.
     """
     n, c, h, w = inputs[0].shape
     (kh, kw), (sh, sw), (ph, pw) = op.kernel_size, op.stride, op.padding
@@ -95,7 +97,7 @@ def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspac
     def pool(block: tuple[int, slice], worker: int) -> None:
         x, y = inputs[0][block], out[block]
         down = scratch[worker, : len(x)]
-        down[...] = y[...] = -np.inf  # never wins: stands for the padding
+        down[...] = y[...] = -np.inf  # the padding, which never wins
         for r in range(kh):
             to, rows = inside(r - ph, sh, h, oh)
             np.maximum(down[:, to], x[:, rows], out=down[:, to])
@@ -134,3 +136,10 @@ def relayout(op: Relayout, inputs: Arrays, weights: Arrays, out: Array, workspac
         (Layout.NHWC, Layout.NCHW): (0, 3, 1, 2),
     }.get((op.source, op.target), (0, 1, 2, 3))
     out[...] = inputs[0].transpose(axes)
+
+
+def normalize(op: Normalize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """x·scale + shift: (N, H, W, C) of bytes in, (N, C, H, W) out."""
+    scale, shift = (np.array(values, out.dtype)[:, None, None] for values in op.scale_shift)
+    np.multiply(inputs[0].transpose(0, 3, 1, 2), scale, out=out)
+    out += shift

@@ -1,4 +1,4 @@
-"""One tap of a window over an image: which pixels it meets at which outputs."""
+"""One tap of a window over an image: which pixel it reads for which output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from r18.graph.ops import Conv2d
 
 
 def inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
-    """The outputs j < count whose source j·stride + offset lies in [0, extent); and the sources."""
+    """The outputs j < count whose source j·stride + offset is in [0, extent), and the sources."""
     first = max(0, -(offset // stride))
     last = min(count - 1, (extent - 1 - offset) // stride)
     begin = first * stride + offset
@@ -18,10 +18,10 @@ def inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, sl
 
 
 def shift(op: Conv2d, x: Array, r: int, s: int, top: int, out: Array) -> None:
-    """What tap (r, s) meets: out[…, i, j] = x[…, (top + i)·sh + r − ph, j·sw + s − pw], and 0
+    """What tap (r, s) reads: out[…, i, j] = x[…, (top + i)·sh + r − ph, j·sw + s − pw], and 0
     outside the image.
 
-    x: 4-d, the last two axes H and W; out: the same with the output's rows from `top` on, and OW.
+    x: 4-d, with H and W last. out: the same with the output's rows from `top` on, and OW.
     """
     (sh, sw), (ph, pw), (h, w) = op.stride, op.padding, x.shape[2:]
     to_rows, rows = inside(top * sh + r - ph, sh, h, out.shape[2])

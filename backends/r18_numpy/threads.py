@@ -1,8 +1,8 @@
-"""Items of work on several threads, each with a BLAS of one thread.
+"""Runs blocks on several threads, each with single-threaded BLAS.
 
-Copying windows, the product and the epilogue of a block then run on one core, side by side with
-those of other blocks. Products threaded inside BLAS would leave the rest to one core, and would
-wait at every barrier for whichever thread the system has put aside.
+One thread copies the windows of a block, multiplies and runs the epilogue, in parallel with other
+blocks. Threads inside BLAS would parallelize only the product, and would wait at each of its
+barriers for the slowest thread.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ T = TypeVar("T")
 
 @cache
 def thread_count() -> int:
-    """As many threads as the user lets BLAS have (`OPENBLAS_NUM_THREADS` and the like)."""
+    """The number of threads that BLAS is set to, by `OPENBLAS_NUM_THREADS` and the like."""
     return max((pool["num_threads"] for pool in _controller().info()), default=1)
 
 
 def run_all(task: Callable[[T, int], None], items: Sequence[T], workers: int) -> None:
     """Call `task(item, worker)` on every item, on this thread and `workers` − 1 others.
 
-    Each worker takes the next item when it is done with one. `worker` counts from 0: two calls at
-    once never have the same, so it can name a scratch. Raises what a task raises, when no task is
-    running any more.
+    Each worker takes the next item when it has finished one. `worker` counts from 0 and differs
+    between concurrent calls, so it can select a scratch. Raises what a task raises, after all
+    tasks have ended.
     """
     queue: SimpleQueue[T] = SimpleQueue()
     for item in items:
         queue.put(item)
 
     def work(worker: int) -> None:
-        with np.errstate(all="ignore"):  # the caller's setting is not that of the other threads
+        with np.errstate(all="ignore"):  # it applies to one thread only
             while True:
                 try:
                     item = queue.get_nowait()
@@ -67,7 +67,7 @@ def _controller() -> ThreadpoolController:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """Only asked for by one of several workers, so that there are two threads at least."""
+    """Used only with several workers, so `thread_count()` is at least 2."""
     return ThreadPoolExecutor(thread_count() - 1, "r18-numpy")
 
 
@@ -77,13 +77,13 @@ _users = 0
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """One thread a product while anybody is inside; the setting is the whole process's.
+    """Single-threaded BLAS while any thread is inside. The setting applies to the whole process.
 
-    Also around products too small to share out: a thread that BLAS has woken goes on spinning for
-    tens of milliseconds, on a core that the next step's workers want.
+    Also used around small products: a BLAS thread, once woken, spins for tens of milliseconds on a
+    core that the next step's workers need.
     """
     global _users
-    count = thread_count()  # asked before it is changed
+    count = thread_count()  # read before it is changed
     with _lock:
         if _users == 0:
             _set_blas_threads(1)

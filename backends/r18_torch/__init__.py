@@ -1,7 +1,7 @@
-"""The PyTorch backend: the outside reference, on CPU and CUDA, in every floating-point precision.
+"""The PyTorch backend: the external reference, on CPU and CUDA, in every floating-point precision.
 
-It runs r18's own schedule step by step through `torch.nn.functional`, so that it honours steps,
-taps and fusion levels; torchvision's module is compared with it in the tests.
+It runs r18's schedule step by step through `torch.nn.functional`, so taps and fusion levels work.
+The tests compare it with torchvision's module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from r18.errors import BackendUnavailable, UsageError
 
 
 class Backend(BackendBase):
-    """PyTorch on `device`: "auto" is CUDA where there is a GPU, else the CPU.
+    """PyTorch on `device`: "auto" is CUDA if there is a GPU, else the CPU.
 
     `r18_torch:cpu` and `r18_torch:cuda` choose one explicitly.
     """
@@ -30,7 +30,7 @@ class Backend(BackendBase):
 
     @cached_property
     def device(self) -> str:
-        """ "cpu" or "cuda": what was asked for, else CUDA where PyTorch sees a GPU."""
+        """ "cpu" or "cuda": the requested one, else CUDA if PyTorch sees a GPU."""
         if self._asked != "auto":
             return self._asked
         return "cuda" if self._torch().cuda.is_available() else "cpu"
@@ -85,12 +85,12 @@ def _kernels(device: str) -> tuple[Kernel, ...]:
 
 
 def cpu() -> Backend:
-    """PyTorch on the CPU, GPU or not: `R18_BACKEND=r18_torch:cpu`."""
+    """PyTorch on the CPU, even if there is a GPU: `R18_BACKEND=r18_torch:cpu`."""
     return Backend("cpu")
 
 
 def cuda() -> Backend:
-    """PyTorch on CUDA, or an error: `R18_BACKEND=r18_torch:cuda`."""
+    """PyTorch on CUDA. `probe` raises without a GPU: `R18_BACKEND=r18_torch:cuda`."""
     return Backend("cuda")
 
 

@@ -1,4 +1,4 @@
-"""Memory and streams by PyTorch: byte tensors, CUDA streams, events and graphs."""
+"""Memory and streams through PyTorch: byte tensors, CUDA streams, events and graphs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TorchBuffer:
         return TorchBuffer(self.tensor[offset : offset + nbytes])
 
     def as_tensor(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-        """The leading bytes as a tensor; shares memory."""
+        """The leading bytes as a tensor that shares the memory."""
         nbytes = dtype.itemsize
         for extent in shape:
             nbytes *= extent
@@ -105,7 +105,7 @@ class CudaTime:
 
 
 class TorchStream(Stream):
-    """A CUDA stream of its own, or the CPU, which works at once."""
+    """A CUDA stream, or the CPU, where work runs when it is enqueued."""
 
     def __init__(self, device: str) -> None:
         self.cuda = None if device == "cpu" else torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class TorchStream(Stream):
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
         if self.cuda is None:
             return None
-        work()  # libraries choose algorithms and allocate on a first call, outside the capture
+        work()  # on their first call, libraries choose algorithms and allocate
         self.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.cuda):

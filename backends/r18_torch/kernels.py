@@ -1,7 +1,7 @@
-"""One kernel an op, precision and layout, each a call of `torch.nn.functional`.
+"""One kernel per op, precision and layout, each a call of `torch.nn.functional`.
 
-NOTE: PyTorch allocates its results from its caching allocator inside `enqueue`; they are copied
-into the planned output. A reference may be slower than what it judges.
+NOTE: inside `enqueue`, PyTorch allocates results from its caching allocator. They are copied to the
+planned output. A reference may be slower than what it is compared with.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ Run = Callable[[Any, Tensors, Tensors, torch.Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class TorchKernel(Kernel):
-    """A function over tensors as a kernel. 4-d tensors have logical shape, strided by layout."""
+    """A function over tensors as a kernel. 4-d tensors have the logical shape; strides follow the
+    layout."""
 
     op: type[Op]
     algorithm: str
@@ -118,7 +119,7 @@ class TorchKernel(Kernel):
             )
 
     def _kept(self, problem: Problem) -> list[tuple[Shape, torch.dtype]]:
-        """Shape and format of each buffer that `prepare` makes."""
+        """Shape and dtype of each buffer that `prepare` makes."""
         if isinstance(problem.op, Normalize):
             return [((problem.op.channels,), DTYPES[self.precision.accumulate])] * 2
         return [
@@ -128,10 +129,10 @@ class TorchKernel(Kernel):
 
 
 def _numbers(problem: Problem, precision: Precision) -> tuple[Array, ...]:
-    """What an op without weights has to bring to the device: scale and shift of pixels."""
+    """The constants of an op without weights: scale and shift of `Normalize`."""
     if not isinstance(problem.op, Normalize):
         return ()
-    with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+    with np.errstate(over="ignore"):  # too large a value becomes infinity
         dtype = dtype_of(precision.accumulate)
         return tuple(np.array(values).astype(dtype) for values in problem.op.scale_shift)
 
@@ -148,7 +149,7 @@ _MODES = threading.RLock()
 
 @contextmanager
 def _library_modes(precision: Precision) -> Iterator[None]:
-    """cuDNN and cuBLAS in the kernel's precision; the switches are global, so one at a time."""
+    """Set cuDNN and cuBLAS to the kernel's precision. The switches are global, hence the lock."""
     with _MODES:
         before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = precision is TF32
@@ -167,7 +168,7 @@ def _library_modes(precision: Precision) -> Iterator[None]:
 def _conv(op: Conv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
     x, weight = _multiplied(inputs[0], weights[0])
     y = F.conv2d(x, weight, None, op.stride, op.padding)
-    y = y.to(_wide(y))  # the epilogue adds in the accumulator's format
+    y = y.to(_wide(y))  # the epilogue adds in the accumulator's precision
     if op.bias:
         y += weights[1][:, None, None]
     if op.residual:
@@ -178,11 +179,11 @@ def _conv(op: Conv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> N
 
 
 def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
-    """The factors of a product in the format that the library is to multiply them in.
+    """The factors of a product in the precision that the library multiplies in.
 
-    NOTE: on the CPU float16 and bfloat16 are widened to float32, which is exact. The library's own
-    bfloat16 convolution there lets an infinity reach neighbouring outputs where the number of
-    channels is odd, and reads subnormals as zero (the oracle found both); float16 is slow.
+    NOTE: on the CPU, float16 and bfloat16 are widened to float32, which is exact. PyTorch's own
+    bfloat16 convolution there has two faults that the oracle found: with an odd number of channels
+    an infinity reaches neighbouring outputs, and subnormals are read as zero. Its float16 is slow.
     """
     if x.is_cuda:
         return x, weight
@@ -237,10 +238,10 @@ def _normalize(op: Normalize, inputs: Tensors, weights: Tensors, out: torch.Tens
 
 
 def all_kernels(device: str) -> tuple[Kernel, ...]:
-    """Every kernel on that device ("cpu" or "cuda"), NCHW before NHWC."""
+    """Every kernel on a device ("cpu" or "cuda"), NCHW before NHWC."""
     kernels: list[Kernel] = []
     for precision in (FP32, FP64, TF32, FP16, BF16):
-        # On CUDA the library stores a narrow sum before our epilogue can add to it.
+        # On CUDA the library rounds the sum to storage before our epilogue adds to it.
         stored_sum = device == "cuda" and precision.storage != precision.accumulate
 
         def kernel(
@@ -257,7 +258,7 @@ def all_kernels(device: str) -> tuple[Kernel, ...]:
                 contract,
                 p.accumulate,
                 p.storage,
-                # cuDNN and cuBLAS may take tensor cores for these, which cut sums off.
+                # cuDNN and cuBLAS may use tensor cores for these, which truncate sums.
                 truncates=device == "cuda" and contract == "sum" and p not in (FP32, FP64),
                 stored_sum=stored_sum,
             )

@@ -1,8 +1,8 @@
 """What a device can do at most, measured on it: `ceilings-<device>.json`.
 
-The rate of a large matrix product in each precision, and the bandwidth of a large copy, read and
-written bytes together: on a CPU by NumPy's BLAS and by a copy of several threads, on a GPU by
-PyTorch. Medians; inputs are random, since products of zeros take less power and so run faster.
+The rate of a large matrix product in each precision, and the bandwidth of a large copy (bytes read
+plus bytes written). A CPU is measured with NumPy's BLAS and a multithreaded copy, a GPU with
+PyTorch. Medians; inputs are random because products of zeros take less power and run faster.
 Measure on an idle machine: `r18.bench.roofline` divides by these numbers.
 """
 
@@ -27,15 +27,15 @@ from r18.errors import BackendUnavailable, UsageError
 from r18.machine import cpus, machine, thread_count
 
 CPU_SIDE, CUDA_SIDE = 4096, 8192
-"""Of the square matrices: so large that what surrounds a product does not count."""
+"""Side of the square matrices, large enough that launch overhead does not count."""
 CPU_NBYTES, CUDA_NBYTES = 512 << 20, 1 << 30
-"""What is copied: more than any cache holds."""
+"""Bytes to copy: more than any cache holds."""
 LEAST, MOST, SECONDS = 5, 50, 3.0
-"""Runs of each: at least and at most, and no new one after so many seconds."""
+"""Runs of each: at least, at most, and seconds after which no further run starts."""
 INT8_CAPABILITY = (7, 5)
-"""The compute capability from which on PyTorch multiplies int8 matrices."""
+"""The lowest compute capability on which PyTorch multiplies int8 matrices."""
 BUSY = 0.3
-"""The load a CPU from which on others take time that would be charged to the device."""
+"""The load per CPU above which other processes disturb the measurement."""
 
 
 def measure(
@@ -47,8 +47,8 @@ def measure(
 ) -> dict[str, Any]:
     """The record of a device's ceilings.
 
-    side, nbytes: of the matrices and the copied buffer; else as large as the kind of device needs.
-    progress:     told of each measurement that begins, in words.
+    side, nbytes: of the matrices and the copied buffer; None for the device kind's default.
+    progress:     called with a description of each measurement that starts.
 
     Raises `UsageError` for a simulated device or one of an unknown kind, `BackendUnavailable`
     where PyTorch is missing or sees no GPU.
@@ -82,7 +82,7 @@ def read(folder: Path, device: DeviceInfo) -> Ceilings:
     path = records.path_of(folder, WHAT, device)
     if not path.exists():
         raise UsageError(
-            f"there is no record of what {device} can do: {path}\n"
+            f"there is no record of the ceilings of {device}: {path}\n"
             "  measure it there while nothing else runs: r18 roofline --measure"
         )
     return Ceilings.from_record(records.read(path, WHAT))

@@ -1,8 +1,8 @@
 """How fast from host memory: pixels in, copied, normalised and computed, and the output fetched.
 
-Random pixels lie in the two arrays that a program is fed from (`Program.input_arrays`), so that
-reading and decoding are in no time. What is measured is `r18.runtime.pipeline` in its steady state,
-in stretches of many batches; and, between them, the copies alone, which nothing can be faster than.
+The two arrays that a program is fed from hold random pixels, so reading and decoding images are not
+measured. `r18.runtime.pipeline` is timed in its steady state, in stretches of many batches. Between
+them the copies are timed by themselves: the copy time is a lower bound.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Where a forward pass spends its time: torchvision's module beside the drop-in at each level.
+"""Where a forward pass spends its time: torchvision's module and the drop-in at each level.
 
 PyTorch's profiler measures single runs. CPU time is the host's from the call to its return: on a
 CPU the whole computation, on a GPU what it takes to launch it. CUDA time is the sum over all that
-the run makes the GPU do. Contenders of a batch take turns, a round is each of them once, and of
-each column the best round counts: profiling has a cost of its own, and the best is the least
-disturbed. Each profile begins with a run that is not recorded, as PyTorch's documentation advises:
-on a GPU the first launches also make the profiler ready, which is no contender's work. `r18 bench`
-measures without a profiler, and medians.
+the run makes the GPU do. Contenders of a batch take turns; a round is each of them once. The best
+round counts for each column, because profiling has a cost of its own and the best round is the
+least disturbed. Each profile starts with an unrecorded run, as PyTorch's documentation advises: on
+a GPU the first launches also set up the profiler. `r18 bench` measures medians without a profiler.
 
 PyTorch is imported when it is needed: the core works without.
 """
@@ -46,7 +45,7 @@ class Row:
 
     cpu_ms, cuda_ms: see the module; `cuda_ms` is None on a CPU.
     cpu_ratio, cuda_ratio: divided by the time of `MODEL`; below 1 is faster.
-    loss: what its output loses against float64, in parts of what it may; None if nobody judged.
+    loss: its output's error against float64, as a fraction of the allowed; None if not judged.
     """
 
     contender: str
@@ -63,7 +62,7 @@ class Row:
 
 Judge = Callable[[str, int, Callable[[Array], Array], str, Iterable[str]], float]
 """From a contender's name, the batch, a function from images to logits, the fusion level and the
-algorithms of its kernels to the loss in parts of what it may lose; above 1 it is wrong."""
+algorithms of its kernels to the loss as a fraction of the allowed; above 1 it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def profile(
     traces:    a folder: the best run of each is written there as a Chrome trace,
                `CONTENDER-batchN.json`.
     judge:     asked about the output of each contender at each batch; a wrong one is no row.
-    progress:  told of each run that begins, in words.
+    progress:  called with a description of each run that starts.
 
     A level for which the backend has no kernels is left out and reported. Raises
     `BackendUnavailable` without PyTorch or where it sees no such device, `UnknownName` for a level
@@ -138,7 +137,7 @@ def profile(
     with _switches(torch, kind, precision), torch.inference_mode():
         model = _model(torch, schedule, weights, kind, precision, channels_last)
         for batch in batches:
-            # Made anew for each batch, so that no more than one batch's memory is held.
+            # A new drop-in for each batch, so that only one batch's memory is held.
             calls = {MODEL: model, **_drop_ins(model, backend, levels, precision, skipped)}
             losses: dict[str, float] = {}
             if judge is not None:
@@ -184,9 +183,9 @@ def _torch(kind: str) -> Any:
 
 @contextmanager
 def _switches(torch: Any, kind: str, precision: str) -> Iterator[None]:
-    """Meanwhile PyTorch's products are in TF32 or are not, and cuDNN looks for what is fastest.
+    """Switch PyTorch's TF32 on or off, and cuDNN's benchmark mode on.
 
-    Beside fp16x3 they are in float32.
+    Next to fp16x3, PyTorch computes in float32.
     """
     if kind != "cuda":
         yield
@@ -266,7 +265,7 @@ def _losses(
     precision: str,
     batch: int,
 ) -> dict[str, float]:
-    """What each contender loses, in parts of what it may."""
+    """Each contender's loss as a fraction of the allowed."""
 
     def run_of(call: Any) -> Callable[[Array], Array]:
         def run(images: Array) -> Array:
@@ -360,8 +359,8 @@ def _profiled(torch: Any, call: Any, images: Any) -> _Run:
     if images.is_cuda and not cuda:
         raise BackendUnavailable(
             "torch.profiler",
-            "it saw nothing of what ran on the GPU",
-            "The driver may allow GPU counters to administrators alone, or another profiler runs.",
+            "it recorded nothing that ran on the GPU",
+            "The driver may allow GPU counters only to administrators, or another profiler runs.",
         )
     return _Run(cpu / 1e3, cuda / 1e3 if images.is_cuda else None, found)
 

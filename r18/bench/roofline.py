@@ -4,16 +4,17 @@ Two numbers bound a step from below: its operations over the rate at which the d
 matrices in that precision, and the bytes that must move over the bandwidth of a copy. The larger
 is the floor, and says what binds. Both ceilings are measured on the device (`r18.bench.ceilings`).
 
-- Operations are those of the definition: two for each multiply-accumulate of a convolution or a
-  linear layer. The others have a few operations an element, and bytes bind them.
+- Operations follow the definition: two for each multiply-accumulate of a convolution or a linear
+  layer. Other ops have a few operations per element, and bytes bind them.
 - In fp16x3 each product is three of float16: its rate is a third of the one measured in fp16.
 - Bytes: every input element that some window covers once, every weight once, every output element
-  once, in the precision's storage. Of a convolution with its max-pooling the output is the pooled
-  one: what lies between need not be stored.
+  once, in the precision's storage. A convolution fused with max-pooling writes only the pooled
+  output.
 
-A step may beat its floor. Winograd multiplies less than the definition says; and tensors that are
-still in a cache, as the small ones of a single image are, move faster than memory does. So time is
-lost to what the kernel's own algorithm needs: of Winograd the products of transformed tiles.
+A step may beat its floor. Winograd multiplies less than the definition says, and tensors that are
+still in a cache (the small ones of a single image) move faster than memory does. Lost time is
+therefore measured against the floor of the kernel's own algorithm: for Winograd, the products of
+transformed tiles.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from r18.graph.schedule import Schedule
 
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"
-"""What binds a step."""
+"""What bounds a step from below."""
 PRODUCTS = {"fp16x3": ("fp16", 3)}
 """Precisions whose product is made of several in another one, and how many."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
@@ -81,7 +82,7 @@ class Ceilings:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"the record of ceilings is damaged: {type(error).__name__}: {error}\n"
-                "  r18 roofline --measure writes it anew"
+                "  r18 roofline --measure writes a new one"
             ) from None
 
     def has(self, name: str) -> bool:
@@ -92,7 +93,7 @@ class Ceilings:
         """Operations a second in a precision; raises `UsageError` where none was measured."""
         source, count = PRODUCTS.get(name, (name, 1))
         if source not in self.rates:
-            whose = "" if source == name else f", of which {name} takes {count} products for one,"
+            whose = "" if source == name else f" ({name} takes {count} products of it for one)"
             raise UsageError(
                 f"no rate of {source}{whose} was measured on {self.device}; measured: "
                 f"{', '.join(self.rates)}\n  a floor needs the rate of its precision; r18 roofline "

@@ -64,7 +64,7 @@ def run(
     """
     ceilings = measured.read(folder, device)
     for one in options:
-        ceilings.rate(one.precision)  # a missing one is said before minutes of timing
+        ceilings.rate(one.precision)  # a missing one is reported before minutes of timing
     if ceilings.threads not in (None, thread_count()):
         warn(
             f"the ceilings were measured with {ceilings.threads} threads, this runs with "

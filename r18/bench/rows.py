@@ -26,8 +26,8 @@ class Pace:
 
     runs:   timed runs.
     settle: seconds of untimed runs before them, and at least one run.
-    reload: other input is loaded after settling. Not where copies go beside the computing: the
-            first timed run would wait for its batch.
+    reload: load another input after settling. Not where copies overlap with computing: the first
+            timed run would wait for its batch.
     """
 
     runs: int
@@ -36,7 +36,7 @@ class Pace:
 
 
 PACES = {"cpu": Pace(1, 0.05, True), "cuda": Pace(10, 0.002, False)}
-"""By kind of device; a kind that is not here goes as the CPU."""
+"""By kind of device; other kinds run at the CPU's pace."""
 
 
 class Runner(Protocol):
@@ -86,10 +86,10 @@ class Contender:
 
     shape:    of its input, (N, C, H, W).
     fusion:   the fusion level, or how it runs instead.
-    required: when it cannot be made, that is an error; otherwise it is left out and reported.
-    algorithm: what it was told to use where it can, as `conv2d=direct`; empty for its own choice.
+    required: an error if it cannot be made; otherwise it is left out and reported.
+    algorithm: the algorithm it uses wherever it can, as `conv2d=direct`; empty for its own choice.
     twin:     the very same thing in another precision's rows: made and timed once, for both.
-    feed:     makes it anew, to take pixels from host memory; None where it cannot.
+    feed:     makes a runner that takes pixels from host memory; None if it cannot.
     """
 
     name: str
@@ -118,8 +118,8 @@ class Row:
                 for the contender that is first to use it.
     steps:      median milliseconds of each step, if asked for.
     algorithm:  as its contender says. kernels: the steps that each kernel runs, by its id.
-    loss:       what its output lost against float64, in parts of what it may lose: above 1 it is
-                wrong. None where nobody looked.
+    loss:       its output's error against float64, as a fraction of the allowed: above 1 it is
+                wrong. None if it was not compared.
     from_host:  the same network fed with pixels from host memory, if that was asked for.
     """
 

@@ -1,11 +1,11 @@
 """Which kernel is fastest for a problem on a device: measured once, kept as data.
 
 A table is a JSON file that a command wrote: `r18 tune` measures every kernel that takes a problem
-and keeps the fastest. Plans read it; a problem that it does not hold goes to the backend's own
-order. The choice changes speed alone: every kernel is verified by itself.
+and keeps the fastest. Plans read it; a problem that it does not hold follows the backend's own
+order. The choice changes only speed: every kernel is verified by itself.
 
-Of a problem that fuses two ops the table may say `apart`: kernels of the two, one after the other,
-took that time, and no kernel for both took less.
+For a problem that fuses two ops the table may say `apart`: separate kernels of the two ops took
+that time, and no fused kernel took less.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from r18.graph.ops import (
 from r18.graph.precision import Precision, precision
 
 TUNED_OPS: tuple[type[Op], ...] = (Conv2d, ConvMaxPool, Linear)
-"""Ops worth measuring: the others have one kernel a layout."""
+"""Ops worth measuring: the others have one kernel per layout."""
 PLACES = 3
 
 
@@ -64,7 +64,7 @@ def shipped_table(backend: str, device: str) -> Path:
     module = points[backend].module
     spec = find_spec(module)
     if spec is None or spec.origin is None:
-        raise UsageError(f"backend '{backend}' is said to be in {module}, which has no file")
+        raise UsageError(f"backend '{backend}' should be in {module}, which has no file")
     return Path(spec.origin).parent / "tuned" / f"{device}.json"
 
 
@@ -99,10 +99,10 @@ Link = tuple[Kernel, Problem]
 
 
 class Range:
-    """A problem to measure kernels on: random inputs, in three places in memory a layout.
+    """A problem to measure kernels on: random inputs, three copies of them for each layout.
 
-    The launches of one measurement rotate among the places, so that no input lies in a cache
-    because the launch before has just read it. Outputs rotate with them.
+    The launches of one measurement rotate among the copies, so that no input is in a cache because
+    the previous launch has just read it. Outputs rotate with them.
     """
 
     def __init__(self, backend: Backend, problem: Problem, precision: Precision) -> None:
@@ -148,9 +148,9 @@ class Range:
         return buffer
 
     def chains(self, links: Sequence[Link]) -> list[Chain]:
-        """Kernels each of which reads what the one before it makes, on each of the places.
+        """Kernels that each read the previous one's output, on each of the copies.
 
-        The one that reads weights is given this problem's.
+        The kernel that reads weights gets this problem's.
         """
         memory = self.backend.memory
         kernel, part = links[0]
@@ -202,8 +202,8 @@ def tune(
 ) -> Table:
     """Measure every kernel that takes each problem, and keep the fastest.
 
-    A first, short look leaves out what is over twice as slow as the best. `progress` is told of
-    each problem that is done, in words.
+    A short first measurement leaves out kernels that take over twice as long as the best.
+    `progress` is called with a description of each finished problem.
     """
     choices: dict[str, dict[str, dict[int, Timing]]] = {name: {} for name in precisions}
     asked = list(dict.fromkeys(problems))

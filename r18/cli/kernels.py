@@ -42,7 +42,7 @@ def kernels(
     Contracts say how a kernel rounds; edges are the sizes at which its behaviour changes. Of
     kernels that are compiled from sources of their own, a second table has a line for each
     function and architecture: registers a thread, static shared memory a block, stack and spilled
-    bytes a thread. No device is touched; compiled functions are kept in the cache.
+    bytes a thread. No device is touched; compiled functions are cached.
     """
     asked = asked_backend(backend)
     chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
@@ -84,8 +84,7 @@ def compile_kernels(
     """What each kernel's functions take, in the order given; empty for one that has none.
 
     targets: architectures; None for those that each kernel is meant for. Several are compiled at
-    once. `done` is told of each kernel and architecture that is finished. Raises the compiler's
-    error.
+    once. `done` is called for each finished kernel and architecture. Raises the compiler's error.
     """
 
     def build(kernel: Kernel, target: str) -> dict[str, Resources]:

@@ -1,4 +1,4 @@
-"""`r18 report`: one page of all that was measured, and pictures for a README."""
+"""`r18 report`: one page of all measurements, and pictures for a README."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from r18.errors import UsageError
 def report(
     record_folder: RecordFolder = records.FOLDER,
     evaluation: Annotated[
-        Path | None, typer.Option(help="What r18 evaluate wrote: a .csv or .parquet file.")
+        Path | None, typer.Option(help="A .csv or .parquet file from r18 evaluate.")
     ] = None,
     images: Annotated[
-        Path | None, typer.Option(help="The folder that was evaluated, to show its photographs.")
+        Path | None, typer.Option(help="The evaluated folder; shows its photographs.")
     ] = None,
     network_name: NetworkName = "resnet18",
     dumps: Annotated[
         tuple[Path, Path] | None,
         typer.Option(help="Two dumps, EXPECTED and GOT, compared as r18 diff does."),
     ] = None,
-    atol: Annotated[float, typer.Option(help="Of --dumps: the largest difference.")] = 1e-4,
+    atol: Annotated[float, typer.Option(help="Largest difference allowed between --dumps.")] = 1e-4,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("exports/report.html"),
     svg: Annotated[
         Path | None, typer.Option(help="Also write pictures for a README to this folder.")
     ] = None,
 ) -> None:
-    """Make one self-contained page of records, an evaluation and dumps.
+    """Write one self-contained page of records, an evaluation and dumps.
 
-    Throughput and latency with the roofline, time per layer, error over bound, agreement with the
-    hardest photographs, and checkpoints. The page loads nothing and needs no network. What is
-    missing is left out, with the command that makes it.
+    Throughput and latency with the roofline, time per layer, error over bound, mutants, agreement
+    with the hardest photographs, and checkpoints. The page loads nothing. Missing evidence is
+    listed with the command that makes it.
 
-    --network says which classes an evaluation in CSV has; in Parquet the file does.
+    --network names the classes of an evaluation in CSV; a Parquet file names them itself.
     """
     from r18.report import gather, page, pictures
 
@@ -48,7 +48,7 @@ def report(
             from r18_oracle.dumps.dumps import diff_dumps
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"--dumps asks the oracle, which does not import: {error}\n"
+                f"--dumps needs the oracle, which does not import: {error}\n"
                 "  pip install 'r18[oracle]'"
             ) from None
         diff = diff_dumps(*dumps, atol=atol).to_json()

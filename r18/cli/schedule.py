@@ -26,7 +26,7 @@ def schedule(
     """Print the network's steps: op, shapes, MACs, parameters, bytes; and the totals.
 
     Parameters are the trainable ones. Bytes are those of the step's output in float32. A backend's
-    plan (`r18 plan`) may fuse max-pooling with its convolution besides.
+    plan (`r18 plan`) may also fuse max-pooling with its convolution.
     """
     fused = fuse(chosen_schedule(network_name, image_size), fusion)
     steps = rows(fused, batch)

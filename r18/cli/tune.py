@@ -46,9 +46,9 @@ def tune(
 ) -> None:
     """Time every kernel that takes a problem of the network, and keep the fastest as data.
 
-    What a table already holds of other problems stays. Plans on this device then use it; it
-    changes speed and nothing else. At level all, kernels that compute max-pooling with its
-    convolution are measured beside the two apart. Exit code 2 when there was nothing to measure.
+    The table keeps what it holds of other problems. Plans on this device then use it; it changes
+    only speed. At level all, kernels that compute max-pooling with its
+    convolution are measured next to separate ones. Exit code 2 when there was nothing to measure.
     """
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)

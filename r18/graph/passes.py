@@ -1,5 +1,5 @@
 """Passes over a schedule: fold BatchNorm, fuse ReLU, residual sum, max-pooling. Pure functions.
-One puts a step in front: what makes pixels into the network's input.
+`from_pixels` prepends the step that turns pixels into the network's input.
 
 Levels build on each other:
 
@@ -11,12 +11,11 @@ Levels build on each other:
 | `all`          | and the residual sum and ReLU into the epilogue of a convolution     |
 | `all`, planned | and max-pooling with its convolution, where the backend has a kernel |
 
-`fuse` brings a schedule to a level on every backend alike. The last line is not its work: whether
-a plan fuses max-pooling is asked of the backend (`r18.runtime.fusing`), since no backend needs a
-kernel for that.
+`fuse` brings a schedule to a level, the same for every backend. The last line depends on the
+backend (`r18.runtime.fusing`), because no backend needs a kernel for fused max-pooling.
 
 A fused step keeps the first step's name and makes the last step's value. Only a value with one
-reader is fused away. Folding happens whatever is tapped: a value inside a fused step cannot be.
+reader is fused away. Taps do not change folding: a value inside a fused step cannot be tapped.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Precision:
 
     def stored(self, array: Array, spec: WeightSpec) -> Array:
         """A float32 or float64 weight rounded to the dtype that it is kept in, dense."""
-        with np.errstate(over="ignore"):  # beyond the largest finite value lies infinity
+        with np.errstate(over="ignore"):  # values beyond the largest finite one become infinity
             return np.ascontiguousarray(array, self.weight_dtype(spec))
 
     def __str__(self) -> str:

@@ -232,7 +232,7 @@ class Schedule:
             pending.extend(makers[value].inputs)
         steps = tuple(s for s in self.steps if s.output in needed)
         if not steps:
-            raise ScheduleError(f"no step lies between '{first}' and '{last}'")
+            raise ScheduleError(f"there is no step between '{first}' and '{last}'")
         values = {source, *(s.output for s in steps)}
         convs = {s.name for s in steps}
         return replace(

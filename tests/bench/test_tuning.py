@@ -18,6 +18,7 @@ from r18.backend import (
     Apart,
     CompileOptions,
     DeviceInfo,
+    Fastest,
     Kernel,
     Preferred,
     RoundingContract,

@@ -13,7 +13,7 @@ from r18.backend.registry import load_backend
 from r18.cli.app import REFUSED
 from r18.cli.kernels import compile_kernels, contract_words
 from r18.errors import UsageError
-from r18_cupy.compiler import ARCHITECTURES, CompileError, architecture, capability
+from r18_cupy.cuda.compiler import ARCHITECTURES, CompileError, architecture, capability
 from r18_cupy.kernel import CudaKernel
 
 DIRECT = "cupy/conv2d/direct/f*"

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 from mkdocs.config import load_config
+from PIL import Image
 
 import r18
 from r18 import records
@@ -147,6 +148,17 @@ def test_the_readmes_first_screen_has_what_a_visitor_needs() -> None:
     assert "pip install" in text
     assert "r18 replay exports/findings/" in text
     assert "](docs/README.md)" in text
+
+
+def test_the_readmes_program_runs(tmp_path: Path) -> None:
+    """With weights that need no network."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for name in re.findall(r"\w+\.jpg", code):
+        Image.linear_gradient("L").convert("RGB").save(tmp_path / name)
+    code = code.replace('"imagenet"', '"synthetic"')
+    printed = output_of(f"import os; os.chdir({str(tmp_path)!r})\n{code}\nprint(logits.shape)")
+    assert printed.strip() == "(2, 1000)"
 
 
 def test_the_citation_is_of_this_version() -> None:

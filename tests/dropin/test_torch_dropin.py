@@ -39,7 +39,7 @@ from r18.torch.choice import choose
 from r18.torch.convolution import make_sum, pick
 from r18.torch.followed import KEPT, Followed
 from r18.torch.operators import ops
-from r18_cupy.device import CupyMemory
+from r18_cupy.cuda.device import CupyMemory
 from r18_numpy.others import relayout
 from support import compute, output_of, random_weights
 

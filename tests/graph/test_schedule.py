@@ -382,7 +382,7 @@ def test_a_slice_of_a_fused_schedule_keeps_its_own_folds() -> None:
 @pytest.mark.parametrize(
     ("first", "last", "error", "message"),
     [
-        ("layer2", "layer2", ScheduleError, "no step lies between 'layer2' and 'layer2'"),
+        ("layer2", "layer2", ScheduleError, "there is no step between 'layer2' and 'layer2'"),
         (
             "layer2",
             "layer1",

@@ -13,9 +13,9 @@ import pytest
 import cuda_toy
 from mutation_tasks import Told, asked_thrice, one_after_another
 from r18.backend.host import HostKernel
-from r18_cupy import compiler
 from r18_cupy.catalogue import all_kernels
-from r18_cupy.compiler import CompileError, Entry, compile_entry
+from r18_cupy.cuda import compiler
+from r18_cupy.cuda.compiler import CompileError, Entry, compile_entry
 from r18_oracle.findings import Finding
 from r18_oracle.mutation import run as running
 from r18_oracle.mutation.cuda_edits import OPERATORS
@@ -168,10 +168,10 @@ def test_device_code_of_no_kernel_has_no_mutants(
 ) -> None:
     """The oracle's own copy, say, by which it looks at kernels. Where a kernel does not say what
     it is compiled from, all code may be its own."""
-    assert "kernels/copy_late.cu" in plan.target.sources()
+    assert "kernels/common/copy_late.cu" in plan.target.sources()
     files = {mutant.file for mutant in plan.mutants}
-    assert "kernels/gap.cu" in files
-    assert "kernels/copy_late.cu" not in files
+    assert "kernels/ops/gap.cu" in files
+    assert "kernels/common/copy_late.cu" not in files
     assert "relu.cu" in {mutant.file for mutant in Plan.of(TOY).mutants}
     monkeypatch.setattr(cuda_toy, "Compiled", HostKernel)
     assert "relu.cu" in {mutant.file for mutant in Plan.of(TOY).mutants}
@@ -189,15 +189,15 @@ def test_most_mutants_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """From a copy of the kernels, as a mutation run compiles them."""
     folder = tmp_path / "kernels"
     shutil.copytree(KERNELS, folder)
-    original = (folder / "conv2d_direct.cu").read_text()
-    entry = Entry("conv2d_direct", "conv2d_direct", (("STORAGE", "float"),))
+    original = (folder / "conv/direct.cu").read_text()
+    entry = Entry("conv/direct", "conv2d_direct", (("STORAGE", "float"),))
     monkeypatch.setenv("R18_CACHE", str(tmp_path / "cache"))
     before = compile_entry(entry, "sm_90").cubin
     monkeypatch.setattr(compiler, "KERNELS", folder)
-    chosen = sample(mutants_of("kernels/conv2d_direct.cu", original), 16, seed=0)
+    chosen = sample(mutants_of("kernels/conv/direct.cu", original), 16, seed=0)
     fates: Counter[str] = Counter()
     for mutant in chosen:
-        (folder / "conv2d_direct.cu").write_text(mutant.source)
+        (folder / "conv/direct.cu").write_text(mutant.source)
         try:
             same = compile_entry(entry, "sm_90").cubin == before
             fates["same" if same else "changed"] += 1
@@ -212,10 +212,10 @@ def test_comments_and_layout_do_not_change_machine_code(
     """What makes equal machine code a proof of equivalence, and a useful one."""
     folder = tmp_path / "kernels"
     shutil.copytree(KERNELS, folder)
-    path = folder / "conv2d_direct.cu"
+    path = folder / "conv/direct.cu"
     path.write_text("// A remark.\n\n" + path.read_text().replace("++c)", "c += 1)"))
     monkeypatch.setenv("R18_CACHE", str(tmp_path / "cache"))
-    entry = Entry("conv2d_direct", "conv2d_direct", (("STORAGE", "float"),))
+    entry = Entry("conv/direct", "conv2d_direct", (("STORAGE", "float"),))
     before = compile_entry(entry, "sm_90").cubin
     monkeypatch.setattr(compiler, "KERNELS", folder)
     assert compile_entry(entry, "sm_90").cubin == before

@@ -13,7 +13,7 @@ from r18_oracle.mutation.trial import INVALID, Passed, Question, trial
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
 
-FILE = "cpu/kernels/others.py"
+FILE = "kernels/others.py"
 KERNEL = "numba-cpu/relu/maximum/fp32"
 
 

@@ -1052,7 +1052,7 @@ def test_without_usual_times_there_are_no_pictures(everything: Evidence) -> None
 
 
 def test_the_pictures_in_the_documents_are_those_of_the_records() -> None:
-    """`r18 report --svg docs/pictures` makes them anew."""
+    """`r18 report --svg docs/pictures` makes them again."""
     made = pictures(gather(ROOT / records.FOLDER).groups)
     folder = ROOT / "docs" / "pictures"
     assert {path.name for path in folder.glob("*.svg")} == set(made)

@@ -190,7 +190,7 @@ def test_a_table_of_the_sanitizers_tools(folder: Path) -> None:
     assert lines(text)[2:] == ["| memcheck | 1 | 40 | 0 | clean |"]
 
 
-# -- beside the floor --------------------------------------------------------------------------
+# -- next to the floor -------------------------------------------------------------------------
 
 CEILINGS = {
     "record": "ceilings",
@@ -252,7 +252,7 @@ def measured(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_table_of_the_network_beside_its_floor(measured: Path) -> None:
+def test_a_table_of_the_network_and_its_floor(measured: Path) -> None:
     """Every cell that the record has, in the order of precisions and batches.
 
     A program that pools is held to the floor of the pooled stem; without a rate there is none. The
@@ -281,7 +281,7 @@ def test_a_table_of_the_network_beside_its_floor(measured: Path) -> None:
     assert [line.split(" | ")[1] for line in lines(other)[2:]] == ["1", "64"]
 
 
-def test_a_table_of_algorithms_beside_pytorch(folder: Path) -> None:
+def test_a_table_of_algorithms_and_pytorch(folder: Path) -> None:
     """A contender's batches stand side by side; an algorithm has a line of its own."""
     text = rendered(
         block("algorithms device=nvidia-h200 precisions=fp32,fp16 batches=1,64"), folder

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import r18_numba.cpu
+import r18_numba_cpu
 import r18_numpy
 import r18_torch
 from r18.backend import (
@@ -312,7 +312,7 @@ MAKE: dict[str, Callable[[], Backend]] = {
     "toy": toy,
     "numpy": r18_numpy.Backend,
     "torch": r18_torch.cpu,
-    "numba-cpu": r18_numba.cpu.Backend,
+    "numba-cpu": r18_numba_cpu.Backend,
 }
 BACKENDS = pytest.mark.parametrize("name", MAKE)
 SCHEDULE = tiny(softmax=True)

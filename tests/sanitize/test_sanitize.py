@@ -591,7 +591,7 @@ cupy.cuda = types.SimpleNamespace(
     alloc=lambda nbytes: print("bytes", nbytes) or types.SimpleNamespace(ptr=512),
 )
 sys.modules["cupy"] = cupy
-from r18_cupy.device import CupyMemory
+from r18_cupy.cuda.device import CupyMemory
 CupyMemory().empty(16)
 """
 

@@ -18,8 +18,8 @@ from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
 from r18.graph.schedule import resnet18
 from r18_cupy import Backend as Cupy
-from r18_cupy.compiler import Entry
-from r18_cupy.hopper import MULTIPROCESSORS
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save

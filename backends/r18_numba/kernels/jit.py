@@ -1,4 +1,4 @@
-"""How device code is compiled."""
+"""Compiler options of device code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ cuda = numba_cuda()
 SIMULATED = simulated()
 
 ALIGNMENT = None if SIMULATED else 16
-"""Of shared arrays, so that four floats are read at once; the simulator knows no alignment."""
+"""Alignment of shared arrays in bytes, so that four floats are read at a time. The simulator has no
+alignment."""
+
+REDUCTION_THREADS = 256
+"""The most threads of a block that reduces. Such blocks have a power of two of threads."""
 
 
 def kernel(registers: int | None = None) -> Callable[[Callable[..., None]], Any]:
-    """A decorator for a `__global__` function: IEEE arithmetic, and at most so many registers."""
+    """A decorator for a `__global__` function: IEEE arithmetic, at most `registers` per thread."""
     limit = {} if SIMULATED or registers is None else {"max_registers": registers}
     compiled: Callable[[Callable[..., None]], Any] = cuda.jit(fastmath=False, opt=True, **limit)
     return compiled

@@ -40,7 +40,7 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
     "synccheck": (),
 }
 POOL_OFF = {"R18_CUPY_POOL": "0"}
-"""So that each buffer is an allocation that the tools know of; see `r18_cupy.device`."""
+"""So that each buffer is an allocation that the tools know of; see `r18_cupy.cuda.device`."""
 
 MOST_KERNELS = 6
 """Of a process."""

@@ -1,36 +1,44 @@
-"""Algorithms next to each other: how long the network takes with each, at several batches."""
+"""Algorithms side by side: how long the network takes with each, at several batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from r18.bench.baselines import PEER, TORCH
 from r18.bench.record import group_name
 from r18.errors import UsageError
-from r18.report.tables.table import MISSING, Row, Table, needed, record_of
+from r18.report.tables.table import (
+    Data,
+    Options,
+    Row,
+    Table,
+    batches,
+    cell,
+    listed,
+    needed,
+    record_of,
+)
 from r18.report.tables.timed import bench_captions
 
 BEST = "PyTorch's fastest mode"
 
 
-def algorithms_table(options: Mapping[str, str], folder: Path) -> Table:
-    """A backend whole and by algorithm, next to PyTorch: a line each, batches side by side.
+def algorithms_table(options: Options, folder: Path) -> Table:
+    """A backend with its preferred kernels and by algorithm, next to PyTorch, batches side by side.
 
-    PyTorch is there in eager mode and in whichever mode is the fastest at a batch, in each
-    precision; and in eager mode on the device `cpu`, where the marker names one.
+    PyTorch appears in eager mode and in the fastest mode at each batch, in each precision, and in
+    eager mode on the device `cpu` if the marker names one.
     """
     device, backend = needed(options, "device"), options.get("backend", "cupy")
-    batches = [int(batch) for batch in needed(options, "batches").split(",")]
-    places = [(device, precision) for precision in needed(options, "precisions").split(",")]
+    places = [(device, precision) for precision in listed(options, "precisions")]
     if "cpu" in options:
         places.insert(0, (options["cpu"], "fp32"))
-    timed: list[Mapping[str, Any]] = []
+    timed: list[Data] = []
     rows: list[Row] = []
     for where, precision in places:
         known = record_of(folder, "bench", where)["groups"]
-        names = [group_name("resnet18", precision, "all", batch) for batch in batches]
+        names = [group_name("resnet18", precision, "all", batch) for batch in batches(options)]
         groups = [known.get(name) for name in names]
         timed += [group for group in groups if group]
         shown = {PEER: "PyTorch eager"}
@@ -39,37 +47,28 @@ def algorithms_table(options: Mapping[str, str], folder: Path) -> Table:
         for name, words in shown.items():
             times = [_row(group, name) for group in groups]
             if any(times):
-                cells = (cell for row in times for cell in _cells(row))
-                rows.append((words, where, precision, *cells))
+                numbers = [
+                    cell(row[key] if row else None, form)
+                    for row in times
+                    for key, form in (("ms_per_image", ".4g"), ("images_per_second", ",.0f"))
+                ]
+                rows.append((words, where, precision, *numbers))
     if not rows:
         raise UsageError(f"the record of {device} has no time of '{backend}' at those batches")
-    heads = ["network by", "device", "precision"]
-    for batch in batches:
-        heads += [f"b{batch} ms/image", "images/s"]
-    return Table(heads, "lll" + "rr" * len(batches), rows, "<br>\n".join(bench_captions(timed)))
+    heads = " | ".join(f"b{batch} ms/image | images/s" for batch in batches(options))
+    align = "lll" + "rr" * len(batches(options))
+    return Table(f"network by | device | precision | {heads}", align, rows, bench_captions(timed))
 
 
-def _own(groups: Sequence[Mapping[str, Any] | None], backend: str) -> Iterator[str]:
-    """The names of a backend's contenders: whole, and by algorithm."""
-    for group in filter(None, groups):
-        for row in group["rows"]:
-            if row["backend"].split(" ")[0] == backend:
-                yield row["backend"]
+def _own(groups: Sequence[Data | None], backend: str) -> list[str]:
+    """The names of a backend's contenders: with its preferred kernels, and by algorithm."""
+    names = (row["backend"] for group in groups if group for row in group["rows"])
+    return [name for name in names if name.split(" ")[0] == backend]
 
 
-def _row(group: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
-    """What a group has of a contender, or of PyTorch's fastest mode."""
-    rows: list[Mapping[str, Any]] = [] if group is None else group["rows"]
-    if name == BEST:
-        return min(
-            (row for row in rows if row["backend"] in TORCH),
-            key=lambda row: float(row["ms_per_image"]),
-            default=None,
-        )
-    return next((row for row in rows if row["backend"] == name), None)
-
-
-def _cells(row: Mapping[str, Any] | None) -> tuple[str, str]:
-    if row is None:
-        return MISSING, MISSING
-    return f"{row['ms_per_image']:.4g}", f"{row['images_per_second']:,.0f}"
+def _row(group: Data | None, name: str) -> Data | None:
+    """A group's row of a contender, or of PyTorch's fastest mode."""
+    rows: list[Data] = [] if group is None else group["rows"]
+    named = TORCH if name == BEST else (name,)
+    found = [row for row in rows if row["backend"] in named]
+    return min(found, key=lambda row: float(row["ms_per_image"]), default=None)

@@ -1,44 +1,44 @@
 """The tables of a document, made from the records.
 
-A table stands between two markers. The first says what it is:
+A table stands between two markers. The first one names it:
 
     <!-- table: bench devices=nvidia-h200,cpu precisions=fp32 batches=1,64 -->
     <!-- /table -->
 
-bench:    devices, precisions, batches; network (resnet18), fusion (all). Times, and how they
-          compare with the baselines; a line per program, precision and batch.
-algorithms: device, precisions, batches; backend (cupy), cpu (a device). How long the network takes
-          with each algorithm, next to PyTorch; a line each, batches side by side.
-from-host: devices, precisions, batches; network, fusion, as of bench. Batches of pixels from host
-          memory next to the time on the device; a line per program that was fed so.
-roofline: device; backend (cupy), network, fusion. The network's time next to its floor and to
-          PyTorch's best; a line per precision and batch that was timed.
-summary:  device, batch; backend (cupy). Throughput next to PyTorch's best, and both errors; a line
-          per precision.
+bench:    devices, precisions, batches; network (resnet18), fusion (all). Times next to other
+          libraries; a row for each contender, precision and batch.
+algorithms: device, precisions, batches; backend (cupy), cpu (a device). The network's time by each
+          algorithm, next to PyTorch; a row each, batches side by side.
+from-host: devices, precisions, batches; network, fusion as in bench. Batches of pixels from host
+          memory next to the time on the device; a row for each contender fed this way.
+roofline: device; backend (cupy), network, fusion. The network's time next to its floor and
+          PyTorch's best; a row for each precision and batch.
+summary:  device, batch; backend (cupy). Throughput next to PyTorch's best, and both errors; a row
+          for each precision.
 tuned:    device, precision, batch; backend (cupy), network, before. The time of each kernel that
-          `r18 tune` chose, next to its floor; `before` is an older table, kept with the records as
+          `r18 tune` chose next to its floor; `before` is an older table, stored with the records as
           tuned-<device>-<before>.json.
-verify:   device; backend (cupy). What was verified; a line per op and algorithm.
-sanitize: device. What compute-sanitizer's tools found.
-mutate:   devices; backends (all). The share of mutants that the oracle caught; a line per backend.
-profile:  device, precisions, batches; backend (cupy), memory (contiguous, or channels-last). CPU
-          and CUDA time of the drop-in at each fusion level; a line per level, precision and batch.
+verify:   device; backend (cupy). What was verified; a row for each op and algorithm.
+sanitize: device. The findings of compute-sanitizer's tools.
+mutate:   devices; backends (all). The share of mutants caught; a row for each backend.
+profile:  device, precisions, batches; backend (cupy), memory (contiguous or channels-last). CPU
+          and CUDA time of the drop-in; a row for each fusion level, precision and batch.
 evaluate: devices, images (the folder's name); backends (all), network (resnet18). Agreement with
-          the reference on photographs, and how fast; a line per backend, precision, batch and
+          the reference on photographs, and speed; a row for each backend, precision, batch and
           number of workers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from r18.errors import UsageError, unknown
 from r18.report.tables.algorithms import algorithms_table
 from r18.report.tables.judged import mutate_table, sanitize_table, verify_table
 from r18.report.tables.summary import summary_table
-from r18.report.tables.table import Table
+from r18.report.tables.table import Options, Table
 from r18.report.tables.timed import bench_table, from_host_table, roofline_table, tuned_table
 from r18.report.tables.used import evaluate_table, profile_table
 
@@ -51,10 +51,9 @@ _HEAD = re.compile(r"^<!-- table:", re.MULTILINE)
 
 
 def rendered(text: str, folder: Path) -> str:
-    """The document with every table regenerated from the records in `folder`.
+    """The document with every table made from the records in `folder`.
 
-    Raises `UsageError` for a marker that is wrong or has no end, and for a record or a measurement
-    that is not there.
+    Raises `UsageError` for a wrong or unclosed marker and for a missing record or measurement.
     """
 
     def fill(block: re.Match[str]) -> str:
@@ -82,7 +81,7 @@ def _options(text: str) -> dict[str, str]:
     return found
 
 
-TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, ...]]] = {
+TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
     "algorithms": (algorithms_table, ("device", "precisions", "batches", "backend", "cpu")),
     "from-host": (from_host_table, ("devices", "precisions", "batches", "network", "fusion")),
@@ -95,7 +94,7 @@ TABLES: dict[str, tuple[Callable[[Mapping[str, str], Path], Table], tuple[str, .
     "evaluate": (evaluate_table, ("devices", "images", "backends", "network")),
     "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
-"""How each is made, and the options that its marker may have."""
+"""The function that makes each table, and the options of its marker."""
 
 
 __all__ = ["TABLES", "rendered"]

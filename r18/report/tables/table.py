@@ -1,8 +1,8 @@
-"""What a table is, and what the tables share: records by device, devices in words."""
+"""What a table is, and what the tables share: options, records by device, captions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,31 +11,50 @@ from r18 import records
 from r18.bench.roofline import WHAT as CEILINGS
 from r18.errors import UsageError
 
-MISSING = ""
-"""A cell for which there is no measurement."""
-
+Data = Mapping[str, Any]
+"""A part of a record."""
+Options = Mapping[str, str]
+"""Of a marker, by name."""
 Row = Sequence[str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `align` has `l` or `r` a column, `caption` the line below; alone, without rows."""
+    """heads: separated by ' | '. align: `l` or `r` for each column. captions: lines below the
+    table, each once; the only content of a table without rows."""
 
-    heads: Row
+    heads: str
     align: str
     rows: Sequence[Row]
-    caption: str
+    captions: Iterable[str]
 
     def markdown(self) -> str:
+        caption = "<br>\n".join(dict.fromkeys(self.captions))
         if not self.rows:
-            return f"{self.caption}\n"
+            return f"{caption}\n"
         rules = ["---" if side == "l" else "--:" for side in self.align]
-        lines = [f"| {' | '.join(cells)} |" for cells in (self.heads, rules, *self.rows)]
-        return "\n".join([*lines, "", self.caption, ""])
+        cells = (" | ".join(row) for row in (rules, *self.rows))
+        return "\n".join([*(f"| {line} |" for line in (self.heads, *cells)), "", caption, ""])
+
+    def without_empty_columns(self) -> Table:
+        """The table without the columns that have no number in any row."""
+        kept = [at for at in range(len(self.align)) if any(row[at] for row in self.rows)]
+        heads = self.heads.split(" | ")
+        return Table(
+            " | ".join(heads[at] for at in kept),
+            "".join(self.align[at] for at in kept),
+            [[row[at] for at in kept] for row in self.rows],
+            self.captions,
+        )
+
+
+def cell(number: float | None, form: str) -> str:
+    """A formatted number; empty for None, which stands for a missing measurement."""
+    return "" if number is None else format(number, form)
 
 
 def record_of(folder: Path, what: str, device: str) -> dict[str, Any]:
-    """A device's record; `UsageError` says how to make one that is not there."""
+    """A device's record. Raises `UsageError` with the command that makes a missing one."""
     path = folder / f"{what}-{device}.json"
     if not path.exists():
         command = "roofline --measure" if what == CEILINGS else f"{what} --record"
@@ -43,15 +62,25 @@ def record_of(folder: Path, what: str, device: str) -> dict[str, Any]:
     return records.read(path, what)
 
 
-def needed(options: Mapping[str, str], name: str) -> str:
-    """An option that the marker must have; raises `UsageError`."""
+def needed(options: Options, name: str) -> str:
+    """A required option; raises `UsageError`."""
     if name not in options:
         raise UsageError(f"the table's marker does not say {name}=...")
     return options[name]
 
 
-def device_words(group: Mapping[str, Any]) -> str:
-    """What a record's group was timed on: of a CPU the processor and threads, which all share."""
+def listed(options: Options, name: str) -> list[str]:
+    """A required option whose values are separated by commas; raises `UsageError`."""
+    return needed(options, name).split(",")
+
+
+def batches(options: Options) -> list[int]:
+    """The required option `batches`; raises `UsageError`."""
+    return [int(batch) for batch in listed(options, "batches")]
+
+
+def device_words(group: Data) -> str:
+    """The device of a record's group; for a CPU its processor and threads."""
     device = group["environment"]["device"]
     if device["kind"] != "cpu":
         return str(device["name"])
@@ -60,8 +89,8 @@ def device_words(group: Mapping[str, Any]) -> str:
     return f"{host['processor']}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
 
 
-def heading(group: Mapping[str, Any], software: Sequence[str]) -> str:
-    """How a caption begins: on what a record's group was run, with which software, and when."""
+def heading(group: Data, software: Sequence[str]) -> str:
+    """The start of a caption: device, software and date of a record's group."""
     environment = group["environment"]
     words = [device_words(group), *software]
     if environment.get("driver"):
@@ -69,6 +98,16 @@ def heading(group: Mapping[str, Any], software: Sequence[str]) -> str:
     return f"{', '.join(words)}, {group['date'][:10]}"
 
 
-def ends(items: Sequence[str]) -> list[str]:
-    """The first and the last, once if they are the same: of dates, in words."""
-    return list(dict.fromkeys((items[0], items[-1])))
+def days(entries: Iterable[Data]) -> str:
+    """The first and the last day of entries with a `date`."""
+    found = sorted(entry["date"][:10] for entry in entries)
+    return " to ".join(dict.fromkeys((found[0], found[-1])))
+
+
+def asked_groups(groups: Data, options: Options, name: Any) -> Iterator[tuple[str, int, Data]]:
+    """(precision, batch, group) for the precisions and batches of the options; `name` gives the
+    key of a group from its precision and batch."""
+    for precision in listed(options, "precisions"):
+        for batch in batches(options):
+            if (found := groups.get(name(precision, batch))) is not None:
+                yield precision, batch, found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from r18.backend.tuned import Table as TuningTable
 from r18.backend.tuned import read_table
@@ -18,137 +17,135 @@ from r18.graph.ops import ConvMaxPool, Problem
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import precision as precision_named
 from r18.graph.schedule import Schedule, network
-from r18.report.tables.table import MISSING, Row, Table, heading, needed, record_of
+from r18.report.tables.table import (
+    Data,
+    Options,
+    Row,
+    Table,
+    asked_groups,
+    batches,
+    cell,
+    heading,
+    listed,
+    needed,
+    record_of,
+)
+
+LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+"""Packages whose version a caption names."""
 
 # -- bench -------------------------------------------------------------------------------------
 
 
-def bench_table(options: Mapping[str, str], folder: Path) -> Table:
-    """Contenders by precision and batch: what took turns stands together.
+def bench_table(options: Options, folder: Path) -> Table:
+    """Contenders by precision and batch; rows timed in turns stand together.
 
-    Peak memory is shown where there is any: a process on a CPU has one.
+    The column of peak memory is there if any row has one, as on a CPU.
     """
-    rows: list[Row] = []
-    groups: list[Mapping[str, Any]] = []
-    for place, group in _asked(options, folder):
-        groups.append(group)
-        rows += [(row["backend"], *place, *_measured(row)) for row in group["rows"]]
-    if all(row[-1] == MISSING for row in rows):
-        rows = [row[:-1] for row in rows]
-    heads = BENCH_HEADS[: len(rows[0])]
-    caption = "<br>\n".join(bench_captions(groups))
-    return Table(heads, ("lll" + "r" * len(heads))[: len(heads)], rows, caption)
+    groups = _asked(options, folder)
+    rows = [
+        (
+            row["backend"],
+            *place,
+            cell(row["ms_per_image"], ".4g"),
+            cell(row["images_per_second"], ",.0f"),
+            cell(row["ratio"], ".2f"),
+            cell(row["best_ratio"], ".2f"),
+            cell(row["peak_rss_nbytes"] and row["peak_rss_nbytes"] / 1e6, ",.0f"),
+        )
+        for place, group in groups
+        for row in group["rows"]
+    ]
+    heads = "backend | device | precision | batch | ms/image | images/s | / PyTorch | / best peer"
+    align = "lllrrrrr"
+    if any(row[-1] for row in rows):
+        heads, align = f"{heads} | peak MB", f"{align}r"
+    captions = bench_captions(group for _, group in groups)
+    return Table(heads, align, [row[: len(align)] for row in rows], captions)
 
 
-def _asked(options: Mapping[str, str], folder: Path) -> Iterator[tuple[Row, Mapping[str, Any]]]:
-    """The groups that a marker asks for, behind their cells; `UsageError` where there is none."""
-    devices = needed(options, "devices").split(",")
-    precisions = needed(options, "precisions").split(",")
-    batches = [int(batch) for batch in needed(options, "batches").split(",")]
+def _asked(options: Options, folder: Path) -> list[tuple[Row, Data]]:
+    """(device, precision and batch, group) as a marker selects them; `UsageError` for none."""
     network, fusion = options.get("network", "resnet18"), options.get("fusion", "all")
-    found = False
-    for device in devices:
-        groups = record_of(folder, "bench", device)["groups"]
-        for precision in precisions:
-            for batch in batches:
-                group = groups.get(group_name(network, precision, fusion, batch))
-                if group is not None:
-                    found = True
-                    yield (device, precision, str(batch)), group
+
+    def name(precision: str, batch: int) -> str:
+        return group_name(network, precision, fusion, batch)
+
+    found: list[tuple[Row, Data]] = [
+        ((device, precision, str(batch)), group)
+        for device in listed(options, "devices")
+        for precision, batch, group in asked_groups(
+            record_of(folder, "bench", device)["groups"], options, name
+        )
+    ]
     if not found:
         raise UsageError(
-            f"no record of {', '.join(devices)} has a time of {network} in "
-            f"{', '.join(precisions)}, fusion {fusion}, batch {', '.join(map(str, batches))}"
+            f"no record of {', '.join(listed(options, 'devices'))} has a time of {network} in "
+            f"{', '.join(listed(options, 'precisions'))}, fusion {fusion}, batch "
+            f"{', '.join(map(str, batches(options)))}"
         )
+    return found
 
 
-def from_host_table(options: Mapping[str, str], folder: Path) -> Table:
+def from_host_table(options: Options, folder: Path) -> Table:
     """Contenders fed with pixels from host memory, next to their own time on the device.
 
-    Of records that have none, how to make them.
+    Without such rows, the caption names the command that makes them.
     """
-    rows: list[Row] = []
-    captions: dict[str, None] = {}
-    for place, group in _asked(options, folder):
-        for row in group["rows"]:
-            if (fed := row.get("from_host")) is None:
-                continue
-            captions[_from_host_caption(group)] = None
-            rows.append((row["backend"], *place, f"{row['median_ms']:.4g}", *_fed(fed)))
-    missing = "Not measured yet: `r18 bench --from-host --record` does."
-    return Table(FROM_HOST_HEADS, "lll" + "r" * 7, rows, "<br>\n".join(captions) or missing)
+    fed = [
+        (place, group, row, row["from_host"])
+        for place, group in _asked(options, folder)
+        for row in group["rows"]
+        if row.get("from_host") is not None
+    ]
+    rows = [
+        (
+            row["backend"],
+            *place,
+            cell(row["median_ms"], ".4g"),
+            cell(host["median_ms"], ".4g"),
+            cell(host["images_per_second"], ",.0f"),
+            cell(host["share"], ".1%"),
+            cell(host["copy_ms"], ".4g"),
+            cell(host["copy_bytes_per_second"] / 1e9, ".3g"),
+        )
+        for place, _, row, host in fed
+    ]
+    heads = (
+        "backend | device | precision | batch | device-only ms | from host ms | images/s | "
+        "of device-only | copy alone ms | copy GB/s"
+    )
+    captions = [_from_host_caption(group) for _, group, _, _ in fed]
+    missing = ["Not measured yet: `r18 bench --from-host --record` does."]
+    return Table(heads, "lll" + "r" * 7, rows, captions or missing)
 
 
-FROM_HOST_HEADS = (
-    *("backend", "device", "precision", "batch", "device-only ms", "from host ms", "images/s"),
-    *("of device-only", "copy alone ms", "copy GB/s"),
-)
-
-
-def _fed(fed: Mapping[str, Any]) -> Iterator[str]:
-    """The cells of a contender behind its own time."""
-    yield f"{fed['median_ms']:.4g}"
-    yield f"{fed['images_per_second']:,.0f}"
-    yield f"{fed['share']:.1%}"
-    yield f"{fed['copy_ms']:.4g}"
-    yield f"{fed['copy_bytes_per_second'] / 1e9:.3g}"
-
-
-def _from_host_caption(group: Mapping[str, Any]) -> str:
+def _from_host_caption(group: Data) -> str:
     fed = [row["from_host"] for row in group["rows"] if row.get("from_host")]
     spread = max((max(f["runs_ms"]) - min(f["runs_ms"])) / f["median_ms"] for f in fed)
+    counts = sorted(f["batches"] for f in fed)
+    span = " to ".join(dict.fromkeys((f"{counts[0]:,}", f"{counts[-1]:,}")))
     return (
         f"{heading(group, [])}: milliseconds a batch of uint8 pixels, medians of "
-        f"{len(fed[0]['runs_ms'])} stretches of {_span(f['batches'] for f in fed)} batches; the "
-        f"stretches of one program differ by at most {spread:.1%}."
+        f"{len(fed[0]['runs_ms'])} stretches of {span} batches; the stretches of one program "
+        f"differ by at most {spread:.1%}."
     )
 
 
-def _span(counts: Iterable[int]) -> str:
-    known = sorted(counts)
-    return " to ".join(dict.fromkeys((f"{known[0]:,}", f"{known[-1]:,}")))
+def bench_captions(groups: Iterable[Data]) -> list[str]:
+    """The captions of a benchmark's groups: devices, software, dates and numbers of runs.
 
-
-LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
-"""Packages of which a caption tells the version."""
-
-BENCH_HEADS = (
-    "backend",
-    "device",
-    "precision",
-    "batch",
-    "ms/image",
-    "images/s",
-    "/ PyTorch",
-    "/ best peer",
-    "peak MB",
-)
-
-
-def _measured(row: Mapping[str, Any]) -> Iterator[str]:
-    """The cells of a contender behind its batch."""
-    yield f"{row['ms_per_image']:.4g}"
-    yield f"{row['images_per_second']:,.0f}"
-    for ratio in (row["ratio"], row["best_ratio"]):
-        yield MISSING if ratio is None else f"{ratio:.2f}"
-    peak = row["peak_rss_nbytes"]
-    yield MISSING if peak is None else f"{peak / 1e6:,.0f}"
-
-
-def bench_captions(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Of a record's groups: devices, what they were timed with, when, and how often.
-
-    Groups that agree in these share a line, which says by how much the medians of one program's
-    series differ at most: for r18's programs, and for the baselines.
+    Groups that share these share a line, which ends with the largest spread of the medians of one
+    program's series, for r18's programs and for the baselines.
     """
-    rows: dict[str, list[Mapping[str, Any]]] = {}
+    rows: dict[str, list[Data]] = {}
     for group in groups:
         rows.setdefault(_timing(group), []).extend(group["rows"])
     return [f"{how}{_apart(timed)}." for how, timed in rows.items()]
 
 
-def _apart(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The largest difference between medians of series, in words; none with single series."""
+def _apart(rows: Iterable[Data]) -> str:
+    """The largest spreads in words; empty where each contender had a single series."""
     spreads: dict[str, list[float]] = {"r18": [], "baselines": []}
     for row in rows:
         series = row.get("series_ms", [])
@@ -159,8 +156,8 @@ def _apart(rows: Iterable[Mapping[str, Any]]) -> str:
     return f"; medians of single series differ by at most {said}" if said else ""
 
 
-def _timing(group: Mapping[str, Any]) -> str:
-    """A group's words."""
+def _timing(group: Data) -> str:
+    """How a group was timed."""
     versions = group["environment"]["packages"]
     timed = {"torch", *(row["backend"] for row in group["rows"])} & set(versions)
     software = [f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed]
@@ -174,17 +171,17 @@ def _timing(group: Mapping[str, Any]) -> str:
 # -- roofline ----------------------------------------------------------------------------------
 
 
-def roofline_table(options: Mapping[str, str], folder: Path) -> Table:
-    """How far a backend's network is from its floor, in every cell that the record has.
+def roofline_table(options: Options, folder: Path) -> Table:
+    """A backend's network next to its floor and to PyTorch, for every recorded group.
 
-    The floor is the sum over the steps, of those that the program has: with the pooled stem where
-    it pools. It is left out where no rate of the precision was measured.
+    The floor is the sum over the program's steps, with the pooled stem if the program pools. It is
+    left out if no rate of the precision was measured.
     """
     device, backend = needed(options, "device"), options.get("backend", "cupy")
     asked = {"network": options.get("network", "resnet18"), "fusion": options.get("fusion", "all")}
     ceilings = Ceilings.from_record(record_of(folder, CEILINGS, device))
     rows: list[Row] = []
-    groups: list[Mapping[str, Any]] = []
+    groups: list[Data] = []
     for group in in_order(record_of(folder, "bench", device)["groups"]):
         own = next((row for row in group["rows"] if row["backend"] == backend), None)
         if own is None or any(group[key] != value for key, value in asked.items()):
@@ -194,34 +191,32 @@ def roofline_table(options: Mapping[str, str], folder: Path) -> Table:
         if ceilings.has(group["precision"]):
             steps = floors(group, ceilings, pooled=pools(own)).values()
             floor = sum(step.floor_ms for step in steps)
-        rows.append((group["precision"], str(group["batch"]), *_beside(group, own, floor)))
+        rows.append(_next_to_floor(group, own["median_ms"], floor))
     if not rows:
         raise UsageError(f"the record of {device} has no time of '{backend}' for {asked}")
+    heads = (
+        "precision | batch | floor ms | measured ms | measured / floor | best PyTorch ms | "
+        "its mode | PyTorch / r18"
+    )
     captions = [_ceilings_words(ceilings), *bench_captions(groups)]
-    return Table(ROOFLINE_HEADS, "lrrrrrlr", rows, "<br>\n".join(captions))
+    return Table(heads, "lrrrrrlr", rows, captions)
 
 
-ROOFLINE_HEADS = (
-    *("precision", "batch", "floor ms", "measured ms", "measured / floor"),
-    *("best PyTorch ms", "its mode", "PyTorch / r18"),
-)
-
-
-def _beside(group: Mapping[str, Any], own: Mapping[str, Any], floor: float | None) -> Iterator[str]:
-    """The cells behind a batch: a row's median next to its floor and PyTorch's least."""
-    median = own["median_ms"]
-    yield MISSING if floor is None else f"{floor:.4g}"
-    yield f"{median:.4g}"
-    yield MISSING if floor is None else f"{median / floor:.2f}"
-    peers = [row for row in group["rows"] if row["backend"] in TORCH]
-    if not peers:
-        yield from (MISSING,) * 3
-        return
-    best = min(peers, key=lambda row: row["median_ms"])
-    way = TORCH[best["backend"]]
-    yield f"{best['median_ms']:.4g}"
-    yield way.mode + (", channels-last" if way.channels_last else "")
-    yield f"{best['median_ms'] / median:.2f}"
+def _next_to_floor(group: Data, median: float, floor: float | None) -> Row:
+    """A row: a group's median next to its floor and to PyTorch's fastest mode."""
+    torch = [row for row in group["rows"] if row["backend"] in TORCH]
+    best = min(torch, key=lambda row: float(row["median_ms"]), default=None)
+    way = best and TORCH[best["backend"]]
+    return (
+        group["precision"],
+        str(group["batch"]),
+        cell(floor, ".4g"),
+        cell(median, ".4g"),
+        cell(floor and median / floor, ".2f"),
+        cell(best and best["median_ms"], ".4g"),
+        way.mode + (", channels-last" if way.channels_last else "") if way else "",
+        cell(best and best["median_ms"] / median, ".2f"),
+    )
 
 
 def _ceilings_words(ceilings: Ceilings) -> str:
@@ -235,8 +230,8 @@ def _ceilings_words(ceilings: Ceilings) -> str:
 # -- tuned -------------------------------------------------------------------------------------
 
 
-def tuned_table(options: Mapping[str, str], folder: Path) -> Table:
-    """The kernel that a backend's table has for each problem of a network, and how fast it is."""
+def tuned_table(options: Options, folder: Path) -> Table:
+    """The kernel that a backend's tuning table has for each problem of a network, and its time."""
     device, name = needed(options, "device"), needed(options, "precision")
     size, before = needed(options, "batch"), options.get("before")
     if not size.isdecimal() or int(size) < 1:
@@ -250,27 +245,24 @@ def tuned_table(options: Mapping[str, str], folder: Path) -> Table:
         found = now.timing(problem, name)
         if found is None:
             continue
+        took = found.microseconds
         floor = 1e3 * limit(problem, precision_named(name), ceilings).floor_ms
-        cells = [", ".join(steps), f"{floor:.1f}", f"{found.microseconds:.1f}"]
-        cells.append(f"{found.microseconds / floor:.2f}")
+        cells = [", ".join(steps), f"{floor:.1f}", f"{took:.1f}", f"{took / floor:.2f}"]
         if old is not None:
-            then = old.timing(problem, name)
-            cells.append(MISSING if then is None else f"{then.microseconds:.1f}")
-            cells.append(
-                MISSING if then is None else f"{then.microseconds / found.microseconds:.2f}"
-            )
+            older = old.timing(problem, name)
+            then = None if older is None else older.microseconds
+            cells += [cell(then, ".1f"), cell(then and then / took, ".2f")]
         parts = found.kernel.split("/")  # "apart" has no algorithm
         rows.append((*cells, parts[2] if len(parts) > 2 else found.kernel))
     if not rows:
         raise UsageError(f"the table of {device} has no time in {name} at batch {batch}")
-    heads = ["steps", "floor µs", "now µs", "now / floor"]
-    heads += [] if before is None else [f"{before} µs", f"{before} / now"]
-    heads.append("algorithm now")
+    then_heads = "" if before is None else f" | {before} µs | {before} / now"
+    heads = f"steps | floor µs | now µs | now / floor{then_heads} | algorithm now"
     caption = (
         f"{now.device}, {name}, batch {batch}: one launch of many in a graph, as `r18 tune` "
         f"measures; floors by the ceilings of {ceilings.date[:10]}."
     )
-    return Table(heads, "l" + "r" * (len(heads) - 2) + "l", rows, caption)
+    return Table(heads, "l" + "r" * (len(rows[0]) - 2) + "l", rows, [caption])
 
 
 def _tuned(path: Path) -> TuningTable:
@@ -280,9 +272,9 @@ def _tuned(path: Path) -> TuningTable:
 
 
 def _tuned_problems(schedule: Schedule, batch: int) -> Iterator[tuple[Problem, list[str]]]:
-    """What `r18 tune` measures of a network at level `all`, and the steps that each problem is of.
+    """The problems of a network at level `all` that `r18 tune` measures, each with its steps.
 
-    A convolution that may be computed with its max-pooling is there both ways.
+    A convolution that may be fused with its max-pooling appears both ways.
     """
     fused = fuse(schedule, "all")
     pooled = fuse_pool(fused).problems(batch)

@@ -2,66 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from r18.bench.profile_record import group_name as profile_group
+from r18.bench.profile_record import group_name
 from r18.errors import UsageError
-from r18.report.tables.table import MISSING, Row, Table, device_words, heading, needed, record_of
-
-# -- profile -----------------------------------------------------------------------------------
-
-
-def profile_table(options: Mapping[str, str], folder: Path) -> Table:
-    """torchvision's module and the drop-in at each level, by precision and batch.
-
-    CUDA time is shown where there is any, and what an output loses where that was judged.
-    """
-    device, backend = needed(options, "device"), options.get("backend", "cupy")
-    memory = options.get("memory", "contiguous")
-    precisions = needed(options, "precisions").split(",")
-    batches = [int(batch) for batch in needed(options, "batches").split(",")]
-    groups = record_of(folder, "profile", device)["groups"]
-    rows: list[Row] = []
-    captions: dict[str, None] = {}
-    for precision in precisions:
-        for batch in batches:
-            found = groups.get(profile_group(backend, precision, batch, memory == "channels-last"))
-            if found is None:
-                continue
-            captions[profile_caption(found)] = None
-            for row in found["rows"]:
-                head = (row["contender"], precision, str(batch))
-                rows.append((*head, *_profiled(row)))
-    if not rows:
-        raise UsageError(
-            f"the record of {device} has no profile of '{backend}' in {', '.join(precisions)}, "
-            f"batch {', '.join(map(str, batches))}, {memory}"
-        )
-    kept = [at for at in range(len(PROFILE_HEADS)) if any(row[at] != MISSING for row in rows)]
-    rows = [[row[at] for at in kept] for row in rows]
-    heads = [PROFILE_HEADS[at] for at in kept]
-    return Table(heads, ("ll" + "r" * len(heads))[: len(heads)], rows, "<br>\n".join(captions))
-
-
-PROFILE_HEADS = (
-    *("fuse", "precision", "batch", "CPU ms", "/ torchvision", "CUDA ms", "/ torchvision"),
-    "error / allowed",
+from r18.report.tables.table import (
+    Data,
+    Options,
+    Row,
+    Table,
+    asked_groups,
+    cell,
+    device_words,
+    heading,
+    listed,
+    needed,
+    record_of,
 )
 
 
-def _profiled(row: Mapping[str, Any]) -> Iterator[str]:
-    """The cells of a contender behind its batch."""
-    for kind in ("cpu", "cuda"):
-        ms, ratio = row[f"{kind}_ms"], row[f"{kind}_ratio"]
-        yield MISSING if ms is None else f"{ms:.4g}"
-        yield MISSING if ratio is None else f"{ratio:.2f}"
-    yield MISSING if row["loss"] is None else f"{row['loss']:.3f}"
+def profile_table(options: Options, folder: Path) -> Table:
+    """torchvision's module and the drop-in at each level, by precision and batch.
+
+    Columns without any number are left out, such as the CUDA time on a CPU.
+    """
+    device, backend = needed(options, "device"), options.get("backend", "cupy")
+    memory = options.get("memory", "contiguous")
+
+    def name(precision: str, batch: int) -> str:
+        return group_name(backend, precision, batch, memory == "channels-last")
+
+    groups = list(asked_groups(record_of(folder, "profile", device)["groups"], options, name))
+    rows = [
+        (
+            row["contender"],
+            precision,
+            str(batch),
+            cell(row["cpu_ms"], ".4g"),
+            cell(row["cpu_ratio"], ".2f"),
+            cell(row["cuda_ms"], ".4g"),
+            cell(row["cuda_ratio"], ".2f"),
+            cell(row["loss"], ".3f"),
+        )
+        for precision, batch, group in groups
+        for row in group["rows"]
+    ]
+    if not rows:
+        raise UsageError(
+            f"the record of {device} has no profile of '{backend}' in "
+            f"{', '.join(listed(options, 'precisions'))}, batch "
+            f"{', '.join(listed(options, 'batches'))}, {memory}"
+        )
+    heads = (
+        "fuse | precision | batch | CPU ms | / torchvision | CUDA ms | / torchvision | "
+        "error / allowed"
+    )
+    captions = [profile_caption(group) for _, _, group in groups]
+    return Table(heads, "llrrrrrr", rows, captions).without_empty_columns()
 
 
-def profile_caption(group: Mapping[str, Any]) -> str:
-    """Of a record's group: the device, what it was profiled with, when, and how often."""
+def profile_caption(group: Data) -> str:
+    """The caption of a profile: device, software, date and number of runs."""
     torch = f"PyTorch {group['environment']['packages']['torch']}"
     return (
         f"{heading(group, [torch])}: the best of {group['repeat']} profiled runs, weights "
@@ -69,59 +70,50 @@ def profile_caption(group: Mapping[str, Any]) -> str:
     )
 
 
-# -- evaluate ----------------------------------------------------------------------------------
+def evaluate_table(options: Options, folder: Path) -> Table:
+    """Evaluations of a folder of photographs: agreement and speed.
 
-
-def evaluate_table(options: Mapping[str, str], folder: Path) -> Table:
-    """What evaluations of a folder of photographs came to.
-
-    Images a second are those of the process that asked, reading and decoding included; "done
-    before" were kept when the run was interrupted.
+    Images per second are those of the calling process, with reading and decoding; "done before"
+    counts the images kept from an interrupted run.
     """
     images, network = needed(options, "images"), options.get("network", "resnet18")
     asked = options.get("backends")
     rows: list[Row] = []
-    captions: dict[str, None] = {}
-    for device in needed(options, "devices").split(","):
+    captions: list[str] = []
+    for device in listed(options, "devices"):
         for found in record_of(folder, "evaluate", device)["entries"].values():
             if (found["network"], found["folder"]) != (network, images):
                 continue
-            if asked is not None and found["backend"] not in asked.split(","):
-                continue
-            captions[_evaluate_caption(found)] = None
-            rows.append((found["backend"], device, *_evaluated(found)))
+            if asked is None or found["backend"] in asked.split(","):
+                captions.append(f"{device_words(found)}, {found['date'][:10]}.")
+                rows.append((found["backend"], device, *_evaluated(found)))
     if not rows:
         raise UsageError(
             f"no record of {options['devices']} has an evaluation of '{images}'"
             + (f" with {asked}" if asked else "")
         )
-    return Table(EVALUATE_HEADS, "lllrlrrrrrrrrr", rows, "<br>\n".join(captions))
+    heads = (
+        "backend | device | precision | batch | against | images | same class | near ties | "
+        "right | ms/image | speedup | workers | images/s | done before"
+    )
+    return Table(heads, "lllrlrrrrrrrrr", rows, captions)
 
 
-EVALUATE_HEADS = (
-    *("backend", "device", "precision", "batch", "against", "images", "same class", "near ties"),
-    *("right", "ms/image", "speedup", "workers", "images/s", "done before"),
-)
-
-
-def _evaluated(found: Mapping[str, Any]) -> Iterator[str]:
+def _evaluated(found: Data) -> Row:
     """The cells of an evaluation behind its device."""
-    against = found["against"]
-    yield found["precision"]
-    yield str(found["batch"])
-    yield MISSING if against is None else f"{against} {found['against_precision']}"
-    yield f"{found['images']:,}"
-    yield MISSING if not found["compared"] else f"{found['agree_top1']:,}"
-    yield MISSING if not found["compared"] else f"{found['near_ties']:,}"
-    right = found["accuracy"]
-    yield MISSING if right is None else f"{right['top1']:.2%}"
-    for number, form in (("backend_ms", ".4g"), ("speedup", ".2f")):
-        yield MISSING if found[number] is None else f"{found[number]:{form}}"
-    yield MISSING if found["workers"] is None else str(found["workers"])
-    rate = found["images_per_second"]
-    yield MISSING if rate is None else f"{rate:,.0f}"
-    yield f"{found['resumed']:,}" if found["resumed"] else MISSING
-
-
-def _evaluate_caption(found: Mapping[str, Any]) -> str:
-    return f"{device_words(found)}, {found['date'][:10]}."
+    against, right = found["against"], found["accuracy"]
+    compared = bool(found["compared"])
+    return (
+        found["precision"],
+        str(found["batch"]),
+        "" if against is None else f"{against} {found['against_precision']}",
+        f"{found['images']:,}",
+        cell(found["agree_top1"] if compared else None, ","),
+        cell(found["near_ties"] if compared else None, ","),
+        cell(right and right["top1"], ".2%"),
+        cell(found["backend_ms"], ".4g"),
+        cell(found["speedup"], ".2f"),
+        cell(found["workers"], "d"),
+        cell(found["images_per_second"], ",.0f"),
+        cell(found["resumed"] or None, ","),
+    )

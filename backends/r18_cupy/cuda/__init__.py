@@ -1,0 +1,1 @@
+"""From CUDA C++ to a running program: compiler, launches, tensor maps, memory and streams."""

@@ -1,0 +1,80 @@
+// The kernel over the pipeline of gather.cuh, one tile per CTA:
+// 1. The producer warp loads K tiles by TMA.
+// 2. The consumer warpgroups multiply them and accumulate in registers.
+// 3. Epilogue: bias, residual and ReLU, then the output slabs are stored by TMA; with split-K the
+//    CTAs of the cluster first add their accumulators (cluster_split_k.cuh).
+//
+// The including file defines `WarpgroupTile`, a warpgroup's share of the tile, constructed from
+// (tiles, warpgroup):
+// - mainloop(pipeline, count): multiplies `count` K tiles; returns the state of the next stage.
+// - add_bias(p, bias, channel0), add_residual_slab(slab, address).
+// - fill_slabs(tiles, relu): writes the outputs to shared memory, one slab after the other.
+// - store_accumulators(tile), for split-K.
+#pragma once
+#include "hopper/gather.cuh"
+
+#if TILE_PARTS > 1
+#define IN_CLUSTER __cluster_dims__(1, TILE_PARTS, 1)
+#else
+#define IN_CLUSTER
+#endif
+
+// Grid: x, tiles of pixels and, innermost, of channels; y, the splits of K, one cluster. `residual`
+// may be null; its descriptor is then unused. NOTE: it is not __restrict__, or the compiler could
+// read what the previous launch still writes ahead of the wait.
+extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
+conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
+                           const __grid_constant__ TensorMap weight,
+                           const __grid_constant__ TensorMap residual_map,
+                           const __grid_constant__ TensorMap out_map,
+                           const float* __restrict__ bias,
+                           const STORAGE* residual, STORAGE* __restrict__ out,
+                           const ConvShape p, const int k_tiles) {
+  const TensorMaps maps{x, weight, residual_map, out_map};
+  extern __shared__ unsigned char dynamic[];
+  unsigned char* shared = aligned_stages(dynamic);
+  const unsigned tiles = shared_address(shared);
+  const Pipeline pipeline{tiles + TILE_STAGES * STAGE_BYTES, TILE_STAGES};
+  const unsigned channel_tiles = (p.o + TILE_M - 1) / TILE_M;
+  const unsigned pixel0 = blockIdx.x / channel_tiles * TILE_N;
+  const int channel0 = blockIdx.x % channel_tiles * TILE_M;
+  const int first = (int)blockIdx.y * k_tiles / TILE_PARTS;
+  const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
+  const int slabs = TILE_PARTS == 1 && residual ? SLABS : 0;
+
+  prefetch_tensor_maps(weight, x, out_map, residual_map);
+  begin_block(pipeline);
+
+  const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
+  if (warpgroup == WARPGROUPS) {
+    if (lane == 0) produce(maps, p, pipeline, tiles, pixel0, channel0, first, last, slabs);
+  } else {
+    WarpgroupTile warpgroup_tile(tiles, warpgroup);
+    PipelineState state = warpgroup_tile.mainloop(pipeline, last - first);
+#if TILE_PARTS == 1
+    if (bias) warpgroup_tile.add_bias(p, bias, channel0);
+    for (int slab = 0; slab < slabs; ++slab, state.advance(TILE_STAGES)) {
+      mbarrier_wait(pipeline.full(state.stage), state.phase);
+      warpgroup_tile.add_residual_slab(slab, tiles + state.stage * STAGE_BYTES + BYTES_A);
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(pipeline.empty(state.stage));
+    }
+    consumers_barrier();  // all stages have been read; the outputs overwrite them
+    warpgroup_tile.fill_slabs(tiles, p.relu);
+    fence_async_proxy();
+    consumers_barrier();
+    if (threadIdx.x == 0) {
+      wait_for_previous_launch();
+      for (int slab = 0; slab < SLABS; ++slab) {
+        const int channel = channel0 + slab * SLAB_CHANNELS;
+        if (channel < p.o) tma_store(maps.out, channel, (int)pixel0, tiles + slab * BYTES_B);
+      }
+      tma_store_commit();
+      tma_store_wait();
+    }
+#else
+    consumers_barrier();  // all stages have been read; the accumulators overwrite them
+    reduce_split_k(warpgroup_tile, reinterpret_cast<float*>(shared), p, pixel0, channel0, bias, residual, out);
+#endif
+  }
+}

@@ -1,0 +1,55 @@
+"""Direct convolution: one thread per output, a loop over channels and taps."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from r18_numba.kernels.jit import kernel
+from r18_numba.target import numba_cuda
+
+cuda = numba_cuda()
+f32, index = np.float32, np.int64
+
+
+@cache
+def build(storage: Any) -> Any:
+    """The kernel for a storage format.
+
+    x (N, C, H, W), w (O, C, kh, kw), bias (O) float32. count: number of outputs. A tap outside the
+    image counts as +0 times the weight. fused: bit 1 adds the residual, bit 2 applies ReLU.
+    """
+
+    @kernel()
+    def direct_conv(  # type: ignore[no-untyped-def]
+        x, w, bias, residual, out,
+        channels, height, width, outputs, out_height, out_width,
+        kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, count, fused,
+    ):  # fmt: skip
+        for at in range(cuda.grid(1), index(count), cuda.gridsize(1)):
+            line = at // out_width
+            left = (at - line * out_width) * stride_w - pad_w
+            plane = line // out_height
+            top = (line - plane * out_height) * stride_h - pad_h
+            sample = plane // outputs
+            o = plane - sample * outputs
+            total = f32(0)
+            for c in range(channels):
+                for r in range(kernel_h):
+                    source = ((sample * channels + c) * height + top + r) * width + left
+                    tap = ((o * channels + c) * kernel_h + r) * kernel_w
+                    for s in range(kernel_w):
+                        pixel = f32(0)
+                        if top + r >= 0 and top + r < height and left + s >= 0 and left + s < width:
+                            pixel = f32(x[np.uint64(source + s)])
+                        total += f32(w[np.uint64(tap + s)]) * pixel
+            total += bias[np.uint64(o)]
+            if fused & 1:
+                total += f32(residual[np.uint64(at)])
+            if fused & 2 and total <= f32(0):  # not NaN
+                total = f32(0)
+            out[np.uint64(at)] = storage(total)
+
+    return direct_conv

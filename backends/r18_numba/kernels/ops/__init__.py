@@ -1,0 +1,1 @@
+"""The other ops: elementwise kernels, pooling, softmax and linear."""

@@ -1,0 +1,56 @@
+"""Access to the compiled kernels: imports Numba on first use, and runs one kernel at a time."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from r18.errors import BackendUnavailable
+
+NAME = "numba-cpu"
+
+_RUNNING = threading.Lock()
+"""Held while a kernel runs. Each kernel uses all threads, so two at a time would gain nothing. And
+Numba's `workqueue` threading layer, its fallback, aborts the process when two threads enter it."""
+
+
+@cache
+def module(name: str) -> Any:
+    """A module of `r18_numba_cpu.kernels`. Raises `BackendUnavailable` if Numba is missing."""
+    try:
+        return import_module(f"r18_numba_cpu.kernels.{name}")
+    except ImportError as error:
+        raise BackendUnavailable(
+            NAME, f"Numba does not import: {error}", "pip install 'r18[numba]'"
+        ) from error
+
+
+def run(function: Any, *arguments: Any) -> None:
+    """Run a compiled kernel. Kernels index memory themselves, so arrays are passed flat."""
+    flat = [a.reshape(-1) if isinstance(a, np.ndarray) else a for a in arguments]
+    with _RUNNING:
+        function(*flat)
+
+
+def vector() -> Any:
+    return module("vector")
+
+
+def most_threads() -> int:
+    """Numba's threads: NUMBA_NUM_THREADS, or all CPUs. A caller may use fewer."""
+    vector()  # raises if Numba is missing
+    config: Any = import_module("numba.core.config")
+    return int(config.NUMBA_NUM_THREADS)
+
+
+def workers() -> int:
+    """The threads that kernels run on now, as set by `numba.set_num_threads`."""
+    return int(import_module("numba").get_num_threads())
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

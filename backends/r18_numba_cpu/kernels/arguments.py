@@ -1,0 +1,85 @@
+"""The structured arguments of the kernels: named tuples, which Numba passes by value.
+
+They are in this folder because compiled code depends on the order of their fields, and the name of
+the cache folder is a hash over this folder.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ConvShape(NamedTuple):
+    """The extents of a convolution: x (N, C, H, W), out (N, O, OH, OW), and the window."""
+
+    samples: int
+    channels: int
+    height: int
+    width: int
+    outputs: int
+    out_h: int
+    out_w: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    pad_h: int
+    pad_w: int
+
+
+class Epilogue(NamedTuple):
+    """What a convolution does after adding the bias."""
+
+    residual: bool
+    relu: bool
+
+
+class Bands(NamedTuple):
+    """Cache blocking of an implicit GEMM. Workers take one block after another.
+
+    rows:   output rows of a block, which read one band of the padded image.
+    panels: panels of output channels in a block.
+    slot:   elements of scratch for each worker: a register tile and a band.
+    """
+
+    rows: int
+    panels: int
+    slot: int
+
+
+class Tiling(NamedTuple):
+    """Cache blocking of Winograd's F(4×4, 3×3).
+
+    Transformed patches are 36 matrices of `patch_row`-element rows, one row for each tile; sums
+    are 36 matrices of `sum_row`-element rows.
+
+    fused:   each worker runs all three phases on its own chunks; otherwise all workers share each
+             phase of a round.
+    rows, columns: tiles of an image. tiles: tiles of the batch.
+    chunk:   tiles in a chunk, or in a round if not fused.
+    patch_row, sum_row: elements from a row to the next.
+    patch_matrix, sum_matrix: elements from a matrix to the next.
+    slot:    elements of scratch for each worker.
+    """
+
+    fused: bool
+    rows: int
+    columns: int
+    tiles: int
+    chunk: int
+    patch_row: int
+    patch_matrix: int
+    sum_row: int
+    sum_matrix: int
+    slot: int
+
+
+class Depth(NamedTuple):
+    """The K extent of a product: `runs` runs of `length` elements, `stride` elements apart in A.
+
+    In B they follow each other.
+    """
+
+    runs: int
+    length: int
+    stride: int

@@ -1,0 +1,50 @@
+"""Compiler options and the cache on disk. Kernels are compiled for this machine and run nogil."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba.core.config
+from numba import njit
+
+from r18.machine import cache_folder
+
+
+def _folder() -> Path:
+    """The cache folder for the current sources.
+
+    Numba's own check covers only the file of the cached function, not the files of the functions
+    that are compiled into it. So the name of this folder is a hash over all of these modules.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return cache_folder() / "numba-cpu" / digest.hexdigest()[:16]
+
+
+FOLDER = _folder()
+
+
+config: Any = numba.core.config
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """Compile a kernel. Its `prange` loops run on Numba's threads."""
+    return _compiled(function, parallel=True)
+
+
+def function(function: Callable[..., Any]) -> Any:
+    """Compile a function that kernels call. Its code becomes part of each kernel's."""
+    return njit(nogil=True, error_model="numpy", inline="never")(function)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
+    before = config.CACHE_DIR  # NOTE: read when the function is decorated, not when it is compiled
+    config.CACHE_DIR = str(FOLDER)
+    try:
+        return njit(nogil=True, error_model="numpy", cache=True, **options)(function)
+    finally:
+        config.CACHE_DIR = before

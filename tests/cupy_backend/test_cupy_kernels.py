@@ -1,0 +1,139 @@
+"""The CUDA kernels without a GPU: they compile, and their launches fit their functions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from cuda.bindings import nvrtc
+
+from cuda_support import ARCHITECTURES, parameters, waits
+from r18.backend import CompileOptions
+from r18.graph.ops import Problem
+from r18.graph.passes import FUSION_LEVELS
+from r18.graph.schedule import resnet18, tiny
+from r18.runtime.plan import make_plan
+from r18_cupy import Backend
+from r18_cupy.catalogue import all_kernels
+from r18_cupy.cuda.compiler import Entry, compile_entry
+from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
+from r18_cupy.cuda.tensor_map import Im2colMap, MatrixMap, PatchMap
+from r18_cupy.kernel import CudaKernel
+from r18_oracle.generate.problems import schedule_problems
+
+KERNELS = all_kernels()
+ENTRIES = tuple(dict.fromkeys(entry for kernel in KERNELS for entry in kernel.entries()))
+SPILLED = {
+    (
+        "conv2d_implicit_gemm-TILE_M=64-TILE_N=128-TILE_K=8-TILE_TM=8-TILE_TN=8-TILE_STAGES=3-"
+        "TILE_BLOCKED=0",
+        "sm_100",
+    ): 44,
+    (
+        "conv2d_few_channels-TILE_M=224-TILE_N=64-TILE_K=7-TILE_BLOCKS=2-TILE_CHANNELS=4-POOL=0",
+        "sm_120",
+    ): 8,
+}
+"""The only bytes that NVRTC 13.0 spills, on architectures that no tile was tuned for; 13.2 spills
+none there. Everything else spills nothing."""
+
+EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
+
+
+def label(entry: Entry) -> str:
+    return "-".join([entry.symbol, *(f"{name}={value}" for name, value in entry.defines)])
+
+
+def most_spilled(entry: Entry, target: str) -> int:
+    """Bytes, with the NVRTC that is here."""
+    _, *version = nvrtc.nvrtcVersion()
+    return SPILLED.get((label(entry), target), 0) if version == [13, 0] else 0
+
+
+def capability(target: str) -> tuple[int, int]:
+    digits = target.removeprefix("sm_").rstrip("a")
+    return int(digits[:-1]), int(digits[-1])
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=label)
+def test_every_function_compiles_for_every_architecture_that_runs_it(entry: Entry) -> None:
+    minimum = max(k.minimum_capability for k in KERNELS if entry in k.entries())
+    targets = [entry.family] if entry.family else ARCHITECTURES
+    for target in targets:
+        if capability(target) >= minimum:
+            binary = compile_entry(entry, target)
+            assert binary.cubin.startswith(b"\x7fELF")
+            assert binary.resources.registers > 0
+            assert binary.resources.spill_nbytes <= most_spilled(entry, target), (
+                f"{label(entry)} spills on {target}"
+            )
+            # The assembler gives up overlapping products where it does not see through the code.
+            assert "wgmma.mma_async instructions are serialized" not in binary.report
+
+
+def problems(kernel: CudaKernel) -> list[Problem]:
+    """The schedules' problems that the kernel takes, at two batch sizes and every level.
+
+    Softmax and relayouts, which no step of a schedule names, are among them.
+    """
+    found = {
+        problem
+        for network in (tiny(), resnet18())
+        for problem in schedule_problems(network, (1, 5))
+        if kernel.refusal(problem) is None
+    }
+    return sorted(found, key=str)
+
+
+@EACH_KERNEL
+def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
+    """As many arguments as parameters, of their types, with buffers that exist."""
+    taken = problems(kernel)
+    assert taken, "no problem of any schedule"
+    for problem in taken:
+        launches = kernel.launches(problem)
+        assert launches
+        for launch in launches:
+            assert launch.entry in kernel.entries()
+            assert launch.overlaps == waits(launch.entry), launch.entry.symbol
+            check_arguments(launch, problem, kernel.workspace(problem), packed(kernel, problem))
+
+
+def packed(kernel: CudaKernel, problem: Problem) -> int:
+    """How many buffers `prepare` makes, at most; of an op without weights, of its own numbers."""
+    return len(problem.op.weights()) or len(kernel.pack(problem, ()))
+
+
+def check_arguments(launch: GridLaunch, problem: Problem, workspace: int, weights: int) -> None:
+    kinds = parameters(launch.entry)
+    assert len(kinds) == len(launch.arguments), launch.entry.symbol
+    counts = {
+        Role.INPUT: len(problem.inputs),
+        Role.WEIGHT: weights,
+        Role.OUTPUT: 1,
+        Role.WORKSPACE: 1 if workspace else 0,
+    }
+    for kind, argument in zip(kinds, launch.arguments, strict=True):
+        if isinstance(argument, Pointer):
+            assert kind == "pointer"
+            assert argument.index < counts[argument.role], argument
+            assert argument.role is not Role.WORKSPACE or argument.offset < workspace
+        elif isinstance(argument, MatrixMap | PatchMap | Im2colMap):
+            assert kind == "TensorMap"
+            assert argument.pointer.index < counts[argument.pointer.role], argument
+        elif isinstance(argument, np.ndarray):
+            assert isinstance(kind, str)
+            assert kind != "pointer"
+            assert argument.size == 1
+        else:
+            expected = np.uintp if kind == "pointer" else kind
+            assert type(argument) is expected, f"{launch.entry.symbol}: {argument!r} for {kind}"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16x3", "fp16", "bf16"])
+@pytest.mark.parametrize("level", FUSION_LEVELS)
+def test_every_schedule_has_a_plan(precision: str, level: str) -> None:
+    plan = make_plan(Backend(), resnet18(), CompileOptions(3, precision, level))
+    assert all(step.workspace_nbytes >= 0 for step in plan.steps)
+    assert math.prod(plan.tensors[plan.schedule.output].shape) == 3 * 1000

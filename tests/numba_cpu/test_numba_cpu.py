@@ -1,0 +1,444 @@
+"""Numba's CPU kernels at the edges of their vectors, panels, tiles, bands and rounds.
+
+The oracle searches them as it does every kernel; here each edge is crossed on purpose. How work is
+cut up is never to be seen in a result: the same bits come out of every cut, on every number of
+threads.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from r18.backend import Array, CompileOptions, Kernel
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+    Softmax,
+)
+from r18.graph.schedule import resnet18, tiny
+from r18.weights import load_weights
+from r18_numba_cpu import Backend, compiled, conv, implicit_gemm, packing, winograd
+from r18_oracle.check.call import observe
+from r18_oracle.generate.crossings import crossings
+from r18_oracle.generate.inputs import kinds_for, make_case
+from r18_oracle.generate.problems import normalization
+from r18_oracle.judge.verdict import judge
+from support import images, output_of
+
+CHANNELS = (1, 3, 15, 16, 17, 31, 33)
+"""One, few, and around the ends of vectors (16) and panels (32)."""
+
+KERNELS = {kernel.id.removeprefix("numba-cpu/"): kernel for kernel in Backend().kernels()}
+GEMM = KERNELS["conv2d/implicit_gemm/fp32"]
+WINOGRAD = KERNELS["conv2d/winograd_f4x4/fp32"]
+FROM_PLANES = KERNELS["conv2d/implicit_gemm/fp32/from_nchw"]
+CONVS = [GEMM, WINOGRAD, FROM_PLANES]
+OTHERS = [kernel for kernel in KERNELS.values() if kernel.op is not Conv2d]
+
+each_conv = pytest.mark.parametrize("kernel", CONVS, ids=lambda kernel: kernel.id)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    found = Backend()
+    found.probe()
+    return found
+
+
+def conv_problem(
+    channels: int,
+    outputs: int,
+    image: tuple[int, int, int],
+    window: tuple[int, int, int] = (3, 1, 1),
+    *,
+    fused: bool = True,
+) -> Problem:
+    """A convolution of (N, H, W) images by a window of so many pixels, stride and padding."""
+    (n, h, w), (k, s, p) = image, window
+    plain = Conv2d(channels, outputs, (k, k), (s, s), (p, p))
+    shape = (n, channels, h, w)
+    if not fused:
+        return Problem(plain, (shape,))
+    op = replace(plain, bias=True, residual=True, relu=True)
+    return Problem(op, (shape, plain.infer(shape)))
+
+
+def taken(kernel: Kernel, problem: Problem) -> Problem | None:
+    """The problem, without its residual if the kernel takes it only so; None if it does not."""
+    if kernel.refusal(problem) is not None and problem.op.arity == 2:
+        op = replace(problem.op, residual=False)  # type: ignore[type-var]
+        problem = Problem(op, problem.inputs[:1])
+    return problem if kernel.refusal(problem) is None else None
+
+
+def result(
+    backend: Backend, kernel: Kernel, problem: Problem, kind: str = "normal", seed: int = 0
+) -> Array:
+    """The output: right by its derived bound, or of integers to the bit, and in its place."""
+    case = make_case(kernel, problem, kind, seed)
+    seen = observe(backend, kernel, case)
+    assert (seen.trespass, seen.changed, seen.untouched().any()) == (None, None, False)
+    judged = judge(case, kernel.contract, seen.output, exact=kind == "exact")
+    assert judged.ok, f"{kernel.id}: {problem}, {kind}: {judged}"
+    return seen.output
+
+
+# -- edges -------------------------------------------------------------------------------------
+
+
+@each_conv
+def test_every_end_of_a_vector_and_of_a_panel(backend: Backend, kernel: Kernel) -> None:
+    rng = np.random.default_rng(0)
+    for index, (channels, outputs) in enumerate(product(CHANNELS, CHANNELS)):
+        n, h, w = (int(extent) for extent in rng.integers(1, (4, 10, 10)))
+        problem = taken(kernel, conv_problem(channels, outputs, (n, h, w)))
+        assert problem is not None
+        kinds = ("exact", "normal", "edges") if kernel is not WINOGRAD else ("normal", "edges")
+        result(backend, kernel, problem, kinds[index % len(kinds)], seed=index)
+
+
+WINDOWS = ((3, 1, 1), (3, 2, 1), (3, 1, 0), (1, 2, 0), (3, 1, 2), (7, 2, 3))
+"""Pixels, stride and padding."""
+
+
+@each_conv
+def test_every_image_from_one_pixel_to_nine_by_nine(backend: Backend, kernel: Kernel) -> None:
+    for h, w in product(range(1, 10), range(1, 10)):
+        # Windows take turns, or it would take long; Winograd's are every second one.
+        for k, s, p in WINDOWS[0 if kernel is WINOGRAD else (h + w) % 2 :: 2]:
+            if min(h, w) + 2 * p >= k:
+                problem = taken(kernel, conv_problem(5, 3, (2, h, w), (k, s, p)))
+                assert problem is not None
+                result(backend, kernel, problem)
+
+
+@pytest.mark.parametrize("kernel", [GEMM, FROM_PLANES], ids=lambda kernel: kernel.id)
+def test_windows_strides_and_padding_of_unlike_axes(backend: Backend, kernel: Kernel) -> None:
+    for size, stride, padding in (
+        ((1, 5), (2, 1), (0, 2)),
+        ((5, 1), (1, 3), (3, 0)),
+        ((2, 3), (3, 2), (2, 3)),  # padding as wide as the window
+        ((3, 2), (5, 4), (0, 1)),  # pixels never read
+        ((4, 7), (1, 1), (4, 7)),
+    ):
+        op = Conv2d(3, 17, size, stride, padding, bias=True)
+        for h, w in ((1, 1), (4, 7), (7, 4), (6, 33)):
+            if h + 2 * padding[0] >= size[0] and w + 2 * padding[1] >= size[1]:
+                result(backend, kernel, Problem(op, ((2, 3, h, w),)), "exact")
+
+
+def others() -> list[tuple[Kernel, Problem]]:
+    """The problems of all that is no convolution, around their vectors, spans and tiles."""
+
+    def asked(op: type[Op]) -> list[Problem]:
+        images = [(n, c, h, w) for c in CHANNELS for n, h, w in ((1, 1, 1), (2, 3, 5))]
+        rows = [(n, k) for n in (1, 2, 5, 6, 7, 13, 14, 15, 29) for k in (1, 16, 33)]
+        spans = [(1, extent) for extent in (1, 15, 16, 17, 4095, 4096, 4097, 8193)]
+        match op.__name__:
+            case "BatchNorm":
+                return [Problem(BatchNorm(shape[1]), (shape,)) for shape in images]
+            case "ReLU":
+                return [Problem(ReLU(), (shape,)) for shape in (*images, *spans)]
+            case "Add":
+                pairs = [(shape, shape) for shape in (*images, *spans)]
+                return [Problem(Add(relu), pair) for pair in pairs for relu in (False, True)]
+            case "MaxPool2d":
+                pools = (MaxPool2d((3, 3), (2, 2), (1, 1)), MaxPool2d((1, 2), (3, 1), (0, 1)))
+                return [Problem(pool, (shape,)) for pool in pools for shape in images]
+            case "GlobalAvgPool":
+                return [Problem(GlobalAvgPool(), (shape,)) for shape in images]
+            case "Linear":
+                return [Problem(Linear(k, o), ((n, k),)) for n, k in rows for o in (1, 31, 33)]
+            case "Softmax":
+                return [Problem(Softmax(), (shape,)) for shape in rows]
+            case "Normalize":
+                return [Problem(normalization(shape[1]), (shape,)) for shape in images]
+            case "Relayout":
+                ways = product((Layout.NCHW, Layout.NHWC), repeat=2)
+                return [Problem(Relayout(*way), (shape,)) for way in ways for shape in images]
+        raise AssertionError(op)
+
+    return [(kernel, problem) for kernel in OTHERS for problem in asked(kernel.op)]
+
+
+def test_every_end_of_what_is_no_convolution(backend: Backend) -> None:
+    kinds = ("exact", "normal", "edges")
+    for index, (kernel, problem) in enumerate(others()):
+        known = kinds_for(kernel, problem)
+        kind = kinds[index % 3]
+        result(backend, kernel, problem, kind if kind in known else "normal", seed=index)
+
+
+# -- cuts: they decide how fast, never what, is computed ---------------------------------------
+
+
+def bits(backend: Backend, kernel: Kernel, problem: Problem) -> bytes:
+    return result(backend, kernel, problem, "normal").tobytes()
+
+
+@pytest.mark.parametrize("window", [(3, 1, 1), (3, 2, 1), (7, 2, 3), (1, 2, 0)], ids=str)
+@pytest.mark.parametrize("kernel", [GEMM, FROM_PLANES], ids=lambda kernel: kernel.id)
+def test_bands_of_any_height_give_the_same_bits(
+    backend: Backend, kernel: Kernel, window: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = taken(kernel, conv_problem(17, 70, (2, 21, 9), window))
+    assert problem is not None
+    whole = bits(backend, kernel, problem)
+    rows = problem.output[2]
+    assert implicit_gemm.bands(problem, 2).rows == rows
+    seen = set()
+    for nbytes in range(0, 40_000, 1_500):
+        monkeypatch.setattr(implicit_gemm, "BAND_NBYTES", nbytes)
+        cut = implicit_gemm.bands(problem, 2)
+        if (cut.rows, cut.panels) not in seen:
+            seen.add((cut.rows, cut.panels))
+            assert bits(backend, kernel, problem) == whole
+    heights = {height for height, _ in seen}
+    assert 1 in heights
+    assert any(rows % height for height in heights)  # the last band is lower
+
+
+def test_channels_are_shared_out_where_bands_are_few(backend: Backend) -> None:
+    """By the number of threads there are at most; the bits are those of a batch that is not."""
+    one = conv_problem(5, 70, (1, 3, 3))
+    cuts = [implicit_gemm.bands(one, threads).panels for threads in (1, 2, 8)]
+    assert cuts == sorted(cuts, reverse=True)
+    assert cuts[-1] == 1
+    many = conv_problem(5, 70, (64, 3, 3))
+    assert implicit_gemm.bands(many, 2).panels == packing.panels(70)
+    case = make_case(GEMM, many, "normal", 0)
+    whole = observe(backend, GEMM, case).output
+    for index in (0, 63):
+        inputs = tuple(array[index : index + 1] for array in case.inputs)
+        alone = observe(backend, GEMM, replace(case, problem=one, inputs=inputs)).output
+        np.testing.assert_array_equal(alone, whole[index : index + 1])
+
+
+def test_both_orders_of_winograd_and_every_round_give_the_same_bits(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = conv_problem(17, 33, (1, 3, 146))
+    whole = bits(backend, WINOGRAD, problem)
+    tiles = winograd.tiling(problem).tiles
+    assert tiles == 37  # which no chunk divides
+    seen = set()
+    for filters, nbytes in product((winograd.FILTER_NBYTES, 0), (0, 150_000, 300_000, 1 << 20)):
+        monkeypatch.setattr(winograd, "FILTER_NBYTES", filters)
+        for name in ("CACHED_NBYTES", "ROUND_NBYTES"):
+            monkeypatch.setattr(winograd, name, nbytes)
+        cut = winograd.tiling(problem)
+        assert cut.fused == (filters > 0)
+        seen.add((cut.fused, cut.chunk))
+        assert bits(backend, WINOGRAD, problem) == whole
+    for fused in (True, False):
+        chunks = {chunk for found, chunk in seen if found is fused}
+        assert 1 in chunks
+        assert len(chunks) > 2
+    assert (False, tiles) in seen
+
+
+def test_winograds_extra_problems_share_filters_in_one_round_and_in_several() -> None:
+    """Nothing that is drawn has filters so large: the kernel itself names what has."""
+    one, several = (winograd.tiling(road) for road in WINOGRAD.extra_problems)
+    assert not one.fused
+    assert not several.fused
+    assert one.chunk == one.tiles > one.rows > one.columns
+    assert 1 < several.chunk < several.tiles
+    for road in WINOGRAD.extra_problems:
+        height, width = road.inputs[0][2:]
+        assert height != width  # or one could be taken for the other
+    channels, outputs = (
+        WINOGRAD.extra_problems[0].inputs[0][1],
+        WINOGRAD.extra_problems[0].output[1],
+    )
+    assert channels % 16 == 1
+    assert outputs % 32 == 0
+    assert set(WINOGRAD.extra_problems) <= set(crossings(WINOGRAD, 1, 1))
+
+
+def test_winograd_is_planned_where_it_can_pay() -> None:
+    """Not with few channels; and where it pays for some images it pays for more."""
+    for problem in resnet18().problems(1).values():
+        if not isinstance(problem.op, Conv2d):
+            assert conv.fastest(problem) is None
+            continue
+        more = [conv.fastest(_batched(problem, n)) for n in (1, 2, 8, 64)]
+        if problem.op.kernel_size != (3, 3) or problem.op.stride != (1, 1):
+            assert set(more) == {GEMM.id}
+        else:
+            assert more == sorted(more)  # "implicit_gemm" comes before "winograd"
+            assert more[-1] == WINOGRAD.id
+    assert conv.fastest(conv_problem(15, 64, (8, 56, 56))) == GEMM.id
+
+
+def _batched(problem: Problem, samples: int) -> Problem:
+    return Problem(problem.op, tuple((samples, *shape[1:]) for shape in problem.inputs))
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+HELPERS = [Path(__file__).parent, Path(__file__).parents[1]]
+PROGRAM = """
+import hashlib, json, numba
+import numpy as np
+from r18.backend import CompileOptions
+from r18.graph.schedule import tiny
+from r18.weights import load_weights
+from r18_numba_cpu import Backend
+from support import images
+
+backend, network = Backend(), tiny()
+backend.probe()
+"""
+
+
+def test_every_number_of_threads_gives_the_same_bits() -> None:
+    code = f"""{PROGRAM}
+from r18_oracle.check.call import observe
+from r18_oracle.generate.inputs import make_case
+from test_numba_cpu import CONVS, GEMM, conv_problem, others, taken
+
+asked = [(kernel, taken(kernel, conv_problem(17, 70, (2, 13, 9)))) for kernel in CONVS]
+asked.append((GEMM, conv_problem(17, 200, (1, 5, 5))))
+asked += others()[::7]
+found = {{}}
+for threads in (1, 2, 3, 4):
+    numba.set_num_threads(threads)
+    digest = hashlib.sha256()
+    for kernel, problem in asked:
+        digest.update(observe(backend, kernel, make_case(kernel, problem, "normal", 0)).output)
+    found[threads] = digest.hexdigest()
+print(json.dumps(found))
+"""
+    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
+    assert list(found) == ["1", "2", "3", "4"]
+    assert len(set(found.values())) == 1
+
+
+def test_two_threads_may_run_two_programs_at_once(backend: Backend) -> None:
+    network, rounds = tiny(), 5
+    x = images(network, 4)
+    options = CompileOptions(batch=4)
+    programs = [
+        backend.compile(network, load_weights(f"synthetic:{seed}", network), options)
+        for seed in (0, 1)
+    ]
+    expected = [program(x) for program in programs]
+    assert not np.array_equal(expected[0], expected[1])
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(program, x) for _ in range(rounds) for program in programs]
+        for index, run in enumerate(runs):
+            np.testing.assert_array_equal(run.result(), expected[index % 2])
+
+
+def test_threads_that_numbas_own_pool_could_not_bear_take_turns() -> None:
+    """Numba's `workqueue`, which it uses where it finds no better, ends the process if two call."""
+    code = f"""{PROGRAM}
+import threading
+weights = load_weights("synthetic", network)
+program = backend.compile(network, weights, CompileOptions(batch=2))
+other = backend.compile(network, weights, CompileOptions(batch=2))
+x = images(network, 2)
+expected, wrong, begin = program(x), [], threading.Barrier(2)
+
+def work(mine):
+    begin.wait()
+    for _ in range(20):
+        if not np.array_equal(mine(x), expected):
+            wrong.append(1)
+
+threads = [threading.Thread(target=work, args=(one,)) for one in (program, other)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(numba.threading_layer(), len(wrong))
+"""
+    env = {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
+    assert output_of(code, path=HELPERS, env=env).split() == ["workqueue", "0"]
+
+
+# -- compiled code -----------------------------------------------------------------------------
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    code = """
+import json, numpy as np
+from r18.runtime.launch import run_kernel
+from r18.graph.ops import Problem, ReLU
+from r18_numba_cpu import Backend, compiled
+backend = Backend()
+(kernel,) = (k for k in backend.kernels() if k.op is ReLU)
+out = run_kernel(backend, kernel, Problem(ReLU(), ((1, 17),)), np.arange(17)[None] - 8.0)
+stats = compiled.module("others").rectify.stats
+counts = [sum(found.values()) for found in (stats.cache_hits, stats.cache_misses)]
+print(json.dumps([out.sum().item(), *counts]))
+"""
+
+    def run() -> tuple[list[float], dict[str, int]]:
+        said = json.loads(output_of(code, env={"R18_CACHE": str(tmp_path)}))
+        files = (path for path in tmp_path.rglob("*") if path.is_file())
+        return said, {str(path): path.stat().st_mtime_ns for path in files}
+
+    (total, hits, misses), written = run()
+    assert (total, hits, misses) == (36.0, 0, 1)
+    (folder,) = (tmp_path / "numba-cpu").iterdir()
+    assert {Path(path).suffix for path in written} == {".nbc", ".nbi"}
+    assert all(Path(path).is_relative_to(folder) for path in written)
+    assert run() == ([36.0, 1, 0], written)
+
+
+def test_changed_sources_are_compiled_into_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    """Numba looks at a function's own file, and not at those that it takes code from."""
+    jit = compiled.module("jit")
+    for path in Path(jit.__file__).parent.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
+    assert jit._folder() == jit.FOLDER
+    with (tmp_path / "vector.py").open("a") as stream:
+        stream.write("# changed\n")
+    assert jit._folder() != jit.FOLDER
+    assert jit._folder().parent == jit.FOLDER.parent
+
+
+def test_importing_it_and_listing_its_kernels_imports_no_numba() -> None:
+    code = """
+import sys
+from r18_numba_cpu import Backend
+print(len(Backend().kernels()), "numba" in sys.modules)
+"""
+    assert output_of(code).split() == [str(len(KERNELS)), "False"]
+
+
+def test_without_numba_it_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["numba"] = None
+from r18.errors import BackendUnavailable
+from r18.backend.registry import get_backend
+try:
+    get_backend("numba-cpu")
+except BackendUnavailable as error:
+    print(error.name, error.cause, error.remedy, sep="|")
+"""
+    assert output_of(code) == (
+        "numba-cpu|Numba does not import: import of numba halted; None in sys.modules|"
+        "pip install 'r18[numba]'"
+    )

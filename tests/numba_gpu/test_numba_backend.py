@@ -1,0 +1,584 @@
+"""Numba's CUDA backend: on a GPU where there is one, else in its simulator.
+
+What kernels do to values is for `r18 verify`; here is what that cannot reach in the simulator: the
+tiles of a GPU, which one is chosen, graphs, and how the simulator comes to be used.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import r18_numba
+from commands import r18
+from r18.backend import Array, CompileOptions, DeviceInfo
+from r18.backend.registry import Listing, load_backend
+from r18.graph.ops import Conv2d, Linear, Problem
+from r18.graph.precision import FP16, FP32, Precision
+from r18.graph.schedule import resnet18
+from r18.runtime.launch import run_kernel
+from r18.runtime.plan import make_plan
+from r18_numba.catalogue import all_kernels, filling, simulated_kernels
+from r18_numba.conv import MOST_EXTENT, DirectConv, ImplicitGemm, Winograd
+from r18_numba.kernel import DEVICE, SOURCES, NumbaKernel
+from r18_numba.others import LINEAR_TILES, LinearKernel
+from r18_numba.tile import LARGE, SMALL, TILES, TINY, WIDE, Tile
+from r18_oracle.generate.corners import corners
+from r18_oracle.judge.reference import reference
+from r18_oracle.search import records as evidence
+from r18_oracle.search.profiles import profile
+from r18_oracle.search.verify import Request, Verification, suited
+from support import output_of, run_python
+
+SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
+IGNORED = shutil.ignore_patterns("__pycache__")
+
+
+@pytest.fixture(scope="module")
+def backend() -> r18_numba.Backend:
+    found = r18_numba.Backend()
+    found.probe()
+    return found
+
+
+# -- where it runs -----------------------------------------------------------------------------
+
+
+def test_importing_it_and_listing_its_kernels_imports_no_numba() -> None:
+    code = """
+import sys, r18_numba
+print(len(r18_numba.Backend().kernels()), "numba" in sys.modules)
+"""
+    assert output_of(code).split() == [str(len(all_kernels())), "False"]
+
+
+@pytest.mark.parametrize("before", ["", "import numba"])
+def test_the_simulator_is_used_when_it_is_asked_for_and_says_so(before: str) -> None:
+    """Also by a process that has imported Numba for something else."""
+    code = f"""
+{before}
+import r18_numba
+backend = r18_numba.Backend()
+device = backend.probe()
+print(device, device.simulated, len(backend.kernels()), sep="|")
+"""
+    said = output_of(code, env=SIMULATED).strip()
+    assert said == f"CUDA simulator (no GPU)|True|{len(simulated_kernels())}"
+
+
+def test_without_a_gpu_the_simulator_is_chosen_though_numba_was_imported_before() -> None:
+    code = """
+import numba
+from r18_numba import target
+target.gpu_count = lambda: 0
+import r18_numba
+print(r18_numba.Backend().probe())
+"""
+    assert output_of(code).strip() == "CUDA simulator (no GPU)"
+
+
+def test_a_gpu_that_is_not_there_is_told_with_the_remedy() -> None:
+    code = """
+from numba import cuda
+from r18.errors import BackendUnavailable
+from r18_numba import target
+target.gpu_count = lambda: 0
+import r18_numba
+try:
+    r18_numba.Backend().probe()
+except BackendUnavailable as error:
+    print(error.cause, error.remedy, sep="|")
+"""
+    assert output_of(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).strip() == (
+        "there is no GPU, and numba.cuda was imported before its simulator could be chosen|"
+        "Set NUMBA_ENABLE_CUDASIM=1 in the environment."
+    )
+
+
+def test_a_simulated_device_is_asked_for_the_tiny_network_and_small_problems() -> None:
+    asked = Request(profile("thorough"))
+    assert suited(asked, DeviceInfo("cuda", "a GPU")) is asked
+    given = suited(asked, DeviceInfo("cuda", "none", simulated=True))
+    assert (given.network, given.profile.batches, given.profile.whole) == ("tiny", (1,), False)
+    assert given.profile.max_macs < asked.profile.max_macs
+    assert given == replace(asked, network="tiny", profile=given.profile)
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+def integers(problem: Problem) -> list[np.ndarray[Any, Any]]:
+    """Inputs and weights of which every sum is exact, in any order: the result is then equal."""
+    rng = np.random.default_rng(0)
+    shapes = [*problem.inputs, *(spec.shape for spec in problem.op.weights())]
+    # Winograd's filters divide by 4.
+    return [rng.integers(-3, 4, shape) * (4.0 if len(shape) == 4 else 1.0) for shape in shapes]
+
+
+def run_exactly(backend: r18_numba.Backend, kernel: NumbaKernel, problem: Problem) -> None:
+    arrays = integers(problem)
+    arity = problem.op.arity
+    expected = reference(problem, tuple(arrays[:arity]), tuple(arrays[arity:]))
+    np.testing.assert_array_equal(run_kernel(backend, kernel, problem, *arrays), expected)
+
+
+@pytest.mark.parametrize(
+    ("tile", "outputs", "width"), [(LARGE, 100, 13), (WIDE, 65, 7), (SMALL, 33, 13)], ids=str
+)
+def test_the_tiles_of_a_gpu_multiply_exactly_with_ragged_edges(
+    backend: r18_numba.Backend, tile: Tile, outputs: int, width: int
+) -> None:
+    """They are too slow for the simulator's campaigns: one problem, several blocks, all exact."""
+    plain = Conv2d(1, outputs, (3, 3), (1, 1), (1, 1), bias=True, relu=True)
+    assert not ImplicitGemm(FP32, tile).simulates
+    run_exactly(backend, ImplicitGemm(FP32, tile), Problem(plain, ((1, 1, 10, width),)))
+
+
+def test_a_winograd_tile_of_a_gpu_multiplies_exactly(backend: r18_numba.Backend) -> None:
+    op = Conv2d(3, 33, (3, 3), (1, 1), (0, 2), bias=True, residual=True)
+    shape = (2, 3, 7, 4)
+    output = replace(op, residual=False).infer(shape)
+    run_exactly(backend, Winograd(FP32, SMALL), Problem(op, (shape, output)))
+
+
+@pytest.mark.parametrize("tile", LINEAR_TILES, ids=str)
+def test_linear_is_exact_across_tiles(backend: r18_numba.Backend, tile: tuple[int, int]) -> None:
+    run_exactly(backend, LinearKernel(FP32, *tile), Problem(Linear(37, 17), ((3, 37),)))
+
+
+@pytest.mark.parametrize("precision", [FP32, FP16], ids=str)
+def test_phases_of_winograd_are_traced(backend: r18_numba.Backend, precision: Precision) -> None:
+    from r18.backend import Launch, prepare_weights
+
+    problem = Problem(Conv2d(1, 1, (3, 3)), ((1, 1, 3, 3),))
+    kernel, memory, stream = Winograd(precision, TINY), backend.memory, backend.stream()
+    launch = Launch(
+        kernel,
+        problem,
+        (memory.empty(9 * precision.dtype.itemsize),),
+        prepare_weights(kernel, problem, ["weight"], [np.ones((1, 1, 3, 3))]),
+        memory.empty(precision.dtype.itemsize),
+        memory.empty(kernel.workspace(problem)),
+    )
+    memory.fill(launch.inputs[0], 0)
+    with stream.trace() as phases:
+        launch.enqueue(stream)
+    stream.synchronize()
+    assert [phase for phase, _ in phases] == ["input transform", "sums", "output transform"]
+    assert phases[2][1].milliseconds_since(phases[0][1]) >= 0
+
+
+# -- the simulator -----------------------------------------------------------------------------
+
+
+def simulate(backend: r18_numba.Backend, name: str, out: Array, *arguments: int) -> Array:
+    """What a kernel of `simulated` leaves in an array: as many blocks as the array has rows."""
+    import simulated
+
+    buffer = backend.memory.empty(out.nbytes)
+    backend.memory.upload(out, buffer)
+    grid, block = (len(out), 1, 1), (simulated.THREADS, 1, 1)
+    stream = backend.stream()
+    stream.launch(  # type: ignore[attr-defined]
+        getattr(simulated, name), grid, block, buffer.as_array(out.dtype.type), *arguments
+    )
+    stream.synchronize()
+    found: Array = backend.memory.download(buffer, out.shape, out.dtype)
+    return found
+
+
+def test_threads_of_a_simulated_block_take_turns_in_a_known_order(
+    backend: r18_numba.Backend,
+) -> None:
+    """Forwards to the first barrier, backwards to the next; odd blocks the other way around."""
+    found = simulate(backend, "noting", np.zeros((2, 13), np.int32)).ravel()
+    assert found[0] == 24
+    forwards, backwards = [0, 1, 2, 3], [3, 2, 1, 0]
+    assert found[1:13].tolist() == [*forwards, *backwards, *forwards]
+    assert found[13:25].tolist() == [*backwards, *forwards, *backwards]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_missing_barrier_shows_in_every_run(backend: r18_numba.Backend, step: int) -> None:
+    """Whichever way the threads look, some look too early, and find NaN."""
+    right = (np.arange(4) + step) % 4
+    nothing = np.zeros((2, 4), np.float32)
+    np.testing.assert_array_equal(
+        simulate(backend, "passing_on", nothing, step, 1), np.stack([right, right])
+    )
+    runs = [simulate(backend, "passing_on", nothing, step, 0) for _ in range(3)]
+    assert all(np.isnan(run).any(axis=1).all() for run in runs)
+    assert len({run.tobytes() for run in runs}) == 1
+
+
+def test_a_barrier_does_not_wait_for_threads_that_are_done(backend: r18_numba.Backend) -> None:
+    found = simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))
+    assert found.tolist() == [[6, 1, 2, 3]]
+
+
+def test_memory_of_a_simulated_block_is_new_and_holds_no_number(
+    backend: r18_numba.Backend,
+) -> None:
+    found = simulate(backend, "unwritten", np.zeros((3, 2), np.float32))
+    assert np.isnan(found[:, 0]).all()
+    assert (found[:, 1] == -1).all()
+
+
+def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
+    backend: r18_numba.Backend,
+) -> None:
+    before = threading.enumerate()
+    with pytest.raises(ZeroDivisionError, match=r"tid=\[1, 0, 0\] ctaid=\[0, 0, 0\]: on purpose"):
+        simulate(backend, "failing", np.zeros((1, 1), np.float32))
+    assert threading.enumerate() == before
+    assert simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))[0, 0] == 6
+
+
+# -- the oracle, in the simulator --------------------------------------------------------------
+
+
+def test_the_quick_profile_finds_nothing_on_any_simulated_kernel() -> None:
+    """By the command, with all that it asks of a simulated device."""
+    done = r18("verify", "--backend", "numba", "--profile", "quick", "--json")
+    assert done.code == 0, done.out + done.err
+    data = json.loads(done.out)
+    (found,) = data["backends"]
+    assert (found["device"]["name"], found["left_out"]) == ("CUDA simulator (no GPU)", "")
+    assert [kernel["kernel"] for kernel in found["kernels"]] == [k.id for k in simulated_kernels()]
+    for kernel in found["kernels"]:
+        assert (kernel["verdict"], kernel["network_problems"] > 0) == ("ok", True), kernel
+        assert kernel["problems"] > kernel["network_problems"]
+        assert kernel["checks"]["repeatability"] >= kernel["problems"] - kernel["network_problems"]
+    runs = [(run["network"], run["precision"], run["ok"]) for run in found["checkpoints"]]
+    assert runs == [("tiny", "fp32", True), ("tiny", "fp16", True)]
+
+
+def test_among_all_backends_a_simulated_one_compares_the_network_alone(
+    backend: r18_numba.Backend, tmp_path: Path
+) -> None:
+    """And says so; and what it ran in software is no record."""
+    line = Listing("numba", "r18", backend.probe())
+    page, junit, records = (tmp_path / name for name in ("page.html", "junit.xml", "records"))
+    with patch("r18.backend.registry.survey", lambda: [line]):
+        done = r18(
+            *("verify", "--precision", "fp16", "--html", page, "--junit", junit),
+            *("--record", "--records", records),
+        )
+    assert done.code == 0, done.out + done.err
+    lines = done.out.splitlines()
+    assert lines[0] == (
+        "numba: CUDA simulator (no GPU): the network 'tiny' only; its kernels with --backend numba"
+    )
+    assert any(line.startswith("tiny on numba in fp16, fusion 'all', ") for line in lines)
+    assert any(
+        line.startswith("numba: 0 kernels on 0 problems and 1 network in ") for line in lines
+    )
+    assert lines[-1] == "numba: not recorded: CUDA simulator (no GPU) is simulated"
+    assert not records.exists()
+    assert "numba/program/all/fp16" in junit.read_text()
+    assert "numba" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "searched"),
+    [((), False), (("--kernels", "numba/relu/*"), True), (("--backend", "numba"), True)],
+)
+def test_simulated_kernels_are_searched_when_they_are_asked_for(
+    arguments: tuple[str, ...], searched: bool, backend: r18_numba.Backend
+) -> None:
+    asked: list[Request] = []
+
+    def verify(backends: object, request: Request, **options: object) -> Verification:
+        asked.append(request)
+        return Verification(request, [])
+
+    line = Listing("numba", "r18", backend.probe())
+    with (
+        patch("r18.backend.registry.survey", lambda: [line]),
+        patch("r18_oracle.search.verify.verify", verify),
+    ):
+        r18("verify", *arguments)
+    assert [request.simulated_kernels for request in asked] == [searched]
+
+
+# -- what a GPU compiles -----------------------------------------------------------------------
+
+
+def test_every_kernel_compiles_for_a_gpu_and_keeps_its_arrays_in_registers() -> None:
+    """The simulator takes any Python: types that Numba cannot infer show only here."""
+    if not libnvvm():
+        pytest.skip("no libnvvm: pip install 'numba-cuda[cu13]' brings it")
+    code = """
+from types import SimpleNamespace
+import numpy as np
+from r18_numba import target
+target.gpu_count = lambda: 1  # so that it is not the simulator that is chosen
+from r18_numba.catalogue import all_kernels
+from r18_oracle.generate.corners import corners
+from r18_oracle.generate.crossings import crossings
+cuda = target.numba_cuda()
+from numba.cuda import dispatcher, types
+from numba.cuda.np import numpy_support
+dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(7, 5))
+launched = {}
+
+class Launches:
+    def launch(self, function, grid, block, *arguments, phase=""):
+        launched[function] = arguments
+
+class Hosted:
+    def __init__(self, problem, storage):
+        given = np.uint8 if problem.op.name == "normalize" else storage
+        self.inputs = [np.empty(1, given) for _ in problem.inputs]
+        self.out, self.storage = np.empty(1, storage), storage
+    def weight(self, place, dtype=None):
+        return np.empty(1, dtype or self.storage)
+    def scratch(self, *sizes):
+        return [np.empty(1, np.float32) for _ in sizes]
+
+def type_of(argument):
+    if isinstance(argument, np.ndarray):
+        return types.Array(numpy_support.from_dtype(argument.dtype), 1, "C")
+    return types.int32
+
+for kernel in all_kernels():
+    known = (*corners(kernel.op, 4096, 400_000), *crossings(kernel, 4096, 400_000))
+    problem = next(p for p in known if kernel.refusal(p) is None)
+    kernel.launch(problem, Hosted(problem, kernel.storage), Launches())
+for function, arguments in launched.items():
+    signature = tuple(map(type_of, arguments))
+    code, _ = cuda.compile(function.py_func, signature, device=False, cc=(7, 5), abi="numba")
+    print(function.py_func.__name__, ".target sm_75" in code, ".local" in code)
+"""
+    rows = [
+        line.split() for line in output_of(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).splitlines()
+    ]
+    assert {row[0] for row in rows} >= {
+        *("direct_conv", "implicit_gemm", "winograd_input", "winograd_sums", "winograd_output"),
+        *("tiled_linear", "batchnorm", "relu", "add", "maxpool", "gap", "softmax", "normalize"),
+    }
+    assert {tuple(row[1:]) for row in rows} == {("True", "False")}
+
+
+def libnvvm() -> bool:
+    code = "from numba.cuda.cudadrv.nvvm import NVVM; NVVM()"
+    return run_python(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).returncode == 0
+
+
+# -- what a record knows a kernel by -----------------------------------------------------------
+
+
+def test_a_kernel_is_known_by_the_modules_that_it_is_made_of() -> None:
+    kernel = ImplicitGemm(FP32, LARGE)
+    assert kernel.digest is not None
+    assert not kernel.targets
+    names = {
+        type(k): sorted(path.name for path in k.source_files)
+        for k in all_kernels()
+        if k.source_files
+    }
+    assert len(names) == len({type(k) for k in all_kernels()})
+    assert names[ImplicitGemm] == ["implicit_gemm.py", "jit.py", "tile_product.py"]
+    assert names[Winograd] == ["jit.py", "tile_product.py", "winograd.py"]
+    assert names[DirectConv] == ["direct.py", "jit.py"]
+    host = [path.name for path in SOURCES.files(ImplicitGemm) if not path.is_relative_to(DEVICE)]
+    assert host == ["conv.py", "kernel.py", "tile.py"]
+    digests = [k.digest for k in all_kernels()]
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize(
+    ("module", "stale"),
+    [
+        ("kernels/conv/tile_product.py", {"conv2d/implicit_gemm", "conv2d/winograd_f2x2"}),
+        ("kernels/ops/pooling.py", {"gap/tree", "maxpool2d/direct"}),
+        ("conv.py", {"conv2d/implicit_gemm", "conv2d/winograd_f2x2", "conv2d/direct"}),
+        ("device.py", set()),
+    ],
+)
+def test_a_changed_module_makes_the_kernels_stale_that_it_is_part_of(
+    module: str, stale: set[str], tmp_path: Path
+) -> None:
+    """In a copy of the package; what a GPU verified is recorded before the change."""
+    package = tmp_path / "r18_numba"
+    shutil.copytree(Path(r18_numba.__file__).parent, package, ignore=IGNORED)
+    code = """
+import json, r18_numba
+print(r18_numba.__file__)
+print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
+"""
+    file, before = output_of(code, path=[tmp_path]).splitlines()
+    assert Path(file).parent == package
+    assert json.loads(before) == {k.id: k.digest for k in all_kernels()}
+    with (package / module).open("a") as stream:
+        stream.write("CHANGED = True\n")
+    _, after = output_of(code, path=[tmp_path]).splitlines()
+    entries = {
+        name: {"verified": True, "digest": digest, "findings": []}
+        for name, digest in json.loads(after).items()
+    }
+    reasons = evidence.stale(load_backend("numba"), all_kernels(), [{"kernels": entries}])
+    assert set(reasons.values()) <= {"has changed since it was verified"}
+    by_id = {kernel.id: kernel for kernel in all_kernels()}
+    found = {f"{by_id[name].op.name}/{by_id[name].algorithm}" for name in reasons}
+    assert found == stale
+
+
+# -- refusals and choices ----------------------------------------------------------------------
+
+
+def test_refusals_say_why() -> None:
+    def said(kernel: NumbaKernel, op: Conv2d, *shape: int) -> str | None:
+        return kernel.refusal(Problem(op, (shape,)))
+
+    same = Conv2d(3, 8, (3, 3), (1, 1), (1, 1))
+    assert said(ImplicitGemm(FP32, LARGE), same, 1, 3, 8, 8) is None
+    assert said(ImplicitGemm(FP32, LARGE), same, 1, 3, MOST_EXTENT - 2, 1) is None
+    assert said(ImplicitGemm(FP32, LARGE), same, 1, 3, MOST_EXTENT - 1, 1) == (
+        "an extent of the padded image is more than 32,767"
+    )
+    assert said(DirectConv(FP32), same, 1, 3, MOST_EXTENT, 1) is None
+    strided = replace(same, stride=(2, 1))
+    assert said(Winograd(FP32, LARGE), strided, 1, 3, 8, 8) == "takes 3×3 windows of stride 1 only"
+    assert said(DirectConv(FP32), same, 2**20, 3, 32, 32) == (
+        "a tensor has more than 2,147,483,647 elements"
+    )
+    assert said(Winograd(FP32, LARGE), same, 2**16, 3, 64, 16) == (
+        "its patches or products have more than 2,147,483,647 elements"
+    )
+    assert LinearKernel(FP32, 16, 32).refusal(Problem(same, ((1, 3, 8, 8),))) == (
+        "computes linear, not conv2d"
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Tile(100, 128, 8, 8, 8),
+        lambda: Tile(64, 60, 8, 8, 6),
+        lambda: Tile(8, 128, 8, 8, 8),
+        lambda: Tile(128, 128, 64, 8, 8),
+    ],
+)
+def test_a_tile_that_cannot_be_is_refused(wrong: Callable[[], Tile]) -> None:
+    with pytest.raises(ValueError, match=r"^m\d+n\d+k\d+: "):
+        wrong()
+
+
+def test_the_simulators_tile_is_shaped_as_those_of_a_gpu() -> None:
+    """What is one in it is multiplied away, and would go unseen in the simulator."""
+    assert TINY.rows // TINY.row_vector > 1
+    assert TINY.columns // TINY.column_vector > 1
+    assert TINY.row_vector > 1
+    assert TINY.row_step > 1
+    assert TINY.k // TINY.row_step > 2
+    assert TINY.m != TINY.n
+    # Mutants that take one for the other are judged equivalent while this holds.
+    assert all(tile.rows == tile.columns for tile in TILES)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_a_gpu_is_given_tiles_of_whole_warps(batch: int, precision: str) -> None:
+    by_id = {kernel.id: kernel for kernel in all_kernels()}
+    for name, problem in resnet18().problems(batch).items():
+        chosen = filling(problem, precision, multiprocessors=132)
+        if not isinstance(problem.op, Conv2d):
+            assert chosen is None
+            continue
+        kernel = by_id[chosen or ""]
+        assert isinstance(kernel, ImplicitGemm | Winograd), name
+        assert kernel.tile in TILES
+        assert kernel.tile is not TINY, name
+        assert kernel.precision.name == precision
+        assert kernel.refusal(problem) is None
+        stride_1 = problem.op.kernel_size == (3, 3) and problem.op.stride == (1, 1)
+        assert isinstance(kernel, Winograd) == stride_1, name
+
+
+def test_every_corner_has_a_kernel_in_either_world() -> None:
+    for kernels in (all_kernels(), simulated_kernels()):
+        for op in {kernel.op for kernel in kernels}:
+            for problem in corners(op, 4096, 400_000):
+                assert any(kernel.refusal(problem) is None for kernel in kernels), str(problem)
+
+
+def test_a_plan_of_resnet18_needs_no_device() -> None:
+    plan = make_plan(r18_numba.Backend(), resnet18(), CompileOptions(batch=64))
+    assert plan.kernel_ids()["layer1.0.conv1"].startswith("numba/conv2d/")
+
+
+# -- graphs ------------------------------------------------------------------------------------
+
+
+class Driver:
+    """Stands in for `cuda.bindings.driver`: notes the calls, and refuses one by name."""
+
+    class CUresult:
+        CUDA_SUCCESS = 0
+
+    class CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_RELAXED = 2
+
+    CUstream = staticmethod(int)
+
+    def __init__(self, refuses: str = "") -> None:
+        self.calls: list[str] = []
+        self.refuses = refuses
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            self.calls.append(name)
+            return (int(name == self.refuses), name)
+
+        return call
+
+
+CAPTURE = ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
+
+
+def test_a_graph_captures_once_and_launches_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from r18_numba import graph
+
+    driver, worked = Driver(), []
+    monkeypatch.setattr(graph, "driver", driver)
+    captured = graph.Graph(7, lambda: worked.append(list(driver.calls)))
+    assert worked == [["cuStreamBeginCapture"]]
+    assert driver.calls == CAPTURE
+    captured.launch()
+    captured.launch()
+    del captured
+    assert driver.calls == [*CAPTURE, "cuGraphLaunch", "cuGraphLaunch", "cuGraphExecDestroy"]
+
+
+@pytest.mark.parametrize("refused", CAPTURE[:3])
+def test_a_driver_that_refuses_to_capture_is_told(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from r18_numba import graph
+
+    driver = Driver(refused)
+    monkeypatch.setattr(graph, "driver", driver)
+    with pytest.raises(graph.GraphError, match="the CUDA driver answered 1"):
+        graph.Graph(7, lambda: None)
+    assert ("cuStreamEndCapture" in driver.calls) == (refused != "cuStreamBeginCapture")
+    assert ("cuGraphDestroy" in driver.calls) == (refused == "cuGraphInstantiate")
+
+
+def test_a_capture_that_raises_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from r18_numba import graph
+
+    driver = Driver()
+    monkeypatch.setattr(graph, "driver", driver)
+    with pytest.raises(ZeroDivisionError):
+        graph.Graph(7, lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert driver.calls == CAPTURE[:2]
