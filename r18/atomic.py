@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all.
 
-What is written goes to a hidden sibling of its target first, is flushed to the disk, and then
-renamed. An error, or Ctrl-C, removes the sibling and leaves the target as it was; after a crash
-of the machine a sibling named `.TARGET.….tmp` may stay behind, which nothing reads.
+Contents are written to a hidden sibling of the target, flushed to the disk, and then renamed. An
+error, or Ctrl-C, removes the sibling and leaves the target as it was. After a crash of the machine
+a sibling named `.TARGET.….tmp` may stay; nothing reads it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def new_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     An empty folder may be there already. With `overwrite` any folder may: it is renamed away, put
     back when the new one cannot take its place, and deleted afterwards, so that at every moment
     the old or the new one is on the disk whole; what may be deleted is the caller's to decide.
-    Folders above it are made. Raises `OSError`, also when `target` has appeared meanwhile.
+    Folders above it are made. Raises `OSError`, also when `target` has appeared in the meantime.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _sibling(target)

@@ -21,7 +21,7 @@ Batch = Sequence[Item]
 def decoded(
     batches: Iterable[Batch], folder: Path, config: Preprocess, threads: int, ahead: int = 0
 ) -> Iterator[tuple[Batch, list[Decoded]]]:
-    """Each batch with its images, in order; `ahead` more are being decoded meanwhile.
+    """Each batch with its images, in order; up to `ahead` more are decoded in the background.
 
     With none ahead nothing is decoded while the caller works: its times are then of its own work.
     """
@@ -55,7 +55,7 @@ def decode(path: Path, config: Preprocess) -> Decoded:
 def readable(
     items: Iterable[Item], folder: Path, config: Preprocess, count: int
 ) -> list[tuple[Item, Array]]:
-    """The first so many that can be read, with their pixels; fewer where there are no more."""
+    """The first `count` images that can be read, with their pixels; or all, if there are fewer."""
     images = ((item, decode(folder / item.file, config)) for item in items)
     return list(islice(((i, p) for i, p in images if not isinstance(p, ImageError)), count))
 

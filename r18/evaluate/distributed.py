@@ -71,7 +71,7 @@ def bound_task(request: Request, folder: Path, items: Batch) -> float:
 
 
 def batch_task(request: Request, folder: Path, items: Batch, threads: int) -> BatchRows:
-    """Decode a batch in so many threads, and run it."""
+    """Decode a batch in `threads` threads, and run it."""
     pair = _pair(request)
     ((batch, images),) = decoded([items], folder, pair.weights.preprocess, threads)
     return pair.evaluate(batch, images)
@@ -144,7 +144,7 @@ class Cluster:
                         *call,
                         pure=False,
                         workers=None if place is None else [place],
-                        allow_other_workers=place is not None,  # it may die meanwhile
+                        allow_other_workers=place is not None,  # it may die before it starts
                     )
                     pending.add(future)
                 if not pending:

@@ -24,7 +24,7 @@ from r18.graph.precision import precision as precision_of
 from r18.weights import Weights
 
 FACTOR_ROUNDOFFS = {"tf32": 2.0**-11, "fp16x2": 2.0**-23}
-"""Of the formats of factors alone."""
+"""For the formats of factors only."""
 SAMPLE = 8
 """Images on which losses against float64 are measured before a run."""
 
@@ -136,7 +136,7 @@ class Pair:
     # -- what rounding may do ------------------------------------------------------------------
 
     def bound(self, pixels: Array) -> float:
-        """How far a logit of one program may be from that of the other by rounding alone.
+        """How far rounding may move a logit of one program from that of the other.
 
         What each may lose against float64, added up. As in the oracle that is a multiple of what
         right arithmetic loses in the same precision: here of the reference's, measured on these

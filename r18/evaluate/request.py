@@ -1,4 +1,4 @@
-"""What an evaluation asks for: all that decides its results, besides the images."""
+"""A request: everything that decides an evaluation's results, except for the images."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Request:
         return CompileOptions(batch=self.batch, precision=precision, fusion=self.fusion)
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for results to go together: everything but where weights lie."""
+        """What must be equal for results to be mixed: everything but the path of the weights."""
         data = asdict(self)
         del data["weights"]
         return data

@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds an image of one batch, computing alone; None without a reference."""
+    """Milliseconds per image of one batch, of computing only; None without a reference."""
 
     backend_ms: float
     reference_ms: float | None = None

@@ -39,7 +39,7 @@ class Engine(Protocol):
         ...
 
     def bound(self, items: Batch) -> float:
-        """As `Pair.bound`, measured on these images, all of which can be read."""
+        """As `Pair.bound`, measured on these images, which can all be read."""
         ...
 
     def results(self, batches: Sequence[Batch]) -> Iterator[BatchRows]:

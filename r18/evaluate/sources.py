@@ -75,7 +75,7 @@ class ImageSet:
 
 
 def find_images(folder: Path, classes: int, labels: str | Path | None = None) -> ImageSet:
-    """The images of a folder for a network of so many classes.
+    """The images of a folder for a network of `classes` classes.
 
     labels: a list to use, relative to here; `NO_LABELS` for none; None to find out.
 

@@ -36,7 +36,7 @@ class Summary:
     changed:     rows whose class is another one, or that hold no finite logits, and that are no
                  near tie.
     accuracy, reference_accuracy: of the two; None where no image has a label.
-    backend_ms, reference_ms: the medians over batches of milliseconds an image, computing alone.
+    backend_ms, reference_ms: the medians over batches of milliseconds per image, of computing only.
     """
 
     images: int
@@ -122,7 +122,7 @@ def summarise(rows: Sequence[Row], times: Sequence[Times], bound: float | None) 
 
 
 def near_tie(row: Row, bound: float | None) -> bool:
-    """Whether rounding alone may have changed the image's class."""
+    """Whether rounding may have changed the image's class."""
     return bound is not None and row.margin is not None and is_tie(row.margin, bound)
 
 

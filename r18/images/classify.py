@@ -64,11 +64,11 @@ def classify(
 ) -> list[Classification]:
     """The `top` most probable classes of each image, in the order of `images`.
 
-    Images are decoded in threads while the program runs. The last batch is filled with zeros where
-    images run out, and what comes of these is dropped; a sample's result never depends on its
-    neighbours, so neither do the classes on the batch size (probabilities to rounding, for kernels
-    that are not `batch_invariant`). Equal probabilities go to the lower index. `on_batch` is told
-    how many images are done.
+    Images are decoded in threads while the program runs. The last batch is padded with zeros, and
+    the padding's results are dropped. A sample's result does not depend on its neighbours, so the
+    classes do not depend on the batch size (probabilities may differ by rounding, for kernels that
+    are not `batch_invariant`). Equal probabilities go to the lower index. `on_batch` is called with
+    the number of images done.
 
     Raises `ImageError` naming the first image that cannot be read, with nothing returned for the
     others; `UsageError` for preprocessing of another size than the program's input, or a `top`

@@ -18,7 +18,7 @@ def class_names() -> tuple[str, ...]:
 
 
 def class_name(index: int, classes: int) -> str | None:
-    """The name of a class of a network with so many classes; None unless they are ImageNet's."""
+    """The name of a class of a network with `classes` classes; None unless they are ImageNet's."""
     names = class_names()
     return names[index] if classes == len(names) else None
 

@@ -1,4 +1,4 @@
-"""What a run depended on besides our own sources: device, driver, Python and packages."""
+"""What a run depended on apart from our own sources: device, driver, Python and packages."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _decoded(path: Path, what: str) -> dict[str, Any] | None:
 def _located(data: Any, kind: type[Any], message: str) -> str:
     """The message of a `ValidationError` with keys in place of msgspec's `[...]`.
 
-    Each table on the way is cut down to one entry at a time until that entry alone gives the same
+    Each table on the way is cut down to one entry at a time until only that entry gives the same
     message.
     """
     before, found, path = message.partition(" - at `$")

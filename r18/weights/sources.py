@@ -1,12 +1,12 @@
-"""Weights: named float32 arrays of a schedule, from wherever they come, checked before they count.
+"""Weights: named float32 arrays of a schedule, from any source, checked before they are used.
 
 Sources, as `--weights` takes them:
 
 - `imagenet`: torchvision's IMAGENET1K_V1 of resnet18 or resnet34, from PyTorch's cache or the net;
 - `FILE.pth`, `FILE.pt`: a PyTorch `state_dict`, or a checkpoint with one under `state_dict`;
-- `FILE.safetensors`, `FILE.npz`: arrays by torchvision's names. Where a manifest `FILE.json` stands
-  beside it, kinds, layouts, hashes and preprocessing are taken from it and checked; without one,
-  names, dtypes, shapes and values are all that can be checked;
+- `FILE.safetensors`, `FILE.npz`: arrays by torchvision's names. A manifest `FILE.json` in the
+  same folder gives kinds, layouts, hashes and preprocessing, which are checked; without one, only
+  names, dtypes, shapes and values can be checked;
 - a folder with `manifest.json` (see `r18.weights.manifest`);
 - `synthetic`, `synthetic:SEED`: made here, without a download (see `r18.weights.synthetic`).
 """
@@ -339,7 +339,7 @@ def export_weights(
     """Write weights with a manifest; returns the folder (`bin`) or file that `load_weights` takes.
 
     format:    `bin`, a folder with `manifest.json` and raw tensors; `npz` or `safetensors`, one
-               file with `NAME.json` beside it, and `out` may leave the suffix off.
+               file next to `NAME.json`, and `out` may leave the suffix off.
     overwrite: replace what an earlier export wrote.
     progress:  called with each tensor (`r18.weights.manifest.Entry`).
 

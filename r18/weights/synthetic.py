@@ -1,7 +1,7 @@
 """Synthetic weights: no download, the ranges of a trained network, the same bits on every machine.
 
-Random weights alone make a bad test: without BatchNorm statistics that fit them, activations
-explode or vanish within a few layers, and then every backend agrees, or none does. So the
+Random weights make a bad test: without BatchNorm statistics that fit them, activations explode or
+vanish within a few layers, and then every backend agrees, or none does. So the
 statistics are measured: the network runs on seeded images, step by step, and each BatchNorm is
 given the mean and variance of what it reads.
 
@@ -42,7 +42,7 @@ COLUMNS = 1 << 22
 """Elements of the largest im2col matrix: 32 MiB."""
 
 IMAGE_NOISE = {1: 1.0, 8: 0.5, 64: 0.5}
-"""What seeded images are summed from: noise in squares of so many pixels, of that deviation."""
+"""The layers of noise in seeded images: the side of their squares in pixels, and the deviation."""
 GAMMA = (0.5, 1.5)
 """Range of BatchNorm weights."""
 GAMMA_RESIDUAL = (0.25, 0.75)
@@ -58,8 +58,8 @@ def synthetic_weights(schedule: Schedule, seed: int = 0) -> dict[str, NDArray[np
 
     Convolutions are He-normal (He et al., arXiv:1502.01852), BatchNorm statistics are measured on
     seeded images of the schedule's size, and the classifier's bias takes the mean off the logits
-    so that images differ in their top-1. The tensors depend on seed, names, shapes and image size
-    alone; a slice of a network is measured on its own and differs from the whole.
+    so that images differ in their top-1. The tensors depend only on seed, names, shapes and image
+    size; a slice of a network is measured on its own and differs from the whole.
 
     Raises `WeightsError` for a schedule that was fused or that leaves exact arithmetic.
     """

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -423,10 +424,11 @@ print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
         stream.write("CHANGED = True\n")
     _, after = output_of(code, path=[tmp_path]).splitlines()
     entries = {
-        name: {"verified": True, "digest": digest, "findings": []}
+        name: SimpleNamespace(verified=True, digest=digest, findings=[])
         for name, digest in json.loads(after).items()
     }
-    reasons = evidence.stale(load_backend("numba"), all_kernels(), [{"kernels": entries}])
+    record = SimpleNamespace(kernels=entries)
+    reasons = evidence.stale(load_backend("numba"), all_kernels(), [record])
     assert set(reasons.values()) <= {"has changed since it was verified"}
     by_id = {kernel.id: kernel for kernel in all_kernels()}
     found = {f"{by_id[name].op.name}/{by_id[name].algorithm}" for name in reasons}

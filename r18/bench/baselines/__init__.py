@@ -5,7 +5,7 @@ eager, graph, compile: torchvision's own module, run as its users run it
 (`r18.bench.baselines.exported`).
 
 Each is at its best: what is built (captured, compiled, searched for) is built before anything is
-timed, and inputs lie where the library wants them. A library is imported when it is needed: the
+timed, and inputs are where the library wants them. A library is imported when it is needed: the
 core works without any.
 """
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def peers_precision(precision: str) -> str:
-    """What a peer computes in, beside a program of a precision: of split products in float32."""
+    """The precision of a peer that is compared with a program: float32 for split products."""
     return "fp32" if precision == "fp16x3" else precision
 
 
 def device_words(way: Way, kind: str) -> str:
-    """What a peer runs on, in words; imports its library, so that this counts for nobody."""
+    """The peer's device, in words. Imports its library, so that no measurement includes that."""
     match way.mode:
         case "onnxruntime":
             return onnxruntime.device_words(kind)

@@ -1,8 +1,8 @@
 """torchvision's module fed with pixels from host memory, as its users feed it in eager mode.
 
-On a GPU: two pinned arrays in turn, of which one is copied by a stream of its own while the module
+On a GPU: two pinned arrays in turn; one is copied on its own stream while the module
 computes; pixels are normalised on the device; outputs are copied back behind their runs. On a CPU
-the pixels are read where they are. `r18.bench.from_host` measures it beside the backends.
+the pixels are read where they are. `r18.bench.from_host` measures it next to the backends.
 """
 
 from __future__ import annotations

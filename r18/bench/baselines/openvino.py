@@ -16,7 +16,7 @@ def device_words(kind: str) -> str:
     except ImportError:
         return kind
     version = openvino.__version__.partition("-")[0]  # what follows is the build
-    # Its latency hint leaves the second thread of a core alone, where there is one.
+    # Its latency hint does not use a core's second thread, where there is one.
     return f"CPU, at most {thread_count()} threads, OpenVINO {version}"
 
 

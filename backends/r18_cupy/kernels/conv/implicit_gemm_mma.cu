@@ -44,7 +44,8 @@ constexpr int BATCH = 4;                    // residual chunks that a thread loa
 
 static_assert(TILE_K == CHUNKS * CHUNK, "a row of a tile is 128 bytes, all 32 banks");
 static_assert(TILE_M % (16 * TILE_WARPS_M) == 0, "a warp multiplies whole mma tiles of 16 pixels");
-static_assert(TILE_N % (16 * TILE_WARPS_N) == 0, "ldmatrix loads two mma tiles of 8 channels at once");
+static_assert(TILE_N % (16 * TILE_WARPS_N) == 0,
+              "ldmatrix loads two mma tiles of 8 channels at once");
 static_assert(TILE_M % LANES == 0 && TILE_N % LANES == 0, "each thread copies whole chunks");
 static_assert(LANES % 8 == 0, "a thread's rows share their place in the swizzle");
 static_assert(TILE_STAGES >= 2, "one tile is copied while another is multiplied");
@@ -129,7 +130,7 @@ __device__ __forceinline__ void fetch_weights(const STORAGE* weight, int channel
   for (int i = 0; i < ROWS_B; ++i, channel += LANES) {
     const bool valid = channel < channels;
     cp_async<16>(target + i * LANES * ROW_BYTES,
-                   valid ? weight + (size_t)channel * depth + k : weight, valid);
+                 valid ? weight + (size_t)channel * depth + k : weight, valid);
   }
 }
 
@@ -164,7 +165,8 @@ using Accumulator = float[MMAS_M][MMAS_N][4];
 
 // acc += A·Bᵀ over one tile, and with TILE_SPLIT the cross products to `cross`; `a` and `b` are
 // where the lane's ldmatrix begins.
-__device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned a, unsigned b) {
+__device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned a,
+                                         unsigned b) {
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
     unsigned left[MMAS_M][PARTS][4], right[PARTS][MMAS_N / 2][4];

@@ -22,7 +22,8 @@ constexpr int kBlocksPerMultiprocessor = 512 / kThreads;
 constexpr int kBlocksPerMultiprocessor = 256 / kThreads;
 #endif
 
-static_assert(TILE_TM % kVector == 0 && TILE_TN % kVector == 0, "accumulators are kept in 4 x 4 squares");
+static_assert(TILE_TM % kVector == 0 && TILE_TN % kVector == 0,
+              "accumulators are kept in 4 x 4 squares");
 static_assert(TILE_M % kWarpM == 0 && TILE_N % kWarpN == 0, "warps must fill the tile");
 static_assert(kThreads <= 256, "more than 256 threads leave a thread too few registers");
 static_assert(TILE_STAGES >= 2, "one tile is multiplied while another arrives");
@@ -150,8 +151,8 @@ struct Accumulator {
 // The main loop over a CTA's share of K. `Columns` provides the N side's tiles in order by
 // fetch(tile) and land(tile), like `WeightTiles`.
 template <typename Columns>
-__device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared, WeightTiles& weights,
-                                               Columns& columns, int count) {
+__device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared,
+                                               WeightTiles& weights, Columns& columns, int count) {
   auto& tiles = shared.tiles;
 #pragma unroll
   for (int stage = 0; stage < TILE_STAGES - 1; ++stage) {

@@ -17,7 +17,7 @@ constexpr int CHUNK = 4;
 // 32 banks.
 constexpr int PITCH = TILE_M + 4;
 constexpr int CHUNKS = TILE_M / CHUNK;                         // chunks per pixel
-constexpr int ROWS_OUT = CONSUMERS / CHUNKS;                 // pixels that the CTA writes per iteration
+constexpr int ROWS_OUT = CONSUMERS / CHUNKS;                   // pixels per iteration
 constexpr int SHARE = (TILE_N + TILE_PARTS - 1) / TILE_PARTS;  // pixels that a CTA writes
 constexpr int ITERATIONS = (SHARE + ROWS_OUT - 1) / ROWS_OUT;     
 
@@ -43,9 +43,10 @@ __device__ __forceinline__ float4 sum_splits(unsigned place) {
 // The split-K reduction and epilogue. All consumer threads, once all stages have been read; the
 // producer warp may have exited.
 template <typename WarpgroupTile>
-__device__ __forceinline__ void reduce_split_k(WarpgroupTile& warpgroup_tile, float* tile, const ConvShape& p,
-                                          unsigned pixel0, int channel0, const float* bias,
-                                          const STORAGE* residual, STORAGE* out) {
+__device__ __forceinline__ void reduce_split_k(WarpgroupTile& warpgroup_tile, float* tile,
+                                               const ConvShape& p, unsigned pixel0, int channel0,
+                                               const float* bias, const STORAGE* residual,
+                                               STORAGE* out) {
   warpgroup_tile.store_accumulators(tile);
   __syncwarp();
   cluster_arrive();
@@ -79,7 +80,8 @@ __device__ __forceinline__ void reduce_split_k(WarpgroupTile& warpgroup_tile, fl
     Chunk result;
 #pragma unroll
     for (int v = 0; v < CHUNK; ++v) {
-      result.at[v] = epilogue<STORAGE>(p, acc[v], v, v, bias_values, residual ? residual_values[i].at : nullptr);
+      result.at[v] = epilogue<STORAGE>(p, acc[v], v, v, bias_values,
+                                       residual ? residual_values[i].at : nullptr);
     }
     *reinterpret_cast<Chunk*>(out + (start + i * stride)) = result;
   }

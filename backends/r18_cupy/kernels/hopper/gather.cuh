@@ -13,7 +13,8 @@
 constexpr int BYTES_A = TILE_M * ROW_BYTES, BYTES_B = TILE_N * ROW_BYTES;
 constexpr int STAGE_BYTES = BYTES_A + BYTES_B;
 
-static_assert(SLABS * BYTES_B <= TILE_STAGES * STAGE_BYTES, "the outputs reuse the memory of the stages");
+static_assert(SLABS * BYTES_B <= TILE_STAGES * STAGE_BYTES,
+              "the outputs reuse the memory of the stages");
 
 // The TMA descriptors.
 struct TensorMaps {
@@ -22,13 +23,14 @@ struct TensorMaps {
 
 // The producer: K tiles [first, last), then the residual's slabs. One thread. The weights of the
 // first stages are loaded before the previous launch has ended; pixels wait for it.
-__device__ __forceinline__ void produce(const TensorMaps& maps, const ConvShape& p, const Pipeline& pipeline,
-                                     unsigned tiles, unsigned pixel0, int channel0, int first,
-                                     int last, int slabs) {
+__device__ __forceinline__ void produce(const TensorMaps& maps, const ConvShape& p,
+                                        const Pipeline& pipeline, unsigned tiles, unsigned pixel0,
+                                        int channel0, int first, int last, int slabs) {
   const unsigned column = pixel0 % p.ow, line = pixel0 / p.ow;
   const WindowCorner corner{(int)column * p.sw - p.pw, (int)(line % p.oh) * p.sh - p.ph,
                             (int)(line / p.oh)};
-  const int runs = (p.c + TILE_K - 1) / TILE_K;  // chunks of channels at each position of the window
+  // Chunks of channels at each position of the window.
+  const int runs = (p.c + TILE_K - 1) / TILE_K;
   int run = first % runs, s = first / runs % p.kw, r = first / runs / p.kw;
   const auto load_weights = [&](int k, int stage) {
     mbarrier_arrive_expect_tx(pipeline.full(stage), STAGE_BYTES);
@@ -42,7 +44,8 @@ __device__ __forceinline__ void produce(const TensorMaps& maps, const ConvShape&
       mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
       load_weights(k, state.stage);
     }
-    tma_load_im2col(tiles + state.stage * STAGE_BYTES + BYTES_A, maps.pixels, pipeline.full(state.stage),
+    tma_load_im2col(tiles + state.stage * STAGE_BYTES + BYTES_A, maps.pixels,
+                    pipeline.full(state.stage),
                 run * TILE_K, corner, r, s);
     if (++run == runs) {
       run = 0;
@@ -50,7 +53,8 @@ __device__ __forceinline__ void produce(const TensorMaps& maps, const ConvShape&
     }
   }
   for (int slab = 0; slab < slabs; ++slab, state.advance(TILE_STAGES)) {
-    mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);  // does not block on a stage that was never filled
+    // Does not block on a stage that was never filled.
+    mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
     mbarrier_arrive_expect_tx(pipeline.full(state.stage), BYTES_B);
     tma_load(tiles + state.stage * STAGE_BYTES + BYTES_A, maps.residual, pipeline.full(state.stage),
              channel0 + slab * SLAB_CHANNELS, (int)pixel0);

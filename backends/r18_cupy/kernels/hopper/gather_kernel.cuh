@@ -74,7 +74,8 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
     }
 #else
     consumers_barrier();  // all stages have been read; the accumulators overwrite them
-    reduce_split_k(warpgroup_tile, reinterpret_cast<float*>(shared), p, pixel0, channel0, bias, residual, out);
+    reduce_split_k(warpgroup_tile, reinterpret_cast<float*>(shared), p, pixel0, channel0, bias,
+                   residual, out);
 #endif
   }
 }

@@ -55,7 +55,9 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
       const auto load_slot = [&] {
         const unsigned full = slot_pipeline.full(slot_state.stage);
         const unsigned target = slots + slot_state.stage * shape.slot_pitch;
-        if (issued >= shape.slots) mbarrier_wait(slot_pipeline.empty(slot_state.stage), slot_state.phase ^ 1);
+        if (issued >= shape.slots) {
+          mbarrier_wait(slot_pipeline.empty(slot_state.stage), slot_state.phase ^ 1);
+        }
         if (issued < chunks) {
           mbarrier_arrive_expect_tx(full, shape.patch_nbytes);
           tma_load_patch(target, x, full, issued * TILE_K, -p.pw, at.line0 - p.ph, at.image);

@@ -16,7 +16,8 @@ constexpr int GROUP_N = TILE_N / TILE_GROUPS_N;  // pixels per warpgroup
 constexpr int SLABS_GROUP = 64 / SLAB_CHANNELS;
 
 static_assert(TILE_M == 64 * TILE_GROUPS_M, "a warpgroup multiplies 64 channels");
-static_assert(TILE_N % TILE_GROUPS_N == 0 && GROUP_N % 8 == 0, "a warpgroup's pixels begin at a multiple of 1024 bytes");
+static_assert(TILE_N % TILE_GROUPS_N == 0 && GROUP_N % 8 == 0,
+              "a warpgroup's pixels begin at a multiple of 1024 bytes");
 
 using Accumulator = float[GROUP_N / 2];  // of a thread; layout in wgmma.cuh
 
@@ -113,7 +114,8 @@ __device__ __forceinline__ void operands_ready() {
 template <int COUNT>
 __device__ __forceinline__ void split_pixels(unsigned rows) {
   constexpr int WARPS = CONSUMERS / 32, ALL = COUNT / 8 / WARPS, AT_ONCE = ALL < 2 ? ALL : 2;
-  static_assert(COUNT % (8 * WARPS) == 0 && ALL % AT_ONCE == 0, "every warp splits the same number of rows");
+  static_assert(COUNT % (8 * WARPS) == 0 && ALL % AT_ONCE == 0,
+                "every warp splits the same number of rows");
   rows += threadIdx.x / 32 * 8 * ROW_BYTES;
 #pragma unroll
   for (int done = 0; done < ALL; done += AT_ONCE) {

@@ -38,7 +38,7 @@ __device__ __forceinline__ void tma_load(unsigned target, const TensorMap& map, 
 // Loads a box of pixels of an NHWC image, channels from `c`, rows from `h`, columns from `w`.
 // Pixels outside of the image arrive as zeros.
 __device__ __forceinline__ void tma_load_patch(unsigned target, const TensorMap& map,
-                                           unsigned mbarrier, int c, int w, int h, int n) {
+                                               unsigned mbarrier, int c, int w, int h, int n) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(target),
@@ -55,8 +55,8 @@ struct WindowCorner {
 // mode). `corner` is where the first output's window begins; the run continues across rows and
 // images. Pixels outside of the images arrive as zeros.
 __device__ __forceinline__ void tma_load_im2col(unsigned target, const TensorMap& map,
-                                            unsigned mbarrier, int c, const WindowCorner& corner,
-                                            int r, int s) {
+                                                unsigned mbarrier, int c,
+                                                const WindowCorner& corner, int r, int s) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(target),

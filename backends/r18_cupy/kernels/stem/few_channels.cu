@@ -20,13 +20,15 @@
 #include "common/vector.cuh"
 
 constexpr int TAPS = TILE_K;
-constexpr int LANES = 8;  // lanes of a warp along a row; its 32 / LANES groups have different channels
+// Lanes of a warp along a row; its 32 / LANES groups have different channels.
+constexpr int LANES = 8;
 constexpr int CHANNELS = TILE_CHANNELS, PIXELS = TILE_M / (ROWS * LANES);  // per thread
 constexpr int COLUMNS = LANES * PIXELS;
 constexpr int WARP_CHANNELS = 32 / LANES * CHANNELS;
 constexpr int WARPS_N = TILE_N / WARP_CHANNELS;
 constexpr int THREADS = 32 * ROWS * WARPS_N;
-constexpr int SPAN = ((PIXELS - 1) * STRIDE + TAPS + 3) / 4 * 4;  // elements of a line that a thread reads
+// Elements of a line that a thread reads.
+constexpr int SPAN = ((PIXELS - 1) * STRIDE + TAPS + 3) / 4 * 4;
 constexpr int PITCH = (COLUMNS - PIXELS) * STRIDE + SPAN;
 constexpr int WINDOWS = PIXELS / 2;  // pooling windows per thread
 // Padded so that adjacent channels' rows of maxima begin in different banks.
@@ -48,13 +50,14 @@ __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, un
 #pragma unroll 1
   for (unsigned line = threadIdx.x / 32; line < p.c * rows; line += THREADS / 32) {
     const int y = top + line % rows;
-    const unsigned source = (line / rows * p.h + y) * p.w + left;  // wraps around where it is out of bounds
+    // Wraps around where it is out of bounds.
+    const unsigned source = (line / rows * p.h + y) * p.w + left;
 #pragma unroll 4
     for (int at = threadIdx.x % 32; at < PITCH; at += 32) {
       // Unsigned comparisons reject negative indices too.
       const bool inside = (unsigned)y < (unsigned)p.h && (unsigned)(left + at) < (unsigned)p.w;
       cp_async<4>(shared_address(patch + line * PITCH + at),
-                    inside ? image + (source + at) : image, inside);
+                  inside ? image + (source + at) : image, inside);
     }
   }
 }

@@ -30,7 +30,8 @@ constexpr int SIZE = sizeof(STORAGE);
 constexpr int VALUES = 4 / sizeof(Operand);    // operand values per fragment register
 constexpr int CHUNK = WIDTH<STORAGE>;         // elements per 16-byte copy
 constexpr int TAPS = 8;                       // per line
-constexpr int RUNS = TAPS * sizeof(Operand) / 16;  // 16-byte runs per line, each half of an mma step
+// 16-byte runs per line, each half of an mma step.
+constexpr int RUNS = TAPS * sizeof(Operand) / 16;
 constexpr int STAGES = 2;  // patches in shared memory
 constexpr int THREADS = 32 * TILE_WARPS;
 constexpr int WARP_COLUMNS = TILE_M / (ROWS * TILE_WARPS);
@@ -47,7 +48,8 @@ constexpr int GROUPS = MMAS_N / GROUP;           // chunks of channels per lane
 constexpr int STEP_CHUNKS = TILE_N * 2 * PARTS;  // 16-byte chunks of weights per mma step
 
 static_assert(TILE_K * sizeof(Operand) == 32, "a step is one mma");
-static_assert(TILE_M % (16 * ROWS * TILE_WARPS) == 0, "a warp multiplies whole mma tiles of 16 outputs");
+static_assert(TILE_M % (16 * ROWS * TILE_WARPS) == 0,
+              "a warp multiplies whole mma tiles of 16 outputs");
 static_assert(MMAS_N % 2 == 0, "weights of two tiles of 8 channels are loaded at once");
 static_assert(MMAS_N % GROUP == 0, "a lane has whole chunks of channels");
 static_assert(PITCH % CHUNK == 0, "lines are copied in whole chunks");
@@ -55,8 +57,8 @@ static_assert(PITCH >= (BLOCK_COLUMNS - 1) * STRIDE + TAPS + CHUNK - VALUES,
               "a line has the windows of every column, wherever in a chunk the first begins");
 
 // Copies the patch's lines: `rows` rows of each channel, from row `top` and element `left`, with
-// zeros outside of the image. By cp.async; or, where the image's rows are no whole chunks, so that
-// chunks are neither aligned nor wholly inside or outside, one element at a time.
+// zeros outside of the image. By cp.async if image rows are whole chunks; otherwise chunks are
+// neither aligned nor entirely inside or outside, and elements are loaded one at a time.
 __device__ __forceinline__ void fetch(const STORAGE* image, const ConvShape& p, int rows, int top,
                                       int left, unsigned char* patch) {
   int line = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -124,7 +126,8 @@ __device__ __forceinline__ void clear(Accumulator& acc) {
 
 // acc = A·B from row FIRST on; `down` is the distance between rows in bytes of the patch.
 template <int FIRST>
-__device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from, int steps, int down) {
+__device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from, int steps,
+                                         int down) {
   Accumulator cross;  // fp16x3: the cross products
   clear(acc);
   if constexpr (TILE_SPLIT) clear(cross);
@@ -206,8 +209,8 @@ __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* 
 
 // Writes rows of the convolution, from `row` on, without pooling; `image` is where the output's
 // image begins.
-__device__ __forceinline__ void write_rows(const Accumulator& acc, const ConvShape& p, const Lane& lane,
-                                           int row, STORAGE* image) {
+__device__ __forceinline__ void write_rows(const Accumulator& acc, const ConvShape& p,
+                                           const Lane& lane, int row, STORAGE* image) {
 #pragma unroll
   for (int j = 0; j < ROWS; ++j) {
     if (row + j >= p.oh) return;
@@ -307,7 +310,8 @@ conv2d_few_channels_mma(const STORAGE* __restrict__ x, const Operand* __restrict
 
   const int column_tiles = (task.columns * (POOL ? 2 : 1) + BLOCK_ADVANCE - 1) / BLOCK_ADVANCE;
   const Share share = share_of(p, task, column_tiles);
-  const int column0 = share.tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);  // of the first accumulators
+  // The column of the first accumulators.
+  const int column0 = share.tile * BLOCK_ADVANCE - (POOL ? 1 + task.pw : 0);
 
   // Lines begin at an even element, or one before it, in a patch that begins at a whole chunk.
   const int lead = p.pw + p.pw % VALUES;

@@ -47,7 +47,8 @@ constexpr int COLUMNS = TILE_M / 2;  // per row of the convolution
 constexpr int PIXEL = 4;             // channels
 constexpr int MAX_WINDOW = 8;        // columns
 constexpr int CONSUMERS = 128, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS;
-constexpr int PAIRS = COLUMNS - 1 + MAX_WINDOW / STRIDE;  // pairs of pixels per line, i.e. chunks per plane
+// Pairs of pixels per line, i.e. chunks per plane.
+constexpr int PAIRS = COLUMNS - 1 + MAX_WINDOW / STRIDE;
 constexpr int PLANE_BYTES = PAIRS * 16, HALF_BYTES = 2 * PLANE_BYTES;
 constexpr int LINE_BYTES = HALVES * HALF_BYTES;
 constexpr int CHUNK_PIXELS = SIZE == 2 ? 2 : 1;
@@ -70,7 +71,8 @@ using Accumulator = float[COLUMNS / 2];  // of a thread; layout in wgmma.cuh
 // Registers per thread (setmaxnreg): producers release theirs to the consumers.
 constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 200;
 static_assert(TILE_BLOCKS == 2, "two CTAs share an SM");
-static_assert(PRODUCER_REGISTERS + CONSUMER_REGISTERS <= 2 * 128, "the two warpgroups have 128 registers per thread on average");
+static_assert(PRODUCER_REGISTERS + CONSUMER_REGISTERS <= 2 * 128,
+              "the two warpgroups have 128 registers per thread on average");
 
 // Two adjacent pixels with their channels.
 template <typename T>
@@ -162,7 +164,9 @@ __device__ __forceinline__ unsigned chunk_offset(const ConvShape& p, int chunk) 
 // factor · line / 16.
 struct StepOfWindow {
   unsigned base, factor;
-  __device__ __forceinline__ unsigned at(unsigned line) const { return base + factor * (line / 16); }
+  __device__ __forceinline__ unsigned at(unsigned line) const {
+    return base + factor * (line / 16);
+  }
 };
 
 // A step's two chunks are as far apart as the first step's, and the next step is NEXT_STEP further.
@@ -221,9 +225,11 @@ __device__ __forceinline__ void start(Accumulator& acc, Accumulator& cross, cons
 
 // Issues the products of the row whose windows begin in the line at `slot`, as one group. If
 // unrolled, they stay in flight on return. `cross` is used with SPLIT only.
-__device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross, const RowOperands& of, int slot) {
+__device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross,
+                                          const RowOperands& of, int slot) {
   const int kh = TILE_UNROLLED ? WINDOW : of.kh, steps = TILE_UNROLLED ? WINDOW_STEPS : of.steps;
-  __builtin_assume(kh > 0);  // else the compiler could write accumulators between the fence and the products
+  // Else the compiler could write accumulators between the fence and the products.
+  __builtin_assume(kh > 0);
   unsigned left = of.weights / 16 | MATRIX_BYTES / 2 / 16 << 16;
   fence_accumulator(acc);
   if constexpr (HALVES == 2) fence_accumulator(cross);
@@ -248,7 +254,8 @@ __device__ __forceinline__ void issue_row(Accumulator& acc, Accumulator& cross, 
 
 // Finishes a row after its products have completed. Columns from `columns` on are outside of the
 // convolution and never win.
-__device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross, int column0, int columns) {
+__device__ __forceinline__ void end_row(Accumulator& acc, Accumulator& cross, int column0,
+                                        int columns) {
   fence_accumulator(acc);
   if constexpr (HALVES == 2) {
     fence_accumulator(cross);
