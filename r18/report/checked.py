@@ -41,6 +41,10 @@ _KERNEL = _plain(
     "date verified findings problems refused error_over_bound error_over_statistical_line"
 )
 _JUDGED = _plain("step kernel problem ratio ok check message")
+_NETWORK = _plain("backend precision") | {
+    "steps": [_JUDGED],
+    "checkpoints": [_plain("relative own_relative")],
+}
 _MUTATION = _plain("date profile limit mutants killed survived equivalent invalid left score")
 _KILLED = {"status": None, "kernels": [None], "finding": _plain("check")}
 _OTHER = {"status": None, "finding": None, "kernels": [None], "before": None, "after": None}
@@ -51,7 +55,7 @@ FORMS: dict[str, Form] = {
     "verify": {
         "device": None,
         "kernels": {"*": _KERNEL},
-        "networks": {"*": _plain("backend precision") | {"steps": [_JUDGED]}},
+        "networks": {"*": _NETWORK},
     },
     "mutate": {
         "device": None,
