@@ -33,6 +33,8 @@ class Fault:
 class LateStream(HostStream):
     """The stream of a device whose launches overlap: a copy is late until `synchronize`."""
 
+    overlapping = True
+
     def __init__(self) -> None:
         self._late: list[tuple[Buffer, Buffer]] = []
 
