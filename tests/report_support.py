@@ -13,7 +13,7 @@ import numpy as np
 from page_reader import Reader
 from r18.backend import DeviceInfo
 from r18.graph.ops import Conv2d, Problem
-from r18_oracle.check.checks import Tally
+from r18_oracle.check.tally import Tally
 from r18_oracle.findings import Finding
 from r18_oracle.judge.pictures import error_map
 from r18_oracle.network.checkpoint_report import (

@@ -1,4 +1,4 @@
-"""A case: a problem with the exact values that a kernel is given."""
+"""A case: a problem with the exact values that a kernel gets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from r18.graph.precision import Precision
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A problem and its arrays, logical in shape (NCHW, OIHW), in formats that the kernel reads.
+    """A problem and its arrays, in logical shapes (NCHW, OIHW) and the kernel's formats.
 
-    The reference starts from these values, so the rounding to storage is in neither side.
+    The reference starts from the same values, so rounding to storage is not part of the error.
     """
 
     problem: Problem
@@ -38,7 +38,7 @@ class Case:
             )
 
     def of_convolution(self) -> Case:
-        """Of a `ConvMaxPool`: its convolution, of the same values."""
+        """The convolution of a `ConvMaxPool`, with the same values."""
         return replace(self, problem=parts_of(self.problem)[0])
 
     def wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:

@@ -1,12 +1,12 @@
 """The pytest plugin: options, and the kernels of the chosen backend as parameters.
 
-Registered under the entry-point group `pytest11`, so it is loaded in every pytest run: it imports
-nothing heavy before a test asks for it.
+Every pytest run loads it, by the entry-point group `pytest11`, so it imports nothing heavy before a
+test needs it.
 
     pytest --pyargs r18_oracle.conformance --r18-backend NAME
 
 runs the conformance suite on one backend. Expected failures are strict, and each needs a reason
-and a link: `--r18-xfails FILE`, a TOML file of
+and a link. They are in a TOML file, `--r18-xfails FILE`, with entries like
 
     [[xfail]]
     test = "test_kernel[mine/conv2d/*]"
@@ -38,13 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="NAME",
         help="backend under test: a name or module:attr; repeat it for several "
-        "[R18_BACKEND, or every backend that can run here, but for simulators]",
+        "[R18_BACKEND, or every backend that can run here, except simulators]",
     )
     group.addoption(
         "--r18-profile",
         default="quick",
         metavar="NAME",
-        help="how long to look: quick, ci, thorough or nightly [quick]",
+        help="effort: quick, ci, thorough or nightly [quick]",
     )
     group.addoption(
         "--r18-kernels", default="*", metavar="GLOB", help="only kernels of these ids [*]"
@@ -64,14 +64,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 WRONG = pytest.StashKey[str]()
-"""What is wrong with the request: collection goes on, and then ends in a usage error."""
+"""The error in the request; collection ends with it as a usage error."""
 CHOSEN = pytest.StashKey[list[str]]()
 
 
 def chosen(config: pytest.Config) -> list[str]:
     """The names of the backends under test: options, then `R18_BACKEND`, then all that run here.
 
-    Of these, none that runs in a simulator: `r18 verify` asks less of it than the suite does.
+    The last excludes simulators, for which the suite is too slow.
 
     An explicit choice never falls back: raises `UnknownName` or `BackendUnavailable`.
     """
@@ -91,7 +91,7 @@ def chosen(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise over backends, their kernels, or their precisions, for who asks for them."""
+    """Parametrise tests over the backends, kernels or precisions whose fixtures they request."""
     wanted = {"r18_backend_name", "r18_kernel", "r18_precision"} & set(metafunc.fixturenames)
     if not wanted:
         return
@@ -112,9 +112,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
-    """The values of a fixture by their ids; raises `R18Error` for a request that makes no sense.
+    """The values of a fixture by their ids; raises `R18Error` for a wrong request.
 
-    Nothing selected is such a request: the suite would pass without a test.
+    An empty selection is one, since the suite would pass without a test.
     """
     from r18.backend.registry import load_backend
     from r18.errors import UsageError, unknown
@@ -171,7 +171,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _literal(name: str) -> str:
-    """pytest's brackets are no character class."""
+    """pytest's brackets are not a character class."""
     return name.replace("[", "<").replace("]", ">")
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from r18.backend import StepTime, input_dtype
 from r18.errors import R18Error, UsageError
-from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
+from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import Precision, precision
 from r18.graph.schedule import Schedule
@@ -152,7 +152,8 @@ def limits(
 
 def moved_nbytes(problem: Problem, precision: Precision) -> int:
     """Bytes that any kernel must read and write: inputs, weights, output, once each."""
-    read = _covered(problem) + sum(math.prod(shape) for shape in problem.inputs[1:])
+    covered = problem.op.covered(*problem.inputs)
+    read = covered + sum(math.prod(shape) for shape in problem.inputs[1:])
     weights = sum(
         math.prod(spec.shape) * precision.weight_dtype(spec).itemsize
         for spec in problem.op.weights()
@@ -174,32 +175,6 @@ def own_operations(problem: Problem, algorithm: str) -> int:
     n, out_channels, height, width = conv.output
     tiles = n * -(-height // tile) * -(-width // tile)
     return 2 * tiles * (tile + 2) ** 2 * op.in_channels * out_channels
-
-
-def _covered(problem: Problem) -> int:
-    """Elements of the first input that some window covers: all, but where strides leave gaps."""
-    shape, op = problem.inputs[0], problem.op
-    windows: tuple[tuple[Conv2d | MaxPool2d, Problem], ...]
-    if isinstance(op, ConvMaxPool):
-        conv, pool = parts_of(problem)
-        windows = (op.pool, pool), (op.conv, conv)
-    elif isinstance(op, Conv2d | MaxPool2d):
-        windows = ((op, problem),)
-    else:
-        return math.prod(shape)
-    count = math.prod(shape[:2])
-    for axis in (0, 1):
-        seen = set(range(problem.output[2 + axis]))
-        for one, part in windows:  # from the output back
-            seen = _seen(one, axis, seen) & set(range(part.inputs[0][2 + axis]))
-        count *= len(seen)
-    return count
-
-
-def _seen(op: Conv2d | MaxPool2d, axis: int, outputs: set[int]) -> set[int]:
-    """What the windows of some outputs cover along an axis, padding included."""
-    starts = (i * op.stride[axis] - op.padding[axis] for i in outputs)
-    return {start + offset for start in starts for offset in range(op.kernel_size[axis])}
 
 
 # -- measured ----------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def report(
             ) from None
         diff = diff_dumps(*dumps, atol=atol).to_json()
     found = gather(record_folder, evaluation, images, network_name, diff)
-    drawn = pictures(found.groups) if svg is not None else {}
+    drawn = pictures(found) if svg is not None else {}
     if svg is not None and not drawn:
         raise UsageError(
             f"--svg: '{record_folder}' holds no times of resnet18, fusion all\n"

@@ -31,7 +31,7 @@ from r18.evaluate.run import bound_of
 from r18.machine import cpus
 
 Client = Any
-"""`distributed.Client`: Dask is imported when it is asked for."""
+"""`distributed.Client`; Dask is imported only where it is used."""
 WAIT_FOR_WORKERS = 60
 """Seconds until the first worker must be there, or another one when none is left."""
 AHEAD = 2

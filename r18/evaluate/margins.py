@@ -1,8 +1,8 @@
-"""Which class of an image rounding alone may change: top-1 by margin, and by what may be lost.
+"""Which images may change their class by rounding: the margin of top-1 against the allowed error.
 
-Two classes whose logits are closer than twice the error that each of them may have come out in
-either order from right programs: a tie. Any other change of class is a fault. What a program may
-lose is a multiple of what right arithmetic was seen to lose on the same weights and images.
+Correct programs may return two classes in either order if their logits differ by less than twice
+the allowed error of a logit: a tie. Any other change of class is a fault. A program's allowed error
+is a multiple of the measured error of correct arithmetic on the same weights and images.
 """
 
 from __future__ import annotations

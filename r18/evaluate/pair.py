@@ -138,10 +138,11 @@ class Pair:
     def bound(self, pixels: Array) -> float:
         """How far rounding may move a logit of one program from that of the other.
 
-        What each may lose against float64, added up. As in the oracle that is a multiple of what
-        right arithmetic loses in the same precision: here of the reference's, measured on these
-        images (N, 3, H, W). A precision that the reference lacks counts as its own scaled by the
-        roundoffs. Quantised integers are no rounding of these logits: nothing is allowed to them.
+        The sum of both allowed errors against float64. As in the oracle, the allowed error is a
+        multiple of the error of correct arithmetic in the same precision: here the reference's,
+        measured on these images (N, 3, H, W). For a precision that the reference lacks, the error
+        in its own precision is scaled by the roundoffs. Quantisation is not rounding of these
+        logits, so a quantised program is allowed no error.
         """
         exact = self._exact(pixels)
         losses: dict[str, float] = {}

@@ -98,7 +98,7 @@ def find_images(folder: Path, classes: int, labels: str | Path | None = None) ->
     files = list(_images_below(folder))
     flat = [file for file in files if "/" not in file]
     if flat and len(flat) < len(files):
-        raise _ambiguous(folder, f"images beside folders of images ({flat[0]}, {files[-1]})")
+        raise _ambiguous(folder, f"images next to folders of images ({flat[0]}, {files[-1]})")
     if flat or not files:
         return _checked(folder, [Item(file) for file in flat], "no labels", classes)
     return _by_folder(folder, files, classes)

@@ -65,6 +65,10 @@ class Op(ABC):
         """Multiply-accumulates; 0 for everything but convolution and linear, as is usual."""
         return 0
 
+    def covered(self, *inputs: Shape) -> int:
+        """The elements of the first input that are read; strides may leave gaps between windows."""
+        return math.prod(inputs[0])
+
     @property
     def label(self) -> str:
         """The name with what is fused into it: `conv2d+bias+residual+relu`."""
@@ -93,6 +97,23 @@ def _window(extent: int, kernel: int, stride: int, padding: int, what: str) -> i
             f"{what}: a window of {kernel} does not fit an extent of {extent} padded by {padding}"
         )
     return out
+
+
+def _covered(windows: tuple[Conv2d | MaxPool2d, ...], image: Shape) -> int:
+    """The elements of (N, C, H, W) that windows over windows read, the first over the image."""
+    count = image[0] * image[1]
+    for axis in (0, 1):
+        extents = [image[2 + axis]]
+        for op in windows:
+            along = op.kernel_size[axis], op.stride[axis], op.padding[axis]
+            extents.append(_window(extents[-1], *along, op.name))
+        read = set(range(extents.pop()))
+        for op in reversed(windows):  # from the output back
+            starts = [i * op.stride[axis] - op.padding[axis] for i in read]
+            taps = {start + tap for start in starts for tap in range(op.kernel_size[axis])}
+            read = taps & set(range(extents.pop()))
+        count *= len(read)
+    return count
 
 
 def _check_window(op: str, kernel_size: Shape, stride: Shape, padding: Shape) -> None:
@@ -162,6 +183,9 @@ class Conv2d(Op):
 
     def macs(self, *inputs: Shape) -> int:
         return math.prod(self.infer(*inputs)) * self.depth
+
+    def covered(self, *inputs: Shape) -> int:
+        return _covered((self,), inputs[0])
 
 
 @dataclass(frozen=True)
@@ -253,6 +277,9 @@ class MaxPool2d(Op):
         ow = _window(w, self.kernel_size[1], self.stride[1], self.padding[1], "maxpool2d width")
         return (n, c, oh, ow)
 
+    def covered(self, *inputs: Shape) -> int:
+        return _covered((self,), inputs[0])
+
 
 @dataclass(frozen=True)
 class ConvMaxPool(Op):
@@ -285,6 +312,9 @@ class ConvMaxPool(Op):
     def macs(self, *inputs: Shape) -> int:
         self.infer(*inputs)
         return self.conv.macs(*inputs)
+
+    def covered(self, *inputs: Shape) -> int:
+        return _covered((self.conv, self.pool), inputs[0])
 
 
 @dataclass(frozen=True)

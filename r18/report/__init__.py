@@ -1,4 +1,4 @@
-"""Pages and figures of what was measured and verified; each page is one file that loads nothing.
+"""Pages and figures of measurements and verdicts; each page is one file that loads nothing.
 
 `evidence` reads records, an evaluation and two dumps.
 `speed`, `bounds`, `mutants` and `agreement` prepare the sections of `page`, and `verification` is

@@ -9,10 +9,14 @@ from io import BytesIO
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from r18.report.evidence import Group
+from r18.bench.baselines import peers_precision
+from r18.bench.record import group_name
+from r18.report.evidence import Evidence, Group, Records
 from r18.report.render import check_libraries, clean
 from r18.report.scale import decimal, fault, shade
 from r18.report.speed import FAR, KINDS, kind_of
+from r18.report.tables import device_words
+from r18.report.tables.summary import Comparison, comparisons
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,21 +57,142 @@ WIDTH, COLUMNS, BAR = 880, 3, 33
 ROOM = 0.36
 """The share of a panel's width that a number needs behind its bar."""
 
+SUMMARY_BATCH = 64
+"""The batch of speed-and-error.svg."""
+OURS: dict[str, Any] = {"marker": "o", "ms": 11, "color": KIND["ours"]}
+THEIRS: dict[str, Any] = {"marker": "o", "ms": 16, "mfc": "white", "mec": KIND["peer"], "mew": 3}
 
-def pictures(groups: Sequence[Group]) -> dict[str, str]:
-    """File name → SVG: throughput at the largest batch of each precision and device, and latency
-    at the smallest. The whole network, fused; backends and other libraries, no single algorithms.
 
-    Empty where no such group was recorded.
+def pictures(evidence: Evidence) -> dict[str, str]:
+    """File name → SVG: the whole network, fused, without rows of single algorithms.
+
+    Speed and error next to PyTorch on the fastest device that was both timed and verified; the
+    throughput of the largest batch of each precision and device, and the latency of the smallest.
+    Pictures for which nothing was recorded are left out.
     """
     check_libraries()
-    usual = [group for group in groups if group.usual]
+    usual = [group for group in evidence.groups if group.usual]
     if not usual:
         return {}
-    return {
+    return _speed_and_error(usual, evidence.verified) | {
         "throughput.svg": _speed("Images per second", _chosen(usual, max), throughput=True),
         "latency.svg": _speed("Milliseconds per batch", _chosen(usual, min), throughput=False),
     }
+
+
+def _speed_and_error(usual: Sequence[Group], verified: Records) -> dict[str, str]:
+    """The picture by its file name; empty without a device that has all its numbers."""
+    for device, same in groupby(usual, key=lambda group: group.device):
+        groups = {
+            group_name("resnet18", group.precision, "all", group.batch): group.data
+            for group in same
+        }
+        record = verified.get(device, {"networks": {}})
+        found = [
+            one
+            for one in comparisons(groups, record["networks"], SUMMARY_BATCH)
+            if one.torch_images and _drawable(one.error) and _drawable(one.torch_error)
+        ]
+        if found:
+            return {"speed-and-error.svg": _compared(found)}
+    return {}
+
+
+def _drawable(error: float | None) -> bool:
+    """Whether a logarithmic axis has a place for it."""
+    return error is not None and 0 < error < math.inf
+
+
+def _compared(found: Sequence[Comparison]) -> str:
+    """Per precision both throughputs as bars, and both errors as dots on a logarithmic axis.
+
+    The text is large because a phone shows the picture at less than half its width.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    row, above, below = 72, 92, 74  # pixels
+    tall = above + row * len(found) + below
+    box = {"bottom": below / tall, "top": 1 - above / tall}
+    with _style():
+        figure = Figure(figsize=(WIDTH / 72, tall / 72))
+        halves = ((96, 520), (560, 856))
+        bars, dots = (
+            figure.add_subplot(figure.add_gridspec(1, 1, left=a / WIDTH, right=b / WIDTH, **box)[0])
+            for a, b in halves
+        )
+        _throughputs(bars, found)
+        _errors(dots, found)
+        about = f"ResNet-18, batch {SUMMARY_BATCH}, {device_words(found[0].group)}"
+        figure.text(20 / WIDTH, 1 - 30 / tall, clean(about), size=20, weight="bold")
+        titles = ("images/s, PyTorch in its fastest mode", "logit error against float64")
+        for (start, _), said in zip(halves, titles, strict=True):
+            figure.text(start / WIDTH, 1 - 70 / tall, said, size=18, color=SOFT)
+        other = [
+            f"{peers_precision(one.precision)} next to {one.precision}"
+            for one in found
+            if peers_precision(one.precision) != one.precision
+        ]
+        theirs = f"PyTorch ({', '.join(other)})" if other else "PyTorch"
+        marks = [
+            Line2D([], [], ls="", label="r18", **OURS),
+            Line2D([], [], ls="", label=theirs, **THEIRS),
+        ]
+        figure.legend(
+            handles=marks,
+            loc="lower left",
+            bbox_to_anchor=(10 / WIDTH, 0),
+            ncols=2,
+            frameon=False,
+            fontsize=18,
+            handletextpad=0.3,
+        )
+        return _svg(figure, "Speed and error of ResNet-18")
+
+
+def _throughputs(axes: Axes, found: Sequence[Comparison]) -> None:
+    """A pair of bars per precision, r18's above, with the speedup at the right."""
+    pairs = [(one.images, one.torch_images or 0.0) for one in found]
+    longest = max(map(max, pairs))
+    edge = 1.75 * longest
+    axes.set(xlim=(0, edge), ylim=(len(found) - 0.5, -0.5))
+    axes.axis("off")
+    for at, (one, pair) in enumerate(zip(found, pairs, strict=True)):
+        for name, number, color, y in zip(
+            ("r18", "torch"),
+            pair,
+            (KIND["ours"], KIND["peer"]),
+            (at - 0.18, at + 0.18),
+            strict=True,
+        ):
+            (bar,) = axes.barh(y, number, 0.3, color=color)
+            bar.set_gid(f"speed-{one.precision}-{name}")
+            axes.text(number + longest / 40, y, f"{number:,.0f}", va="center", size=17)
+        axes.text(-longest / 30, at, one.precision, ha="right", va="center", size=20)
+        said = f"{one.speedup:.2f}×"
+        axes.text(edge, at, said, ha="right", va="center", size=21, weight="bold")
+
+
+def _errors(axes: Axes, found: Sequence[Comparison]) -> None:
+    """PyTorch's error as a ring and r18's as a dot, which shows where they coincide."""
+    pairs = [(one.torch_error or 0.0, one.error or 0.0) for one in found]
+    errors = [number for pair in pairs for number in pair]
+    low, high = (math.log10(number) for number in (min(errors), max(errors)))
+    axes.set(xscale="log", xlim=(10 ** (low - 0.3), 10 ** (high + 0.3)))
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.minorticks_off()
+    axes.grid(axis="x", color=RULE, lw=0.8)
+    axes.xaxis.set_major_formatter(
+        lambda number, _: f"1e{math.log10(number):.0f}".replace("-", "−")
+    )
+    axes.tick_params(axis="x", labelsize=17, length=0)
+    axes.tick_params(axis="y", left=False, labelleft=False)
+    axes.spines[:].set_visible(False)
+    for at, (one, pair) in enumerate(zip(found, pairs, strict=True)):
+        axes.plot(pair, [at, at], color=KIND["peer"], lw=2, zorder=2)
+        for name, number, mark in zip(("torch", "r18"), pair, (THEIRS, OURS), strict=True):
+            (dot,) = axes.plot([number], [at], ls="", zorder=3, **mark)
+            dot.set_gid(f"error-{one.precision}-{name}")
 
 
 def _chosen(groups: Sequence[Group], which: Callable[[Iterable[int]], int]) -> list[Group]:

@@ -13,6 +13,13 @@ from r18.report.heat import Heat
 from r18.report.render import document, image
 from r18.report.tables import device_words
 
+SHOWN = {
+    "speed-and-error.svg": "throughput and error next to PyTorch",
+    "throughput.svg": "throughput at the largest batch of each precision and device",
+    "latency.svg": "latency at the smallest batch of each precision and device",
+}
+"""What the pictures show."""
+
 
 def page(evidence: Evidence) -> str:
     """The whole document, with `missing` evidence and the commands that make it at the end."""
@@ -35,7 +42,7 @@ def page(evidence: Evidence) -> str:
         evidence=evidence,
         best=_best(evidence.groups),
         origins=list(_origins(evidence)),
-        pictures=_overview(evidence.groups),
+        pictures=_overview(evidence),
         devices=_devices(evidence.groups),
         kinds=_kinds(evidence.groups),
         timed=speed.timed,
@@ -98,9 +105,11 @@ def _best(groups: Sequence[Group]) -> tuple[Group, Any] | None:
     return max(ours, key=lambda found: float(found[1]["images_per_second"]), default=None)
 
 
-def _overview(groups: Sequence[Group]) -> list[str]:
-    """The pictures of a README as addresses."""
-    return [image(text.encode(), "svg+xml") for text in pictures(groups).values()]
+def _overview(evidence: Evidence) -> list[tuple[str, str]]:
+    """The pictures of a README, each as its address and what it shows."""
+    return [
+        (image(text.encode(), "svg+xml"), SHOWN[name]) for name, text in pictures(evidence).items()
+    ]
 
 
 def _devices(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:

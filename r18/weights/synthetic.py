@@ -1,9 +1,9 @@
 """Synthetic weights: no download, the ranges of a trained network, the same bits on every machine.
 
 Random weights make a bad test: without BatchNorm statistics that fit them, activations explode or
-vanish within a few layers, and then every backend agrees, or none does. So the
-statistics are measured: the network runs on seeded images, step by step, and each BatchNorm is
-given the mean and variance of what it reads.
+vanish within a few layers, and then every backend agrees, or none does. So the statistics are
+measured: the network runs on seeded images, step by step, and each BatchNorm gets the mean and
+variance of its input.
 
 The same bits everywhere, whatever the BLAS, its threads or the version of NumPy:
 

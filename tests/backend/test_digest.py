@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from r18.backend import digest
 from r18.backend.digest import DigestError, PythonSources, cuda_digest, cuda_files, cuda_tokens
 from support import ROOT
 
@@ -67,11 +68,15 @@ class Package:
         (self.folder / name).write_text(text.replace(before, after))
 
     def digest(self, module: str = "pkg.conv.direct", python: str = sys.executable) -> str:
+        # The module by its file: another Python need not have what `r18.backend` depends on.
         code = f"""
-import importlib, sys
+import importlib, importlib.util, sys
 from pathlib import Path
 sys.path[:0] = [{str(self.folder.parent)!r}, {str(ROOT)!r}]
-from r18.backend.digest import PythonSources
+spec = importlib.util.spec_from_file_location("digest", {digest.__file__!r})
+module = sys.modules["digest"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+PythonSources = module.PythonSources
 kind = importlib.import_module({module!r}).Direct
 print(PythonSources(Path({str(self.folder)!r}), frozenset({{"serving.py"}})).digest(kind))
 """

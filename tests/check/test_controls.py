@@ -16,7 +16,8 @@ from r18.backend.host import HostKernel
 from r18.graph.ops import OPS, Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem
 from r18.graph.precision import PRECISIONS
 from r18.runtime.executor import run_kernel
-from r18_oracle.check.checks import Tally, examine
+from r18_oracle.check.checks import examine
+from r18_oracle.check.tally import Tally
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, make_case
 from r18_oracle.judge.bounds import DERIVATIONS
 from r18_oracle.judge.reference import reference

@@ -27,7 +27,8 @@ from r18.weights import load_weights
 from r18_cupy import Backend
 from r18_cupy.cuda.launch import GridLaunch
 from r18_cupy.ops.elementwise import AddKernel
-from r18_oracle.check.checks import Examination, Tally
+from r18_oracle.check.checks import Examination
+from r18_oracle.check.tally import Tally
 from r18_oracle.findings import Failed
 from r18_oracle.network.checkpoints import compare_checkpoints, seeded_pixels
 from support import Array, bytes_of, images, random_weights

@@ -154,7 +154,7 @@ def test_the_dump_that_is_off_is_named_and_the_others_are_not(copies: list[Path]
     closing = report.closing()
     assert closing.startswith("first bad checkpoint: layer3 (b: loses ")
     assert "; a and b are " in closing
-    assert "times as far apart as both may lose" in closing
+    assert "times as far apart as their allowed errors" in closing
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

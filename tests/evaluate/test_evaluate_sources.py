@@ -109,7 +109,7 @@ def test_no_folder_and_no_image(tmp_path: Path) -> None:
 
 def test_ambiguous_folders(tmp_path: Path) -> None:
     photographs(tmp_path, ["a.png", "cats/b.png"])
-    refused(r"images beside folders of images \(a.png, cats/b.png\).*which", tmp_path)
+    refused(r"images next to folders of images \(a.png, cats/b.png\).*which", tmp_path)
     (tmp_path / "labels.csv").write_text("file,label\na.png,1\n")
     (tmp_path / "val.txt").write_text("a.png 1\n")
     refused("both labels.csv and val.txt", tmp_path)

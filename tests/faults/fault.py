@@ -1,4 +1,4 @@
-"""What a planted fault is, and the backend that planted ones belong to."""
+"""What a planted fault is, and the backend that planted faults belong to."""
 
 from __future__ import annotations
 
@@ -9,37 +9,9 @@ from typing import Any
 
 from r18.backend import BackendBase, Buffer, DeviceInfo, Kernel, RoundingContract, Stream
 from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream, host
-from r18.graph.ops import (
-    Add,
-    BatchNorm,
-    Conv2d,
-    ConvMaxPool,
-    GlobalAvgPool,
-    Linear,
-    MaxPool2d,
-    Normalize,
-    Op,
-    Problem,
-    Relayout,
-    ReLU,
-    Softmax,
-)
+from r18.graph.ops import Op, Problem
 from r18.graph.precision import FP32, Precision
-
-ALGORITHMS: dict[type[Op], str] = {
-    Conv2d: "sum",
-    BatchNorm: "batchnorm",
-    ReLU: "exact",
-    Add: "elementwise",
-    MaxPool2d: "exact",
-    ConvMaxPool: "sum",
-    GlobalAvgPool: "mean",
-    Linear: "sum",
-    Softmax: "softmax",
-    Relayout: "exact",
-    Normalize: "normalize",
-}
-"""The rounding contract's algorithm of a plain kernel of each op."""
+from r18_oracle.ops.table import spec_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +19,9 @@ class Fault:
     """A kernel that is wrong on purpose.
 
     wrong:  what is wrong with it, in words.
-    checks: the check that is meant to catch it; two where which comes first depends on the
-            numbers (a divisor that is wrong on integers is wrong on the others too, but integers
-            can be used only where the right one is a power of two).
+    checks: the check that must catch it; two where the numbers decide which comes first (a wrong
+            divisor is wrong on all inputs, but integers can only be used where the right divisor is
+            a power of two).
     """
 
     kernel: Kernel
@@ -58,7 +30,7 @@ class Fault:
 
 
 class LateStream(HostStream):
-    """As of a device whose launches overlap: a copy is late until somebody waits for it."""
+    """The stream of a device whose launches overlap: a copy is late until `synchronize`."""
 
     def __init__(self) -> None:
         self._late: list[tuple[Buffer, Buffer]] = []
@@ -75,7 +47,7 @@ class LateStream(HostStream):
 
 @dataclass(frozen=True, eq=False)
 class PlantedKernel(HostKernel):
-    """A host kernel that waits for what a `LateStream` holds back; or does not, being hasty."""
+    """A host kernel that waits for what a `LateStream` holds back, unless it is `hasty`."""
 
     hasty: bool = False
 
@@ -102,8 +74,8 @@ def kernel(
     contract: RoundingContract | None = None,
     **options: Any,
 ) -> HostKernel:
-    """A host kernel `backend/op/name/precision` with a plain contract, unless another is given."""
-    plain = RoundingContract(ALGORITHMS[op], precision.accumulate, precision.storage)
+    """A host kernel `backend/op/name/precision`, with the op's plainest contract by default."""
+    plain = RoundingContract(spec_of(op).algorithms[0], precision.accumulate, precision.storage)
     return PlantedKernel(backend, op, name, precision, contract or plain, run, **options)
 
 

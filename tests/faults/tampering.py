@@ -23,7 +23,7 @@ from r18.graph.precision import Precision
 from r18.machine import set_blas_threads
 from r18_oracle.check import checks
 from r18_oracle.check.watch import round_to
-from r18_oracle.judge import reference
+from r18_oracle.ops import table
 
 # -- memory that is not its own ----------------------------------------------------------------
 
@@ -98,7 +98,7 @@ _FOREIGN = (
 # -- the judge's tools -------------------------------------------------------------------------
 
 
-def _replaces(owner: Any, name: str) -> Callable[[], HostFunction]:
+def _replaces(owner: Any, name: Any) -> Callable[[], HostFunction]:
     """Puts something else in a function's place."""
 
     def deed() -> None:
@@ -145,9 +145,16 @@ _TOOLS = (
     cheat(
         ReLU,
         "replaces_a_reference",
-        "puts another reference in the oracle's table",
+        "puts another spec in the oracle's table",
         "global_state",
-        _replaces(reference._REFERENCES, ReLU),  # type: ignore[arg-type]
+        _replaces(table.SPECS, ReLU),
+    ),
+    cheat(
+        ReLU,
+        "replaces_a_method",
+        "puts another reference in an op's spec",
+        "global_state",
+        _replaces(table.SPECS[ReLU], "reference"),
     ),
     cheat(
         ReLU,

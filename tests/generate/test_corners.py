@@ -8,8 +8,9 @@ import pytest
 
 from r18.backend.registry import load_backend
 from r18.graph.ops import OPS, Conv2d, Linear, MaxPool2d, Op, Relayout
-from r18_oracle.generate.corners import GRID, corners
+from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
+from r18_oracle.generate.sizes import GRID
 from r18_oracle.search.profiles import profile
 
 QUICK = profile("quick")

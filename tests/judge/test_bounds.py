@@ -38,12 +38,12 @@ from r18.graph.schedule import tiny
 from r18.runtime.executor import run_kernel
 from r18_oracle.cases import Case
 from r18_oracle.generate.inputs import ROUNDING, make_case
-from r18_oracle.generate.problems import normalization
 from r18_oracle.judge import bounds, winograd
 from r18_oracle.judge.bounds import FORMATS, bound, gamma, summation_error
 from r18_oracle.judge.declared import objection
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import Judgement, judge
+from r18_oracle.ops.normalize import normalization
 from support import Array, images, random_weights, run_schedule
 
 BACKEND = ControlBackend()
@@ -261,8 +261,18 @@ def test_an_unknown_contract_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "op", "shape", "message"),
     [
-        ("sum", ReLU(), (1, 3), "'sum' is a contract of conv2d and linear, not of relu"),
-        ("winograd_f2x2", ReLU(), (1, 3), "winograd_f2x2 is an algorithm of conv2d, not of relu"),
+        (
+            "sum",
+            ReLU(),
+            (1, 3),
+            "'sum' is a contract of conv2d, linear and conv2d_maxpool2d, not of relu",
+        ),
+        (
+            "winograd_f2x2",
+            ReLU(),
+            (1, 3),
+            "'winograd_f2x2' is a contract of conv2d and conv2d_maxpool2d, not of relu",
+        ),
         ("elementwise", ReLU(), (1, 3), "'elementwise' is a contract of add, not of relu"),
         ("batchnorm", ReLU(), (1, 3), "'batchnorm' is a contract of batchnorm, not of relu"),
         ("scale_shift", ReLU(), (1, 3), "'scale_shift' is a contract of batchnorm, not of relu"),

@@ -37,8 +37,8 @@ from r18_numba_cpu import Backend, compiled, conv, implicit_gemm, packing, winog
 from r18_oracle.check.call import observe
 from r18_oracle.generate.crossings import crossings
 from r18_oracle.generate.inputs import kinds_for, make_case
-from r18_oracle.generate.problems import normalization
 from r18_oracle.judge.verdict import judge
+from r18_oracle.ops.normalize import normalization
 from support import images, output_of
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33)

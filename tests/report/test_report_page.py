@@ -157,6 +157,10 @@ def judged(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+NO_PLACE = ("inf", "nan", 0.0)
+"""Errors without a place on a logarithmic axis, as a record has them."""
+
+
 def step(name: str, ratio: object, **changes: Any) -> dict[str, Any]:
     plain = {"kernel": "k/conv", "problem": "conv2d", "ok": True, "check": "", "message": ""}
     return {"step": name, "ratio": ratio} | plain | changes
@@ -178,6 +182,10 @@ VERIFIED: dict[str, Any] = {
             "steps": [
                 step("conv1", 0.5),
                 step("fc", "inf", ok=False, check="bound", message="too far"),
+            ],
+            "checkpoints": [
+                {"relative": 1.0, "own_relative": 1.0},
+                {"relative": 6e-6, "own_relative": 1.5e-6},
             ],
         }
     },
@@ -370,8 +378,23 @@ def drawn(picture: str) -> list[tuple[str, str, float]]:
     return found
 
 
+def compared(picture: str) -> dict[str, float]:
+    """Of a picture of speed and error: the width of each bar and the place of each dot, by id."""
+    found = {}
+    for mark in ElementTree.fromstring(picture).iter(f"{SVG}g"):
+        name = mark.get("id") or ""
+        if name.startswith("speed-"):
+            (path,) = mark.iter(f"{SVG}path")
+            xs = [float(x) for x in re.findall(r"[ML] ([\d.]+)", path.attrib["d"])]
+            found[name] = max(xs) - min(xs)
+        elif name.startswith("error-"):
+            (dot,) = mark.iter(f"{SVG}use")
+            found[name] = float(dot.attrib["x"])
+    return found
+
+
 def same_drawing(one: str, other: str) -> bool:
-    """The same texts at the same places and the same bars; the markup may differ, as between
+    """The same texts at the same places, the same bars and dots; the markup may differ, as between
     versions of matplotlib."""
 
     def seen(text: str) -> list[tuple[str | None, float, float]]:
@@ -379,7 +402,8 @@ def same_drawing(one: str, other: str) -> bool:
         return [(t.text, round(float(t.get("x", 0))), round(float(t.get("y", 0)))) for t in texts]
 
     widths = [[round(width) for _, _, width in drawn(text)] for text in (one, other)]
-    return seen(one) == seen(other) and widths[0] == widths[1]
+    marks = [{name: round(x) for name, x in compared(text).items()} for text in (one, other)]
+    return seen(one) == seen(other) and widths[0] == widths[1] and marks[0] == marks[1]
 
 
 # -- the page ----------------------------------------------------------------------------------
@@ -390,7 +414,7 @@ def test_a_page_is_well_formed_and_loads_nothing(everything: Evidence) -> None:
     reader = Reader(text)
     assert not re.search(r"https?:|@import|url\(|<iframe|<object|<embed", text)
     kinds = [src.partition(",")[0] for src in reader.attribute("src")]
-    assert kinds == [*["data:image/svg+xml;base64"] * 2, *["data:image/jpeg;base64"] * 2]
+    assert kinds == [*["data:image/svg+xml;base64"] * 3, *["data:image/jpeg;base64"] * 2]
     ids = reader.attribute("id")
     names = [
         "speed",
@@ -452,7 +476,8 @@ def test_what_is_hostile_is_shown_as_text(tmp_path: Path) -> None:
     shown = HOSTILE.replace("\x1b", "�")
     assert sum(shown in said for said in reader.texts) >= 20
     odd = next(g for g in evidence.groups if g.data["fusion"] == HOSTILE)
-    for picture in pictures([replace(odd, data={**odd.data, "fusion": "all"})]).values():
+    usual = replace(odd, data={**odd.data, "fusion": "all"})
+    for picture in pictures(replace(evidence, groups=(usual,))).values():
         assert shown in "".join(ElementTree.fromstring(picture).itertext())
 
 
@@ -1041,9 +1066,9 @@ def refusal(folder: Path) -> str | None:
 def test_pictures_have_the_largest_batch_for_throughput_and_the_smallest_for_latency(
     everything: Evidence,
 ) -> None:
-    made = pictures(everything.groups)
-    assert list(made) == ["throughput.svg", "latency.svg"]
-    fast, slow = (drawn(made[name]) for name in made)
+    made = pictures(everything)
+    assert list(made) == ["speed-and-error.svg", "throughput.svg", "latency.svg"]
+    fast, slow = (drawn(made[name]) for name in ("throughput.svg", "latency.svg"))
     # fp32 at batch 64 without its single algorithm, fp16 at its only batch; and the GPU first.
     floors = {(g.device, g.precision, g.batch): g.floor_ms for g in everything.groups}
     floor = floors["nvidia-h200", "fp32", 64]
@@ -1067,14 +1092,42 @@ def test_pictures_have_the_largest_batch_for_throughput_and_the_smallest_for_lat
             assert 0 <= float(one.get("y", 0)) <= tall
 
 
+def test_a_picture_has_speed_and_error_next_to_pytorch(everything: Evidence) -> None:
+    """Bars in proportion, dots on a logarithmic axis, the speedup in words."""
+    picture = pictures(everything)["speed-and-error.svg"]
+    marks = compared(picture)
+    assert list(marks) == [
+        f"{what}-fp32-{whose}"
+        for what, order in (("speed", ("r18", "torch")), ("error", ("torch", "r18")))
+        for whose in order
+    ]
+    assert marks["speed-fp32-r18"] / marks["speed-fp32-torch"] == pytest.approx(6.75 / 3.5, 1e-3)
+    texts = [text.text or "" for text in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+    rates = [f"{1e3 * 64 / ms:,.0f}" for ms in (3.5, 6.75)]
+    assert {*rates, "fp32", f"{6.75 / 3.5:.2f}×", "r18", "PyTorch"} <= set(texts)
+    assert "ResNet-18, batch 64, NVIDIA H200 (sm_90)" in texts
+    # With the ends of the axis 0.3 decades outside, four times the error is 0.6 decades of 1.2.
+    assert marks["error-fp32-r18"] - marks["error-fp32-torch"] == pytest.approx(296 / 2, abs=0.5)
+
+
+def test_without_both_errors_there_is_no_picture_of_them(everything: Evidence) -> None:
+    ends = [{"relative": 1e-6, "own_relative": error} for error in NO_PLACE]
+    for networks in ({}, *({"cupy/resnet18/fp32/all": {"checkpoints": [end]}} for end in ends)):
+        verified = {"nvidia-h200": VERIFIED | {"networks": networks}}
+        made = pictures(replace(everything, verified=verified))
+        assert list(made) == ["throughput.svg", "latency.svg"]
+    assert "speed-and-error.svg" not in pictures(replace(everything, verified={}))
+
+
 def test_without_usual_times_there_are_no_pictures(everything: Evidence) -> None:
     odd = tuple(g for g in everything.groups if g.data["network"] == "tiny")
-    assert pictures(odd) == pictures(()) == {}
+    assert pictures(replace(everything, groups=odd)) == {}
+    assert pictures(replace(everything, groups=())) == {}
 
 
 def test_the_pictures_in_the_documents_are_those_of_the_records() -> None:
     """`r18 report --svg docs/pictures` makes them again."""
-    made = pictures(gather(ROOT / records.FOLDER).groups)
+    made = pictures(gather(ROOT / records.FOLDER))
     folder = ROOT / "docs" / "pictures"
     assert {path.name for path in folder.glob("*.svg")} == set(made)
     for name, text in made.items():
@@ -1090,7 +1143,7 @@ def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
     done = r18("report", "--records", folder, "--out", target, "--svg", svg)
     assert done.code == 0, done.err
     assert target.read_text("utf-8") == page(gather(folder))
-    made = pictures(gather(folder).groups)
+    made = pictures(gather(folder))
     assert {path.name: path.read_text("utf-8") for path in svg.iterdir()} == made
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
 
@@ -1246,7 +1299,7 @@ def test_in_a_browser(everything: Evidence, scheme: str, dark: bool, tmp_path: P
     assert seen["tip"] is True
     assert seen["contrast"] >= 4.5
     assert seen["smallest"] >= 12
-    assert seen["images"] == [880, 880, 144, 144]
+    assert seen["images"] == [880, 880, 880, 144, 144]
     assert (seen["ground"] < 0.1) == dark
     parts = re.findall(r'class="bar" style="--part:([\d.]+)%', text)
     assert [float(size.removesuffix("%")) for size in seen["sizes"]] == [float(p) for p in parts]
@@ -1258,7 +1311,7 @@ def test_in_a_browser(everything: Evidence, scheme: str, dark: bool, tmp_path: P
 
 @needs_chromium
 def test_a_picture_in_a_browser(everything: Evidence, tmp_path: Path) -> None:
-    for name, text in pictures(everything.groups).items():
+    for name, text in pictures(everything).items():
         (tmp_path / name).write_text(text, "utf-8")
         title, console = browse(tmp_path / name, tmp_path)
         assert title.endswith(" of ResNet-18")

@@ -141,12 +141,12 @@ def test_a_table_of_batches_from_host_memory(folder: Path) -> None:
     text = rendered(block(marker), folder)
     assert lines(text) == [
         "| backend | device | precision | batch | device-only ms | from host ms | images/s "
-        "| of device-only | copy alone ms | copy GB/s |",
+        "| of device-only | copy only ms | copy GB/s |",
         "| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |",
         "| cupy | nvidia-h200 | fp32 | 64 | 0.5 | 0.51 | 125,490 | 98.0% | 0.2 | 48.2 |",
     ]
     assert (
-        "NVIDIA H200 (sm_90), driver 580.1, 2026-11-20: milliseconds a batch of uint8 pixels, "
+        "NVIDIA H200 (sm_90), driver 580.1, 2026-11-20: milliseconds per batch of uint8 pixels, "
         "medians of 3 stretches of 400 batches; the stretches of one program differ by at most "
         "3.9%." in text
     )
@@ -402,8 +402,8 @@ def test_the_tables_that_backends_ship_are_found() -> None:
         ("roofline device=nvidia-h100", "run r18 roofline --measure on that device"),
         ("roofline device=nvidia-h200 backend=numpy", "has no time of 'numpy'"),
         ("tuned device=nvidia-h200 precision=fp32 batch=8", "has no time in fp32 at batch 8"),
-        ("tuned device=nvidia-h200 precision=fp16 batch=all", "batch=all, which is no number"),
-        ("tuned device=nvidia-h200 precision=fp16 batch=0", "batch=0, which is no number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=all", "batch=all, which is not a number"),
+        ("tuned device=nvidia-h200 precision=fp16 batch=0", "batch=0, which is not a number"),
         ("tuned device=nvidia-h200 precision=fp16 batch=8 before=x", "there is no tuning table"),
     ],
 )
@@ -434,7 +434,7 @@ def test_making_tables_again_changes_nothing(folder: Path) -> None:
         (block("speed device=x"), "unknown table 'speed'"),
         (block("verify devices=x"), "unknown option of table verify 'devices', did you mean"),
         (block("verify device"), "options are NAME=VALUE, got 'device'"),
-        (block("verify"), "does not say device="),
+        (block("verify"), "lacks device="),
         (block("verify device=nvidia-h100"), "there is no record .*: run r18 verify --record"),
         (block("verify device=nvidia-h200 backend=x"), "has no kernel of 'x'"),
         (block("mutate devices=nvidia-h200 backends=x"), "has mutants of 'x'"),

@@ -18,7 +18,7 @@ from r18.cli.app import FOUND, REFUSED
 from r18.errors import UsageError
 from r18.records.kinds import KINDS, Tuned, Verify
 from r18_numba.catalogue import all_kernels
-from r18_oracle.check.checks import Tally
+from r18_oracle.check.tally import Tally
 from r18_oracle.findings import Finding
 from r18_oracle.search import records as evidence
 from r18_oracle.search.campaign import KernelReport

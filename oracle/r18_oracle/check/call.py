@@ -1,8 +1,8 @@
-"""Calling a kernel under guard: poisoned buffers, guard zones, and nothing taken on trust.
+"""Calling a kernel under guard: poisoned buffers, guard zones, and a comparison of every byte.
 
-The launch itself is the core's `Launch.enqueue`, which a compiled program uses too. As in a
-program, all buffers of a call lie in one allocation; here every byte around and in them is known
-before, and looked at again afterwards.
+The launch is the core's `Launch.enqueue`, as in a compiled program, and all buffers of a call are
+parts of one allocation, as in a program. `observe` fills the allocation with known bytes, runs the
+kernel, and compares every byte afterwards.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from r18_oracle.judge.reference import kernel_running
 
 GUARD_NBYTES = 4096
 GUARD_MOST = 1 << 20
-"""A guard zone is as long as the longest buffer of the call, between these: an image written one
-image too far still lands in it."""
+"""A guard zone is as long as the longest buffer of the call, within these limits, so that it
+catches an image that is written one image too far."""
 THREAD_SECONDS = 0.5
-"""How long to wait for threads that were started during the call and are still running."""
+"""The wait for threads that were started during the call and are still running."""
 
 _lasting: WeakSet[threading.Thread] = WeakSet()
-"""Threads that outlived that wait: a pool's, which need not be waited for again."""
+"""Threads that outlived that wait, such as a pool's; they are not waited for again."""
 
 Fill = Callable[[int], Array]
-"""What memory holds before a call: so many bytes."""
+"""The bytes that memory holds before a call, from their number."""
 
 
 def nans(nbytes: int) -> Array:
@@ -60,10 +60,10 @@ _ORDINARY: Array = np.array(
 
 
 def noise(seed: int) -> Fill:
-    """Ordinary numbers of both signs in every floating-point format, no two bytes the same rule.
+    """Random ordinary numbers of both signs in every floating-point format.
 
-    The byte that holds most of the exponent lies in 0x30..0x47: float16 of 2⁻³ to 2³, float32 of
-    2⁻³¹ to 2¹⁶.
+    The byte that holds most of the exponent is in 0x30..0x47: float16 from 2⁻³ to 2³, float32
+    from 2⁻³¹ to 2¹⁶.
     """
 
     def fill(nbytes: int) -> Array:
@@ -75,9 +75,9 @@ def noise(seed: int) -> Fill:
 
 @dataclass(frozen=True, eq=False)
 class Arena:
-    """One allocation: the buffers of a call by name, a guard zone before, between and after.
+    """One allocation with the buffers of a call by name, and guard zones around and between them.
 
-    Each begins at a multiple of the memory's alignment, and of no more than that.
+    Each buffer begins at an odd multiple of the memory's alignment.
     """
 
     memory: Memory
@@ -87,7 +87,7 @@ class Arena:
 
     @classmethod
     def of(cls, memory: Memory, sizes: Mapping[str, int]) -> Arena:
-        """Allocate, fill nothing."""
+        """Allocate, without filling."""
         step = memory.alignment
         guard = min(max(GUARD_NBYTES, *sizes.values()), GUARD_MOST)
         spans: dict[str, tuple[int, int]] = {}
@@ -107,14 +107,14 @@ class Arena:
         return self.memory.download(self.whole, (self.nbytes,), np.dtype(np.uint8))
 
     def part(self, seen: Array, name: str) -> Array:
-        """The bytes of one buffer, of what `read` returned."""
+        """The bytes of one buffer in what `read` returned."""
         offset, nbytes = self.spans[name]
         return seen[offset : offset + nbytes]
 
     def place(self, at: int) -> tuple[str, int]:
         """The buffer that holds or is nearest to a byte, and the byte's offset in it.
 
-        Negative before its beginning, at least its size past its end.
+        The offset is negative before the buffer, and at least its size after it.
         """
         middles = [
             (one[0] + one[1] + other[0]) // 2 for one, other in pairwise(self.spans.values())
@@ -127,13 +127,13 @@ class Arena:
 class Observation:
     """What one call left behind.
 
-    output:    logical array in storage dtype. before: what it was.
+    output:    logical array in storage dtype. before: the same memory before the call.
     trespass:  a sentence about the first byte written outside a buffer, or None.
-    changed:   a sentence about what was changed that a kernel may only read, or None.
+    changed:   a sentence about a change of something that a kernel may only read, or None.
     process:   a sentence about what the call changed in the process, or None.
-    called:    what the kernel called that it may not, where that was watched.
-    in_flight: whether memory, inputs included, comes to differ from what it was when `synchronize`
-               had returned; waits so many seconds, and for threads started during the call.
+    called:    forbidden functions that the kernel called, if it was watched.
+    in_flight: waits for this many seconds and for threads started during the call; whether memory,
+               inputs included, then differs from what it held when `synchronize` returned.
     """
 
     output: Array
@@ -145,12 +145,12 @@ class Observation:
     in_flight: Callable[[float], bool]
 
     def untouched(self) -> Array:
-        """For each output element: does it hold what it held before?"""
+        """For each output element, whether it kept its bits."""
         return ~bits_differ(self.output, self.before)
 
 
 def bits_differ(one: Array, other: Array) -> Array:
-    """For each element: are its bits not the same in both?"""
+    """For each element, whether its bits differ."""
     return np.asarray(_bits(one) != _bits(other))
 
 
@@ -168,71 +168,114 @@ def observe(
 ) -> Observation:
     """Run the kernel on the case, in a stream of its own.
 
-    fill:    what all memory but the inputs holds before.
+    fill:    what memory other than the inputs holds before.
     times:   how often to enqueue the same launch.
-    alias:   give it its first input's buffer as output, as the executor may for `in_place`.
-    late:    all that memory holds, but for the prepared weights, comes by a copy enqueued just
-             before, and late; until then it holds NaN. What was read too early is NaN then, and
-             what was written too early is gone. Of a stream that is `Overlapping`.
-    watched: note what it calls.
-    process: what the process was like before; default now.
+    alias:   give it its first input's buffer as output, as a plan may for `in_place`.
+    late:    fill memory, except for prepared weights, by a copy that is enqueued just before the
+             kernel and ends late; until then it holds NaN. What is read too early is NaN, and what
+             is written too early is lost. For an `Overlapping` stream.
+    watched: record what it calls.
+    process: the state of the process before; by default its present state.
     """
-    memory, dtype = backend.memory, case.precision.dtype
     stream = backend.stream()
     process = process or Process.now()
     threads = set(threading.enumerate())
-    # A copy, so that what a kernel does to its problem cannot change the question it is judged on.
-    problem = copy.deepcopy(case.problem)
-    given, handed = case.wide()[1], case.wide()[1]
-    names = [spec.role for spec in problem.op.weights()]
-    with kernel_running():
-        weights = prepare_weights(kernel, problem, names, handed)
-        scratch_nbytes = kernel.workspace(problem)
-    arena = Arena.of(memory, _sizes(case, scratch_nbytes))
-    memory.upload(fill(arena.nbytes), arena.whole)
-    inputs = tuple(arena.buffer(f"input {index}") for index in range(len(case.inputs)))
-    for array, buffer in zip(case.inputs, inputs, strict=True):
-        upload(memory, array, input_layout(kernel, case.problem), array.dtype, buffer)
-    writes = "input 0" if alias else "output"
-    output = arena.buffer(writes)
-    launch = Launch(kernel, problem, inputs, weights, output, arena.buffer("workspace"))
-    layout = output_layout(kernel, case.problem)
-    before = arena.read()
-    old = download(memory, arena.buffer(writes), case.problem.output, layout, dtype)
+    call = _Call(backend, kernel, case, fill, alias=alias)
+    before = call.read()
     if late:
-        source = memory.empty(arena.nbytes)
-        memory.upload(before, source)
-        memory.upload(nans(arena.nbytes), arena.whole)
-    weights_before = [_bytes(memory, buffer) for buffer in weights]
+        source = call.poison(before.bytes)
     watch: AbstractContextManager[list[str]] = intrusions(kernel) if watched else nullcontext([])
     with kernel_running(), watch as called:
         if late:
             assert isinstance(stream, Overlapping), "asked of such a stream alone"
-            stream.copy_late(source, arena.whole)
+            stream.copy_late(source, call.arena.whole)
         for _ in range(times):
-            launch.enqueue(stream)
+            call.launch.enqueue(stream)
         stream.synchronize()
     tampered = process.change()
-    seen = arena.read()
-    # Not from the buffer that the kernel was given: it might be another by now.
-    result = download(memory, arena.buffer(writes), case.problem.output, layout, dtype)
-    mine = (writes, "workspace")
+    after = call.read()
     return Observation(
-        output=result,
-        before=old,
-        trespass=_trespass(arena, before, seen),
-        changed=_changed(arena, before, seen, mine)
-        or _changed_weights(memory, names, weights, weights_before)
-        or _changed_on_host(names, handed, given)
-        or ("the problem that it was given was changed" if problem != case.problem else None),
+        output=after.output,
+        before=before.output,
+        trespass=_trespass(call.arena, before.bytes, after.bytes),
+        changed=call.changed(before, after),
         process=tampered,
         called=called,
-        in_flight=lambda seconds: _in_flight(arena, seen, threads, seconds),
+        in_flight=lambda seconds: _in_flight(call.arena, after.bytes, threads, seconds),
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Contents:
+    """All memory of a call at one moment; output: that part as a logical array."""
+
+    bytes: Array
+    output: Array
+    weights: list[Array]
+
+
+class _Call:
+    """The memory and the launch of one call, ready to be enqueued."""
+
+    def __init__(
+        self, backend: Backend, kernel: Kernel, case: Case, fill: Fill, *, alias: bool
+    ) -> None:
+        self.memory = memory = backend.memory
+        self.kernel = kernel
+        self.case = case
+        # A copy: a kernel that changes its problem must not change what it is judged by.
+        self.problem = copy.deepcopy(case.problem)
+        self.given, self.handed = case.wide()[1], case.wide()[1]
+        self.names = [spec.role for spec in self.problem.op.weights()]
+        with kernel_running():
+            self.weights = prepare_weights(kernel, self.problem, self.names, self.handed)
+            scratch_nbytes = kernel.workspace(self.problem)
+        self.arena = arena = Arena.of(memory, _sizes(case, scratch_nbytes))
+        memory.upload(fill(arena.nbytes), arena.whole)
+        inputs = tuple(arena.buffer(f"input {index}") for index in range(len(case.inputs)))
+        for array, buffer in zip(case.inputs, inputs, strict=True):
+            upload(memory, array, input_layout(kernel, case.problem), array.dtype, buffer)
+        self.written = "input 0" if alias else "output"
+        self.launch = Launch(
+            kernel,
+            self.problem,
+            inputs,
+            self.weights,
+            arena.buffer(self.written),
+            arena.buffer("workspace"),
+        )
+
+    def read(self) -> _Contents:
+        layout = output_layout(self.kernel, self.case.problem)
+        # Not the buffer in the launch, which the kernel may have replaced.
+        output = self.arena.buffer(self.written)
+        shape, dtype = self.case.problem.output, self.case.precision.dtype
+        return _Contents(
+            self.arena.read(),
+            download(self.memory, output, shape, layout, dtype),
+            [_bytes(self.memory, buffer) for buffer in self.weights],
+        )
+
+    def poison(self, contents: Array) -> Buffer:
+        """Fill the arena with NaN; returns a buffer with what it held."""
+        source = self.memory.empty(self.arena.nbytes)
+        self.memory.upload(contents, source)
+        self.memory.upload(nans(self.arena.nbytes), self.arena.whole)
+        return source
+
+    def changed(self, before: _Contents, after: _Contents) -> str | None:
+        """What was changed of the inputs, the weights and the problem, in a sentence; or None."""
+        mine = (self.written, "workspace")
+        return (
+            _changed(self.arena, before.bytes, after.bytes, mine)
+            or _changed_weights(self.names, before.weights, after.weights)
+            or _changed_on_host(self.names, self.handed, self.given)
+            or ("the problem was changed" if self.problem != self.case.problem else None)
+        )
+
+
 def _sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
-    """Bytes of each buffer, by name. The output lies between others, to be overrun both ways."""
+    """Bytes of each buffer, by name. The output is between others, to catch both overruns."""
     output = int(np.prod(case.problem.output, dtype=object)) * case.precision.dtype.itemsize
     first, *others = (array.nbytes for array in case.inputs)
     rest = {f"input {index}": nbytes for index, nbytes in enumerate(others, 1)}
@@ -249,7 +292,7 @@ def _bytes(memory: Memory, buffer: Buffer) -> Array:
 
 
 def _trespass(arena: Arena, before: Array, seen: Array) -> str | None:
-    """The first byte that was written in no buffer."""
+    """The first byte written outside a buffer, in a sentence."""
     outside = before != seen
     for offset, nbytes in arena.spans.values():
         outside[offset : offset + nbytes] = False
@@ -270,11 +313,9 @@ def _changed(arena: Arena, before: Array, seen: Array, mine: tuple[str, ...]) ->
     return None
 
 
-def _changed_weights(
-    memory: Memory, names: list[str], weights: tuple[Buffer, ...], before: list[Array]
-) -> str | None:
-    for index, (buffer, old) in enumerate(zip(weights, before, strict=True)):
-        if not np.array_equal(_bytes(memory, buffer), old):
+def _changed_weights(names: list[str], before: list[Array], after: list[Array]) -> str | None:
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if not np.array_equal(old, new):
             name = names[index] if index < len(names) else f"prepared buffer {index}"
             return f"weight '{name}' was written to"
     return None
@@ -285,7 +326,7 @@ def _changed_on_host(
 ) -> str | None:
     for name, after, before in zip(names, handed, given, strict=True):
         if after.tobytes() != before.tobytes():
-            return f"`prepare` wrote to the array of weight '{name}' that it was given"
+            return f"`prepare` wrote to the array of weight '{name}'"
     return None
 
 

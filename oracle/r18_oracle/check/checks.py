@@ -1,37 +1,36 @@
-"""What is checked on a call, each by name, in the order in which they are made.
+"""The checks of a kernel on one problem, by name, in the order in which they are made.
 
-| check              | what it asks                                                                |
+| check              | what must hold                                                              |
 |--------------------|-----------------------------------------------------------------------------|
-| `declaration`      | what the kernel declares is plausible, has a bound, and stays the same      |
-| `refusal`          | `refusal` and `workspace` give the same answer whenever they are asked      |
-| `runs`             | the call returns; nothing is raised                                         |
-| `global_state`     | no function and no floating-point mode of the process is changed            |
-| `guard_zones`      | not one byte is written outside the output and the workspace                |
+| `declaration`      | the kernel's declarations are plausible, give a bound, and do not change    |
+| `refusal`          | `refusal` and `workspace` give the same answer every time                   |
+| `runs`             | the call returns and raises nothing                                         |
+| `global_state`     | no function and no floating-point mode of the process changes               |
+| `guard_zones`      | no byte outside the output and the workspace is written                     |
 | `inputs_unchanged` | inputs, weights and problem are the same afterwards                         |
-| `independence`     | it calls neither the oracle nor another backend                             |
-| `completion`       | nothing is still being written after `synchronize`                          |
+| `independence`     | the kernel calls neither the oracle nor another backend                     |
+| `completion`       | nothing is written after `synchronize` has returned                         |
 | `full_write`       | every output element is written                                             |
-| `repeatability`    | the same bits in another stream, launched twice, where deterministic        |
-| `stale_memory`     | the result does not depend on what lay in and around its buffers before     |
-| `in_place`         | the same bits with the output in the first input's buffer, where declared   |
-| `order`            | it waits for what is enqueued before it, where streams are `Overlapping`    |
-| `fences`           | memory outside its buffers is not even read, where the host has them        |
+| `repeatability`    | the same bits in another stream, launched twice, if deterministic           |
+| `stale_memory`     | the result does not depend on what memory held before the call              |
+| `in_place`         | the same bits with the output in the first input's buffer, if declared      |
+| `order`            | the kernel waits for work enqueued before it, if streams are `Overlapping`  |
+| `fences`           | memory outside its buffers is not read either, on host memory               |
 | `exact`            | integers: equal to the reference, to the bit                                |
-| `impulse`          | one pixel, one weight, or both: values lie where the definition puts them   |
+| `impulse`          | one pixel, one weight, or both: values end up where the definition says     |
 | `bound`            | random data of four kinds: within the derived bound                         |
 | `edges`            | ±0, subnormals, largest, ±Inf, NaN: as the semantics say                    |
-| `batch_invariance` | a sample alone: the same bits where declared, else within the bound         |
-| `sample_position`  | samples in another order: the same bits where declared, else within bound   |
+| `batch_invariance` | a sample by itself: the same bits if declared, else within the bound        |
+| `sample_position`  | samples in another order: the same bits if declared, else within the bound  |
 
-The sharpest come first: a wrong index is named by integers, before a bound sees it as an error.
+The sharpest checks come first: integers name a wrong index before a bound shows it as an error.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -42,12 +41,13 @@ from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.check.fence import fenceable, trespass
+from r18_oracle.check.tally import Tally
 from r18_oracle.check.watch import Process
 from r18_oracle.findings import Finding, failed
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.reference import KernelRunning
-from r18_oracle.judge.verdict import Judgement, judge
+from r18_oracle.judge.verdict import judge
 
 T = TypeVar("T")
 
@@ -77,56 +77,21 @@ VALUES = ("exact", "impulse", "bound", "edges")
 """The checks of one call on one kind of input: each can be made without the others."""
 
 SETTLE_SECONDS = 0.002
-"""How long to wait before looking again whether a kernel that said it was done still writes."""
+"""The wait before looking for writes after `synchronize`."""
 RUNS = 8
-"""How often a kernel is run again before its result is laid to what lay in memory, say."""
+"""How often a kernel is run again before a difference is attributed to anything but the run."""
 ELEMENTS = 32
 VARIANTS = 8
-"""A problem with few outputs says little with one set of inputs, so it is given several: as many
-as make up so many elements, but no more than this. A shrunk problem then still shows its fault."""
-
-
-@dataclass
-class Tally:
-    """What was run on one kernel, and how near to its bounds it came.
-
-    ratio: the largest error/bound. sharp: the largest error/statistical line. resolution: the
-    smallest relative fault that a rounding-tier run was sure to see anywhere in its output.
-    """
-
-    problems: int = 0
-    passed: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    ratio: float = 0.0
-    sharp: float | None = None
-    resolution: float | None = None
-    unjudged: int = 0
-
-    def include(self, other: Tally) -> None:
-        """Add what was run on a part of the kernel; what that refused, the kernel did not."""
-        self.problems += other.problems
-        self.passed += other.passed
-        self.ratio = max(self.ratio, other.ratio)
-        self.unjudged += other.unjudged
-        self.sharp = max((x for x in (self.sharp, other.sharp) if x is not None), default=None)
-        known = [x for x in (self.resolution, other.resolution) if x is not None]
-        self.resolution = min(known, default=None)
-
-    def note(self, judgement: Judgement) -> None:
-        self.ratio = max(self.ratio, judgement.ratio)
-        self.unjudged += judgement.unjudged
-        if judgement.sharp is not None:
-            self.sharp = max(self.sharp or 0.0, judgement.sharp)
-        if judgement.resolution is not None:
-            self.resolution = min(self.resolution or judgement.resolution, judgement.resolution)
+"""One set of inputs tells little about a problem with few outputs. It gets several, up to
+`ELEMENTS` outputs in all and `VARIANTS` sets, so that a shrunk problem still shows its fault."""
 
 
 @dataclass
 class Examination:
-    """One kernel on one problem with one seed: runs checks, raises `Failed` at the first fault.
+    """One kernel on one problem with one seed; raises `Failed` at the first check that fails.
 
-    announce: called with (problem, kind, seed) before each input kind, for whoever watches.
-    only: a check of `VALUES` to make alone, while a problem that fails it is being shrunk.
+    announce: called with (problem, kind, seed) before each kind of input.
+    only: the one check of `VALUES` to make, while a problem that fails it is being shrunk.
     """
 
     backend: Backend
@@ -139,49 +104,59 @@ class Examination:
     only: str | None = None
 
     def run(self, rounding: str = "normal", *, light: bool = False) -> bool:
-        """Every check that applies; False when the kernel refuses the problem.
+        """Every check that applies; False if the kernel refuses the problem.
 
-        rounding: which of the rounding kinds to use. light: one call a kind and no repetitions,
-        for problems as large as the network's.
+        rounding: the rounding kind of input to use. light: one call per kind of input and no
+        repetitions, for problems as large as the network's.
         """
         self._kind = "none"
-        # All that a replay needs besides.
+        # What a replay needs in addition.
         self._how: dict[str, Any] = {"rounding": rounding, "light": light, "only": self.only}
         self._process = Process.now()
         declared = self._declaration()
         if not self._accepted():
             return False
         self.tally.problems += 1
-        kinds = kinds_for(self.kernel, self.problem)
         if self.only in VALUES and self.kernel.deterministic:
-            if self.only in (*kinds, "bound"):
-                kind = rounding if self.only == "bound" else self.only
-                self._values(self.only, kind, range(self._variants(kind)))
-            return True
-        case = self._case(rounding)
-        first = self._observe(case, settle=not light)
-        others = [] if light else self._memory(case, first)
-        if not light:
-            self._order(case, first)
-        self._fences(case)
-        if "exact" in kinds:
-            self._values("exact", "exact", range(self._variants("exact")))
-        if not light and "impulse" in kinds:
-            self._values("impulse", "impulse", range(self._variants("impulse")))
-        self._about(rounding)
-        for result in (first.output, *others):
-            self._judge("bound", case, result, variant=0)
-        self._values("bound", rounding, range(1, self._variants(rounding)))
-        if not light:
-            self._values("edges", "edges", range(self._variants("edges")))
-            self._about(rounding)
-            if self.problem.batch > 1:
-                self._batch(case, first.output)
-            self._completion(first, 0.0)
-            self._unchanged(declared)
+            self._one_check(self.only, rounding)
+        elif light:
+            self._light_checks(rounding)
+        else:
+            self._all_checks(rounding)
+            self._same_declaration(declared)
         return True
 
-    # -- the checks ----------------------------------------------------------------------------
+    def _all_checks(self, rounding: str) -> None:
+        case = self._case(rounding)
+        first = self._observe(case, settle=True)
+        others = self._memory(case, first)
+        self._order(case, first)
+        self._fences(case)
+        self._exact()
+        self._impulse()
+        self._bound(case, [first.output, *others])
+        self._edges()
+        self._about(rounding)
+        if self.problem.batch > 1:
+            self._batch_invariance(case, first.output)
+            self._sample_position(case, first.output)
+        self._completion(first, 0.0)
+
+    def _light_checks(self, rounding: str) -> None:
+        case = self._case(rounding)
+        first = self._observe(case)
+        self._fences(case)
+        self._exact()
+        self._bound(case, [first.output])
+
+    def _one_check(self, check: str, rounding: str) -> None:
+        """One check of `VALUES`, without the others."""
+        if check == "bound":
+            self._values(check, rounding)
+        elif check in kinds_for(self.kernel, self.problem):
+            self._values(check, check)
+
+    # -- what the kernel declares --------------------------------------------------------------
 
     def _declaration(self) -> dict[str, object]:
         declared = self._guarded(lambda: declaration(self.kernel))
@@ -191,15 +166,16 @@ class Examination:
         self._pass("declaration")
         return declared
 
-    def _unchanged(self, declared: dict[str, object]) -> None:
-        """Having run, it says of itself and of the problem what it said before."""
+    def _same_declaration(self, declared: dict[str, object]) -> None:
+        """After its calls, the kernel declares what it declared before."""
         now = self._guarded(lambda: declaration(self.kernel))
         if other := [name for name in declared if declared[name] != now[name]]:
-            self._fail("declaration", f"its {other[0]} is not what it was before it ran")
+            self._fail("declaration", f"its {other[0]} changed while it ran")
         if not self._accepted():
-            self._fail("refusal", "refuses the problem after it has run it")
+            self._fail("refusal", "refuses the problem after running it")
 
     def _accepted(self) -> bool:
+        """The check `refusal`, and whether the kernel takes the problem."""
         reasons = [self._guarded(lambda: self.kernel.refusal(self.problem)) for _ in range(2)]
         sizes = None
         if reasons == [None, None]:
@@ -212,48 +188,60 @@ class Examination:
             return False
         return True
 
-    def _completion(self, seen: Observation, seconds: float) -> None:
-        if seen.in_flight(seconds):
-            self._fail("completion", "memory still changed after synchronize had returned")
-        self._pass("completion")
+    # -- what it does to memory ----------------------------------------------------------------
 
     def _memory(self, case: Case, first: Observation) -> list[Array]:
-        """Again, and with other things in memory: the outputs that need not be the same bits."""
+        """`repeatability`, `stale_memory` and `in_place`.
+
+        Returns the other outputs of a kernel that is not deterministic, to be judged by `_bound`.
+        """
         second = self._observe(case, times=2)
         other = self._observe(case, noisy=True, watched=True)
         if not self.kernel.deterministic:
             return [second.output, other.output]
-        self._same("repeatability", first.output, second.output, "depends on the run")
-        self._repeats(case, first, other.output)
-        how = "depends on what lay in and around its buffers"
-        self._same("stale_memory", first.output, other.output, how)
+        self._repeatability(first, second)
+        self._stale_memory(case, first, other)
         if self.kernel.in_place and self._may_alias(case):
-            aliased = self._observe(case, alias=True)
-            how = "depends on the output's being the input"
-            self._same("in_place", first.output, aliased.output, how)
+            self._in_place(case, first)
         return []
 
-    def _repeats(self, case: Case, first: Observation, other: Array) -> None:
-        """Where another result differs: is that what was changed, or one run in a few?"""
-        if bits_differ(first.output, other).any():
-            for _ in range(RUNS):
-                again = self._observe(case, times=2)
-                self._same("repeatability", first.output, again.output, "depends on the run")
+    def _repeatability(self, first: Observation, second: Observation) -> None:
+        self._same("repeatability", first.output, second.output, "depends on the run")
+
+    def _stale_memory(self, case: Case, first: Observation, other: Observation) -> None:
+        self._repeats(case, first, other.output)
+        how = "depends on what memory held before the call"
+        self._same("stale_memory", first.output, other.output, how)
+
+    def _in_place(self, case: Case, first: Observation) -> None:
+        aliased = self._observe(case, alias=True)
+        how = "depends on whether the output is the input's buffer"
+        self._same("in_place", first.output, aliased.output, how)
+
+    def _may_alias(self, case: Case) -> bool:
+        same_size = self.problem.inputs[0] == self.problem.output
+        return same_size and case.inputs[0].dtype == case.precision.dtype
 
     def _order(self, case: Case, first: Observation) -> None:
-        """With a copy before it that ends late: another result would be that of a race."""
+        """After a copy that ends late: a kernel that does not wait reads or writes too early."""
         if not isinstance(self.backend.stream(), Overlapping):
             return
         got = self._called(case, late=True).output
         if self.kernel.deterministic:
             self._repeats(case, first, got)
-            how = "depends on whether what was enqueued before has ended"
+            how = "depends on when work enqueued before it ends"
             self._same("order", first.output, got, how)
         else:
             self._judge("order", case, got)
 
+    def _repeats(self, case: Case, first: Observation, other: Array) -> None:
+        """`repeatability` again if another result differs: some kernels differ one run in a few."""
+        if bits_differ(first.output, other).any():
+            for _ in range(RUNS):
+                self._repeatability(first, self._observe(case, times=2))
+
     def _fences(self, case: Case) -> None:
-        """After the checks that say what came of a stray read: this one only says that it was."""
+        """After the checks of what a stray read leads to, which say more."""
         if not fenceable(self.backend):
             return
         touched = self._guarded(lambda: trespass(self.backend, self.kernel, case))
@@ -261,15 +249,11 @@ class Examination:
             self._fail("fences", touched)
         self._pass("fences")
 
-    def _may_alias(self, case: Case) -> bool:
-        same_size = self.problem.inputs[0] == self.problem.output
-        return same_size and case.inputs[0].dtype == case.precision.dtype
-
     def _full_write(self, case: Case, seen: Observation, *, noisy: bool) -> None:
-        """What holds in two calls what memory held before, though it held two different things."""
+        """An element is not written if it keeps two different fills in two calls."""
         untouched = seen.untouched()
         if untouched.any():
-            self._completion(seen, SETTLE_SECONDS)  # or is it only not written yet?
+            self._completion(seen, SETTLE_SECONDS)  # it may still be written
             untouched &= self._called(case, noisy=not noisy).untouched()
         if untouched.any():
             self._fail(
@@ -280,48 +264,72 @@ class Examination:
             )
         self._pass("full_write")
 
-    def _batch(self, case: Case, whole: Array) -> None:
-        """Samples alone, and in another order."""
+    def _completion(self, seen: Observation, seconds: float) -> None:
+        if seen.in_flight(seconds):
+            self._fail("completion", "memory still changed after synchronize had returned")
+        self._pass("completion")
+
+    # -- its values ----------------------------------------------------------------------------
+
+    def _exact(self) -> None:
+        if "exact" in kinds_for(self.kernel, self.problem):
+            self._values("exact", "exact")
+
+    def _impulse(self) -> None:
+        if "impulse" in kinds_for(self.kernel, self.problem):
+            self._values("impulse", "impulse")
+
+    def _bound(self, case: Case, outputs: Iterable[Array]) -> None:
+        """The outputs of the calls so far, then further variants of the same kind of input."""
+        rounding = self._how["rounding"]
+        self._about(rounding)
+        for result in outputs:
+            self._judge("bound", case, result, variant=0)
+        self._values("bound", rounding, first=1)
+
+    def _edges(self) -> None:
+        self._values("edges", "edges")
+
+    def _values(self, check: str, kind: str, first: int = 0) -> None:
+        """Call the kernel on each variant of a kind of input, and judge the outputs."""
+        for variant in range(first, self._variants(kind)):
+            case = self._case(kind, variant)
+            got = self._observe(case).output
+            self._judge(check, case, got, exact=kind == "exact", variant=variant)
+
+    def _variants(self, kind: str) -> int:
+        """The number of sets of inputs; several for a small problem."""
+        fewest = fewest_variants(self.kernel, self.problem, kind)
+        return max(fewest, min(VARIANTS, ELEMENTS // math.prod(self.problem.output)))
+
+    def _batch_invariance(self, case: Case, whole: Array) -> None:
+        """The first and the last sample, each in a batch of one."""
+        shapes = tuple((1, *shape[1:]) for shape in self.problem.inputs)
+        problem = replace(self.problem, inputs=shapes)
+        if self.kernel.refusal(problem) is not None:
+            return
         for index in (0, self.problem.batch - 1):
-            problem = replace(
-                self.problem, inputs=tuple((1, *shape[1:]) for shape in self.problem.inputs)
-            )
-            if self.kernel.refusal(problem) is not None:
-                break
-            alone = replace(
-                case, problem=problem, inputs=tuple(a[index : index + 1] for a in case.inputs)
-            )
+            sample = slice(index, index + 1)
+            alone = replace(case, problem=problem, inputs=tuple(a[sample] for a in case.inputs))
             got = self._observe(alone).output
-            self._batch_result(
-                "batch_invariance", alone, got, whole[index : index + 1], f"sample {index} alone"
-            )
+            what = f"sample {index} alone"
+            self._batch_result("batch_invariance", alone, got, whole[sample], what)
+
+    def _sample_position(self, case: Case, whole: Array) -> None:
         rolled = replace(case, inputs=tuple(np.roll(a, 1, axis=0) for a in case.inputs))
         got = self._observe(rolled).output
-        self._batch_result(
-            "sample_position", rolled, got, np.roll(whole, 1, axis=0), "samples moved by one"
-        )
+        before = np.roll(whole, 1, axis=0)
+        self._batch_result("sample_position", rolled, got, before, "samples moved by one")
 
     def _batch_result(self, check: str, case: Case, got: Array, before: Array, what: str) -> None:
         if self.kernel.batch_invariant:
             self._same(check, before, got, f"is declared batch-invariant; {what}")
         self._judge(check, case, got)
 
-    def _variants(self, kind: str) -> int:
-        """How many sets of inputs of a kind; several where the problem is small."""
-        fewest = fewest_variants(self.kernel, self.problem, kind)
-        return max(fewest, min(VARIANTS, ELEMENTS // math.prod(self.problem.output)))
-
-    def _values(self, check: str, kind: str, variants: Iterable[int]) -> None:
-        """A kind of input and its check."""
-        for variant in variants:
-            case = self._case(kind, variant)
-            got = self._observe(case).output
-            self._judge(check, case, got, exact=kind == "exact", variant=variant)
-
-    # -- pieces --------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------
 
     def _about(self, kind: str, variant: int = 0) -> None:
-        """What is found from here on is found on these inputs."""
+        """Findings from here on are on these inputs."""
         self._kind, self._how["variant"] = kind, variant
         self.announce(self.problem, kind, self.seed)
 
@@ -330,24 +338,25 @@ class Examination:
         return make_case(self.kernel, self.problem, kind, self.seed, variant)
 
     def _guarded(self, call: Callable[[], T]) -> T:
+        """Call the kernel; an exception fails `runs`."""
         try:
             return call()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever a kernel raises is what it did wrong
-            self._sane(self._process.change())
+        except BaseException as error:  # any exception of a kernel is a finding
+            self._global_state(self._process.change())
             cause = f"{type(error).__name__}: {error}"
             self._fail(
                 "independence" if isinstance(error, KernelRunning) else "runs", f"raised {cause}"
             )
 
-    def _sane(self, change: str | None) -> None:
+    def _global_state(self, change: str | None) -> None:
         if change is not None:
-            self._process.restore()  # or the next kernel would be judged by what this one left
+            self._process.restore()  # so that the next kernel starts from the same state
             self._fail("global_state", f"the call {change}")
 
     def _called(self, case: Case, *, noisy: bool = False, **options: Any) -> Observation:
-        """One call, and nothing looked at but whether it came back."""
+        """One call, with the check `runs` only."""
         fill = noise(self.seed) if noisy else nans
         seen = self._guarded(
             lambda: observe(
@@ -367,9 +376,9 @@ class Examination:
         watched: bool = False,
         settle: bool = False,
     ) -> Observation:
-        """One call, with the checks that every call is subject to. settle: `completion` too."""
+        """One call, with the checks of every call. settle: `completion` too."""
         seen = self._called(case, times=times, alias=alias, noisy=noisy, watched=watched)
-        self._sane(seen.process)
+        self._global_state(seen.process)
         self._pass("global_state")
         if seen.trespass:
             self._fail("guard_zones", seen.trespass)
@@ -388,7 +397,7 @@ class Examination:
         return seen
 
     def _same(self, check: str, before: Array, got: Array, how: str) -> None:
-        """To the bit; `how` ends the sentence "the result …"."""
+        """The same bits; `how` completes the sentence "the result …"."""
         differs = bits_differ(before, got)
         if differs.any():
             at = _first(differs)
@@ -411,7 +420,10 @@ class Examination:
         exact: bool = False,
         variant: int | None = None,
     ) -> None:
-        """By the reference; `variant` is that of the case, where `make_case` made it just so."""
+        """Judge an output by the reference.
+
+        variant: that of the case, if `make_case` returned it unchanged; its reference is cached.
+        """
         key = None
         if variant is not None:
             asked = (self.problem, self._kind, self.seed, variant)
@@ -484,13 +496,13 @@ def examine(
     announce: Callable[[Problem, str, int], None] | None = None,
     only: str | None = None,
 ) -> bool:
-    """Run every check of a kernel on a problem; False when it refuses it.
+    """Run every check of a kernel on a problem; False if the kernel refuses the problem.
 
-    Raises `Failed` with the finding at the first check that fails, and `R18Error` where the
-    oracle itself cannot judge (an unknown contract).
+    Raises `Failed` with the finding at the first check that fails, and `R18Error` for an unknown
+    rounding kind.
     """
     if rounding not in ROUNDING:
-        raise R18Error(f"'{rounding}' is no rounding kind; known: {', '.join(ROUNDING)}")
+        raise R18Error(f"'{rounding}' is not a rounding kind; known: {', '.join(ROUNDING)}")
     examination = Examination(
         backend, kernel, problem, seed, tally or Tally(), backend_name or backend.name, only=only
     )

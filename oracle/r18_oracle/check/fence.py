@@ -1,9 +1,9 @@
-"""Fences: host memory at whose ends lie pages that nobody has touched, so that a touch is seen.
+"""Fences: untouched pages next to the buffers of a call, which show reads outside a buffer.
 
-A value that is read past a buffer's end, and not used, changes no result: only now and then, where
-memory ends there, it takes the process down. The operating system gives a page to memory when it is
-first touched, for a read too, and `mincore` says which pages it has given. So a call whose buffers
-end where such pages begin tells what it touched, and nothing is hurt.
+A value that is read past the end of a buffer and not used changes no result; it crashes only where
+the memory of the process ends. The operating system makes a page resident when it is first touched,
+also by a read, and `mincore` says which pages are resident. If a buffer ends where untouched pages
+begin, they show what a call has touched, and no access faults.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from r18_oracle.cases import Case
 from r18_oracle.judge.reference import kernel_running
 
 FENCE_NBYTES = 1 << 20
-"""On either side: an image read one image too far still touches it. It costs addresses alone."""
+"""The size of a fence, enough for an image read one image too far. It only uses addresses."""
 
 
 class Fenced:
-    """So many bytes between fences: they end where one begins, but for what alignment asks.
+    """`nbytes` of memory that end where a fence begins, up to alignment.
 
-    Before them the other lies, up to a page away.
+    The other fence ends up to a page before them.
     """
 
     def __init__(self, nbytes: int, alignment: int) -> None:
@@ -44,7 +44,7 @@ class Fenced:
         self.array = self._bytes[start : start + nbytes]
 
     def touched(self) -> str | None:
-        """Which fence was touched: the one "before the beginning" or "past the end"; or None."""
+        """The fence that was touched, "before the beginning" or "past the end", or None."""
         begin = self._bytes.ctypes.data
         if _given(begin + FENCE_NBYTES + self._inside):
             return "past the end"
@@ -52,11 +52,11 @@ class Fenced:
 
 
 def _given(address: int) -> bool:
-    """Whether any page of the fence at that address is in memory."""
+    """Whether any page of the fence at this address is resident."""
     pages = (ctypes.c_ubyte * (FENCE_NBYTES // mmap.PAGESIZE))()
     asked = _mincore()(ctypes.c_void_p(address), ctypes.c_size_t(FENCE_NBYTES), pages)
     if asked != 0:
-        raise OSError(ctypes.get_errno(), "mincore does not answer")
+        raise OSError(ctypes.get_errno(), "mincore failed")
     return any(page & 1 for page in pages)
 
 
@@ -67,7 +67,7 @@ def _mincore() -> Any:
 
 @cache
 def fences_hold() -> bool:
-    """Whether this system tells what was touched; there are those that say it of every page."""
+    """Whether `mincore` works on this system; some report every page as resident."""
     try:
         probe = Fenced(1, 1)
         clean = probe.touched() is None
@@ -78,14 +78,14 @@ def fences_hold() -> bool:
 
 
 def fenceable(backend: Backend) -> bool:
-    """Whether a backend's buffers can lie between fences: they are the host's, and fences hold."""
+    """Whether fences work for a backend: it uses host memory, on a system with `mincore`."""
     return isinstance(backend.memory, HostMemory) and fences_hold()
 
 
 def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
-    """Run the kernel on the case between fences; a sentence about the first that it touched.
+    """Run the kernel on the case between fences; a sentence about the first fence it touched.
 
-    Weights that are kept in another way than `r18.backend.host`'s stay where they are.
+    Prepared weights of types other than those of `r18.backend.host` are not moved.
     """
     problem, dtype, fences = case.problem, case.precision.dtype, dict[str, Fenced]()
 
@@ -117,7 +117,7 @@ def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
 
 
 def _moved(weight: Buffer, to: HostBuffer) -> Buffer:
-    """The weight in other memory, in the form in which its kernel knows it."""
+    """A copy of the weight in other memory, of the same type."""
     if type(weight) not in (HostBuffer, PackedWeight):
         return weight
     to.array[...] = host(weight).array

@@ -1,9 +1,9 @@
-"""Watching a kernel from inside its process: what it calls, and what it leaves changed behind it.
+"""Watching a kernel inside its process: what it calls, and what it leaves changed.
 
-A kernel computes by itself, and changes nothing but its output and workspace. In Python neither
-goes without saying: a backend may ask another for its answer, a library may switch subnormals off
-for the whole process as it is loaded, a plugin may replace a function of NumPy's. What a kernel
-does to the process itself (ending it, hanging it) is for `r18_oracle.search.worker`.
+A kernel computes its own result and changes only its output and workspace. Python enforces neither:
+a backend may call another backend, a library may turn off subnormals for the whole process when it
+is loaded, a plugin may replace a NumPy function. Crashes and hangs are left to
+`r18_oracle.search.worker`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ from threadpoolctl import LibController, ThreadpoolController
 from r18.backend import Kernel, registry
 from r18.machine import set_blas_threads
 from r18.runtime import executor
+from r18_oracle.ops.spec import OpSpec
+from r18_oracle.ops.table import SPECS
 
 LIBRARIES = ("numpy", "torch", "torch.nn.functional")
 JUDGES = (
     *(f"r18_oracle.judge.{name}" for name in ("reference", "bounds", "roundings", "verdict")),
+    *("r18_oracle.ops.spec", "r18_oracle.ops.table"),
+    *(type(spec).__module__ for spec in SPECS.values()),
     *("r18_oracle.generate.inputs", "r18_oracle.check.checks", "r18_oracle.search.campaign"),
 )
 """The modules that know the answers."""
 TOOLS = (
     *("r18_oracle.cases", "r18_oracle.findings", "r18_oracle.judge.declared"),
-    *("r18_oracle.check.call", "r18_oracle.check.watch"),
+    *(f"r18_oracle.check.{name}" for name in ("call", "tally", "watch")),
     *("r18.backend.protocol", "r18.backend.host", "r18.runtime.executor"),
     *("r18.graph.ops", "r18.graph.precision"),
 )
-"""The other modules that a verdict comes about with."""
+"""The other modules that take part in a verdict."""
 _ROUND_TO_NEAREST = 0  # FE_TONEAREST, on every architecture that NumPy runs on
 
 
@@ -49,11 +53,11 @@ _ROUND_TO_NEAREST = 0  # FE_TONEAREST, on every architecture that NumPy runs on
 
 @contextmanager
 def intrusions(kernel: Kernel) -> Iterator[list[str]]:
-    """A list that fills with what the kernel should not have called, in any of its threads.
+    """A list that is filled with forbidden calls of the kernel, in any of its threads.
 
-    That is the oracle, the core's ways to load a backend or run a kernel, and the kernels of
-    another backend. Python calls alone are seen. A profiler that runs already is left in peace,
-    and nothing is watched.
+    Forbidden are the oracle, the core's functions that load a backend or run a kernel, and kernels
+    of another backend. Only Python calls are seen. If a profiler is already active, nothing is
+    watched.
     """
     found: list[str] = []
     over = threading.Event()
@@ -103,11 +107,11 @@ def _off_limits() -> frozenset[CodeType]:
 
 @dataclass(frozen=True, eq=False)
 class Process:
-    """What the kernels of a process share, as it was at one moment.
+    """The state that the kernels of a process share, at one moment.
 
-    names: what the modules and classes that are watched hold by which name.
-    errors: what NumPy does about floating-point errors. dtype: PyTorch's default.
-    blas_threads: how many threads each BLAS library computes with.
+    names: the watched modules and classes, with the values of their names.
+    errors: NumPy's handling of floating-point errors. dtype: PyTorch's default.
+    blas_threads: the number of threads of each BLAS library.
     """
 
     names: tuple[tuple[Any, dict[Any, Any]], ...]
@@ -117,7 +121,7 @@ class Process:
 
     @classmethod
     def now(cls) -> Process:
-        """What it is like; the last answer again where nothing has changed since."""
+        """The present state; the previous object if nothing has changed."""
         owners = _owners(len(sys.modules))
         if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
             names = tuple((owner, _watched(owner)) for owner in owners)
@@ -127,9 +131,11 @@ class Process:
         return latest
 
     def change(self) -> str | None:
-        """What is no longer as it was, in words; or None."""
+        """What has changed since, in words, or None."""
         for owner, held in self.names:
             there = _held(owner)
+            if isinstance(owner, OpSpec) and there:  # a spec has no state: it hides a method
+                return f"replaced {next(iter(there))} in the spec of {owner.op.name}"
             if not all(map(operator.is_, map(there.get, held), held.values())):
                 name = next(name for name, value in held.items() if there.get(name) is not value)
                 return f"replaced {name} in {getattr(owner, '__name__', 'a table')}"
@@ -142,8 +148,10 @@ class Process:
         return _arithmetic()
 
     def restore(self) -> None:
-        """Put back what can be put back, so that the next kernel is judged as this one was."""
+        """Restore the state as far as possible, so that the next kernel starts from it."""
         for owner, held in self.names:
+            if isinstance(owner, OpSpec):
+                vars(owner).clear()
             for name, value in held.items():
                 if _held(owner).get(name) is value:
                     continue
@@ -166,7 +174,10 @@ that is bound anew would itself be a change."""
 
 @lru_cache(maxsize=1)
 def _owners(loaded: int) -> tuple[Any, ...]:
-    """The libraries, and our modules with their classes and tables, of so many that are loaded."""
+    """The libraries, and our modules with their classes, tables and specs.
+
+    loaded: the number of loaded modules, which the cached answer depends on.
+    """
     libraries = [sys.modules[name] for name in LIBRARIES]
     ours = [import_module(name) for name in (*JUDGES, *TOOLS)]  # an error where one has moved
     parts = [
@@ -175,12 +186,13 @@ def _owners(loaded: int) -> tuple[Any, ...]:
         for name, found in vars(module).items()
         if (isinstance(found, type) and found.__module__ == module.__name__)
         or (isinstance(found, dict) and not name.startswith("__"))
+        or isinstance(found, OpSpec)
     ]
     return (*libraries, *ours, *parts)
 
 
 def _watched(owner: Any) -> dict[Any, Any]:
-    """What must not be replaced: of a library, the functions whose name the oracle mentions."""
+    """What must not be replaced; in a library, the functions whose names the oracle uses."""
     held = _held(owner)
     if getattr(owner, "__name__", None) in LIBRARIES:
         return {name: held[name] for name in _mentioned() & held.keys() if callable(held[name])}
@@ -217,9 +229,9 @@ def _blas_threads() -> tuple[int, ...]:
 
 
 def _arithmetic() -> str | None:
-    """What is wrong with this thread's arithmetic, or None: rounding, and subnormals."""
+    """What changed in this thread's rounding or handling of subnormals, or None."""
     u, least = np.float64(2.0**-53), np.array([2.0**-1022])
-    # 1 + u is a tie, to even; 1 + 1.5u and −1 − 1.5u lie above half: all tell the four modes apart.
+    # 1 + u is a tie; 1 + 1.5u and −1 − 1.5u are above half: together they tell the modes apart.
     sums = np.array([1.0, 1.0, -1.0]) + np.array([u, 1.5 * u, -1.5 * u])
     if sums.tolist() != [1.0, 1 + 2 * float(u), -1 - 2 * float(u)]:
         return "changed the processor's rounding mode"
@@ -229,7 +241,7 @@ def _arithmetic() -> str | None:
 
 
 def round_to(mode: int) -> None:
-    """Set the C library's rounding mode (`fesetround`), where there is one to be reached."""
+    """Set the C library's rounding mode by `fesetround`, if it can be loaded."""
     try:
         set_mode = ctypes.CDLL(None).fesetround
     except (AttributeError, OSError, TypeError):

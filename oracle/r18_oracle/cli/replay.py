@@ -14,12 +14,12 @@ def replay(
     file: Annotated[Path, typer.Argument(help="A finding that `r18 verify` saved.")],
     seconds: Annotated[
         float | None,
-        typer.Option(help="Silence after which the run counts as hung. [as when found]", min=1),
+        typer.Option(help="Silence after which the replay counts as hung. [as when found]", min=1),
     ] = None,
 ) -> None:
-    """Run a saved finding again, in a process of its own, and say whether it is still there.
+    """Run a saved finding again, in a worker process, and report whether it still fails.
 
-    Exit codes: 0 it is gone, 1 it, or another fault of the same problem, is there, 2 no finding.
+    Exit codes: 0 it is gone, 1 it still fails, perhaps differently, 2 not a finding.
     """
     from r18_oracle.findings import load
     from r18_oracle.search.replay import replayed

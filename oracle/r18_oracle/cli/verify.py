@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,92 +15,89 @@ from r18.graph.schedule import NETWORKS
 from r18.records import FOLDER
 from r18.weights import SOURCES
 
+if TYPE_CHECKING:
+    from r18.backend import Backend
+    from r18_oracle.search.verify import Verification
+
+Backends = Annotated[
+    str,
+    typer.Option(
+        help="Names or module:attr, separated by commas; or all.",
+        envvar="R18_BACKEND",
+        autocompletion=backend_names,
+    ),
+]
+KernelGlob = Annotated[
+    str, typer.Option(help="Only kernels whose id matches this glob, and no network.")
+]
+OnlyStale = Annotated[
+    bool,
+    typer.Option(
+        "--stale", help="Only kernels whose present sources the record has not as verified."
+    ),
+]
+ProfileName = Annotated[
+    str,
+    typer.Option(help="Effort: quick, ci, thorough or nightly. [quick; thorough with --record]"),
+]
+Network = Annotated[str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")]
+Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
+Precisions = Annotated[
+    str, typer.Option(help="Of the network, separated by commas. [all that it can run in]")
+]
+Fusion = Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}.")]
+Seed = Annotated[int, typer.Option(help="Seed of problems, inputs and images.", min=0)]
+Workers = Annotated[int, typer.Option(help="Worker processes; 0 for one per core.", min=0)]
+FindingsFolder = Annotated[Path, typer.Option(help="Folder for the findings, one file each.")]
+Recorded = Annotated[
+    bool, typer.Option("--record", help="Also write the result to the device's record.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+JunitFile = Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")]
+HtmlFile = Annotated[
+    Path | None, typer.Option(help="Also write a self-contained page to this file.")
+]
+
 
 def verify(
-    backend: Annotated[
-        str,
-        typer.Option(
-            help="Names or module:attr, separated by commas; or all.",
-            envvar="R18_BACKEND",
-            autocompletion=backend_names,
-        ),
-    ] = "all",
-    kernels: Annotated[
-        str, typer.Option(help="Only kernels whose id matches this glob; no network then.")
-    ] = "*",
-    stale: Annotated[
-        bool,
-        typer.Option(
-            "--stale", help="Only kernels that the device's record does not hold as they stand."
-        ),
-    ] = False,
-    profile: Annotated[
-        str,
-        typer.Option(
-            help="How long to look: quick, ci, thorough or nightly. [quick; thorough to record]"
-        ),
-    ] = "",
-    network_name: Annotated[
-        str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")
-    ] = "resnet18",
-    weights: Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")] = "synthetic",
-    precision: Annotated[
-        str, typer.Option(help="Of the network, separated by commas; default all it can run.")
-    ] = "",
-    fusion: Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}.")] = "all",
-    seed: Annotated[int, typer.Option(help="Of problems, inputs and images.", min=0)] = 0,
-    workers: Annotated[int, typer.Option(help="Processes at once; 0 is one a core.", min=0)] = 0,
-    findings: Annotated[
-        Path, typer.Option(help="Folder for a file of each finding, to replay.")
-    ] = Path("exports/findings"),
-    record: Annotated[
-        bool,
-        typer.Option("--record", help="Also write what was shown to the device's record."),
-    ] = False,
+    backend: Backends = "all",
+    kernels: KernelGlob = "*",
+    stale: OnlyStale = False,
+    profile: ProfileName = "",
+    network_name: Network = "resnet18",
+    weights: Weights = "synthetic",
+    precision: Precisions = "",
+    fusion: Fusion = "all",
+    seed: Seed = 0,
+    workers: Workers = 0,
+    findings: FindingsFolder = Path("exports/findings"),
+    record: Recorded = False,
     records: RecordFolder = FOLDER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write a page to this file; it loads nothing.")
-    ] = None,
+    as_json: AsJson = False,
+    junit: JunitFile = None,
+    html: HtmlFile = None,
 ) -> None:
-    """Prove backends right: kernels by derived bounds, the network checkpoint by checkpoint.
+    """Verify backends: kernels against derived bounds, networks checkpoint by checkpoint.
 
-    Draws problems that chase each kernel's edges, includes every problem of the network, and
-    judges against float64. Each finding is shrunk, explained, and saved for `r18 replay`.
-    Of a simulated device, `all` compares the network alone.
+    Problems are drawn at each kernel's edges and taken from the network, and judged against
+    float64. Each finding is shrunk, explained, and saved for `r18 replay`. On a simulated device,
+    `all` runs only the network.
 
     Exit codes: 0 no finding, 1 findings, 2 a wrong request or nothing was executed.
     """
-    from r18.atomic import write_text
-    from r18.backend.registry import get_backend, load_backend, survey
     from r18.cli.progress import progress_bar
     from r18.report.render import check_libraries
-    from r18_oracle.findings import save
     from r18_oracle.search import records as evidence
-    from r18_oracle.search import verify_text
+    from r18_oracle.search import verify as verifying
     from r18_oracle.search.profiles import profile as profile_of
-    from r18_oracle.search.verify import Request
-    from r18_oracle.search.verify import verify as run
-    from r18_oracle.search.verify_page import page
 
-    if html is not None:
+    if html:
         check_libraries()
-    profile = profile or ("thorough" if record else "quick")
     if record:
-        evidence.check_profile(profile)
-    if backend == "all":
-        chosen = {}
-        for line in survey():
-            if line.device is None:
-                typer.echo(f"{line.name} is not available: {line.cause}", err=True)
-            else:
-                chosen[line.name] = load_backend(line.name)
-    else:
-        found = {name: get_backend(name) for name in listed(backend, "--backend")}
-        chosen = {(b.name if name == "auto" else name): b for name, b in found.items()}
-    request = Request(
-        profile_of(profile),
+        evidence.check_profile(profile := profile or "thorough")
+    chosen = _backends(backend)
+    request = verifying.Request(
+        profile_of(profile or "quick"),
         kernels,
         network_name,
         weights,
@@ -112,24 +109,56 @@ def verify(
         settled=evidence.settled(chosen, records) if stale else frozenset(),
     )
     with progress_bar() as bar:
-        verification = run(
+        verification = verifying.verify(
             chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
         )
+    _print(verification, findings, as_json)
+    _write_reports(verification, findings, junit, html)
+    if record:
+        for said in evidence.save(verification, chosen, records):
+            typer.echo(f"\n{said}", err=as_json)
+    if verification.findings or not verification.executed:
+        raise typer.Exit(FOUND if verification.findings else REFUSED)
+
+
+def _backends(asked: str) -> dict[str, Backend]:
+    """The backends to verify, by the names that `load_backend` takes."""
+    from r18.backend.registry import get_backend, load_backend, survey
+
+    if asked != "all":
+        found = {name: get_backend(name) for name in listed(asked, "--backend")}
+        return {(b.name if name == "auto" else name): b for name, b in found.items()}
+    chosen: dict[str, Backend] = {}
+    for line in survey():
+        if line.device is None:
+            typer.echo(f"{line.name} is not available: {line.cause}", err=True)
+        else:
+            chosen[line.name] = load_backend(line.name)
+    return chosen
+
+
+def _print(verification: Verification, folder: Path, as_json: bool) -> None:
+    """Print the result and each finding, which is saved in the folder."""
+    from r18_oracle.findings import save
+    from r18_oracle.search import verify_text
+
     if as_json:
         typer.echo(json.dumps(verify_text.to_json(verification), indent=2, allow_nan=False))
     else:
         typer.echo(verify_text.text(verification))
     for finding in verification.findings:
-        path = save(finding, findings)
+        path = save(finding, folder)
         typer.echo(f"\n{finding.describe(path)}", err=as_json)
+
+
+def _write_reports(
+    verification: Verification, findings: Path, junit: Path | None, html: Path | None
+) -> None:
+    from r18.atomic import write_text
+    from r18_oracle.search import verify_text
+    from r18_oracle.search.verify_page import page
+
     if junit is not None:
         write_text(junit, verify_text.junit(verification))
     if html is not None:
         write_text(html, page(verification, findings=findings))
-    if record:
-        for said in evidence.save(verification, chosen, records):
-            typer.echo(f"\n{said}", err=as_json)
-    if verification.findings:
-        raise typer.Exit(FOUND)
-    if not verification.executed:
-        raise typer.Exit(REFUSED)

@@ -1,11 +1,11 @@
-"""Whether dumps of several backends agree by what each of them may lose; see
+"""Whether dumps of several backends agree within the error that each is allowed; see
 `r18_oracle.dumps.dumps`.
 
-`diff_dumps` knows one tolerance for everything. Here it is derived: what a program may lose at a
-checkpoint is a multiple of what PyTorch's own arithmetic loses there against float64, in the dump's
-precision, on the same weights and images (`r18.evaluate.margins`). Two right programs lie no
-farther apart than the sum of what the two may lose. Nothing but NumPy and PyTorch runs: the device
-that a dump was made on need not be there.
+`diff_dumps` has one tolerance for all checkpoints. Here it is derived: a program's allowed error at
+a checkpoint is a multiple of the error of PyTorch's own arithmetic there against float64, in the
+dump's precision, on the same weights and images (`r18.evaluate.margins`). Two correct programs
+differ by at most the sum of their allowed errors. Only NumPy and PyTorch run; the device that wrote
+a dump is not needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from r18_oracle.network.losses import Loss, LossSums
 from r18_oracle.network.walks import Walk, pytorch_walk, reference_walk
 
 BATCH = 4
-"""Images that are walked at once; more are taken in several turns."""
+"""Images per walk; more images take several walks."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Apart:
 
     dumps:   their places in the order given.
     max_abs: the largest |a − b|; infinite where either side holds a NaN or infinity.
-    allowed: the sum of what the two may lose.
-    worst:   the coordinate of max_abs, of which the first index counts all images.
+    allowed: the sum of both allowed errors.
+    worst:   the coordinate of max_abs; its first index counts all images.
     values:  a and b there.
     """
 
@@ -69,7 +69,7 @@ class Apart:
     def reason(self) -> str:
         one, other = (letter(place) for place in self.dumps)
         return (
-            f"{one} and {other} are {self.ratio:.3g} times as far apart as both may lose: "
+            f"{one} and {other} are {self.ratio:.3g} times as far apart as their allowed errors: "
             f"{self.max_abs:.3g} of {self.allowed:.3g} at {self.worst}: "
             f"{self.values[0]:.9g} and {self.values[1]:.9g}"
         )
@@ -138,7 +138,7 @@ class Agreement:
         one, other = (letter(place) for place in pair.dumps)
         return (
             f"all {len(self.rows)} checkpoints agree: no two dumps are farther apart than "
-            f"{pair.ratio:.3g} of what both may lose ({row.checkpoint}, {one} and {other})"
+            f"{pair.ratio:.3g} of the error allowed to both ({row.checkpoint}, {one} and {other})"
         )
 
     def text(self) -> str:
@@ -161,8 +161,8 @@ class Agreement:
             for row in self.rows
         ]
         said = (
-            "a: loss against float64 in parts of what a may lose;  "
-            "a-b: largest |a − b| in parts of what both may lose together"
+            "a: error against float64 / error allowed to a;  "
+            "a-b: largest |a − b| / sum of both allowed errors"
         )
         shown = table([*heads, "verdict"], lines, numbers=heads[2:])
         return "\n".join([*head, "", shown, "", said, "", self.closing()])
@@ -305,7 +305,7 @@ def _algorithms(dump: Dump) -> set[str]:
         raise DumpError(
             f"'{dump.folder}' was made by kernels that backend '{made.backend}' does not list "
             f"here: {', '.join(missing)}\n"
-            "  write the dump anew with the r18 and the backend of now"
+            "  write the dump again with the installed r18 and backend"
         )
     return {known[kernel] for kernel in made.kernels.values()}
 

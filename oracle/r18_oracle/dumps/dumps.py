@@ -265,7 +265,7 @@ def read_raw(folder: str | Path, like: Dump) -> Dump:
 
 
 def read_pair(expected: str | Path, got: str | Path) -> tuple[Dump, Dump]:
-    """Two dumps, one of which may be a folder of raw files. Raises `DumpError`."""
+    """Two dumps; one may be a folder of raw files. Raises `DumpError`."""
     folders = [_folder(expected), _folder(got)]
     dumps = [read_dump(f) if (f / MANIFEST).exists() else None for f in folders]
     match dumps:

@@ -208,7 +208,7 @@ def read_fixture(folder: str | Path) -> Fixture:
 
 
 def find_fixture(folder: str | Path, step: int) -> Path:
-    """Where a step's fixture lies, or would: `folder` itself if it is one, else `folder/stepN`."""
+    """The folder of a step's fixture: `folder` if it is a fixture itself, else `folder/stepN`."""
     folder = Path(folder)
     return folder if (folder / DESCRIPTION).exists() else folder / f"step{step}"
 

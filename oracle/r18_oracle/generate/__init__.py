@@ -1,1 +1,1 @@
-"""What kernels are asked: drawn problems, corners, inputs, and how a failing problem shrinks."""
+"""The problems and inputs given to kernels, and how a failing problem shrinks."""

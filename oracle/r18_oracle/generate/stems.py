@@ -1,7 +1,7 @@
-"""What a kernel of a convolution with its max-pooling takes, as far as a few questions show.
+"""What a fused convolution and max-pooling kernel takes, found out by trying a few problems.
 
 Such a kernel is often written for one stem: its windows, images of three channels, and output
-channels by the tile. Drawn at random hardly a problem would be its own.
+channels in multiples of a tile. It would take hardly any problem drawn at random.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from r18.backend import Kernel
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.runtime.arena import aligned
-
-Window = tuple[int, int, int]
-"""Kernel size, stride and padding, of a square window."""
+from r18_oracle.generate.sizes import MULTIPLES, takes
+from r18_oracle.ops.window import Window, square
 
 WINDOWS: tuple[tuple[Window, Window], ...] = (
     ((7, 2, 3), (3, 2, 1)),
@@ -24,36 +23,22 @@ WINDOWS: tuple[tuple[Window, Window], ...] = (
     ((5, 1, 2), (3, 2, 0)),
     ((1, 1, 0), (3, 1, 1)),
 )
-"""Convolution and max-pooling behind it: of a ResNet's stem, of others, overlapping and not."""
-
-MULTIPLES = (1, 4, 8, 16, 32, 64)
-"""What channels may have to be a multiple of."""
+"""Windows of a convolution and of the max-pooling after it: a ResNet's stem, and others, with and
+without overlap."""
 
 CHANNELS = (1, 2, 3, 4, 8, 16, 64)
 
 PIXELS = 80
-"""Pooled outputs of a channel that there must be room for: several tiles, the last one cut."""
-
-
-def takes(kernel: Kernel, problem: Problem) -> bool:
-    """Whether the kernel takes a problem; also where its refusal raises, for `runs` to find."""
-    try:
-        return kernel.refusal(problem) is None
-    except Exception:
-        return True
-
-
-def square(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Kernel size, stride and padding of both axes, as ops take them."""
-    k, s, p = window
-    return (k, k), (s, s), (p, p)
+"""Pooled outputs per channel that a drawn problem must have room for: several tiles, the last one
+partial."""
 
 
 @dataclass(frozen=True)
 class Stems:
-    """What a kernel takes; everything, where it seems to take nothing.
+    """What a kernel takes; everything, if it seems to take nothing.
 
-    windows: of `WINDOWS`. channels: of the input. multiple: that output channels must be of.
+    windows: some of `WINDOWS`. channels: of the input. multiple: what output channels must be a
+    multiple of.
     """
 
     windows: tuple[tuple[Window, Window], ...] = WINDOWS
@@ -79,7 +64,7 @@ class Stems:
         return self.windows == WINDOWS
 
     def room(self, max_elements: int, max_macs: int) -> tuple[int, int]:
-        """The sizes of drawn problems, larger where the kernel's channels would fill them."""
+        """The limits for drawn problems, raised if the kernel's channels alone would fill them."""
         if self.multiple == 1:
             return max_elements, max_macs
         of_conv, of_pool = self.windows[0]
@@ -89,9 +74,9 @@ class Stems:
 
 
 def near(problem: Problem) -> Iterator[Problem]:
-    """The problem, and others near it that a kernel for few stems may take.
+    """The problem, and similar ones that a kernel for few stems may take.
 
-    Output channels rounded up, input channels three or rounded up; with a bias, with a ReLU.
+    Output channels are rounded up, input channels are three or rounded up; with bias, with ReLU.
     """
     op, shape = problem.op, problem.inputs[0]
     assert isinstance(op, ConvMaxPool)
@@ -104,4 +89,4 @@ def near(problem: Problem) -> Iterator[Problem]:
                 yield Problem(replace(op, conv=conv), ((shape[0], channels, *shape[2:]),))
 
 
-__all__ = ["MULTIPLES", "Stems", "Window", "near", "square", "takes"]
+__all__ = ["WINDOWS", "Stems", "near"]

@@ -1,4 +1,4 @@
-"""Error bounds, derived: the largest error that rounding alone can cause, element by element.
+"""Error bounds: the largest error that rounding can cause in each element of an output.
 
 Every bound is a pure function of a case and the kernel's rounding contract. Notation: y the
 float64 result, S = Σ|w||x| + |b| + |r| the sum of the magnitudes of all terms of an output, K the
@@ -9,14 +9,14 @@ Sources
 - Higham, *Accuracy and Stability of Numerical Algorithms*, SIAM 2002: Lemma 3.1 (γ_n), §3.1 and
   §4.2 (inner products and sums in any order), §2.2 (the model with underflow).
 - Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1: the statistical line.
-- Fasi, Higham, Mikaitis, Pranesh, PeerJ CS 7:e330, 2021: tensor cores cut sums off.
+- Fasi, Higham, Mikaitis, Pranesh, PeerJ CS 7:e330, 2021: tensor cores truncate sums.
 - Lavin and Gray, arXiv:1509.09308: the Winograd transforms.
 
 Each bound also covers the float64 reference's own error, by the same formula at u = 2⁻⁵³.
 
-Infinities and NaN are judged by the semantics, not by a bound; sizes are taken over the finite
-terms alone, so that an element which ReLU brings back from −∞ to 0 still has a finite bound, and
-so that a finite part which may overflow beside an infinity is seen.
+Infinities and NaN are judged by the semantics, not by a bound. Sizes are sums over the finite
+terms only, so that an element which ReLU brings back from −∞ to 0 still has a finite bound, and
+so that a finite part which may overflow next to an infinity is noticed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.graph.ops import (
-    Add,
-    BatchNorm,
-    Conv2d,
-    ConvMaxPool,
-    GlobalAvgPool,
-    Normalize,
-    Problem,
-    Softmax,
-)
+from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem
 from r18_oracle.cases import Case
 from r18_oracle.judge import winograd
 from r18_oracle.judge.reference import magnitude, reference
@@ -69,6 +60,7 @@ from r18_oracle.judge.roundings import (
     window_sum,
     with_epilogue,
 )
+from r18_oracle.ops.table import SPECS, spec_of
 
 __all__ = [
     "DELTA",
@@ -78,6 +70,7 @@ __all__ = [
     "Bound",
     "Format",
     "bound",
+    "derivation",
     "factor_rounding",
     "folding_error",
     "format_of",
@@ -89,20 +82,20 @@ __all__ = [
 ]
 
 DELTA = 1e-6
-"""The statistical line is crossed by a correct kernel with at most this probability a call."""
+"""The probability, per call, that a correct kernel exceeds the statistical line."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bound:
     """Per element of the output.
 
-    largest:     |ŷ − y| cannot exceed this; 0 asks for equality.
-    statistical: the sharper line that a round-to-nearest kernel crosses with probability DELTA,
-                 never above `largest`; None where no such line is known (sums that are cut off,
-                 no sum at all).
+    largest:     |ŷ − y| cannot exceed this; 0 requires equality.
+    statistical: the sharper line that a round-to-nearest kernel exceeds with probability DELTA,
+                 never above `largest`; None where no such line is known (truncated sums, ops
+                 without sums).
     overflows:   elements at which an intermediate may leave the accumulator's range, so that an
-                 infinity or NaN is no fault; None where there is no such element. Where the
-                 float64 reference or bound itself may have overflowed, `largest` is not finite.
+                 infinity or NaN is not a fault; None if there are none. Where the float64
+                 reference or bound itself may have overflowed, `largest` is not finite.
     """
 
     largest: Array
@@ -118,7 +111,7 @@ class Bound:
         contract: RoundingContract,
         statistical: Array | None = None,
     ) -> Bound:
-        """The bound `error` of the result `y`; `mask`, broadcast, tells what may overflow."""
+        """The bound `error` of the result `y`; `mask` (broadcast to y) marks what may overflow."""
         if contract.accumulate == "float64":
             mask = mask | ~np.isfinite(error)
             error = np.where(mask & ~np.isfinite(y), np.inf, error)
@@ -130,18 +123,9 @@ class Bound:
 def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """The bound of a kernel with this contract on this case, whose float64 result is `y`.
 
-    Raises `UnknownName` for an algorithm that the oracle has no derivation for: a kernel that
-    cannot be bounded cannot be judged.
+    Raises what `derivation` does: a kernel that cannot be bounded cannot be judged.
     """
-    try:
-        derive = DERIVATIONS[contract.algorithm]
-    except KeyError:
-        raise unknown(
-            "algorithm in a rounding contract",
-            contract.algorithm,
-            DERIVATIONS,
-            hint="Give it a derivation in r18_oracle.judge.bounds before a kernel declares it.",
-        ) from None
+    derive = derivation(type(case.problem.op), contract.algorithm)
     with np.errstate(over="ignore", invalid="ignore"):
         if isinstance(case.problem.op, ConvMaxPool):
             return pooled(case, contract, y, derive)
@@ -151,19 +135,41 @@ def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
 Derivation = Callable[[Case, RoundingContract, Array], Bound]
 
 
+def derivation(op: type[Op], algorithm: str) -> Derivation:
+    """The derivation of an algorithm's bound for an op.
+
+    Raises `UnknownName` for an algorithm without a derivation, and `UsageError` for one that is not
+    an algorithm of this op. `exact` asks for equality, which any op can be held to.
+    """
+    spec = spec_of(op)
+    known: dict[str, Derivation] = DERIVATIONS | dict(spec.derivations)
+    if algorithm not in known:
+        raise unknown(
+            "algorithm in a rounding contract",
+            algorithm,
+            known,
+            hint="Give it a derivation in r18_oracle.judge.bounds before a kernel declares it.",
+        )
+    if algorithm not in ("exact", *spec.algorithms):
+        *others, last = (s.op.name for s in SPECS.values() if algorithm in s.algorithms)
+        users = f"{', '.join(others)} and {last}" if others else last
+        raise UsageError(f"'{algorithm}' is a contract of {users}, not of {op.name}")
+    return known[algorithm]
+
+
 # -- the derivations ---------------------------------------------------------------------------
 
 
 def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """Convolution and linear, direct or as a matrix product, in any order of summation.
+    """Convolution and linear, direct or as a matrix product, summed in any order.
 
     With factors ŵx̂ = wx(1 + θ), |θ| ≤ f = (1+u_in)² − 1, and c from `summation_error` over K
     products and the addends, E ≤ c·S + (1+c)(f·Σ|w||x| + underflow), and the rounding to storage.
-    Of products of pairs: `split_sum_error`. A factor's hazard makes no NaN into anything else.
+    For products of pairs: `split_sum_error`. `factor_hazards` never turn a NaN into anything else.
     Statistical line: λ√K·u·S with λ = √(2 ln(2NK/δ)) over N outputs (Higham and Mary 2019), where
     sums are rounded to nearest and factors are not rounded. int8: see `_integer_sum`.
     """
-    depth = depth_of(case, contract)
+    depth = depth_of(case)
     if contract.accumulate == "int32":
         return _integer_sum(case, contract, y)
     inputs, weights = finite_part(case)
@@ -198,11 +204,11 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
 def _integer_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """int8 products summed in int32: exact in any order (`int8_sum_is_exact`), so the bound is 0.
 
-    Raises `UsageError` where K products may leave int32, for factors that are no int8 values, and
-    for any output but int32: no requantisation is specified yet. Bias and residual may still
-    leave int32; elements where that can happen are not judged.
+    Raises `UsageError` if K products may leave int32, if factors are not int8 values, and for any
+    output other than int32 (requantisation is not specified yet). Bias and residual may still leave
+    int32; elements where that can happen are not judged.
     """
-    depth = depth_of(case, contract)
+    depth = depth_of(case)
     if not int8_sum_is_exact(depth):
         raise UsageError(f"{depth:,} products of int8 values may leave int32: no bound exists")
     if contract.output != "int32":
@@ -212,22 +218,22 @@ def _integer_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     inputs, weights = case.wide()
     for factor in (inputs[0], weights[0]):
         if not ((np.rint(factor) == factor) & (factor >= -128) & (factor <= 127)).all():
-            raise UsageError("a contract that sums in int32 multiplies int8 values alone")
+            raise UsageError("a contract that sums in int32 only multiplies int8 values")
     size = magnitude(case.problem, inputs, weights) + sum(np.abs(a) for a in addends_of(case))
     return Bound.of(np.zeros(y.shape), size > 2**31 - 1, y, contract)
 
 
 WINOGRAD_ROUNDINGS = {2: 16, 4: 26}
-"""Roundings of a term besides those of the sum over channels; see `winograd_sum`."""
+"""Roundings of a term in addition to those of the sum over channels; see `winograd_sum`."""
 
 WINOGRAD_UNDERFLOWS = 150
-"""How many times an operation's underflow enters a transformed value; see `winograd_sum`."""
+"""The gain of an operation's underflow in a transformed value; see `winograd_sum`."""
 
 
 def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """Winograd F(m×m, 3×3): E ≤ γ_n·M with M = |Aᵀ|[Σ_c (|G||g||Gᵀ|)⊙(|Bᵀ||d||B|)]|A|.
 
-    n counts the roundings on the longest path of a term, for each side of each transform:
+    n is the number of roundings on a term's longest path, through both sides of each transform:
 
     |                        | F(2×2)                     | F(4×4)                              |
     |------------------------|----------------------------|-------------------------------------|
@@ -238,21 +244,20 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     | together               | C + 10                     | C + 22                              |
 
     C + 16 and C + 26 leave room for kernels that round transformed filters once more, or scale
-    the rows of B and G against each other (M does not change then). Bias and residual add one
-    each; sums that are cut off count as in `summation_error`. Where the transformed factors are
-    rounded to a narrower format, f·M comes on top, as in `sum_of_products`.
+    the rows of B and G against each other (which does not change M). Bias and residual add one
+    each; truncated sums count as in `summation_error`. If the transformed factors are rounded to a
+    narrower format, f·M is added, as in `sum_of_products`.
 
     Underflow: an operation loses at most L (η, or 2⁻¹²⁶ flushed). Through |Bᵀ||·||B|, whose rows
-    add to 10 at most, a flushed input and its sums reach a transformed value as at most
+    add up to at most 10, a flushed input and its sums reach a transformed value as at most
     (100 + 40 + 4)L, through G less; so `spread`, the gain of an error of 1 in every factor and
     product, is taken WINOGRAD_UNDERFLOWS·L times, which leaves room for the output transform.
 
-    A transform mixes a whole tile: beside an infinity or NaN, or where a transform may overflow,
-    nothing in the tile can be judged.
+    A transform mixes a whole tile, so a tile with an infinity or NaN, or in which a transform may
+    overflow, cannot be judged.
     """
     op = case.problem.op
-    if not isinstance(op, Conv2d):
-        raise UsageError(f"{contract.algorithm} is an algorithm of conv2d, not of {op.name}")
+    assert isinstance(op, Conv2d)
     if op.kernel_size != (3, 3) or op.stride != (1, 1):
         raise UsageError(f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}")
     if is_split(case):
@@ -284,11 +289,9 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
 def elementwise(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """Add: one rounding in the accumulator's format, u|a + b|, and one to storage.
 
-    Flushed to zero, both operands and the sum may each lose a subnormal; else nothing underflows.
-    `stored_sum` says that the sum is stored before the ReLU, which is exact: nothing more.
+    If flushed to zero, both operands and the sum may each lose a subnormal; otherwise nothing
+    underflows. `stored_sum` (the sum is stored before the ReLU) adds nothing, as ReLU is exact.
     """
-    if not isinstance(case.problem.op, Add):
-        raise UsageError(f"'elementwise' is a contract of add, not of {case.problem.op.name}")
     (a, b), _ = finite_part(case)
     flushed = 3 * least_loss(case, contract) if case.precision.flush_to_zero else 0.0
     error = stored((roundoff(contract) + F64) * np.abs(a + b) + flushed, y, contract)
@@ -296,16 +299,16 @@ def elementwise(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
 
 def exact(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """Ops that move or compare values (ReLU, max-pooling, relayout): not one rounding.
+    """Ops that move or compare values (ReLU, max-pooling, relayout): no rounding.
 
-    Flushed to zero, a subnormal value may be lost.
+    If flushed to zero, a subnormal value may be lost.
     """
     flush = format_of(contract.accumulate).tiny if case.precision.flush_to_zero else 0.0
     return Bound(np.full(y.shape, flush))
 
 
 BATCHNORM_ROUNDINGS = 10
-"""On any term of a BatchNorm, in either form; see `batchnorm` and `scale_shift`."""
+"""Roundings of any term of a BatchNorm, in either form; see `batchnorm` and `scale_shift`."""
 
 
 def batchnorm(case: Case, contract: RoundingContract, y: Array) -> Bound:
@@ -327,7 +330,7 @@ def scale_shift(case: Case, contract: RoundingContract, y: Array) -> Bound:
     a carries at most six roundings (v + eps 1, reciprocal root 4, product 1; see `batchnorm`);
     x·a rounds once more and c twice (product, difference), the sum once: at most nine on any
     term, so E ≤ γ_10·(|x||a| + |m||a| + |b|). Where m·a cancels against x·a this is much larger
-    than the bound of the form as written: that is the price of the form, and why it is declared.
+    than the bound of `batchnorm`, which is why a kernel must declare this form.
     """
     x, _, root, weight, bias, mean = _batchnorm_parts(case, contract)
     size = (np.abs(x) + np.abs(mean)) * np.abs(weight) / root + np.abs(bias)
@@ -335,12 +338,11 @@ def scale_shift(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
 
 def _batchnorm_bound(case: Case, contract: RoundingContract, y: Array, size: Array) -> Bound:
-    """γ_10 of the size, the reference's γ_8, and what underflows.
+    """γ_10 times the size, the reference's γ_8, and underflow.
 
-    Each of at most 8 operations may lose L, which the factors not yet applied to it (w, 1/root, x
-    or m) carry to the result. The same factors, in whatever order, may overflow in between. What
-    one form makes of an infinite weight, or of an infinite x or m where w/root underflows, another
-    makes NaN.
+    Each of at most 8 operations may lose L, which the factors applied later (w, 1/root, x or m)
+    multiply. The same factors may overflow in between, in any order. Where a weight is infinite, or
+    x or m is infinite and w/root underflows, one form gives NaN and another does not.
     """
     x, inverse, _, weight, bias, mean = _batchnorm_parts(case, contract)
     reach = 1 + np.abs(x) + np.abs(mean)
@@ -357,10 +359,9 @@ def _batchnorm_bound(case: Case, contract: RoundingContract, y: Array, size: Arr
 
 
 def _batchnorm_parts(case: Case, contract: RoundingContract) -> tuple[Array, ...]:
-    """x, 1/√(v + eps), √(v + eps), w, b, m, finite; all but x as columns of channels."""
+    """The finite parts of x, 1/√(v + eps), √(v + eps), w, b, m; all but x shaped (C, 1, 1)."""
     op = case.problem.op
-    if not isinstance(op, BatchNorm):
-        raise UsageError(f"'{contract.algorithm}' is a contract of batchnorm, not of {op.name}")
+    assert isinstance(op, BatchNorm)
     accumulate = format_of(contract.accumulate)
     if op.eps < accumulate.tiny / accumulate.u:
         raise UsageError(f"an eps of {op.eps:g} is lost in {contract.accumulate}")
@@ -371,7 +372,7 @@ def _batchnorm_parts(case: Case, contract: RoundingContract) -> tuple[Array, ...
 
 
 NORMALIZE_ROUNDINGS = 6
-"""On either term of a Normalize, in any form; see `normalize`."""
+"""Roundings of either term of a Normalize, in any form; see `normalize`."""
 
 
 def normalize(case: Case, contract: RoundingContract, y: Array) -> Bound:
@@ -381,16 +382,15 @@ def normalize(case: Case, contract: RoundingContract, y: Array) -> Bound:
     three times, with s four, and with reciprocals of 255 and s twice more. As x·a + c, a of two
     reciprocals has rounded four times (s, both, their product), x·a and the sum twice more; c three
     times (m, s, quotient) and the sum once. On the range of bytes, (x − 255m)/(255s), it is five.
-    So E ≤ γ_6·(x/255 + |m|)/s: where the mean cancels against a pixel the forms do not differ,
-    since all round it.
+    So E ≤ γ_6·(x/255 + |m|)/s. Where the mean cancels against a pixel the forms have the same
+    bound, since all of them round the mean.
 
-    Each of at most 6 operations may lose L; of 1/s, a or x/255 what is lost is then multiplied by
-    255 at most, or divided by s. No more than that is lost while s and 255·s are ordinary numbers,
-    as is asked of s, and of m that it can be made larger as often.
+    Each of at most 6 operations may lose L; a loss in 1/s, a or x/255 is then multiplied by at most
+    255, or divided by s. This holds while s and 255·s are normal numbers and 255·m is finite, which
+    is checked.
     """
     op = case.problem.op
-    if not isinstance(op, Normalize):
-        raise UsageError(f"'normalize' is a contract of normalize, not of {op.name}")
+    assert isinstance(op, Normalize)
     accumulate = format_of(contract.accumulate)
     least, most = accumulate.tiny / accumulate.u, accumulate.largest * accumulate.u
     if not all(least <= s <= most for s in op.std) or not all(abs(m) <= most for m in op.mean):
@@ -415,8 +415,6 @@ def mean(case: Case, contract: RoundingContract, y: Array) -> Bound:
     n − 1 additions and at most two roundings, before or after: E ≤ γ_{n+1}·Σ|x|/n. Each of n
     products, or the quotient, may underflow; flushed inputs and sums are divided by n.
     """
-    if not isinstance(case.problem.op, GlobalAvgPool):
-        raise UsageError(f"'mean' is a contract of gap, not of {case.problem.op.name}")
     (x,), _ = finite_part(case)
     n = x.shape[2] * x.shape[3]
     size = np.abs(x).sum(axis=(2, 3))
@@ -428,22 +426,20 @@ def mean(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
 
 EXP_ULPS = 4.0
-"""What an implementation of exp may be off by, in ulp: CUDA's expf and SLEEF's are within 2."""
+"""The error in ulp that an implementation of exp may have; CUDA's expf and SLEEF's are within 2."""
 
 
 def softmax(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """exp(d_i)/Σ exp(d_j), d = x − max, formed before anything else is done to x.
 
-    d rounds once, so exp(d) carries a relative error of |d|u besides its own, EXP_ULPS·2u; an exp
-    by way of 2^(d·log₂e) rounds log₂e and the product too, another 2|d|u, and CUDA's __expf is
-    off by 2 + 1.18|d| ulp, 2.4|d|u: 4|d| covers each. So term i is off by at most
+    d rounds once, so exp(d) has a relative error of |d|u in addition to its own, EXP_ULPS·2u. An
+    exp computed as 2^(d·log₂e) also rounds log₂e and the product, another 2|d|u, and CUDA's __expf
+    is off by 2 + 1.18|d| ulp, 2.4|d|u; 4|d| covers each. So term i is off by at most
     ρ_i = (4|d_i| + 2·EXP_ULPS)u, the sum of F of them by Σ y_jρ_j + γ_F, the quotient (or
     reciprocal and product) by 2u more: E_i ≤ y_i·(ρ_i + Σ_j y_jρ_j + γ_F + 2u)·(1 + small), and
-    an underflow of the smallest normal in the term and in the quotient. The same in float64 for
-    the reference.
+    an underflow of the smallest normal in the term and in the quotient. The reference adds the same
+    in float64.
     """
-    if not isinstance(case.problem.op, Softmax):
-        raise UsageError(f"'softmax' is a contract of softmax, not of {case.problem.op.name}")
     (x,), _ = case.wide()
     distance = x - x.max(axis=1, keepdims=True)
     # Beyond 800 exp is 0 in every format, and so is the error that its argument could cause.
@@ -460,18 +456,18 @@ def softmax(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
 
 def pooled(case: Case, contract: RoundingContract, y: Array, derive: Derivation) -> Bound:
-    """A convolution and then the maximum over windows of it: what `derive` says of the former.
+    """The maximum over windows of a convolution, whose own bound is `derive`'s.
 
     Let the convolution's outputs in a window be y_e, each computed within E_e, and m their
     maximum, at e*. No ŷ_e is above m by more than E_e − (m − y_e), and the computed maximum is not
     below ŷ_e* ≥ m − E_e*, so E ≤ max over the window of E_e − (m − y_e). That is at most max E_e,
-    since the maximum is 1-Lipschitz in the maximum norm, and less where what lies far below cannot
-    win. E_e covers the rounding to storage; that keeps order, so that storing before or after the
+    since the maximum is 1-Lipschitz in the maximum norm, and less where values far below m cannot
+    win. E_e covers the rounding to storage, which is monotonic, so storing before or after the
     maximum gives the same. The three roundings of E_e − (m − y_e) in float64 are added to E_e.
 
-    The statistical line holds for every output of the convolution at once, so the same follows of
-    it. An output that may overflow to +∞ wins each window that it is in, to −∞ it loses the one
-    that is its own.
+    The statistical line holds for all outputs of the convolution together, so the same argument
+    applies to it. An output that may overflow to +∞ wins every window that it is in; one that
+    overflows to −∞ loses the window whose maximum it is.
     """
     op = case.problem.op
     assert isinstance(op, ConvMaxPool)
@@ -485,7 +481,7 @@ def pooled(case: Case, contract: RoundingContract, y: Array, derive: Derivation)
         terms = over_window(op.pool, wide * (1 + 4 * F64), 0.0)
         found = np.zeros(y.shape)
         for term, distance in zip(terms, least, strict=True):
-            # NaN where the maximum is infinite: no bound is asked for there.
+            # NaN where the maximum is infinite; no bound is needed there.
             found = np.fmax(found, np.where(np.isinf(term), term, term - distance))
         return found
 
@@ -516,7 +512,7 @@ DERIVATIONS: dict[str, Derivation] = {
 def folding_error(
     problem: Problem, x: Array, weight: Array, bias: Array, u: float, eta: float = 0.0
 ) -> Array:
-    """What rounding a folded weight and bias to unit roundoff u changes in the convolution.
+    """The change of a convolution when its folded weight and bias are rounded to unit roundoff u.
 
     ŵ = w(1+δ) + η' and b̂ = b(1+δ') + η'', so |Δy| ≤ u·(Σ|w||x| + |b|) + η/2·(Σ|x| + 1), with η
     the smallest subnormal of the format: folded weights are often subnormal in float16. x

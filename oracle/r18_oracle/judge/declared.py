@@ -1,7 +1,7 @@
-"""What a kernel says of itself, and whether to believe it.
+"""What a kernel declares, and whether that can be held against it.
 
 The bound that a kernel is held to follows from its own rounding contract, so a contract looser
-than the kernel's precision would let any error pass.
+than the kernel's precision would hide errors.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import replace
 from r18.backend import Kernel, roads
 from r18.graph.precision import PRECISIONS
 from r18_oracle.judge.bounds import DERIVATIONS
+from r18_oracle.ops.table import spec_of
 
 NARROW = ("fp16x2", "tf32", "float16", "bfloat16")
-"""The formats that tensor cores multiply, and so those whose sums may be cut off."""
+"""The formats that tensor cores multiply, whose sums may therefore be truncated."""
 
 ATTRIBUTES = (
     "id",
@@ -35,14 +36,14 @@ def declaration(kernel: Kernel) -> dict[str, object]:
 
 
 def objection(kernel: Kernel) -> str | None:
-    """Why what the kernel declares cannot be held against it, or None.
+    """The reason why what the kernel declares is not acceptable, or None.
 
     - The precision is one of `r18.graph.precision.PRECISIONS` (it may flush to zero), and the id
-      names it and the op.
+      contains its name and the op's.
     - Sums are kept in the precision's `accumulate` format and results in its `storage` format.
-    - Sums are cut off only where factors are narrow enough for a tensor core.
-    - The algorithm has a derivation, and for factors that are split in two one of its own.
-    - It takes the problems that it names as its roads.
+    - Sums are truncated only where factors are narrow enough for a tensor core.
+    - The algorithm has a derivation, for split factors one of its own.
+    - The kernel takes the problems that it names as its roads.
     """
     precision, contract = kernel.precision, kernel.contract
     known = PRECISIONS.get(precision.name)
@@ -57,7 +58,7 @@ def objection(kernel: Kernel) -> str | None:
         return f"{precision} stores {precision.storage}, not {contract.output}"
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
-    if contract.algorithm not in DERIVATIONS:
+    if contract.algorithm not in {*DERIVATIONS, *spec_of(kernel.op).derivations}:
         return f"the oracle has no error bound for '{contract.algorithm}'"
     if precision.splits and contract.algorithm.startswith("winograd"):
         return f"the oracle has no error bound for '{contract.algorithm}' with {precision}"

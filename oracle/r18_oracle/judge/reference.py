@@ -1,7 +1,7 @@
-"""The reference: every op in float64, through PyTorch on the CPU. It imports no backend.
+"""The reference: every op in float64, with PyTorch on the CPU. It imports no backend.
 
-The semantics are those at the top of `r18.backend`. While a kernel runs, the reference refuses to
-(`KernelRunning`): a kernel that asks the judge for its answer is caught.
+The semantics are stated at the top of `r18.backend`; each op's `OpSpec` implements them. While a
+kernel runs the reference raises `KernelRunning`, which catches kernels that call it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from r18.backend import Array
 from r18.errors import R18Error, UsageError
-from r18.graph.ops import (
-    Add,
-    BatchNorm,
-    Conv2d,
-    ConvMaxPool,
-    GlobalAvgPool,
-    Linear,
-    MaxPool2d,
-    Normalize,
-    Op,
-    Problem,
-    Relayout,
-    ReLU,
-    Softmax,
-)
-
-Tensors = tuple[torch.Tensor, ...]
+from r18.graph.ops import Op, Problem
+from r18_oracle.ops.spec import SumSpec, Tensors
+from r18_oracle.ops.table import spec_of
 
 
 class KernelRunning(R18Error):
@@ -45,7 +30,7 @@ _running = threading.Event()
 
 @contextmanager
 def kernel_running() -> Iterator[None]:
-    """Mark that a kernel has control, so that the reference refuses to answer it."""
+    """While a kernel has control the reference raises `KernelRunning`."""
     _running.set()
     try:
         yield
@@ -60,122 +45,51 @@ def no_kernel_running() -> None:
 
 
 def reference(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-    """The result in float64 of float64 inputs and weights (logical shapes, `op.weights()` order).
+    """The result in float64 from float64 inputs and weights (logical shapes, `op.weights()` order).
 
-    Raises `KernelRunning` when a kernel under test has control.
+    Raises `KernelRunning` when a kernel under test has control, `UsageError` for an op without a
+    spec and for arrays that are not float64.
     """
-    return _run(_REFERENCES, problem.op, inputs, weights)
+    return _run(spec_of(problem.op).reference, problem.op, inputs, weights)
 
 
 def pre_epilogue(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-    """The sum of products alone, of a convolution or linear: no bias, residual or ReLU."""
-    return _run(_SUMS, problem.op, inputs, weights)
+    """The sums of products of a convolution or linear, before bias, residual and ReLU.
+
+    Raises as `reference` does, and `UsageError` for an op without sums of products.
+    """
+    return _run(sum_spec(problem.op).sums, problem.op, inputs, weights)
 
 
 def magnitude(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-    """S = Σ|w||x| of a convolution or linear: the sum of products over absolute values."""
+    """S = Σ|w||x| of a convolution or linear: the sums of products of absolute values."""
     return pre_epilogue(
         problem, tuple(np.abs(a) for a in inputs), tuple(np.abs(a) for a in weights)
     )
 
 
+def sum_spec(op: Op) -> SumSpec[Any]:
+    """The spec of an op whose outputs are sums of products; raises `UsageError` for any other."""
+    spec = spec_of(op)
+    if not isinstance(spec, SumSpec):
+        raise UsageError(f"{op.label} has no sums of products")
+    return spec
+
+
 def _run(
-    table: dict[type[Op], Callable[..., torch.Tensor]],
+    compute: Callable[[Any, Tensors, Tensors], torch.Tensor],
     op: Op,
     inputs: tuple[Array, ...],
     weights: tuple[Array, ...],
 ) -> Array:
     no_kernel_running()
-    if type(op) not in table:
-        raise UsageError(f"the oracle has no float64 reference for {op.label}")
     for array in (*inputs, *weights):
         if array.dtype != np.float64:
-            raise UsageError(f"the reference takes float64 alone, got {array.dtype}")
+            raise UsageError(f"the reference only takes float64, got {array.dtype}")
     with torch.inference_mode():
-        y: Array = table[type(op)](op, _tensors(inputs), _tensors(weights)).numpy()
+        y: Array = compute(op, _tensors(inputs), _tensors(weights)).numpy()
     return y
 
 
 def _tensors(arrays: tuple[Array, ...]) -> Tensors:
     return tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)
-
-
-def _conv_sum(op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return F.conv2d(inputs[0], weights[0], None, op.stride, op.padding)
-
-
-def _conv(op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    y = _conv_sum(op, inputs, weights)
-    if op.bias:
-        y = y + weights[1][:, None, None]
-    if op.residual:
-        y = y + inputs[1]
-    return F.relu(y) if op.relu else y
-
-
-def _batchnorm(op: BatchNorm, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    weight, bias, mean, var = (w[:, None, None] for w in weights)
-    return (inputs[0] - mean) / torch.sqrt(var + op.eps) * weight + bias
-
-
-def _relu(op: ReLU, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return F.relu(inputs[0])
-
-
-def _add(op: Add, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    y = inputs[0] + inputs[1]
-    return F.relu(y) if op.relu else y
-
-
-def _maxpool(op: MaxPool2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return F.max_pool2d(inputs[0], op.kernel_size, op.stride, op.padding)
-
-
-def _conv_maxpool(op: ConvMaxPool, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return _maxpool(op.pool, (_conv(op.conv, inputs, weights),), ())
-
-
-def _gap(op: GlobalAvgPool, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return inputs[0].sum(dim=(2, 3)) / (inputs[0].shape[2] * inputs[0].shape[3])
-
-
-def _linear_sum(op: Linear, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return inputs[0] @ weights[0].T
-
-
-def _linear(op: Linear, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return _linear_sum(op, inputs, weights) + weights[1]
-
-
-def _softmax(op: Softmax, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return torch.softmax(inputs[0], dim=1)
-
-
-def _relayout(op: Relayout, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    return inputs[0].clone()
-
-
-def _normalize(op: Normalize, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-    mean, std = (
-        torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (op.mean, op.std)
-    )
-    return (inputs[0] / 255 - mean) / std
-
-
-_REFERENCES: dict[type[Op], Callable[[Any, Tensors, Tensors], torch.Tensor]] = {
-    Conv2d: _conv,
-    BatchNorm: _batchnorm,
-    ReLU: _relu,
-    Add: _add,
-    MaxPool2d: _maxpool,
-    ConvMaxPool: _conv_maxpool,
-    GlobalAvgPool: _gap,
-    Linear: _linear,
-    Softmax: _softmax,
-    Relayout: _relayout,
-    Normalize: _normalize,
-}
-_SUMS: dict[type[Op], Callable[[Any, Tensors, Tensors], torch.Tensor]] = {
-    Conv2d: _conv_sum,
-    Linear: _linear_sum,
-}

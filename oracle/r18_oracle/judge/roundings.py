@@ -1,4 +1,4 @@
-"""What bounds are made of: formats, γ_n, and what each kind of rounding can cost a sum.
+"""The parts of bounds: formats, γ_n, and the error that each kind of rounding adds to a sum.
 
 Sources and notation as in `r18_oracle.judge.bounds`.
 """
@@ -14,16 +14,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.graph.ops import Conv2d, Linear, MaxPool2d, Problem
+from r18.graph.ops import MaxPool2d, Problem
 from r18_oracle.cases import Case
-from r18_oracle.judge.reference import pre_epilogue
+from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
 
 F64 = 2.0**-53
 """The unit roundoff of the reference."""
 
 TENSOR_CORE_BLOCK = 4
-"""The fewest products that a tensor core adds at once (V100, T4; later ones more): the bound for
-it covers all (Fasi et al., table 2)."""
+"""The fewest products that a tensor core adds in one step (V100, T4; later ones add more). The
+bound for it covers them all (Fasi et al., table 2)."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ FORMATS = {
 
 
 PAIR = "fp16x2"
-"""Two float16 numbers in place of one factor; see `split_sum_error`."""
+"""A factor as the sum of two float16 numbers; see `split_sum_error`."""
 
 FACTORS = {
     "tf32": Format(2.0**-11, 2.0**-136, 2.0**-126, (2 - 2.0**-10) * 2.0**127),
     PAIR: Format(2.0**-23, 2.0**-35, 2.0**-13, 65504.0),
 }
-"""The formats of factors alone: nothing is stored or summed in them. `tiny` of a pair is where its
-relative error ends: below it the second number is subnormal."""
+"""Formats that only factors have; nothing is stored or summed in them. Below the `tiny` of a pair
+its second number is subnormal, and the error is no longer relative."""
 
 
 def format_of(name: str) -> Format:
-    """The format's constants; `UnknownName` for one that has no bound."""
+    """The format's constants; raises `UnknownName` for a format without a bound."""
     try:
         return FORMATS[name]
     except KeyError:
@@ -76,19 +76,18 @@ def gamma(n: float, u: float) -> float:
 def summation_error(terms: int, contract: RoundingContract, addends: int = 0) -> float:
     """The factor c with |ŝ − s| ≤ c·S for a sum of `terms` products and addends, any order.
 
-    The last `addends` of the terms (bias, residual) are no products and belong to no block.
+    The last `addends` terms (bias, residual) are not products and belong to no block.
 
-    - Round to nearest: γ_terms: one rounding for a product and at most terms − 1 for the
-      additions that it passes through; an FMA only saves roundings (Higham 2002, §3.1).
+    - Rounded to nearest: γ_terms. A product rounds once, and it passes through at most terms − 1
+      additions; an FMA only saves roundings (Higham 2002, §3.1).
     - Declared blocking into T partial sums of at most ⌈K/T⌉ of the K products each, added
       pairwise: a product passes through ⌈K/T⌉ roundings in its block, ⌈log₂T⌉ above it, and one
-      for each addend (Higham 2002, §4.2). T counts no more blocks than there are products.
-    - Cut off instead of rounded, as tensor cores do: a step adds b products to the sum; all but
-      the largest of the terms are cut off below the last bit of the largest, and the result is
-      cut off once more as it is normalised, each time by less than 2u. K products in steps of b
-      lose at most K + ⌈K/b⌉ times 2u (Fasi et al. 2021, §3). Steps that are not full (channels
-      padded to b at each tap) lose no more than once a product, since what normalisation cuts
-      off, alignment has left of a sum larger than any term.
+      for each addend (Higham 2002, §4.2). T is at most the number of products.
+    - Truncated, as tensor cores do: a step adds b products to the sum. All terms but the largest
+      are truncated below the last bit of the largest, and normalisation truncates the result once
+      more, each time by less than 2u. K products in steps of b lose at most K + ⌈K/b⌉ times 2u
+      (Fasi et al. 2021, §3). Partial steps (channels padded to b at each tap) lose at most once
+      per product, since normalisation only truncates a sum that is larger than any term.
     """
     u = roundoff(contract)
     products = max(1, terms - addends)
@@ -100,14 +99,14 @@ def summation_error(terms: int, contract: RoundingContract, addends: int = 0) ->
 
 
 def roundoff(contract: RoundingContract) -> float:
-    """The relative error of one operation in the accumulator: u, or 2u where it is cut off."""
+    """The relative error of one operation in the accumulator: u, or 2u where it truncates."""
     return format_of(contract.accumulate).u * (2 if contract.truncates else 1)
 
 
 def factor_format(case: Case, contract: RoundingContract) -> Format | None:
-    """What the factors of each product are rounded to first; None where that loses nothing.
+    """The format that the factors of each product are rounded to; None where that is exact.
 
-    Factors are held as they are stored, Winograd's transformed ones as they are summed.
+    Factors are kept in the storage format, Winograd's transformed ones in the accumulator's.
     """
     name = case.precision.multiply
     multiply = FACTORS.get(name) or format_of(name)
@@ -119,8 +118,8 @@ def factor_format(case: Case, contract: RoundingContract) -> Format | None:
 def factor_rounding(case: Case, contract: RoundingContract) -> float:
     """(1 + u_in)² − 1: both factors of each product are rounded, to 11 bits before tf32 units.
 
-    u_in is 2⁻¹¹ rounded, 2⁻¹⁰ cut off. Formats that are stored as narrow as they are multiplied
-    lose nothing here. Of pairs the product that is left out comes on top; see `split_sum_error`.
+    u_in is 2⁻¹¹ rounded, 2⁻¹⁰ truncated. Factors that are stored in the format they are multiplied
+    in lose nothing. For pairs the omitted product is added; see `split_sum_error`.
     """
     multiply = factor_format(case, contract)
     if multiply is None:
@@ -132,14 +131,14 @@ def factor_rounding(case: Case, contract: RoundingContract) -> float:
 
 
 HALF, LEAST_HALF = 2.0**-11, 2.0**-25
-"""What float16 loses of a factor: relative to it, or absolutely where the float16 is subnormal."""
+"""The error of a factor in float16: relative, or absolute where the float16 number is subnormal."""
 
 
 def is_split(case: Case) -> bool:
-    """Whether the precision lets a kernel multiply pairs of float16 instead of factors.
+    """Whether the precision lets a kernel multiply pairs of float16 in place of factors.
 
-    As with tf32 it follows from the precision alone: a kernel that multiplies in float32 all the
-    same is held to no less than it can keep.
+    As with tf32 only the precision decides. A kernel that multiplies in float32 nevertheless stays
+    within the same bound.
     """
     return case.precision.splits
 
@@ -153,7 +152,7 @@ def split_sum_error(
     inputs: tuple[Array, ...],
     weights: tuple[Array, ...],
 ) -> Array:
-    """How far a sum of products of pairs may be off: `products` P = Σ|w||x|, `addends` their |·|.
+    """The error of a sum of products of pairs: `products` is P = Σ|w||x|, `addends` are absolute.
 
     A factor v is split in h = fl₁₆(v) and l = fl₁₆(2¹¹(v − h)), both rounded to nearest; v − h is
     exact in float32. With a = 2⁻¹¹, d = 2⁻²⁵ and 2^e ≤ |v| < 2^(e+1), |v| ≤ 65504:
@@ -161,13 +160,12 @@ def split_sum_error(
     - h:     |v − h| ≤ 2^(e−11) ≤ a|v|, or ≤ d where h is subnormal, so |h| ≤ (1+a)|v| + d.
     - l:     |2¹¹(v − h)| ≤ 2^e or 2⁻¹⁴, which float16 holds, and rounding keeps order:
              |2⁻¹¹l| ≤ a|v| + d.
-    - h, l:  2¹¹(v − h) is 2^e itself, which is exact, or less, and then l is off by at most
-             2^(e−12), or by 2⁻²⁵ where it is subnormal: |v − h − 2⁻¹¹l| ≤ u|v| + ε with
-             u = 2⁻²³, ε = 2⁻³⁶.
+    - h, l:  2¹¹(v − h) is 2^e, which is exact, or smaller, and then l is off by at most 2^(e−12),
+             or by 2⁻²⁵ where it is subnormal: |v − h − 2⁻¹¹l| ≤ u|v| + ε with u = 2⁻²³, ε = 2⁻³⁶.
 
     Three products stand for wx: h·h in one accumulator, h·l and l·h in another, which is scaled
-    by 2⁻¹¹ and added to the first at the end; 2⁻²²l·l is left out. With T = Σ|x| + Σ|w| over the
-    K products of an output, by the lines above,
+    by 2⁻¹¹ and added to the first at the end; 2⁻²²l·l is omitted. With T = Σ|x| + Σ|w| over the
+    K products of an output, the lines above give
 
     - Σ|h·h| ≤ M = (1+a)²P + (1+a)dT + Kd²
     - 2⁻¹¹Σ(|h·l| + |l·h|) ≤ C = 2a(1+a)P + (1+2a)dT + 2Kd²
@@ -175,13 +173,13 @@ def split_sum_error(
     - Σ|(h + 2⁻¹¹l)(h' + 2⁻¹¹l') − wx| ≤ ((1+u)² − 1)P + ε(1+u)T + Kε²
 
     Products of float16 are exact in float32, and no sum of them underflows there, scaled or not.
-    The first accumulator adds K products, the second 2K, each as `summation_error` has it, with
-    one addition more for theirs: E ≤ c_K·(M + addends) + c_2K·C and the last two lines. That is
-    little more than c_K·S + 2⁻²¹·P: of more than a few products the sum decides, as it does in
-    float32. A kernel that multiplies float32 itself rounds no more than that.
+    The first accumulator adds K products, the second 2K, each by `summation_error`, with one
+    addition more to join them: E ≤ c_K·(M + addends) + c_2K·C plus the last two lines. That is
+    little more than c_K·S + 2⁻²¹·P: with more than a few products the summation dominates, as it
+    does in float32. A kernel that multiplies float32 rounds no more than that.
     """
     a, d, pair = HALF, LEAST_HALF, FACTORS[PAIR]
-    count = depth_of(case, contract)
+    count = depth_of(case)
     total = window_sum(case.problem, np.abs(inputs[0])) + _weight_sum(weights[0])
     main = (1 + a) ** 2 * products + (1 + a) * d * total + count * d**2
     cross = 2 * a * (1 + a) * products + (1 + 2 * a) * d * total + 2 * count * d**2
@@ -203,20 +201,21 @@ def stored(error: Array, y: Array, contract: RoundingContract) -> Array:
 
 
 def least_loss(case: Case, contract: RoundingContract) -> float:
-    """What one operation can lose to underflow: η, or all of a subnormal, flushed to zero.
+    """The most that one operation loses to underflow: η, or a whole subnormal if flushed to zero.
 
-    Rounded to nearest it is η/2; the other half is the reference's, which matters for float64.
+    Rounding to nearest loses η/2; the other half is the reference's, which matters for float64.
     """
     accumulate = format_of(contract.accumulate)
     return accumulate.tiny if case.precision.flush_to_zero else accumulate.eta
 
 
 def underflow(terms: int, case: Case, contract: RoundingContract) -> float:
-    """What underflow adds to a sum of `terms` products: η a product, or 2⁻¹²⁶ flushed to zero.
+    """What underflow adds to the error of a sum of `terms` products: η per product, or 2⁻¹²⁶ if
+    flushed to zero.
 
     Higham 2002, §2.2: fl(a·b) = ab(1+δ) + η', and an addition is exact where its result is
-    subnormal. Flushed, it is not, but an addition has something to lose only where neither of
-    its operands has been flushed: leaves and additions together lose at most once a term.
+    subnormal. If flushed it is not, but an addition can only lose where neither operand has been
+    flushed, so products and additions together lose at most once per term.
     """
     return (terms + 1) * least_loss(case, contract)
 
@@ -224,9 +223,9 @@ def underflow(terms: int, case: Case, contract: RoundingContract) -> float:
 def factor_underflow(
     case: Case, contract: RoundingContract, inputs: tuple[Array, ...], weights: tuple[Array, ...]
 ) -> Array | float:
-    """Below the smallest normal a factor's rounding loses up to ε absolutely, or it is flushed.
+    """The error of factors below the smallest normal: up to ε absolutely, by rounding or flushing.
 
-    |ŵx̂ − wx| ≤ ε(|w| + |x|)(1 + u_in) + ε² then: ε(Σ|w| + Σ|x| + Kε)(1 + u_in) for a sum.
+    |ŵx̂ − wx| ≤ ε(|w| + |x|)(1 + u_in) + ε², so ε(Σ|w| + Σ|x| + Kε)(1 + u_in) for a sum.
     """
     multiply = factor_format(case, contract)
     if case.precision.flush_to_zero:
@@ -243,12 +242,12 @@ def factor_underflow(
 
 
 def factor_hazards(case: Case, contract: RoundingContract) -> Array:
-    """Where the rounding of factors may make an infinity or NaN that the mathematics has not.
+    """Where rounding the factors may give an infinity or NaN that exact arithmetic does not.
 
-    A factor beyond the largest value of the format it is rounded to becomes infinite; a subnormal
-    one may become zero, and zero times an infinity is NaN. Split in a pair, an infinite factor is
-    one of the difference of infinities, NaN, and of one beyond 65504 both halves are infinite:
-    what an output makes of either is NaN or infinite. (A finite value there is judged.)
+    A factor beyond the largest value of its format becomes infinite. A subnormal one may become
+    zero, and zero times an infinity is NaN. Split into a pair, an infinite factor gives NaN (the
+    difference of infinities), and a factor beyond 65504 gives two infinite halves; the output is
+    then NaN or infinite. (A finite output is still judged.)
     """
     multiply = factor_format(case, contract)
     if multiply is None and not case.precision.flush_to_zero:
@@ -278,19 +277,14 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
 
 
 def window_sum(problem: Problem, x: Array) -> Array:
-    """Σ x over what each output reads: (N, 1, OH, OW) of a convolution, (N, 1) of a linear."""
-    op = problem.op
-    if isinstance(op, Linear):
-        total: Array = x.sum(axis=1, keepdims=True)
-        return total
-    assert isinstance(op, Conv2d)
-    one = Conv2d(op.in_channels, 1, op.kernel_size, op.stride, op.padding)
-    ones = np.ones((1, op.in_channels, *op.kernel_size))
-    return pre_epilogue(Problem(one, (x.shape,)), (x,), (ones,))
+    """Σ x over the inputs that each output reads: (N, 1, OH, OW) for a convolution, (N, 1) for a
+    linear."""
+    no_kernel_running()
+    return sum_spec(problem.op).window_sum(problem.op, x)
 
 
 def over_window(op: MaxPool2d, x: Array, outside: float) -> Iterator[Array]:
-    """One place of the window after the other: what each output sees there, of (N, C, H, W)."""
+    """For each tap of the window, what every output reads there: arrays (N, C, OH, OW)."""
     (ph, pw), (sh, sw) = op.padding, op.stride
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=outside)
     windows = sliding_window_view(padded, op.kernel_size, axis=(2, 3))[:, :, ::sh, ::sw]
@@ -313,39 +307,26 @@ def finite_part(case: Case) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     )
 
 
-def depth_of(case: Case, contract: RoundingContract) -> int:
+def depth_of(case: Case) -> int:
     """K, the number of products in one output of a convolution or linear."""
-    op = case.problem.op
-    if isinstance(op, Conv2d):
-        return op.depth
-    if isinstance(op, Linear):
-        return op.in_features
-    raise UsageError(f"'{contract.algorithm}' is a contract of conv2d and linear, not of {op.name}")
+    return sum_spec(case.problem.op).depth(case.problem.op)
 
 
 def addends_of(case: Case) -> tuple[Array, ...]:
     """Bias and residual in float64, shaped to broadcast over the output."""
-    op = case.problem.op
     inputs, weights = finite_part(case)
-    found: list[Array] = []
-    if isinstance(op, Linear):
-        found.append(weights[1])
-    if isinstance(op, Conv2d) and op.bias:
-        found.append(weights[1][:, None, None])
-    if isinstance(op, Conv2d) and op.residual:
-        found.append(inputs[1])
-    return tuple(found)
+    return sum_spec(case.problem.op).addends(case.problem.op, inputs, weights)
 
 
 def with_epilogue(
     case: Case, contract: RoundingContract, y: Array, sum_error: Array
 ) -> tuple[Array, Array]:
-    """From the error of the sum of products to that of the stored result, and where it may
-    leave the range of the format that it is stored in.
+    """The error of the stored result from that of the sum of products, and where the result may
+    leave the range of the storage format.
 
-    Where bias and residual share the accumulator, `sum_error` covers them. With `stored_sum` it
-    covers the products alone: the sum is rounded to storage, and each later addition rounds once
-    (and, flushed to zero, may lose a subnormal). ReLU is 1-Lipschitz and exact: it adds nothing.
+    If bias and residual share the accumulator, `sum_error` covers them. With `stored_sum` it covers
+    only the products: the sum is rounded to storage, and each later addition rounds once (and may
+    lose a subnormal if flushed to zero). ReLU is 1-Lipschitz and exact, so it adds nothing.
     """
     if not contract.stored_sum:
         error = stored(sum_error, y, contract)
@@ -361,12 +342,12 @@ def with_epilogue(
 
 
 def beyond_range(y: Array, error: Array, name: str) -> Array:
-    """Where a finite result, within its error, is beyond the largest value of the format."""
+    """Where a finite result plus its error may exceed the largest value of the format."""
     mask: Array = np.isfinite(y) & (np.abs(y) + error >= format_of(name).largest)
     return mask
 
 
 def may_overflow(size: Array, contract: RoundingContract) -> Array:
-    """Where a partial sum of terms of this size may leave the accumulator's range, or size did."""
+    """Where a partial sum of this size may leave the accumulator's range, or `size` did."""
     mask: Array = ~(size < format_of(contract.accumulate).largest / 2)
     return mask

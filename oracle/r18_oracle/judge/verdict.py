@@ -1,4 +1,4 @@
-"""Judging one output against the reference: equality, or the derived bound."""
+"""Judging one output against the reference: by equality, or by the derived bound."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, referenc
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found.
+    """The result of comparing one output with the reference.
 
     ok:         every judged element is right.
     ratio:      max(error / bound); above 1 is a fault. Infinite for a wrong element whose bound
                 is 0 and for a NaN where the reference has none.
     sharp:      max(error / statistical line), or None where there is none: above 1 is a warning.
     resolution: an error of this size, relative to the root mean square of the result, would have
-                been seen at every judged element (twice the bound); None for an exact check.
-    unjudged:   elements where an intermediate may overflow, and did: an infinity or NaN came out.
+                been found at every judged element (twice the bound); None for an exact check.
+    unjudged:   elements where an intermediate may overflow and the output is an infinity or NaN.
     coordinate, got, expected, allowed: the worst element.
-    picture:    where the error sits (`r18_oracle.judge.pictures`), of a fault.
+    picture:    a map of the error (`r18_oracle.judge.pictures`) if there is a fault.
     """
 
     ok: bool
@@ -47,7 +47,7 @@ class Judgement:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a right kernel computes from a case: the float64 result, and how far it may be off."""
+    """The float64 result of a case, and the bound that a kernel is held to."""
 
     y: Array
     limits: Bound
@@ -60,10 +60,10 @@ class Answer:
 
 
 class Answers:
-    """Answers by what they follow from, at most so many bytes: those asked for last.
+    """A cache of answers that holds at most so many bytes and drops the least recently used.
 
-    Kernels of one contract are asked the same questions, and an answer costs two convolutions in
-    float64. No kernel can ask while it runs (`KernelRunning`).
+    Kernels with one contract get the same cases, and an answer costs two convolutions in float64.
+    `get` raises `KernelRunning` while a kernel runs.
     """
 
     def __init__(self, most: int) -> None:
@@ -72,14 +72,14 @@ class Answers:
         self._known: OrderedDict[Hashable, Answer] = OrderedDict()
 
     def get(self, key: Hashable) -> Answer | None:
-        """The answer, or None where it is not remembered."""
+        """The answer, or None if it is not in the cache."""
         no_kernel_running()
         if key in self._known:
             self._known.move_to_end(key)
         return self._known.get(key)
 
     def put(self, key: Hashable, answer: Answer) -> None:
-        """Remember an answer, and forget those that were asked for longest ago."""
+        """Store an answer; drop the least recently used ones beyond the limit."""
         self._known[key] = answer
         self._nbytes += answer.nbytes
         while self._nbytes > self._most:
@@ -99,11 +99,11 @@ def judge(
 ) -> Judgement:
     """Compare an output (logical shape, storage dtype) with the float64 reference.
 
-    With `exact`, the result must equal the reference, rounded to storage as the contract says: no
-    bound is asked for, and the inputs are such that nothing can overflow. Else raises
-    `UnknownName` for a contract that has no derivation.
+    With `exact`, the result must equal the reference, rounded to storage as the contract says; the
+    inputs must be such that nothing overflows. Otherwise raises `UnknownName` for a contract that
+    has no derivation.
 
-    key: what case, contract and `exact` follow from; the answer to it is remembered.
+    key: identifies case, contract and `exact` in the cache of answers; None does not cache.
     """
     answer = None if key is None else ANSWERS.get(key)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -150,9 +150,9 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgem
     ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
     judged = np.ones(y.shape, bool)
     if limits.overflows is not None:
-        # No later operation brings back what has overflowed, but for a ReLU, which makes −∞ zero,
-        # and max-pooling, where another wins over −∞ and the result is too low; so whatever else
-        # is finite there did not overflow, and is judged.
+        # After an overflow the output stays infinite or NaN, except that ReLU turns −∞ into 0, and
+        # that max-pooling takes another value over −∞, which is then too low. Any other finite
+        # output did not overflow and is judged.
         lost = ~np.isfinite(got) | ~np.isfinite(largest)
         if isinstance(op, ConvMaxPool):
             lost |= got < y

@@ -1,4 +1,4 @@
-"""The matrices of Winograd's minimal filtering, and the magnitudes its error bound is made of.
+"""The matrices of Winograd's minimal filtering, and the magnitudes in its error bound.
 
 F(m×m, 3×3) computes an m×m tile of outputs from an (m+2)×(m+2) tile d of inputs as
 Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A (Lavin and Gray, arXiv:1509.09308, equations 8 and 13). F(4×4) uses the

@@ -1,8 +1,8 @@
-"""What the contenders of a benchmark put out, against float64: backends and peers by one rule.
+"""The outputs of a benchmark's contenders against float64; backends and baselines by one rule.
 
-The rule of the checkpoints, at the only one that every contender has, its output: it may lose at
-most a declared multiple of what PyTorch's own arithmetic loses (`r18.evaluate.margins`). What keeps
-it has the right top-1 too, wherever the reference's margin is wider than twice that.
+The rule is that of the checkpoints, applied to the output, which every contender has: its loss may
+be at most a declared multiple of the loss of PyTorch's own arithmetic (`r18.evaluate.margins`). A
+contender within it has the right top-1 wherever the reference's margin is wider than twice that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from r18_oracle.network.losses import Loss, LossSums
 from r18_oracle.network.walks import pytorch_walk, reference_walk
 
 IMAGES = 2
-"""Different images at most; a larger batch holds each of them several times."""
+"""The most different images; a larger batch repeats them."""
 
 
 def output_loss(
@@ -35,7 +35,7 @@ def output_loss(
     weights: Mapping[str, Array],
     seed: int = 0,
 ) -> Loss:
-    """Run a contender that was made of a schedule (at level `none`) on seeded images.
+    """Run a contender made from a schedule (at level `none`) on seeded images.
 
     Raises what running raises; `UsageError` for weights that give no finite result in float64 or
     in the precision; `UnknownName` for a precision that is not stored in floating point;
@@ -53,7 +53,7 @@ def output_loss(
 
 
 class Yardstick:
-    """What is right on seeded images, and what PyTorch's own arithmetic loses in a precision.
+    """The float64 output on seeded images, and the loss of PyTorch's arithmetic in a precision.
 
     schedule: at level `none`. Raises `UnknownName` for a precision that is not stored in floating
     point.
@@ -78,9 +78,10 @@ class Yardstick:
         level: str,
         algorithms: Iterable[str],
     ) -> Loss:
-        """Of what `run` makes of a batch of images, with kernels of these algorithms.
+        """The loss of `run`, which maps a batch of images to an output.
 
-        name: in messages. level: how it is fused, which says how often a narrow format rounds.
+        name: for messages. level: the fusion level, which sets how often a narrow format rounds.
+        algorithms: those of the kernels.
 
         Raises what `run` raises; `UsageError` for weights that give no finite result in float64 or
         in the precision; `ShapeError` for an output of another shape.
@@ -102,7 +103,7 @@ class Yardstick:
         return sums.loss(Allowance.of(self._precision, multiple(algorithms, self._precision)))
 
     def _walked(self, images: Array, level: str) -> tuple[Array, Array]:
-        """The output in PyTorch's own arithmetic, and in float64; each is walked to once."""
+        """The output in PyTorch's own arithmetic and in float64; each is computed once."""
         schedule, count = self._schedule, len(images)
         value = schedule.output
         if (count, level) not in self._own:
@@ -117,7 +118,7 @@ class Yardstick:
 def judge_of(
     schedule: Schedule, weights: Mapping[str, Array], precisions: Iterable[str]
 ) -> Callable[[Contender, Runner], float]:
-    """The `judge` of `r18.bench.timing.bench`: each contender's loss in parts of what it may lose.
+    """The `judge` of `r18.bench.timing.bench`: each contender's loss over its allowance.
 
     Raises `UnknownName` for a precision that it could not judge, before anything is timed.
     """
@@ -147,7 +148,7 @@ def _ratio(loss: Loss) -> float:
 
 
 def _algorithms(runner: Runner) -> set[str]:
-    """Those that kernels declare; a peer declares none."""
+    """The algorithms that kernels declare; a baseline declares none."""
     steps = runner.program.plan.steps if isinstance(runner, Compiled) else ()
     return {step.kernel.contract.algorithm for step in steps}
 

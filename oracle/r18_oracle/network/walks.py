@@ -1,7 +1,7 @@
-"""Two walks through a network without any backend: in float64, and as PyTorch's own float32.
+"""The values of a network without a backend: in float64, and in PyTorch's own float32.
 
-A walk makes its values one step at a time, when they are asked for, and drops each after its last
-reader: what is alive at a time is what the network itself still needs, whatever is compared.
+A `Walk` computes one step at a time, on demand, and drops each value after its last reader, so that
+it holds no more values than the network itself.
 """
 
 from __future__ import annotations
@@ -11,36 +11,22 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from r18.backend import Array
 from r18.errors import UsageError
-from r18.graph.ops import (
-    Add,
-    BatchNorm,
-    Conv2d,
-    ConvMaxPool,
-    GlobalAvgPool,
-    Linear,
-    MaxPool2d,
-    Normalize,
-    Op,
-    Problem,
-    ReLU,
-    Softmax,
-)
+from r18.graph.ops import Op, Problem
 from r18.graph.passes import fold_weights
 from r18.graph.precision import Precision
 from r18.graph.schedule import Schedule, Step
 from r18_oracle.judge.reference import reference
-
-Tensors = tuple[torch.Tensor, ...]
+from r18_oracle.ops.spec import Tensors
+from r18_oracle.ops.table import spec_of
 
 
 class Walk:
     """The values of a schedule for one batch, in step order.
 
-    takes: every value that `take` will be asked for, as often as it will be.
+    takes: the values to be taken, each as often as it will be.
     """
 
     def __init__(
@@ -57,7 +43,7 @@ class Walk:
         self._values = {schedule.input: images}
 
     def take(self, value: str) -> Array:
-        """The value, walking on until it is made. Raises `KeyError` when it was not announced."""
+        """The value, after computing steps up to it. Raises `KeyError` if it is not in `takes`."""
         while value not in self._values:
             step = next(self._steps, None)
             if step is None:
@@ -80,7 +66,7 @@ def reference_walk(
 ) -> Walk:
     """In float64, from the given weights and images; the schedule at level `none`.
 
-    `take` raises `UsageError` where a value is not finite: such a network says nothing.
+    `take` raises `UsageError` if a value is not finite, since nothing can be compared with it.
     """
 
     def compute(step: Step, inputs: tuple[Array, ...]) -> Array:
@@ -103,7 +89,7 @@ def pytorch_walk(
     weights: Mapping[str, Array],
     precision: Precision,
 ) -> Callable[[Array, Iterable[str]], Walk]:
-    """PyTorch's own float32, storing what the precision stores; from images and takes to a walk.
+    """PyTorch's own float32, rounded to the precision's storage; a function (images, takes) → walk.
 
     - Stored as float32 or wider: the schedule at level `none` through `torch.nn.functional`, as
       torchvision's module computes it; for tf32 the factors of products are rounded to 11 bits.
@@ -123,13 +109,13 @@ def pytorch_walk(
 
     def compute(step: Step, inputs: tuple[Array, ...]) -> Array:
         tensors = tuple(torch.from_numpy(array) for array in inputs)
-        with np.errstate(over="ignore"):  # what leaves the range is told below
+        with np.errstate(over="ignore"):  # overflow is reported below
             rounded = [
                 np.array(read[name], precision.weight_dtype(spec)).astype(np.float32)
                 for name, spec in zip(step.weights, step.op.weights(), strict=True)
             ]
         given = [torch.from_numpy(array) for array in rounded]
-        if precision.multiply == "tf32" and isinstance(step.op, Conv2d | ConvMaxPool | Linear):
+        if precision.multiply == "tf32" and spec_of(step.op).products:
             tensors = (_tf32(tensors[0]), *tensors[1:])
             given[0] = _tf32(given[0])
         with torch.inference_mode():
@@ -152,36 +138,10 @@ def pytorch_walk(
 def pytorch(op: Op, inputs: Tensors, weights: Tensors) -> torch.Tensor:
     """One op by `torch.nn.functional`, in the tensors' own format.
 
-    Raises `UsageError` for an op that no network holds.
+    Raises `UsageError` for an op that no network has.
     """
-    x = inputs[0]
-    match op:
-        case Conv2d():
-            y = F.conv2d(x, weights[0], weights[1] if op.bias else None, op.stride, op.padding)
-            y = y + inputs[1] if op.residual else y
-            return F.relu(y) if op.relu else y
-        case BatchNorm():
-            weight, bias, mean, var = weights
-            return F.batch_norm(x, mean, var, weight, bias, eps=op.eps)
-        case Normalize():
-            mean, std = (torch.tensor(v)[:, None, None] for v in (op.mean, op.std))
-            return (x / 255 - mean) / std
-        case ReLU():
-            return F.relu(x)
-        case Add():
-            return F.relu(x + inputs[1]) if op.relu else x + inputs[1]
-        case MaxPool2d():
-            return F.max_pool2d(x, op.kernel_size, op.stride, op.padding)
-        case ConvMaxPool():
-            return pytorch(op.pool, (pytorch(op.conv, inputs, weights),), ())
-        case GlobalAvgPool():
-            return x.mean(dim=(2, 3))
-        case Linear():
-            return F.linear(x, weights[0], weights[1])
-        case Softmax():
-            return F.softmax(x, dim=1)
-        case _:
-            raise UsageError(f"PyTorch's own network has no {op.label}")
+    y: torch.Tensor = spec_of(op).pytorch(op, inputs, weights)
+    return y
 
 
 def _tf32(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,16 @@
 """The process that runs under compute-sanitizer: a backend's kernels on the problems of a profile.
 
-Each call has buffers of its own, as the allocator gives them: between the guard zones of one
-large allocation, as `r18 verify` calls a kernel, an access past the end would hurt nothing that
-memcheck knows of, and poisoned memory would count as initialised. Values are not judged here, and
-not read back: initcheck does not see what the copy engine stores, and would call every output of
-a kernel that stores by it uninitialised.
+Each buffer of a call is an allocation. Between the guard zones of one large allocation, where
+`r18 verify` places buffers, memcheck would not see an access past the end of a buffer, and poisoned
+memory would count as initialised. Values are neither judged nor read back: initcheck does not see
+TMA stores, and would report every output that is stored by TMA as uninitialised.
 
     python -m r18_oracle.sanitize.inside '{"backend": ..., "kernels": [...], ...}'
 
-Says a line of JSON for each kernel when it begins, and when it ends. Ends with `BROKEN` at the
-first call that raises: of a device that was left in error, nothing more can be asked. When its time
-is up it ends in order, after the call that it is in, so that the tool tells what it has found; and
-at once when the tool is gone, which has started it.
+Prints a line of JSON when each kernel begins and when it ends. Exits with `BROKEN` at the first
+call that raises, since the device is then in an error state. At the deadline it exits after the
+current call, so that the tool reports what it found; if the tool, its parent, has ended, it exits
+at once.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ BROKEN = 41
 
 
 class Broken(BaseException):
-    """A call raised; not an `Exception`, so that Hypothesis does not try it again."""
+    """A call raised. A `BaseException`, so that Hypothesis does not try it again."""
 
 
 class TimeIsUp(BaseException):
-    """There is no time for the next call; no `Exception`, for the same reason."""
+    """The deadline has passed. A `BaseException`, for the same reason."""
 
 
 def exercise(
@@ -58,10 +57,10 @@ def exercise(
     network_name: str | None,
     deadline: float = math.inf,
 ) -> int:
-    """Call the kernel on the problems that a campaign would; how many it took.
+    """Call the kernel on the problems of a campaign; returns how many it took.
 
-    Raises `Broken` with what the first failing call raised, and `TimeIsUp` after the deadline, by
-    `time.monotonic`.
+    deadline: on the clock of `time.monotonic`. Raises `Broken` with the exception of the first call
+    that fails, and `TimeIsUp` after the deadline.
     """
     taken = 0
 
@@ -105,7 +104,7 @@ def exercise(
 
 
 def main(asked: str) -> int:
-    """Run what the JSON asks for; the exit code."""
+    """Run the request, given as JSON; returns the exit code."""
     request: dict[str, Any] = json.loads(asked)
     threading.Thread(target=_go_with, args=(os.getppid(),), daemon=True).start()
     backend = load_backend(request["backend"])
@@ -128,7 +127,7 @@ def main(asked: str) -> int:
 
 
 def _go_with(parent: int) -> None:
-    """End this process as soon as its parent has ended: nobody would hear what it says."""
+    """End this process when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

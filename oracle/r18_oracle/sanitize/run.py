@@ -3,8 +3,8 @@
 memcheck: accesses out of bounds or misaligned. racecheck: hazards in shared memory. initcheck:
 reads of global memory that nothing wrote. synccheck: barriers that not all threads reach.
 
-A process takes seconds to start under a tool, and its tool's errors are laid to no kernel; so it
-runs a few kernels, and where there are errors, each of them again by itself.
+A process takes seconds to start under a tool, so it runs a few kernels. The tool does not name the
+kernel of an error, so if there are errors, each kernel runs again in a process of its own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from r18.machine import THREADS, cpus
 from r18_oracle.sanitize.inside import BROKEN
 from r18_oracle.sanitize.tool_report import Complaint, Report, parse
 
-# What each tool is told besides. NOTE: memcheck also reports calls of CUDA's API that fail, such
-# as a driver's being asked for a function that it lacks; a failing launch raises by itself.
+# Further arguments of each tool. NOTE: memcheck would also report CUDA API calls that fail, such as
+# a query for a function that the driver lacks; a failing launch raises anyway.
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "memcheck": ("--report-api-errors", "no"),
     "racecheck": ("--racecheck-report", "analysis"),
@@ -40,22 +40,21 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
     "synccheck": (),
 }
 POOL_OFF = {"R18_CUPY_POOL": "0"}
-"""So that each buffer is an allocation that the tools know of; see `r18_cupy.cuda.device`."""
+"""Without a pool each buffer is an allocation that the tools see; see `r18_cupy.cuda.device`."""
 
 MOST_KERNELS = 6
-"""Of a process."""
+"""The most kernels that one process runs."""
 ROUNDS = 4
-"""Processes that each job runs one after another, so that all end at about the same time."""
+"""Processes that each job runs in turn, so that all jobs end at about the same time."""
 GRACE_SECONDS = 20.0
-"""A process ends by itself when its time is up, after the call that it is in; if not, so much
-later."""
+"""At the deadline a process exits after its current call; it is killed this much later."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: kernel ids, on the problems of a profile and of a network (or none).
+    """What to run: kernel ids, on the problems of a profile and of a network (or None).
 
-    seconds: the longest that a tool may be silent about its next kernel.
+    seconds: the time limit for each kernel under a tool.
     """
 
     backend: str
@@ -68,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Part:
-    """Kernels to run under a tool in one process."""
+    """Kernels that run under a tool in one process."""
 
     tool: str
     kernels: tuple[str, ...]
@@ -78,8 +77,8 @@ class Part:
 class KernelResult:
     """What a tool found in one kernel.
 
-    problems: calls that came to their end. errors: as the tool counts them; None without a
-    summary. complaints: those printed. broken: what ended its run before its end, if anything did.
+    problems: calls that returned. errors: as the tool counts them; None without a summary.
+    complaints: the errors that it printed. broken: why the run did not finish, if it did not.
     """
 
     tool: str
@@ -91,7 +90,7 @@ class KernelResult:
 
     @property
     def verdict(self) -> str:
-        """`clean` only when the kernel came to its end and the log says so."""
+        """`clean` only if the kernel finished and the log says so."""
         if self.errors or self.broken:
             return "FAIL"
         if not self.problems:
@@ -100,7 +99,7 @@ class KernelResult:
 
 
 def find(asked: str | None = None) -> Path:
-    """The tool's executable: `asked`, else on the path, in CUDA_HOME, or of the CUDA wheels.
+    """The tool's executable: `asked`, or the one on the path, in CUDA_HOME or in the CUDA wheels.
 
     Raises `UsageError` with the remedy.
     """
@@ -117,14 +116,14 @@ def find(asked: str | None = None) -> Path:
     if found := shutil.which("compute-sanitizer", path=search):
         return Path(found)
     raise UsageError(
-        "compute-sanitizer is not found on the path, in CUDA_HOME, or beside the CUDA wheels\n"
-        "  it comes with the CUDA toolkit (package cuda-sanitizer); install it, or say where it "
-        "is with --sanitizer PATH"
+        "compute-sanitizer is not found on the path, in CUDA_HOME, or next to the CUDA wheels\n"
+        "  it comes with the CUDA toolkit (package cuda-sanitizer); install it, or give its "
+        "path with --sanitizer PATH"
     )
 
 
 def version_of(sanitizer: Path) -> str:
-    """Its name and version, as it says them; raises `R18Error` when it does not run."""
+    """The name and version that it prints; raises `R18Error` if it does not run."""
     try:
         said = subprocess.run(
             [str(sanitizer), "--version"], capture_output=True, text=True, timeout=60, check=True
@@ -136,9 +135,9 @@ def version_of(sanitizer: Path) -> str:
 
 
 def parts(kernels: Mapping[str, Sequence[str]], jobs: int) -> list[Part]:
-    """What each process runs, of the kernels that are asked for by tool, in the order to run it.
+    """The processes to run, in order, for the kernels of each tool.
 
-    Every tool comes to the first kernels before any comes to the last.
+    Every tool runs the first kernels before any tool runs the last.
     """
     share = math.ceil(sum(map(len, kernels.values())) / (jobs * ROUNDS))
     size = max(1, min(MOST_KERNELS, share))
@@ -151,11 +150,11 @@ def parts(kernels: Mapping[str, Sequence[str]], jobs: int) -> list[Part]:
 
 
 class Runner:
-    """Runs parts of a request, some of them side by side.
+    """Runs the parts of a request in several processes at a time.
 
-    jobs: how many processes at a time; they share the cores and the device. deadline: by
-    `time.monotonic`; what has not come to its end by then has no result. variables: of the
-    processes' environment, besides ours.
+    jobs: number of processes; they share the cores and the device. deadline: on the clock of
+    `time.monotonic`; a kernel that has not finished by then has no result. variables: added to the
+    environment of the processes.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class Runner:
         self._running: set[subprocess.Popen[str]] = set()
 
     def run(self, todo: Sequence[Part]) -> Generator[list[KernelResult], None, None]:
-        """The results of each part as it comes to its end; closing the iterator ends them all."""
+        """The results of each part when it finishes; closing the iterator ends all processes."""
         with ThreadPoolExecutor(self._jobs) as threads:
             started = [threads.submit(self.part, part) for part in todo]
             try:
@@ -189,9 +188,10 @@ class Runner:
                     process.kill()
 
     def part(self, part: Part) -> list[KernelResult]:
-        """A result for each kernel, but for those that there was no time for.
+        """A result for each kernel that there was time for.
 
-        A new process goes on after one that broke, and with each kernel of one that had errors.
+        After a process that broke, a new one runs the rest; after one with errors, each of its
+        kernels runs again in a process of its own.
         """
         found: list[KernelResult] = []
         waiting = [part.kernels]
@@ -200,7 +200,7 @@ class Runner:
             process = self._process(part.tool, kernels)
             if process.errors == 0 or len(process.begun) == 1:
                 found += process.results(part.tool)
-            else:  # whose are they?
+            else:  # the errors may be of any of these kernels
                 waiting += [(kernel,) for kernel in process.begun]
             if rest := tuple(kernel for kernel in kernels if kernel not in process.begun):
                 waiting.append(rest)
@@ -210,7 +210,7 @@ class Runner:
         return self._over.is_set() or time.monotonic() >= self._deadline
 
     def _process(self, tool: str, kernels: Sequence[str]) -> _Process:
-        """One, over as many of the kernels as it gets through; at least one is begun."""
+        """Run one process on as many of the kernels as it finishes; it begins at least one."""
         with tempfile.TemporaryDirectory(prefix="r18-sanitize-") as name:
             folder = Path(name)
             stop = None if self._deadline == math.inf else self._deadline
@@ -234,7 +234,7 @@ class Runner:
                 ) as process,
             ):
                 self._running.add(process)
-                if self._over.is_set():  # since just now: nobody else will end it
+                if self._over.is_set():  # `run` has ended the other processes just now
                     process.kill()
                 watch = _Watch(process, self._request.seconds, self._deadline + GRACE_SECONDS)
                 assert process.stdout is not None
@@ -245,7 +245,7 @@ class Runner:
                 watch.stop()
                 self._running.discard(process)
             found.errors, found.complaints = _summed(_reports(folder))
-            if not found.begun:  # going on would go on for ever
+            if not found.begun:  # or `part` would repeat it for ever
                 found.begun.append(kernels[0])
             under = found.begun[-1]
             ended = under in found.problems or under in found.broken
@@ -256,10 +256,10 @@ class Runner:
 
 @dataclass
 class _Process:
-    """What one process came to.
+    """What one process did.
 
-    begun: the kernels that it came to. problems, broken: of those that came to their end, and of
-    those that something ended. errors, complaints: the tool's, of all of it.
+    begun: the kernels that it began. problems: calls of each kernel that finished. broken: the
+    reason for each that did not. errors, complaints: the tool's, for the whole process.
     """
 
     begun: list[str] = field(default_factory=list)
@@ -269,7 +269,7 @@ class _Process:
     complaints: tuple[Complaint, ...] = ()
 
     def results(self, tool: str) -> list[KernelResult]:
-        """Of those that ended, one way or the other."""
+        """The results of the kernels that finished or broke."""
         return [
             KernelResult(
                 tool,
@@ -285,13 +285,13 @@ class _Process:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """Of a process: the pool off, and no more threads than its share of the cores."""
+    """The environment of a process: no pool, and its share of the cores as threads."""
     threads = max(1, cpus() // jobs)
     return {THREADS: str(threads)} | os.environ | POOL_OFF
 
 
 def _note(found: _Process, said: Mapping[str, Any]) -> None:
-    """What a process says of a kernel: that it begins, that it ended, or what broke it."""
+    """Add a message of the process: a kernel begins, has ended, or broke."""
     if "begins" in said:
         found.begun.append(said["begins"])
     if "ends" in said:
@@ -301,7 +301,7 @@ def _note(found: _Process, said: Mapping[str, Any]) -> None:
 
 
 def _cause(watch: _Watch, code: int, stderr: str) -> str:
-    """Why a process came to no end of its kernel."""
+    """Why a process did not finish its kernel."""
     if watch.ended:
         return f"said nothing for {watch.seconds:g} s and was ended"
     if code in (0, BROKEN):
@@ -310,7 +310,7 @@ def _cause(watch: _Watch, code: int, stderr: str) -> str:
 
 
 def _words(line: str) -> dict[str, Any]:
-    """A line of the child's; what else is printed there is nobody's."""
+    """A message of the process; {} for other output."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -319,7 +319,7 @@ def _words(line: str) -> dict[str, Any]:
 
 
 class _Watch:
-    """Ends a process that says nothing for too long, or that is late."""
+    """Kills a process that prints nothing for too long, or that passes the deadline."""
 
     def __init__(self, process: subprocess.Popen[str], seconds: float, latest: float) -> None:
         self._process = process
@@ -348,12 +348,12 @@ class _Watch:
 
 
 def _reports(folder: Path) -> list[Report]:
-    """Of the processes that the tool looked into."""
+    """One report for each process that the tool instrumented."""
     return [parse(log.read_text("utf-8", "replace")) for log in sorted(folder.glob("*.log"))]
 
 
 def _summed(reports: Sequence[Report]) -> tuple[int | None, tuple[Complaint, ...]]:
-    """The errors of all, None where one does not tell, or there is none; and the complaints."""
+    """The sum of the errors, None if it is not known, and all complaints."""
     counts = [report.errors for report in reports]
     known = [count for count in counts if count is not None]
     complete = bool(counts) and len(known) == len(counts)

@@ -21,7 +21,8 @@ from hypothesis.errors import Flaky
 from r18.backend import Backend, Kernel
 from r18.graph.ops import Problem
 from r18.graph.schedule import network
-from r18_oracle.check.checks import Tally, examine
+from r18_oracle.check.checks import examine
+from r18_oracle.check.tally import Tally
 from r18_oracle.findings import CHOICE, Failed, Finding, failed
 from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.generate.problems import problems, schedule_problems

@@ -24,7 +24,7 @@ LEGEND = (
 
 
 def text(verification: Verification) -> str:
-    """For each backend a table of kernels and one of checkpoints a precision; then the closing."""
+    """For each backend a table of kernels and tables of checkpoints; then a summary."""
     parts = [_backend(result) for result in verification.backends]
     return "\n\n".join([*parts, LEGEND, verification.closing()])
 
@@ -47,7 +47,7 @@ def _backend(result: BackendResult) -> str:
 
 
 def _refusals(result: BackendResult) -> list[str]:
-    """Each reason that was given, how often, and by whom."""
+    """Each reason for a refusal, with the number of problems and the kernels."""
     given: dict[str, list[tuple[str, int]]] = {}
     for report in result.kernels:
         for reason, count in report.tally.refused.items():

@@ -1,9 +1,8 @@
-"""Isolation: device work in processes of their own, with a time limit.
+"""Worker processes: jobs run isolated from the oracle, with a time limit.
 
-A kernel may take its process down (a segmentation fault, an illegal address, the kernel of the
-operating system running out of memory) or never come back. Each is a finding like any other: the
-worker announces what it is about to run, so its parent knows what it died of, and goes on with a
-new worker.
+A kernel may crash its process (a segmentation fault, an illegal address, the system running out of
+memory) or hang. Either is a finding. A worker announces each call before it makes it, so its parent
+knows the problem that caused a crash, and continues with a new worker.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ THREAD_VARIABLES = (
 
 
 STARTUP_SECONDS = 120.0
-"""How long a worker may take to start and import what its job needs, on a busy machine."""
+"""Time limit for a worker to start and to import what its job needs, on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work for a worker.
+    """One job for a worker.
 
-    task: a function `task(announce=…, **arguments)` at the top of a module; its result is pickled
-    back, and ends the worker if it has an attribute `spent` that is true. backend, kernel: what a
-    finding is laid to if the worker dies. silence_seconds: how long it may go without announcing
-    anything before it counts as hung. kin: jobs of one kin profit from what a worker remembers of
-    them, and go to the same one while others have other work.
+    task: a function `task(announce=…, **arguments)` at the top level of a module. Its result is
+    pickled, and ends the worker if it has a true attribute `spent`.
+    backend, kernel: what the finding of a crash or a hang names.
+    silence_seconds: a worker that announces nothing for this long counts as hung.
+    kin: jobs of one kin share what a worker caches, so they go to one worker if there are others.
     """
 
     task: Callable[..., Any]
@@ -59,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job's result, or the finding that its worker left behind when it died."""
+    """A job's result, or the finding of its crash or hang."""
 
     job: Job
     result: Any = None
@@ -80,14 +79,13 @@ class _Worker:
 
 
 class Pool:
-    """Worker processes, started when there is work for them, kept until `close`.
+    """Worker processes, started when there is work for them and kept until `close`.
 
-    workers: the most at once; default one a core. A worker that died is replaced. threads: of
-    each, where the environment does not say; default its share of the cores, but two at least:
-    kernels cut their work by the number of threads, and would never do so with one.
+    workers: the largest number; by default one per core. A worker that died is replaced.
+    threads: of each worker, if the environment does not say; by default its share of the cores,
+    and at least two, since kernels do not split their work for one thread.
 
-    What libraries keep between runs, as Hypothesis does, goes to a folder that `close` removes:
-    nothing is written where the workers were started.
+    Files that libraries such as Hypothesis keep between runs go to a folder that `close` removes.
     """
 
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
@@ -105,7 +103,7 @@ class Pool:
     def run(
         self, jobs: Sequence[Job], on_progress: Callable[[Job, Problem | None], None] | None = None
     ) -> Iterator[Outcome]:
-        """Every job's one outcome, as they come; closing the iterator early ends the workers."""
+        """One outcome for each job, as they finish; closing the iterator early ends the workers."""
         waiting = list(jobs)
         try:
             while waiting or any(w.job for w in self._workers):
@@ -121,7 +119,7 @@ class Pool:
             raise
 
     def close(self) -> None:
-        """End every worker, whatever it does."""
+        """End every worker, busy or not."""
         for worker in self._workers:
             _end(worker)
         self._workers.clear()
@@ -130,15 +128,15 @@ class Pool:
             self._folder = None
 
     def _next(self, worker: _Worker, waiting: list[Job]) -> Job:
-        """Of the kin that it did last; else of one that no other worker does; else the first."""
+        """A job of the worker's last kin, else of a kin no other worker has, else the first."""
         others = {w.kin for w in self._workers if w is not worker and w.job is not None}
         kindred = (job for job in waiting if job.kin == worker.kin)
         free = (job for job in waiting if job.kin not in others)
         return next(chain(kindred, free, waiting))
 
     def _staff(self, waiting: int) -> None:
-        """Forget the dead and start as many as there is work for."""
-        # One that died at work stays until `_listen` has told of it.
+        """Remove dead workers and start as many as there is work for."""
+        # A worker that died at work stays until `_listen` has reported it.
         self._workers = [w for w in self._workers if w.job is not None or w.process.is_alive()]
         busy = sum(w.job is not None for w in self._workers)
         while len(self._workers) < min(self._most, waiting + busy):
@@ -159,12 +157,12 @@ def run_jobs(
 
 
 def _variables(threads: int, folder: str) -> dict[str, str]:
-    """The environment of a worker, where the user's does not say otherwise."""
-    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # of nested levels the first
+    """Variables of a worker that the user's environment overrides."""
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # the first of nested levels
     if limit.isdecimal() and int(limit):
-        threads = min(threads, int(limit))  # MKL and OpenBLAS would not stop at what OpenMP may
+        threads = min(threads, int(limit))  # MKL and OpenBLAS ignore the limit of OpenMP
     return {name: str(threads) for name in THREAD_VARIABLES} | {
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the time of those that work
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads would slow the others down
         "HYPOTHESIS_STORAGE_DIRECTORY": folder,
     }
 
@@ -181,7 +179,7 @@ def _start(variables: dict[str, str]) -> _Worker:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Variables for the processes started inside; what the user has set stays."""
+    """Set variables for processes started inside, unless the user has set them."""
     mine = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(mine)
     try:
@@ -192,7 +190,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _give(worker: _Worker, job: Job) -> bool:
-    """Hand over a job; False to a worker that died while it was idle."""
+    """Send a job; False if the worker died while it was idle."""
     try:
         worker.pipe.send(job)
     except OSError:
@@ -208,7 +206,7 @@ def _give(worker: _Worker, job: Job) -> bool:
 def _listen(
     pool: list[_Worker], on_progress: Callable[[Job, Problem | None], None] | None
 ) -> Iterator[Outcome]:
-    """Take what the workers have said, for a moment; end those that died or fell silent."""
+    """Wait for a moment, handle what the workers sent, and end those that died or hang."""
     busy = {w.pipe: w for w in pool if w.job is not None}
     for ready in wait(list(busy), timeout=0.2):
         worker = busy[ready]  # type: ignore[index]
@@ -280,7 +278,7 @@ def _end(worker: _Worker) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """The worker: jobs in, announcements and results out, until the pipe closes."""
+    """The loop of a worker: receive jobs, send announcements and results, until the pipe closes."""
     while True:
         try:
             job: Job = pipe.recv()
@@ -292,13 +290,13 @@ def _serve(pipe: Connection) -> None:
                 announce=lambda problem, kind, seed: pipe.send(("at", (problem, kind, seed))),
                 **job.arguments,
             )
-        except Exception as error:  # the oracle's own failure must reach the user, not vanish
+        except Exception as error:  # a failure of the oracle must reach the user
             result = _portable(error)
         pipe.send(("done", result))
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception, or one that says the same, if it does not survive the way to the parent."""
+    """The exception, or an `R18Error` with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

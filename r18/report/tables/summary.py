@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from r18.bench.baselines import TORCH
@@ -12,50 +13,100 @@ from r18.graph.precision import PRECISIONS
 from r18.report.tables.table import Data, Options, Row, Table, cell, needed, record_of
 from r18.report.tables.timed import bench_captions
 
+BACKEND = "cupy"
+"""The backend that is compared unless another one is named."""
 
-def summary_table(options: Options, folder: Path) -> Table:
-    """A backend's throughput at one batch next to PyTorch's fastest mode, and both errors.
 
-    Times come from the benchmark's record, errors from the verification's: the rms error of the
-    logits against float64, relative to their rms. PyTorch's error is that of its own operators in
-    the same precision (in float32 for fp16x3), on the same weights and images.
+@dataclass(frozen=True)
+class Comparison:
+    """A backend and PyTorch's fastest mode in one precision; None for what was not measured.
+
+    images, torch_images: images per second at one batch.
+    mode:                 PyTorch's fastest mode at that batch; empty without one.
+    error, torch_error:   the rms error of the logits against float64, relative to their rms.
+    group:                the benchmark's group that the times come from.
     """
-    device, batch = needed(options, "device"), needed(options, "batch")
-    backend = options.get("backend", "cupy")
-    groups = record_of(folder, "bench", device)["groups"]
-    networks = record_of(folder, "verify", device)["networks"]
-    rows: list[Row] = []
-    timed: list[Data] = []
+
+    precision: str
+    images: float
+    torch_images: float | None
+    mode: str
+    error: float | None
+    torch_error: float | None
+    group: Data
+
+    @property
+    def speedup(self) -> float | None:
+        return self.images / self.torch_images if self.torch_images else None
+
+
+def comparisons(
+    groups: Mapping[str, Data], networks: Mapping[str, Data], batch: int, backend: str = BACKEND
+) -> list[Comparison]:
+    """One for each precision in which the backend's fully fused ResNet-18 was timed.
+
+    groups: of a benchmark's record. networks: of a verification's record of the same device.
+    PyTorch's error is that of its own operators in the same precision (in float32 for fp16x3), on
+    the same weights and images.
+    """
+    found = []
     for precision in PRECISIONS:
-        group = groups.get(group_name("resnet18", precision, "all", int(batch)), {"rows": []})
+        group = groups.get(group_name("resnet18", precision, "all", batch), {"rows": []})
         own = next((row for row in group["rows"] if row["backend"] == backend), None)
         if own is None:
             continue
-        timed.append(group)
-        errors = networks.get(f"{backend}/resnet18/{precision}/all")
-        rows.append((precision, *_speed(own, group["rows"]), *_errors(errors)))
-    if not rows:
+        modes = [row for row in group["rows"] if row["backend"] in TORCH]
+        best = max(modes, key=lambda row: float(row["images_per_second"]), default=None)
+        network = networks.get(f"{backend}/resnet18/{precision}/all")
+        last = network["checkpoints"][-1] if network else {"relative": None, "own_relative": None}
+        found.append(
+            Comparison(
+                precision,
+                own["images_per_second"],
+                best and best["images_per_second"],
+                _mode(best["backend"]) if best else "",
+                _number(last["relative"]),
+                _number(last["own_relative"]),
+                group,
+            )
+        )
+    return found
+
+
+def _mode(name: str) -> str:
+    way = TORCH[name]
+    return way.mode + (", channels-last" if way.channels_last else "")
+
+
+def _number(recorded: float | str | None) -> float | None:
+    """Records store infinity and NaN as text."""
+    return None if recorded is None else float(recorded)
+
+
+def summary_table(options: Options, folder: Path) -> Table:
+    """A backend's throughput at one batch next to PyTorch's fastest mode, and both errors."""
+    device, batch = needed(options, "device"), needed(options, "batch")
+    backend = options.get("backend", BACKEND)
+    groups = record_of(folder, "bench", device)["groups"]
+    networks = record_of(folder, "verify", device)["networks"]
+    found = comparisons(groups, networks, int(batch), backend)
+    if not found:
         raise UsageError(f"the record of {device} has no time of '{backend}' at batch {batch}")
     heads = (
         "precision | r18 images/s | PyTorch images/s | in its fastest mode | speedup | "
         "r18 error | PyTorch error"
     )
-    return Table(heads, "lrrlrrr", rows, bench_captions(timed))
+    captions = bench_captions(one.group for one in found)
+    return Table(heads, "lrrlrrr", list(map(_row, found)), captions)
 
 
-def _speed(own: Data, rows: Iterable[Data]) -> Row:
-    """Both throughputs, PyTorch's fastest mode, and the ratio."""
-    images = own["images_per_second"]
-    modes = [row for row in rows if row["backend"] in TORCH]
-    if not modes:
-        return cell(images, ",.0f"), "", "", ""
-    best = max(modes, key=lambda row: float(row["images_per_second"]))
-    theirs, way = best["images_per_second"], TORCH[best["backend"]]
-    mode = way.mode + (", channels-last" if way.channels_last else "")
-    return cell(images, ",.0f"), cell(theirs, ",.0f"), mode, f"{images / theirs:.2f}×"
-
-
-def _errors(network: Data | None) -> Row:
-    """The relative rms errors of the last checkpoint: the backend's and PyTorch's."""
-    last = network["checkpoints"][-1] if network else {"relative": None, "own_relative": None}
-    return cell(last["relative"], ".1e"), cell(last["own_relative"], ".1e")
+def _row(one: Comparison) -> Row:
+    return (
+        one.precision,
+        cell(one.images, ",.0f"),
+        cell(one.torch_images, ",.0f"),
+        one.mode,
+        "" if one.speedup is None else f"{one.speedup:.2f}×",
+        cell(one.error, ".1e"),
+        cell(one.torch_error, ".1e"),
+    )

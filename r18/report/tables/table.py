@@ -1,4 +1,4 @@
-"""What a table is, and what the tables share: options, records by device, captions."""
+"""The type `Table`, and what all tables share: options, records by device, captions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from r18.records.kinds import CeilingsRecord
 Data = Mapping[str, Any]
 """A part of a record."""
 Options = Mapping[str, str]
-"""Of a marker, by name."""
+"""The options of a marker by name."""
 Row = Sequence[str]
 
 
 @dataclass(frozen=True)
 class Table:
     """heads: separated by ' | '. align: `l` or `r` for each column. captions: lines below the
-    table, each once; the only content of a table without rows."""
+    table without repeats; the only content of a table without rows."""
 
     heads: str
     align: str
@@ -75,7 +75,7 @@ def loaded(folder: Path, kind: type[Kind], device: str) -> Kind:
 def needed(options: Options, name: str) -> str:
     """A required option; raises `UsageError`."""
     if name not in options:
-        raise UsageError(f"the table's marker does not say {name}=...")
+        raise UsageError(f"the table's marker lacks {name}=...")
     return options[name]
 
 

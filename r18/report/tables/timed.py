@@ -37,9 +37,9 @@ LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "Ope
 
 
 def bench_table(options: Options, folder: Path) -> Table:
-    """Contenders by precision and batch; rows timed in turns stand together.
+    """Contenders by precision and batch; rows timed in turns are adjacent.
 
-    The column of peak memory is there if any row has one, as on a CPU.
+    The table has a column of peak memory if any row has one, as on a CPU.
     """
     groups = _asked(options, folder)
     rows = [
@@ -112,7 +112,7 @@ def from_host_table(options: Options, folder: Path) -> Table:
     ]
     heads = (
         "backend | device | precision | batch | device-only ms | from host ms | images/s | "
-        "of device-only | copy alone ms | copy GB/s"
+        "of device-only | copy only ms | copy GB/s"
     )
     captions = [_from_host_caption(group) for _, group, _, _ in fed]
     missing = ["Not measured yet: `r18 bench --from-host --record` does."]
@@ -125,7 +125,7 @@ def _from_host_caption(group: Data) -> str:
     counts = sorted(f["batches"] for f in fed)
     span = " to ".join(dict.fromkeys((f"{counts[0]:,}", f"{counts[-1]:,}")))
     return (
-        f"{heading(group, [])}: milliseconds a batch of uint8 pixels, medians of "
+        f"{heading(group, [])}: milliseconds per batch of uint8 pixels, medians of "
         f"{len(fed[0]['runs_ms'])} stretches of {span} batches; the stretches of one program "
         f"differ by at most {spread:.1%}."
     )
@@ -234,7 +234,7 @@ def tuned_table(options: Options, folder: Path) -> Table:
     device, name = needed(options, "device"), needed(options, "precision")
     size, before = needed(options, "batch"), options.get("before")
     if not size.isdecimal() or int(size) < 1:
-        raise UsageError(f"the table's marker says batch={size}, which is no number of images")
+        raise UsageError(f"the table's marker says batch={size}, which is not a number of images")
     batch, backend = int(size), options.get("backend", "cupy")
     ceilings = Ceilings.from_record(loaded(folder, CeilingsRecord, device))
     now = _tuned(tuning.shipped_table(backend, device))

@@ -1,4 +1,4 @@
-"""Tables of what users run: the drop-in at its levels, evaluations of photographs."""
+"""Tables of users' programs: the drop-in at its levels, evaluations of photographs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What each op means to the oracle: one `OpSpec` per file, found through `ops.table`."""

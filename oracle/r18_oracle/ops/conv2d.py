@@ -1,0 +1,240 @@
+"""Convolution with zero padding, and bias, residual and ReLU in its epilogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from r18.backend import Array, Kernel
+from r18.graph.ops import Conv2d, Problem, Shape
+from r18.runtime.arena import aligned
+from r18_oracle.generate.sizes import (
+    BATCHES,
+    BEYOND_GRID,
+    MULTIPLES,
+    Sizes,
+    along,
+    extents,
+    takes,
+)
+from r18_oracle.ops.spec import FLAGS, Arrays, Numbers, Rng, SumSpec, Tensors, pick, shape_of
+from r18_oracle.ops.window import Window, numbers_of, pixel, source, square, window_of
+
+WINDOWS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (7, 2, 3), (3, 1, 0))
+"""Kernel size, stride and padding of the convolutions of ResNets, and one without padding."""
+
+EPILOGUES = (
+    *((bias, residual, relu) for relu in (False, True) for residual in (False, True)
+      for bias in (False, True)),
+    (True, True, True), (True, True, True), (True, True, True),
+)  # fmt: skip
+"""(bias, residual, relu). All three together more often: only then can their order be wrong."""
+
+MANY_TILES = 700
+"""More than twice the large blocks that the largest devices run at a time (an H200 has 132
+multiprocessors and runs two such blocks on each)."""
+
+TALL = 6_400
+"""Rows of an image such that each of `MANY_TILES` blocks takes several steps of four rows."""
+
+LONG = 1_100
+"""Input channels that give each part of a split sum several steps, into however many parts it is
+split."""
+
+
+class Conv2dSpec(SumSpec[Conv2d]):
+    op = Conv2d
+    algorithms = ("sum", "winograd_f2x2", "winograd_f4x4")
+
+    def reference(self, op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
+        y = self.sums(op, inputs, weights)
+        if op.bias:
+            y = y + weights[1][:, None, None]
+        if op.residual:
+            y = y + inputs[1]
+        return F.relu(y) if op.relu else y
+
+    def pytorch(self, op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
+        bias = weights[1] if op.bias else None
+        y = F.conv2d(inputs[0], weights[0], bias, op.stride, op.padding)
+        y = y + inputs[1] if op.residual else y
+        return F.relu(y) if op.relu else y
+
+    def sums(self, op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
+        return F.conv2d(inputs[0], weights[0], None, op.stride, op.padding)
+
+    def depth(self, op: Conv2d) -> int:
+        return op.depth
+
+    def addends(self, op: Conv2d, inputs: Arrays, weights: Arrays) -> Arrays:
+        bias = (weights[1][:, None, None],) if op.bias else ()
+        return (*bias, *inputs[1:])
+
+    def window_sum(self, op: Conv2d, x: Array) -> Array:
+        """(N, 1, OH, OW)."""
+        ones = torch.ones((1, op.in_channels, *op.kernel_size), dtype=torch.float64)
+        with torch.inference_mode():
+            images = torch.from_numpy(np.ascontiguousarray(x))
+            total: Array = F.conv2d(images, ones, None, op.stride, op.padding).numpy()
+        return total
+
+    # -- problems ------------------------------------------------------------------------------
+
+    def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
+        return _problems(Sizes.of(kernel), most, macs, windows_for(kernel))
+
+    def corners(self) -> Iterator[Problem]:
+        # Padding on one axis only, as in factorised windows.
+        yield Problem(Conv2d(3, 5, (1, 3), (1, 1), (0, 1)), ((2, 3, 5, 7),))
+        yield Problem(Conv2d(3, 5, (3, 1), (1, 1), (1, 0)), ((2, 3, 7, 5),))
+        # Every pair differs: window, stride, padding, height and width, channels.
+        yield fused(Conv2d(3, 5, (3, 5), (3, 2), (1, 3)), (2, 3, 11, 9))
+        yield fused(Conv2d(5, 3, (5, 3), (2, 3), (3, 1)), (3, 5, 8, 13))
+        # A window larger than the image without its padding; one output; pixels never read.
+        yield Problem(Conv2d(3, 2, (7, 7), (2, 2), (3, 3)), ((2, 3, 1, 2),))
+        yield fused(Conv2d(2, 3, (3, 2)), (3, 2, 3, 2))
+        yield Problem(Conv2d(2, 3, (2, 1), (5, 4), (0, 0)), ((2, 2, 13, 11),))
+        # An image wider than its padding, but less than twice as wide.
+        yield fused(Conv2d(2, 3, (7, 5), (1, 1), (3, 2)), (2, 2, 5, 3))
+        # Padding as wide as the window: outputs that see only zeros.
+        yield fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
+        # Several images with one row of outputs each: a block of them is no matrix in the output.
+        yield fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
+        # An image of few channels, so tall that each block computes several rows of it.
+        yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
+        # Long sums for one output channel. A kernel that splits its work by the size of its
+        # operands (4 MiB of im2col columns, say) splits within a row here; then a batch with a few
+        # images left over, in float64 and in float32; then each image into bands of rows, the last
+        # one narrower.
+        wide = Conv2d(64, 1, (7, 7), (1, 1), (3, 3))
+        yield Problem(Conv2d(128, 1, (7, 7), (1, 1), (3, 3)), ((1, 128, 1, 84),))
+        yield fused(wide, (7, 64, 3, 8))
+        yield fused(wide, (15, 64, 3, 8))
+        yield fused(wide, (2, 64, 17, 11))
+
+    def many(self) -> Iterator[Problem]:
+        yield Problem(Conv2d(BEYOND_GRID, 1, (1, 1)), ((1, BEYOND_GRID, 1, 1),))
+        yield Problem(Conv2d(1, BEYOND_GRID, (1, 1)), ((1, 1, 1, 1),))
+
+    def many_tiles(self) -> Iterator[Problem]:
+        """With channels for kernels that require a multiple of 8."""
+        yield fused(Conv2d(8, 8, (3, 3), (1, 1), (1, 1)), (MANY_TILES, 8, 1, 2))
+        # Channels for five tiles of 64. Five does not divide the number of blocks (264 on an H200),
+        # so a block's next tile covers other channels.
+        yield fused(Conv2d(8, 264, (1, 1)), (120, 8, 1, 1))
+
+    def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
+        k, s, p = windows_for(kernel)[0]
+        for n, c, o, oh, ow in along(size, 2, 3, 2, 4, 3, full=(2, 4)):
+            h, w = ((extent - 1) * s + max(1, k - 2 * p) for extent in (oh, ow))
+            plain = Conv2d(c, o, (k, k), (s, s), (p, p))
+            op = replace(plain, bias=True, residual=True)
+            yield Problem(op, ((n, c, h, w), plain.infer((n, c, h, w))))
+
+    def beyond(self, choice: Kernel) -> Iterator[Problem]:
+        """Matrix products one beyond the two largest edges in rows and columns, and a long sum."""
+        for edge in sorted(choice.edges)[-2:]:
+            yield _product(edge + 1, edge + 1, 3)
+        yield _product(9, 27, LONG)
+
+    def nearby(self, problem: Problem) -> Iterator[Problem]:
+        """Channels rounded up to what a kernel may require."""
+        op = problem.op
+        assert isinstance(op, Conv2d)
+        n, c, h, w = problem.inputs[0]
+        for multiple in MULTIPLES:
+            channels, out = aligned(c, multiple), aligned(op.out_channels, multiple)
+            rounded = replace(op, in_channels=channels, out_channels=out)
+            yield _with_residual(rounded, (n, channels, h, w))
+
+    def numbers(self, problem: Problem) -> Numbers:
+        op = problem.op
+        assert isinstance(op, Conv2d)
+        shape = dict(zip("nchw", problem.inputs[0], strict=True))
+        flags = {name: int(getattr(op, name)) for name in FLAGS}
+        return shape | numbers_of(op) | {"o": op.out_channels} | flags
+
+    def rebuild(self, op: Conv2d, numbers: Numbers) -> Problem:
+        flags = (bool(numbers[name]) for name in FLAGS)
+        found = Conv2d(numbers["c"], numbers["o"], *window_of(numbers), *flags)
+        return _with_residual(found, shape_of(numbers))
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    def meeting(self, problem: Problem, rng: Rng) -> tuple[Shape, Shape] | None:
+        assert isinstance(problem.op, Conv2d)
+        return meeting_in(problem.op, problem.inputs[0], pick(rng, problem.output), rng)
+
+
+def meeting_in(op: Conv2d, image: Shape, output: Shape, rng: Rng) -> tuple[Shape, Shape]:
+    """The indices of a pixel and a weight whose product is in this output."""
+    n, o, i, j = output
+    c, r, s = pick(rng, (op.in_channels, *op.kernel_size))
+    return (n, c, *pixel(op, image, (i, j), (r, s))), (o, c, r, s)
+
+
+def fused(op: Conv2d, shape: Shape) -> Problem:
+    """The convolution with bias, residual and ReLU."""
+    return _with_residual(replace(op, bias=True, residual=True, relu=True), shape)
+
+
+def _with_residual(op: Conv2d, shape: Shape) -> Problem:
+    """The problem of this input shape, and of a residual where the op adds one."""
+    result = replace(op, residual=False).infer(shape)
+    return Problem(op, (shape, result) if op.residual else (shape,))
+
+
+def _product(rows: int, columns: int, depth: int) -> Problem:
+    """A 1×1 convolution, which is a matrix product, of at least so many columns. The image is
+    narrow."""
+    op = Conv2d(depth, rows, (1, 1), bias=True, residual=True, relu=True)
+    height, width = -(-columns // 13), 13
+    return Problem(op, ((1, depth, height, width), (1, rows, height, width)))
+
+
+def windows_for(kernel: Kernel) -> tuple[Window, ...]:
+    """The `WINDOWS` that a kernel takes, or all if it seems to take none."""
+    taken = tuple(w for w in WINDOWS if any(takes(kernel, probe) for probe in _probes(w)))
+    return taken or WINDOWS
+
+
+def _probes(window: Window) -> Iterator[Problem]:
+    """Convolutions with this window that most kernels for it take."""
+    for c, o, extent in ((3, 64, 32), (8, 8, 14), (64, 64, 28), (512, 512, 7)):
+        yield Problem(Conv2d(c, o, *square(window)), ((1, c, extent, extent),))
+
+
+@st.composite
+def _problems(
+    draw: st.DrawFn, sizes: Sizes, most: int, macs: int, windows: Sequence[Window]
+) -> Problem:
+    """All strides, paddings and kernel sizes; half of the draws have one of the `windows`."""
+    if draw(st.booleans()):
+        kernel, stride, padding = square(draw(st.sampled_from(windows)))
+    else:
+        kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
+        stride = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+        padding = (draw(st.integers(0, kernel[0])), draw(st.integers(0, kernel[1])))
+    # Extents of the output; the input's follow from them.
+    axes = {"n": BATCHES, "c": sizes, "o": sizes, "h": sizes, "w": sizes}
+    reads = most // math.prod(stride)
+    limits = [(macs // math.prod(kernel), "ncohw"), (most, "nohw"), (reads, "nchw")]
+    drawn = draw(extents(axes, limits))
+    image = draw(source((drawn["h"], drawn["w"]), kernel, stride, padding))
+    bias, residual, relu = draw(st.sampled_from(EPILOGUES))
+    plain = Conv2d(drawn["c"], drawn["o"], kernel, stride, padding)
+    shape = (drawn["n"], drawn["c"], *image)
+    result = plain.infer(shape)
+    assume(math.prod(shape) <= 4 * most and math.prod(result) <= 4 * most)
+    op = replace(plain, bias=bias, residual=residual, relu=relu)
+    return Problem(op, (shape, result) if residual else (shape,))
+
+
+SPEC = Conv2dSpec()
