@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -25,6 +26,7 @@ from r18.backend import DeviceInfo
 from r18.bench.roofline import WHAT, Ceilings
 from r18.errors import BackendUnavailable, UsageError
 from r18.machine import cpus, machine, thread_count
+from r18.records.kinds import CeilingsRecord, CopyRate, Environment, Machine, Rate
 
 CPU_SIDE, CUDA_SIDE = 4096, 8192
 """Side of the square matrices, large enough that launch overhead does not count."""
@@ -44,7 +46,7 @@ def measure(
     side: int | None = None,
     nbytes: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+) -> CeilingsRecord:
     """The record of a device's ceilings.
 
     side, nbytes: of the matrices and the copied buffer; None for the device kind's default.
@@ -64,33 +66,32 @@ def measure(
     else:
         found = dict(_cuda(side or CUDA_SIDE, nbytes or CUDA_NBYTES, progress))
     copy = found.pop("copy")
-    return {
-        "record": WHAT,
-        "format": records.FORMAT,
-        "device": device.name,
-        "date": records.now(),
-        "environment": records.environment(device),
-        "machine": host,
-        "threads": thread_count() if device.kind == "cpu" else None,
-        "rates": {name: _rate("operations", *times) for name, times in found.items()},
-        "copy": _rate("bytes", *copy),
-    }
+    return CeilingsRecord(
+        device=device.name,
+        date=records.now(),
+        environment=msgspec.convert(records.environment(device), Environment),
+        machine=msgspec.convert(host, Machine),
+        threads=thread_count() if device.kind == "cpu" else None,
+        rates={name: Rate(*_rate(*times)) for name, times in found.items()},
+        copy=CopyRate(*_rate(*copy)),
+    )
 
 
 def read(folder: Path, device: DeviceInfo) -> Ceilings:
     """The recorded ceilings of a device; raises `UsageError` where there are none."""
     path = records.path_of(folder, WHAT, device)
-    if not path.exists():
+    record = records.load(path, CeilingsRecord)
+    if record is None:
         raise UsageError(
             f"there is no record of the ceilings of {device}: {path}\n"
             "  measure it there while nothing else runs: r18 roofline --measure"
         )
-    return Ceilings.from_record(records.read(path, WHAT))
+    return Ceilings.from_record(record)
 
 
-def warnings(record: dict[str, Any]) -> list[str]:
+def warnings(record: CeilingsRecord) -> list[str]:
     """Why a record's numbers may be too low, in words."""
-    load = record["machine"]["load_average"]
+    load = record.machine.load_average
     if load is None or load[0] <= BUSY * cpus():
         return []
     return [
@@ -103,13 +104,8 @@ Timed = tuple[float, list[float], str]
 """Units of work of a run, the seconds of each run, and what was run, in words."""
 
 
-def _rate(unit: str, work: float, seconds: list[float], how: str) -> dict[str, Any]:
-    return {
-        f"{unit}_per_second": work / statistics.median(seconds),
-        "best": work / min(seconds),
-        "runs": len(seconds),
-        "how": how,
-    }
+def _rate(work: float, seconds: list[float], how: str) -> tuple[float, float, int, str]:
+    return work / statistics.median(seconds), work / min(seconds), len(seconds), how
 
 
 def _runs(once: Callable[[], float]) -> list[float]:

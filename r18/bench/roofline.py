@@ -24,13 +24,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from r18.backend import StepTime, input_dtype
+from r18.backend import Plan, StepTime, input_dtype
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import Precision, precision
 from r18.graph.schedule import Schedule
-from r18.runtime.executor import Plan
+from r18.records.kinds import CeilingsRecord
 
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"
@@ -67,24 +67,15 @@ class Ceilings:
             )
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Ceilings:
-        """The ceilings that a record holds; raises `UsageError` for a damaged one."""
-        try:
-            return cls(
-                str(record["device"]),
-                {
-                    str(name): float(found["operations_per_second"])
-                    for name, found in record["rates"].items()
-                },
-                float(record["copy"]["bytes_per_second"]),
-                record["threads"],
-                str(record["date"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"the record of ceilings is damaged: {type(error).__name__}: {error}\n"
-                "  r18 roofline --measure writes a new one"
-            ) from None
+    def from_record(cls, record: CeilingsRecord) -> Ceilings:
+        """The ceilings in a record; raises `UsageError` for rates that no device has."""
+        return cls(
+            record.device,
+            {name: rate.operations_per_second for name, rate in record.rates.items()},
+            record.copy.bytes_per_second,
+            record.threads,
+            record.date,
+        )
 
     def has(self, name: str) -> bool:
         """Whether there is a rate of a precision."""

@@ -14,8 +14,6 @@ from r18.records.files import (
     load,
     load_all,
     path_of,
-    read,
-    read_all,
     slug,
     write,
 )
@@ -33,8 +31,6 @@ __all__ = [
     "load_all",
     "now",
     "path_of",
-    "read",
-    "read_all",
     "slug",
     "write",
 ]

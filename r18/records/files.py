@@ -23,11 +23,8 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 def slug(device: DeviceInfo) -> str:
-    """The device in a file's name: `nvidia-h200` of "NVIDIA H200 (sm_90)"; CPUs are `cpu`."""
-    if device.kind == "cpu":
-        return "cpu"
-    name = re.split(r"[(,]", device.name)[0]
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or device.kind
+    """The device in a file's name; see `DeviceInfo.slug`."""
+    return device.slug
 
 
 def path_of(folder: Path, what: str, device: DeviceInfo) -> Path:
@@ -41,9 +38,16 @@ def load(path: Path, kind: type[Kind]) -> Kind | None:
     Raises `UsageError` for a file that is damaged, or of another kind or format; the message names
     the file, the place in it and what is expected there.
     """
-    data = _decoded(path, str(kind.__struct_config__.tag))
-    if data is None:
+    try:
+        # NOTE: msgspec rejects lone surrogates, which names of files may hold; json does not.
+        data = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the record '{path}': {error}\n{REMEDY}") from None
+    what = kind.__struct_config__.tag
+    if not isinstance(data, dict) or (data.get("record"), data.get("format")) != (what, FORMAT):
+        raise UsageError(f"'{path}' is no {what} record that this version of r18 wrote\n{REMEDY}")
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -53,15 +57,6 @@ def load(path: Path, kind: type[Kind]) -> Kind | None:
         ) from None
 
 
-def read(path: Path, what: str) -> dict[str, Any]:
-    """A record of `what` as JSON has it, unchecked, or an empty one where there is no file.
-
-    Raises `UsageError` for a file that is not JSON, or of another kind or format.
-    """
-    data = _decoded(path, what)
-    return {"record": what, "format": FORMAT} if data is None else data
-
-
 def load_all(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
     """Every device's record in a folder, by the device's slug; raises as `load`."""
     what = kind.__struct_config__.tag
@@ -69,30 +64,10 @@ def load_all(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
     return {path.stem.removeprefix(f"{what}-"): one for path, one in found.items() if one}
 
 
-def read_all(folder: Path, what: str) -> dict[str, dict[str, Any]]:
-    """Every device's record of `what` in a folder, by the device's slug; raises as `read`."""
-    paths = sorted(folder.glob(f"{what}-*.json"))
-    return {path.stem.removeprefix(f"{what}-"): read(path, what) for path in paths}
-
-
 def write(path: Path, data: Record | dict[str, Any]) -> None:
     """Write a record, whole or not at all. Raises `R18Error` where it cannot be written."""
     plain = msgspec.to_builtins(data)
     write_text(path, json.dumps(plain, indent=1, allow_nan=False) + "\n")
-
-
-def _decoded(path: Path, what: str) -> dict[str, Any] | None:
-    """A record of `what` as JSON has it; None where there is no file. Raises `UsageError`."""
-    try:
-        # NOTE: not by msgspec, which refuses lone surrogates: names of files may hold them.
-        data = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the record '{path}': {error}\n{REMEDY}") from None
-    if not isinstance(data, dict) or (data.get("record"), data.get("format")) != (what, FORMAT):
-        raise UsageError(f"'{path}' is no {what} record that this version of r18 wrote\n{REMEDY}")
-    return data
 
 
 def _located(data: Any, kind: type[Any], message: str) -> str:
@@ -135,8 +110,6 @@ __all__ = [
     "load",
     "load_all",
     "path_of",
-    "read",
-    "read_all",
     "slug",
     "write",
 ]

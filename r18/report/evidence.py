@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from r18 import records
 from r18.bench import profile_record
 from r18.bench import record as bench_record
 from r18.bench.record import floors, in_order, pools
-from r18.bench.roofline import WHAT as CEILINGS
 from r18.bench.roofline import Ceilings, Limit
 from r18.errors import R18Error, UsageError
 from r18.evaluate.rows import Row
 from r18.evaluate.tables import read_table
-from r18.report.checked import check
+from r18.records.kinds import CeilingsRecord
 from r18.report.tables import device_words
 
 SHOWN = (bench_record.WHAT, profile_record.WHAT, "verify", "mutate", "sanitize")
@@ -133,7 +134,7 @@ def gather(
         _check_images(images, evaluated)
     ceilings = {
         slug: Ceilings.from_record(record)
-        for slug, record in records.read_all(folder, CEILINGS).items()
+        for slug, record in records.load_all(folder, CeilingsRecord).items()
     }
     timed, profiled, verified, mutated, sanitized = (_records(folder, what) for what in SHOWN)
     groups = tuple(
@@ -179,11 +180,9 @@ def _most_images(record: Mapping[str, Any]) -> float:
 
 
 def _records(folder: Path, what: str) -> dict[str, dict[str, Any]]:
-    """The records of `r18 <what>` by device, each checked."""
-    found = records.read_all(folder, what)
-    for slug, record in found.items():
-        check(folder / f"{what}-{slug}.json", record, what)
-    return found
+    """The records of `r18 <what>` by device, checked, as plain data."""
+    found = records.load_all(folder, records.KINDS[what])
+    return {slug: msgspec.to_builtins(record) for slug, record in found.items()}
 
 
 def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Group:

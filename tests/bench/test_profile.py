@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from commands import r18
-from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench import profile as profiling
 from r18.bench.profile import LEVELS, MODEL, Report, Row, profile
@@ -211,11 +210,11 @@ ABOUT = {
 def test_a_later_run_replaces_what_it_measured(tmp_path: Path) -> None:
     path = save(made((1, 64)), GPU, ABOUT, tmp_path)
     assert path == tmp_path / "profile-nvidia-h200.json"
-    before = records.read(path, "profile")["groups"]
+    before = json.loads(path.read_text())["groups"]
     assert list(before) == ["cupy/fp16/b1", "cupy/fp16/b64"]
     save(made((64,), cuda_ms=3.0), GPU, ABOUT, tmp_path)
     save(made((64,), cuda_ms=1.0), GPU, ABOUT, tmp_path, channels_last=True)
-    after = records.read(path, "profile")["groups"]
+    after = json.loads(path.read_text())["groups"]
     assert list(after) == [*before, "cupy/fp16/b64/channels-last"]
     assert after["cupy/fp16/b1"] == before["cupy/fp16/b1"]
     times = [[row["cuda_ms"] for row in group["rows"]] for group in after.values()]
@@ -269,7 +268,7 @@ def test_the_command_judges_and_records(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     path = tmp_path / "profile-cpu.json"
     assert f"recorded in {path}" in done.err
-    (found,) = records.read(path, "profile")["groups"].values()
+    (found,) = json.loads(path.read_text())["groups"].values()
     assert [row["contender"] for row in found["rows"]] == [MODEL, "all"]
     assert "of what it may lose" in done.out
     for row in found["rows"]:

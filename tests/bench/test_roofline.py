@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from commands import r18
 from r18 import records
-from r18.backend import CompileOptions, DeviceInfo, RoundingContract, StepTime
+from r18.backend import CompileOptions, DeviceInfo, Plan, RoundingContract, StepTime
 from r18.backend.registry import load_backend
 from r18.bench import ceilings as measured
 from r18.bench.roofline import (
@@ -47,7 +48,9 @@ from r18.graph.ops import (
 )
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, INT8
 from r18.graph.schedule import resnet18, tiny
-from r18.runtime.executor import Plan, make_plan
+from r18.records.kinds import CeilingsRecord
+from r18.runtime.plan import make_plan
+from whole_records import whole
 
 CPU = DeviceInfo("cpu", "a CPU")
 CEILINGS = Ceilings("a CPU", {"fp32": 1e9, "fp16": 4e9}, 1e8, 2, "2026-11-20T10:00:00+00:00")
@@ -276,41 +279,47 @@ def test_a_step_that_takes_no_time_has_no_ratio() -> None:
 # -- ceilings ----------------------------------------------------------------------------------
 
 
-def test_ceilings_from_a_record() -> None:
-    found = Ceilings.from_record(RECORD)
-    assert found == replace(CEILINGS, rates={"fp32": 1e9})
+def test_ceilings_from_a_record(tmp_path: Path) -> None:
+    records.write(tmp_path / "ceilings-cpu.json", whole(RECORD))
+    assert measured.read(tmp_path, CPU) == replace(CEILINGS, rates={"fp32": 1e9})
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rates": {"fp32": {}}}, "damaged: KeyError"),
-        ({"rates": []}, "damaged: AttributeError"),
-        ({"copy": None}, "damaged: TypeError"),
-        ({"copy": {"bytes_per_second": "fast"}}, "damaged: ValueError"),
+        ({"rates": {"fp32": {}}}, r"damaged .* field `operations_per_second` - at .*\['fp32'\]"),
+        ({"rates": []}, r"damaged .*: Expected `object`, got `array` - at `\$.rates`"),
+        ({"copy": None}, r"damaged .*: Expected `object`, got `null` - at `\$.copy`"),
+        (
+            {"copy": {"bytes_per_second": "fast"}},
+            r"Expected .* got `str` - at `\$.copy",
+        ),
         ({"copy": {"bytes_per_second": 0}}, "copy must be positive and finite"),
         ({"rates": {}}, "a rate must be positive and finite"),
     ],
 )
-def test_a_damaged_record_is_refused(change: dict[str, Any], words: str) -> None:
+def test_a_damaged_record_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    record = whole(RECORD) | change
+    if change.get("copy"):
+        record = whole(RECORD | change)
+    records.write(tmp_path / "ceilings-cpu.json", record)
     with pytest.raises(UsageError, match=words):
-        Ceilings.from_record(RECORD | change)
+        measured.read(tmp_path, CPU)
 
 
 def test_a_cpu_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "SECONDS", 0.0)
     told: list[str] = []
     record = measured.measure(CPU, side=48, nbytes=1 << 16, progress=told.append)
-    path = records.path_of(tmp_path, "ceilings", CPU)
-    records.write(path, record)
+    records.write(records.path_of(tmp_path, "ceilings", CPU), record)
     found = measured.read(tmp_path, CPU)
     assert told == ["matrix product, fp32", "matrix product, fp64", "copy"]
     assert set(found.rates) == {"fp32", "fp64"}
-    assert found.threads == record["machine"]["threads"]
-    for one in (*record["rates"].values(), record["copy"]):
-        assert one["runs"] == measured.LEAST
-    assert all(r["best"] >= r["operations_per_second"] > 0 for r in record["rates"].values())
-    assert "48³" in record["rates"]["fp32"]["how"]
+    assert found.threads == record.machine.threads
+    for one in (*record.rates.values(), record.copy):
+        assert one.runs == measured.LEAST
+    assert all(r.best >= r.operations_per_second > 0 for r in record.rates.values())
+    assert "48³" in record.rates["fp32"].how
 
 
 def test_what_is_no_hardware_is_not_measured() -> None:
@@ -398,14 +407,17 @@ def test_a_gpu_is_measured_by_pytorch_s_events(monkeypatch: pytest.MonkeyPatch) 
 def test_a_gpu_that_cannot_multiply_int8_has_no_rate_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     Torch(monkeypatch).capability = (7, 0)
     record = measured.measure(DeviceInfo("cuda", "a GPU"), side=8, nbytes=64)
-    assert "int8" not in record["rates"]
+    assert "int8" not in record.rates
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "cpus", lambda: 4)
-    busy, idle = ({"machine": {"load_average": [load, 9.0, 9.0]}} for load in (2.0, 1.0))
+    busy, idle, unknown = (
+        msgspec.convert(whole(RECORD | {"machine": {"load_average": load}}), CeilingsRecord)
+        for load in ((2.0, 9.0, 9.0), (1.0, 9.0, 9.0), None)
+    )
     assert "load average is 2.0 on 4 CPUs" in measured.warnings(busy)[0]
-    assert measured.warnings(idle) == measured.warnings({"machine": {"load_average": None}}) == []
+    assert measured.warnings(idle) == measured.warnings(unknown) == []
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -415,7 +427,7 @@ ASKED = ("roofline", "--backend", "numpy", "--network", "tiny", "--warmup", 0, "
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    records.write(tmp_path / "ceilings-cpu.json", RECORD)
+    records.write(tmp_path / "ceilings-cpu.json", whole(RECORD))
     return tmp_path
 
 
@@ -491,7 +503,7 @@ def test_measuring_writes_the_record_and_uses_it(
         monkeypatch.setattr(measured, name, value)
     done = r18(*ASKED, "--batch", "1", "--measure", "--json", "--records", tmp_path)
     assert done.code == 0, done.err
-    record = records.read(tmp_path / "ceilings-cpu.json", "ceilings")
+    record = json.loads((tmp_path / "ceilings-cpu.json").read_text())
     used = json.loads(done.out)["ceilings"]
     assert used["bytes_per_second"] == record["copy"]["bytes_per_second"]
     assert f"recorded in {tmp_path / 'ceilings-cpu.json'}" in done.err

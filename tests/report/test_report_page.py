@@ -26,7 +26,7 @@ from page_reader import Cell, Reader, assert_figure_is_safe
 from r18 import records
 from r18.bench.baselines import PEER
 from r18.bench.profile import MODEL
-from r18.bench.roofline import Ceilings, limits
+from r18.bench.roofline import limits
 from r18.errors import UsageError
 from r18.evaluate.rows import NOT_FINITE, OK, UNREADABLE, Row
 from r18.evaluate.tables import read_table, write_table
@@ -37,6 +37,7 @@ from r18.report.render import clean, environment
 from r18.report.scale import fault, ratio_text, shade
 from r18.report.speed import FAR, bars, summed
 from support import ROOT
+from whole_records import ceilings_of, whole
 
 HOSTILE = "<script>alert(1)</script>&\"'\x1b[31m"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -79,10 +80,10 @@ def group(precision: str, batch: int, rows: list[dict[str, Any]], **changes: Any
 
 
 STEPS = [
-    {"step": "conv1", "kernel": "k/conv", "milliseconds": 0.25, "phase": "pack"},
-    {"step": "conv1", "kernel": "k/conv", "milliseconds": 0.5, "phase": "multiply"},
-    {"step": "relayout image@nhwc", "kernel": "k/copy", "milliseconds": 0.125, "phase": ""},
-    {"step": "fc", "kernel": "k/dot", "milliseconds": 0.0625, "phase": ""},
+    {"step": "conv1", "kernel": "k/conv", "milliseconds": 0.25},
+    {"step": "conv1", "kernel": "k/conv", "milliseconds": 0.5},
+    {"step": "relayout image@nhwc", "kernel": "k/copy", "milliseconds": 0.125},
+    {"step": "fc", "kernel": "k/dot", "milliseconds": 0.0625},
 ]
 ON_GPU = {
     "resnet18/fp32/all/b64": group(
@@ -103,6 +104,7 @@ ON_GPU = {
 }
 ON_CPU = {"resnet18/fp32/all/b1": group("fp32", 1, [timed("numpy", 44.0, 1)], kind="cpu")}
 CEILINGS: dict[str, Any] = {
+    "record": "ceilings",
     "device": "NVIDIA H200 (sm_90)",
     "date": "2026-11-20T10:00:00+00:00",
     "threads": None,
@@ -194,7 +196,8 @@ def fate(status: str, **changes: Any) -> dict[str, Any]:
     """A mutant's entry in a record of a mutation run."""
     found = {"check": "bound"} if status == "killed" else None
     plain = {"status": status, "reason": "", "kernels": ["k/conv"], "finding": found}
-    change = {} if status == "killed" else {"before": "i + 1", "after": "i - 1"}
+    where = {"file": "a.py", "line": 7, "scope": "f", "operator": "constant"}
+    change = {} if status == "killed" else where | {"before": "i + 1", "after": "i - 1"}
     return plain | change | changes
 
 
@@ -273,7 +276,7 @@ def written(folder: Path, **changes: dict[str, Any] | None) -> Path:
     for name, data in made.items():
         if data is not None:
             head = {"record": name.partition("-")[0], "format": records.FORMAT}
-            records.write(folder / f"{name}.json", head | data)
+            records.write(folder / f"{name}.json", whole(head | data))
     return folder
 
 
@@ -483,7 +486,7 @@ def test_what_is_hostile_is_shown_as_text(tmp_path: Path) -> None:
 
 def test_every_number_is_the_record_s(everything: Evidence) -> None:
     text = page(everything)
-    ceilings = Ceilings.from_record(CEILINGS)
+    ceilings = ceilings_of(CEILINGS)
     for recorded in ON_GPU.values():
         name, fusion, batch = recorded["network"], recorded["fusion"], recorded["batch"]
         title = f"{recorded['precision']}, batch {batch}"
@@ -524,7 +527,13 @@ def test_kinds_of_contenders_look_different(everything: Evidence) -> None:
 
 def test_the_roofline_is_the_sum_of_the_floors(everything: Evidence) -> None:
     found = next(g for g in everything.groups if (g.precision, g.batch) == ("fp32", 64))
-    floors = limits(resnet18(), "fp32", "all", 64, Ceilings.from_record(CEILINGS))
+    floors = limits(
+        resnet18(),
+        "fp32",
+        "all",
+        64,
+        ceilings_of(CEILINGS),
+    )
     assert found.floors == floors
     floor = sum(one.floor_ms for one in floors.values())
     text = figures(page(everything), "fp32, batch 64</h3>")[0]
@@ -586,7 +595,13 @@ def test_the_steps_are_the_record_s_with_their_phases_together(everything: Evide
     assert {name: number for name, number, _ in lengths(found, 1)} == times
     assert summed({"steps": STEPS})[0] == ("conv1", "k/conv", 0.75)
     table = Reader(found).plain("step")
-    floors = limits(resnet18(), "fp32", "all", 1, Ceilings.from_record(CEILINGS))
+    floors = limits(
+        resnet18(),
+        "fp32",
+        "all",
+        1,
+        ceilings_of(CEILINGS),
+    )
     for cells in table[:-1]:
         name = cells[0].text
         assert cells[1].value == repr(times[name])
@@ -599,7 +614,7 @@ def test_the_steps_are_the_record_s_with_their_phases_together(everything: Evide
 def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path: Path) -> None:
     """Its own steps have its floors, those of others theirs; the roofline is the lower one."""
     fused, *apart = (
-        {"step": step, "kernel": f"k/{op}/a/fp32", "milliseconds": 0.5, "phase": ""}
+        {"step": step, "kernel": f"k/{op}/a/fp32", "milliseconds": 0.5}
         for step, op in (
             ("conv1", "conv2d_maxpool2d"),
             ("conv1", "conv2d"),
@@ -613,7 +628,13 @@ def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path:
     groups = {"g": group("fp32", 1, rows)}
     found = gather(written(tmp_path, bench_nvidia_h200={"groups": groups}, bench_cpu=None))
     (only,) = found.groups
-    asked = resnet18(), "fp32", "all", 1, Ceilings.from_record(CEILINGS)
+    asked = (
+        resnet18(),
+        "fp32",
+        "all",
+        1,
+        ceilings_of(CEILINGS),
+    )
     plain, pooled = limits(*asked), limits(*asked, pooled=True)
     assert only.floors_of(rows[0]) == pooled
     assert only.floors_of(rows[1]) == plain
@@ -982,7 +1003,7 @@ def test_a_record_that_lacks_something_is_refused(tmp_path: Path, name: str) -> 
             del list(places(changed))[index][key]
             path.write_text(json.dumps(changed), "utf-8")
             said = refusal(tmp_path)
-            assert said is None or (f"lacks {key}\n" in said and f"{name}.json" in said)
+            assert said is None or (f"`{key}`" in said and f"{name}.json" in said)
             refused |= {key} if said else set()
     least = (
         {"rows", "median_ms"},
@@ -1003,7 +1024,7 @@ def test_a_record_of_another_form_is_refused(tmp_path: Path, name: str) -> None:
     def spoiled(data: Any, *, inside: bool = False) -> Any:
         """The record with one of its parts replaced, each once; which, is said."""
         for key, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
-            if key not in PARTS and not inside:
+            if isinstance(value, str) or (key not in PARTS and not inside):
                 continue
             for other in (3, None, "words", True):
                 data[key] = other
@@ -1019,7 +1040,7 @@ def test_a_record_of_another_form_is_refused(tmp_path: Path, name: str) -> None:
         path.write_text(json.dumps(whole), "utf-8")
         said = refusal(tmp_path)
         assert said is not None
-        assert f"{name}.json' is damaged or of an older r18: it" in said
+        assert f"{name}.json' is damaged or of an older r18: " in said
 
 
 FACTS = {"environment", "machine", "device"}

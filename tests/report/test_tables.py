@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from r18 import records
-from r18.backend import APART
+from r18.backend import Timing
+from r18.backend.tuned import APART
 from r18.bench import tuning
 from r18.bench.from_host import FromHost
-from r18.bench.roofline import Ceilings, limits
-from r18.bench.tuning import Timing, shipped_table
+from r18.bench.roofline import limits
+from r18.bench.tuning import shipped_table
 from r18.errors import UnknownName, UsageError
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.schedule import resnet18
 from r18.report.tables import rendered
 from r18.report.tables.timed import bench_captions
 from support import ROOT
+from whole_records import ceilings_of, whole
 
 ENVIRONMENT = {
     "device": {"kind": "cuda", "name": "NVIDIA H200 (sm_90)"},
@@ -96,7 +98,7 @@ def folder(tmp_path: Path) -> Path:
         "sanitize": {"sanitizer": "compute-sanitizer 2025.3", "tools": {"memcheck": tool}},
     }.items():
         path = tmp_path / f"{what}-nvidia-h200.json"
-        records.write(path, {"record": what, **device, **data})
+        records.write(path, whole({"record": what, **device, **data}))
     return tmp_path
 
 
@@ -132,11 +134,11 @@ def test_a_table_of_batches_from_host_memory(folder: Path) -> None:
     assert lines(text) == []  # no row was measured so
     assert "Not measured yet: `r18 bench --from-host --record` does." in text
     path = folder / "bench-nvidia-h200.json"
-    record = records.read(path, "bench")
+    record = json.loads(path.read_text())
     fed = FromHost(9_633_792, 400, (0.5, 0.52, 0.51), (0.2, 0.19, 0.21))
     (row,) = record["groups"]["resnet18/fp32/all/b64"]["rows"]
     row |= {"median_ms": 0.5, "from_host": fed.to_json(64, 0.5)}
-    records.write(path, record)
+    records.write(path, whole(record))
     text = rendered(block(marker), folder)
     assert lines(text) == [
         "| backend | device | precision | batch | device-only ms | from host ms | images/s "
@@ -165,7 +167,7 @@ def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: P
         "device": "CPU",
         "groups": {"resnet18/fp32/all/b8": found},
     }
-    records.write(tmp_path / "bench-cpu.json", data)
+    records.write(tmp_path / "bench-cpu.json", whole(data))
     text = rendered(block("bench devices=cpu precisions=fp32 batches=1,8"), tmp_path)
     head, _, ours, peer = lines(text)
     assert head.endswith("| / PyTorch | / best peer | peak MB |")
@@ -207,7 +209,7 @@ POOLS = {"cupy/conv2d_maxpool2d/few_channels_mma/fp16/nhwc": 1}
 
 
 def floor(precision: str, batch: int, *, pooled: bool = False) -> float:
-    ceilings = Ceilings.from_record(CEILINGS)
+    ceilings = ceilings_of(CEILINGS)
     found = limits(resnet18(), precision, "all", batch, ceilings, pooled=pooled)
     return sum(one.floor_ms for one in found.values())
 
@@ -245,9 +247,9 @@ def measured(tmp_path: Path) -> Path:
     names = map(str, range(len(groups)))
     records.write(
         tmp_path / "bench-nvidia-h200.json",
-        data | {"groups": dict(zip(names, groups, strict=True))},
+        whole(data | {"groups": dict(zip(names, groups, strict=True))}),
     )
-    records.write(tmp_path / "ceilings-nvidia-h200.json", CEILINGS)
+    records.write(tmp_path / "ceilings-nvidia-h200.json", whole(CEILINGS))
     return tmp_path
 
 
@@ -310,8 +312,8 @@ def test_a_summary_has_a_line_per_precision_with_both_errors(tmp_path: Path) -> 
     ends = [{"relative": 1.0, "own_relative": 1.0}, {"relative": 2e-3, "own_relative": 0.0015}]
     networks = {"cupy/resnet18/fp16/all": {"checkpoints": ends}}
     verified = head | {"record": "verify", "kernels": {}, "networks": networks}
-    records.write(tmp_path / "bench-nvidia-h200.json", bench)
-    records.write(tmp_path / "verify-nvidia-h200.json", verified)
+    records.write(tmp_path / "bench-nvidia-h200.json", whole(bench))
+    records.write(tmp_path / "verify-nvidia-h200.json", whole(verified))
     text = rendered(block("summary device=nvidia-h200 batch=64"), tmp_path)
     assert lines(text)[2:] == [
         "| fp32 | 2,000 |  |  |  |  |  |",
@@ -331,7 +333,7 @@ def test_a_table_of_algorithms_has_pytorch_eager_and_at_its_fastest(tmp_path: Pa
     host = group(8, (eager, 8.0, None), ("onnxruntime", 4.0, None))
     for device, groups in (("nvidia-h200", {"b1": small, "b8": large}), ("cpu", {"b8": host})):
         named = {f"resnet18/fp32/all/{name}": data for name, data in groups.items()}
-        records.write(tmp_path / f"bench-{device}.json", head | {"groups": named})
+        records.write(tmp_path / f"bench-{device}.json", whole(head | {"groups": named}))
     marker = "algorithms device=nvidia-h200 precisions=fp32 batches=1,8 cpu=cpu"
     assert lines(rendered(block(marker), tmp_path))[2:] == [
         "| PyTorch eager | cpu | fp32 |  |  | 8 | 125 |",
@@ -363,7 +365,7 @@ def tuned(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_table_of_tuned_kernels_then_and_now(tuned: Path) -> None:
     """In the order of the network, each problem once, at that very batch."""
-    ceilings = Ceilings.from_record(CEILINGS)
+    ceilings = ceilings_of(CEILINGS)
     floors = {
         pooled: limits(resnet18(), "fp16", "all", 8, ceilings, pooled=pooled)
         for pooled in (False, True)

@@ -27,7 +27,7 @@ class Language:
              form; None for a syntax error. Mutants with the meaning of the original (text = "" at
              an empty span) or of an earlier mutant are dropped.
     compiled: sources are compiled to machine code ahead of a call, which shows whether a mutant
-             is valid and differs from the original; see `r18.backend.CompiledKernel`.
+             is valid and differs from the original; see `r18.backend.Kernel`.
     """
 
     edits: Callable[[str], Iterator[python_edits.Edit]]

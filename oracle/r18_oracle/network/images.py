@@ -108,7 +108,7 @@ def chosen(
     batch: int | None = None,
     seed: int = 0,
 ) -> Images:
-    """The photographs in `files`, the raw file, or seeded samples (by default 1) if neither is given.
+    """The photographs in `files`, the raw file, or else seeded samples (1 by default).
 
     Raises `UsageError` if both are given or `batch` differs from the number of samples in the
     files, and what the three functions raise.

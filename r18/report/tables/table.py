@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from r18 import records
-from r18.bench.roofline import WHAT as CEILINGS
 from r18.errors import UsageError
+from r18.records.files import Kind
+from r18.records.kinds import CeilingsRecord
 
 Data = Mapping[str, Any]
 """A part of a record."""
@@ -54,12 +57,19 @@ def cell(number: float | None, form: str) -> str:
 
 
 def record_of(folder: Path, what: str, device: str) -> dict[str, Any]:
+    """A device's record as plain data; raises as `loaded`."""
+    data: dict[str, Any] = msgspec.to_builtins(loaded(folder, records.KINDS[what], device))
+    return data
+
+
+def loaded(folder: Path, kind: type[Kind], device: str) -> Kind:
     """A device's record. Raises `UsageError` with the command that makes a missing one."""
-    path = folder / f"{what}-{device}.json"
-    if not path.exists():
-        command = "roofline --measure" if what == CEILINGS else f"{what} --record"
+    what = kind.__struct_config__.tag
+    record = records.load(path := folder / f"{what}-{device}.json", kind)
+    if record is None:
+        command = "roofline --measure" if kind is CeilingsRecord else f"{what} --record"
         raise UsageError(f"there is no record {path}: run r18 {command} on that device")
-    return records.read(path, what)
+    return record
 
 
 def needed(options: Options, name: str) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from r18.backend.tuned import Table as TuningTable
+from r18.backend.tuned import read_table
 from r18.bench import tuning
 from r18.bench.baselines import TORCH
 from r18.bench.record import floors, group_name, in_order, pools
-from r18.bench.roofline import WHAT as CEILINGS
 from r18.bench.roofline import Ceilings, limit
 from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool, Problem
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import precision as precision_named
 from r18.graph.schedule import Schedule, network
+from r18.records.kinds import CeilingsRecord
 from r18.report.tables.table import (
     Data,
     Options,
@@ -25,6 +27,7 @@ from r18.report.tables.table import (
     cell,
     heading,
     listed,
+    loaded,
     needed,
     record_of,
 )
@@ -177,7 +180,7 @@ def roofline_table(options: Options, folder: Path) -> Table:
     """
     device, backend = needed(options, "device"), options.get("backend", "cupy")
     asked = {"network": options.get("network", "resnet18"), "fusion": options.get("fusion", "all")}
-    ceilings = Ceilings.from_record(record_of(folder, CEILINGS, device))
+    ceilings = Ceilings.from_record(loaded(folder, CeilingsRecord, device))
     rows: list[Row] = []
     groups: list[Data] = []
     for group in in_order(record_of(folder, "bench", device)["groups"]):
@@ -235,7 +238,7 @@ def tuned_table(options: Options, folder: Path) -> Table:
     if not size.isdecimal() or int(size) < 1:
         raise UsageError(f"the table's marker says batch={size}, which is not a number of images")
     batch, backend = int(size), options.get("backend", "cupy")
-    ceilings = Ceilings.from_record(record_of(folder, CEILINGS, device))
+    ceilings = Ceilings.from_record(loaded(folder, CeilingsRecord, device))
     now = _tuned(tuning.shipped_table(backend, device))
     old = None if before is None else _tuned(folder / f"tuned-{device}-{before}.json")
     rows: list[Row] = []
@@ -263,10 +266,10 @@ def tuned_table(options: Options, folder: Path) -> Table:
     return Table(heads, "l" + "r" * (len(rows[0]) - 2) + "l", rows, [caption])
 
 
-def _tuned(path: Path) -> tuning.Table:
+def _tuned(path: Path) -> TuningTable:
     if not path.is_file():
         raise UsageError(f"there is no tuning table {path}: r18 tune --out writes one")
-    return tuning.read_table(path)
+    return read_table(path)
 
 
 def _tuned_problems(schedule: Schedule, batch: int) -> Iterator[tuple[Problem, list[str]]]:
