@@ -50,9 +50,10 @@ def plan(
 ) -> None:
     """Print a backend's plan for a network, without running it: no step touches a device.
 
-    For each step its kernel, and where that chooses among functions the one it chooses; the layout,
-    arena offset and bytes of its output, and the bytes of workspace. Below, which steps run beside
-    the one before them, and the arena beside the sum of all its buffers.
+    For each step it prints the kernel, the function that the kernel chooses if it has several, the
+    layout, arena offset and bytes of the output, and the bytes of workspace. Below the table are
+    the steps that run at the same time as the one before, and the arena's size next to the sum of
+    all its buffers.
     """
     asked = asked_backend(backend)
     chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
@@ -87,7 +88,7 @@ def plan(
     align = (*("left" for _ in words), *("right" for _ in numbers))
     typer.echo(tabulate(table, (*words, *numbers), disable_numparse=True, colalign=align))
     if beside := [step["step"] for step in steps if step["beside"]]:
-        typer.echo(f"\neach beside the step before it: {', '.join(beside)}")
+        typer.echo(f"\neach runs at the same time as the step before it: {', '.join(beside)}")
     typer.echo(
         f"\narena: {made.arena_nbytes:,} bytes, {made.arena_nbytes / naive:.0%} of the "
         f"{naive:,} that input, outputs and workspaces take without sharing"
@@ -95,7 +96,7 @@ def plan(
 
 
 def rows(backend: Backend, made: Plan) -> list[dict[str, Any]]:
-    """What the table shows of each step, as JSON has it; choice: the last part of its id."""
+    """The table's row for each step, as in JSON; choice: the last part of the chosen function's id."""
     return [
         {
             "step": step.name,

@@ -5,25 +5,24 @@
 
 How it works
 
-- Kernels run over PyTorch's own memory. A backend's `Memory` that `adopts` (see
-  `r18.backend`) makes a buffer of an address, so tensors are read and written where they lie, by
-  `Launch.enqueue` as everywhere else. Outputs, workspaces, arenas and packed weights come from
-  PyTorch's allocator, and the work goes into PyTorch's current stream. `storage` does this.
+- Kernels run on PyTorch's own memory. A backend's `Memory` that `adopts` (see `r18.backend`) makes
+  a buffer from an address, so `Launch.enqueue` reads and writes tensors in place. Outputs,
+  workspaces, arenas and packed weights come from PyTorch's allocator, and the work goes into
+  PyTorch's current stream. `storage` does this.
 - Three custom operators (`operators`), which work on any device that a backend has:
   `r18::add_relu`, `r18::conv_bn_relu` and `r18::resnet18`. They are functions of the tensors they
-  are given: the model's own parameters are arguments. What is derived from those (folded, packed)
-  is kept between calls in a `Followed` cache, whose handle is an argument too; without one it is
-  derived anew.
-- A level of `fuse` is what those operators replace. Kernels are chosen as plans choose them. At
-  level `add_relu` they read tensors as they lie: NCHW, or channels-last. At `conv_bn_relu` the
-  first convolution does, and what all convolutions write lies as the backend's fast ones want it
-  (`choice`). At `all` the plan decides layouts, and on a GPU all but the steps that touch the
-  caller's tensors is a CUDA graph.
-- An operator's call costs the host less than what it stands for: what cannot change between calls
-  is worked out once, and a call looks at what can (shapes, where tensors lie, weights).
+  are given: the model's own parameters are arguments. Folded and packed weights are kept between
+  calls in a `Followed` cache, whose handle is also an argument; without one they are derived again.
+- The levels of `fuse` differ in what these operators replace. Kernels are chosen as in plans. At
+  level `add_relu` they read tensors in their own layout, NCHW or channels-last. At `conv_bn_relu`
+  the first convolution does, and the outputs of all convolutions have the layout of the backend's
+  fast kernels (`choice`). At `all` the plan decides layouts, and on a GPU everything except the
+  steps on the caller's tensors is a CUDA graph.
+- An operator costs the host less than the modules that it replaces: whatever cannot change between
+  calls is computed once, and a call only checks the rest (shapes, addresses, weights).
 - The fast module owns nothing: its submodules and parameters are the model's own. A weight that
   is changed in place or replaced, a module that is replaced, and a model that is moved or cast are
-  seen at the next call and followed; packed weights are rewritten where they are, so that CUDA
+  noticed at the next call; packed weights are rewritten in place, so that CUDA
   graphs that read them stay valid. Training mode, hooks and an architecture that is no longer
   ResNet-18's are errors. `fast.to(...)`, `fast.train()` and `fast.load_state_dict(...)` would
   change the model and are errors: do that to the model.

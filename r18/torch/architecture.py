@@ -82,8 +82,11 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def examine(model: nn.Module) -> Architecture:
-    """Raises `UsageError` for any model but a ResNet-18 of torchvision in evaluation mode, and for
-    one of which the fast module could not tell that it changed."""
+    """The model's architecture.
+
+    Raises `UsageError` unless the model is torchvision's ResNet-18 in evaluation mode, and for a
+    model whose changes the fast module could not notice.
+    """
     if not isinstance(model, ResNet):
         raise _wrong(f"is a {type(model).__name__}, no ResNet of torchvision")
     _check_forward(model, "", ResNet, ("forward", "_forward_impl"))

@@ -29,9 +29,9 @@ _OPERATORS: dict[str, tuple[type[Op], ...]] = {
 class Choice:
     """What computes: a backend by name.
 
-    layout: at level `conv_bn_relu`, what every convolution's output lies in: the layout of most of
-            those kernels that the backend prefers, since what is fast in the one is slow in the
-            other. It does not hang on the images.
+    layout: at level `conv_bn_relu`, the layout of every convolution's output: that of most kernels
+            that the backend prefers, since a kernel that is fast in one layout is slow in the
+            other. It does not depend on the images.
     """
 
     backend: str

@@ -20,13 +20,12 @@ from r18.torch.storage import FORMATS, Run, capturing, host_array, layout_of, st
 def pick(
     backend: Backend, problem: Problem, precision: str, layout: Layout, wanted: Layout | None = None
 ) -> Kernel:
-    """The kernel for a problem whose input lies in a layout and whose output is wanted in another,
-    or in the same.
+    """The kernel for a problem, given the input's layout and the wanted layout of the output.
 
-    Of those that read the input as it lies and write what is wanted, if there is one; else of
-    those that both read and write what is wanted, else of those that read the input as it lies;
-    and of these the fastest known, else the first listed. So the first convolution takes an NCHW
-    image and gives what those behind it read. Raises `NoKernel`.
+    Kernels that read `layout` and write `wanted` come first, then those that read and write
+    `wanted`, then those that read and write `layout`. Among equals the fastest known kernel is
+    chosen, otherwise the first listed. So the first convolution takes an NCHW image and writes the
+    layout that the next ones read. Raises `NoKernel`.
     """
     wanted = wanted or layout
     kernels = fastest_first(backend, backend.kernels(), problem, precision)
@@ -49,11 +48,11 @@ def pick(
 def make_sum(
     backend: Backend, shape: Shape, layout: Layout, precision: str, device: torch.device
 ) -> Run:
-    """ReLU(a + b) of tensors of one shape; the output lies in the layout, and the inputs are
-    brought to it where they do not. Raises `NoKernel`.
+    """ReLU(a + b) of tensors of one shape, with the output in this layout; inputs in another layout
+    are converted. Raises `NoKernel`.
 
-    A sum is elementwise: where no kernel has the tensor's layout, one of the other layout is
-    given the same memory under the shape that it has there.
+    A sum is elementwise: if no kernel has the tensor's layout, a kernel of the other layout gets
+    the same memory with a permuted shape.
     """
     op = Add(relu=True)
     kernel = pick(backend, Problem(op, (shape, shape)), precision, layout)
@@ -93,7 +92,7 @@ def conv_schedule(op: Conv2d, eps: float, shape: Shape) -> Schedule:
 
 
 class Convolution(Derived):
-    """A fused convolution of input of one shape and layout; the output lies as it is wanted."""
+    """A fused convolution for one input shape and layout, with the output in the wanted layout."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""What is derived from weights, kept between calls, and derived anew when the weights change.
+"""Data derived from weights, kept between calls and derived again when the weights change.
 
 PyTorch counts changes in place (`Tensor._version`), and a tensor that is replaced, moved or cast
-lies elsewhere. NOTE: what is written through `.data` or through NumPy it does not count. On a CPU
-a few elements of each tensor are compared as well, which shows every change of a whole tensor; on
-a GPU that would wait for the device, and `refresh` is the way.
+has another address. NOTE: PyTorch does not count writes through `.data` or NumPy. On a CPU a few
+elements of each tensor are compared as well, which shows every change of a whole tensor. On a GPU
+the comparison would wait for the device, so users call `refresh`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Tensors = Sequence[torch.Tensor]
 Packed = tuple[tuple[Buffer, ...], ...]
 
 KEPT = 8
-"""How many derivations of the same weights are kept, one an input shape: those used last."""
+"""How many derivations of the same weights are kept, one per input shape, least recently used first
+out."""
 
 _version = attrgetter("_version")
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -35,7 +36,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Seen:
     """Tensors as they were when they were read.
 
-    Their storages are held, so that no other tensor takes their addresses meanwhile.
+    Their storages are held, so that no other tensor can take their addresses.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -81,7 +82,9 @@ class Prepared:
         self._pack = pack
         self.device = device
         self.shapes = [tensor.shape for tensor in tensors]
-        self._seen = Seen(tensors)  # before they are read: a change meanwhile is seen next time
+        self._seen = Seen(
+            tensors
+        )  # before reading them: a change during the read is seen next time
         with on_device(device):
             self.packed = self._make(tensors)
 

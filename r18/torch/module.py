@@ -260,7 +260,7 @@ class FastResNet18(nn.Module):
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is derived: a copy, or one that was saved, derives it anew."""
+        """The state without derived data; a copy or a loaded module derives it again."""
         state = self.__dict__.copy()
         for name in ("_architecture", "_choices", "_whole", "_convs"):
             del state[name]

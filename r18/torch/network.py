@@ -1,9 +1,9 @@
 """The whole network as one compiled plan, from the caller's images to new logits.
 
-The first step reads the images where they are, and the last writes the logits into a new tensor:
-those are launched each time. What lies between them works in an arena; on a GPU it is a CUDA
-graph. An arena belongs to one stream, whose order keeps runs apart. In a capture of the user's
-everything is launched over new memory, which is then the captured graph's.
+The first step reads the images in place and the last writes the logits into a new tensor, so these
+two are launched in each run. The steps between them work in an arena; on a GPU they are a CUDA
+graph. An arena belongs to one stream, whose order separates runs. During a user's graph capture
+every step is launched on new memory, which then belongs to the captured graph.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def entry(plan: Plan, layout: Layout) -> str:
 
 
 class Lane:
-    """What runs in one stream: an arena, and what lies between images and logits as a graph."""
+    """The state of one stream: an arena, and the steps between images and logits as a graph."""
 
     def __init__(
         self, plan: Plan, packed: Packed, backend: Backend, device: torch.device, key: str

@@ -1,14 +1,14 @@
 """The custom operators: kernels of a backend as functions of PyTorch's tensors.
 
 `r18::add_relu(a, b, backend)`
-    ReLU(a + b), of one shape and dtype; the result lies as `a` does.
+    ReLU(a + b) of tensors of one shape and dtype; the result has the memory format of `a`.
 `r18::add_relu_(a, b, backend)`
-    The same written over `a`, where it lies.
+    The same, in place of `a`.
 `r18::conv_bn_relu(x, weight, bn_weight, bn_bias, running_mean, running_var, eps, stride, padding,
 relu, cache, backend, precision, channels_last)`
     Convolution without bias, BatchNorm with running statistics, and ReLU if `relu`. `x` is in the
-    precision's storage dtype, (N, C, H, W); the result is dense, in channels-last memory or not,
-    and without `channels_last` lies as `x` does.
+    precision's storage dtype, (N, C, H, W); the result is dense, in channels-last memory if
+    `channels_last`, otherwise in the memory format of `x`.
 `r18::resnet18(images, weights, eps, cache, backend, precision)`
     Logits of images (N, 3, H, W). `weights` are the tensors of torchvision's `state_dict` in the
     order of `network_schedule(...).weight_specs`, `eps` the BatchNorms' in the order of the steps.

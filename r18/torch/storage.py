@@ -57,9 +57,9 @@ def precision_of(dtype: torch.dtype) -> str:
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """How a tensor lies: NHWC in channels-last memory, NCHW in any other.
+    """A tensor's layout: NHWC in channels-last memory, otherwise NCHW.
 
-    What is dense in both, such as one pixel an image, counts as NCHW.
+    A tensor that is dense in both, such as one pixel per image, counts as NCHW.
     """
     if tensor.dim() != 4 or tensor.is_contiguous():
         return Layout.NCHW
@@ -145,19 +145,19 @@ _HERE = nullcontext()
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Meanwhile that GPU is the current one; nothing to do where it is, or for a CPU."""
+    """Make that GPU the current one in this context, if it is not already; no-op for a CPU."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(device)
 
 
 def below_autograd() -> AbstractContextManager[object]:
-    """Meanwhile operators go past autograd's layers, as in inference mode; what they make is an
-    ordinary tensor nevertheless. It is for what needs no gradient anyway, and is nobody else's.
+    """Skip autograd's dispatch layers in this context, as in inference mode, but return ordinary
+    tensors. Only for tensors that need no gradient and that no caller holds.
 
-    Under `torch.no_grad()` alone each operator still passes through those layers, which for a
-    custom one are functions in Python: the gradient's, and the one that counts changes in place.
-    Every other layer stays: modes, tracing, autocast.
+    Under `torch.no_grad()` each operator still passes through these layers, which for a custom
+    operator are Python functions: the gradient's, and the one that counts changes in place. All
+    other layers stay: modes, tracing, autocast.
     """
     if torch.compiler.is_compiling():  # which knows no such guard, and leaves autograd out itself
         return _HERE

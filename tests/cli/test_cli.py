@@ -249,11 +249,14 @@ def test_plan_shows_kernels_and_the_arena(command: Command) -> None:
 def test_plan_shows_what_runs_side_by_side(command: Command) -> None:
     asked = ("plan", "--backend", "cupy", "--network", "tiny", "--precision", "fp16")
     steps = [f"layer{stage}.0.downsample.0" for stage in (2, 3, 4)]
-    assert f"each beside the step before it: {', '.join(steps)}\n" in command.output(*asked)
+    assert (
+        f"each runs at the same time as the step before it: {', '.join(steps)}\n"
+        in command.output(*asked)
+    )
     found = json.loads(command.output(*asked, "--json"))["steps"]
     assert [step["step"] for step in found if step["beside"]] == steps
     asked = ("plan", "--backend", "numpy", "--network", "tiny")
-    assert "beside the step" not in command.output(*asked)
+    assert "at the same time as the step" not in command.output(*asked)
 
 
 def test_plan_shows_what_a_kernel_chooses(command: Command) -> None:

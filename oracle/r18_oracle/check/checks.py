@@ -241,7 +241,7 @@ class Examination:
                 self._repeatability(first, self._observe(case, times=2))
 
     def _fences(self, case: Case) -> None:
-        """After the checks of what a stray read leads to, which say more."""
+        """This comes after the checks of a stray read's effects, which are more specific."""
         if not fenceable(self.backend):
             return
         touched = self._guarded(lambda: trespass(self.backend, self.kernel, case))

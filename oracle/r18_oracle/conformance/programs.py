@@ -188,7 +188,7 @@ def programs_do_not_disturb_each_other(subject: Subject) -> None:
 
 
 def batches_follow_one_another(subject: Subject) -> None:
-    """From host memory, beside one another or not: every output is that of its own batch."""
+    """Whether runs from host memory overlap or not, every output is that of its own batch."""
     images = subject.images.values
     batches = [np.roll(images, index, axis=0) * (index + 1) for index in range(5)]
     with subject.program() as program:

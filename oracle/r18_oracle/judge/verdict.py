@@ -60,7 +60,7 @@ class Answer:
 
 
 class Answers:
-    """A cache of answers that holds at most so many bytes and drops the least recently used.
+    """An LRU cache of answers with a limit in bytes.
 
     Kernels with one contract get the same cases, and an answer costs two convolutions in float64.
     `get` raises `KernelRunning` while a kernel runs.

@@ -134,7 +134,7 @@ def sizes(tile: int, x: Array, weight: Array, padding: tuple[int, int]) -> Sizes
     u = g @ filters @ g.T
     m = at @ np.einsum("ocij,nctsij->notsij", u, v, optimize=True) @ at.T
     errors = v.sum(axis=1)[:, None] + u.sum(axis=1)[:, None, None] + x.shape[1]
-    # |G||g||Gᵀ| can be smaller than |g| itself, of which the sums of one side are made.
+    # |G||g||Gᵀ| can be smaller than |g| itself, which the sums of one side consist of.
     of_filters = np.maximum(u.max(axis=(1, 2, 3)), 2.25 * filters.max(axis=(1, 2, 3)))
     of_filters = np.where(np.isfinite(weight).all(axis=(1, 2, 3)), of_filters, np.inf)
     wild = tiles(tile, (~np.isfinite(x)).astype(np.float64), padding)[0].max(axis=(1, 4, 5)) > 0

@@ -78,7 +78,7 @@ def _problems(draw: st.DrawFn, sizes: Sizes, most: int) -> Problem:
 
 
 def _near_the_mean(op: Normalize, shape: Shape, rng: Rng) -> Array:
-    """Bytes of which little is left once the mean is subtracted."""
+    """Bytes close to the mean, which cancel when it is subtracted."""
     mean = np.rint(np.array(op.mean) * 255)[:, None, None]
     return np.asarray(np.clip(mean + rng.integers(-2, 3, shape), 0, 255))
 

@@ -1,8 +1,8 @@
-"""Choices: a kernel that chooses among functions by a problem's size, with one of them alone.
+"""Choices: a kernel that chooses among functions by a problem's size, restricted to one of them.
 
-The larger of them would only ever be chosen for problems that no profile has: a tile of 128 by 192
-outputs for those of 64 images. By itself each is shown problems that are small, and whose sizes
-are on both sides of its own.
+A large tile, such as 128 by 192 outputs, would only be chosen for batches that no profile has.
+Each choice is therefore verified separately, on small problems with sizes on both sides of its
+tile's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from r18_oracle.search.profiles import Profile
 
 SHARE = 5
-"""A choice gets one example where its kernel gets so many, and one more: the first is trivial."""
+"""A choice gets this fraction of its kernel's examples, plus one, since the first is trivial."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What is shown to a kernel, or to one of its choices.
+    """The problems for a kernel, or for one of its choices.
 
-    one: the kernel or the choice. how, seed: of what is drawn. common: the edges of all choices;
-    None for the kernel itself.
+    one: the kernel or the choice. how, seed: for the drawn problems. common: the edges that all
+    choices have; None for the kernel itself.
     """
 
     one: Kernel
@@ -40,8 +40,8 @@ class Share:
 
     @property
     def known(self) -> tuple[Problem, ...]:
-        """Besides what is drawn: for a kernel its op's corners and its crossings; for a choice
-        crossings at those sizes that not all of them have, and many tiles."""
+        """The fixed problems. A kernel gets its op's corners and its crossings; a choice gets
+        crossings at the edges that not all choices have, and many tiles."""
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
         if self.common is None:
             return (*corners(op, *limits), *crossings(self.one, *limits))
@@ -49,7 +49,7 @@ class Share:
 
 
 def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterator[Share]:
-    """The kernel's, and those of its choices, with fewer examples and each a seed of its own."""
+    """The shares of the kernel and of its choices, which get fewer examples and their own seeds."""
     yield Share(kernel, how, seed)
     found = backend.variants(kernel)
     if not found:
@@ -61,8 +61,8 @@ def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterato
 
 
 def on_kernel(finding: Finding, kernel: Kernel) -> Finding:
-    """A finding on a kernel or on one of its choices, as one on the kernel; its details name the
-    choice."""
+    """The finding, attributed to the kernel if it is on one of its choices; the details then name
+    the choice."""
     if finding.kernel == kernel.id:
         return finding
     details = finding.details | {CHOICE: finding.kernel}
@@ -70,8 +70,9 @@ def on_kernel(finding: Finding, kernel: Kernel) -> Finding:
 
 
 def suspects(backend: Backend, kernel: Kernel, finding: Finding) -> tuple[Kernel, ...]:
-    """What a finding on the kernel may be about: the kernel or the choice that it names, and of a
-    worker that was lost the kernel and all its choices, since nobody is left who would say.
+    """The kernel or the choice that a finding on the kernel may be about.
+
+    That is the one that it names. After a lost worker, it may be the kernel or any of its choices.
 
     Raises `UsageError` for a choice that the kernel does not have.
     """
