@@ -96,7 +96,7 @@ def plan(
 
 
 def rows(backend: Backend, made: Plan) -> list[dict[str, Any]]:
-    """The table's row for each step, as in JSON; choice: the last part of the chosen function's id."""
+    """The table's row for each step, as in JSON; choice: the last part of the choice's id."""
     return [
         {
             "step": step.name,

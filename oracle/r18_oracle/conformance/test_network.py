@@ -24,7 +24,7 @@ from r18_oracle.search.tasks import finding_of, network_job
 from r18_oracle.search.worker import Job, Pool
 
 PROGRAMS = "tiny"
-"""The network of which there are many programs; the one that was asked for runs end to end."""
+"""The network of the many small programs; the requested network runs end to end."""
 
 
 @pytest.fixture
