@@ -531,7 +531,7 @@ def test_a_step_above_the_statistical_line_is_suspected() -> None:
     assert step.sharp is not None
     assert step.sharp > 1
     assert report.divergence is not None
-    suspected = f"above the statistical line is 'layer4.0.conv2' ({wrong.id}"
+    suspected = f"above the statistical line: 'layer4.0.conv2' ({wrong.id}"
     assert suspected in report.divergence.message
 
 
