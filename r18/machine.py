@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 from threadpoolctl import LibController, threadpool_limits
 
-import r18
 from r18.errors import UsageError
 
 THREADS = "OMP_NUM_THREADS"
@@ -41,7 +40,7 @@ def machine() -> dict[str, Any]:
         "load_average": list(psutil.getloadavg()),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "r18": r18.__version__,
+        "r18": package_version("r18"),
     }
 
 

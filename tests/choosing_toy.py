@@ -32,6 +32,10 @@ class Named(HostKernel):
     def id(self) -> str:
         return f"{super().id}/{self.part}" if self.part else super().id
 
+    @property
+    def variant_of(self) -> str | None:
+        return super().id if self.part else None
+
 
 def kernel(run: HostFunction, part: str = "") -> Named:
     contract = RoundingContract("exact", "float32", "float32")
@@ -57,10 +61,10 @@ class Backend(Plain):
     def kernels(self) -> tuple[HostKernel, ...]:
         return self._kernels
 
-    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         return self._choices
 
-    def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+    def variant(self, kernel: Kernel, problem: Problem) -> Kernel | None:
         few, many = self._choices
         return few if math.prod(problem.output) < MANY else many
 
@@ -87,7 +91,7 @@ class Deadly(Backend):
 class Idle(Backend):
     """Its second choice takes nothing."""
 
-    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         few, many = self._choices
         return few, replace(many, refuses=lambda problem: "not today")
 
@@ -95,7 +99,7 @@ class Idle(Backend):
 class Picky(Backend):
     """Its second choice takes even rows alone."""
 
-    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
         few, many = self._choices
         return few, replace(many, refuses=lambda p: "not odd" if p.inputs[0][-1] % 2 else None)
 

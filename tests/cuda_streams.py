@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array
+from r18.backend import Array, Launch
 from r18.backend.host import HostBuffer, HostMemory
-from r18.runtime.executor import Launch
 from r18_numpy import Backend
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
+from r18.backend import Array, DeviceInfo, RoundingContract
+from r18.backend import Backend as BackendBase
 from r18.backend.host import HostKernel, HostMemory, HostStream
 from r18.graph.ops import ReLU
 from r18.graph.precision import FP32

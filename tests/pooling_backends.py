@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from faulty_backends import Right, right
-from r18.backend import APART, RoundingContract
+from r18.backend import Apart, Fastest, Preferred, RoundingContract
 from r18.backend.host import HostKernel
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.graph.precision import FP32, FP64, Precision
@@ -36,7 +36,7 @@ class Pooling(Right):
 class Tuned(Pooling):
     """It has measured, and found the two ops faster apart at batch 1."""
 
-    def fastest(self, problem: Problem, precision: str) -> str | None:
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
         if isinstance(problem.op, ConvMaxPool) and problem.batch == 1:
-            return APART
-        return "faulty/conv2d/plain/fp32" if isinstance(problem.op, Conv2d) else None
+            return Apart()
+        return Preferred("faulty/conv2d/plain/fp32") if isinstance(problem.op, Conv2d) else None

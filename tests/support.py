@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from r18.backend import Plan
 from r18.backend.host import HostBuffer, HostMemory
 from r18.graph.ops import (
     Add,
@@ -30,7 +31,6 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.schedule import Schedule
-from r18.runtime.executor import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOT = Path(__file__).resolve().parents[1]

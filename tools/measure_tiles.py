@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,10 +19,10 @@ from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from r18.atomic import write_text
-from r18.backend import Backend, Kernel, Preparing, choices
+from r18.backend import Backend, Kernel
 from r18.backend.registry import get_backend
 from r18.bench.tuning import Range
 from r18.cli.app import REFUSED
@@ -36,9 +37,10 @@ COUNT, REPEAT = 12, 5  # launches back to back, and how often
 HEADS = ("kernel", "problem", "batch", "chosen", "µs", "best", "µs", "chosen / best")
 
 
-class Launching(Kernel, Protocol):
+class Launching(Kernel):
     """What this tool needs of a kernel in addition."""
 
+    @abstractmethod
     def launches(self, problem: Problem) -> Sequence[Any]: ...
 
 
@@ -56,7 +58,7 @@ class Measured:
 
 def with_tiles(backend: Backend) -> list[Launching]:
     """Those that choose among tiles; not of tiles that are kernels, which `r18 tune` measures."""
-    return [cast(Launching, kernel) for kernel in backend.kernels() if choices(backend, kernel)]
+    return [cast(Launching, kernel) for kernel in backend.kernels() if backend.variants(kernel)]
 
 
 def function_of(kernel: Launching, problem: Problem) -> Any:
@@ -79,7 +81,7 @@ def problems(batches: Iterable[int]) -> list[Problem]:
 
 def candidates(backend: Backend, kernel: Kernel, problem: Problem) -> Iterator[Launching]:
     """The kernel with each of its tiles that takes the problem."""
-    for one in choices(backend, kernel):
+    for one in backend.variants(kernel):
         if one.refusal(problem) is None:
             yield cast(Launching, one)
 
@@ -131,13 +133,12 @@ def main() -> None:
         ]
         if not kernels:
             raise UsageError(f"no kernel with tiles of its own matches '{args.kernels}' in {names}")
-        if isinstance(backend, Preparing):
-            backend.prepare(
-                (one, problem)
-                for problem in asked
-                for kernel in kernels
-                for one in candidates(backend, kernel, problem)
-            )
+        backend.prepare(
+            (one, problem)
+            for problem in asked
+            for kernel in kernels
+            for one in candidates(backend, kernel, problem)
+        )
         found = list(measured(backend, kernels, asked))
         if not found:
             raise UsageError(f"no kernel that matches '{args.kernels}' takes a convolution")

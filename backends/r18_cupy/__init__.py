@@ -12,13 +12,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Stream
-from r18.bench.tuning import Table, find_table
+from r18.backend import (
+    Array,
+    CompileOptions,
+    DeviceInfo,
+    Fastest,
+    Kernel,
+    Plan,
+    Stream,
+    Table,
+    find_table,
+)
+from r18.backend import Backend as BackendBase
 from r18.errors import BackendUnavailable
 from r18.graph.ops import Problem
 from r18.graph.precision import FP32
 from r18.graph.schedule import Schedule
-from r18.runtime.executor import make_plan
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.cuda.device import CupyMemory
 from r18_cupy.kernel import CudaKernel, launches_of
@@ -75,12 +84,12 @@ class Backend(BackendBase):
         """Every kernel; after `probe`, only those that run on the device."""
         return kernels_for(self._capability)
 
-    def fastest(self, problem: Problem, precision: str) -> str | None:
-        """By the tuning table of the probed device, or None. See `r18.bench.tuning`."""
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
+        """By the tuning table of the probed device, or None. See `r18 tune`."""
         return self._tuned.best(problem, precision) if self._tuned else None
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:
-        """Where the second is small: then neither fills the device. See `r18.backend.Concurrent`.
+        """Where the second is small: then neither fills the device.
 
         On CUDA cores a larger one still fills what the first leaves idle at its end.
         """
@@ -89,31 +98,31 @@ class Backend(BackendBase):
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
     ) -> CupyProgram:
-        """Compile the kernels of a plan and return a program that also takes and returns device
-        arrays.
-        """
+        """Compile a program that also takes and returns device arrays."""
         if self._capability is None:
             self.probe()  # a plan may only name kernels that the device runs
+        return cast("CupyProgram", super().compile(schedule, weights, options))
+
+    def program(self, plan: Plan, weights: Mapping[str, Array]) -> CupyProgram:
+        """A program with copies during compute, and arrays on the device."""
         from r18_cupy.cuda.program import CupyProgram
 
-        plan = make_plan(self, schedule, options)
-        self.prepare((step.kernel, step.problem) for step in plan.steps)
         return CupyProgram(self, plan, weights)
 
-    def choices(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        """One for each tile. See `r18.backend.Choosing`."""
-        from r18_cupy.choices import choices_of
+    def variants(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        """One for each tile that is no kernel of its own."""
+        from r18_cupy.choices import variants_of
 
-        return choices_of(cast(CudaKernel, kernel))
+        return variants_of(cast(CudaKernel, kernel))
 
-    def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
-        """See `r18.backend.Choosing`."""
-        from r18_cupy.choices import choice_of
+    def variant(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+        """The kernel with the tile that it chooses."""
+        from r18_cupy.choices import variant_for
 
-        return choice_of(cast(CudaKernel, kernel), problem)
+        return variant_for(cast(CudaKernel, kernel), problem)
 
     def prepare(self, calls: Iterable[tuple[Kernel, Problem]]) -> None:
-        """See `r18.backend.Preparing`."""
+        """Compile with NVRTC, on all cores."""
         from r18_cupy.cuda.compiler import compile_all
         from r18_cupy.cuda.launch import LAUNCHER
 

@@ -1,5 +1,4 @@
-"""Kernels that choose among tiles, with one of them alone, for the oracle to look at; see
-`r18.backend.Choosing`."""
+"""Kernels that choose among tiles, restricted to one tile; see `r18.backend.Backend.variants`."""
 
 from __future__ import annotations
 
@@ -16,9 +15,8 @@ from r18_cupy.kernel import CudaKernel, launches_of
 
 
 @cache
-def choices_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
-    """One for each tile that the kernel chooses from, if there are several; without those that are
-    listed as kernels of their own."""
+def variants_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
+    """One for each of the kernel's tiles, if it has several; without those listed as kernels."""
     tiles = tiles_of(kernel)
     if len(tiles) < 2:
         return ()
@@ -28,20 +26,15 @@ def choices_of(kernel: CudaKernel) -> tuple[CudaKernel, ...]:
     return tuple(one for one in found if one.id not in listed)
 
 
-def choice_of(kernel: CudaKernel, problem: Problem) -> CudaKernel | None:
-    """Of its choices, and of the kernels that are listed as the kernel with another tile, the one
-    that launches the same functions for the problem."""
+def variant_for(kernel: CudaKernel, problem: Problem) -> CudaKernel | None:
+    """The variant, or the listed kernel with one tile, that launches the same functions."""
 
     def functions(one: CudaKernel) -> list[Entry]:
         return [launch.entry for launch in launches_of(one, problem)]
 
     wanted = functions(kernel)
-    listed = (
-        one
-        for one in all_kernels()  # `…/nhwc` is the same in another layout, not with a tile
-        if one.id.rpartition("/")[0] == kernel.id and one.layout is kernel.layout
-    )
-    for one in (*choices_of(kernel), *listed):
+    listed = (one for one in all_kernels() if one.variant_of == kernel.id)
+    for one in (*variants_of(kernel), *listed):
         if one.refusal(problem) is None and functions(one) == wanted:
             return one
     return None

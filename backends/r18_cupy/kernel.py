@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from r18.backend import Array, Buffer, Enqueue, Resources, RoundingContract, Stream
+from r18.backend import (
+    Array,
+    Buffer,
+    Enqueue,
+    Kernel,
+    Memory,
+    Resources,
+    RoundingContract,
+    Stream,
+)
 from r18.backend.digest import PythonSources, combined, cuda_files
 from r18.graph.ops import Layout, Op, Problem
 from r18.graph.precision import Precision
@@ -39,7 +48,7 @@ HOST = PythonSources(
 
 
 @dataclass(frozen=True, eq=False)
-class CudaKernel(ABC):
+class CudaKernel(Kernel):
     """A kernel that consists of launches. A subclass is one algorithm; see `r18.backend.Kernel`.
 
     Subclasses implement `launches` (pure), `entries` (everything that `launches` may name) and,
@@ -76,8 +85,9 @@ class CudaKernel(ABC):
     def contract(self) -> RoundingContract: ...
 
     @property
-    def edges(self) -> tuple[int, ...]:
-        return ()
+    def variant_of(self) -> str | None:
+        """The kernel of the same id without a tile: it chooses."""
+        return self.id.rpartition("/")[0] if self.tile else None
 
     @property
     def storage(self) -> tuple[str, str]:
@@ -109,8 +119,8 @@ class CudaKernel(ABC):
     # -- the protocol --------------------------------------------------------------------------
 
     def refusal(self, problem: Problem) -> str | None:
-        if type(problem.op) is not self.op:
-            return f"computes {self.op.name}, not {problem.op.name}"
+        if (wrong_op := super().refusal(problem)) is not None:
+            return wrong_op
         for shape in (*problem.inputs, problem.output):
             if math.prod(shape) > MAX_ELEMENTS:
                 return f"indexes with 32 bits; a tensor of shape {shape} has too many elements"
@@ -144,8 +154,8 @@ class CudaKernel(ABC):
             launching.LAUNCHER.launch(launch, addresses, cuda.cuda)
             cuda.mark(launch.phase)
 
-    def bind(self, problem: Problem, weights: tuple[Buffer, ...]) -> Enqueue:
-        """See `r18.backend.Binding`."""
+    def bind(self, problem: Problem, weights: tuple[Buffer, ...], memory: Memory) -> Enqueue:
+        """Launch by addresses, without buffer objects."""
         return launching.LAUNCHER.bind(launches_of(self, problem), weights)
 
     @property

@@ -21,8 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r18.backend import Array, BackendBase, CompileOptions, DeviceInfo, Kernel, Program, Stream
-from r18.bench.tuning import Table, find_table
+from r18.backend import (
+    Array,
+    CompileOptions,
+    DeviceInfo,
+    Fastest,
+    Kernel,
+    Preferred,
+    Program,
+    Stream,
+    Table,
+    find_table,
+)
+from r18.backend import Backend as BackendBase
 from r18.errors import BackendUnavailable
 from r18.graph.ops import Problem
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels
@@ -100,17 +111,18 @@ class Backend(BackendBase):
         """Every kernel; with the simulator in use, only those that it runs in good time."""
         return simulated_kernels() if known_simulated() else all_kernels()
 
-    def fastest(self, problem: Problem, precision: str) -> str | None:
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
         """From the device's tuning table, else by how tiles fill a GPU. None in the simulator."""
         measured = self._tuned.best(problem, precision) if self._tuned else None
         if measured is not None or not self._multiprocessors:
             return measured
-        return filling(problem, precision, self._multiprocessors)
+        kernel = filling(problem, precision, self._multiprocessors)
+        return None if kernel is None else Preferred(kernel)
 
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
     ) -> Program:
-        """The executor's program."""
+        """As by default, once the device is known."""
         self.probe()  # the plan may name only what the device runs
         return super().compile(schedule, weights, options)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, Buffer, Event
+from r18.backend import Array, Buffer, Event, Memory, Stream
 from r18.backend.host import HostEvent
 from r18.graph.ops import Shape
 from r18_numba.target import numba_cuda, simulated
@@ -50,7 +50,7 @@ class NumbaBuffer:
         return self._typed[dtype]
 
 
-class NumbaMemory:
+class NumbaMemory(Memory):
     """Bytes from the CUDA driver, which aligns them to 256; from NumPy in the simulator.
 
     Copies and fills run in the default stream and are complete on return.
@@ -97,7 +97,7 @@ class NumbaEvent:
         return float(earlier.event.elapsed_time(self.event))
 
 
-class NumbaStream:
+class NumbaStream(Stream):
     """A CUDA stream. In the simulator, work runs when it is enqueued."""
 
     def __init__(self) -> None:

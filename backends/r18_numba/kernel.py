@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from r18.backend import Array, Buffer, RoundingContract, Stream
+from r18.backend import Array, Buffer, Kernel, RoundingContract, Stream
 from r18.backend.digest import PythonSources, combined
 from r18.graph.ops import Layout, Op, Problem
 from r18.graph.precision import FP16, FP32, Precision
@@ -29,8 +29,8 @@ SIMULATED_BLOCKS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class NumbaKernel:
-    """A kernel with device code in `r18_numba.kernels`. See `r18.backend.SourcedKernel`."""
+class NumbaKernel(Kernel):
+    """A kernel with device code in `r18_numba.kernels`."""
 
     op: ClassVar[type[Op]]
     algorithm: ClassVar[str]
@@ -52,10 +52,6 @@ class NumbaKernel:
     @property
     def id(self) -> str:
         return f"numba/{self.op.name}/{self.algorithm}/{self.precision.name}"
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return ()
 
     @property
     def simulates(self) -> bool:
@@ -82,8 +78,8 @@ class NumbaKernel:
         return tuple(path for path in SOURCES.files(type(self)) if path.is_relative_to(DEVICE))
 
     def refusal(self, problem: Problem) -> str | None:
-        if type(problem.op) is not self.op:
-            return f"computes {self.op.name}, not {problem.op.name}"
+        if (wrong_op := super().refusal(problem)) is not None:
+            return wrong_op
         sizes = (elements(shape) for shape in (*problem.inputs, problem.output))
         if max(sizes) > MOST_ELEMENTS:
             return f"a tensor has more than {MOST_ELEMENTS:,} elements"
@@ -92,9 +88,6 @@ class NumbaKernel:
     def objection(self, problem: Problem) -> str | None:
         """Why this kernel does not take a problem of its op, other than the problem's size."""
         return None
-
-    def workspace(self, problem: Problem) -> int:
-        return 0
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         return tuple(uploaded(array) for array in self.packed(problem, weights))

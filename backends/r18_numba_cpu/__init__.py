@@ -17,8 +17,8 @@ import platform
 from functools import cache
 from importlib.metadata import version
 
-from r18.backend import BackendBase, DeviceInfo, Kernel
-from r18.backend.host import HostMemory, HostStream
+from r18.backend import Backend as BackendBase
+from r18.backend import DeviceInfo, Fastest, Kernel, Preferred
 from r18.graph.ops import Problem
 from r18_numba_cpu import conv
 from r18_numba_cpu.compiled import NAME, most_threads, vector
@@ -30,9 +30,6 @@ class Backend(BackendBase):
 
     name = NAME
 
-    def __init__(self) -> None:
-        self.memory = HostMemory()
-
     def probe(self) -> DeviceInfo:
         lanes, threads = vector().LANES, most_threads()
         details = {"numba": version("numba"), "lanes": str(lanes), "threads": str(threads)}
@@ -43,12 +40,10 @@ class Backend(BackendBase):
     def kernels(self) -> tuple[Kernel, ...]:
         return _kernels()
 
-    def fastest(self, problem: Problem, precision: str) -> str | None:
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
         """Winograd where it pays; see `r18_numba_cpu.conv`."""
-        return conv.fastest(problem) if precision == "fp32" else None
-
-    def stream(self) -> HostStream:
-        return HostStream()
+        kernel = conv.fastest(problem) if precision == "fp32" else None
+        return None if kernel is None else Preferred(kernel)
 
 
 @cache

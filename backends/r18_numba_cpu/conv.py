@@ -42,7 +42,7 @@ def conv_kernels() -> tuple[HostKernel, ...]:
         contract=RoundingContract("winograd_f4x4", FP32.accumulate, FP32.storage),
         run=winograd.winograd,
         edges=(4, 6, *gemm.edges),
-        roads=winograd.roads(),
+        extra_problems=winograd.extra_problems(),
         refuses=winograd.refuses,
         scratch=winograd.workspace_nbytes,
         pack=winograd.pack_filters,

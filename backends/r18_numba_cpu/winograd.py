@@ -108,7 +108,7 @@ def winograd(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace:
         run(kernels.winograd_nonfused, *arguments, first, min(cut.chunk, cut.tiles - first))
 
 
-def roads() -> tuple[Problem, ...]:
+def extra_problems() -> tuple[Problem, ...]:
     """Problems that are not fused: one round of a few tiles, and two rounds.
 
     The first has channels at both ends of a vector. The second, on one channel, has the fewest

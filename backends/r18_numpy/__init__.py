@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from r18.backend import BackendBase, DeviceInfo, Kernel
-from r18.backend.host import HostMemory, HostStream
+from r18.backend import Backend as BackendBase
+from r18.backend import DeviceInfo, Kernel
 from r18.graph.precision import FP32, FP64
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
@@ -24,18 +24,12 @@ class Backend(BackendBase):
 
     name = "numpy"
 
-    def __init__(self) -> None:
-        self.memory = HostMemory()
-
     def probe(self) -> DeviceInfo:
         name = f"CPU ({platform.machine()}), NumPy {np.__version__}"
         return DeviceInfo("cpu", name, {"numpy": np.__version__})
 
     def kernels(self) -> tuple[Kernel, ...]:
         return _kernels()
-
-    def stream(self) -> HostStream:
-        return HostStream()
 
 
 @cache

@@ -10,7 +10,8 @@ import platform
 from functools import cache, cached_property
 from typing import Any
 
-from r18.backend import BackendBase, DeviceInfo, Kernel, Stream
+from r18.backend import Backend as BackendBase
+from r18.backend import DeviceInfo, Kernel, Stream
 from r18.errors import BackendUnavailable, UsageError
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from r18.backend import Array, Buffer, Event
+from r18.backend import Array, Buffer, Memory, Stream
 from r18.graph.ops import Shape
 
 DTYPES = {
@@ -49,7 +48,7 @@ class TorchBuffer:
         return self.tensor[:nbytes].view(dtype).view(shape)
 
 
-class TorchMemory:
+class TorchMemory(Memory):
     """Bytes from PyTorch's caching allocator."""
 
     alignment = 256
@@ -105,7 +104,7 @@ class CudaTime:
         return float(earlier.event.elapsed_time(self.event))
 
 
-class TorchStream:
+class TorchStream(Stream):
     """A CUDA stream, or the CPU, where work runs when it is enqueued."""
 
     def __init__(self, device: str) -> None:
@@ -117,10 +116,6 @@ class TorchStream:
 
     def record(self) -> HostTime | CudaTime:
         return HostTime() if self.cuda is None else CudaTime(self.cuda)
-
-    @contextmanager
-    def trace(self) -> Iterator[list[tuple[str, Event]]]:
-        yield []  # a PyTorch call is one phase
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
         if self.cuda is None:

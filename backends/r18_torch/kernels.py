@@ -50,7 +50,7 @@ Run = Callable[[Any, Tensors, Tensors, torch.Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
-class TorchKernel:
+class TorchKernel(Kernel):
     """A function over tensors as a kernel. 4-d tensors have the logical shape; strides follow the
     layout."""
 
@@ -71,14 +71,11 @@ class TorchKernel:
         return f"torch/{self.op.name}/{self.algorithm}/{self.precision}"
 
     def refusal(self, problem: Problem) -> str | None:
-        if type(problem.op) is not self.op:
-            return f"computes {self.op.name}, not {problem.op.name}"
+        if (wrong_op := super().refusal(problem)) is not None:
+            return wrong_op
         if self.precision is TF32 and self.device != "cuda":
             return "tf32 is a format of CUDA's tensor cores; this is a CPU"
         return None
-
-    def workspace(self, problem: Problem) -> int:
-        return 0
 
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         memory = TorchMemory(self.device)

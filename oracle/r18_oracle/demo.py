@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
+from r18.backend import Array, DeviceInfo, RoundingContract
+from r18.backend import Backend as BackendBase
 from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
 from r18.graph.ops import Add, BatchNorm, GlobalAvgPool, Linear, Op, ReLU
 from r18.graph.precision import FP32

@@ -1,81 +1,78 @@
 """What a backend is: the protocol, what every op means, and how backends are found.
 
-A plugin author imports from here; `registry` finds and loads backends, `host` is for kernels that
-run on the CPU, `digest` says what a kernel's results follow from.
+A plugin author imports from here. A backend on the host needs `Backend`, `HostKernel`,
+`RoundingContract` and `DeviceInfo`; one on a device also `Memory`, `Stream` and `Kernel`. The
+`registry` finds and loads backends; `digest` hashes the sources that decide a kernel's results.
 """
 
 from __future__ import annotations
 
-from r18.backend.protocol import (
-    APART,
-    Adopts,
-    Array,
-    Backend,
-    BackendBase,
-    Binding,
-    Branching,
-    Buffer,
-    Choosing,
-    CompiledKernel,
-    CompileOptions,
-    Concurrent,
-    DeviceInfo,
+from r18.backend.device import Array, Buffer, DeviceInfo, Event, Memory, Stream
+from r18.backend.host import HostKernel, HostMemory, HostStream
+from r18.backend.kernel import (
     Enqueue,
-    Event,
     Kernel,
-    Memory,
-    OnStream,
-    Overlapping,
-    Pipelined,
-    Preparing,
-    Program,
     Resources,
     RoundingContract,
-    SourcedKernel,
-    StepTime,
-    Stream,
-    Tuned,
-    choice,
-    choices,
     input_dtype,
     input_layout,
     output_layout,
-    roads,
 )
+from r18.backend.launch import (
+    Launch,
+    bind,
+    download,
+    enqueue_all,
+    logical,
+    prepare_plan,
+    prepare_weights,
+    upload,
+    widened,
+)
+from r18.backend.options import CompileOptions
+from r18.backend.plan import Plan, PlannedStep, Tensor, tensor_nbytes
+from r18.backend.program import Program, StepTime
+from r18.backend.protocol import Backend
+from r18.backend.tuned import Apart, Fastest, Preferred, Table, Timing, find_table
 
 __all__ = [
-    "APART",
-    "Adopts",
+    "Apart",
     "Array",
     "Backend",
-    "BackendBase",
-    "Binding",
-    "Branching",
     "Buffer",
-    "Choosing",
     "CompileOptions",
-    "CompiledKernel",
-    "Concurrent",
     "DeviceInfo",
     "Enqueue",
     "Event",
+    "Fastest",
+    "HostKernel",
+    "HostMemory",
+    "HostStream",
     "Kernel",
+    "Launch",
     "Memory",
-    "OnStream",
-    "Overlapping",
-    "Pipelined",
-    "Preparing",
+    "Plan",
+    "PlannedStep",
+    "Preferred",
     "Program",
     "Resources",
     "RoundingContract",
-    "SourcedKernel",
     "StepTime",
     "Stream",
-    "Tuned",
-    "choice",
-    "choices",
+    "Table",
+    "Tensor",
+    "Timing",
+    "bind",
+    "download",
+    "enqueue_all",
+    "find_table",
     "input_dtype",
     "input_layout",
+    "logical",
     "output_layout",
-    "roads",
+    "prepare_plan",
+    "prepare_weights",
+    "tensor_nbytes",
+    "upload",
+    "widened",
 ]

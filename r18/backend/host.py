@@ -1,25 +1,22 @@
-"""Memory, streams and kernels for backends that compute on the host, at once.
+"""Memory, streams and kernels for backends that compute on the host, synchronously.
 
-A CPU backend needs nothing else than functions over NumPy arrays: `HostKernel` makes a kernel of
-one, `HostMemory` is its allocator, `HostStream` its (synchronous) stream.
+A CPU backend needs only functions over NumPy arrays: `HostKernel` makes a kernel of one. Its
+allocator, `HostMemory`, and its stream, `HostStream`, are every backend's defaults.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from r18.backend.protocol import (
-    Array,
-    Buffer,
-    Event,
+from r18.backend.device import Array, Buffer, Memory, Stream
+from r18.backend.kernel import (
+    Kernel,
     RoundingContract,
-    Stream,
     input_dtype,
     input_layout,
     output_layout,
@@ -54,10 +51,11 @@ class HostBuffer:
         return self.array[:nbytes].view(dtype).reshape(shape)
 
 
-class HostMemory:
+class HostMemory(Memory):
     """Host bytes in 64-byte aligned buffers (a cache line, and an AVX-512 vector)."""
 
     alignment = 64
+    adopts = True
 
     def empty(self, nbytes: int) -> HostBuffer:
         raw = np.empty(nbytes + self.alignment, np.uint8)
@@ -74,21 +72,15 @@ class HostMemory:
     def fill(self, buffer: Buffer, byte: int) -> None:
         host(buffer).array.fill(byte)
 
-    # -- see `r18.backend.Adopts` --------------------------------------------------------------
-
     def adopt(self, address: int, nbytes: int, owner: object) -> HostBuffer:
         return HostBuffer(np.asarray(_Span(address, nbytes, owner)) if nbytes else _NOTHING)
 
     def adopt_stream(self, handle: int) -> HostStream:
         return HostStream()
 
-    @contextmanager
-    def allocating(self, allocate: Callable[[int], tuple[int, object]]) -> Iterator[None]:
-        yield
-
 
 class _Span:
-    """Bytes of somebody else, as NumPy's array interface states them; the array keeps this."""
+    """Another owner's bytes, described by NumPy's array interface; the array keeps this alive."""
 
     def __init__(self, address: int, nbytes: int, owner: object) -> None:
         self.owner = owner
@@ -104,7 +96,7 @@ _NOTHING = np.empty(0, np.uint8)  # an address of no bytes may be null
 
 
 def host(buffer: Buffer) -> HostBuffer:
-    """The buffer as the host buffer that it is; a `TypeError` for another device's."""
+    """The buffer as a `HostBuffer`; raises `TypeError` for another device's."""
     if not isinstance(buffer, HostBuffer):
         raise TypeError(f"a host kernel was given a {type(buffer).__name__}")
     return buffer
@@ -120,7 +112,7 @@ class HostEvent:
         return (self.seconds - earlier.seconds) * 1e3
 
 
-class HostStream:
+class HostStream(Stream):
     """Work is done when it is enqueued, so there is nothing to wait for."""
 
     def synchronize(self) -> None:
@@ -128,13 +120,6 @@ class HostStream:
 
     def record(self) -> HostEvent:
         return HostEvent(time.perf_counter())
-
-    @contextmanager
-    def trace(self) -> Iterator[list[tuple[str, Event]]]:
-        yield []
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        return None
 
 
 class HostFunction(Protocol):
@@ -155,12 +140,12 @@ class HostFunction(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class HostKernel:
+class HostKernel(Kernel):
     """A kernel made of a function over NumPy arrays. See `r18.backend.Kernel` for the fields.
 
-    refuses: the refusal; takes a problem of this kernel's op.
+    refuses: the refusal of a problem of this kernel's op.
     scratch: the workspace in bytes.
-    pack:    the form in which weights are kept, from rounded arrays; default unchanged.
+    pack:    the stored form of the weights, from rounded arrays; unchanged by default.
     """
 
     backend: str
@@ -172,7 +157,7 @@ class HostKernel:
     layout: Layout = Layout.NCHW
     reads: Layout | None = None
     edges: tuple[int, ...] = ()
-    roads: tuple[Problem, ...] = ()
+    extra_problems: tuple[Problem, ...] = ()
     deterministic: bool = True
     batch_invariant: bool = False
     in_place: bool = False
@@ -186,9 +171,8 @@ class HostKernel:
         return f"{name}/from_{self.reads.value}" if self.reads else name
 
     def refusal(self, problem: Problem) -> str | None:
-        if type(problem.op) is not self.op:
-            return f"computes {self.op.name}, not {problem.op.name}"
-        return self.refuses(problem) if self.refuses else None
+        wrong_op = super().refusal(problem)
+        return self.refuses(problem) if self.refuses and wrong_op is None else wrong_op
 
     def workspace(self, problem: Problem) -> int:
         return self.scratch(problem) if self.scratch else 0

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import cast
 
-from r18.backend.protocol import Backend, DeviceInfo
+from r18.backend.device import DeviceInfo
+from r18.backend.kernel import Kernel
+from r18.backend.protocol import Backend
 from r18.errors import BackendUnavailable, UsageError, unknown
 
 GROUP = "r18.backends"
@@ -83,13 +84,18 @@ def _make(name: str, load: Callable[[], object]) -> Backend:
     wanted = ("name", "memory", "probe", "kernels", "stream", "compile")
     missing = [part for part in wanted if not hasattr(type(backend), part)]
     missing = [part for part in missing if not hasattr(backend, part)]
-    if missing:
+    if missing or not isinstance(backend, Backend):
+        lacks = (
+            f"it lacks {', '.join(missing)}"
+            if missing
+            else "it does not inherit r18.backend.Backend"
+        )
         raise BackendUnavailable(
             name,
-            f"{factory!r} is no backend: it lacks {', '.join(missing)}",
+            f"{factory!r} is no backend: {lacks}",
             "See r18.backend.Backend for the protocol.",
         )
-    return cast(Backend, backend)
+    return backend
 
 
 def _broken(name: str, error: BaseException, when: str = "") -> BackendUnavailable:
@@ -105,11 +111,30 @@ def _probed(name: str) -> tuple[Backend, DeviceInfo]:
     """The backend and its device; whatever its probe raises becomes `BackendUnavailable`."""
     backend = load_backend(name)
     try:
-        return backend, backend.probe()
+        device = backend.probe()
     except BackendUnavailable:
         raise
     except (Exception, SystemExit) as error:
         raise _broken(name, error, "its probe raised ") from error
+    _check_kernels(name, backend)
+    return backend, device
+
+
+def _check_kernels(name: str, backend: Backend) -> None:
+    """Raise `BackendUnavailable` unless every kernel inherits the protocol's defaults."""
+    try:
+        kernels = backend.kernels()
+    except BackendUnavailable:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error, "listing its kernels raised ") from error
+    for kernel in kernels:
+        if not isinstance(kernel, Kernel):
+            raise BackendUnavailable(
+                name,
+                f"its kernel {kernel!r} does not inherit r18.backend.Kernel",
+                "Inherit it: its defaults are part of the protocol.",
+            )
 
 
 def get_backend(name: str | None = None) -> Backend:

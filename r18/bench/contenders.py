@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import cast
 
 from r18.backend import (
     Array,
@@ -14,8 +13,6 @@ from r18.backend import (
     CompileOptions,
     DeviceInfo,
     Kernel,
-    OnStream,
-    Pipelined,
     Program,
     StepTime,
 )
@@ -113,13 +110,9 @@ def program_contender(
 
 def _fed(
     backend: Backend, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
-) -> Feeding:
+) -> Program:
     """The program that takes pixels, as ImageNet's are normalised. Raises `NoKernel`."""
-    program = backend.compile(schedule, weights, replace(options, pixels=Preprocess().normalize))
-    if isinstance(program, Pipelined):
-        return cast(Feeding, program)
-    program.close()
-    raise UsageError(f"programs of backend '{backend.name}' take no arrays to be fed from")
+    return backend.compile(schedule, weights, replace(options, pixels=Preprocess().normalize))
 
 
 def algorithm_contender(
@@ -210,7 +203,7 @@ class Compiled:
         self.program = program
         self.steps: Callable[[], list[StepTime]] = program.profile
         self.close: Callable[[], None] = program.close
-        self._stream = program.stream if kind == "cuda" and isinstance(program, OnStream) else None
+        self._stream = program.stream if kind == "cuda" else None
 
     @property
     def arena_nbytes(self) -> int | None:
@@ -218,7 +211,7 @@ class Compiled:
 
     @property
     def weight_nbytes(self) -> int | None:
-        return getattr(self.program, "weight_nbytes", None)
+        return self.program.weight_nbytes
 
     @property
     def kernels(self) -> dict[str, int]:

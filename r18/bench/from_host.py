@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from r18.backend import Array, Pipelined
+from r18.backend import Array
 from r18.runtime.pipeline import Fed, pipeline
 
 STRETCHES = 5
@@ -28,9 +28,10 @@ LEAD, TRAIL = 4, 1
 """Batches before the clock is read first (they build what is built once), and after the last."""
 
 
-class Feeding(Fed, Pipelined, Protocol):
-    """A program that pixels can be brought to while it computes."""
+class Feeding(Fed, Protocol):
+    """The parts of a `Program` that are measured."""
 
+    def input_arrays(self) -> tuple[Array, Array]: ...
     def close(self) -> None: ...
 
 

@@ -24,14 +24,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from r18.backend import StepTime, input_dtype
+from r18.backend import Plan, StepTime, input_dtype
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import Precision, precision
 from r18.graph.schedule import Schedule
 from r18.records.kinds import CeilingsRecord
-from r18.runtime.executor import Plan
 
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"

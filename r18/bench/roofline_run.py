@@ -10,7 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from r18 import records
-from r18.backend import Backend, CompileOptions, DeviceInfo
+from r18.backend import Backend, CompileOptions, DeviceInfo, Plan
 from r18.bench import ceilings as measured
 from r18.bench.contenders import Compiled, program_contender
 from r18.bench.roofline import WHAT, Ceilings, Line, largest_losses, lines
@@ -18,7 +18,6 @@ from r18.bench.rows import Contender, Row, Runner
 from r18.bench.timing import bench
 from r18.graph.schedule import Schedule, network
 from r18.machine import thread_count
-from r18.runtime.executor import Plan
 from r18.weights import Weights, load_weights
 
 SHOWN = 5

@@ -10,10 +10,9 @@ that time, and no fused kernel took less.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,19 +20,20 @@ from pathlib import Path
 
 import numpy as np
 
-from r18.atomic import new_file
 from r18.backend import (
-    APART,
     Backend,
     Buffer,
-    DeviceInfo,
     Kernel,
-    Preparing,
+    Launch,
     Stream,
+    Table,
+    Timing,
     input_layout,
     output_layout,
+    prepare_weights,
 )
 from r18.backend.registry import installed
+from r18.backend.tuned import APART, at_batch_1, read_table
 from r18.errors import UsageError, unknown
 from r18.graph.ops import (
     Conv2d,
@@ -47,105 +47,10 @@ from r18.graph.ops import (
     parts_of,
 )
 from r18.graph.precision import Precision, precision
-from r18.machine import cache_folder
-from r18.records import slug
-from r18.runtime.executor import Launch, prepare_weights
 
 TUNED_OPS: tuple[type[Op], ...] = (Conv2d, ConvMaxPool, Linear)
 """Ops worth measuring: the others have one kernel per layout."""
-FORMAT = 1
 PLACES = 3
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A kernel's median time on a problem, in microseconds; or that of its two ops `APART`."""
-
-    kernel: str
-    microseconds: float
-
-
-@dataclass(frozen=True)
-class Table:
-    """The fastest kernel: by precision, then by the problem at batch 1 as it prints itself, then
-    by batch."""
-
-    device: str
-    choices: Mapping[str, Mapping[str, Mapping[int, Timing]]]
-
-    def best(self, problem: Problem, precision: str) -> str | None:
-        """The id of the fastest kernel at the measured batch nearest by ratio, or None."""
-        found = self.choices.get(precision, {}).get(_at_batch_1(problem))
-        if not found:
-            return None
-        nearest = min(found, key=lambda batch: (abs(math.log(batch / problem.batch)), batch))
-        return found[nearest].kernel
-
-    def timing(self, problem: Problem, precision: str) -> Timing | None:
-        """The fastest kernel at the problem's own batch, if that was measured."""
-        found = self.choices.get(precision, {}).get(_at_batch_1(problem), {})
-        return found.get(problem.batch)
-
-    def merged(self, other: Table) -> Table:
-        """This table with what `other` measured in its place."""
-        choices = {
-            name: {
-                problem: {**mine.get(problem, {}), **theirs.get(problem, {})}
-                for problem in sorted({*mine, *theirs})
-            }
-            for name in sorted({*self.choices, *other.choices})
-            for mine, theirs in [(self.choices.get(name, {}), other.choices.get(name, {}))]
-        }
-        return Table(other.device, choices)
-
-    def write(self, path: Path) -> None:
-        """As JSON, whole or not at all."""
-        head = {"format": FORMAT, "device": self.device, "unit": "microseconds"}
-        choices = {
-            precision: {
-                problem: {
-                    str(batch): [timing.kernel, round(timing.microseconds, 2)]
-                    for batch, timing in sorted(batches.items())
-                }
-                for problem, batches in sorted(found.items())
-            }
-            for precision, found in self.choices.items()
-        }
-        with new_file(path) as draft:
-            draft.write_text(json.dumps(head | {"choices": choices}, indent=1) + "\n")
-
-
-def _at_batch_1(problem: Problem) -> str:
-    inputs = tuple((1, *shape[1:]) for shape in problem.inputs)
-    return str(Problem(problem.op, inputs))
-
-
-def read_table(path: Path) -> Table:
-    """Raises `UsageError` for a file that is no table, `OSError` for none."""
-    try:
-        data = json.loads(path.read_text())
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        choices = {
-            precision: {
-                problem: {
-                    int(batch): Timing(str(kernel), float(time))
-                    for batch, (kernel, time) in batches.items()
-                }
-                for problem, batches in found.items()
-            }
-            for precision, found in data["choices"].items()
-        }
-        return Table(str(data["device"]), choices)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} is no tuning table: {error}\n  Make one with `r18 tune`."
-        ) from error
-
-
-def users_table(backend: str, device: DeviceInfo) -> Path:
-    """Where `r18 tune` keeps a table of this device for plans to find."""
-    return cache_folder() / "tuned" / f"{backend}-{slug(device)}.json"
 
 
 def shipped_table(backend: str, device: str) -> Path:
@@ -176,14 +81,6 @@ def as_on(device: str, backend: Backend) -> Backend:
     there = copy(backend)
     vars(there)["fastest"] = read_table(path).best
     return there
-
-
-def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
-    """The user's table of a device, else the one in the folder that a backend ships, or None."""
-    for path in (users_table(backend, device), shipped / f"{slug(device)}.json"):
-        if path.is_file():
-            return read_table(path)
-    return None
 
 
 @dataclass(frozen=True)
@@ -310,13 +207,12 @@ def tune(
     """
     choices: dict[str, dict[str, dict[int, Timing]]] = {name: {} for name in precisions}
     asked = list(dict.fromkeys(problems))
-    if isinstance(backend, Preparing):
-        backend.prepare(
-            (kernel, problem)
-            for problem in asked
-            for name in precisions
-            for kernel in _takers(backend, problem, name)
-        )
+    backend.prepare(
+        (kernel, problem)
+        for problem in asked
+        for name in precisions
+        for kernel in _takers(backend, problem, name)
+    )
     for problem in asked:
         for name in precisions:
             timings = _timings(backend, problem, name)
@@ -327,7 +223,7 @@ def tune(
                 fused = _kernel_of(backend, best)
                 both = _apart(backend, problem, name, input_layout(fused, problem))
                 best = _fastest([best, *both])
-            choices[name].setdefault(_at_batch_1(problem), {})[problem.batch] = best
+            choices[name].setdefault(at_batch_1(problem), {})[problem.batch] = best
             progress(f"{name} {problem}: {best.kernel} {best.microseconds:.1f} µs")
     return Table(str(backend.probe()), choices)
 
@@ -405,12 +301,7 @@ def _linked(
 
 __all__ = [
     "TUNED_OPS",
-    "Table",
-    "Timing",
     "as_on",
-    "find_table",
-    "read_table",
     "shipped_table",
     "tune",
-    "users_table",
 ]

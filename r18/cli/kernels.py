@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from tabulate import tabulate
 
-from r18.backend import CompiledKernel, Kernel, Resources, RoundingContract, SourcedKernel
+from r18.backend import Kernel, Resources, RoundingContract
 from r18.backend.registry import load_backend
 from r18.cli.options import AsJson, BackendName, asked_backend, chosen_backend, listed
 from r18.cli.progress import progress_bar
@@ -50,7 +50,7 @@ def kernels(
     found = [kernel for kernel in every if fnmatchcase(kernel.id, pattern)]
     if not found:
         raise unknown("kernel", pattern, [k.id for k in every], hint="A glob over ids works too.")
-    compiled = [kernel for kernel in found if isinstance(kernel, CompiledKernel)]
+    compiled = [kernel for kernel in found if kernel.targets]
     asked_targets = listed(arch, "--arch") if arch else None
     if asked_targets not in (None, ["none"]) and not compiled:
         raise UsageError(f"--arch is for compiled kernels, and '{asked}' has none of those")
@@ -87,17 +87,17 @@ def compile_kernels(
     once. `done` is called for each finished kernel and architecture. Raises the compiler's error.
     """
 
-    def build(kernel: CompiledKernel, target: str) -> dict[str, Resources]:
+    def build(kernel: Kernel, target: str) -> dict[str, Resources]:
         return dict(kernel.resources(target))
 
     with ThreadPoolExecutor(cpus()) as pool:
         pending = [
             {
                 target: pool.submit(build, kernel, target)
-                for target in (kernel.targets if targets is None else targets)
+                for target in (
+                    targets if targets is not None and kernel.targets else kernel.targets
+                )
             }
-            if isinstance(kernel, CompiledKernel)
-            else {}
             for kernel in kernels
         ]
         found: list[Usage] = []
@@ -176,9 +176,9 @@ def _json(kernel: Kernel, usage: Usage) -> dict[str, Any]:
         "batch_invariant": kernel.batch_invariant,
         "in_place": kernel.in_place,
     }
-    if isinstance(kernel, SourcedKernel):
+    if kernel.digest is not None:
         data["digest"] = kernel.digest
-    if isinstance(kernel, CompiledKernel):
+    if kernel.targets:
         data["functions"] = [
             {"function": label, "target": target} | asdict(resources)
             for target, functions in usage.items()

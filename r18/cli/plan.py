@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from tabulate import tabulate
 
-from r18.backend import Backend, CompileOptions, choice, output_layout
+from r18.backend import Backend, CompileOptions, Plan, PlannedStep, output_layout
 from r18.backend.registry import load_backend
 from r18.bench.tuning import as_on
 from r18.cli.options import (
@@ -25,7 +25,7 @@ from r18.cli.options import (
     chosen_schedule,
     kernel_overrides,
 )
-from r18.runtime.executor import Plan, PlannedStep, make_plan
+from r18.runtime.plan import make_plan
 
 Batch = Annotated[int, typer.Option(help="Images at once.", min=1)]
 Device = Annotated[
@@ -115,5 +115,5 @@ def rows(backend: Backend, made: Plan) -> list[dict[str, Any]]:
 
 def _choice(backend: Backend, step: PlannedStep) -> str | None:
     """The last part of its id, where the step's kernel chooses."""
-    found = choice(backend, step.kernel, step.problem)
+    found = backend.variant(step.kernel, step.problem)
     return None if found is None else found.id.rpartition("/")[2]

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
-from r18.bench.tuning import TUNED_OPS, read_table, users_table
+from r18.backend.tuned import read_table, users_table
+from r18.bench.tuning import TUNED_OPS
 from r18.bench.tuning import tune as tuned
 from r18.cli.options import (
     BackendName,

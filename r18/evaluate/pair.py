@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompileOptions, DeviceInfo, Program, SourcedKernel
+from r18.backend import Array, Backend, CompileOptions, DeviceInfo, Program
 from r18.backend.registry import get_backend
 from r18.bench.contenders import Compiled
 from r18.bench.timing import random_images, rotated
@@ -218,7 +218,7 @@ def _kernels_sha256(program: Program) -> str:
     """Over the steps of the plan, their kernels, and the sources of those that are compiled."""
     digest = hashlib.sha256()
     for step in program.plan.steps:
-        source = step.kernel.digest if isinstance(step.kernel, SourcedKernel) else ""
+        source = step.kernel.digest or ""
         digest.update(f"{step.name} {step.kernel.id} {source}\n".encode())
     return digest.hexdigest()
 

@@ -23,11 +23,8 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 def slug(device: DeviceInfo) -> str:
-    """The device in a file's name: `nvidia-h200` of "NVIDIA H200 (sm_90)"; CPUs are `cpu`."""
-    if device.kind == "cpu":
-        return "cpu"
-    name = re.split(r"[(,]", device.name)[0]
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or device.kind
+    """The device in a file's name; see `DeviceInfo.slug`."""
+    return device.slug
 
 
 def path_of(folder: Path, what: str, device: DeviceInfo) -> Path:

@@ -1,1 +1,1 @@
-"""From a schedule to a run: fusing, choosing kernels, placing memory, enqueueing, pipelining."""
+"""From a schedule to a run: fusing, choosing kernels, placing memory, launching, pipelining."""

@@ -7,7 +7,7 @@ At level `all` a plan fuses a convolution with the max-pooling of what it makes,
   nothing.
 - An override of the fused op asks for it, one of either op keeps the two apart.
 - Otherwise a kernel must take the fused problem in the precision, and no measurement say that the
-  two ops are faster apart (`r18.backend.APART`).
+  two ops are faster apart (`r18.backend.Apart`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from r18.backend import APART, Backend, CompileOptions, Tuned
+from r18.backend import Apart, Backend, CompileOptions
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.graph.passes import from_pixels, fuse, fuse_pool
@@ -75,7 +75,7 @@ class _Question:
     def preferred(self, pattern: str) -> bool:
         """Whether one of the kernels that match takes the problem, and nothing speaks against."""
         backend, precision = self.backend, self.options.precision
-        if isinstance(backend, Tuned) and backend.fastest(self.problem, precision) == APART:
+        if isinstance(backend.fastest(self.problem, precision), Apart):
             return False
         return any(
             kernel.op is ConvMaxPool

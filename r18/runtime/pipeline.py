@@ -4,8 +4,8 @@
     for logits in pipeline(program, filled(cycle(arrays))):
         ...
 
-with a generator `filled` that fills each array with a batch and yields it. It is asked for the next
-batch when the array that it filled the time before last may be filled anew.
+with a generator `filled` that fills each array with a batch and yields it. It is advanced when the
+array that it filled two batches ago may be refilled.
 """
 
 from __future__ import annotations
@@ -14,40 +14,33 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from r18.backend import Array, Pipelined
+from r18.backend import Array
 
 
 class Fed(Protocol):
-    """What batches are brought to: the parts of a `Program` that it takes."""
+    """The parts of a `Program` that `pipeline` uses."""
 
     def load(self, images: Array) -> None: ...
     def launch(self) -> None: ...
-    def fetch(self) -> Array: ...
+    def fetch_later(self) -> Callable[[], Array]: ...
 
 
 def pipeline(program: Fed, batches: Iterable[Array]) -> Iterator[Array]:
     """The output of every batch, in order; see `Program.fetch` for its format.
 
-    One batch is computed while the next is under way, so that an output comes when the batch after
-    it has been launched. Arrays that are not of `Pipelined.input_arrays` are copied once more on
-    the host. A program that does not overlap does one after the other.
+    One batch is computed while the next is copied, so an output is returned after the next batch
+    has been launched. Arrays that are not from `Program.input_arrays` are copied once more on the
+    host. A program that cannot overlap copies and computes in turn.
     """
     under_way: deque[Callable[[], Array]] = deque()
     for images in batches:
         program.load(images)
         program.launch()
-        under_way.append(_fetching(program))
+        under_way.append(program.fetch_later())
         if len(under_way) > 1:
             yield under_way.popleft()()
     for fetch in under_way:
         yield fetch()
-
-
-def _fetching(program: Fed) -> Callable[[], Array]:
-    if isinstance(program, Pipelined):
-        return program.fetch_later()
-    output = program.fetch()
-    return lambda: output
 
 
 __all__ = ["Fed", "pipeline"]

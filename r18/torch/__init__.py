@@ -5,7 +5,7 @@
 
 How it works
 
-- Kernels run over PyTorch's own memory. A backend's `Memory` that also `Adopts` (see
+- Kernels run over PyTorch's own memory. A backend's `Memory` that `adopts` (see
   `r18.backend`) makes a buffer of an address, so tensors are read and written where they lie, by
   `Launch.enqueue` as everywhere else. Outputs, workspaces, arenas and packed weights come from
   PyTorch's allocator, and the work goes into PyTorch's current stream. `storage` does this.

@@ -7,12 +7,12 @@ from functools import lru_cache
 
 import torch
 
-from r18.backend import Backend, Kernel, input_layout
+from r18.backend import Backend, Kernel, input_layout, prepare_weights
 from r18.errors import NoKernel
 from r18.graph.ops import Add, BatchNorm, Conv2d, Layout, Problem, ReLU, Shape
 from r18.graph.passes import fold_weights, fuse
 from r18.graph.schedule import Schedule, Step
-from r18.runtime.executor import choose_kernel, fastest_first, prepare_weights
+from r18.runtime.plan import choose_kernel, fastest_first
 from r18.torch.followed import Derived, Packed, Prepared, Tensors
 from r18.torch.storage import FORMATS, Run, capturing, host_array, layout_of, storage_dtype
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from r18.backend import Backend, Buffer
-from r18.torch.storage import adopting, forbid_capture, kept_span, on_device, wait
+from r18.torch.storage import forbid_capture, kept_span, on_device, wait
 
 Tensors = Sequence[torch.Tensor]
 Packed = tuple[tuple[Buffer, ...], ...]
@@ -108,7 +108,7 @@ class Prepared:
 
     def _make(self, tensors: Tensors) -> Packed:
         forbid_capture(self.device, "reading the model's weights")
-        memory = adopting(self._backend)
+        memory = self._backend.memory
         with memory.allocating(lambda nbytes: kept_span(nbytes, self.device)):
             return self._pack(tensors)
 

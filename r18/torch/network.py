@@ -15,13 +15,22 @@ from functools import lru_cache
 
 import torch
 
-from r18.backend import Backend, Buffer, CompileOptions, Stream
+from r18.backend import (
+    Backend,
+    Buffer,
+    CompileOptions,
+    Launch,
+    Plan,
+    PlannedStep,
+    Stream,
+    bind,
+    prepare_plan,
+)
 from r18.graph.ops import BatchNorm, Layout, Relayout
 from r18.graph.schedule import Schedule, resnet18
-from r18.runtime.executor import Launch, Plan, PlannedStep, bind, make_plan, prepare_plan
+from r18.runtime.plan import make_plan
 from r18.torch.followed import Derived, Packed, Prepared, Tensors
 from r18.torch.storage import (
-    adopting,
     buffer_of,
     bytes_of,
     capturing,
@@ -81,7 +90,7 @@ class Network(Derived):
 
     def run(self, images: torch.Tensor) -> torch.Tensor:
         """New logits in the dtype of the images, (N, classes)."""
-        plan, device, memory = self._plan, images.device, adopting(self._backend)
+        plan, device, memory = self._plan, images.device, self._backend.memory
         with on_device(device):
             if not self._ready:
                 forbid_capture(device, "the first run of a network")
@@ -140,7 +149,7 @@ class Lane:
         self, plan: Plan, packed: Packed, backend: Backend, device: torch.device, key: str
     ) -> None:
         self._device = device
-        self._memory = adopting(backend)
+        self._memory = backend.memory
         self._lock = threading.Lock()
         self._arena = kept_bytes(plan.arena_nbytes, device)
         launches = bind(plan, packed, buffer_of(self._memory, self._arena))

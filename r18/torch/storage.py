@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import cast
 
 import torch
 
-from r18.backend import Adopts, Array, Backend, Binding, Buffer, Enqueue, Kernel
+from r18.backend import Array, Backend, Buffer, Enqueue, Kernel, Memory
 from r18.errors import BackendUnavailable, UsageError
 from r18.graph.ops import Layout, Problem, Shape
 from r18.graph.precision import precision as precision_named
@@ -91,7 +90,7 @@ def dense(tensor: torch.Tensor, layout: Layout, alignment: int) -> torch.Tensor:
 
 def check_adopts(backend: Backend) -> None:
     """Raise `BackendUnavailable` unless the backend's memory lays buffers over tensors."""
-    if not isinstance(backend.memory, Adopts):
+    if not backend.memory.adopts:
         raise BackendUnavailable(
             backend.name,
             "its memory cannot adopt PyTorch's tensors",
@@ -99,12 +98,7 @@ def check_adopts(backend: Backend) -> None:
         )
 
 
-def adopting(backend: Backend) -> Adopts:
-    """The memory of a backend that was checked; this is on the way of every call."""
-    return cast(Adopts, backend.memory)
-
-
-def buffer_of(memory: Adopts, tensor: torch.Tensor, nbytes: int | None = None) -> Buffer:
+def buffer_of(memory: Memory, tensor: torch.Tensor, nbytes: int | None = None) -> Buffer:
     """A dense tensor's bytes, or the first of them; the tensor lives as long as the buffer."""
     return memory.adopt(tensor.data_ptr(), tensor.nbytes if nbytes is None else nbytes, tensor)
 
@@ -133,7 +127,7 @@ def _keeper() -> ThreadPoolExecutor:
 
 
 def kept_span(nbytes: int, device: torch.device) -> tuple[int, object]:
-    """As `Adopts.allocating` asks for them: the address of kept bytes, and their owner."""
+    """As `Memory.allocating` asks for them: the address of kept bytes, and their owner."""
     tensor = kept_bytes(nbytes, device)
     return tensor.data_ptr(), tensor
 
@@ -212,6 +206,8 @@ class Run:
     ready: it has run, so a capture may.
     """
 
+    _bound: Enqueue  # once `_begin` has run
+
     def __init__(
         self,
         backend: Backend,
@@ -228,7 +224,7 @@ class Run:
         self.ready = False
         self._problem = problem
         self._weights = weights
-        self._memory = adopting(backend)
+        self._memory = backend.memory
         self._alignment = backend.memory.alignment
         self._reads = reads
         self._format = FORMATS[reads] if len(shape) == 4 else torch.contiguous_format
@@ -239,8 +235,6 @@ class Run:
         self._device = device
         self._cuda = device.index if device.type == "cuda" else None
         self._scratch = kernel.workspace(problem)
-        self._nothing = self._memory.adopt(0, 0, None)
-        self._bound: Enqueue | None = None
 
     def __call__(self, *inputs: torch.Tensor, over: bool = False) -> torch.Tensor:
         """The output; the inputs are copied where they do not lie as the kernel reads them.
@@ -272,19 +266,14 @@ class Run:
         scratch = bytes_of(self._scratch, self._device) if self._scratch else None
         # What PyTorch's own generated code asks: without an object for the stream.
         stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
-        if self._bound is not None:
-            workspace = 0 if scratch is None else scratch.data_ptr()
-            self._bound(addresses, written, workspace, stream)
-        else:
-            self._enqueue(sources, output, scratch, stream)
+        self._bound(addresses, written, 0 if scratch is None else scratch.data_ptr(), stream)
         self.ready = True
         return output
 
     def _begin(self) -> None:
-        """What the first run does before it, on its device: binding loads the kernel there."""
+        """Bind the kernel, before the first run and on its device: this loads the kernel there."""
         forbid_capture(self._device, "the first run of a kernel")
-        if isinstance(self.kernel, Binding):
-            self._bound = self.kernel.bind(self._problem, self._weights)
+        self._bound = self.kernel.bind(self._problem, self._weights, self._memory)
 
     def _takes_the_first(self, addresses: Sequence[int]) -> bool:
         """Whether the kernel may write over its first input: no other shares a byte with that."""
@@ -293,24 +282,6 @@ class Run:
             if -nbytes < other - first < nbytes:
                 return False
         return self.kernel.in_place
-
-    def _enqueue(
-        self,
-        sources: Sequence[torch.Tensor],
-        output: torch.Tensor,
-        scratch: torch.Tensor | None,
-        stream: int,
-    ) -> None:
-        """By buffers, of a kernel that is not bound, as `Launch.enqueue` does."""
-        memory = self._memory
-        self.kernel.enqueue(
-            self._problem,
-            tuple([buffer_of(memory, tensor) for tensor in sources]),
-            self._weights,
-            buffer_of(memory, output),
-            self._nothing if scratch is None else buffer_of(memory, scratch, self._scratch),
-            memory.adopt_stream(stream),
-        )
 
 
 def check_alike(what: str, *kinds: tuple[torch.dtype, torch.device]) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from faulty_backends import Arrays, Right
-from r18.backend import Array, CompileOptions, RoundingContract, StepTime
+from r18.backend import Array, CompileOptions, Plan, Program, RoundingContract, StepTime
 from r18.backend.host import HostBuffer, HostKernel
 from r18.errors import R18Error
 from r18.graph.ops import Normalize
 from r18.graph.precision import FP32
 from r18.graph.schedule import Schedule
-from r18.runtime.executor import ExecutorProgram, Plan, make_plan
+from r18.runtime.plan import make_plan
 from r18_oracle.conformance.programs import CHECKS, Subject, check_program
 from support import compute
 
@@ -29,7 +29,7 @@ def normalize(op: Normalize, inputs: Arrays, weights: Arrays, out: Array, worksp
 class Made(Right):
     """Right kernels, one for pixels among them, in programs of a class."""
 
-    def __init__(self, program: type[ExecutorProgram]) -> None:
+    def __init__(self, program: type[Program]) -> None:
         super().__init__()
         self._program = program
 
@@ -46,29 +46,29 @@ class Made(Right):
 # -- wrong programs ----------------------------------------------------------------------------
 
 
-class TapsChangeIt(ExecutorProgram):
+class TapsChangeIt(Program):
     def fetch(self, name: str | None = None) -> Array:
         return super().fetch(name) + np.float32(1e-6 if self.plan.options.taps else 0)
 
 
-class ArenaChangesIt(ExecutorProgram):
+class ArenaChangesIt(Program):
     def fetch(self, name: str | None = None) -> Array:
         return super().fetch(name) + np.float32(0 if self.plan.options.arena else 1e-6)
 
 
-class ForgetsItsInput(ExecutorProgram):
+class ForgetsItsInput(Program):
     def launch(self) -> None:
         super().launch()
         self._memory.fill(self._buffer(self.plan.schedule.input), 0)
 
 
-class WritesToItsInput(ExecutorProgram):
+class WritesToItsInput(Program):
     def load(self, images: Array) -> None:
         super().load(images)
         images[:] = 0
 
 
-class FetchesItsOwnMemory(ExecutorProgram):
+class FetchesItsOwnMemory(Program):
     def fetch(self, name: str | None = None) -> Array:
         if name is not None:
             return super().fetch(name)
@@ -78,13 +78,13 @@ class FetchesItsOwnMemory(ExecutorProgram):
         return buffer.as_array(tensor.shape, tensor.dtype)
 
 
-class MixesSamples(ExecutorProgram):
+class MixesSamples(Program):
     def fetch(self, name: str | None = None) -> Array:
         logits = super().fetch(name)
         return logits - np.float32(0.01) * logits.mean(axis=0)
 
 
-class KnowsPositions(ExecutorProgram):
+class KnowsPositions(Program):
     def fetch(self, name: str | None = None) -> Array:
         found = super().fetch(name)
         if name is None:
@@ -92,7 +92,7 @@ class KnowsPositions(ExecutorProgram):
         return found
 
 
-class SharesItsResult(ExecutorProgram):
+class SharesItsResult(Program):
     last: ClassVar[Array]
 
     def launch(self) -> None:
@@ -103,17 +103,17 @@ class SharesItsResult(ExecutorProgram):
         return self.last.copy()
 
 
-class FetchesTooLate(ExecutorProgram):
+class FetchesTooLate(Program):
     def fetch_later(self) -> Callable[[], Array]:
         return self.fetch
 
 
-class SwapsChannels(ExecutorProgram):
+class SwapsChannels(Program):
     def load(self, images: Array) -> None:
         super().load(images[:, ::-1])
 
 
-class LocksNothing(ExecutorProgram):
+class LocksNothing(Program):
     def __call__(self, images: Array) -> Array:
         self.load(images)
         time.sleep(0.002)
@@ -122,18 +122,18 @@ class LocksNothing(ExecutorProgram):
         return self.fetch()
 
 
-class FetchesDoubles(ExecutorProgram):
+class FetchesDoubles(Program):
     def fetch(self, name: str | None = None) -> Array:
         return super().fetch(name).astype(np.float64)
 
 
-class FetchesFlat(ExecutorProgram):
+class FetchesFlat(Program):
     def fetch(self, name: str | None = None) -> Array:
         found = super().fetch(name)
         return found.reshape(len(found), -1)
 
 
-class FetchesWhatWasNotKept(ExecutorProgram):
+class FetchesWhatWasNotKept(Program):
     def fetch(self, name: str | None = None) -> Array:
         try:
             return super().fetch(name)
@@ -141,7 +141,7 @@ class FetchesWhatWasNotKept(ExecutorProgram):
             return super().fetch()
 
 
-class RunsOtherKernels(ExecutorProgram):
+class RunsOtherKernels(Program):
     @property
     def plan(self) -> Plan:
         first, *others = super().plan.steps
@@ -149,23 +149,23 @@ class RunsOtherKernels(ExecutorProgram):
         return replace(super().plan, steps=(other, *others))
 
 
-class LosesTheLastStep(ExecutorProgram):
+class LosesTheLastStep(Program):
     def profile(self) -> list[StepTime]:
         return super().profile()[:-1]
 
 
-class TakesNegativeTime(ExecutorProgram):
+class TakesNegativeTime(Program):
     def profile(self) -> list[StepTime]:
         return [replace(time, milliseconds=-time.milliseconds - 1) for time in super().profile()]
 
 
-class TakesAnyInput(ExecutorProgram):
+class TakesAnyInput(Program):
     def load(self, images: Array) -> None:
         shape = self.plan.tensors[self.plan.schedule.input].shape
         super().load(np.resize(images, shape).astype(np.float32))
 
 
-class StaysOpen(ExecutorProgram):
+class StaysOpen(Program):
     def close(self) -> None: ...
 
 
@@ -193,9 +193,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("check", "program", "message"), WRONG)
-def test_a_wrong_program_fails_its_check(
-    check: str, program: type[ExecutorProgram], message: str
-) -> None:
+def test_a_wrong_program_fails_its_check(check: str, program: type[Program], message: str) -> None:
     with pytest.raises(AssertionError) as raised:
         CHECKS[check](Subject(Made(program), "fp32", "all"))
     assert message in str(raised.value)
@@ -207,7 +205,7 @@ def test_every_check_has_a_program_that_fails_it() -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_right_programs_pass(check: str) -> None:
-    CHECKS[check](Subject(Made(ExecutorProgram), "fp32", "all"))
+    CHECKS[check](Subject(Made(Program), "fp32", "all"))
 
 
 def test_kernels_that_keep_no_bits_are_given_what_two_right_programs_may_differ_by() -> None:

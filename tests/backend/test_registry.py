@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import r18_numpy
-from r18.backend import BackendBase, CompileOptions, DeviceInfo, Kernel, registry
+from r18.backend import Backend as BackendBase
+from r18.backend import CompileOptions, DeviceInfo, Kernel, registry
 from r18.backend.host import HostMemory, HostStream
 from r18.backend.registry import AUTO_ORDER, available, get_backend, installed, load_backend, survey
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError

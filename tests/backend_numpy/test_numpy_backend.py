@@ -37,7 +37,8 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.images.preprocess import Preprocess
-from r18.runtime.executor import choose_kernel, run_kernel
+from r18.runtime.launch import run_kernel
+from r18.runtime.plan import choose_kernel
 from r18_numpy import blocks, conv
 from r18_numpy.threads import single_threaded_blas, thread_count
 from support import Array, PoisonedMemory
@@ -545,7 +546,8 @@ def test_blas_has_its_threads_back_after_a_call() -> None:
 import numpy as np
 from threadpoolctl import ThreadpoolController
 import r18_numpy
-from r18.runtime.executor import choose_kernel, run_kernel
+from r18.runtime.launch import run_kernel
+from r18.runtime.plan import choose_kernel
 from r18.graph.ops import Linear, Problem
 
 def counts():

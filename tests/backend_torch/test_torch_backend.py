@@ -20,7 +20,8 @@ from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.graph.ops import BatchNorm, Conv2d, GlobalAvgPool, MaxPool2d, Op, Problem, ReLU, Softmax
 from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.schedule import Schedule, resnet18
-from r18.runtime.executor import choose_kernel, run_kernel
+from r18.runtime.launch import run_kernel
+from r18.runtime.plan import choose_kernel
 from support import ROOT, Array
 
 SIZE, BATCH = 64, 2

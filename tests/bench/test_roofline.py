@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from commands import r18
 from r18 import records
-from r18.backend import CompileOptions, DeviceInfo, RoundingContract, StepTime
+from r18.backend import CompileOptions, DeviceInfo, Plan, RoundingContract, StepTime
 from r18.backend.registry import load_backend
 from r18.bench import ceilings as measured
 from r18.bench.roofline import (
@@ -49,7 +49,7 @@ from r18.graph.ops import (
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, INT8
 from r18.graph.schedule import resnet18, tiny
 from r18.records.kinds import CeilingsRecord
-from r18.runtime.executor import Plan, make_plan
+from r18.runtime.plan import make_plan
 from whole_records import whole
 
 CPU = DeviceInfo("cpu", "a CPU")

@@ -14,15 +14,27 @@ import r18_numpy
 from commands import r18
 from faulty_backends import right
 from pooling_backends import Pooling
-from r18.backend import APART, CompileOptions, DeviceInfo, Kernel, RoundingContract
+from r18.backend import (
+    Apart,
+    CompileOptions,
+    DeviceInfo,
+    Fastest,
+    Kernel,
+    Preferred,
+    RoundingContract,
+    Table,
+    Timing,
+    find_table,
+)
 from r18.backend.host import HostBuffer, HostKernel
-from r18.bench.tuning import Range, Table, Timing, find_table, read_table, tune, users_table
+from r18.backend.tuned import APART, read_table, users_table
+from r18.bench.tuning import Range, tune
 from r18.cli.app import REFUSED
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, Relayout, parts_of
 from r18.graph.precision import FP32
 from r18.graph.schedule import tiny
-from r18.runtime.executor import make_plan
+from r18.runtime.plan import make_plan
 
 SCHEDULE = tiny()
 DEVICE = DeviceInfo("cuda", "Some GPU 7 (sm_90)")
@@ -45,7 +57,7 @@ SMALL, LARGE = Timing("small", 1.0), Timing("large", 2.0)
 )
 def test_the_nearest_measured_batch_decides(batch: int, expected: str) -> None:
     found = table(fp32={KEY: {1: SMALL, 64: LARGE}})
-    assert found.best(conv(batch), "fp32") == expected
+    assert found.best(conv(batch), "fp32") == Preferred(expected)
     assert found.best(conv(batch), "fp16") is None
 
 
@@ -83,18 +95,19 @@ def test_the_users_table_comes_before_the_shipped_one(
     table(fp32={KEY: {1: LARGE}}).write(tmp_path / "some-gpu-7.json")
     found = find_table("cupy", DEVICE, tmp_path)
     assert found is not None
-    assert found.best(conv(1), "fp32") == "large"
+    assert found.best(conv(1), "fp32") == Preferred("large")
     table(fp32={KEY: {1: SMALL}}).write(users_table("cupy", DEVICE))
     found = find_table("cupy", DEVICE, tmp_path)
     assert found is not None
-    assert found.best(conv(1), "fp32") == "small"
+    assert found.best(conv(1), "fp32") == Preferred("small")
 
 
 class TunedNumpy(r18_numpy.Backend):
     """Prefers its direct convolution, as no measurement would."""
 
-    def fastest(self, problem: Problem, precision: str) -> str | None:
-        return f"numpy/conv2d/direct/{precision}" if isinstance(problem.op, Conv2d) else None
+    def fastest(self, problem: Problem, precision: str) -> Fastest:
+        is_conv = isinstance(problem.op, Conv2d)
+        return Preferred(f"numpy/conv2d/direct/{precision}") if is_conv else None
 
 
 def test_plans_follow_the_table_and_overrides_come_first() -> None:
@@ -169,7 +182,7 @@ def test_the_two_ops_are_measured_beside_the_kernel_for_both(
     costs = {"conv2d_maxpool2d": together, "conv2d": 7.0, "maxpool2d": 3.0}
     seen = measured(monkeypatch, costs)
     found = tune(Pooling(), [STEM], ["fp32"])
-    assert found.best(STEM, "fp32") == expected
+    assert found.best(STEM, "fp32") == (Apart() if expected == APART else Preferred(expected))
     (timing,) = found.choices["fp32"][str(Problem(STEM.op, ((1, 3, 9, 9),)))].values()
     assert timing == Timing(expected, min(together, 10.0))
     assert ["faulty/conv2d/plain/fp32", "faulty/maxpool2d/plain/fp32"] in seen
@@ -178,13 +191,13 @@ def test_the_two_ops_are_measured_beside_the_kernel_for_both(
 def test_relayouts_between_the_two_are_measured_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {"conv2d_maxpool2d": 9.0, "conv2d": 3.0, "maxpool2d": 3.0, "relayout": 2.0}
     seen = measured(monkeypatch, costs)
-    assert tune(TwoLayouts(), [STEM], ["fp32"]).best(STEM, "fp32") == APART
+    assert tune(TwoLayouts(), [STEM], ["fp32"]).best(STEM, "fp32") == Apart()
     moved, conv = "two/relayout/transpose/fp32", "two/conv2d/plain/fp32"
     assert [moved, conv, "two/maxpool2d/plain/fp32"] in seen
     assert [moved, conv, moved, "two/maxpool2d/there/fp32"] in seen
     costs["relayout"] = 4.0
     found = tune(TwoLayouts(), [STEM], ["fp32"])
-    assert found.best(STEM, "fp32") == "two/conv2d_maxpool2d/there/fp32"
+    assert found.best(STEM, "fp32") == Preferred("two/conv2d_maxpool2d/there/fp32")
 
 
 def test_without_kernels_of_the_two_there_is_nothing_to_compare(
@@ -201,7 +214,7 @@ def test_without_kernels_of_the_two_there_is_nothing_to_compare(
     for without in ((Conv2d,), (MaxPool2d,), (Relayout,)):
         Alone.without = without
         found = tune(Alone(), [STEM], ["fp32"])
-        assert found.best(STEM, "fp32") == "two/conv2d_maxpool2d/there/fp32"
+        assert found.best(STEM, "fp32") == Preferred("two/conv2d_maxpool2d/there/fp32")
     Alone.without = (ConvMaxPool,)
     assert tune(Alone(), [STEM], ["fp32"]).choices == {"fp32": {}}
 

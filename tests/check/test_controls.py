@@ -15,7 +15,7 @@ from faults.summations import Products, Summation
 from r18.backend.host import HostKernel
 from r18.graph.ops import OPS, Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem
 from r18.graph.precision import PRECISIONS
-from r18.runtime.executor import run_kernel
+from r18.runtime.launch import run_kernel
 from r18_oracle.check.checks import examine
 from r18_oracle.check.tally import Tally
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, make_case

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, BackendBase, DeviceInfo, Resources, RoundingContract
+from r18.backend import Array, DeviceInfo, Resources, RoundingContract
+from r18.backend import Backend as BackendBase
 from r18.backend.host import HostKernel, HostMemory, HostStream
 from r18.errors import R18Error
 from r18.graph.ops import ReLU
@@ -42,7 +43,7 @@ def run(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace
 
 
 class Compiled(HostKernel):
-    """What `r18.backend.CompiledKernel` asks for."""
+    """With machine code to tell sources apart."""
 
     digest = "toy"
     source_files = (SOURCE,)

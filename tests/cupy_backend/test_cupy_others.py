@@ -23,7 +23,7 @@ from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import FP16, FP32, PRECISIONS, Precision
 from r18.graph.schedule import resnet18
 from r18.images.preprocess import Preprocess
-from r18.runtime.executor import make_plan
+from r18.runtime.plan import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import other_kernels
 from r18_cupy.conv.direct import Direct

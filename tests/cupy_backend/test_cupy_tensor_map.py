@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from r18.backend import Binding
 from r18.graph.ops import Add, Problem
 from r18.graph.precision import FP32
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.cuda import launch as launching
 from r18_cupy.cuda import tensor_map
 from r18_cupy.cuda.compiler import Entry
+from r18_cupy.cuda.device import CupyMemory
 from r18_cupy.cuda.launch import (
     NULL,
     OUT,
@@ -307,8 +307,7 @@ def test_a_bound_kernel_launches_what_it_enqueues(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(launching, "LAUNCHER", Loaded())
     problem = Problem(Add(relu=True), ((2, 3, 4, 5),) * 2)
     kernel = next(k for k in kernels_for((9, 0)) if k.op is Add and k.precision is FP32)
-    assert isinstance(kernel, Binding)
-    kernel.bind(problem, ())([16, 32], 16, 0, 9)
+    kernel.bind(problem, (), CupyMemory())([16, 32], 16, 0, 9)
     at: Any = [SimpleNamespace(address=address) for address in (16, 32, 0)]
     stream: Any = SimpleNamespace(cuda=SimpleNamespace(ptr=9), mark=lambda phase: None)
     kernel.enqueue(problem, tuple(at[:2]), (), at[0], at[2], stream)

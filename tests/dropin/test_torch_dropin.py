@@ -24,7 +24,7 @@ import r18.torch.network
 import r18.torch.storage
 import r18_cupy
 import r18_numpy
-from r18.backend import Adopts, Array, Buffer, DeviceInfo, Enqueue, input_layout
+from r18.backend import Array, Buffer, DeviceInfo, Enqueue, Memory, input_layout
 from r18.backend.host import HostBuffer, HostKernel, HostMemory, HostStream
 from r18.backend.registry import get_backend, installed
 from r18.errors import BackendUnavailable, NoKernel, R18Error, ShapeError, UnknownName, UsageError
@@ -33,7 +33,7 @@ from r18.graph.ops import Add, Conv2d, Layout, Op, Problem, Relayout
 from r18.graph.passes import fuse
 from r18.graph.precision import FP32
 from r18.graph.schedule import resnet18
-from r18.runtime.executor import choose_kernel
+from r18.runtime.plan import choose_kernel
 from r18.torch import optimize_resnet18
 from r18.torch.choice import choose
 from r18.torch.convolution import make_sum, pick
@@ -80,10 +80,10 @@ class Nhwc(r18_numpy.Backend):
 
 @dataclass(frozen=True, eq=False)
 class BoundKernel(HostKernel):
-    """Runs where addresses say; see `r18.backend.Binding`."""
+    """With a `bind` of its own."""
 
-    def bind(self, problem: Problem, weights: tuple[Buffer, ...]) -> Enqueue:
-        memory, size = HostMemory(), self.precision.dtype.itemsize
+    def bind(self, problem: Problem, weights: tuple[Buffer, ...], memory: Memory) -> Enqueue:
+        size = self.precision.dtype.itemsize
         given = [math.prod(shape) * size for shape in problem.inputs]
         made, scratch = math.prod(problem.output) * size, self.workspace(problem)
 
@@ -315,7 +315,7 @@ def test_a_kernel_never_sees_an_address_that_is_not_aligned() -> None:
 
 def test_a_buffer_over_foreign_bytes_keeps_their_owner() -> None:
     memory = HostMemory()
-    assert isinstance(memory, Adopts)
+    assert memory.adopts
     array = np.arange(64, dtype=np.float32)
     buffer = memory.adopt(array.ctypes.data, array.nbytes, array)
     buffer.view(4, 8).as_array((2,), np.dtype(np.float32))[:] = -1
@@ -329,7 +329,7 @@ def test_cupys_memory_adopts_addresses_and_streams_without_a_copy() -> None:
     """As far as that shows without a GPU; see below for the rest."""
     pytest.importorskip("cupy")
     memory = CupyMemory()
-    assert isinstance(memory, Adopts)
+    assert memory.adopts
     assert [memory.adopt_stream(handle).cuda.ptr for handle in (0, 4096)] == [0, 4096]
     buffer = memory.adopt(4096, 64, None)
     assert (buffer.address, buffer.nbytes) == (4096, 64)

@@ -16,7 +16,7 @@ from r18.backend import Array, Buffer, Stream
 from r18.backend.host import HostFunction, HostKernel
 from r18.backend.registry import installed, load_backend
 from r18.graph.ops import Add, Conv2d, GlobalAvgPool, Linear, Problem, ReLU
-from r18.runtime.executor import run_kernel
+from r18.runtime.launch import run_kernel
 from r18_oracle.judge import reference
 from r18_oracle.ops.table import spec_of
 

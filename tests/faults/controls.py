@@ -19,7 +19,8 @@ from faults import odd_ops as odd
 from faults import summations as sums
 from faults.odd_ops import Arrays, Compute
 from faults.summations import Products, Rounding, Summation
-from r18.backend import Array, BackendBase, DeviceInfo, RoundingContract
+from r18.backend import Array, DeviceInfo, RoundingContract
+from r18.backend import Backend as BackendBase
 from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
 from r18.graph.ops import (
     Add,

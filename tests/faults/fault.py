@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r18.backend import BackendBase, Buffer, DeviceInfo, Kernel, RoundingContract, Stream
+from r18.backend import Backend as BackendBase
+from r18.backend import Buffer, DeviceInfo, Kernel, RoundingContract, Stream
 from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream, host
 from r18.graph.ops import Op, Problem
 from r18.graph.precision import FP32, Precision
@@ -32,11 +33,13 @@ class Fault:
 class LateStream(HostStream):
     """The stream of a device whose launches overlap: a copy is late until `synchronize`."""
 
+    overlapping = True
+
     def __init__(self) -> None:
         self._late: list[tuple[Buffer, Buffer]] = []
 
     def copy_late(self, source: Buffer, target: Buffer) -> None:
-        """See `r18.backend.Overlapping`."""
+        """Done when the stream is synchronised."""
         self._late.append((source, target))
 
     def synchronize(self) -> None:

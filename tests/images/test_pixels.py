@@ -18,8 +18,8 @@ from r18.graph.ops import Layout, Normalize, ReLU
 from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse
 from r18.graph.schedule import Schedule, Step, tiny
 from r18.images.preprocess import Preprocess, preprocess_image
-from r18.runtime.executor import make_plan
 from r18.runtime.fusing import schedule_for
+from r18.runtime.plan import make_plan
 from r18.weights import load_weights
 from r18_cupy.catalogue import all_kernels as cupy_kernels
 from r18_oracle.network.checkpoints import compare_checkpoints, seeded_pixels

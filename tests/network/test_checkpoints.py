@@ -22,11 +22,16 @@ from faulty_backends import right
 from pooling_backends import Pooling, Tuned
 from r18.backend import (
     Array,
-    BackendBase,
     CompileOptions,
     DeviceInfo,
     Kernel,
+    Launch,
+    PlannedStep,
+    Program,
     RoundingContract,
+)
+from r18.backend import (
+    Backend as BackendBase,
 )
 from r18.backend.host import HostBuffer, HostKernel, HostStream
 from r18.backend.registry import get_backend
@@ -41,7 +46,7 @@ from r18.evaluate.margins import (
 from r18.graph.ops import ConvMaxPool
 from r18.graph.precision import FP16X3, FP32, PRECISIONS, TF32
 from r18.graph.schedule import CANONICAL, Schedule, resnet, tiny
-from r18.runtime.executor import ExecutorProgram, Launch, PlannedStep, make_plan
+from r18.runtime.plan import make_plan
 from r18.weights import Weights, load_weights
 from r18_oracle.findings import Finding
 from r18_oracle.judge.reference import KernelRunning, reference
@@ -85,7 +90,7 @@ class Altered(BackendBase):
 
     name = "numpy"
 
-    def __init__(self, *more: Kernel, program: Callable[..., Any] = ExecutorProgram) -> None:
+    def __init__(self, *more: Kernel, program: Callable[..., Any] = Program) -> None:
         self.base = get_backend("numpy")
         self.memory: Any = self.base.memory
         self.more, self.program = more, program
@@ -129,7 +134,7 @@ def scaled(factor: float, kernel_id: str = "numpy/conv2d/im2col/fp32") -> HostKe
     return spoiled(kernel_id, spoil)
 
 
-class Corrupting(ExecutorProgram):
+class Corrupting(Program):
     """Every launch is right, and between two of them something writes into the buffer of one.
 
     The step's output, as an array that shares memory, goes through `corrupt`.
@@ -706,11 +711,9 @@ class Live:
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Live, Live]]:
     """The reference's values, and those fetched from programs."""
     exact, fetched = Live(), Live()
-    fetch = ExecutorProgram.fetch
+    fetch = Program.fetch
     monkeypatch.setattr(walks, "reference", lambda *args: exact.see(reference(*args)))
-    monkeypatch.setattr(
-        ExecutorProgram, "fetch", lambda self, name=None: fetched.see(fetch(self, name))
-    )
+    monkeypatch.setattr(Program, "fetch", lambda self, name=None: fetched.see(fetch(self, name)))
     yield exact, fetched
     gc.collect()
     assert exact.now == fetched.now == 0
@@ -793,7 +796,7 @@ def test_a_network_that_leaves_float16_is_no_ones_fault() -> None:
     assert compare(get_backend("torch"), weights=given, precision="bf16").ok
 
 
-class Unplanned(ExecutorProgram):
+class Unplanned(Program):
     """Its plan says nothing of the last step."""
 
     @property
@@ -801,7 +804,7 @@ class Unplanned(ExecutorProgram):
         return replace(self._plan, steps=self._plan.steps[:-1])
 
 
-class Unlisted(ExecutorProgram):
+class Unlisted(Program):
     """Its plan names a kernel that the backend does not list."""
 
     @property
@@ -813,7 +816,7 @@ class Unlisted(ExecutorProgram):
         return replace(self._plan, steps=tuple(renamed(s) for s in self._plan.steps))
 
 
-class Shapeless(ExecutorProgram):
+class Shapeless(Program):
     def fetch(self, name: str | None = None) -> Array:
         return super().fetch(name)[:1]
 
@@ -887,7 +890,7 @@ def test_a_wrong_fused_stem_is_the_first_divergence() -> None:
 def test_programs_are_closed(fails: bool) -> None:
     made: list[Closing] = []
 
-    class Closing(ExecutorProgram):
+    class Closing(Program):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(self)

@@ -253,20 +253,23 @@ def test_both_orders_of_winograd_and_every_round_give_the_same_bits(
     assert (False, tiles) in seen
 
 
-def test_winograds_roads_share_filters_in_one_round_and_in_several() -> None:
+def test_winograds_extra_problems_share_filters_in_one_round_and_in_several() -> None:
     """Nothing that is drawn has filters so large: the kernel itself names what has."""
-    one, several = (winograd.tiling(road) for road in WINOGRAD.roads)
+    one, several = (winograd.tiling(road) for road in WINOGRAD.extra_problems)
     assert not one.fused
     assert not several.fused
     assert one.chunk == one.tiles > one.rows > one.columns
     assert 1 < several.chunk < several.tiles
-    for road in WINOGRAD.roads:
+    for road in WINOGRAD.extra_problems:
         height, width = road.inputs[0][2:]
         assert height != width  # or one could be taken for the other
-    channels, outputs = (WINOGRAD.roads[0].inputs[0][1], WINOGRAD.roads[0].output[1])
+    channels, outputs = (
+        WINOGRAD.extra_problems[0].inputs[0][1],
+        WINOGRAD.extra_problems[0].output[1],
+    )
     assert channels % 16 == 1
     assert outputs % 32 == 0
-    assert set(WINOGRAD.roads) <= set(crossings(WINOGRAD, 1, 1))
+    assert set(WINOGRAD.extra_problems) <= set(crossings(WINOGRAD, 1, 1))
 
 
 def test_winograd_is_planned_where_it_can_pay() -> None:
@@ -376,7 +379,7 @@ print(numba.threading_layer(), len(wrong))
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     code = """
 import json, numpy as np
-from r18.runtime.executor import run_kernel
+from r18.runtime.launch import run_kernel
 from r18.graph.ops import Problem, ReLU
 from r18_numba_cpu import Backend, compiled
 backend = Backend()

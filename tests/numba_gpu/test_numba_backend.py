@@ -21,12 +21,13 @@ import pytest
 
 import r18_numba
 from commands import r18
-from r18.backend import Array, CompiledKernel, CompileOptions, DeviceInfo, SourcedKernel
+from r18.backend import Array, CompileOptions, DeviceInfo
 from r18.backend.registry import Listing, load_backend
 from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.precision import FP16, FP32, Precision
 from r18.graph.schedule import resnet18
-from r18.runtime.executor import make_plan, run_kernel
+from r18.runtime.launch import run_kernel
+from r18.runtime.plan import make_plan
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels
 from r18_numba.conv import MOST_EXTENT, DirectConv, ImplicitGemm, Winograd
 from r18_numba.kernel import DEVICE, SOURCES, NumbaKernel
@@ -157,7 +158,7 @@ def test_linear_is_exact_across_tiles(backend: r18_numba.Backend, tile: tuple[in
 
 @pytest.mark.parametrize("precision", [FP32, FP16], ids=str)
 def test_phases_of_winograd_are_traced(backend: r18_numba.Backend, precision: Precision) -> None:
-    from r18.runtime.executor import Launch, prepare_weights
+    from r18.backend import Launch, prepare_weights
 
     problem = Problem(Conv2d(1, 1, (3, 3)), ((1, 1, 3, 3),))
     kernel, memory, stream = Winograd(precision, TINY), backend.memory, backend.stream()
@@ -379,8 +380,8 @@ def libnvvm() -> bool:
 
 def test_a_kernel_is_known_by_the_modules_that_it_is_made_of() -> None:
     kernel = ImplicitGemm(FP32, LARGE)
-    assert isinstance(kernel, SourcedKernel)
-    assert not isinstance(kernel, CompiledKernel)
+    assert kernel.digest is not None
+    assert not kernel.targets
     names = {
         type(k): sorted(path.name for path in k.source_files)
         for k in all_kernels()

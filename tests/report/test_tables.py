@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from r18 import records
-from r18.backend import APART
+from r18.backend import Timing
+from r18.backend.tuned import APART
 from r18.bench import tuning
 from r18.bench.from_host import FromHost
 from r18.bench.roofline import limits
-from r18.bench.tuning import Timing, shipped_table
+from r18.bench.tuning import shipped_table
 from r18.errors import UnknownName, UsageError
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.schedule import resnet18

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import r18_cupy
-from r18.backend import CompileOptions
+from r18.backend import CompileOptions, Launch, Plan, enqueue_all
 from r18.backend.host import HostStream
 from r18.graph.ops import Problem
 from r18.graph.schedule import resnet18, tiny
-from r18.runtime.executor import Launch, Plan, compile_schedule, enqueue_all, make_plan
+from r18.runtime.plan import make_plan
 from r18.weights.synthetic import synthetic_weights
 from r18_numpy import Backend as Numpy
 
@@ -73,7 +73,7 @@ def test_the_result_is_the_same() -> None:
     schedule, options = tiny(), CompileOptions(3, fusion="all")
     weights = synthetic_weights(schedule)
     images = np.random.default_rng(0).standard_normal((3, 3, 32, 32), np.float32)
-    one, other = (compile_schedule(b, schedule, weights, options) for b in (Numpy(), Concurrent()))
+    one, other = (b.compile(schedule, weights, options) for b in (Numpy(), Concurrent()))
     np.testing.assert_array_equal(one(images), other(images))
 
 

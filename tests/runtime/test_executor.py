@@ -18,14 +18,20 @@ import r18_numpy
 import r18_torch
 from r18.backend import (
     Backend,
-    BackendBase,
     CompileOptions,
     DeviceInfo,
     Event,
     Kernel,
+    Memory,
+    Plan,
+    Program,
     RoundingContract,
+    Stream,
     input_layout,
     output_layout,
+)
+from r18.backend import (
+    Backend as BackendBase,
 )
 from r18.errors import (
     NoKernel,
@@ -55,7 +61,8 @@ from r18.graph.ops import (
 from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse
 from r18.graph.precision import FP32, Precision
 from r18.graph.schedule import CANONICAL, Schedule, tiny
-from r18.runtime.executor import ExecutorProgram, Plan, choose_kernel, make_plan, run_kernel
+from r18.runtime.launch import run_kernel
+from r18.runtime.plan import choose_kernel, make_plan
 from support import (
     Array,
     PoisonedMemory,
@@ -92,7 +99,7 @@ class ToyBuffer:
         )
 
 
-class ToyMemory:
+class ToyMemory(Memory):
     """Hands out bytes of 0xFF, so that a float nobody wrote is NaN; an alignment like no other."""
 
     alignment = 48
@@ -114,7 +121,7 @@ class ToyMemory:
         buffer.array((buffer.nbytes,), np.uint8).fill(byte)
 
 
-class ToyStream:
+class ToyStream(Stream):
     """Work waits in a queue until somebody synchronises, as on a busy device.
 
     Its clock ticks once for each piece of work. A capture takes what was queued out of the queue.
@@ -187,7 +194,7 @@ SUM = RoundingContract("sum", "float32", "float32")
 
 
 @dataclass(frozen=True)
-class ToyKernel:
+class ToyKernel(Kernel):
     """An op by its plainest NumPy; checks what it is given against the contract."""
 
     op: type[Op]
@@ -316,9 +323,9 @@ def weights() -> dict[str, Array]:
     return random_weights(SCHEDULE)
 
 
-def compiled(backend: Backend, schedule: Schedule = SCHEDULE, **options: Any) -> ExecutorProgram:
+def compiled(backend: Backend, schedule: Schedule = SCHEDULE, **options: Any) -> Program:
     program = backend.compile(schedule, weights(), CompileOptions(batch=BATCH, **options))
-    assert isinstance(program, ExecutorProgram)
+    assert isinstance(program, Program)
     return program
 
 

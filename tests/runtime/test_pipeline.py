@@ -11,12 +11,13 @@ import pytest
 
 import r18_numpy
 from cuda_streams import PROGRAM, Deferred, Device, Program, Stream, cupy_on
-from r18.backend import CompileOptions, Pipelined
+from r18.backend import CompileOptions
+from r18.backend import Program as Running
 from r18.errors import ProgramClosed
 from r18.graph.ops import GlobalAvgPool, Normalize, ReLU
 from r18.graph.schedule import Schedule, Step
-from r18.runtime.executor import ExecutorProgram, make_plan
 from r18.runtime.pipeline import pipeline
+from r18.runtime.plan import make_plan
 from support import Array
 
 SHORT = Schedule(
@@ -39,9 +40,9 @@ def batches(options: CompileOptions) -> list[Array]:
     return [rng.integers(0, 256, shape, np.uint8) for _ in range(BATCHES)]
 
 
-def plain(options: CompileOptions) -> ExecutorProgram:
+def plain(options: CompileOptions) -> Running:
     backend = r18_numpy.Backend()
-    return ExecutorProgram(backend, make_plan(backend, SHORT, options), {})
+    return Running(backend, make_plan(backend, SHORT, options), {})
 
 
 def on_device(seed: int, options: CompileOptions, patch: pytest.MonkeyPatch) -> Program:
@@ -74,7 +75,6 @@ def same(got: Iterable[Array], expected: list[Array]) -> bool:
 @pytest.mark.parametrize("options", [PIXELS, FLOATS], ids=["pixels", "floats"])
 def test_a_program_on_the_host_goes_from_batch_to_batch(options: CompileOptions) -> None:
     program, given = plain(options), batches(options)
-    assert isinstance(program, Pipelined)
     expected = [program(batch) for batch in given]
     arrays = program.input_arrays()
     assert program.input_arrays() is arrays
@@ -87,19 +87,6 @@ def test_a_program_on_the_host_goes_from_batch_to_batch(options: CompileOptions)
         program.input_arrays()
     with pytest.raises(ProgramClosed):
         program.fetch_later()
-
-
-def test_any_program_will_do() -> None:
-    class Sparse:
-        """No more than `r18.backend.Program` asks."""
-
-        def __init__(self) -> None:
-            program = plain(PIXELS)
-            self.load, self.launch, self.fetch = program.load, program.launch, program.fetch
-
-    given = batches(PIXELS)
-    expected = [plain(PIXELS)(batch) for batch in given]
-    assert same(pipeline(Sparse(), spoilt(given)), expected)  # type: ignore[arg-type]
 
 
 def test_pixels_lie_as_decoders_give_them() -> None:
@@ -159,7 +146,7 @@ def test_every_way_of_loading_after_any_other(monkeypatch: pytest.MonkeyPatch) -
             np.testing.assert_array_equal(fetch(), expected[index], err_msg=str(seed))
 
 
-def far_ahead(program: Pipelined, given: Iterable[Array]) -> list[Array]:
+def far_ahead(program: Running, given: Iterable[Array]) -> list[Array]:
     """All batches under way before an output is asked for."""
     owed = []
     for images in given:

@@ -14,7 +14,7 @@ from r18.errors import UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.schedule import CANONICAL, resnet18
 from r18.runtime.arena import Arena, Lifetime, aligned, plan_arena
-from r18.runtime.executor import make_plan
+from r18.runtime.plan import make_plan
 from support import check_plan
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=300)

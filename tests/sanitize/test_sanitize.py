@@ -489,10 +489,10 @@ def test_what_was_run_before_a_kernel_had_choices_is_not_fresh(tmp_path: Path) -
         def kernels(self) -> tuple[Any, ...]:
             return (kernel,)
 
-        def choices(self, kernel: Any) -> tuple[Any, ...]:
+        def variants(self, kernel: Any) -> tuple[Any, ...]:
             return (SimpleNamespace(id=f"{kernel.id}/a"), SimpleNamespace(id=f"{kernel.id}/b"))
 
-        def choice(self, kernel: Any, problem: Any) -> None:
+        def variant(self, kernel: Any, problem: Any) -> None:
             raise AssertionError("nothing is planned here")
 
     record = record_of(tmp_path, Choosing())

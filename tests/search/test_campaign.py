@@ -22,12 +22,12 @@ QUICK = replace(profile("quick"), shrink_seconds=1.0)
 
 
 def finding_of(
-    function: HostFunction, network: str | None = None, roads: tuple[Problem, ...] = ()
+    function: HostFunction, network: str | None = None, extra: tuple[Problem, ...] = ()
 ) -> Finding | None:
     """What a campaign finds on a ReLU that computes so."""
     backend = mutation_toy.Backend()
     (kernel,) = backend.kernels()
-    wrong: HostKernel = replace(kernel, run=function, roads=roads)
+    wrong: HostKernel = replace(kernel, run=function, extra_problems=extra)
     return run_campaign(backend, wrong, QUICK, seed=0, network_name=network).finding
 
 
@@ -83,7 +83,7 @@ def test_a_fault_on_a_road_that_the_kernel_names_is_found_and_shrunk() -> None:
         np.maximum(inputs[0], out.size > 100_000, out=out)
 
     assert finding_of(wrong) is None
-    finding = finding_of(wrong, roads=(Problem(ReLU(), ((3, 70_000),)),))
+    finding = finding_of(wrong, extra=(Problem(ReLU(), ((3, 70_000),)),))
     assert finding is not None
     assert finding.problem is not None
     (size,) = (math.prod(shape) for shape in finding.problem.inputs)
@@ -95,12 +95,12 @@ def test_a_road_that_the_kernel_does_not_take_is_a_finding() -> None:
         np.maximum(inputs[0], 0, out=out)
 
     road = Problem(Add(), ((1, 3), (1, 3)))
-    assert finding_of(right, roads=(Problem(ReLU(), ((1, 3),)),)) is None
-    finding = finding_of(right, roads=(road,))
+    assert finding_of(right, extra=(Problem(ReLU(), ((1, 3),)),)) is None
+    finding = finding_of(right, extra=(road,))
     assert finding is not None
     assert finding.check == "declaration"
     assert finding.message == (
-        f"it names {road} among its roads, and does not take it: computes relu, not add"
+        f"it names {road} among its extra problems, but does not take it: computes relu, not add"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import choosing_toy
 from choosing_toy import EDGES, MANY
-from r18.backend import Choosing, DeviceInfo, Kernel, choice, choices
+from r18.backend import DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
@@ -56,27 +56,25 @@ def replayed(finding: Finding) -> Finding | None:
 
 def test_a_backend_offers_choices_or_none() -> None:
     toy, numpy = choosing_toy.Backend(), load_backend("numpy")
-    assert isinstance(toy, Choosing)
-    assert [one.id for one in choices(toy, toy.kernels()[0])] == [f"{KERNEL}/{e}" for e in EDGES]
-    assert not isinstance(numpy, Choosing)
-    assert all(choices(numpy, kernel) == () for kernel in numpy.kernels())
+    assert [one.id for one in toy.variants(toy.kernels()[0])] == [f"{KERNEL}/{e}" for e in EDGES]
+    assert all(numpy.variants(kernel) == () for kernel in numpy.kernels())
     small, large = (Problem(ReLU(), ((rows, 1000),)) for rows in (1, MANY))
     (kernel,) = toy.kernels()
-    chosen = [choice(toy, kernel, problem) for problem in (small, large)]
-    assert chosen == list(choices(toy, kernel))
-    assert choice(numpy, numpy.kernels()[0], small) is None
+    chosen = [toy.variant(kernel, problem) for problem in (small, large)]
+    assert chosen == list(toy.variants(kernel))
+    assert numpy.variant(numpy.kernels()[0], small) is None
 
 
 def test_the_conformance_suite_asks_what_is_chosen() -> None:
     asked: Any = SimpleNamespace(getoption=lambda name: "tiny")
-    ask = conformance.test_choices_are_their_kernel_with_another_part_to_the_id
+    ask = conformance.test_variants_are_their_kernel_with_another_part_to_the_id
 
     class Silent(choosing_toy.Backend):
-        def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+        def variant(self, kernel: Kernel, problem: Problem) -> Kernel | None:
             return None
 
     class Itself(choosing_toy.Backend):
-        def choice(self, kernel: Kernel, problem: Problem) -> Kernel | None:
+        def variant(self, kernel: Kernel, problem: Problem) -> Kernel | None:
             return replace(self.kernels()[0], algorithm="another")
 
     ask(choosing_toy.Backend(), asked)
@@ -147,7 +145,7 @@ def test_a_crash_of_a_choice_is_shrunk_and_replayed_though_nobody_says_whose_it_
 def test_a_choice_gets_fewer_examples_another_seed_and_edges_that_not_all_have() -> None:
     backend = choosing_toy.Backend()
     (kernel,) = backend.kernels()
-    few, many = choices(backend, kernel)
+    few, many = backend.variants(kernel)
     every = list(shares(backend, kernel, QUICK, 7))
     asked = [(share.one, share.how.examples, share.seed) for share in every]
     assert asked == [(kernel, 15, 7), (few, 15 // SHARE + 1, 8), (many, 15 // SHARE + 1, 9)]
@@ -219,15 +217,15 @@ CUPY = Cupy()
 
 
 def choosing() -> list[CudaKernel]:
-    found = [kernel for kernel in CUPY.kernels() if choices(CUPY, kernel)]
+    found = [kernel for kernel in CUPY.kernels() if CUPY.variants(kernel)]
     assert len(found) >= 14
     return cast(list[CudaKernel], found)
 
 
 @pytest.mark.parametrize("kernel", choosing(), ids=lambda kernel: kernel.id)
 def test_a_choice_is_its_kernel_with_one_function(kernel: CudaKernel) -> None:
-    every = cast(tuple[CudaKernel, ...], choices(CUPY, kernel))
-    assert every is choices(CUPY, kernel)
+    every = cast(tuple[CudaKernel, ...], CUPY.variants(kernel))
+    assert every is CUPY.variants(kernel)
     assert len({one.id for one in every}) == len(every) > 1
     assert {one.id.rpartition("/")[0] for one in every} == {kernel.id}
     assert not {one.id for one in every} & {one.id for one in CUPY.kernels()}
@@ -285,11 +283,11 @@ def test_what_a_plan_says_is_chosen_is_what_is_launched(batch: int) -> None:
         for kernel in cast(tuple[CudaKernel, ...], CUPY.kernels()):
             if kernel.refusal(problem) is not None:
                 continue
-            one = cast(CudaKernel | None, choice(CUPY, kernel, problem))
+            one = cast(CudaKernel | None, CUPY.variant(kernel, problem))
             if one is None:
-                assert not choices(CUPY, kernel), kernel.id
+                assert not CUPY.variants(kernel), kernel.id
             else:
-                assert one in choices(CUPY, kernel) or own[one.id] is one
+                assert one in CUPY.variants(kernel) or own[one.id] is one
                 assert one.layout is kernel.layout, f"{one.id} is not {kernel.id} with one function"
                 assert one.id.rpartition("/")[0] == kernel.id
                 assert [launch.entry for launch in one.launches(problem)] == [

@@ -12,7 +12,7 @@ import pytest
 
 from commands import r18
 from r18 import records
-from r18.backend import CompiledKernel, DeviceInfo, Resources, SourcedKernel
+from r18.backend import DeviceInfo, Kernel, Resources
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import UsageError
@@ -56,6 +56,9 @@ class Catalogue:
 
     def probe(self) -> DeviceInfo:
         return H200
+
+    def variants(self, kernel: Compiled) -> tuple[Compiled, ...]:
+        return ()
 
 
 def run_of(
@@ -262,10 +265,10 @@ def test_what_was_verified_before_it_had_choices_is_stale(tmp_path: Path) -> Non
     offered = [Compiled(f"{A.id}/small")]
 
     class Choosing(Catalogue):
-        def choices(self, kernel: Compiled) -> tuple[Compiled, ...]:
+        def variants(self, kernel: Compiled) -> tuple[Compiled, ...]:
             return tuple(offered) if kernel is A else ()
 
-        def choice(self, kernel: Compiled, problem: Any) -> None:
+        def variant(self, kernel: Compiled, problem: Any) -> None:
             raise AssertionError("nothing is planned here")
 
     plain: Any = Catalogue(A, B)
@@ -378,10 +381,10 @@ UNRECORDED = "No record of a GPU holds them yet."
 """What a backend's page says while that is so; with the first record it has to go."""
 
 
-def cuda_kernels(backend: str) -> list[SourcedKernel]:
+def cuda_kernels(backend: str) -> list[Kernel]:
     """Of a GPU, also in a process that works with numba's simulator."""
     kernels: Any = all_kernels() if backend == "numba" else load_backend(backend).kernels()
-    return [kernel for kernel in kernels if isinstance(kernel, SourcedKernel)]
+    return [kernel for kernel in kernels if kernel.digest is not None]
 
 
 @pytest.mark.parametrize("backend", ["cupy", "numba"])
@@ -413,9 +416,9 @@ def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
 
 
 def test_a_kernel_that_numba_compiles_is_known_by_its_sources(tmp_path: Path) -> None:
-    """It is no `CompiledKernel`, and the first record of one makes all others stale."""
+    """It has no targets, and the first record of one makes all others stale."""
     one, *others = cuda_kernels("numba")
-    assert not isinstance(one, CompiledKernel)
+    assert not one.targets
     record, _ = save(tmp_path, run_of(one), one)  # type: ignore[arg-type]
     every: Any = [one, *others]
     backend = load_backend("numba")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r18.backend import Array, Buffer, Event
+from r18.backend import Array, Buffer, Event, Memory, Stream
 from r18.graph.ops import Shape
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ class AdoptedBuffer(CupyBuffer):
         return _foreign(self.address, self.nbytes, self._owner)
 
 
-class CupyMemory:
+class CupyMemory(Memory):
     """Memory from CuPy's allocator, which aligns to 512 bytes."""
 
     alignment = 256
+    adopts = True
 
     def empty(self, nbytes: int) -> CupyBuffer:
         return CupyBuffer(_cupy().cuda.alloc(max(1, nbytes)), nbytes)
@@ -99,8 +100,6 @@ class CupyMemory:
         if buffer.nbytes:
             _device(buffer).memory.memset(byte, buffer.nbytes)
             _cupy().cuda.Stream.null.synchronize()
-
-    # -- see `r18.backend.Adopts` --------------------------------------------------------------
 
     def adopt(self, address: int, nbytes: int, owner: object) -> CupyBuffer:
         return AdoptedBuffer(address, nbytes, owner)
@@ -172,7 +171,7 @@ class CupyEvent:
         return float(_cupy().cuda.get_elapsed_time(earlier.event, self.event))
 
 
-class CupyStream:
+class CupyStream(Stream):
     """A CUDA stream: a new non-blocking one, or the given one."""
 
     def __init__(self, cuda: cupy.cuda.Stream | None = None) -> None:
@@ -202,7 +201,7 @@ class CupyStream:
 
     @contextmanager
     def branch(self) -> Iterator[CupyStream]:
-        """See `r18.backend.Branching`. One at a time."""
+        """One at a time."""
         beside = self._beside()
         beside.cuda.wait_event(self.cuda.record(_untimed()))
         yield beside
@@ -232,7 +231,9 @@ class CupyStream:
 
 
 class OverlappingStream(CupyStream):
-    """A stream on a device with programmatic dependent launch. See `r18.backend.Overlapping`."""
+    """A stream on a device with programmatic dependent launch."""
+
+    overlapping = True
 
     def copy_late(self, source: Buffer, target: Buffer) -> None:
         from r18_cupy.cuda import launch

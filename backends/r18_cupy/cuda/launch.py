@@ -322,7 +322,7 @@ class Launcher:
         self._bound(self.device(), launch).enqueue(addresses, stream.ptr)
 
     def bind(self, launches: Sequence[GridLaunch], weights: Sequence[Buffer]) -> Enqueue:
-        """The launches on the current device, with those weights; see `r18.backend.Binding`."""
+        """The launches on the current device, with those weights; see `r18.backend.Kernel.bind`."""
         device = self.device()
         bound = [self._bound(device, launch) for launch in launches]
         behind = _behind(weights)

@@ -1,4 +1,4 @@
-"""The executor's program on a GPU: copies overlap with compute, and device arrays are accepted.
+"""A program on a GPU: copies overlap with compute, and device arrays are accepted.
 
 Two input buffers alternate, each with pinned host memory: while one batch is computed, the next is
 copied on a separate stream. Arrays that are already on the device are read in place.
@@ -17,10 +17,19 @@ from typing import Any, cast
 import cupy
 import numpy as np
 
-from r18.backend import Array, Backend, Buffer
+from r18.backend import (
+    Array,
+    Backend,
+    Buffer,
+    Launch,
+    Plan,
+    Program,
+    Tensor,
+    logical,
+    widened,
+)
 from r18.errors import UsageError
 from r18.graph.ops import Layout
-from r18.runtime.executor import ExecutorProgram, Launch, Plan, Tensor, logical, widened
 from r18_cupy.cuda.device import CupyBuffer, CupyStream
 
 _DLPACK_CUDA = 2  # kDLCUDA
@@ -40,7 +49,7 @@ class Slot:
         self.free = cupy.cuda.Event(disable_timing=True)
 
 
-class CupyProgram(ExecutorProgram):
+class CupyProgram(Program):
     """See `r18.backend.Program`. `run` takes and gives arrays on the device."""
 
     def __init__(self, backend: Backend, plan: Plan, weights: Mapping[str, Array]) -> None:
@@ -99,7 +108,7 @@ class CupyProgram(ExecutorProgram):
         return logical(_pinned(tensor.layout.physical(tensor.shape), tensor.dtype), tensor.layout)
 
     def fetch_later(self) -> Callable[[], Array]:
-        """See `r18.backend.Pipelined`."""
+        """The copy goes into the stream of the run, before the next one."""
         self._check_open()
         tensor = self._plan.tensors[self._plan.schedule.output]
         buffer = cast(CupyBuffer, self._buffer(tensor.value))

@@ -23,13 +23,15 @@ from r18.backend import (
     Backend,
     Buffer,
     Kernel,
+    Launch,
     Memory,
-    Overlapping,
+    download,
     input_layout,
     output_layout,
+    prepare_weights,
+    upload,
 )
 from r18.runtime.arena import aligned
-from r18.runtime.executor import Launch, download, prepare_weights, upload
 from r18_oracle.cases import Case
 from r18_oracle.check.watch import Process, intrusions
 from r18_oracle.judge.reference import kernel_running
@@ -173,7 +175,7 @@ def observe(
     alias:   give it its first input's buffer as output, as a plan may for `in_place`.
     late:    fill memory, except for prepared weights, by a copy that is enqueued just before the
              kernel and ends late; until then it holds NaN. What is read too early is NaN, and what
-             is written too early is lost. For an `Overlapping` stream.
+             is written too early is lost. For an `overlapping` stream.
     watched: record what it calls.
     process: the state of the process before; by default its present state.
     """
@@ -187,7 +189,6 @@ def observe(
     watch: AbstractContextManager[list[str]] = intrusions(kernel) if watched else nullcontext([])
     with kernel_running(), watch as called:
         if late:
-            assert isinstance(stream, Overlapping), "asked of such a stream alone"
             stream.copy_late(source, call.arena.whole)
         for _ in range(times):
             call.launch.enqueue(stream)

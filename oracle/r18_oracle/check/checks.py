@@ -14,7 +14,7 @@
 | `repeatability`    | the same bits in another stream, launched twice, if deterministic           |
 | `stale_memory`     | the result does not depend on what memory held before the call              |
 | `in_place`         | the same bits with the output in the first input's buffer, if declared      |
-| `order`            | the kernel waits for work enqueued before it, if streams are `Overlapping`  |
+| `order`            | the kernel waits for work enqueued before it, if streams are `overlapping`  |
 | `fences`           | memory outside its buffers is not read either, on host memory               |
 | `exact`            | integers: equal to the reference, to the bit                                |
 | `impulse`          | one pixel, one weight, or both: values end up where the definition says     |
@@ -35,7 +35,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from r18.backend import Array, Backend, Kernel, Overlapping
+from r18.backend import Array, Backend, Kernel
 from r18.errors import R18Error, UnknownName, UsageError
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
@@ -224,7 +224,7 @@ class Examination:
 
     def _order(self, case: Case, first: Observation) -> None:
         """After a copy that ends late: a kernel that does not wait reads or writes too early."""
-        if not isinstance(self.backend.stream(), Overlapping):
+        if not self.backend.stream().overlapping:
             return
         got = self._called(case, late=True).output
         if self.kernel.deterministic:

@@ -16,10 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, Backend, Buffer, Kernel, input_layout
+from r18.backend import (
+    Array,
+    Backend,
+    Buffer,
+    Kernel,
+    Launch,
+    input_layout,
+    prepare_weights,
+    upload,
+)
 from r18.backend.host import HostBuffer, HostMemory, PackedWeight, host
 from r18.runtime.arena import aligned
-from r18.runtime.executor import Launch, prepare_weights, upload
 from r18_oracle.cases import Case
 from r18_oracle.judge.reference import kernel_running
 

@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from threadpoolctl import LibController, ThreadpoolController
 
-from r18.backend import Kernel, registry
+from r18.backend import Backend, Kernel, registry
 from r18.machine import set_blas_threads
-from r18.runtime import executor
+from r18.runtime.launch import run_kernel
+from r18.runtime.plan import make_plan
 from r18_oracle.ops.spec import OpSpec
 from r18_oracle.ops.table import SPECS
 
@@ -41,7 +42,8 @@ JUDGES = (
 TOOLS = (
     *("r18_oracle.cases", "r18_oracle.findings", "r18_oracle.judge.declared"),
     *(f"r18_oracle.check.{name}" for name in ("call", "tally", "watch")),
-    *("r18.backend.protocol", "r18.backend.host", "r18.runtime.executor"),
+    *(f"r18.backend.{name}" for name in ("device", "kernel", "launch", "plan", "program")),
+    *("r18.backend.protocol", "r18.backend.host", "r18.runtime.launch", "r18.runtime.plan"),
     *("r18.graph.ops", "r18.graph.precision"),
 )
 """The other modules that take part in a verdict."""
@@ -98,7 +100,7 @@ def _backend(kernel: Kernel) -> str:
 
 @cache
 def _off_limits() -> frozenset[CodeType]:
-    entrances = (registry.load_backend, executor.run_kernel, executor.compile_schedule)
+    entrances = (registry.load_backend, run_kernel, make_plan, Backend.compile)
     return frozenset(entrance.__code__ for entrance in entrances)
 
 

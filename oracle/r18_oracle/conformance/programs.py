@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompileOptions, Kernel, Pipelined, Program
+from r18.backend import Array, Backend, CompileOptions, Kernel, Program
 from r18.backend.registry import load_backend
 from r18.errors import ProgramClosed, ShapeError, UnknownName, UsageError
 from r18.graph.ops import Normalize
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import CANONICAL, Schedule, tiny
 from r18.images.preprocess import Preprocess
-from r18.runtime.executor import make_plan
 from r18.runtime.pipeline import pipeline
+from r18.runtime.plan import make_plan
 from r18.weights import load_weights
 from r18_oracle.network.checkpoints import (
     UNTAPPED,
@@ -193,8 +193,7 @@ def batches_follow_one_another(subject: Subject) -> None:
     batches = [np.roll(images, index, axis=0) * (index + 1) for index in range(5)]
     with subject.program() as program:
         expected = [program(batch) for batch in batches]
-        own = program.input_arrays() if isinstance(program, Pipelined) else ()
-        arrays = own or (np.empty_like(images), np.empty_like(images))
+        arrays = program.input_arrays()
 
         def filled() -> Iterator[Array]:
             for turn, batch in enumerate(batches):

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from r18.backend import Backend, DeviceInfo, Kernel, choice, choices
+from r18.backend import Backend, DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.graph.schedule import network
 from r18_oracle.generate.problems import schedule_problems
@@ -32,7 +32,7 @@ def test_kernels_describe_themselves(backend: Backend) -> None:
     kernels = backend.kernels()
     assert kernels, "a backend without kernels computes nothing"
     for kernel in kernels:
-        assert isinstance(kernel, Kernel), f"{kernel!r} lacks a part of the Kernel protocol"
+        assert isinstance(kernel, Kernel), f"{kernel!r} does not inherit r18.backend.Kernel"
         assert kernel.id.split("/")[1] == kernel.op.name, kernel.id
         assert kernel.precision.name in kernel.id.split("/"), kernel.id
         assert kernel.contract.algorithm in DERIVATIONS, f"{kernel.id}: no bound for its contract"
@@ -46,25 +46,26 @@ def test_kernel_ids_are_unique_and_stable(backend: Backend) -> None:
     assert [kernel.id for kernel in backend.kernels()] == ids
 
 
-def test_choices_are_their_kernel_with_another_part_to_the_id(
+def test_variants_are_their_kernel_with_another_part_to_the_id(
     backend: Backend, pytestconfig: pytest.Config
 ) -> None:
-    """Of a backend that is `Choosing`; without choices nothing is asked."""
+    """A backend without variants passes trivially."""
     problems = schedule_problems(network(pytestconfig.getoption("--r18-network")), (1,))
     listed = {kernel.id for kernel in backend.kernels()}
     for kernel in backend.kernels():
-        found = choices(backend, kernel)
+        found = backend.variants(kernel)
         ids = [one.id for one in found]
         assert len(set(ids)) == len(ids), ids
-        assert not listed.intersection(ids), "a choice that is a kernel is looked at as that"
-        assert all(a is b for a, b in zip(found, choices(backend, kernel), strict=True))
+        assert not listed.intersection(ids), "a variant is listed as a kernel too"
+        assert all(a is b for a, b in zip(found, backend.variants(kernel), strict=True))
         for one in found:
             assert one.id.rpartition("/")[0] == kernel.id, one.id
+            assert one.variant_of == kernel.id, one.id
             for name in ("op", "precision", "layout", "contract"):
                 assert getattr(one, name) == getattr(kernel, name), f"{one.id}: {name}"
         for problem in problems if found else ():
             if kernel.refusal(problem) is None:
-                chosen = choice(backend, kernel, problem)
+                chosen = backend.variant(kernel, problem)
                 assert chosen is not None, f"{kernel.id} takes {problem} and chooses nothing"
                 assert chosen.id in ids or chosen.id in listed, chosen.id
                 assert chosen.layout is kernel.layout, chosen.id

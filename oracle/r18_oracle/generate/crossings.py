@@ -3,14 +3,14 @@
 Drawn problems come near a kernel's `edges` on some axis, now and then. Here every edge is crossed
 on every axis while all other axes are small, and on one axis while another is exactly full, since
 a kernel that tiles both computes its grid from the number of full tiles. Where several sizes
-together decide, the kernel itself names a problem beyond: its `roads`.
+together decide, the kernel itself names a problem beyond: its `extra_problems`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from r18.backend import Kernel, roads
+from r18.backend import Kernel
 from r18.graph.ops import Problem
 from r18_oracle.generate.corners import small_enough
 from r18_oracle.generate.problems import fitted
@@ -21,12 +21,12 @@ def crossings(kernel: Kernel, max_elements: int, max_macs: int) -> tuple[Problem
     """Problems one beyond the kernel's edges on each axis, those that are not too large.
 
     A problem that the kernel refuses is rounded up to one that it takes, if there is one. Two axes
-    at an edge may make a tensor twice as large as the limit. The kernel's roads come last, at any
-    size.
+    at an edge may make a tensor twice as large as the limit. The kernel's own extra
+    problems come last, at any size.
     """
     room = spec_of(kernel.op).room(kernel, max_elements, max_macs)
     found = _crossed(kernel, kernel.edges, *room)
-    return (*found, *(road for road in roads(kernel) if road not in found))
+    return (*found, *(extra for extra in kernel.extra_problems if extra not in found))
 
 
 def choice_crossings(

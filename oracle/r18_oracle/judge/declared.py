@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from r18.backend import Kernel, roads
+from r18.backend import Kernel
 from r18.graph.precision import PRECISIONS
 from r18_oracle.judge.bounds import DERIVATIONS
 from r18_oracle.ops.table import spec_of
@@ -27,24 +27,28 @@ ATTRIBUTES = (
     "in_place",
     "contract",
     "edges",
+    "extra_problems",
 )
 
 
 def declaration(kernel: Kernel) -> dict[str, object]:
     """Everything that a kernel declares, by name."""
-    return {name: getattr(kernel, name) for name in ATTRIBUTES} | {"roads": roads(kernel)}
+    return {name: getattr(kernel, name) for name in ATTRIBUTES}
 
 
 def objection(kernel: Kernel) -> str | None:
     """The reason why what the kernel declares is not acceptable, or None.
 
+    - It inherits `r18.backend.Kernel`, whose defaults the core and the oracle rely on.
     - The precision is one of `r18.graph.precision.PRECISIONS` (it may flush to zero), and the id
       contains its name and the op's.
     - Sums are kept in the precision's `accumulate` format and results in its `storage` format.
     - Sums are truncated only where factors are narrow enough for a tensor core.
     - The algorithm has a derivation, for split factors one of its own.
-    - The kernel takes the problems that it names as its roads.
+    - The kernel takes the problems that it names as its extra problems.
     """
+    if not isinstance(kernel, Kernel):
+        return f"{type(kernel).__name__} does not inherit r18.backend.Kernel"
     precision, contract = kernel.precision, kernel.contract
     known = PRECISIONS.get(precision.name)
     if known is None or precision != replace(known, flush_to_zero=precision.flush_to_zero):
@@ -62,7 +66,7 @@ def objection(kernel: Kernel) -> str | None:
         return f"the oracle has no error bound for '{contract.algorithm}'"
     if precision.splits and contract.algorithm.startswith("winograd"):
         return f"the oracle has no error bound for '{contract.algorithm}' with {precision}"
-    for road in roads(kernel):
-        if (reason := kernel.refusal(road)) is not None:
-            return f"it names {road} among its roads, and does not take it: {reason}"
+    for extra in kernel.extra_problems:
+        if (reason := kernel.refusal(extra)) is not None:
+            return f"it names {extra} among its extra problems, but does not take it: {reason}"
     return None

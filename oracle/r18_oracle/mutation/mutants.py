@@ -27,7 +27,7 @@ class Language:
              differ in form alone; None for what is no program at all. Mutants that mean what the
              original (text = "" at an empty span) or an earlier mutant means are dropped.
     compiled: it is compiled to machine code of its own, which tells whether a mutant is a program,
-             and another one; see `r18.backend.CompiledKernel`.
+             and another one; see `r18.backend.Kernel`.
     """
 
     edits: Callable[[str], Iterator[python_edits.Edit]]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from r18.backend import SourcedKernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError, unknown
 from r18_oracle.mutation.equivalents import judged
@@ -43,7 +42,7 @@ class Plan:
             kernel.id: (*reach(kernel, target.path, names), *device_code(kernel, target.path))
             for kernel in kernels
         }
-        told = all(isinstance(kernel, SourcedKernel) for kernel in kernels)
+        told = all(kernel.digest is not None for kernel in kernels)
         held = {span[0] for spans in reaches.values() for span in spans}
         mutants = [
             mutant

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from r18.backend import Kernel, SourcedKernel
+from r18.backend import Kernel
 from r18_oracle.mutation.mutants import Mutant
 from r18_oracle.mutation.names import Names, Span
 
@@ -55,8 +55,6 @@ def _held(kernel: Kernel, root: Path) -> set[Span]:
 
 def device_code(kernel: Kernel, root: Path) -> tuple[Span, ...]:
     """The files under `root` that the kernel is compiled from, whole; none of one that is not."""
-    if not isinstance(kernel, SourcedKernel):
-        return ()
     files = [path for path in kernel.source_files if path.is_relative_to(root)]
     lines = {path: len(path.read_text("utf-8").splitlines()) for path in files}
     return tuple((path.relative_to(root).as_posix(), 1, lines[path]) for path in files)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from r18.backend import Backend, CompiledKernel, DeviceInfo
+from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError, unknown
 from r18.machine import cpus
@@ -241,11 +241,7 @@ def _with_machine_code(
         name = question.target.backend
         raise UsageError(f"backend '{name}' does not say for which architecture it compiles")
     target = f"sm_{capability.replace('.', '')}"
-    compiled = [
-        kernel
-        for kernel in backend.kernels()
-        if kernel.id in kernels and isinstance(kernel, CompiledKernel)
-    ]
+    compiled = [kernel for kernel in backend.kernels() if kernel.id in kernels and kernel.targets]
     with _cache(question.cache), ThreadPoolExecutor(cpus()) as threads:
         codes = list(threads.map(lambda kernel: kernel.machine_code(target), compiled))
     names = (kernel.id for kernel in compiled)

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from r18.backend import Backend, CompiledKernel, Kernel
+from r18.backend import Backend, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Problem
@@ -307,7 +307,7 @@ def _search(request: _Request, backend: Backend, announce: Announce) -> Finding 
 
 def _changed(question: Question, kernel: Kernel) -> bool:
     """Whether it compiles to other machine code than the unchanged one; raises if it does not."""
-    if kernel.id not in question.codes or not isinstance(kernel, CompiledKernel):
+    if kernel.id not in question.codes or not kernel.targets:
         return True
     return kernel.machine_code(question.architecture) != question.codes[kernel.id]
 

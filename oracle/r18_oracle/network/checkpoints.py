@@ -16,14 +16,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompileOptions, Kernel, Program
+from r18.backend import Array, Backend, CompileOptions, Kernel, Plan, PlannedStep, Program
 from r18.errors import R18Error, ShapeError, UsageError
 from r18.evaluate.margins import Allowance, Call, calls, multiple
 from r18.graph.ops import ConvMaxPool, Normalize, Problem
 from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pool
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule
-from r18.runtime.executor import Plan, PlannedStep
 from r18.runtime.fusing import schedule_for
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case

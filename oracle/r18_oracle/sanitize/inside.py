@@ -30,7 +30,7 @@ import numpy as np
 from r18.backend import Backend, Kernel
 from r18.backend.registry import load_backend
 from r18.graph.ops import Problem
-from r18.runtime.executor import launch_on
+from r18.runtime.launch import launch_on
 from r18_oracle.generate.inputs import ROUNDING, make_case
 from r18_oracle.search.campaign import network_problems, search
 from r18_oracle.search.choices import shares

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from r18.backend import Backend, Kernel, choices
+from r18.backend import Backend, Kernel
 from r18.errors import UsageError
 from r18.graph.ops import Problem
 from r18_oracle.findings import CHOICE, Finding
@@ -51,7 +51,7 @@ class Share:
 def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterator[Share]:
     """The kernel's, and those of its choices, with fewer examples and each a seed of its own."""
     yield Share(kernel, how, seed)
-    found = choices(backend, kernel)
+    found = backend.variants(kernel)
     if not found:
         return
     common = frozenset.intersection(*(frozenset(one.edges) for one in found))
@@ -75,7 +75,7 @@ def suspects(backend: Backend, kernel: Kernel, finding: Finding) -> tuple[Kernel
 
     Raises `UsageError` for a choice that the kernel does not have.
     """
-    every = choices(backend, kernel)
+    every = backend.variants(kernel)
     name = finding.details.get(CHOICE)
     if name is None:
         return (kernel, *every) if finding.check in ("crash", "hang") else (kernel,)

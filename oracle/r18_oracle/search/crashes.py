@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from r18.backend import choices
 from r18.graph.ops import Problem
 from r18_oracle.check.checks import examine
 from r18_oracle.findings import SILENCE, Failed, Finding
@@ -82,7 +81,7 @@ def survive(
     """Examine a kernel and its choices on one problem; returns if the process survives it."""
     loaded = loaded_backend(backend)
     chosen = kernel_of(loaded, kernel)
-    for one in (chosen, *choices(loaded, chosen)):
+    for one in (chosen, *loaded.variants(chosen)):
         with suppress(Failed):  # another fault than the crash
             examine(
                 loaded,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from r18 import records
-from r18.backend import Backend, Kernel, SourcedKernel, choices
+from r18.backend import Backend, Kernel
 from r18.errors import UsageError
 from r18.records.kinds import VerifiedKernel, VerifiedNetwork, Verify
 from r18_oracle.findings import Finding
@@ -123,15 +123,14 @@ def _kernels(
 
 
 def digest_of(backend: Backend, kernel: Kernel) -> str | None:
-    """Of the kernel's sources and of the ids of its choices, which are checked with it.
+    """Of the kernel's sources and of the ids of its variants, which are checked with it.
 
-    None for a kernel that is not compiled from sources of its own.
+    None for a kernel that is not compiled from its own sources.
     """
-    if not isinstance(kernel, SourcedKernel):
-        return None
-    if not (found := choices(backend, kernel)):
-        return kernel.digest
-    parts = (kernel.digest, *(choice.id for choice in found))
+    digest = kernel.digest
+    if digest is None or not (found := backend.variants(kernel)):
+        return digest
+    parts = (digest, *(variant.id for variant in found))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -168,7 +167,7 @@ def settled(backends: Mapping[str, Backend], folder: Path) -> frozenset[str]:
     for backend in backends.values():
         record = records.load(records.path_of(folder, WHAT, backend.probe()), Verify)
         kernels = backend.kernels()
-        compiled = {kernel.id for kernel in kernels if isinstance(kernel, SourcedKernel)}
+        compiled = {kernel.id for kernel in kernels if kernel.digest is not None}
         found |= compiled - stale(backend, kernels, [record] if record else []).keys()
     return frozenset(found)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from r18.backend.tuned import Table as TuningTable
+from r18.backend.tuned import read_table
 from r18.bench import tuning
 from r18.bench.baselines import TORCH
 from r18.bench.record import floors, group_name, in_order, pools
@@ -264,10 +266,10 @@ def tuned_table(options: Options, folder: Path) -> Table:
     return Table(heads, "l" + "r" * (len(rows[0]) - 2) + "l", rows, [caption])
 
 
-def _tuned(path: Path) -> tuning.Table:
+def _tuned(path: Path) -> TuningTable:
     if not path.is_file():
         raise UsageError(f"there is no tuning table {path}: r18 tune --out writes one")
-    return tuning.read_table(path)
+    return read_table(path)
 
 
 def _tuned_problems(schedule: Schedule, batch: int) -> Iterator[tuple[Problem, list[str]]]:

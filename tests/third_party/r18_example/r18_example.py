@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from r18.backend import BackendBase, DeviceInfo, Kernel, RoundingContract
-from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
+from r18.backend import Backend as BackendBase
+from r18.backend import DeviceInfo, Kernel, RoundingContract
+from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -34,17 +35,11 @@ class Backend(BackendBase):
 
     name = "example"
 
-    def __init__(self) -> None:
-        self.memory = HostMemory()
-
     def probe(self) -> DeviceInfo:
         return DeviceInfo("cpu", "an example of a CPU")
 
     def kernels(self) -> tuple[Kernel, ...]:
         return KERNELS
-
-    def stream(self) -> HostStream:
-        return HostStream()
 
 
 def windows(x: Any, op: Any, fill: float) -> Any:

@@ -1,0 +1,245 @@
+"""One implementation of one op, and what it promises."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from r18.backend.device import Array, Buffer, Memory, Stream
+from r18.errors import UsageError
+from r18.graph.ops import Layout, Normalize, Op, Problem, Relayout
+from r18.graph.precision import Precision, dtype_of
+
+Enqueue = Callable[[Sequence[int], int, int, int], None]
+"""Of inputs, output, workspace and stream: the addresses (0 for no workspace), and the handle."""
+
+
+@dataclass(frozen=True)
+class RoundingContract:
+    """What a kernel promises about rounding: everything that its error bound depends on.
+
+    algorithm:  the derivation that applies: "sum" (products summed in any order), "winograd_f2x2",
+                "winograd_f4x4", "elementwise", "exact" (moves or compares values), "batchnorm",
+                "scale_shift", "mean", "softmax", "normalize".
+    accumulate: the format in which sums are kept.
+    truncates:  sums are cut off instead of rounded to nearest, as tensor cores do.
+    blocks:     T, the number of partial sums of at most ⌈K/T⌉ of an output's K products each that
+                are then added pairwise; bias and residual are not blocked. 1 claims nothing
+                about the order.
+    output:     the format in which the result is stored; one more rounding where it is narrower
+                than `accumulate`.
+    stored_sum: the sum is rounded to `output` before bias, residual and ReLU are applied, as an
+                epilogue in a separate launch must.
+    """
+
+    algorithm: str
+    accumulate: str
+    output: str
+    truncates: bool = False
+    blocks: int = 1
+    stored_sum: bool = False
+
+    def __post_init__(self) -> None:
+        dtype_of(self.accumulate), dtype_of(self.output)
+        if self.blocks < 1:
+            raise UsageError(f"a contract needs at least one block, got {self.blocks}")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled function uses on a multiprocessor, as the assembler reports it.
+
+    registers: per thread. shared_nbytes: static, per block. stack_nbytes and spill_nbytes: local
+    memory per thread, and the part of it that holds spilled registers (stores and loads).
+    """
+
+    registers: int
+    shared_nbytes: int
+    stack_nbytes: int
+    spill_nbytes: int
+
+
+class Kernel(ABC):
+    """One implementation of one op. Its attributes and pure methods need no device.
+
+    id:        `backend/op/algorithm/precision[/tile]`.
+    op, algorithm, precision, contract: no default; `contract` is the rounding contract.
+    layout:    of the activations, at least of the output; NCHW by default.
+    reads:     the layout of the inputs where it is not `layout`; None by default.
+    deterministic:   the same inputs give the same bits, on every run and in every stream; True.
+    batch_invariant: a sample's result has the same bits whatever batch it is in; False.
+    in_place:  the output buffer may be the first input's; False.
+    edges:     sizes at which behaviour changes (tiles, vector widths); tests aim at them.
+    extra_problems: problems that take a path through the kernel which no size reveals (filters that
+               outgrow a cache); tests run them too.
+    variant_of: the id of the kernel that chooses this one by the problem's size, such as one tile;
+               None for a kernel that no other chooses. See `Backend.variants`.
+
+    Of a kernel compiled from its own sources, by which records tell whether it has changed:
+
+    digest:    sha256 over everything that decides its results: device sources, flags, host code.
+               None, the default, for a kernel that is not compiled from sources.
+    source_files: the files of device code, the backend's own headers included.
+    targets:   architectures that it can be compiled for without a device, named as the compiler
+               names them, such as `sm_90`; `resources` and `machine_code` then work.
+    """
+
+    # Read-only to callers and the type checker. At run time there is no property, so that a
+    # subclass may use dataclass fields, class attributes or properties.
+    if TYPE_CHECKING:
+
+        @property
+        def id(self) -> str: ...
+        @property
+        def op(self) -> type[Op]: ...
+        @property
+        def algorithm(self) -> str: ...
+        @property
+        def precision(self) -> Precision: ...
+        @property
+        def contract(self) -> RoundingContract: ...
+        @property
+        def layout(self) -> Layout: ...
+        @property
+        def reads(self) -> Layout | None: ...
+        @property
+        def deterministic(self) -> bool: ...
+        @property
+        def batch_invariant(self) -> bool: ...
+        @property
+        def in_place(self) -> bool: ...
+        @property
+        def edges(self) -> tuple[int, ...]: ...
+        @property
+        def extra_problems(self) -> tuple[Problem, ...]: ...
+        @property
+        def variant_of(self) -> str | None: ...
+        @property
+        def digest(self) -> str | None: ...
+        @property
+        def source_files(self) -> tuple[Path, ...]: ...
+        @property
+        def targets(self) -> tuple[str, ...]: ...
+
+    else:
+        layout = Layout.NCHW
+        reads = None
+        deterministic = True
+        batch_invariant = False
+        in_place = False
+        edges = ()
+        extra_problems = ()
+        variant_of = None
+        digest = None
+        source_files = ()
+        targets = ()
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why this kernel does not take the problem, or None. Pure.
+
+        By default it takes every problem of its op.
+        """
+        if type(problem.op) is self.op:
+            return None
+        return f"computes {self.op.name}, not {problem.op.name}"
+
+    def workspace(self, problem: Problem) -> int:
+        """Scratch bytes that `enqueue` needs; 0 by default. Pure."""
+        return 0
+
+    @abstractmethod
+    def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
+        """Bring float32 or float64 host weights (in `op.weights()` order) into device form, once.
+
+        Rounding (see `Precision.weight_dtype`), relayout, transforms, quantisation.
+        """
+
+    @abstractmethod
+    def enqueue(
+        self,
+        problem: Problem,
+        inputs: tuple[Buffer, ...],
+        weights: tuple[Buffer, ...],
+        output: Buffer,
+        workspace: Buffer,
+        stream: Stream,
+    ) -> None:
+        """Put the work in the stream: no allocation, no synchronisation."""
+
+    def bind(self, problem: Problem, weights: tuple[Buffer, ...], memory: Memory) -> Enqueue:
+        """`enqueue` for one problem by addresses, on the device that is current now.
+
+        Work that is the same in every run can be done here once. That device is current at each
+        call too. A stream's handle is one for `Memory.adopt_stream`. The caller keeps the weights,
+        and at each call the memory at the addresses, alive. Safe from several threads; phases are
+        not traced. By default every call adopts its addresses and calls `enqueue`, for which the
+        memory has to be one that `adopts`.
+        """
+        given = input_dtype(problem, self.precision).itemsize
+        sizes = [math.prod(shape) * given for shape in problem.inputs]
+        output_nbytes = math.prod(problem.output) * self.precision.dtype.itemsize
+        scratch = self.workspace(problem)
+
+        def enqueue(inputs: Sequence[int], output: int, workspace: int, stream: int) -> None:
+            self.enqueue(
+                problem,
+                tuple([memory.adopt(a, n, None) for a, n in zip(inputs, sizes, strict=True)]),
+                weights,
+                memory.adopt(output, output_nbytes, None),
+                memory.adopt(workspace, scratch, None),
+                memory.adopt_stream(stream),
+            )
+
+        return enqueue
+
+    def resources(self, target: str) -> Mapping[str, Resources]:
+        """What each of its functions uses on `target`, by a label of its name and macros.
+
+        Empty for an architecture that it does not run on. Raises `R18Error` for a source that does
+        not compile, with file, line and flags.
+        """
+        return {}
+
+    def machine_code(self, target: str) -> str:
+        """sha256 over the machine code of its functions on `target`, in their order.
+
+        Sources with the same hash cannot be told apart there. Raises as `resources` does, and
+        `UsageError` for a kernel without `targets`.
+        """
+        raise UsageError(f"{self.id} has no machine code: it names no targets")
+
+
+def input_layout(kernel: Kernel, problem: Problem) -> Layout:
+    """The layout of a kernel's inputs: pixels are NHWC, a relayout reads its source layout."""
+    if isinstance(problem.op, Normalize):
+        return Layout.NHWC
+    if isinstance(problem.op, Relayout):
+        return problem.op.source
+    return kernel.reads or kernel.layout
+
+
+def input_dtype(problem: Problem, precision: Precision) -> np.dtype[Any]:
+    """The dtype of the inputs: uint8 for pixels, else the precision's storage format."""
+    return np.dtype(np.uint8) if isinstance(problem.op, Normalize) else precision.dtype
+
+
+def output_layout(kernel: Kernel, problem: Problem) -> Layout:
+    """The layout of a kernel's output: its own, or a relayout's target."""
+    return problem.op.target if isinstance(problem.op, Relayout) else kernel.layout
+
+
+__all__ = [
+    "Enqueue",
+    "Kernel",
+    "Resources",
+    "RoundingContract",
+    "input_dtype",
+    "input_layout",
+    "output_layout",
+]

@@ -1,0 +1,160 @@
+"""Which kernel measured fastest: a table per device, written by `r18 tune`, read by plans.
+
+A problem that the table does not hold goes to the backend's own order. The choice changes speed
+only: every kernel is verified by itself.
+
+For a problem that fuses two ops the table may say `apart`: separate kernels for the two were
+faster than every kernel for both.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from r18.atomic import new_file
+from r18.backend.device import DeviceInfo
+from r18.errors import UsageError
+from r18.graph.ops import Problem
+from r18.machine import cache_folder
+
+FORMAT = 1
+APART = "apart"
+"""In a table's file, in place of a kernel's id."""
+
+
+@dataclass(frozen=True)
+class Preferred:
+    """The kernel of this id is the fastest for a problem."""
+
+    kernel: str
+
+
+@dataclass(frozen=True)
+class Apart:
+    """For a problem that fuses two ops, separate kernels are the fastest."""
+
+
+Fastest = Preferred | Apart | None
+"""What `Backend.fastest` returns; None where nothing is known."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel's median time on a problem, in microseconds; or `APART`, that of its two ops."""
+
+    kernel: str
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """The fastest kernel: by precision, then by the problem at batch 1 as it prints itself, then
+    by batch."""
+
+    device: str
+    choices: Mapping[str, Mapping[str, Mapping[int, Timing]]]
+
+    def best(self, problem: Problem, precision: str) -> Fastest:
+        """What was fastest at the measured batch nearest by ratio."""
+        found = self.choices.get(precision, {}).get(at_batch_1(problem))
+        if not found:
+            return None
+        nearest = min(found, key=lambda batch: (abs(math.log(batch / problem.batch)), batch))
+        kernel = found[nearest].kernel
+        return Apart() if kernel == APART else Preferred(kernel)
+
+    def timing(self, problem: Problem, precision: str) -> Timing | None:
+        """The fastest kernel at the problem's own batch, if that was measured."""
+        found = self.choices.get(precision, {}).get(at_batch_1(problem), {})
+        return found.get(problem.batch)
+
+    def merged(self, other: Table) -> Table:
+        """This table, updated with the measurements of `other`."""
+        choices = {
+            name: {
+                problem: {**mine.get(problem, {}), **theirs.get(problem, {})}
+                for problem in sorted({*mine, *theirs})
+            }
+            for name in sorted({*self.choices, *other.choices})
+            for mine, theirs in [(self.choices.get(name, {}), other.choices.get(name, {}))]
+        }
+        return Table(other.device, choices)
+
+    def write(self, path: Path) -> None:
+        """As JSON, whole or not at all."""
+        head = {"format": FORMAT, "device": self.device, "unit": "microseconds"}
+        choices = {
+            precision: {
+                problem: {
+                    str(batch): [timing.kernel, round(timing.microseconds, 2)]
+                    for batch, timing in sorted(batches.items())
+                }
+                for problem, batches in sorted(found.items())
+            }
+            for precision, found in self.choices.items()
+        }
+        with new_file(path) as draft:
+            draft.write_text(json.dumps(head | {"choices": choices}, indent=1) + "\n")
+
+
+def at_batch_1(problem: Problem) -> str:
+    """The problem at batch 1 as it prints itself: a key of `Table.choices`."""
+    inputs = tuple((1, *shape[1:]) for shape in problem.inputs)
+    return str(Problem(problem.op, inputs))
+
+
+def read_table(path: Path) -> Table:
+    """Raises `UsageError` for a file that is no table, `OSError` for none."""
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, expected {FORMAT}")
+        choices = {
+            precision: {
+                problem: {
+                    int(batch): Timing(str(kernel), float(time))
+                    for batch, (kernel, time) in batches.items()
+                }
+                for problem, batches in found.items()
+            }
+            for precision, found in data["choices"].items()
+        }
+        return Table(str(data["device"]), choices)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is no tuning table: {error}\n  Make one with `r18 tune`."
+        ) from error
+
+
+def users_table(backend: str, device: DeviceInfo) -> Path:
+    """The path at which `r18 tune` keeps this device's table and plans find it."""
+    return cache_folder() / "tuned" / f"{backend}-{device.slug}.json"
+
+
+def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
+    """The user's table of a device, else the one in the folder that a backend ships, else None.
+
+    Raises `UsageError` for a file that is no table.
+    """
+    for path in (users_table(backend, device), shipped / f"{device.slug}.json"):
+        if path.is_file():
+            return read_table(path)
+    return None
+
+
+__all__ = [
+    "APART",
+    "Apart",
+    "Fastest",
+    "Preferred",
+    "Table",
+    "Timing",
+    "at_batch_1",
+    "find_table",
+    "read_table",
+    "users_table",
+]
