@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,6 +76,45 @@ def new_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     _flush(target.parent)
+
+
+def check_free(
+    target: Path,
+    kind: str,
+    description: str,
+    overwrite: bool,
+    check: Callable[[Path], object],
+    error: type[R18Error],
+) -> None:
+    """Raise `error` unless a folder of a kind may be written at `target`.
+
+    It may where there is none, or an empty one; with `overwrite` also where there is one that holds
+    `.bin` files and the file `description`, for which `check` raises no `R18Error`.
+    """
+    where = f"cannot write the {kind} '{target}'"
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise error(f"{where}: it is a file or a link; name a folder")
+    held = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    if not held:
+        return
+    foreign = [name for name in held if name != description and not name.endswith(".bin")]
+    reason = ""
+    if foreign or description not in held:
+        reason = f"it holds '{(foreign or held)[0]}'"
+    else:
+        try:
+            check(target / description)
+        except R18Error as found:
+            reason = str(found)
+    if reason:
+        raise error(
+            f"{where}: it is no {kind}, {reason}\n  choose another folder, or empty this one"
+        )
+    if not overwrite:
+        raise error(
+            f"{where}: one is there already\n"
+            "  replace it with --force (overwrite=True), or choose another folder"
+        )
 
 
 def _replace(draft: Path, target: Path) -> None:

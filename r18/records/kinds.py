@@ -58,6 +58,13 @@ class WeightsId(Part):
     sha256: str
 
 
+class OfDevice(Part, kw_only=True, tag_field="record"):
+    """The head of every record: its kind, as the tag, its format and its device."""
+
+    format: int = 1
+    device: str
+
+
 class Skipped(Part):
     contender: str
     reason: str
@@ -129,11 +136,9 @@ class BenchGroup(Part, kw_only=True):
     rows: list[BenchRow]
 
 
-class Bench(Part, kw_only=True, tag_field="record", tag="bench"):
+class Bench(OfDevice, kw_only=True, tag="bench"):
     """`r18 bench --record`. ratio: what the rows' ratios are to, in words."""
 
-    format: int = 1
-    device: str
     ratio: str
     groups: dict[str, BenchGroup]
 
@@ -166,11 +171,9 @@ class ProfileGroup(Part):
     rows: list[ProfileRow]
 
 
-class Profile(Part, kw_only=True, tag_field="record", tag="profile"):
+class Profile(OfDevice, kw_only=True, tag="profile"):
     """`r18 profile --record`."""
 
-    format: int = 1
-    device: str
     groups: dict[str, ProfileGroup]
 
 
@@ -301,11 +304,9 @@ class VerifiedNetwork(Part):
     findings: list[Found]
 
 
-class Verify(Part, kw_only=True, tag_field="record", tag="verify"):
+class Verify(OfDevice, kw_only=True, tag="verify"):
     """`r18 verify --record`."""
 
-    format: int = 1
-    device: str
     environments: dict[str, Environment]
     kernels: dict[str, VerifiedKernel]
     networks: dict[str, VerifiedNetwork]
@@ -383,11 +384,9 @@ class MutateRun(Part, kw_only=True):
     results: dict[str, Fate]
 
 
-class Mutate(Part, kw_only=True, tag_field="record", tag="mutate"):
+class Mutate(OfDevice, kw_only=True, tag="mutate"):
     """`r18 mutate --record`."""
 
-    format: int = 1
-    device: str
     backends: dict[str, MutateRun]
 
 
@@ -426,11 +425,9 @@ class SanitizedTool(Part):
     kernels: dict[str, SanitizedKernel]
 
 
-class Sanitize(Part, kw_only=True, tag_field="record", tag="sanitize"):
+class Sanitize(OfDevice, kw_only=True, tag="sanitize"):
     """`r18 sanitize --record`."""
 
-    format: int = 1
-    device: str
     sanitizer: str
     runs: dict[str, SanitizeRun]
     tools: dict[str, SanitizedTool]
@@ -483,11 +480,9 @@ class EvaluateEntry(Part):
     images_per_second: Number | None
 
 
-class Evaluate(Part, kw_only=True, tag_field="record", tag="evaluate"):
+class Evaluate(OfDevice, kw_only=True, tag="evaluate"):
     """`r18 evaluate --record`."""
 
-    format: int = 1
-    device: str
     entries: dict[str, EvaluateEntry]
 
 
@@ -508,11 +503,9 @@ class CopyRate(Part):
     how: str
 
 
-class CeilingsRecord(Part, kw_only=True, tag_field="record", tag="ceilings"):
+class CeilingsRecord(OfDevice, kw_only=True, tag="ceilings"):
     """`r18 roofline --measure`. threads: of a CPU."""
 
-    format: int = 1
-    device: str
     date: str
     environment: Environment
     machine: Machine

@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from r18.atomic import new_folder
+from r18.atomic import check_free, new_folder
 from r18.errors import ManifestError, R18Error, WeightsError, unknown
 from r18.graph.ops import Linear
 from r18.graph.schedule import IMAGE, NETWORKS, Schedule, network
@@ -305,7 +305,7 @@ def write_manifest(
     """
     folder = Path(folder)
     manifest = Manifest.of(weights, schedule)
-    _check_free(folder, overwrite)
+    check_free(folder, "export", MANIFEST, overwrite, load_manifest, ManifestError)
     try:
         with new_folder(folder, overwrite=overwrite) as draft:
             for entry in manifest.tensors:
@@ -316,31 +316,6 @@ def write_manifest(
     except OSError as error:
         raise ManifestError(f"cannot write '{folder}': {error}") from error
     return manifest
-
-
-def _check_free(folder: Path, overwrite: bool) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ManifestError(f"cannot export to '{folder}': it is a file or a link; name a folder")
-    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in held if name != MANIFEST and not name.endswith(".bin")]
-    if foreign or (held and MANIFEST not in held):
-        raise ManifestError(
-            f"cannot export to '{folder}': it is not an export, it holds '{(foreign or held)[0]}'\n"
-            "  choose another folder, or empty this one"
-        )
-    if held and not overwrite:
-        raise ManifestError(
-            f"cannot export to '{folder}': an export is there already\n"
-            "  replace it with --force (overwrite=True), or choose another folder"
-        )
-    if held:
-        try:
-            load_manifest(folder / MANIFEST)
-        except ManifestError as error:  # a dump, or something else that looks like an export
-            raise ManifestError(
-                f"cannot replace '{folder}': its manifest is not an export's ({error})\n"
-                "  choose another folder, or delete this one yourself"
-            ) from None
 
 
 # -- Fields ----------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ def test_tools(tool: str, tmp_path: Path, weights: Weights) -> None:
             timeout=120,
         )
         assert ran.returncode == code, ran.stderr
-    assert ran.stderr.startswith(f"{tool}: cannot write a ")
+    assert ran.stderr.startswith(f"{tool}: cannot write the ")
     if tool == "make_step_fixture":
         assert read_fixture(tmp_path / "out" / "step4").network == "tiny"
     else:

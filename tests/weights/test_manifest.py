@@ -480,7 +480,7 @@ def test_an_export_is_not_replaced_unasked(export: Path, weights: Weights) -> No
     with pytest.raises(ManifestError) as caught:
         write_manifest(export, weights, tiny())
     assert str(caught.value) == (
-        f"cannot export to '{export}': an export is there already\n"
+        f"cannot write the export '{export}': one is there already\n"
         "  replace it with --force (overwrite=True), or choose another folder"
     )
     other = load_weights("synthetic:1", tiny())
@@ -498,7 +498,7 @@ def test_what_is_no_export_is_never_replaced(tmp_path: Path, weights: Weights) -
     for extra in ((), (MANIFEST,)):
         for name in extra:
             (home / name).write_text("{}")
-        with pytest.raises(ManifestError, match=r"it is not an export, it holds 'thesis\.tex'"):
+        with pytest.raises(ManifestError, match=r"it is no export, it holds 'thesis\.tex'"):
             write_manifest(home, weights, tiny(), overwrite=True)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(home)
@@ -587,6 +587,6 @@ def test_a_forced_export_never_replaces_a_dump(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text('{"kind": "dump", "version": 1}')
     (folder / "logits.bin").write_bytes(b"1234")
     schedule = tiny()
-    with pytest.raises(ManifestError, match="its manifest is not an export's"):
+    with pytest.raises(ManifestError, match="it is no export, "):
         export_weights(folder, load_weights("synthetic", schedule), schedule, overwrite=True)
     assert (folder / "logits.bin").read_bytes() == b"1234"

@@ -646,7 +646,7 @@ def test_export_command(tmp_path: Path, weights: Weights) -> None:
     assert len(lines) == len(weights) + 1
     assert lines[-1] == f"exported: 62 tensors, 0.3 MB -> {tmp_path / 'fp32'}"
     assert load_weights(tmp_path / "fp32", tiny()) == weights
-    with pytest.raises(ManifestError, match="an export is there already"):
+    with pytest.raises(ManifestError, match="one is there already"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     CliRunner().invoke(app, [*arguments, "--force"], catch_exceptions=False)
     CliRunner().invoke(app, [*arguments, "--format", "npz"], catch_exceptions=False)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from r18 import atomic
 from r18.atomic import new_folder
 from r18.backend import Array
 from r18.errors import DumpError
@@ -100,24 +101,13 @@ def read_tensor(folder: Path, file: TensorFile) -> Array:
 
 
 def check_free(target: Path, kind: str, description: str, overwrite: bool) -> None:
-    """Raise `DumpError` unless a folder may be written at `target`.
+    """Raise `DumpError` unless a folder may be written; see `r18.atomic.check_free`."""
 
-    It may where there is none, or an empty one; with `overwrite` also where there is one that holds
-    a `kind` (told by its JSON file, named `description`) and nothing else.
-    """
-    held = _held(target)
-    is_ours = description in held and all(n == description or n.endswith(".bin") for n in held)
-    if held and not (is_ours and _kind(target / description) == kind):
-        other = next((name for name in held if name != description), description)
-        raise DumpError(
-            f"cannot write a {kind} to '{target}': it is no {kind}, and it holds '{other}'\n"
-            "  choose another folder, or empty this one"
-        )
-    if held and not overwrite:
-        raise DumpError(
-            f"cannot write a {kind} to '{target}': one is there already\n"
-            "  replace it with --force (overwrite=True), or choose another folder"
-        )
+    def check(path: Path) -> None:
+        if _parse(path).get("kind") != kind:
+            raise DumpError(f"'{path.name}' describes something else")
+
+    atomic.check_free(target, kind, description, overwrite, check, DumpError)
 
 
 @contextmanager
@@ -132,19 +122,6 @@ def whole_folder(target: Path, kind: str, description: str, overwrite: bool) -> 
             yield draft
     except OSError as error:
         raise DumpError(f"cannot write a {kind} to '{target}': {error}") from error
-
-
-def _held(target: Path) -> list[str]:
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise DumpError(f"cannot write to '{target}': it is a file or a link; name a folder")
-    return sorted(path.name for path in target.iterdir()) if target.is_dir() else []
-
-
-def _kind(path: Path) -> object:
-    try:
-        return _parse(path).get("kind")
-    except DumpError:
-        return None
 
 
 # -- JSON --------------------------------------------------------------------------------------
