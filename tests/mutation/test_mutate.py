@@ -570,7 +570,7 @@ def test_command_line(toy: Score, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_looking_runs_nothing() -> None:
     result = invoke("--backend", TOY, "--list")
     lines = result.stdout.splitlines()
-    assert lines[2].startswith("mutation_toy.py:14:8:constant:0:")
+    assert lines[2].startswith("mutation_toy.py:15:8:constant:0:")
     assert lines[-1].endswith(" mutants, 0 of them equivalent")
     name = lines[2].split()[0]
     shown = invoke("--backend", TOY, "--show", name).stdout

@@ -80,7 +80,7 @@ def run(
              it holds are not run again, except those of `again` (one of `AGAIN`).
 
     Equivalent mutants are not run. The unchanged kernels run first. A simulated device gets a
-    smaller profile, as in `r18 verify`. Survivors in device code end under compute-sanitizer.
+    smaller profile, as in `r18 verify`. Survivors in device code then run in compute-sanitizer.
 
     Raises `R18Error` when an unchanged kernel fails, `UsageError` when no mutant would run, and
     what `Plan.of` raises.
