@@ -9,11 +9,11 @@ tensor at every level at which the tensor exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from r18.errors import ScheduleError, ShapeError, unknown
+from r18.errors import ScheduleError, ShapeError, UsageError, unknown
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -262,6 +262,29 @@ def _no_repeats(schedule: str, kind: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
+def checkpoint_names(schedule: Schedule, asked: str | Sequence[str] = "canonical") -> list[str]:
+    """The checkpoints meant, in network order: "canonical", "all", or names.
+
+    "all" is every name that the schedule can tap except its input: at level `none` each of
+    torchvision's module paths. Raises `UnknownName` for a name that the schedule lacks,
+    `UsageError` when nothing is left.
+    """
+    match asked:
+        case "canonical":
+            names = [name for name in CANONICAL if name in schedule.taps]
+        case "all":
+            names = [name for name, value in schedule.taps.items() if value != schedule.input]
+        case str():
+            names = [name.strip() for name in asked.split(",") if name.strip()]
+        case _:
+            names = list(asked)
+    if not names:
+        raise UsageError(f"no checkpoints of '{schedule.name}' are asked for by '{asked}'")
+    place = {schedule.input: -1}
+    place |= {step.output: index for index, step in enumerate(schedule.steps)}
+    return sorted(dict.fromkeys(names), key=lambda name: place[schedule.value_of(name)])
+
+
 # -- ResNets ---------------------------------------------------------------------------------
 
 
@@ -396,6 +419,7 @@ __all__ = [
     "FoldedBatchNorm",
     "Schedule",
     "Step",
+    "checkpoint_names",
     "network",
     "resnet",
     "resnet18",

@@ -34,11 +34,10 @@ from r18.errors import (
 )
 from r18.graph.ops import Conv2d
 from r18.graph.passes import fuse
-from r18.graph.schedule import CANONICAL, network
+from r18.graph.schedule import CANONICAL, checkpoint_names, network
 from r18.weights import Weights, load_weights
 from r18_numpy import Backend as NumpyBackend
 from r18_oracle.dumps.dumps import (
-    checkpoint_names,
     diff_dumps,
     read_dump,
     write_dump,

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from r18.backend import Array, Backend, CompileOptions, Program
-from r18.errors import DumpError, UsageError, unknown
-from r18.graph.schedule import CANONICAL, Schedule
+from r18.errors import DumpError, unknown
+from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import schedule_for
 from r18.weights import Weights
 from r18_oracle.dumps.files import (
@@ -102,29 +102,6 @@ class Dump:
 
 
 # -- writing -----------------------------------------------------------------------------------
-
-
-def checkpoint_names(schedule: Schedule, asked: str | Sequence[str] = "canonical") -> list[str]:
-    """The checkpoints meant, in network order: "canonical", "all", or names.
-
-    "all" is every name that the schedule can tap except its input: at level `none` each of
-    torchvision's module paths. Raises `UnknownName` for a name that the schedule lacks,
-    `UsageError` when nothing is left.
-    """
-    match asked:
-        case "canonical":
-            names = [name for name in CANONICAL if name in schedule.taps]
-        case "all":
-            names = [name for name, value in schedule.taps.items() if value != schedule.input]
-        case str():
-            names = [name.strip() for name in asked.split(",") if name.strip()]
-        case _:
-            names = list(asked)
-    if not names:
-        raise UsageError(f"no checkpoints of '{schedule.name}' are asked for by '{asked}'")
-    place = {schedule.input: -1}
-    place |= {step.output: index for index, step in enumerate(schedule.steps)}
-    return sorted(dict.fromkeys(names), key=lambda name: place[schedule.value_of(name)])
 
 
 def write_dump(
@@ -427,7 +404,6 @@ __all__ = [
     "Made",
     "Report",
     "check_comparable",
-    "checkpoint_names",
     "diff_dumps",
     "read_dump",
     "read_pair",

@@ -22,12 +22,11 @@ from r18.evaluate.margins import Allowance, Call, calls, multiple
 from r18.graph.ops import ConvMaxPool, Normalize, Problem
 from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pool
 from r18.graph.precision import precision as precision_of
-from r18.graph.schedule import Schedule
+from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import schedule_for
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, observe
-from r18_oracle.dumps.dumps import checkpoint_names
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.judge.verdict import judge
 from r18_oracle.network.checkpoint_report import (

@@ -1,0 +1,139 @@
+"""The house: who may import whom, no circles, and no folder too large to take in.
+
+`tests/test_imports.py` holds what importing may do to a process; here the map is held.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+CORE = (
+    ("errors",),
+    ("atomic", "hooks"),
+    ("machine",),
+    ("graph",),
+    ("backend",),
+    ("records", "images", "runtime"),
+    ("weights", "torch"),
+    ("compiled", "bench"),
+    ("evaluate",),
+    ("report",),
+    ("cli",),
+)
+"""The core's floors, the lowest first: a module imports from its own floor and from below."""
+ORACLE = (
+    ("cases", "findings", "demo"),
+    ("ops", "judge", "generate"),  # an op's spec holds its reference, its bound and its drawing
+    ("check",),
+    ("network",),
+    ("dumps",),
+    ("search",),
+    ("sanitize",),
+    ("mutation", "conformance"),
+    ("cli", "plugin"),
+)
+MOST_MODULES = 15
+PACKAGES = [
+    ROOT / "r18",
+    ROOT / "oracle" / "r18_oracle",
+    *sorted(path.parent for path in (ROOT / "backends").glob("*/__init__.py")),
+]
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours, by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            parts = list(path.relative_to(package.parent).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(module: str) -> set[str]:
+    """Our modules that a module imports, wherever it does, except under `if TYPE_CHECKING:`."""
+    found: set[str] = set()
+    for node in statements(ast.parse(MODULES[module].read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}:{node.lineno} imports by dots; ours are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module or "")
+    return (found & MODULES.keys()) - {module}
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        yield node
+        yield from statements(node)
+
+
+IMPORTS = {module: imports(module) for module in MODULES}
+
+
+def test_the_imports_are_seen() -> None:
+    """Those at a module's top, and those in its functions."""
+    assert "r18.errors" in IMPORTS["r18.graph.ops"] | IMPORTS["r18.graph.passes"]
+    assert len(MODULES) > 200
+    assert sum(map(len, IMPORTS.values())) > 1000
+
+
+def test_there_are_no_import_circles() -> None:
+    """Not even through imports in functions."""
+    assert list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError, with the circle
+
+
+@pytest.mark.parametrize(("package", "floors"), [("r18", CORE), ("r18_oracle", ORACLE)])
+def test_imports_point_down(package: str, floors: tuple[tuple[str, ...], ...]) -> None:
+    height = {name: floor for floor, names in enumerate(floors) for name in names}
+    inside = {module for module in MODULES if module.startswith(f"{package}.")}
+    rooms = {module.split(".")[1] for module in inside} - {"__main__"}
+    assert rooms <= height.keys(), "a folder without a floor"
+    wrong = [
+        f"{module} (floor {height[room]}) imports {target} (floor {height[other]})"
+        for module in sorted(inside)
+        for target in sorted(IMPORTS[module] & inside)
+        if (room := module.split(".")[1]) != (other := target.split(".")[1])
+        and room != "__main__"
+        and height[other] > height[room]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("backend", PACKAGES[2:], ids=lambda path: path.name)
+def test_a_backend_imports_the_protocol_and_the_graph(backend: Path) -> None:
+    """And the utilities that depend on nothing: nothing else of the core, no other backend."""
+    allowed = {"backend", "graph", "errors", "atomic", "machine"}
+    for module in sorted(MODULES):
+        if module.split(".")[0] != backend.name:
+            continue
+        for target in sorted(IMPORTS[module]):
+            first, *rest = target.split(".")
+            assert first in ("r18", backend.name), f"{module} imports {target}"
+            assert first != "r18" or not rest or rest[0] in allowed, f"{module} imports {target}"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=str)
+def test_a_folder_has_few_modules(folder: Path) -> None:
+    found = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(found) <= MOST_MODULES, found
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=str)
+def test_a_folder_says_what_it_is_for(folder: Path) -> None:
+    tree = ast.parse((folder / "__init__.py").read_text("utf-8"))
+    assert ast.get_docstring(tree), f"{folder / '__init__.py'} has no docstring"
