@@ -746,7 +746,7 @@ def test_int8_contracts_that_promise_nothing() -> None:
     with pytest.raises(UsageError, match="stored as int8 is requantised, and how is not specified"):
         bound(case, RoundingContract("sum", "int32", "int8"), y)
     halves = replace(case, inputs=(np.full((1, 3), 0.5),))
-    with pytest.raises(UsageError, match="multiplies int8 values alone"):
+    with pytest.raises(UsageError, match="only multiplies int8 values"):
         bound(halves, RoundingContract("sum", "int32", "int32"), y)
     heavy = replace(case, weights=(case.weights[0], np.array([2**31 - 1], np.int32)))
     overflows = bound(heavy, RoundingContract("sum", "int32", "int32"), y).overflows
