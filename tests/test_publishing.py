@@ -282,8 +282,8 @@ def test_the_core_classifies(core: Environment) -> None:
     assert data["images"][0]["top"][0]["name"]
 
 
-def test_the_core_evaluates_and_reports(core: Environment) -> None:
-    """On photographs, with one of them damaged; the page shows the others."""
+def test_the_core_evaluates_and_times(core: Environment) -> None:
+    """On photographs, with one of them damaged. The page needs the extra `report`, and says so."""
     code = (
         "from pathlib import Path; from PIL import Image; Path('val').mkdir()\n"
         "for i in range(3): Image.radial_gradient('L').rotate(40 * i).save(f'val/{i}.png')\n"
@@ -300,10 +300,10 @@ def test_the_core_evaluates_and_reports(core: Environment) -> None:
         *("r18", "bench", "--backends", "numpy", "--peers", "eager", "--network", "tiny"),
         *("--batch", "1", "--repeat", "1", "--record"),
     )
-    core.output("r18", "report", "--evaluation", "out.csv", "--images", "val", "--out", "r.html")
-    page = (core.folder / "work" / "r.html").read_text("utf-8")
-    assert page.count("data:image/jpeg;base64,") == 3
-    assert 'id="speed"' in page
+    refused = core.run("r18", "report", "--evaluation", "out.csv", "--out", "r.html")
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "pip install 'r18[report]'" in refused.stderr
+    assert not (core.folder / "work" / "r.html").exists()
     records = core.folder / "work" / "exports" / "records"
     assert {path.name for path in records.iterdir()} == {"bench-cpu.json", "evaluate-cpu.json"}
 
