@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from commands import r18
-from r18_oracle.search import tasks, worker
+from r18_oracle.search import replay, worker
 from r18_oracle.search import verify as verify_module
 from r18_oracle.search.worker import THREAD_VARIABLES, Pool
 from support import ROOT
@@ -137,7 +137,7 @@ def _one_worker(folder: Path) -> Iterator[None]:
 
             patched.setattr(worker, "Pool", Kept)
             patched.setattr(verify_module, "run_jobs", kept)
-            patched.setattr(tasks, "run_jobs", kept)
+            patched.setattr(replay, "run_jobs", kept)
             yield
 
 
