@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from r18.backend import CompileOptions as CompileOptions
     from r18.backend.registry import get_backend as get_backend
     from r18.compiled import compile as compile
-    from r18.graph.schedule import resnet18 as resnet18
-    from r18.graph.schedule import resnet34 as resnet34
+    from r18.graph.resnet import resnet18 as resnet18
+    from r18.graph.resnet import resnet34 as resnet34
     from r18.images.preprocess import preprocess_batch as preprocess_batch
     from r18.weights import load_weights as load_weights
 
@@ -28,8 +28,8 @@ _WHERE = {
     "get_backend": "r18.backend.registry",
     "load_weights": "r18.weights",
     "preprocess_batch": "r18.images.preprocess",
-    "resnet18": "r18.graph.schedule",
-    "resnet34": "r18.graph.schedule",
+    "resnet18": "r18.graph.resnet",
+    "resnet34": "r18.graph.resnet",
 }
 
 __all__ = [

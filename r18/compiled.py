@@ -7,7 +7,8 @@ from typing import Any
 
 from r18.backend import Array, Backend, CompileOptions, Program
 from r18.backend.registry import get_backend
-from r18.graph.schedule import Schedule, network
+from r18.graph.resnet import network
+from r18.graph.schedule import Schedule
 from r18.weights import load_weights
 
 

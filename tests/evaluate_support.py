@@ -20,7 +20,7 @@ from r18.backend import Array
 from r18.evaluate.request import Request
 from r18.evaluate.run import Here
 from r18.evaluate.sources import ImageSet, find_images
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18.weights import Weights, load_weights
 
 CLASSES = 10

@@ -7,7 +7,7 @@ import pytest
 
 import r18
 from r18.errors import UnknownName
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from support import output_of
 
 

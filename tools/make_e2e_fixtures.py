@@ -11,7 +11,7 @@ from pathlib import Path
 
 from r18.cli.app import REFUSED
 from r18.errors import R18Error
-from r18.graph.schedule import NETWORKS, network
+from r18.graph.resnet import NETWORKS, network
 from r18.weights import load_weights
 from r18_oracle.cli.fixtures import weights_source
 from r18_oracle.dumps.fixtures import make_e2e

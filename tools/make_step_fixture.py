@@ -11,7 +11,7 @@ from pathlib import Path
 
 from r18.cli.app import REFUSED
 from r18.errors import R18Error
-from r18.graph.schedule import NETWORKS
+from r18.graph.resnet import NETWORKS
 from r18_oracle.cli.fixtures import OUTDIR, fixtures
 
 

@@ -30,7 +30,7 @@ from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem
 from r18.graph.passes import fuse, fuse_pool
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.report.tables import Table
 
 COUNT, REPEAT = 12, 5  # launches back to back, and how often

@@ -118,7 +118,7 @@ def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
     """
     from r18.backend.registry import load_backend
     from r18.errors import UsageError, unknown
-    from r18.graph.schedule import network
+    from r18.graph.resnet import network
     from r18_oracle.search.profiles import profile
 
     profile(config.getoption("--r18-profile"))

@@ -15,7 +15,7 @@ from r18.backend.registry import get_backend
 from r18.bench import profile_record
 from r18.bench.profile import BATCHES, LEVELS, MODEL, Report, Row, profile
 from r18.errors import BackendUnavailable, UsageError
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.hooks import hook
 from r18.machine import machine
 from r18.weights import load_weights

@@ -20,7 +20,7 @@ from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool
 from r18.graph.precision import PRECISIONS
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.records.kinds import Bench, BenchGroup
 
 WHAT = "bench"

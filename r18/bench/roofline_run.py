@@ -16,7 +16,8 @@ from r18.bench.contenders import Compiled, program_contender
 from r18.bench.roofline import WHAT, Ceilings, Line, largest_losses, lines
 from r18.bench.rows import Contender, Row, Runner
 from r18.bench.timing import bench
-from r18.graph.schedule import Schedule, network
+from r18.graph.resnet import network
+from r18.graph.schedule import Schedule
 from r18.machine import thread_count
 from r18.weights import Weights, load_weights
 

@@ -14,7 +14,7 @@ from r18.bench.contenders import Algorithm, contenders
 from r18.bench.rows import RATIO, Contender, Row, with_ratios
 from r18.bench.timing import Progress, Rounds, bench
 from r18.errors import BackendUnavailable, R18Error, UsageError
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.hooks import hook
 from r18.machine import machine
 from r18.weights import load_weights

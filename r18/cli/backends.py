@@ -11,7 +11,7 @@ from r18.backend import CompileOptions
 from r18.backend.registry import VARIABLE, Listing, load_backend, survey
 from r18.cli.options import AsJson
 from r18.graph.precision import PRECISIONS
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.runtime.plan import make_plan
 
 

@@ -19,7 +19,7 @@ from r18.cli.options import (
     WeightsSource,
     chosen_backend,
 )
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.images.classify import Classification, even_batch
 from r18.images.classify import classify as classify_images
 from r18.weights import load_weights

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from r18.graph.schedule import NETWORKS, network
+from r18.graph.resnet import NETWORKS, network
 from r18.weights import FORMATS, SOURCES, export_weights, load_weights
 from r18.weights.manifest import Entry
 

@@ -14,7 +14,8 @@ from r18.backend.registry import VARIABLE, get_backend, installed
 from r18.errors import UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import PRECISIONS
-from r18.graph.schedule import NETWORKS, Schedule, network
+from r18.graph.resnet import NETWORKS, network
+from r18.graph.schedule import Schedule
 from r18.weights import SOURCES
 
 

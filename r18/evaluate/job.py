@@ -13,7 +13,7 @@ from r18.evaluate import distributed, record
 from r18.evaluate.request import Request
 from r18.evaluate.run import Engine, Evaluation, Here, Progress, check_ready, evaluate
 from r18.evaluate.sources import ImageSet, find_images
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.images.classify import even_batch
 from r18.machine import cpus, machine
 from r18.weights import Weights, load_weights

@@ -9,7 +9,8 @@ from typing import Any
 import r18
 from r18.backend import CompileOptions
 from r18.errors import R18Error, WeightsError
-from r18.graph.schedule import Schedule, network
+from r18.graph.resnet import network
+from r18.graph.schedule import Schedule
 from r18.weights import Weights, load_weights
 
 PLAIN_SOURCES = ("imagenet", "synthetic")

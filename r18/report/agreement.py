@@ -14,7 +14,7 @@ from PIL import Image
 from r18.errors import ImageError, UnknownName
 from r18.evaluate.rows import OK, UNREADABLE, Row
 from r18.evaluate.summary import Summary, summarise
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.images.labels import class_name
 from r18.images.preprocess import Preprocess, preprocess_image
 from r18.report.evidence import Evaluation

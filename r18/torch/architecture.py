@@ -12,7 +12,8 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from r18.errors import UsageError
 from r18.graph.ops import BatchNorm, Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, ReLU
-from r18.graph.schedule import Schedule, Step, resnet18
+from r18.graph.resnet import resnet18
+from r18.graph.schedule import Schedule, Step
 
 BLOCKS = (2, 2, 2, 2)
 STAGES = tuple(f"layer{stage}" for stage in range(1, len(BLOCKS) + 1))

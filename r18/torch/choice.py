@@ -11,7 +11,7 @@ from r18.backend.registry import VARIABLE, get_backend, installed
 from r18.errors import BackendUnavailable, NoKernel, R18Error
 from r18.graph.ops import Add, Conv2d, Layout, Op
 from r18.graph.passes import fuse
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.runtime.plan import choose_kernel, fastest_first, make_plan
 from r18.torch.storage import check_adopts
 

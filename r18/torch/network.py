@@ -27,7 +27,8 @@ from r18.backend import (
     prepare_plan,
 )
 from r18.graph.ops import BatchNorm, Layout, Relayout
-from r18.graph.schedule import Schedule, resnet18
+from r18.graph.resnet import resnet18
+from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 from r18.torch.followed import Derived, Packed, Prepared, Tensors
 from r18.torch.storage import (

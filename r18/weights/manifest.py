@@ -37,7 +37,8 @@ from typing import TYPE_CHECKING, Any
 from r18.atomic import check_free, new_folder
 from r18.errors import ManifestError, R18Error, WeightsError, unknown
 from r18.graph.ops import Linear
-from r18.graph.schedule import IMAGE, NETWORKS, Schedule, network
+from r18.graph.resnet import NETWORKS, network
+from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights.tensors import (
     Float32,

@@ -20,7 +20,7 @@ from r18.backend import CompileOptions, DeviceInfo, Kernel, registry
 from r18.backend.host import HostMemory, HostStream
 from r18.backend.registry import AUTO_ORDER, available, get_backend, installed, load_backend, survey
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from support import images, output_of, random_weights, run_python
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
@@ -397,7 +397,7 @@ RUN = """
 import numpy as np
 from r18.backend import CompileOptions
 from r18.backend.registry import get_backend
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 
 given = np.load({given!r})
 weights = {{name: given[name] for name in given.files if name != "images"}}

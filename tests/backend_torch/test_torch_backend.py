@@ -19,7 +19,8 @@ from r18.backend import CompileOptions, DeviceInfo, Program
 from r18.errors import BackendUnavailable, NoKernel, UsageError
 from r18.graph.ops import BatchNorm, Conv2d, GlobalAvgPool, MaxPool2d, Op, Problem, ReLU, Softmax
 from r18.graph.passes import FUSION_LEVELS, fuse
-from r18.graph.schedule import Schedule, resnet18
+from r18.graph.resnet import resnet18
+from r18.graph.schedule import Schedule
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import choose_kernel
 from support import ROOT, Array

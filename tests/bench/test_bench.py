@@ -24,7 +24,7 @@ from r18.bench.rows import PACES, Contender, Row, with_ratios
 from r18.bench.tables import from_host_table, step_table, table
 from r18.bench.timing import bench, random_images, rotated
 from r18.errors import BackendUnavailable, NoKernel, UsageError
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18.images.preprocess import Preprocess
 from r18.machine import machine, peak_nbytes, reset_peak, resident_nbytes
 from r18.runtime.pipeline import pipeline
@@ -664,7 +664,7 @@ sys.modules["torch"] = None  # importing it raises ImportError
 from r18.bench.timing import bench
 from r18.bench.contenders import contenders
 from r18.backend.registry import load_backend
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18.weights.synthetic import synthetic_weights
 import r18.cli.app
 network = tiny()

@@ -19,7 +19,7 @@ from r18.bench.rows import Row, with_ratios
 from r18.bench.timing import bench
 from r18.cli.app import REFUSED
 from r18.errors import NoKernel, UnknownName, UsageError
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18.machine import machine
 from r18.runtime.plan import make_plan
 from r18.weights.synthetic import synthetic_weights

@@ -16,7 +16,8 @@ from r18.bench.baselines.onnx_export import onnx_model
 from r18.errors import ScheduleError, UsageError, WeightsError
 from r18.graph.ops import Conv2d, Layout, MaxPool2d, Relayout
 from r18.graph.passes import fuse
-from r18.graph.schedule import Checkpoint, Schedule, Step, resnet18, resnet34, tiny
+from r18.graph.resnet import resnet18, resnet34, tiny
+from r18.graph.schedule import Checkpoint, Schedule, Step
 from support import images, output_of, random_weights, run_schedule
 
 
@@ -111,7 +112,7 @@ import sys
 sys.modules["onnx"] = None  # importing it raises ImportError
 from r18.errors import BackendUnavailable
 from r18.bench.baselines.onnx_export import onnx_model
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 try:
     onnx_model(tiny(), {})
 except BackendUnavailable as error:

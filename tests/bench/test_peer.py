@@ -19,7 +19,7 @@ from r18.bench.baselines import PEER, PEERS, WAYS, Way, ways
 from r18.bench.baselines.torchvision import BUILD_RUNS, Torchvision
 from r18.bench.timing import random_images
 from r18.errors import UnknownName, UsageError
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from support import random_weights
 
 NETWORK = resnet18(image_size=64, classes=12)

@@ -25,7 +25,8 @@ from r18.bench.rows import Contender
 from r18.bench.timing import bench
 from r18.cli.app import FOUND
 from r18.errors import BackendUnavailable, ProgramClosed, ShapeError, UnknownName, UsageError
-from r18.graph.schedule import Schedule, network, resnet18, tiny
+from r18.graph.resnet import network, resnet18, tiny
+from r18.graph.schedule import Schedule
 from r18.machine import set_threads, thread_count
 from r18.weights.synthetic import synthetic_weights
 from r18_oracle.network.outputs import judge_of, output_loss
@@ -226,7 +227,7 @@ import sys
 sys.modules[{missing!r}] = None  # importing it raises ImportError
 from r18.errors import BackendUnavailable
 from r18.bench.baselines import Way, device_words, made
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18.weights.synthetic import synthetic_weights
 weights = synthetic_weights(tiny())
 for mode in ("onnxruntime", "openvino"):

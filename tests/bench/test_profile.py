@@ -18,7 +18,7 @@ from r18.bench import profile as profiling
 from r18.bench.profile import LEVELS, MODEL, Report, Row, profile
 from r18.bench.profile_record import save
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.machine import machine
 from r18.report.tables import rendered
 from r18_numpy import Backend

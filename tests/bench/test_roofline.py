@@ -47,7 +47,7 @@ from r18.graph.ops import (
     parts_of,
 )
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, INT8
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18.records.kinds import CeilingsRecord
 from r18.runtime.plan import make_plan
 from whole_records import whole

@@ -33,7 +33,7 @@ from r18.cli.app import REFUSED
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, Relayout, parts_of
 from r18.graph.precision import FP32
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18.runtime.plan import make_plan
 
 SCHEDULE = tiny()

@@ -9,7 +9,7 @@ import pytest
 
 from faults import HostBackend
 from faults.cheats import CHEATS, FATAL, HOLLOW, LARGE, Backend, Cheat
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18_oracle.check.watch import Process
 from r18_oracle.search.campaign import KernelReport, run_campaign
 from r18_oracle.search.coverage import uncovered

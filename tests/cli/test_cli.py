@@ -27,7 +27,7 @@ from r18.cli.options import kernel_overrides, listed
 from r18.cli.schedule import rows as schedule_rows
 from r18.errors import UsageError
 from r18.graph.passes import fuse, fuse_pool
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from support import ROOT, run_python
 
 

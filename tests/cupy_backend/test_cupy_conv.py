@@ -12,7 +12,7 @@ import pytest
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import FP16, FP32
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18_cupy.conv import im2col as conv_im2col
 from r18_cupy.conv.direct_tiled import (
     MAX_SHARED_NBYTES,

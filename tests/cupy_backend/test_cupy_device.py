@@ -19,7 +19,7 @@ from r18.errors import BackendUnavailable, ShapeError, UsageError
 from r18.graph.ops import Add, Normalize, Problem
 from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.precision import FP32
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
 from r18.runtime.pipeline import pipeline

@@ -14,7 +14,7 @@ from r18.backend import Array, CompileOptions
 from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for

@@ -11,7 +11,7 @@ from r18.backend import Array
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.h200 import SHARED_NBYTES
 from r18_cupy.stem.few_channels_wgmma import (

@@ -12,7 +12,7 @@ from cuda_support import ARCHITECTURES, parameters, waits
 from r18.backend import CompileOptions
 from r18.graph.ops import Problem
 from r18.graph.passes import FUSION_LEVELS
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels

@@ -14,7 +14,8 @@ from r18.errors import NoKernel
 from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18.graph.schedule import Schedule, resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
+from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels, kernels_for

@@ -21,7 +21,7 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import FP16, FP32, PRECISIONS, Precision
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.images.preprocess import Preprocess
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend

@@ -13,7 +13,7 @@ from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Linear, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import FP16X3, TF32, Precision
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.h200 import MULTIPROCESSORS

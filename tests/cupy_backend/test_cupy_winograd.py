@@ -16,7 +16,7 @@ import pytest
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import FP32
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18_cupy.conv.sgemm import LANES_M, LANES_N, GemmTile
 from r18_cupy.conv.winograd import (
     CHANNELS,

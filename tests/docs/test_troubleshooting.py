@@ -20,7 +20,7 @@ from commands import Done, r18
 from planted import BY_NAME
 from r18.backend import CompileOptions
 from r18.backend.registry import load_backend
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.images.preprocess import Preprocess, preprocess_image
 from r18.weights import load_weights
 from r18_oracle.check.fence import fences_hold

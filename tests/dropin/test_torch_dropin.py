@@ -32,7 +32,7 @@ from r18.evaluate.margins import multiple
 from r18.graph.ops import Add, Conv2d, Layout, Op, Problem, Relayout
 from r18.graph.passes import fuse
 from r18.graph.precision import FP32
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.runtime.plan import choose_kernel
 from r18.torch import optimize_resnet18
 from r18.torch.choice import choose

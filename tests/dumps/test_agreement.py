@@ -17,7 +17,8 @@ from r18.backend import CompileOptions
 from r18.backend.registry import load_backend
 from r18.errors import DumpError, R18Error, UsageError, WeightsError
 from r18.evaluate.margins import ALGORITHM_MULTIPLE, END_TO_END_MULTIPLE
-from r18.graph.schedule import CANONICAL, network
+from r18.graph.resnet import network
+from r18.graph.schedule import CANONICAL
 from r18.weights import load_weights
 from r18_oracle.dumps.agreement import BATCH, Agreement, compare_by_bounds
 from r18_oracle.dumps.dumps import write_dump

@@ -34,7 +34,8 @@ from r18.errors import (
 )
 from r18.graph.ops import Conv2d
 from r18.graph.passes import fuse
-from r18.graph.schedule import CANONICAL, checkpoint_names, network
+from r18.graph.resnet import network
+from r18.graph.schedule import CANONICAL, checkpoint_names
 from r18.weights import Weights, load_weights
 from r18_numpy import Backend as NumpyBackend
 from r18_oracle.dumps.dumps import (

@@ -21,7 +21,7 @@ from r18.backend import Array, Backend, CompileOptions, Kernel
 from r18.backend.host import HostKernel
 from r18.errors import BackendUnavailable, DumpError, UnknownName, UsageError
 from r18.graph.ops import ReLU
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.weights import Weights, export_weights, load_weights
 from r18_numpy import Backend as NumpyBackend
 from r18_oracle.cli.fixtures import parse_steps

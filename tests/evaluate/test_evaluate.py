@@ -115,7 +115,7 @@ def test_the_classes_are_those_of_the_programs(folder: Path, tmp_path: Path) -> 
     """Whatever the batch: padding leaks nowhere, and every row is its own image's."""
     from r18.backend import CompileOptions
     from r18.backend.registry import load_backend
-    from r18.graph.schedule import tiny
+    from r18.graph.resnet import tiny
 
     names = [name for index, name in enumerate(numbered(11)) if index != 4]
     pixels = preprocess_batch([folder / name for name in names], weights().preprocess)

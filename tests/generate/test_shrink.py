@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from r18.graph.ops import OPS, Add, Conv2d, Op, Problem, ReLU
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.generate.shrink import elements, reductions, shrunk

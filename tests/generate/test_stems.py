@@ -19,7 +19,7 @@ from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
 from r18.graph.precision import FP16, FP32, Precision
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18_oracle.cases import Case
 from r18_oracle.findings import problem_from_json, problem_to_json
 from r18_oracle.generate.corners import corners

@@ -24,7 +24,8 @@ from r18.graph.passes import (
     fuse_pool,
     fuse_residual,
 )
-from r18.graph.schedule import CANONICAL, Checkpoint, Schedule, Step, resnet, resnet18, tiny
+from r18.graph.resnet import resnet, resnet18, tiny
+from r18.graph.schedule import CANONICAL, Checkpoint, Schedule, Step
 from support import Array, images, random_weights, run_schedule
 
 FUSED_LEVELS = FUSION_LEVELS[1:]

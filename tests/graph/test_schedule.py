@@ -15,18 +15,8 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 from r18.errors import ScheduleError, ShapeError, UnknownName
 from r18.graph.ops import Add, BatchNorm, Conv2d, Linear, ReLU, Softmax
 from r18.graph.passes import fuse
-from r18.graph.schedule import (
-    CANONICAL,
-    Checkpoint,
-    FoldedBatchNorm,
-    Schedule,
-    Step,
-    network,
-    resnet,
-    resnet18,
-    resnet34,
-    tiny,
-)
+from r18.graph.resnet import network, resnet, resnet18, resnet34, tiny
+from r18.graph.schedule import CANONICAL, Checkpoint, FoldedBatchNorm, Schedule, Step
 
 BOTH = pytest.mark.parametrize("name", ["resnet18", "resnet34"])
 BUILD: dict[str, Callable[..., Schedule]] = {"resnet18": resnet18, "resnet34": resnet34}

@@ -17,7 +17,7 @@ from PIL import Image
 from r18.backend import Array, CompileOptions, Program
 from r18.backend.registry import load_backend
 from r18.errors import ImageError, R18Error, UsageError
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18.images.classify import classify, even_batch, softmax
 from r18.images.labels import class_name, class_names
 from r18.images.preprocess import Preprocess

@@ -16,7 +16,8 @@ from r18.backend.registry import get_backend
 from r18.errors import NoKernel, ScheduleError, ShapeError, UsageError
 from r18.graph.ops import Layout, Normalize, ReLU
 from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse
-from r18.graph.schedule import Schedule, Step, tiny
+from r18.graph.resnet import tiny
+from r18.graph.schedule import Schedule, Step
 from r18.images.preprocess import Preprocess, preprocess_image
 from r18.runtime.fusing import schedule_for
 from r18.runtime.plan import make_plan

@@ -34,7 +34,7 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import fold_weights, fuse
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, INT8, TF32, Precision
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18.runtime.launch import run_kernel
 from r18_oracle.cases import Case
 from r18_oracle.generate.inputs import ROUNDING, make_case

@@ -45,7 +45,8 @@ from r18.evaluate.margins import (
 )
 from r18.graph.ops import ConvMaxPool
 from r18.graph.precision import FP16X3, FP32, PRECISIONS, TF32
-from r18.graph.schedule import CANONICAL, Schedule, resnet, tiny
+from r18.graph.resnet import resnet, tiny
+from r18.graph.schedule import CANONICAL, Schedule
 from r18.runtime.plan import make_plan
 from r18.weights import Weights, load_weights
 from r18_oracle.findings import Finding

@@ -31,7 +31,7 @@ from r18.graph.ops import (
     ReLU,
     Softmax,
 )
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18.weights import load_weights
 from r18_numba_cpu import Backend, compiled, conv, implicit_gemm, packing, winograd
 from r18_oracle.check.call import observe
@@ -299,7 +299,7 @@ PROGRAM = """
 import hashlib, json, numba
 import numpy as np
 from r18.backend import CompileOptions
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18.weights import load_weights
 from r18_numba_cpu import Backend
 from support import images

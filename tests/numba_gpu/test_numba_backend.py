@@ -25,7 +25,7 @@ from r18.backend import Array, CompileOptions, DeviceInfo
 from r18.backend.registry import Listing, load_backend
 from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.precision import FP16, FP32, Precision
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels

@@ -30,7 +30,7 @@ from r18.bench.roofline import limits
 from r18.errors import UsageError
 from r18.evaluate.rows import NOT_FINITE, OK, UNREADABLE, Row
 from r18.evaluate.tables import read_table, write_table
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.report import Evidence, gather, page, pictures
 from r18.report.agreement import SHOWN, hardest, summary, thumbnail
 from r18.report.render import clean, environment

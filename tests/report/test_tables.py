@@ -19,7 +19,7 @@ from r18.bench.roofline import limits
 from r18.bench.tuning import shipped_table
 from r18.errors import UnknownName, UsageError
 from r18.graph.passes import fuse, fuse_pool
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18.report.tables import rendered
 from r18.report.tables.timed import bench_captions
 from support import ROOT

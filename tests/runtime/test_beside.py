@@ -14,7 +14,7 @@ import r18_cupy
 from r18.backend import CompileOptions, Launch, Plan, enqueue_all
 from r18.backend.host import HostStream
 from r18.graph.ops import Problem
-from r18.graph.schedule import resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
 from r18.runtime.plan import make_plan
 from r18.weights.synthetic import synthetic_weights
 from r18_numpy import Backend as Numpy

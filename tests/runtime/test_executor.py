@@ -60,7 +60,8 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse
 from r18.graph.precision import FP32, Precision
-from r18.graph.schedule import CANONICAL, Schedule, tiny
+from r18.graph.resnet import tiny
+from r18.graph.schedule import CANONICAL, Schedule
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import choose_kernel, make_plan
 from support import (

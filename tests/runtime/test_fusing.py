@@ -17,7 +17,8 @@ from r18.backend.host import HostKernel
 from r18.errors import NoKernel, UnknownName, UsageError
 from r18.graph.ops import ConvMaxPool
 from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse, fuse_pool
-from r18.graph.schedule import CANONICAL, resnet18, tiny
+from r18.graph.resnet import resnet18, tiny
+from r18.graph.schedule import CANONICAL
 from r18.runtime.fusing import schedule_for
 from r18.runtime.plan import make_plan
 from support import check_plan, images, random_weights, run_schedule

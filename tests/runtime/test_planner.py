@@ -12,7 +12,8 @@ import r18_numpy
 from r18.backend import CompileOptions
 from r18.errors import UsageError
 from r18.graph.passes import FUSION_LEVELS
-from r18.graph.schedule import CANONICAL, resnet18
+from r18.graph.resnet import resnet18
+from r18.graph.schedule import CANONICAL
 from r18.runtime.arena import Arena, Lifetime, aligned, plan_arena
 from r18.runtime.plan import make_plan
 from support import check_plan

@@ -16,7 +16,7 @@ from r18.backend import DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
-from r18.graph.schedule import resnet18
+from r18.graph.resnet import resnet18
 from r18_cupy import Backend as Cupy
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS

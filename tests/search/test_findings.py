@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, Problem
-from r18.graph.schedule import tiny
+from r18.graph.resnet import tiny
 from r18_oracle.findings import (
     Finding,
     load,

@@ -20,7 +20,7 @@ from r18.backend.registry import load_backend
 from r18.cli import main
 from r18.errors import R18Error, UnknownName
 from r18.graph.ops import Conv2d, Problem, Softmax
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18_oracle.findings import Finding, load
 from r18_oracle.search import replay as replay_module
 from r18_oracle.search import verify as verify_module

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from r18 import atomic
 from r18.errors import ManifestError, WeightsError
-from r18.graph.schedule import Schedule, resnet, resnet18, tiny
+from r18.graph.resnet import resnet, resnet18, tiny
+from r18.graph.schedule import Schedule
 from r18.weights import Weights, export_weights, load_weights, manifest
 from r18.weights.manifest import MANIFEST, Entry, Manifest, read_manifest, write_manifest
 from r18.weights.tensors import TensorFile, tensor_sha256

@@ -28,7 +28,8 @@ from typer.testing import CliRunner
 from r18.cli.export import export as export_command
 from r18.errors import ManifestError, R18Error, UnknownName, UsageError, WeightsError
 from r18.graph.passes import fuse
-from r18.graph.schedule import Schedule, resnet18, resnet34, tiny
+from r18.graph.resnet import resnet18, resnet34, tiny
+from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights import FORMATS, Weights, export_weights, load_weights, weights_from
 from r18.weights import sources as weights_module

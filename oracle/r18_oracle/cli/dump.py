@@ -16,7 +16,8 @@ from r18.cli.options import (
     chosen_backend,
 )
 from r18.graph.passes import FUSION_LEVELS
-from r18.graph.schedule import CANONICAL, network
+from r18.graph.resnet import network
+from r18.graph.schedule import CANONICAL
 from r18.weights import load_weights
 
 if TYPE_CHECKING:

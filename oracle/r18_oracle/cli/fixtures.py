@@ -9,7 +9,7 @@ import typer
 
 from r18.cli.options import NetworkName
 from r18.errors import UsageError
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.weights import SOURCES, load_weights
 
 OUTDIR = Path("exports/fixtures")

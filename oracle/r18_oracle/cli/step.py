@@ -10,7 +10,7 @@ import typer
 
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, FusionLevel, PrecisionName, chosen_backend
-from r18.graph.schedule import NETWORKS
+from r18.graph.resnet import NETWORKS
 from r18.weights import SOURCES
 from r18_oracle.cli.fixtures import OUTDIR, weights_source
 

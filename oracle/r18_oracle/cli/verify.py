@@ -11,7 +11,7 @@ import typer
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import RecordFolder, backend_names, listed
 from r18.graph.passes import FUSION_LEVELS
-from r18.graph.schedule import NETWORKS
+from r18.graph.resnet import NETWORKS
 from r18.records import FOLDER
 from r18.weights import SOURCES
 

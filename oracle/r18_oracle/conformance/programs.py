@@ -22,7 +22,8 @@ from r18.backend.registry import load_backend
 from r18.errors import ProgramClosed, ShapeError, UnknownName, UsageError
 from r18.graph.ops import Normalize
 from r18.graph.precision import precision as precision_of
-from r18.graph.schedule import CANONICAL, Schedule, tiny
+from r18.graph.resnet import tiny
+from r18.graph.schedule import CANONICAL, Schedule
 from r18.images.preprocess import Preprocess
 from r18.runtime.pipeline import pipeline
 from r18.runtime.plan import make_plan

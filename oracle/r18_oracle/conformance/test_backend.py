@@ -9,7 +9,7 @@ import pytest
 
 from r18.backend import Backend, DeviceInfo, Kernel
 from r18.backend.registry import load_backend
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.judge.bounds import DERIVATIONS
 from r18_oracle.search.coverage import coverage_findings

@@ -12,7 +12,7 @@ import pytest
 
 from r18.backend.registry import load_backend
 from r18.graph.passes import FUSION_LEVELS
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18_oracle.conformance.programs import CHECKS, check_program
 from r18_oracle.findings import Finding
 from r18_oracle.network import checkpoint_report

@@ -26,7 +26,8 @@ from r18.graph.ops import Shape
 from r18.graph.passes import fuse
 from r18.graph.precision import Precision
 from r18.graph.precision import precision as precision_of
-from r18.graph.schedule import Schedule, network
+from r18.graph.resnet import network
+from r18.graph.schedule import Schedule
 from r18.weights import Weights, load_weights
 from r18_oracle.dumps.dumps import Dump, Made, check_comparable, read_dump
 from r18_oracle.dumps.files import read_tensor

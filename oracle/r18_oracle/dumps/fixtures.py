@@ -23,7 +23,8 @@ from typing import Any
 from r18.backend import Array, Backend, CompileOptions, StepTime
 from r18.backend.registry import get_backend
 from r18.errors import BackendUnavailable, DumpError, UsageError, unknown
-from r18.graph.schedule import IMAGE, Schedule, network
+from r18.graph.resnet import network
+from r18.graph.schedule import IMAGE, Schedule
 from r18.weights import Weights, load_weights
 from r18_oracle.dumps.dumps import Dump, write_dump
 from r18_oracle.dumps.files import (

@@ -20,7 +20,7 @@ from hypothesis.errors import Flaky
 
 from r18.backend import Backend, Kernel
 from r18.graph.ops import Problem
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18_oracle.check.checks import examine
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import CHOICE, Failed, Finding, failed

@@ -10,7 +10,8 @@ from r18.errors import NoKernel, R18Error, UnknownName
 from r18.evaluate.margins import Allowance
 from r18.graph.ops import OPTIONAL_OPS, Problem
 from r18.graph.precision import precision as precision_of
-from r18.graph.schedule import Schedule, network
+from r18.graph.resnet import network
+from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 from r18_oracle.findings import Finding
 from r18_oracle.generate.corners import corners

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from r18.errors import UsageError
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18.weights import Weights, load_weights
 from r18_oracle.findings import RUN, Finding
 from r18_oracle.judge.reference import KernelRunning

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from r18.backend import Backend, Kernel
 from r18.errors import UsageError
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18_oracle.check.checks import examine
 from r18_oracle.findings import RUN, SILENCE, Failed, Finding, Subject
 from r18_oracle.search.campaign import Announce, run_campaign

@@ -14,7 +14,7 @@ from r18.backend import Backend, DeviceInfo
 from r18.errors import R18Error, unknown
 from r18.graph.ops import Problem
 from r18.graph.precision import PRECISIONS
-from r18.graph.schedule import network
+from r18.graph.resnet import network
 from r18_oracle.findings import Finding
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import KernelReport

@@ -15,7 +15,8 @@ from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool, Problem
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.precision import precision as precision_named
-from r18.graph.schedule import Schedule, network
+from r18.graph.resnet import network
+from r18.graph.schedule import Schedule
 from r18.records.kinds import CeilingsRecord
 from r18.report.tables.table import (
     Data,
