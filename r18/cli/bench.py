@@ -93,28 +93,25 @@ def bench(
     """Time backends in turns, next to their baselines, in one table.
 
     Times are medians over rounds in which the contenders take turns; p10..p90 is their spread, and
-    "of series" that of the medians of whole series. The ratios are the time divided by
-    torchvision's in eager mode, and by that of the fastest baseline, on the same kind of device in
-    the same precision and batch: below 1 is faster. Inputs are random and already on the device.
+    "of series" the spread of whole series' medians. The ratios divide the time by that of
+    torchvision in eager mode, and of the fastest baseline, on the same kind of device in the same
+    precision and batch: below 1 is faster. Inputs are random and already on the device.
 
-    A contender of one algorithm uses it for every step that it takes, and the preferred kernels
-    for the others. A run replaces a record's rows of the same network, precision, fusion and batch
-    all together, because they were timed in turns.
+    A contender of one algorithm uses it for every step that it takes, and preferred kernels for
+    the others. In a record, a run replaces all rows of its network, precision, fusion and batch.
 
-    From host memory each contender is compiled to normalise pixels in its first kernel: while one
-    batch is computed the next is copied, and every output is fetched. A second table has the time
-    from output to output, its share of the device's own pace, and the copies only.
+    From host memory each contender normalises pixels in its first kernel, and copies the next batch
+    while it computes. A second table has the time from output to output, and of what it consists.
 
-    A backend named here must run. Of all backends and baselines, those that cannot run are left
-    out, with the reason on stderr. Peak memory is how far the process grew (Linux, CPU).
+    A backend named here must run; of `all`, those that cannot run are reported on stderr. Peak
+    memory is how far the process grew (Linux, CPU).
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
     if threads is not None:
-        set_threads(threads)  # before anything is loaded that would look at it
-    asked = backends or os.environ.get(VARIABLE) or "all"
+        set_threads(threads)  # before a library that reads it is loaded
     request = Request(
-        None if asked == "all" else listed(asked, "--backends"),
+        _named(backends or os.environ.get(VARIABLE) or "all"),
         listed(precision, "--precision"),
         integers(batch, "--batch"),
         Rounds(warmup, repeat, series, per_step=per_step, from_host=from_host),
@@ -133,6 +130,10 @@ def bench(
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _text(request, result))
     if result.wrong:
         raise typer.Exit(FOUND)
+
+
+def _named(asked: str) -> list[str] | None:
+    return None if asked == "all" else listed(asked, "--backends")
 
 
 def _say_left_out(contender: str, reason: str) -> None:

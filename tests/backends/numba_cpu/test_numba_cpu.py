@@ -294,7 +294,7 @@ def _batched(problem: Problem, samples: int) -> Problem:
 # -- threads -----------------------------------------------------------------------------------
 
 
-HELPERS = [Path(__file__).parent, Path(__file__).parents[1]]
+HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
 PROGRAM = """
 import hashlib, json, numba
 import numpy as np
