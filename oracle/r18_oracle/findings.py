@@ -109,7 +109,9 @@ class Finding:
         if CHOICE in self.details:
             lines.append(f"  choice    {self.details[CHOICE]}")
         lines.append(f"  input     {self.kind}, seed {self.seed}")
-        if self.coordinate is not None:
+        if self.coordinate is not None and self.got is None:
+            lines.append(f"  first     at {self.coordinate}")
+        elif self.coordinate is not None:
             lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")
             lines.append(f"            expected {self.expected!r}, bound {self.bound!r}")
         if path is not None:

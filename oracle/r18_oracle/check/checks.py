@@ -46,6 +46,7 @@ from r18_oracle.check.watch import Process
 from r18_oracle.findings import Finding, failed
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
+from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning
 from r18_oracle.judge.verdict import judge
 
@@ -434,9 +435,11 @@ class Examination:
             self._fail("declaration", f"no error bound follows from its contract: {error}")
         if not judgement.ok:
             how = "is not what integers must give" if exact else "exceeds the bound"
+            where = judgement.coordinate, judgement.got, judgement.expected
+            whence = origin(case, *where)
             self._fail(
                 check,
-                f"error {how} (error/bound {judgement.ratio:.3g})",
+                f"error {how} (error/bound {judgement.ratio:.3g})" + (whence and f"; {whence}"),
                 coordinate=judgement.coordinate,
                 got=judgement.got,
                 expected=judgement.expected,
