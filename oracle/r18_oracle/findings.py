@@ -19,8 +19,17 @@ CHOICE = "choice"
 """Key of a finding's details: the id of the kernel's choice at fault."""
 RUN = "run"
 """Key of a finding's details: the fields of a network run."""
+STATE = "state"
+"""Key of a finding's details: the scenario of the check `state` and its first problem."""
+BEFORE = "before"
+"""Key of a finding's details: the calls that came before, in order."""
+CAMPAIGN = "campaign"
+"""Key of the details of a crash or a hang: the campaign that it was found in."""
 SILENCE = "silence_seconds"
 """Key of the details of a crash or a hang: the time limit that it was found with."""
+
+SHOWN = 3
+"""Earlier calls that a description lists."""
 
 
 class Subject(Enum):
@@ -108,6 +117,7 @@ class Finding:
             lines.append(f"  problem   {self.problem}")
         if CHOICE in self.details:
             lines.append(f"  choice    {self.details[CHOICE]}")
+        lines += self._before()
         lines.append(f"  input     {self.kind}, seed {self.seed}")
         if self.coordinate is not None and self.got is None:
             lines.append(f"  first     at {self.coordinate}")
@@ -117,6 +127,16 @@ class Finding:
         if path is not None:
             lines.append(f"  replay    r18 replay {path}")
         return "\n".join(lines)
+
+    def _before(self) -> list[str]:
+        """The calls that came before, the last ones of many."""
+        try:
+            problems = [problem_from_json(call["problem"]) for call in self.details.get(BEFORE, ())]
+        except (TypeError, ValueError, KeyError, AttributeError, R18Error):
+            return []
+        shown = [f"  after     {problem}" for problem in problems[-SHOWN:]]
+        more = len(problems) - len(shown)
+        return [f"  after     {more} more calls", *shown] if more else shown
 
     @property
     def file_name(self) -> str:

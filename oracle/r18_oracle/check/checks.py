@@ -22,6 +22,7 @@
 | `edges`            | ±0, subnormals, largest, ±Inf, NaN: as the semantics say                    |
 | `batch_invariance` | a sample by itself: the same bits if declared, else within the bound        |
 | `sample_position`  | samples in another order: the same bits if declared, else within the bound  |
+| `state`            | the same result after other calls (`r18_oracle.check.state`)                |
 
 The sharpest checks come first: integers name a wrong index before a bound shows it as an error.
 """
@@ -73,6 +74,7 @@ CHECKS = (
     "edges",
     "batch_invariance",
     "sample_position",
+    "state",
 )
 VALUES = ("exact", "impulse", "bound", "edges")
 """The checks of one call on one kind of input: each can be made without the others."""

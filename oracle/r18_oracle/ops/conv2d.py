@@ -119,6 +119,14 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield fused(wide, (15, 64, 3, 8))
         yield fused(wide, (2, 64, 17, 11))
 
+    def ordinary(self, kernel: Kernel) -> Iterator[Problem]:
+        for window in windows_for(kernel):
+            extent = window[0] + 4
+            op = Conv2d(3, 4, *square(window), bias=True)
+            yield Problem(op, ((2, 3, extent, extent + 1),))
+        for window in windows_for(kernel):
+            yield from _probes(window)
+
     def many(self) -> Iterator[Problem]:
         yield Problem(Conv2d(BEYOND_GRID, 1, (1, 1)), ((1, BEYOND_GRID, 1, 1),))
         yield Problem(Conv2d(1, BEYOND_GRID, (1, 1)), ((1, 1, 1, 1),))

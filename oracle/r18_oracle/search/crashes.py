@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from r18.graph.ops import Problem
 from r18_oracle.check.checks import examine
-from r18_oracle.findings import SILENCE, Failed, Finding
+from r18_oracle.findings import SILENCE, STATE, Failed, Finding
 from r18_oracle.generate.shrink import shrunk
 from r18_oracle.search.campaign import Announce
 from r18_oracle.search.loading import kernel_of, loaded_backend
@@ -29,9 +29,12 @@ SILENCE_SECONDS = 10.0
 def smallest(finding: Finding, how: Profile, pool: Pool) -> Finding:
     """A crash or hang on the smallest problem that shows it.
 
-    Returns other findings unchanged, and those whose worker died before it announced a problem.
+    Returns other findings unchanged, those of the check `state`, and those whose worker died before
+    it announced a problem.
     """
     if finding.check not in ("crash", "hang") or finding.problem is None:
+        return finding
+    if STATE in finding.details:  # its problem is small, and it takes a scenario
         return finding
     best = finding
     trials = 0

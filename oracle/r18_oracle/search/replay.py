@@ -8,13 +8,15 @@ from r18.backend import Backend, Kernel
 from r18.errors import UsageError
 from r18.graph.resnet import network
 from r18_oracle.check.checks import examine
-from r18_oracle.findings import RUN, SILENCE, Failed, Finding, Subject
+from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Failed, Finding, Subject
 from r18_oracle.search.campaign import Announce, run_campaign
 from r18_oracle.search.choices import on_kernel, suspects
 from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
+from r18_oracle.search.history import after, alone, depends_on_calls, earlier_calls, scenario
 from r18_oracle.search.loading import kernel_of, loaded_backend
 from r18_oracle.search.network_run import NetworkRun
-from r18_oracle.search.profiles import profile
+from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.tasks import campaign, finding_of
 from r18_oracle.search.worker import Job, run_jobs
 
 SILENCE_SECONDS = 120.0
@@ -24,10 +26,46 @@ SILENCE_SECONDS = 120.0
 def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
     """Replay a finding in a worker process.
 
+    One that needs earlier calls is first replayed without them, in another process; `ALONE` in the
+    details then says that it was right.
+
     silence_seconds: when it counts as hung; by default as when it was found. Raises `UnknownName`
     for a missing backend or kernel, `UsageError` for a damaged finding, and whatever the oracle
     itself failed with.
     """
+    if depends_on_calls(finding) and (found := fresh(alone(finding), silence_seconds)) is not None:
+        return found  # it takes no earlier calls
+    again = fresh(finding, silence_seconds)
+    if again is None and CAMPAIGN in finding.details:
+        return _in_its_campaign(finding, silence_seconds)
+    return again
+
+
+def _in_its_campaign(finding: Finding, silence_seconds: float | None) -> Finding | None:
+    """A crash or hang that its call alone does not show: the campaign that it was found in.
+
+    Returns whatever the campaign finds, with a message that says so.
+    """
+    how = finding.details[CAMPAIGN]
+    arguments = {
+        "backend": finding.backend,
+        "kernel": finding.kernel,
+        "how": Profile(**{**how["profile"], "batches": tuple(how["profile"]["batches"])}),
+        "seed": how["seed"],
+        "network_name": how["network"],
+    }
+    seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
+    job = Job(campaign, arguments, finding.backend, finding.kernel, seconds)
+    (outcome,) = run_jobs([job], workers=1)
+    again = finding_of(outcome)
+    if again is None:
+        return None
+    message = f"right in a fresh process, wrong in its campaign: {again.check}: {again.message}"
+    return replace(again, message=message, details=finding.details | again.details)
+
+
+def fresh(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
+    """Replay a finding in a process of its own, after the calls that it needs."""
     seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
     job = Job(replay_finding, {"finding": finding}, finding.backend, finding.kernel, seconds)
     (outcome,) = run_jobs([job], workers=1)
@@ -74,6 +112,11 @@ def replay(
     """The finding of one kernel on the finding's problem and inputs, or None."""
     if finding.problem is None:
         return None
+    if STATE in finding.details:
+        return scenario(backend, kernel, finding, announce)
+    before = earlier_calls(finding)
+    for call in before:
+        call.again(backend, announce)
     try:
         examine(
             backend,
@@ -87,7 +130,7 @@ def replay(
             announce=announce,
         )
     except Failed as failure:
-        return failure.finding
+        return after(failure.finding, before) if before else failure.finding
     return None
 
 

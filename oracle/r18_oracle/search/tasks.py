@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from r18_oracle.findings import RUN, SILENCE, Finding
+from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Finding, problem_to_json
 from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import Announce, KernelReport, network_problems, run_campaign
@@ -92,6 +92,10 @@ def _with_details(lost: Finding, job: Job) -> Finding:
     elif lost.problem is not None:
         how: Profile = arguments["how"]
         name = arguments["network_name"]
+        details[CAMPAIGN] = {"profile": asdict(how), "seed": arguments["seed"], "network": name}
+        if lost.kind == STATE:
+            details[STATE] = {"scenario": None, "base": problem_to_json(lost.problem)}
+            return replace(lost, details=details)
         included = network_problems(name, how.batches) if name is not None else ()
         details["rounding"] = lost.kind if lost.kind in ROUNDING else "normal"
         details["light"] = (

@@ -20,9 +20,11 @@ from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import KernelReport
 from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
 from r18_oracle.search.crashes import smallest
+from r18_oracle.search.history import confirmed
 from r18_oracle.search.loading import kernel_of
 from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile
+from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of, network_job
 from r18_oracle.search.worker import Job, Outcome, Pool, run_jobs
 
@@ -232,7 +234,8 @@ class _BackendRun:
             result.kernels.append(report)
 
     def complete(self) -> None:
-        """When all jobs are done: find idle kernels, shrink crashes and hangs, sort."""
+        """When all jobs are done: find idle kernels, shrink crashes and hangs, confirm the other
+        findings in fresh processes, sort."""
         with Pool(1) as pool:
             for report in self.result.kernels:
                 before = report.finding
@@ -251,7 +254,8 @@ class _BackendRun:
                 self.name, self.backend, kernel, request.network, batches, request.seed
             )
         if report.finding is not None:
-            return smallest(report.finding, request.profile, pool)
+            least = smallest(report.finding, request.profile, pool)
+            return confirmed(least, report.history, fresh)
         return None
 
     def _sort(self) -> None:
