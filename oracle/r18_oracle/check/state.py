@@ -26,11 +26,13 @@ suspect for the ordinary checks. What remains is confirmed in a fresh process
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -46,13 +48,23 @@ from r18.backend import (
     upload,
 )
 from r18.backend.host import HostMemory
-from r18.errors import R18Error, ShapeError
+from r18.errors import R18Error, ShapeError, UnknownName, UsageError
 from r18.graph.ops import Layout, Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Arena, bits_differ, buffer_sizes, nans, stray_write
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.turns import alternating, thread_count, together
-from r18_oracle.findings import BEFORE, STATE, Failed, Finding, failed, problem_to_json
+from r18_oracle.check.watch import Process, leave_fork
+from r18_oracle.findings import (
+    BEFORE,
+    STATE,
+    Failed,
+    Finding,
+    described,
+    failed,
+    problem_to_json,
+    shortened,
+)
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.generate.problems import fitted
 from r18_oracle.generate.shrink import elements
@@ -61,6 +73,8 @@ from r18_oracle.judge.reference import kernel_running
 from r18_oracle.judge.verdict import judge
 from r18_oracle.ops.spec import FLAGS
 from r18_oracle.ops.table import spec_of
+
+T = TypeVar("T")
 
 KIND = "normal"
 RELATIVES = 3
@@ -191,6 +205,11 @@ class _Program:
         self.launch.enqueue(self.stream)
         self.stream.synchronize()
 
+    def run_alone(self) -> None:
+        """Run it while the reference is out of reach."""
+        with kernel_running():
+            self.run()
+
     def output(self) -> Array:
         problem = self.case.problem
         layout, dtype = output_layout(self.kernel, problem), self.case.precision.dtype
@@ -224,8 +243,11 @@ class State:
         self.announce = announce
         self.others = others(kernel, problem)
         self.suspects: list[Problem] = []
+        self._name: str | None = None
+        self._calls: list[Problem] = []
         self._cases: dict[tuple[Problem, int, int], Case] = {}
         self._case = self._case_of(problem)
+        self._process = Process.now()
 
     def run(self, only: str | None = None) -> list[Problem]:
         """Every scenario, or one of them; the problems that the ordinary checks should look at.
@@ -249,7 +271,7 @@ class State:
         return self.suspects
 
     def _scenario(self, name: str, play: Callable[[], None]) -> None:
-        self._name, self._calls = name, list[Problem]()
+        self._name, self._calls = name, []
         play()
         self.tally.passed["state"] += 1
 
@@ -258,7 +280,7 @@ class State:
 
         If not, the ordinary checks say what is wrong.
         """
-        self._name, self._calls = "alone", []
+        self._name, self._calls = None, []
         program = self._program(self._case)
         if isinstance(program, Fault):
             return False
@@ -370,11 +392,22 @@ class State:
         if not isinstance(self.backend.memory, HostMemory):
             return
         for planned, run in PLANNED:
-            with thread_count(planned):
+            with self._on(planned):
                 program = self._made(self._case)
-            with thread_count(run):
+            with self._on(run):
                 how = f"on {run} thread(s) after it was planned for {planned}"
                 self._must(program, self._case, how)
+
+    @contextmanager
+    def _on(self, count: int) -> Iterator[None]:
+        """Another number of threads, which is no change of the process by the kernel."""
+        before = self._process
+        with thread_count(count):
+            self._process = Process.now()
+            try:
+                yield
+            finally:
+                self._process = before
 
     # -- their parts ---------------------------------------------------------------------------
 
@@ -449,13 +482,23 @@ class State:
 
     def _program(self, case: Case, given: tuple[Array, ...] | None = None) -> _Program | Fault:
         self.announce(self.problem, STATE, self.seed)
+        handed = self._given(case) if given is None else given
+        return self._guarded(lambda: _Program(self.backend, self.kernel, case, handed))
+
+    def _guarded(self, call: Callable[[], T]) -> T | Fault:
+        """Call the kernel; what it raises is a fault. Fails `global_state`."""
+        caller = os.getpid()
         try:
-            given = self._given(case) if given is None else given
-            return _Program(self.backend, self.kernel, case, given)
+            return call()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # any exception of a kernel is a finding
             return _raised(error)
+        finally:
+            leave_fork(caller)
+            if (change := self._process.change()) is not None:
+                self._process.restore()
+                self._fail(self.problem, Fault(f"the call {change}"), "", "global_state")
 
     def _must(self, program: _Program, case: Case, how: str, before: Array | None = None) -> Array:
         """The result of a call that must be right, with the bits of `before` if deterministic."""
@@ -472,14 +515,9 @@ class State:
         """Call a program: its output, or what is wrong with it."""
         self._calls.append(case.problem)
         prepared = [_bytes(program, index) for index in range(len(program.weights))]
-        try:
-            program.fill(case)
-            with kernel_running():
-                program.run()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # any exception of a kernel is a finding
-            return _raised(error)
+        program.fill(case)
+        if (fault := self._guarded(program.run_alone)) is not None:
+            return fault
         for index, old in enumerate(prepared):
             if not np.array_equal(old, _bytes(program, index)):
                 return Fault(f"prepared weight {index} was written to")
@@ -490,7 +528,10 @@ class State:
         if (stray := program.trespass()) is not None:
             return Fault(stray)
         got = program.output()
-        judgement = judge(case, self.kernel.contract, got, key=self._key(case))
+        try:
+            judgement = judge(case, self.kernel.contract, got, key=self._key(case))
+        except (UnknownName, UsageError) as error:
+            return Fault(f"no error bound follows from its contract: {error}")
         if not judgement.ok:
             return Fault(
                 f"error exceeds the bound (error/bound {judgement.ratio:.3g})",
@@ -508,17 +549,17 @@ class State:
         many = f"{np.count_nonzero(differs)} of {got.size} elements differ from the first call's"
         return Fault(many, at, float(got[at]), float(before[at]), 0.0)
 
-    def _fail(self, problem: Problem, fault: Fault, how: str) -> NoReturn:
+    def _fail(self, problem: Problem, fault: Fault, how: str, check: str = "state") -> NoReturn:
         scenario: dict[str, Any] = {"scenario": self._name, "base": problem_to_json(self.problem)}
         raise failed(
             Finding(
-                check="state",
+                check=check,
                 backend=self.backend_name,
                 kernel=self.kernel.id,
                 problem=problem,
                 kind=KIND,
                 seed=self.seed,
-                message=f"{fault.message}, {how}" if how else fault.message,
+                message=shortened(f"{fault.message}, {how}" if how else fault.message),
                 coordinate=fault.coordinate,
                 got=fault.got,
                 expected=fault.expected,
@@ -532,7 +573,7 @@ class State:
 
 
 def _raised(error: BaseException) -> Fault:
-    return Fault(f"raised {type(error).__name__}: {error}")
+    return Fault(f"raised {described(error)}")
 
 
 def _bytes(program: _Program, index: int) -> Array:

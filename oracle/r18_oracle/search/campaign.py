@@ -28,6 +28,7 @@ from r18_oracle.findings import CHOICE, Failed, Finding, failed
 from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.generate.problems import problems, schedule_problems
 from r18_oracle.generate.shrink import elements, shrunk
+from r18_oracle.judge.declared import objection
 from r18_oracle.search.choices import Share, on_kernel, shares
 from r18_oracle.search.history import CALLS, Earlier
 from r18_oracle.search.profiles import Profile
@@ -146,6 +147,11 @@ class Campaign:
         without a problem."""
         if problem is None:
             return False
+        try:
+            if objection(self.kernel) is not None:
+                return True  # the check `declaration` says so
+        except Exception:  # it says that too
+            return True
         state = State(
             self.backend,
             self.kernel,
