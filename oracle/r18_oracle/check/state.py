@@ -254,7 +254,7 @@ class State:
 
         Raises `Failed` with the finding at the first result that other calls have changed.
         """
-        if not self._right_alone():
+        if not self.right_alone():
             return [self.problem]
         plays: dict[str, Callable[[], None]] = {
             "weights": self._weights,
@@ -275,8 +275,8 @@ class State:
         play()
         self.tally.passed["state"] += 1
 
-    def _right_alone(self) -> bool:
-        """Whether A is right in some calls of one program, so that the scenarios can tell anything.
+    def right_alone(self) -> bool:
+        """Whether A is right in some calls of a new program, so that the scenarios can tell anything.
 
         If not, the ordinary checks say what is wrong.
         """

@@ -25,9 +25,11 @@ from r18_oracle.check.checks import examine
 from r18_oracle.check.state import State, base_problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import CHOICE, Failed, Finding, failed
+from r18_oracle.generate.corners import corners
 from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.generate.problems import problems, schedule_problems
 from r18_oracle.generate.shrink import elements, shrunk
+from r18_oracle.generate.sizes import takes
 from r18_oracle.judge.declared import objection
 from r18_oracle.search.choices import Share, on_kernel, shares
 from r18_oracle.search.history import CALLS, Earlier
@@ -152,7 +154,19 @@ class Campaign:
                 return True  # the check `declaration` says so
         except Exception:  # it says that too
             return True
-        state = State(
+        limits = self.how.max_elements, self.how.max_macs
+        least = (p for p in corners(self.kernel.op, *limits) if takes(self.kernel, p))
+        first = self._state(min(least, key=elements, default=problem))
+        if first.right_alone():
+            self._last_passed = first.right_alone  # if the next call loses the device
+        kernel = self.kernel.id
+        for suspect in self._state(problem).run():
+            self._run_fixed(self.kernel, suspect, 0, light=False)
+        CALLS.append(Earlier(kernel, kernel, problem, self.seed, state=True))
+        return True
+
+    def _state(self, problem: Problem) -> State:
+        return State(
             self.backend,
             self.kernel,
             problem,
@@ -161,11 +175,6 @@ class Campaign:
             backend_name=self.report.backend,
             announce=self.announce,
         )
-        kernel = self.kernel.id
-        for suspect in state.run():
-            self._run_fixed(self.kernel, suspect, 0, light=False)
-        CALLS.append(Earlier(kernel, kernel, problem, self.seed, state=True))
-        return True
 
     def _run_share(self, share: Share) -> None:
         """The kernel or one choice: drawn problems first, then corners and crossings."""
@@ -371,12 +380,11 @@ def _smaller(one: Finding, other: Finding) -> bool:
     return (elements(one.problem), one.seed) < (elements(other.problem), other.seed)
 
 
-def _fails(examined: Callable[[], object]) -> bool:
+def _fails(examined: Callable[[], bool]) -> bool:
     try:
-        examined()
+        return not examined()
     except Failed:
         return True
-    return False
 
 
 class _ShrunkEnough(BaseException):

@@ -29,13 +29,17 @@ SILENCE_SECONDS = 10.0
 def smallest(finding: Finding, how: Profile, pool: Pool) -> Finding:
     """A crash or hang on the smallest problem that shows it.
 
-    Returns other findings unchanged, those of the check `state`, and those whose worker died before
-    it announced a problem.
+    Returns other findings unchanged, those that take a scenario of the check `state`, and those
+    whose worker died before it announced a problem.
     """
     if finding.check not in ("crash", "hang") or finding.problem is None:
         return finding
-    if STATE in finding.details:  # its problem is small, and it takes a scenario
-        return finding
+    if STATE in finding.details:
+        plain = {key: value for key, value in finding.details.items() if key != STATE}
+        by_itself = _crash_on(finding.problem, replace(finding, details=plain), pool)
+        if by_itself is None or by_itself.check != finding.check:
+            return finding  # it takes a scenario, and its problem is small
+        finding = by_itself
     best = finding
     trials = 0
     deadline = time.monotonic() + max(SECONDS, how.shrink_seconds)

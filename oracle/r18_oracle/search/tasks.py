@@ -92,10 +92,10 @@ def _with_details(lost: Finding, job: Job) -> Finding:
     elif lost.problem is not None:
         how: Profile = arguments["how"]
         name = arguments["network_name"]
-        details[CAMPAIGN] = {"profile": asdict(how), "seed": arguments["seed"], "network": name}
+        plain = asdict(how) | {"batches": list(how.batches)}
+        details[CAMPAIGN] = {"profile": plain, "seed": arguments["seed"], "network": name}
         if lost.kind == STATE:
             details[STATE] = {"scenario": None, "base": problem_to_json(lost.problem)}
-            return replace(lost, details=details)
         included = network_problems(name, how.batches) if name is not None else ()
         details["rounding"] = lost.kind if lost.kind in ROUNDING else "normal"
         details["light"] = (
