@@ -19,6 +19,7 @@
 | `exact`            | integers: equal to the reference, to the bit                                |
 | `impulse`          | one pixel, one weight, or both: values end up where the definition says     |
 | `bound`            | random data of four kinds: within the derived bound                         |
+| `bias`             | random data: the errors do not lean to one side, if sums round to nearest   |
 | `edges`            | ±0, subnormals, largest, ±Inf, NaN: as the semantics say                    |
 | `batch_invariance` | a sample by itself: the same bits if declared, else within the bound        |
 | `sample_position`  | samples in another order: the same bits if declared, else within the bound  |
@@ -50,7 +51,7 @@ from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, mak
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning
-from r18_oracle.judge.verdict import judge
+from r18_oracle.judge.verdict import Judgement, judge
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ CHECKS = (
     "exact",
     "impulse",
     "bound",
+    "bias",
     "edges",
     "batch_invariance",
     "sample_position",
@@ -121,8 +123,9 @@ class Examination:
         if not self._accepted():
             return False
         self.tally.problems += 1
-        if self.only in VALUES and self.kernel.deterministic:
-            self._one_check(self.only, rounding)
+        only = "bound" if self.only == "bias" else self.only  # both judge the same calls
+        if only in VALUES and self.kernel.deterministic:
+            self._one_check(only, rounding)
         elif light:
             self._light_checks(rounding)
         else:
@@ -453,6 +456,21 @@ class Examination:
             )
         self.tally.note(judgement)
         self._pass(check)
+        if check == "bound" and judgement.bias is not None:
+            self._bias(judgement)
+
+    def _bias(self, judgement: Judgement) -> None:
+        if judgement.bias is not None and judgement.bias > 1:
+            self._fail(
+                "bias",
+                "the signed errors add up to more than rounding to nearest, which the contract "
+                f"declares, explains ({judgement.bias:.3g} times its line)",
+                coordinate=judgement.coordinate,
+                got=judgement.got,
+                expected=judgement.expected,
+                bound=judgement.allowed,
+            )
+        self._pass("bias")
 
     def _pass(self, check: str) -> None:
         self.tally.passed[check] += 1

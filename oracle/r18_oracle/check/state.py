@@ -276,9 +276,9 @@ class State:
         self.tally.passed["state"] += 1
 
     def right_alone(self) -> bool:
-        """Whether A is right in some calls of a new program, so that the scenarios can tell anything.
+        """Whether A is right in some calls of a new program.
 
-        If not, the ordinary checks say what is wrong.
+        If not, the ordinary checks say what is wrong, and the scenarios tell nothing.
         """
         self._name, self._calls = None, []
         program = self._program(self._case)

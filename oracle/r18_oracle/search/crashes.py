@@ -34,9 +34,10 @@ def smallest(finding: Finding, how: Profile, pool: Pool) -> Finding:
     """
     if finding.check not in ("crash", "hang") or finding.problem is None:
         return finding
+    start = finding.problem
     if STATE in finding.details:
         plain = {key: value for key, value in finding.details.items() if key != STATE}
-        by_itself = _crash_on(finding.problem, replace(finding, details=plain), pool)
+        by_itself = _crash_on(start, replace(finding, details=plain), pool)
         if by_itself is None or by_itself.check != finding.check:
             return finding  # it takes a scenario, and its problem is small
         finding = by_itself
@@ -54,7 +55,7 @@ def smallest(finding: Finding, how: Profile, pool: Pool) -> Finding:
         best = again
         return True
 
-    shrunk(finding.problem, fails, lambda: trials == TRIALS or time.monotonic() > deadline)
+    shrunk(start, fails, lambda: trials == TRIALS or time.monotonic() > deadline)
     return best
 
 

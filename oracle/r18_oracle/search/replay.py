@@ -163,10 +163,10 @@ def _choice(backend: Backend, finding: Finding, announce: Announce) -> Finding |
 def _coverage(backend: Backend, finding: Finding) -> Finding | None:
     """A kernel that takes nothing, or an op of the network that no kernel takes."""
     name, batches = finding.details["network"], tuple(finding.details["batches"])
-    if "*" in finding.kernel:
+    if "*" in finding.kernel or finding.problem is None:
         again = coverage_findings(finding.backend, backend, name, batches, finding.seed)
         return next((f for f in again if f.kernel == finding.kernel), None)
     kernel = kernel_of(backend, finding.kernel)
-    if finding.problem is None or kernel.refusal(finding.problem) is None:
+    if kernel.refusal(finding.problem) is None:
         return None
     return idle_finding(finding.backend, backend, kernel, name, batches, finding.seed)
