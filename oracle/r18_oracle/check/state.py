@@ -69,6 +69,7 @@ from r18_oracle.generate.inputs import make_case
 from r18_oracle.generate.problems import fitted
 from r18_oracle.generate.shrink import elements
 from r18_oracle.generate.sizes import takes
+from r18_oracle.judge.declared import declaration
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.judge.verdict import judge
 from r18_oracle.ops.spec import FLAGS
@@ -248,6 +249,7 @@ class State:
         self._cases: dict[tuple[Problem, int, int], Case] = {}
         self._case = self._case_of(problem)
         self._process = Process.now()
+        self._declared = declaration(kernel)
 
     def run(self, only: str | None = None) -> list[Problem]:
         """Every scenario, or one of them; the problems that the ordinary checks should look at.
@@ -268,6 +270,7 @@ class State:
         for name in plays if only is None else [only]:
             if name in plays and self.problem not in self.suspects:
                 self._scenario(name, plays[name])
+        self._same_declaration()
         return self.suspects
 
     def _scenario(self, name: str, play: Callable[[], None]) -> None:
@@ -288,7 +291,19 @@ class State:
         if isinstance(first, Fault):
             return False
         again = (self._result(program, self._case, first) for _ in range(AGAIN))
-        return not any(isinstance(result, Fault) for result in again)
+        right = not any(isinstance(result, Fault) for result in again)
+        self._same_declaration()
+        return right
+
+    def _same_declaration(self) -> None:
+        """After its calls, the kernel declares what it declared, and takes what it took."""
+        now = declaration(self.kernel)
+        if other := [name for name, value in self._declared.items() if value != now[name]]:
+            fault = Fault(f"its {other[0]} changed while it ran")
+            self._fail(self.problem, fault, "", "declaration")
+        if not takes(self.kernel, self.problem):
+            fault = Fault("refuses the problem after running it")
+            self._fail(self.problem, fault, "", "refusal")
 
     # -- the scenarios -------------------------------------------------------------------------
 
