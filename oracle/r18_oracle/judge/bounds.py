@@ -58,6 +58,7 @@ from r18_oracle.judge.roundings import (
     stored,
     summation_error,
     underflow,
+    unspecified_outputs,
     window_sum,
     with_epilogue,
 )
@@ -203,6 +204,9 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
         statistical = np.minimum(with_epilogue(case, contract, y, sharp)[0], largest)
     hazards = factor_hazards(case, contract) & ~np.isnan(y)
     mask = may_overflow(size, contract) | beyond | hazards
+    if (unspecified := unspecified_outputs(case)) is not None:
+        largest = np.where(unspecified, np.inf, largest)
+        mask = mask | unspecified
     drift = None
     if not contract.truncates and not is_split(case) and contract.output != "float64":
         rest = (1 + c) * lost + own + c**2 * weighed + factors**2 * products

@@ -107,6 +107,9 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
         # Several images with one row of outputs each: a block of them is no matrix in the output.
         yield fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
+        # One channel and one column of outputs, with a horizontal stride that is not used.
+        yield Problem(Conv2d(1, 8, (7, 7), (1, 2), (3, 3)), ((1, 1, 8, 2),))
+        yield fused(Conv2d(1, 3, (5, 5), (1, 3), (2, 1)), (2, 1, 5, 3))
         # An image of few channels, so tall that each block computes several rows of it.
         yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
         # Long sums for one output channel. A kernel that splits its work by the size of its
