@@ -101,7 +101,7 @@ def bench(
     the others. In a record, a run replaces all rows of its network, precision, fusion and batch.
 
     From host memory each contender normalises pixels in its first kernel, and copies the next batch
-    while it computes. A second table has the time from output to output, and of what it consists.
+    while it computes. A second table compares the time from output to output with the copy time.
 
     A backend named here must run; of `all`, those that cannot run are reported on stderr. Peak
     memory is how far the process grew (Linux, CPU).

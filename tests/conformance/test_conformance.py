@@ -5,6 +5,8 @@ It is run as users run it once; after that in this process, with one worker for 
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import subprocess
 import sys
@@ -154,6 +156,39 @@ def test_the_guides_backend_is_verified_by_the_command() -> None:
     assert done.code == 0, done.out
     assert " and 1 network in " in done.out.splitlines()[-1]
     assert done.out.endswith("s: no finding\n")
+
+
+def test_the_guides_backend_takes_four_names_from_the_core() -> None:
+    """All that `r18.backend` must hand to the author of a backend for the CPU."""
+    imports = [node for node in ast.parse(example()).body if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imports if node.module == "r18.backend" for alias in node.names}
+    assert names == {"Backend", "DeviceInfo", "HostKernel", "RoundingContract"}
+
+
+def test_the_guides_backend_is_timed_by_the_command() -> None:
+    timed = r18(
+        *("bench", "--backends", "my_backend:Backend,numpy", "--network", "tiny", "--batch", 2),
+        *("--warmup", 0, "--repeat", 1, "--peers", "eager", "--per-step", "--check", "--json"),
+    )
+    assert timed.code == 0, timed.err
+    rows = {row["backend"]: row for row in json.loads(timed.out)["rows"]}
+    assert {"my_backend:Backend", "numpy"} <= set(rows)
+    mine = rows["my_backend:Backend"]
+    assert mine["median_ms"] > 0
+    assert "mine/conv2d/plain/fp32" in {step["kernel"] for step in mine["steps"]}
+
+
+def test_the_guides_backend_dumps_checkpoints_that_agree_with_numpys(tmp_path: Path) -> None:
+    for backend in ("numpy", "my_backend:Backend", "no_padding:Backend"):
+        done = r18(
+            *("dump", "--backend", backend, "--network", "tiny", "--fusion", "all"),
+            *("--out", tmp_path / backend.partition(":")[0]),
+        )
+        assert done.code == 0, done.err
+    assert r18("diff", tmp_path / "numpy", tmp_path / "my_backend").code == 0
+    broken = r18("diff", tmp_path / "numpy", tmp_path / "no_padding")
+    assert broken.code == 1
+    assert "stem_pool" in broken.out
 
 
 def test_a_broken_kernel_fails_with_what_to_run(pytester: pytest.Pytester) -> None:
