@@ -10,13 +10,14 @@ All raise `OSError`; `Refused`, which is one, is for what is there but is not re
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from r18.errors import R18Error, plain, show
 
@@ -42,7 +43,7 @@ class Refused(OSError):
     """A file is there, but it is not read: not a regular one, too large, or it changed."""
 
 
-def open_file(path: str | os.PathLike[str], limit: int) -> BinaryIO:
+def open_file(path: str | os.PathLike[str], limit: int) -> BufferedReader:
     """Open a regular file of at most `limit` bytes for reading; never blocks.
 
     Raises `Refused` for anything else that is there, and `OSError` as `open` does.
@@ -58,7 +59,7 @@ def open_file(path: str | os.PathLike[str], limit: int) -> BinaryIO:
         _check_kind(status.st_mode)
         if status.st_size > limit:
             raise Refused(f"{status.st_size:,} bytes are too many (at most {limit:,})")
-        return os.fdopen(descriptor, "rb")
+        return BufferedReader(io.FileIO(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
@@ -70,7 +71,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
         return read_all(stream)
 
 
-def read_all(stream: BinaryIO) -> bytes:
+def read_all(stream: BufferedReader) -> bytes:
     """All of a file that `open_file` opened. Raises `Refused` where it changes meanwhile."""
     size = os.fstat(stream.fileno()).st_size
     data = stream.read(size + 1)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from r18.errors import WeightsError
-from r18.weights.tensors import Float32, Tensor, show
+from r18.errors import WeightsError, show
+from r18.weights.tensors import Float32, Tensor
 
 
 def read_torch(path: Path) -> dict[str, Tensor]:

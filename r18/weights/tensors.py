@@ -238,7 +238,7 @@ def read_file(folder: Path, file: TensorFile, error: type[R18Error]) -> NDArray[
     path = check_file(folder, file, error)
     with open_file(path, file.nbytes) as stream:
         array = np.empty(file.shape, DTYPES[file.dtype])
-        count = stream.readinto(memoryview(array).cast("B"))  # type: ignore[attr-defined]
+        count = stream.readinto(memoryview(array).cast("B"))
         if count != file.nbytes or stream.read(1):
             raise error(f"tensor {show(file.name)}: '{plain(file.path)}' changed while it was read")
     check_hash(file, hashlib.sha256(array).hexdigest(), error)
