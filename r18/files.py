@@ -23,8 +23,10 @@ from r18.errors import R18Error, plain, show
 
 JSON_LIMIT = 64 << 20
 """The most bytes of a JSON file of ours: a record, a finding, a table."""
-TEXT_LIMIT = 1 << 30
+TEXT_LIMIT = 1 << 29
 """The most bytes of a table or a list of photographs; a million of them have 60 MB."""
+MOST_ROWS = 5_000_000
+"""The most rows of such a file."""
 IMAGE_LIMIT = 1 << 30
 """The most bytes of a photograph: more than any raw image of as many pixels as are decoded."""
 WEIGHTS_LIMIT = 1 << 30
@@ -53,7 +55,7 @@ def open_file(path: str | os.PathLike[str], limit: int) -> BufferedReader:
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
         descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
     except ValueError as error:
-        raise Refused(f"the name is none of a file: {error}") from None
+        raise OSError(str(error)) from None
     try:
         status = os.fstat(descriptor)
         _check_kind(status.st_mode)
@@ -124,6 +126,7 @@ def _check_kind(mode: int) -> None:
 __all__ = [
     "IMAGE_LIMIT",
     "JSON_LIMIT",
+    "MOST_ROWS",
     "TEXT_LIMIT",
     "WEIGHTS_LIMIT",
     "Refused",
