@@ -22,6 +22,8 @@ CHOICE = "choice"
 """Key of a finding's details: the id of the kernel's choice at fault."""
 RUN = "run"
 """Key of a finding's details: the fields of a network run."""
+MOST_TEXT = 2000
+"""Characters of a text that a kernel wrote, in a message."""
 SILENCE = "silence_seconds"
 """Key of the details of a crash or a hang: the time limit that it was found with."""
 
@@ -125,6 +127,23 @@ class Finding:
         digest = hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
         stem = f"{self.kernel}.{self.check}.{digest[:8]}"
         return "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem) + ".json"
+
+
+def described(error: BaseException, where: str = "") -> str:
+    """The type, the place and the text of what a kernel raised; at most `MOST_TEXT` of the text."""
+    kind = type(error).__name__[:MOST_TEXT]
+    try:
+        text = str(error)
+    except BaseException as another:  # any exception of a kernel is a finding
+        return f"{kind}{where}, which cannot be printed: its text raises {type(another).__name__}"
+    return f"{kind}{where}: {shortened(text)}"
+
+
+def shortened(text: str) -> str:
+    """A text of somebody else's, cut after `MOST_TEXT` characters."""
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[:MOST_TEXT]}… ({len(text):,} characters)"
 
 
 class Failed(R18Error):
