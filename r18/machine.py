@@ -28,6 +28,8 @@ OTHER_THREADS = (
 )
 """The same for libraries that read a variable of their own."""
 NUMBA_THREADS = "NUMBA_NUM_THREADS"
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may use."""
 
 
 def machine() -> dict[str, Any]:
@@ -129,6 +131,15 @@ def resident_nbytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def memory_nbytes() -> int:
+    """Bytes of memory of this machine, or of its container if that has fewer."""
+    limits = [int(psutil.virtual_memory().total)]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroups 2, and 1
+        with suppress(OSError, ValueError):  # 'max' is no limit
+            limits.append(int((CGROUP / name).read_text()))
+    return min(limits)
+
+
 def reset_peak() -> bool:
     """Reset `peak_nbytes` to what is resident now; False where the system cannot."""
     _trim()
@@ -163,6 +174,7 @@ __all__ = [
     "cache_folder",
     "cpus",
     "machine",
+    "memory_nbytes",
     "package_version",
     "peak_nbytes",
     "reset_peak",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from hypothesis.configuration import storage_directory
 
 from r18.graph.ops import Problem, ReLU
@@ -82,3 +85,66 @@ def spent(announce: Announce) -> Spent:
 
 def process_id(announce: Announce) -> int:
     return os.getpid()
+
+
+# -- what isolation is for ---------------------------------------------------------------------
+
+
+def real_time_signal(announce: Announce, number: int) -> None:
+    announce(problem(7), "normal", 11)
+    os.kill(os.getpid(), signal.SIGRTMIN + number)
+
+
+def prints(announce: Announce) -> str:
+    print("from Python")
+    os.write(1, b"from C\n")
+    print("to the last stdout", file=sys.__stdout__, flush=True)
+    return "done"
+
+
+class Unprintable(Exception):
+    """It cannot be printed."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def fail_without_words(announce: Announce) -> None:
+    raise Unprintable
+
+
+def fail_at_length(announce: Announce) -> None:
+    raise RuntimeError("x" * 50_000_000)
+
+
+def answer_at_length(announce: Announce) -> str:
+    announce(problem(8), "normal", 12)
+    return "x" * 50_000_000
+
+
+def write_to_the_pipe(announce: Announce) -> None:
+    """As a kernel may that writes to a descriptor that is not its own."""
+    announce(problem(9), "normal", 13)
+    sent = announce.__closure__[0].cell_contents  # type: ignore[attr-defined]
+    pipe = next(c.cell_contents for c in sent.__closure__ if hasattr(c.cell_contents, "send_bytes"))
+    os.write(pipe.fileno(), b"\0\0\0\x04junk")
+    time.sleep(600)
+
+
+def take_memory(announce: Announce, nbytes: int) -> None:
+    announce(problem(10), "normal", 14)
+    held = np.ones(nbytes, np.uint8)
+    time.sleep(600)
+    del held
+
+
+def leave_a_child_and_die(announce: Announce, file: str) -> None:
+    """The child holds the pipe, since a fork inherits it."""
+    announce(problem(11), "normal", 15)
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    with open(file, "w") as stream:
+        stream.write(str(child))
+    os._exit(5)

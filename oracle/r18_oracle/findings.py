@@ -13,12 +13,17 @@ from typing import Any
 
 from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, unknown
+from r18.files import read_object
 from r18.graph.ops import OPS, Layout, Op, Problem
 
+LIMIT = 16 << 20
+"""The most bytes of a finding's file; one has a few kilobytes."""
 CHOICE = "choice"
 """Key of a finding's details: the id of the kernel's choice at fault."""
 RUN = "run"
 """Key of a finding's details: the fields of a network run."""
+MOST_TEXT = 2000
+"""Characters of a text that a kernel wrote, in a message."""
 SILENCE = "silence_seconds"
 """Key of the details of a crash or a hang: the time limit that it was found with."""
 
@@ -124,6 +129,23 @@ class Finding:
         return "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem) + ".json"
 
 
+def described(error: BaseException, where: str = "") -> str:
+    """The type, the place and the text of what a kernel raised; at most `MOST_TEXT` of the text."""
+    kind = type(error).__name__[:MOST_TEXT]
+    try:
+        text = str(error)
+    except BaseException as another:  # any exception of a kernel is a finding
+        return f"{kind}{where}, which cannot be printed: its text raises {type(another).__name__}"
+    return f"{kind}{where}: {shortened(text)}"
+
+
+def shortened(text: str) -> str:
+    """A text of somebody else's, cut after `MOST_TEXT` characters."""
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[:MOST_TEXT]}… ({len(text):,} characters)"
+
+
 class Failed(R18Error):
     """A check failed; carries the finding."""
 
@@ -157,10 +179,9 @@ def save(finding: Finding, folder: Path) -> Path:
 def load(path: Path) -> Finding:
     """Read a finding; raises `UsageError` if the file does not hold one."""
     try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return Finding.from_json(read_object(path, LIMIT, UsageError))
+    except (OSError, R18Error) as error:
         raise UsageError(f"cannot read the finding '{path}': {error}") from None
-    return Finding.from_json(data)
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+import hostile_kernels
 import worker_tasks
-from r18.errors import BackendUnavailable
+from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18_oracle.findings import Failed, Finding, failed
+from r18_oracle.search import isolation
 from r18_oracle.search.worker import THREAD_VARIABLES, Job, Outcome, Pool, run_jobs
 
 
@@ -19,7 +24,7 @@ def run(*jobs: Job, workers: int = 2) -> list[Outcome]:
     return list(run_jobs(jobs, workers=workers))
 
 
-def job(task: str, silence_seconds: float = 60.0, **arguments: int) -> Job:
+def job(task: str, silence_seconds: float = 60.0, **arguments: int | str) -> Job:
     return Job(getattr(worker_tasks, task), arguments, "toy", f"toy/{task}", silence_seconds)
 
 
@@ -169,3 +174,124 @@ def test_jobs_of_a_kin_go_to_one_worker_while_others_have_other_work() -> None:
 def test_what_backends_raise_survives_the_way_between_processes() -> None:
     error = pickle.loads(pickle.dumps(BackendUnavailable("mine", "no device", "plug one in")))
     assert (error.name, error.cause, error.remedy) == ("mine", "no device", "plug one in")
+
+
+# -- isolation ---------------------------------------------------------------------------------
+
+
+def crash_of(outcome: Outcome) -> Finding:
+    assert outcome.finding is not None
+    assert outcome.finding.check == "crash"
+    return outcome.finding
+
+
+def test_signals_without_a_name_are_named_by_their_number() -> None:
+    outcomes = run(job("real_time_signal", number=3), job("double", number=1), workers=1)
+    assert crash_of(outcomes[0]).message == "the worker process died of SIGRTMIN+3"
+    assert crash_of(outcomes[0]).problem == worker_tasks.problem(7)
+    assert outcomes[1].result == 2
+    first = int(signal.SIGRTMIN)
+    assert isolation.signal_name(first) == "SIGRTMIN"
+    assert isolation.signal_name(first - 1) == f"signal {first - 1}"  # the C library's own
+    assert isolation.signal_name(9) == "SIGKILL"
+
+
+def test_prints_of_a_kernel_do_not_reach_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    (outcome,) = run(job("prints"))
+    assert outcome.result == "done"
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert sorted(err.split("\n")) == ["", "from C", "from Python", "to the last stdout"]
+
+
+def test_what_cannot_be_said_or_read_is_short() -> None:
+    unprintable, wordy, long, junk, double = run(
+        *map(job, ("fail_without_words", "fail_at_length", "answer_at_length")),
+        *(job("write_to_the_pipe"), job("double", number=1)),
+        workers=1,
+    )
+    assert isinstance(unprintable.result, R18Error)
+    said = "Unprintable, which cannot be printed: its text raises ValueError"
+    assert str(unprintable.result) == said
+    assert str(wordy.result) == f"RuntimeError: {'x' * 2000}… (50,000,000 characters)"
+    assert "had an answer of 50,000,0" in crash_of(long).message
+    assert crash_of(long).problem == worker_tasks.problem(8)
+    assert "sent an unreadable message: UnpicklingError" in crash_of(junk).message
+    assert crash_of(junk).problem == worker_tasks.problem(9)
+    assert double.result == 2
+
+
+def test_a_kernel_that_forks_or_cannot_be_quoted_is_a_finding() -> None:
+    jobs = [
+        Job(hostile_kernels.examined, {"index": index}, "toy", "toy/relu")
+        for index in range(len(hostile_kernels.KERNELS))
+    ]
+    outcomes = run(*jobs, job("double", number=1), workers=1)
+    found = [outcome.result for outcome in outcomes[:-1]]
+    assert [finding.check for finding in found] == ["global_state", "global_state", "runs", "runs"]
+    assert [finding.message for finding in found[:3]] == [
+        "the call left a child process",
+        "the call left a child process",
+        "raised Unprintable, which cannot be printed: its text raises ValueError",
+    ]
+    assert len(found[3].message) < 2100
+    assert outcomes[-1].result == 2
+
+
+def test_children_end_with_their_worker(tmp_path: Path) -> None:
+    """A child also holds the pipe open, whose end would say that the worker has died."""
+    file = tmp_path / "child"
+    lost, double = run(
+        job("leave_a_child_and_die", file=str(file)), job("double", number=1), workers=1
+    )
+    assert crash_of(lost).message == "the worker process exited with code 5"
+    assert double.result == 2
+    assert ended(int(file.read_text()))
+
+
+def ended(process_id: int) -> bool:
+    """Whether a process is gone, or dead and not waited for, within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(process_id).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has some 100 MB with what its tasks import."""
+    monkeypatch.setenv(isolation.MEMORY, "0.5")
+    lost, double = run(job("take_memory", nbytes=2**30), job("double", number=1), workers=1)
+    finding = crash_of(lost)
+    assert "GiB of memory and was ended: all workers together may use 0.5 GiB" in finding.message
+    assert "R18_WORKER_MEMORY sets another limit" in finding.message
+    assert finding.problem == worker_tasks.problem(10)
+    assert double.result == 2
+
+
+def test_the_memory_limit_is_a_share_or_what_the_variable_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(isolation.MEMORY, raising=False)
+    monkeypatch.setattr("r18.machine.CGROUP", tmp_path)
+    assert isolation.memory_limit() == int(0.8 * psutil.virtual_memory().total)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert isolation.memory_limit() == int(0.8 * psutil.virtual_memory().total)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert isolation.memory_limit() == 800_000
+    monkeypatch.setenv(isolation.MEMORY, "1.5")
+    assert isolation.memory_limit() == 3 * 2**29
+    for wrong in ("much", "0", "-1", "inf", "nan"):
+        monkeypatch.setenv(isolation.MEMORY, wrong)
+        with pytest.raises(UsageError, match=f"number of GiB above 0, got '{wrong}'"):
+            Pool(1)
+
+
+def test_a_worker_leads_a_group_of_its_own() -> None:
+    with Pool(workers=1) as pool:
+        (outcome,) = pool.run([job("process_id")])
+        assert os.getpgid(outcome.result) == outcome.result != os.getpgrp()

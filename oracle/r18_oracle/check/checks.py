@@ -5,7 +5,7 @@
 | `declaration`      | the kernel's declarations are plausible, give a bound, and do not change    |
 | `refusal`          | `refusal` and `workspace` give the same answer every time                   |
 | `runs`             | the call returns and raises nothing                                         |
-| `global_state`     | no function and no floating-point mode of the process changes               |
+| `global_state`     | no function or floating-point mode of the process changes, no child is left |
 | `guard_zones`      | no byte outside the output and the workspace is written                     |
 | `inputs_unchanged` | inputs, weights and problem are the same afterwards                         |
 | `independence`     | the kernel calls neither the oracle nor another backend                     |
@@ -29,6 +29,7 @@ The sharpest checks come first: integers name a wrong index before a bound shows
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
@@ -42,8 +43,8 @@ from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.check.fence import fenceable, trespass
 from r18_oracle.check.tally import Tally
-from r18_oracle.check.watch import Process
-from r18_oracle.findings import Finding, failed
+from r18_oracle.check.watch import Process, leave_fork
+from r18_oracle.findings import Finding, described, failed, shortened
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.reference import KernelRunning
@@ -184,7 +185,7 @@ class Examination:
             self._fail("refusal", f"gave two answers: {reasons}, workspace {sizes}")
         self._pass("refusal")
         if reasons[0] is not None:
-            self.tally.refused[reasons[0]] += 1
+            self.tally.refused[shortened(reasons[0])] += 1
             return False
         return True
 
@@ -339,16 +340,18 @@ class Examination:
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Call the kernel; an exception fails `runs`."""
+        caller = os.getpid()
         try:
             return call()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # any exception of a kernel is a finding
+            leave_fork(caller)
             self._global_state(self._process.change())
-            cause = f"{type(error).__name__}: {error}"
-            self._fail(
-                "independence" if isinstance(error, KernelRunning) else "runs", f"raised {cause}"
-            )
+            check = "independence" if isinstance(error, KernelRunning) else "runs"
+            self._fail(check, f"raised {described(error)}")
+        finally:
+            leave_fork(caller)
 
     def _global_state(self, change: str | None) -> None:
         if change is not None:
@@ -468,7 +471,7 @@ class Examination:
                 problem=self.problem,
                 kind=self._kind,
                 seed=self.seed,
-                message=message,
+                message=shortened(message),
                 coordinate=coordinate,
                 got=got,
                 expected=expected,

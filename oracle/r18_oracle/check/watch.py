@@ -2,7 +2,7 @@
 
 A kernel computes its own result and changes only its output and workspace. Python enforces neither:
 a backend may call another backend, a library may turn off subnormals for the whole process when it
-is loaded, a plugin may replace a NumPy function. Crashes and hangs are left to
+is loaded, a plugin may replace a NumPy function or fork. Crashes and hangs are left to
 `r18_oracle.search.worker`.
 """
 
@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
+from multiprocessing import resource_tracker
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from threadpoolctl import LibController, ThreadpoolController
 
@@ -112,11 +116,13 @@ class Process:
     """The state that the kernels of a process share, at one moment.
 
     names: the watched modules and classes, with the values of their names.
+    children: the processes that this one has started.
     errors: NumPy's handling of floating-point errors. dtype: PyTorch's default.
     blas_threads: the number of threads of each BLAS library.
     """
 
     names: tuple[tuple[Any, dict[Any, Any]], ...]
+    children: frozenset[int]
     errors: Any
     dtype: torch.dtype
     blas_threads: tuple[int, ...]
@@ -128,7 +134,7 @@ class Process:
         if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
             names = tuple((owner, _watched(owner)) for owner in owners)
             dtype = torch.get_default_dtype()
-            _latest[:] = owners, cls(names, np.geterr(), dtype, _blas_threads())
+            _latest[:] = owners, cls(names, children(), np.geterr(), dtype, _blas_threads())
         latest: Process = _latest[1]
         return latest
 
@@ -141,6 +147,8 @@ class Process:
             if not all(map(operator.is_, map(there.get, held), held.values())):
                 name = next(name for name, value in held.items() if there.get(name) is not value)
                 return f"replaced {name} in {getattr(owner, '__name__', 'a table')}"
+        if children() - self.children:
+            return "left a child process"
         if np.geterr() != self.errors:
             return "changed what NumPy does about floating-point errors"
         if torch.get_default_dtype() != self.dtype:
@@ -161,12 +169,42 @@ class Process:
                     owner[name] = value
                 else:
                     setattr(owner, name, value)
+        for child in children() - self.children:
+            with suppress(OSError):  # it may have ended
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
         np.seterr(**self.errors)
         torch.set_default_dtype(self.dtype)
         for library, count in zip(_blas(), self.blas_threads, strict=True):
             set_blas_threads(library, count)
         torch.set_flush_denormal(False)
         round_to(_ROUND_TO_NEAREST)
+
+
+def children() -> frozenset[int]:
+    """The processes that this one has started and not waited for, by their ids.
+
+    Not the one in which Python keeps track of shared memory, which it starts where it is needed.
+    """
+    if hasattr(os, "waitid"):  # one call that tells whether there is any
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return frozenset()
+    tracker = getattr(resource_tracker, "_resource_tracker", None)
+    with suppress(psutil.Error):
+        found = frozenset(child.pid for child in psutil.Process().children())
+        return found - {getattr(tracker, "_pid", None)}
+    return frozenset()
+
+
+def leave_fork(caller: int) -> None:
+    """End this process if a kernel that `caller` called has forked, and this is the child.
+
+    Otherwise it would continue the search, and answer in the name of its parent.
+    """
+    if os.getpid() != caller:
+        os._exit(0)
 
 
 _latest: list[Any] = []

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from r18_oracle.search.isolation import signal_name
+
 Say = Callable[[Any], None]
 """Sends a message to the caller while the process works."""
 
@@ -100,7 +102,7 @@ class Process:
         if code == -signal.SIGALRM:
             return Ended("hang", "a call had not ended")
         if code < 0:
-            return Ended("crash", f"died of {signal.Signals(-code).name}")
+            return Ended("crash", f"died of {signal_name(-code)}")
         return Ended("crash", f"exited with code {code}")
 
 

@@ -36,7 +36,7 @@ from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Problem
 from r18_oracle.check.checks import examine
-from r18_oracle.findings import Failed, Finding
+from r18_oracle.findings import Failed, Finding, described
 from r18_oracle.mutation.mutants import Mutant, Target
 from r18_oracle.mutation.process import Ended, Process, Say
 from r18_oracle.search.campaign import run_campaign, search
@@ -246,7 +246,7 @@ def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
     try:
         backend = load_backend(target.backend)
     except BaseException as error:
-        return Ended("import", f"{type(error).__name__}: {error}")
+        return Ended("import", described(error))
     strays = [n for n in _modules(target.package) if not _comes_from(sys.modules[n], root)]
     if strays:
         return f"{', '.join(strays)} did not come from the copy in {root}"
@@ -264,7 +264,7 @@ def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
     except Exception as error:  # it would end `r18 verify` too, so the mutant is caught
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        return Ended("error", f"{type(error).__name__}: {error} ({where})")
+        return Ended("error", f"{described(error)} ({where})")
 
 
 Announce = Callable[[Problem | None, str, int], None]

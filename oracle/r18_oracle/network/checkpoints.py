@@ -27,6 +27,7 @@ from r18.runtime.fusing import schedule_for
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, observe
+from r18_oracle.findings import described
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.judge.verdict import judge
 from r18_oracle.network.checkpoint_report import (
@@ -229,7 +230,7 @@ class _Comparison:
         try:
             seen = observe(self._backend, step.kernel, case)
         except Exception as error:  # any exception of a kernel is a finding
-            found = replace(found, check="runs", message=f"raised {type(error).__name__}: {error}")
+            found = replace(found, check="runs", message=f"raised {described(error)}")
         else:
             found = _judged(found, case, step.kernel, seen)
         before = self.steps.get(step.name)

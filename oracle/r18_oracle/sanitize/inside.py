@@ -31,6 +31,7 @@ from r18.backend import Backend, Kernel
 from r18.backend.registry import load_backend
 from r18.graph.ops import Problem
 from r18.runtime.launch import launch_on
+from r18_oracle.findings import described
 from r18_oracle.generate.inputs import ROUNDING, make_case
 from r18_oracle.search.campaign import network_problems, search
 from r18_oracle.search.choices import shares
@@ -86,7 +87,7 @@ def exercise(
             stream.synchronize()
         except Exception as error:
             about = problem if one is kernel else f"{problem} ({one.id})"
-            raise Broken(f"{about}: {type(error).__name__}: {error}") from error
+            raise Broken(f"{about}: {described(error)}") from error
         taken += 1
         return True
 

@@ -13,7 +13,7 @@ from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
-from r18_oracle.findings import Finding
+from r18_oracle.findings import Finding, described
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.search.campaign import network_problems
@@ -110,7 +110,7 @@ def idle_finding(
             return None
         reason = kernel.refusal(first)
     except Exception as error:  # any exception of a kernel is a finding
-        reason = f"{type(error).__name__}: {error}"
+        reason = described(error)
     message = (
         f"took none of the problems it was offered, though {kernel.precision} is available here; "
         f"it refuses this problem: {reason}"
@@ -133,7 +133,7 @@ def coverage_findings(
         missing = uncovered(backend, network(network_name), batches)
         absent = {p for p, _ in missing if unavailable(backend, p) is not None}
     except Exception as error:  # any exception of a kernel is a finding
-        message = f"the refusal() of a kernel raised {type(error).__name__}: {error}"
+        message = f"the refusal() of a kernel raised {described(error)}"
         return [finding(f"{name}/*", None, message)]
     grouped: dict[tuple[str, str], list[Problem]] = {}
     for precision, problem in missing:

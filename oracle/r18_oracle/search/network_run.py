@@ -10,7 +10,7 @@ from pathlib import Path
 from r18.errors import UsageError
 from r18.graph.resnet import network
 from r18.weights import Weights, load_weights
-from r18_oracle.findings import RUN, Finding
+from r18_oracle.findings import RUN, Finding, described
 from r18_oracle.judge.reference import KernelRunning
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.network.checkpoints import compare_checkpoints, seeded_images
@@ -62,7 +62,7 @@ class NetworkRun:
         check = "independence" if isinstance(error, KernelRunning) else "runs"
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.name} ({Path(last.filename).name}:{last.lineno})"
-        return self.finding(check, backend, f"raised {type(error).__name__} in {where}: {error}")
+        return self.finding(check, backend, f"raised {described(error, f' in {where}')}")
 
     def refused(self, backend: str, reason: str) -> Finding:
         """The finding that the backend cannot run the network in the requested precision."""

@@ -1,8 +1,9 @@
 """Worker processes: jobs run isolated from the oracle, with a time limit.
 
-A kernel may crash its process (a segmentation fault, an illegal address, the system running out of
-memory) or hang. Either is a finding. A worker announces each call before it makes it, so its parent
-knows the problem that caused a crash, and continues with a new worker.
+A kernel may crash its process (a segmentation fault, an illegal address, too much memory) or hang.
+Either is a finding. A worker announces each call before it makes it, so its parent knows the
+problem that caused a crash, and continues with a new worker. `isolation` says what else separates
+the two.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,8 @@ from typing import Any
 
 from r18.errors import R18Error
 from r18.graph.ops import Problem
-from r18_oracle.findings import Finding
+from r18_oracle.findings import MOST_TEXT, Finding, described
+from r18_oracle.search import isolation
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -35,6 +36,12 @@ THREAD_VARIABLES = (
 
 STARTUP_SECONDS = 120.0
 """Time limit for a worker to start and to import what its job needs, on a busy machine."""
+
+
+MOST_MESSAGE = 2**24
+"""Bytes of a message between a worker and its parent. A report has some thousand."""
+WATCH_SECONDS = 0.2
+"""The time between two looks at the workers, and at their memory."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,13 @@ class Pool:
     and at least two, since kernels do not split their work for one thread.
 
     Files that libraries such as Hypothesis keep between runs go to a folder that `close` removes.
+    When the workers and what they have started use more memory than `isolation.memory_limit`, the
+    largest one is ended; that is a crash. Raises `UsageError` for a limit that is no number.
     """
 
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
+        self._memory = isolation.memory_limit()
+        self._watched = 0.0
         self._most = max(1, workers or os.cpu_count() or 1)
         self._threads = threads or max(2, (os.cpu_count() or 1) // self._most)
         self._workers: list[_Worker] = []
@@ -114,6 +125,7 @@ class Pool:
                         if _give(worker, job):
                             waiting.remove(job)
                 yield from _listen(self._workers, on_progress)
+                yield from self._limit_memory()
         except BaseException:
             self.close()
             raise
@@ -126,6 +138,27 @@ class Pool:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+    def _limit_memory(self) -> Iterator[Outcome]:
+        """End the largest worker if all of them together use more memory than they may."""
+        if time.monotonic() - self._watched < WATCH_SECONDS:
+            return
+        self._watched = time.monotonic()
+        held = isolation.memory_of(w.process.pid or 0 for w in self._workers)
+        if sum(held.values()) <= self._memory:
+            return
+        largest = max(self._workers, key=lambda w: held[w.process.pid or 0])
+        used = held[largest.process.pid or 0] / isolation.GIB
+        if largest.job is None:
+            _end(largest)
+            return
+        limit = self._memory / isolation.GIB
+        yield _lost(
+            largest,
+            "crash",
+            f"used {used:.3g} GiB of memory and was ended: all workers together may use "
+            f"{limit:.3g} GiB ({isolation.MEMORY} sets another limit)",
+        )
 
     def _next(self, worker: _Worker, waiting: list[Job]) -> Job:
         """A job of the worker's last kin, else of a kin no other worker has, else the first."""
@@ -164,6 +197,8 @@ def _variables(threads: int, folder: str) -> dict[str, str]:
     return {name: str(threads) for name in THREAD_VARIABLES} | {
         "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads would slow the others down
         "HYPOTHESIS_STORAGE_DIRECTORY": folder,
+        # Else a worker looks for the standard library in the current folder first.
+        "PYTHONSAFEPATH": "1",
     }
 
 
@@ -171,7 +206,7 @@ def _start(variables: dict[str, str]) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    with _environment(variables):
+    with _environment(variables), isolation.deaf():
         process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -208,14 +243,19 @@ def _listen(
 ) -> Iterator[Outcome]:
     """Wait for a moment, handle what the workers sent, and end those that died or hang."""
     busy = {w.pipe: w for w in pool if w.job is not None}
-    for ready in wait(list(busy), timeout=0.2):
+    for ready in wait(list(busy), timeout=WATCH_SECONDS):
         worker = busy[ready]  # type: ignore[index]
         job = worker.job
         assert job is not None
         try:
-            said, content = worker.pipe.recv()
+            message = worker.pipe.recv_bytes(MOST_MESSAGE)
         except (EOFError, OSError):
             yield _lost(worker, "crash", _cause_of_death(worker))
+            continue
+        try:
+            said, content = pickle.loads(message)
+        except Exception as error:  # a kernel may have written to the pipe
+            yield _lost(worker, "crash", f"sent an unreadable message: {described(error)}")
             continue
         worker.heard = time.monotonic()
         worker.begun = True
@@ -225,6 +265,8 @@ def _listen(
             worker.doing = content
             if on_progress is not None:
                 on_progress(job, content[0])
+        elif said == "too long":
+            yield _lost(worker, "crash", content)
         else:
             worker.job = None
             if getattr(content, "spent", False):
@@ -233,6 +275,10 @@ def _listen(
     now = time.monotonic()
     for worker in pool:
         if worker.job is None:
+            continue
+        # What the kernel has started may hold the pipe open.
+        if not worker.process.is_alive() and not worker.pipe.poll():
+            yield _lost(worker, "crash", _cause_of_death(worker))
             continue
         limit = worker.job.silence_seconds if worker.begun else STARTUP_SECONDS
         if now - worker.heard > limit:
@@ -264,14 +310,17 @@ def _cause_of_death(worker: _Worker) -> str:
     if code is None:
         return "closed its pipe"
     if code < 0:
-        name = signal.Signals(-code).name
+        name = isolation.signal_name(-code)
         hint = " (the system may be out of memory)" if name == "SIGKILL" else ""
         return f"died of {name}{hint}"
     return f"exited with code {code}"
 
 
 def _end(worker: _Worker) -> None:
+    """Kill the worker and what it has started."""
     worker.pipe.close()
+    if worker.process.pid is not None:
+        isolation.end_group(worker.process.pid)
     if worker.process.is_alive():
         worker.process.kill()
     worker.process.join()
@@ -279,26 +328,40 @@ def _end(worker: _Worker) -> None:
 
 def _serve(pipe: Connection) -> None:
     """The loop of a worker: receive jobs, send announcements and results, until the pipe closes."""
+    isolation.leave_parent()
+    worker = os.getpid()
+
+    def say(what: str, content: Any) -> None:
+        if os.getpid() != worker:  # a kernel has forked, and this is the child
+            os._exit(0)
+        message = pickle.dumps((what, content))
+        if len(message) > MOST_MESSAGE:
+            size = f"{len(message):,} bytes, more than {MOST_MESSAGE:,}"
+            message = pickle.dumps(("too long", f"had an answer of {size}"))
+        pipe.send_bytes(message)
+
     while True:
         try:
             job: Job = pipe.recv()
         except EOFError:
             return
-        pipe.send(("begun", None))
+        say("begun", None)
         try:
             result = job.task(
-                announce=lambda problem, kind, seed: pipe.send(("at", (problem, kind, seed))),
+                announce=lambda problem, kind, seed: say("at", (problem, kind, seed)),
                 **job.arguments,
             )
+            say("done", result)
         except Exception as error:  # a failure of the oracle must reach the user
-            result = _portable(error)
-        pipe.send(("done", result))
+            say("done", _portable(error))
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception, or an `R18Error` with its text if it cannot be pickled."""
+    """The exception, or an `R18Error` with its text if it cannot be pickled or printed."""
     try:
-        pickle.loads(pickle.dumps(error))
+        str(pickle.loads(pickle.dumps(error)))
+        if len(str(error)) <= MOST_TEXT:
+            return error
     except Exception:
-        return R18Error(f"{type(error).__name__}: {error}")
-    return error
+        pass
+    return R18Error(described(error))
