@@ -35,7 +35,7 @@ ORACLE = (
     ("network",),
     ("dumps",),
     ("search",),
-    ("sanitize",),
+    ("sanitize", "ptx"),
     ("mutation", "conformance"),
     ("cli", "plugin"),
 )
