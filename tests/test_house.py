@@ -16,7 +16,7 @@ from support import ROOT
 
 CORE = (
     ("errors",),
-    ("atomic", "hooks"),
+    ("atomic", "ends", "hooks"),
     ("machine",),
     ("graph",),
     ("backend",),
