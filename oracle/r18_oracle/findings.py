@@ -13,8 +13,11 @@ from typing import Any
 
 from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, unknown
+from r18.files import read_object
 from r18.graph.ops import OPS, Layout, Op, Problem
 
+LIMIT = 16 << 20
+"""The most bytes of a finding's file; one has a few kilobytes."""
 CHOICE = "choice"
 """Key of a finding's details: the id of the kernel's choice at fault."""
 RUN = "run"
@@ -176,10 +179,9 @@ def save(finding: Finding, folder: Path) -> Path:
 def load(path: Path) -> Finding:
     """Read a finding; raises `UsageError` if the file does not hold one."""
     try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return Finding.from_json(read_object(path, LIMIT, UsageError))
+    except (OSError, R18Error) as error:
         raise UsageError(f"cannot read the finding '{path}': {error}") from None
-    return Finding.from_json(data)
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
