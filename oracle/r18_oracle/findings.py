@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -15,6 +16,7 @@ from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, unknown
 from r18.files import read_object
 from r18.graph.ops import OPS, Layout, Op, Problem
+from r18.weights.sources import is_plain
 
 LIMIT = 16 << 20
 """The most bytes of a finding's file; one has a few kilobytes."""
@@ -118,8 +120,24 @@ class Finding:
             lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")
             lines.append(f"            expected {self.expected!r}, bound {self.bound!r}")
         if path is not None:
-            lines.append(f"  replay    r18 replay {path}")
+            lines.append(f"  replay    {self.command(path)}")
         return "\n".join(lines)
+
+    def command(self, path: Path | str) -> str:
+        """The command that replays the finding in a file, with what a file may not decide alone."""
+        words = ["r18", "replay", shlex.quote(str(path))]
+        if ":" in self.backend:
+            words += ["--backend", shlex.quote(self.backend)]
+        if (weights := self.weights) is not None and not is_plain(weights):
+            words += ["--weights", shlex.quote(weights)]
+        return " ".join(words)
+
+    @property
+    def weights(self) -> str | None:
+        """The source of the weights of a network run; None for other findings."""
+        run = self.details.get(RUN)
+        found = run.get("weights") if isinstance(run, dict) else None
+        return found if isinstance(found, str) else None
 
     @property
     def file_name(self) -> str:

@@ -39,6 +39,9 @@ AHEAD = 2
 LOCALHOST = "127.0.0.1"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Else a worker looks for the standard library in the current folder first."""
+
 
 # -- on a worker -------------------------------------------------------------------------------
 
@@ -231,7 +234,7 @@ def local_cluster(workers: int, kind: str) -> Iterator[Client]:
 
     places = worker_places(workers, kind, visible_gpus() if kind == "cuda" else ())
     cores = str(max(1, cpus() // len(places)))
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    before = {name: os.environ.get(name) for name in (*THREAD_VARIABLES, SAFE_PATH)}
     here = {"host": LOCALHOST, "dashboard": False, "dashboard_address": f"{LOCALHOST}:0"}
     quiet = logging.WARNING  # what is left says that a worker died, and that another one is started
     worker = here | {
@@ -243,6 +246,7 @@ def local_cluster(workers: int, kind: str) -> Iterator[Client]:
     try:
         # The variables must be there before a worker's libraries are loaded.
         config = {f"distributed.nanny.pre-spawn-environ.{n}": cores for n in THREAD_VARIABLES}
+        config[f"distributed.nanny.pre-spawn-environ.{SAFE_PATH}"] = "1"
         with (
             dask.config.set(config),
             distributed.SpecCluster(

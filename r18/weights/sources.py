@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from r18.atomic import new_file
-from r18.errors import ManifestError, UsageError, WeightsError, unknown
+from r18.errors import ManifestError, UsageError, WeightsError, plain, unknown
 from r18.files import WEIGHTS_LIMIT, read_bytes
 from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
@@ -170,6 +170,25 @@ def load_weights(source: str | Path, schedule: Schedule) -> Weights:
         if text == "imagenet":
             return _imagenet(schedule)
     return _from_path(Path(text), text, schedule)
+
+
+def is_plain(source: str) -> bool:
+    """Whether a source is no file and no folder."""
+    return source == "imagenet" or source.partition(":")[0] == "synthetic"
+
+
+def check_source_named(source: str, where: str) -> None:
+    """Raise `WeightsError` for a source that a file names, if it is itself a file or a folder.
+
+    Whoever wrote the file would choose what is read here: the user repeats it. where: the file, as
+    the message begins.
+    """
+    if not is_plain(source):
+        raise WeightsError(
+            f"{where} names the weights '{plain(source)}', a file or folder of this machine\n"
+            "  repeat it if that is what you want, with --weights; imagenet and synthetic need no "
+            "such word"
+        )
 
 
 def weights_from(
@@ -397,4 +416,13 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
         )
 
 
-__all__ = ["FORMATS", "SOURCES", "Weights", "export_weights", "load_weights", "weights_from"]
+__all__ = [
+    "FORMATS",
+    "SOURCES",
+    "Weights",
+    "check_source_named",
+    "export_weights",
+    "is_plain",
+    "load_weights",
+    "weights_from",
+]
