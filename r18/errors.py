@@ -4,16 +4,34 @@ A message names what was asked, what was found, what is known (with the nearest 
 to do. Everything that this project raises on purpose derives from `R18Error`; the command line
 turns these into one line on stderr and an exit code, and lets any other exception through as the
 bug that it is.
+
+A message may quote a file or a name that somebody else wrote. `show` and `plain` limit what is
+quoted, and escape what a terminal would obey.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+MOST_QUOTED = 200
+"""The most characters of a file that a message quotes."""
+
+MOST_COMPARED = 1000
+"""The most known names that a message lists and compares with."""
+
+_CONTROL = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal obeys, what reverses text, and lone surrogates; a newline is ours."""
 
 
 class R18Error(Exception):
-    """Base of every error that r18 raises on purpose."""
+    """Base of every error that r18 raises on purpose; its message holds no control characters."""
+
+    def __str__(self) -> str:
+        return _escaped(super().__str__())
 
 
 class UsageError(R18Error):
@@ -74,6 +92,31 @@ class ProgramClosed(R18Error):
     """A program was used after `close()`."""
 
 
+def show(value: object, limit: int = 80) -> str:
+    """The `repr` of something not trusted, at most `limit` characters of it.
+
+    `repr` escapes control characters.
+    """
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__}, deeply nested"
+    return text if len(text) <= limit else text[: limit - 3] + "…" + text[-2:]
+
+
+def plain(text: object, limit: int = MOST_QUOTED) -> str:
+    """Text that is not trusted, for a message that has its own quotes, in one line.
+
+    Control characters, line breaks among them, are escaped; at most `limit` characters stay.
+    """
+    found = _escaped(str(text)[: limit + 1].replace("\n", "\\n"))
+    return found if len(found) <= limit else found[: limit - 1] + "…"
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
+
+
 def unknown(
     kind: str,
     asked: str,
@@ -89,11 +132,15 @@ def unknown(
     """
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(asked.lower(), list(lowered), n=1, cutoff=0.5)
-    message = f"unknown {kind} '{asked}'"
+    begin = asked[:MOST_QUOTED].lower()  # the comparison takes quadratic time
+    near = difflib.get_close_matches(begin, list(lowered)[:MOST_COMPARED], n=1, cutoff=0.5)
+    message = f"unknown {kind} '{plain(asked)}'"
     if near:
-        message += f", did you mean '{lowered[near[0]]}'?"
-    message += f"\n  known: {', '.join(names) if names else '(none)'}"
+        message += f", did you mean '{plain(lowered[near[0]])}'?"
+    listed = [plain(name) for name in names[:MOST_COMPARED]]
+    if len(names) > MOST_COMPARED:
+        listed.append(f"and {len(names) - MOST_COMPARED} more")
+    message += f"\n  known: {', '.join(listed) if listed else '(none)'}"
     if hint:
         message += f"\n  {hint}"
     return error(message)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from r18.backend import (
     Array,
     Buffer,
+    DeviceFunction,
     Enqueue,
     Kernel,
     Memory,
@@ -31,8 +32,9 @@ from r18_cupy.cuda.compiler import (
     architecture,
     capability,
     compile_entry,
+    compile_ptx,
 )
-from r18_cupy.cuda.launch import Buffers, GridLaunch
+from r18_cupy.cuda.launch import Argument, Buffers, GridLaunch, Pointer, Role
 
 if TYPE_CHECKING:
     from r18_cupy.cuda.device import CupyStream
@@ -190,6 +192,18 @@ class CudaKernel(Kernel):
             if architecture(entry, capability(target)) == target
         }
 
+    def functions(self, problem: Problem, target: str) -> tuple[DeviceFunction, ...]:
+        return tuple(
+            DeviceFunction(
+                launch.entry.label,
+                launch.entry.symbol,
+                compile_ptx(launch.entry, architecture(launch.entry, capability(target))),
+                frozenset(i for i, one in enumerate(launch.arguments) if _is_constant(one)),
+                launch.overlaps,
+            )
+            for launch in launches_of(self, problem)
+        )
+
     def machine_code(self, target: str) -> str:
         digest = hashlib.sha256()
         device = capability(target)
@@ -206,6 +220,12 @@ class CudaKernel(Kernel):
             for entry in self.entries()
             if entry.family is None or capability(entry.family) == device
         )
+
+
+def _is_constant(argument: Argument) -> bool:
+    """Whether no launch writes what an argument names: weights, or no memory at all."""
+    pointer = argument if isinstance(argument, Pointer) else getattr(argument, "pointer", None)
+    return pointer is None or pointer.role is Role.WEIGHT
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -13,8 +14,12 @@ from typing import Any
 
 from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, unknown
+from r18.files import read_object
 from r18.graph.ops import OPS, Layout, Op, Problem
+from r18.weights.sources import is_plain
 
+LIMIT = 16 << 20
+"""The most bytes of a finding's file; one has a few kilobytes."""
 CHOICE = "choice"
 """Key of a finding's details: the id of the kernel's choice at fault."""
 RUN = "run"
@@ -127,7 +132,7 @@ class Finding:
             lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")
             lines.append(f"            expected {self.expected!r}, bound {self.bound!r}")
         if path is not None:
-            lines.append(f"  replay    r18 replay {path}")
+            lines.append(f"  replay    {self.command(path)}")
         return "\n".join(lines)
 
     def _before(self) -> list[str]:
@@ -139,6 +144,22 @@ class Finding:
         shown = [f"  after     {problem}" for problem in problems[-SHOWN:]]
         more = len(problems) - len(shown)
         return [f"  after     {more} more calls", *shown] if more else shown
+
+    def command(self, path: Path | str) -> str:
+        """The command that replays the finding in a file, with what a file may not decide alone."""
+        words = ["r18", "replay", shlex.quote(str(path))]
+        if ":" in self.backend:
+            words += ["--backend", shlex.quote(self.backend)]
+        if (weights := self.weights) is not None and not is_plain(weights):
+            words += ["--weights", shlex.quote(weights)]
+        return " ".join(words)
+
+    @property
+    def weights(self) -> str | None:
+        """The source of the weights of a network run; None for other findings."""
+        run = self.details.get(RUN)
+        found = run.get("weights") if isinstance(run, dict) else None
+        return found if isinstance(found, str) else None
 
     @property
     def file_name(self) -> str:
@@ -198,10 +219,9 @@ def save(finding: Finding, folder: Path) -> Path:
 def load(path: Path) -> Finding:
     """Read a finding; raises `UsageError` if the file does not hold one."""
     try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return Finding.from_json(read_object(path, LIMIT, UsageError))
+    except (OSError, R18Error) as error:
         raise UsageError(f"cannot read the finding '{path}': {error}") from None
-    return Finding.from_json(data)
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

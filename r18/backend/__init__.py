@@ -10,6 +10,7 @@ from __future__ import annotations
 from r18.backend.device import Array, Buffer, DeviceInfo, Event, Memory, Stream
 from r18.backend.host import HostKernel, HostMemory, HostStream
 from r18.backend.kernel import (
+    DeviceFunction,
     Enqueue,
     Kernel,
     Resources,
@@ -41,6 +42,7 @@ __all__ = [
     "Backend",
     "Buffer",
     "CompileOptions",
+    "DeviceFunction",
     "DeviceInfo",
     "Enqueue",
     "Event",

@@ -65,6 +65,24 @@ class Resources:
     spill_nbytes: int
 
 
+@dataclass(frozen=True)
+class DeviceFunction:
+    """A compiled function as one launch calls it.
+
+    label:     its name and macros.
+    symbol:    its name in `ptx`, the PTX of its module.
+    constants: positions of the parameters that are no address, or the address or tensor map of
+               weights: what they name is not written by any launch.
+    overlaps:  whether the launch may begin before the previous one has ended.
+    """
+
+    label: str
+    symbol: str
+    ptx: str
+    constants: frozenset[int]
+    overlaps: bool
+
+
 class Kernel(ABC):
     """One implementation of one op. Its attributes and pure methods need no device.
 
@@ -206,6 +224,14 @@ class Kernel(ABC):
         """
         return {}
 
+    def functions(self, problem: Problem, target: str) -> tuple[DeviceFunction, ...]:
+        """The functions that it launches for a problem on `target`, in their order.
+
+        `r18 ptxcheck` reads them. By default none: only a kernel that is compiled to PTX has any.
+        Raises as `resources` does.
+        """
+        return ()
+
     def machine_code(self, target: str) -> str:
         """sha256 over the machine code of its functions on `target`, in their order.
 
@@ -235,6 +261,7 @@ def output_layout(kernel: Kernel, problem: Problem) -> Layout:
 
 
 __all__ = [
+    "DeviceFunction",
     "Enqueue",
     "Kernel",
     "Resources",

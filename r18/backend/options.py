@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from r18.errors import UsageError
+from r18.errors import UsageError, show
 from r18.graph.ops import Normalize
+
+MOST_IMAGES = 1 << 20
+"""The most images of a run; their preprocessed pixels alone would take 600 GB."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class CompileOptions:
     pixels: Normalize | None = None
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise UsageError(f"batch must be at least 1, got {self.batch}")
+        if not 1 <= self.batch <= MOST_IMAGES:
+            raise UsageError(f"batch must be from 1 to {MOST_IMAGES:,}, got {show(self.batch)}")
 
 
 __all__ = ["CompileOptions"]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from r18.backend.device import DeviceInfo
 from r18.backend.kernel import Kernel
 from r18.backend.protocol import Backend
-from r18.errors import BackendUnavailable, UsageError, unknown
+from r18.errors import BackendUnavailable, UsageError, plain, unknown
 
 GROUP = "r18.backends"
 VARIABLE = "R18_BACKEND"
@@ -61,6 +61,19 @@ def load_backend(name: str) -> Backend:
         remedy = "Uninstall one of them, or choose by module:attr."
         raise BackendUnavailable(name, f"several plugins claim this name: {claims}", remedy)
     return _make(name, points[name][0].load)
+
+
+def check_named(name: str, where: str, repeated: Collection[str] = ()) -> None:
+    """Raise `UsageError` for a backend that a file names, and that loading would import from it.
+
+    An installed backend may be named by anybody. A `module:attr` is code that the file chose: the
+    user repeats it. where: the file, as the message begins. repeated: what the user named.
+    """
+    if ":" in name and name not in repeated:
+        raise UsageError(
+            f"{where} names the backend '{plain(name)}', a module that would be imported and run\n"
+            "  repeat it if you trust it, with --backend; installed backends need no such word"
+        )
 
 
 def _attribute(module: str, path: str) -> object:

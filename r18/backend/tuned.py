@@ -14,10 +14,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from r18.atomic import new_file
 from r18.backend.device import DeviceInfo
-from r18.errors import UsageError
+from r18.errors import UsageError, plain, show
+from r18.files import JSON_LIMIT, Refused, read_object
 from r18.graph.ops import Problem
 from r18.machine import cache_folder
 
@@ -110,24 +112,34 @@ def at_batch_1(problem: Problem) -> str:
 def read_table(path: Path) -> Table:
     """Raises `UsageError` for a file that is no table, `OSError` for none."""
     try:
-        data = json.loads(path.read_text())
+        data: Any = read_object(path, JSON_LIMIT, UsageError)
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}, expected {FORMAT}")
         choices = {
             precision: {
-                problem: {
-                    int(batch): Timing(str(kernel), float(time))
-                    for batch, (kernel, time) in batches.items()
-                }
+                problem: {_batch(batch): _timing(*timed) for batch, timed in batches.items()}
                 for problem, batches in found.items()
             }
             for precision, found in data["choices"].items()
         }
         return Table(str(data["device"]), choices)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (Refused, UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} is no tuning table: {error}\n  Make one with `r18 tune`."
-        ) from error
+            f"{path} is no tuning table: {plain(error)}\n  Make one with `r18 tune`."
+        ) from None
+
+
+def _batch(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and len(text) < 10 and int(text)):
+        raise ValueError(f"{show(text)} is no batch size")
+    return int(text)
+
+
+def _timing(kernel: object, microseconds: object) -> Timing:
+    number = type(microseconds) in (int, float)
+    if not isinstance(kernel, str) or not number or not 0 <= microseconds < 1e15:  # type: ignore[operator]
+        raise ValueError(f"{show([kernel, microseconds])} is no kernel and its microseconds")
+    return Timing(kernel, float(microseconds))  # type: ignore[arg-type]
 
 
 def users_table(backend: str, device: DeviceInfo) -> Path:

@@ -22,7 +22,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
-from r18.errors import R18Error, UsageError
+from r18.errors import R18Error, UsageError, plain
 from r18.evaluate.decode import Batch, decoded
 from r18.evaluate.pair import Pair, Running
 from r18.evaluate.request import Request
@@ -38,6 +38,9 @@ AHEAD = 2
 """Batches that wait for each thread of a worker, so that none is idle between two."""
 LOCALHOST = "127.0.0.1"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Else a worker looks for the standard library in the current folder first."""
 
 
 # -- on a worker -------------------------------------------------------------------------------
@@ -152,6 +155,8 @@ class Cluster:
                 for future in self._done(pending):
                     yield _result(future)
                     pending.remove(future)
+        except _distributed().comm.CommClosedError as error:
+            raise _scheduler_lost(error) from None
         finally:
             for future in pending:
                 future.release()
@@ -183,10 +188,14 @@ def _result(future: Any) -> Any:
             "  what is done is kept; run it in one process to see why, or see the workers' logs"
         ) from None
     except dask.CancelledError as error:
-        raise R18Error(
-            f"the scheduler is lost: {error}\n"
-            "  what is done is kept: the same command goes on from there"
-        ) from None
+        raise _scheduler_lost(error) from None
+
+
+def _scheduler_lost(error: Exception) -> R18Error:
+    return R18Error(
+        f"the scheduler is lost: {plain(error)}\n"
+        "  what is done is kept: the same command goes on from there"
+    )
 
 
 # -- clusters ----------------------------------------------------------------------------------
@@ -231,7 +240,7 @@ def local_cluster(workers: int, kind: str) -> Iterator[Client]:
 
     places = worker_places(workers, kind, visible_gpus() if kind == "cuda" else ())
     cores = str(max(1, cpus() // len(places)))
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    before = {name: os.environ.get(name) for name in (*THREAD_VARIABLES, SAFE_PATH)}
     here = {"host": LOCALHOST, "dashboard": False, "dashboard_address": f"{LOCALHOST}:0"}
     quiet = logging.WARNING  # what is left says that a worker died, and that another one is started
     worker = here | {
@@ -243,6 +252,7 @@ def local_cluster(workers: int, kind: str) -> Iterator[Client]:
     try:
         # The variables must be there before a worker's libraries are loaded.
         config = {f"distributed.nanny.pre-spawn-environ.{n}": cores for n in THREAD_VARIABLES}
+        config[f"distributed.nanny.pre-spawn-environ.{SAFE_PATH}"] = "1"
         with (
             dask.config.set(config),
             distributed.SpecCluster(

@@ -22,7 +22,8 @@ from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from r18.errors import UsageError
+from r18.errors import UsageError, plain
+from r18.files import MOST_ROWS, TEXT_LIMIT, read_text
 
 NO_LABELS = "none"
 """As a labels file: take the images of the folder, whatever it says about their classes."""
@@ -59,6 +60,17 @@ class ImageSet:
         return self.folder / item.file
 
     @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size of each file when it was first asked for; -1 where there is none."""
+        found = {}
+        for item in self.items:
+            try:
+                found[item.file] = self.path(item).stat().st_size
+            except OSError:
+                found[item.file] = -1
+        return found
+
+    @cached_property
     def sha256(self) -> str:
         """A digest over paths, labels and sizes: that of another set, or of other files, differs.
 
@@ -66,10 +78,7 @@ class ImageSet:
         """
         digest = hashlib.sha256()
         for item in self.items:
-            try:
-                size = self.path(item).stat().st_size
-            except OSError:
-                size = -1
+            size = self.sizes[item.file]
             digest.update(f"{item.file}\0{item.label}\0{size}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
@@ -130,9 +139,9 @@ def _checked(folder: Path, items: Sequence[Item], layout: str, classes: int) -> 
     for item in items:
         if item.label is not None and not 0 <= item.label < classes:
             raise UsageError(
-                f"images '{folder}': '{item.file}' has class {item.label}, the network's are 0 to "
-                f"{classes - 1}\n  classes are torchvision's, counted from 0; --labels {NO_LABELS} "
-                "compares without them"
+                f"images '{folder}': '{plain(item.file)}' has class {item.label}, the network's "
+                f"are 0 to {classes - 1}\n  classes are torchvision's, counted from 0; "
+                f"--labels {NO_LABELS} compares without them"
             )
     return ImageSet(folder.resolve(), tuple(items), layout)
 
@@ -174,8 +183,7 @@ def _inside(folder: Path, names: Sequence[str]) -> str:
 
 def _listed(folder: Path, path: Path, classes: int) -> ImageSet:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            lines = stream.read()
+        lines = read_text(path, TEXT_LIMIT, "utf-8-sig")
     except FileNotFoundError:
         there = (folder / path).is_file()
         hint = f"; did you mean '{folder / path}'?" if there else "; check the path"
@@ -188,19 +196,21 @@ def _listed(folder: Path, path: Path, classes: int) -> ImageSet:
         raise UsageError(f"labels '{path}': it lists no image")
     seen: set[str] = set()
     for item in items:
-        if item.file in seen:
-            raise UsageError(f"labels '{path}': '{item.file}' is listed twice; list it once")
-        seen.add(item.file)
         parts = PurePosixPath(item.file)
+        if parts.as_posix() in seen:
+            raise UsageError(f"labels '{path}': '{plain(item.file)}' is listed twice; list it once")
+        seen.add(parts.as_posix())  # ./a.png is a.png
         if parts.is_absolute() or ".." in parts.parts or Path(item.file).is_absolute():
             raise UsageError(
-                f"labels '{path}': '{item.file}' leaves the folder; paths are relative to the "
-                "folder of images"
+                f"labels '{path}': '{plain(item.file)}' leaves the folder; paths are relative to "
+                "the folder of images"
             )
+        if "\0" in item.file:
+            raise UsageError(f"labels '{path}': '{plain(item.file)}' is the name of no file")
     if not any((folder / item.file).exists() for item in items):
         raise UsageError(
             f"labels '{path}': none of its {len(items)} files is in '{folder}', such as "
-            f"'{items[0].file}'; paths are relative to the folder of images"
+            f"'{plain(items[0].file)}'; paths are relative to the folder of images"
         )
     return _checked(folder, items, f"labels from {path.name}", classes)
 
@@ -210,20 +220,20 @@ def _csv_items(path: Path, text: str) -> list[Item]:
     try:
         return _items_of_rows(path, rows)
     except csv.Error as error:
-        raise UsageError(f"labels '{path}', line {rows.line_num}: {error}") from None
+        raise UsageError(f"labels '{path}', line {rows.line_num}: {plain(error)}") from None
 
 
 def _items_of_rows(path: Path, rows: Any) -> list[Item]:
     heading = [name.strip().lower() for name in next(rows, [])]
     file, label = (_column(path, heading, known) for known in (FILE_COLUMNS, CLASS_COLUMNS))
-    items = []
+    items: list[Item] = []
     for row in filter(None, rows):
         if len(row) <= max(file, label):
             raise UsageError(
                 f"labels '{path}', line {rows.line_num}: {len(row)} columns, the heading has "
                 f"{len(heading)}"
             )
-        items.append(Item(row[file], _class_of(path, rows.line_num, row[label])))
+        _add(path, items, Item(row[file], _class_of(path, rows.line_num, row[label])))
     return items
 
 
@@ -231,32 +241,39 @@ def _column(path: Path, heading: Sequence[str], known: Sequence[str]) -> int:
     found = [name for name in known if name in heading]
     if not found:
         raise UsageError(
-            f"labels '{path}': its heading is {', '.join(heading) or 'empty'}; one of its columns, "
-            f"which commas separate, must be named {' or '.join(known)}"
+            f"labels '{path}': its heading is {plain(', '.join(heading)) or 'empty'}; one of its "
+            f"columns, which commas separate, must be named {' or '.join(known)}"
         )
     return heading.index(found[0])
 
 
 def _text_items(path: Path, text: str) -> list[Item]:
-    items = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    items: list[Item] = []
+    for number, line in enumerate(StringIO(text, newline=None), start=1):
         if not line.strip():
             continue
         file, _, label = line.strip().rpartition(" ")
         if not file:
             raise UsageError(
-                f"labels '{path}', line {number}: expected FILE CLASS, got '{line.strip()}'\n"
+                f"labels '{path}', line {number}: expected FILE CLASS, got "
+                f"'{plain(line.strip())}'\n"
                 "  ImageNet's own ground truth has a number a line, in a count of classes of its "
                 "own; Caffe's val.txt, or a CSV, has what is needed"
             )
-        items.append(Item(file.strip(), _class_of(path, number, label)))
+        _add(path, items, Item(file.strip(), _class_of(path, number, label)))
     return items
 
 
+def _add(path: Path, items: list[Item], item: Item) -> None:
+    if len(items) == MOST_ROWS:
+        raise UsageError(f"labels '{path}': more than {MOST_ROWS:,} images; evaluate parts of them")
+    items.append(item)
+
+
 def _class_of(path: Path, line: int, text: str) -> int:
-    if not (text.strip().isdecimal() and text.isascii()):
+    if not (text.strip().isdecimal() and text.isascii() and len(text.strip()) < 10):
         raise UsageError(
-            f"labels '{path}', line {line}: '{text}' is no class index, counted from 0"
+            f"labels '{path}', line {line}: '{plain(text)}' is no class index, counted from 0"
         )
     return int(text)
 

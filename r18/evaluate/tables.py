@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from r18.atomic import new_file
-from r18.errors import R18Error, UsageError
+from r18.errors import R18Error, UsageError, plain
 from r18.evaluate.rows import OK, STATUSES, TOP, Row
 from r18.evaluate.summary import near_tie
+from r18.files import MOST_ROWS, TEXT_LIMIT, read_bytes, read_text
 
 FORMATS = (".csv", ".parquet")
 
@@ -84,7 +87,8 @@ def read_table(path: Path) -> tuple[list[tuple[Row, bool | None]], dict[str, Any
         return [_row(found) for found in records], about
     except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
         raise UsageError(
-            f"the evaluation '{path}' cannot be read: {error}\n  r18 evaluate --out writes it"
+            f"the evaluation '{path}' cannot be read: {plain(error)}\n"
+            "  r18 evaluate --out writes it"
         ) from None
 
 
@@ -149,15 +153,17 @@ def _write_parquet(
 
 
 def _read_csv(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        reader = csv.DictReader(stream, strict=True)
-        if tuple(reader.fieldnames or ()) != tuple(COLUMNS):
-            raise ValueError("its heading is not that of an evaluation")
-        found = []
-        for line in reader:
-            if None in line or None in line.values():
-                raise ValueError(f"line {reader.line_num} has not {len(COLUMNS)} columns")
-            found.append({name: _value(COLUMNS[name], line[name]) for name in COLUMNS})
+    stream = StringIO(read_text(path, TEXT_LIMIT), newline="")
+    reader = csv.DictReader(stream, strict=True)
+    if tuple(reader.fieldnames or ()) != tuple(COLUMNS):
+        raise ValueError("its heading is not that of an evaluation")
+    found: list[dict[str, Any]] = []
+    for line in reader:
+        if None in line or None in line.values():
+            raise ValueError(f"line {reader.line_num} has not {len(COLUMNS)} columns")
+        if len(found) == MOST_ROWS:
+            raise ValueError(f"it has more than {MOST_ROWS:,} rows")
+        found.append({name: _value(COLUMNS[name], line[name]) for name in COLUMNS})
     return found, {}
 
 
@@ -169,6 +175,8 @@ def _value(kind: str, cell: str) -> Any:
     if kind == "bool":
         return {"true": True, "false": False}[cell]
     if kind != "float64":
+        if not re.fullmatch(r"[0-9]{1,9}", cell):
+            raise ValueError(f"'{cell}' is no class")
         return int(cell)
     if not math.isfinite(number := float(cell)):
         raise ValueError(f"'{cell}' is no finite number")
@@ -176,11 +184,23 @@ def _value(kind: str, cell: str) -> Any:
 
 
 def _read_parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    _, parquet = _arrow()
-    table = parquet.read_table(path)
-    if tuple(table.column_names) != tuple(COLUMNS):
-        raise ValueError("its columns are not those of an evaluation")
-    return table.to_pylist(), json.loads((table.schema.metadata or {}).get(b"r18", b"{}"))
+    arrow, parquet = _arrow()
+    data = read_bytes(path, TEXT_LIMIT)
+    try:
+        file = parquet.ParquetFile(arrow.BufferReader(data))
+        if file.metadata.num_rows > MOST_ROWS:
+            raise ValueError(f"it has more than {MOST_ROWS:,} rows")
+        schema = file.schema_arrow
+        if [(n, str(t)) for n, t in zip(schema.names, schema.types, strict=True)] != [
+            (name, {"float64": "double"}.get(kind, kind)) for name, kind in COLUMNS.items()
+        ]:
+            raise ValueError("its columns are not those of an evaluation")
+        about = json.loads((schema.metadata or {}).get(b"r18", b"{}"))
+        if not isinstance(about, dict):
+            raise ValueError("its metadata is no object")
+        return file.read().to_pylist(), about
+    except Exception as error:  # pyarrow raises nearly anything on hostile bytes
+        raise ValueError(str(error)) from None
 
 
 def _row(found: Mapping[str, Any]) -> tuple[Row, bool | None]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from r18.errors import ImageError, UsageError, unknown
+from r18.files import IMAGE_LIMIT, Refused, open_file
 from r18.graph.ops import Normalize
 
 Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
@@ -37,6 +37,9 @@ Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 
 MAX_PIXELS = 89_478_485
 """The most pixels of an image, before and after resizing: where Pillow begins to warn."""
+
+NOT_THERE = "no such file"
+"""How an `ImageError` begins, after the name, where there is no file of this name."""
 
 _SHARED_SOURCES = threading.Lock()
 
@@ -357,16 +360,17 @@ def _open(name: str, source: object, stack: ExitStack) -> Image.Image:
 
 def _open_file(name: str, path: str | os.PathLike[str]) -> BinaryIO:
     try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
+        if os.path.isdir(path):
             raise ImageError(f"{name}: a folder, not an image; name the files in it")
-        if not stat.S_ISREG(status.st_mode):
-            raise ImageError(f"{name}: not a regular file; read it yourself and pass its bytes")
-        if status.st_size == 0:
+        stream = open_file(path, IMAGE_LIMIT)
+        if not os.fstat(stream.fileno()).st_size:
+            stream.close()
             raise ImageError(f"{name}: the file is empty; fetch the image again")
-        return open(path, "rb")
+        return stream
     except FileNotFoundError:
-        raise ImageError(f"{name}: no such file; check the path") from None
+        raise ImageError(f"{name}: {NOT_THERE}; check the path") from None
+    except Refused as error:
+        raise ImageError(f"{name}: {error}; read it yourself and pass its bytes") from None
     except (OSError, ValueError) as error:
         raise ImageError(f"{name}: the file cannot be opened: {_reason(error)}") from error
 

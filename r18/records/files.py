@@ -11,7 +11,8 @@ import msgspec
 
 from r18.atomic import write_text
 from r18.backend import DeviceInfo
-from r18.errors import UsageError
+from r18.errors import UsageError, plain
+from r18.files import JSON_LIMIT, read_object
 from r18.records.kinds import Record
 
 FOLDER = Path("exports/records")
@@ -40,20 +41,20 @@ def load(path: Path, kind: type[Kind]) -> Kind | None:
     """
     try:
         # NOTE: msgspec rejects lone surrogates, which names of files may hold; json does not.
-        data = json.loads(path.read_text("utf-8"))
+        data = read_object(path, JSON_LIMIT, UsageError)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, UsageError) as error:
         raise UsageError(f"cannot read the record '{path}': {error}\n{REMEDY}") from None
     what = kind.__struct_config__.tag
-    if not isinstance(data, dict) or (data.get("record"), data.get("format")) != (what, FORMAT):
+    if (data.get("record"), data.get("format")) != (what, FORMAT):
         raise UsageError(f"'{path}' is no {what} record that this version of r18 wrote\n{REMEDY}")
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         message = _located(data, kind, str(error))
         raise UsageError(
-            f"the record '{path}' is damaged or of an older r18: {message}\n{REMEDY}"
+            f"the record '{path}' is damaged or of an older r18: {plain(message)}\n{REMEDY}"
         ) from None
 
 

@@ -1,30 +1,43 @@
 """Weights in files of other tools: `.pth`, `.safetensors`, `.npz`.
 
-Each reader gives the tensors of a file by name, described but not read
-(`r18.weights.tensors.Tensor`), so that they can be checked first. Nothing in a file is ever
-executed. All raise `WeightsError`.
+Each reader takes the bytes of a file, which are read once, and gives its tensors by name, described
+but not read (`r18.weights.tensors.Tensor`), so that they can be checked first. Nothing in a file
+is ever executed. `path` is for messages. All raise `WeightsError`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 from collections.abc import Mapping
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from r18.errors import WeightsError
-from r18.weights.tensors import Float32, Tensor, show
+from r18.errors import WeightsError, plain
+from r18.weights.archives import open_archive, read_exactly
+from r18.weights.pickles import checked
+from r18.weights.tensors import Float32, Tensor
+
+MOST_HEADER = 10_000
+"""The most bytes of an array's header in an `.npz`, as NumPy limits it; a plain one has 128."""
+
+_REMEDY = (
+    "  only tensors are loaded, and nothing in a file is executed; make the file with "
+    "torch.save(model.state_dict(), …)"
+)
 
 
-def read_torch(path: Path) -> dict[str, Tensor]:
+def read_torch(path: Path, data: bytes) -> dict[str, Tensor]:
     """A PyTorch checkpoint with a `state_dict`, by itself or under the key `state_dict`.
 
-    Loaded with `weights_only`: a pickle that would call anything is refused. Needs PyTorch.
+    Loaded with `weights_only`, after `r18.weights.pickles` has checked it: a pickle that would call
+    anything, or fill the memory, is refused. Needs PyTorch.
     """
     try:
         import torch
@@ -34,12 +47,17 @@ def read_torch(path: Path) -> dict[str, Tensor]:
             "  pip install 'r18[torch]'"
         ) from None
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # on hostile bytes the unpickler raises nearly anything
+        file = checked(data)
+    except Exception as error:  # zipfile and pickle on hostile bytes raise nearly anything
         raise WeightsError(
-            f"weights '{path}': PyTorch refuses to load it: {_first_line(error)}\n"
-            "  only tensors are loaded, and nothing in a file is executed; make the file with "
-            "torch.save(model.state_dict(), …)"
+            f"weights '{path}': no checkpoint of PyTorch's, or damaged: {_first_line(error)}\n"
+            f"{_REMEDY}"
+        ) from None
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # and so does its unpickler
+        raise WeightsError(
+            f"weights '{path}': PyTorch refuses to load it: {_first_line(error)}\n{_REMEDY}"
         ) from None
     return read_state_dict(loaded, f"weights '{path}'")
 
@@ -72,13 +90,14 @@ def _described(name: str, value: Any, where: str) -> Tensor:
         return Tensor.of(value)
     if not (hasattr(value, "detach") and hasattr(value, "layout")):
         raise WeightsError(
-            f"{where}: '{name}' is a {type(value).__name__}, expected a tensor\n"
+            f"{where}: '{plain(name)}' is a {type(value).__name__}, expected a tensor\n"
             "  in a checkpoint of several parts, the weights stand under 'state_dict'"
         )
     if value.is_meta or str(value.layout) != "torch.strided":
         raise WeightsError(
-            f"{where}: tensor '{name}' is {'on the meta device' if value.is_meta else value.layout}"
-            ", expected plain dense values"
+            f"{where}: tensor '{plain(name)}' is "
+            f"{'on the meta device' if value.is_meta else value.layout}, expected plain dense "
+            "values"
         )
     return Tensor(
         str(value.dtype).removeprefix("torch."),
@@ -87,23 +106,22 @@ def _described(name: str, value: Any, where: str) -> Tensor:
     )
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path, data: bytes) -> dict[str, Tensor]:
     """A `.safetensors` file. Needs the library safetensors."""
     try:
-        from safetensors import safe_open
+        from safetensors import deserialize
     except ImportError:
         raise _no_safetensors(f"weights '{path}': reading it") from None
     try:
-        with safe_open(path, framework="numpy") as file:
-            described = {n: file.get_slice(n) for n in file.keys() if not _is_counter(n)}  # noqa: SIM118
-            return {
-                name: Tensor(
-                    _SAFETENSORS_DTYPES.get(part.get_dtype(), part.get_dtype()),
-                    tuple(part.get_shape()),
-                    partial(_safetensor, path, name),
-                )
-                for name, part in described.items()
-            }
+        return {
+            name: Tensor(
+                _SAFETENSORS_DTYPES.get(part["dtype"], part["dtype"]),
+                tuple(part["shape"]),
+                partial(_safetensor, part),
+            )
+            for name, part in deserialize(data)  # type: ignore[no-untyped-call]
+            if not _is_counter(name)
+        }
     except Exception as error:
         raise WeightsError(
             f"weights '{path}': not a safetensors file, or damaged: {_first_line(error)}"
@@ -119,12 +137,9 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-def _safetensor(path: Path, name: str) -> NDArray[Any]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        array: NDArray[Any] = file.get_tensor(name)
-    return array
+def _safetensor(part: Mapping[str, Any]) -> NDArray[Any]:
+    dtype = np.dtype(_SAFETENSORS_DTYPES[part["dtype"]]).newbyteorder("<")
+    return np.frombuffer(part["data"], dtype).reshape(part["shape"])
 
 
 def _no_safetensors(what: str) -> WeightsError:
@@ -134,25 +149,19 @@ def _no_safetensors(what: str) -> WeightsError:
     )
 
 
-def read_npz(path: Path) -> dict[str, Tensor]:
+def read_npz(path: Path, data: bytes) -> dict[str, Tensor]:
     """An `.npz` archive; arrays of Python objects are described by their dtype, never unpickled."""
     tensors: dict[str, Tensor] = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.namelist():
-                name = member.removesuffix(".npy")
-                if name in tensors:
-                    raise ValueError(f"'{name}' is in it twice")
-                with archive.open(member) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    read = (
-                        np.lib.format.read_array_header_1_0
-                        if version == (1, 0)
-                        else np.lib.format.read_array_header_2_0
-                    )
-                    shape, _, dtype = read(stream)
-                if not _is_counter(name):
-                    tensors[name] = Tensor(dtype.name, shape, partial(_npy, path, member))
+        archive = open_archive(data)
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name in tensors:
+                raise ValueError(f"'{plain(name)}' is in it twice")
+            with archive.open(member) as stream:
+                shape, _, dtype = _header(stream)
+            if not _is_counter(name):
+                tensors[name] = Tensor(dtype.name, shape, partial(_npy, path, archive, member))
     except Exception as error:  # as in read_torch: zipfile and the header parser on hostile bytes
         raise WeightsError(
             f"weights '{path}': not an .npz archive, or damaged: {_first_line(error)}"
@@ -160,14 +169,39 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _npy(path: Path, member: str) -> NDArray[Any]:
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether it is in Fortran's order, dtype) of the array that begins in a stream.
+
+    The length of a header is checked before it is read: NumPy would read gigabytes first.
+    """
+    version = np.lib.format.read_magic(stream)
+    size = stream.read(2 if version == (1, 0) else 4)
+    length = int.from_bytes(size, "little")
+    if length > MOST_HEADER:
+        raise ValueError(f"a header of {length:,} bytes; at most {MOST_HEADER:,} are read")
+    text = BytesIO(size + stream.read(length))
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(text)
+    else:
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(text)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{shape} is no shape")
+    return shape, fortran, dtype
+
+
+def _npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """The member as an array; everything after its header is the array's."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
-            array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-            return array
+        with archive.open(member) as stream:
+            shape, fortran, dtype = _header(stream)
+            if dtype.hasobject:
+                raise ValueError("it holds Python objects, which are never unpickled")
+            data = read_exactly(stream, math.prod(shape) * dtype.itemsize)
+            array = np.frombuffer(data, dtype)
+        return array.reshape(shape, order="F" if fortran else "C")
     except Exception as error:
         raise WeightsError(
-            f"weights '{path}': '{member}' is damaged: {_first_line(error)}"
+            f"weights '{path}': '{plain(member.filename)}' is damaged: {_first_line(error)}"
         ) from None
 
 
@@ -188,7 +222,7 @@ def save_safetensors(path: Path, tensors: Mapping[str, Float32]) -> None:
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
-    return show(text.splitlines()[0]).strip("'\"")
+    return plain(text.splitlines()[0], 120)
 
 
 __all__ = [

@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from r18.atomic import check_free, new_folder
-from r18.errors import ManifestError, R18Error, WeightsError, unknown
+from r18.errors import ManifestError, R18Error, WeightsError, show, unknown
+from r18.files import check_distinct, open_file, read_object
 from r18.graph.ops import Linear
 from r18.graph.resnet import NETWORKS, network
 from r18.graph.schedule import IMAGE, Schedule
@@ -45,7 +46,6 @@ from r18.weights.tensors import (
     Tensor,
     TensorFile,
     check_described,
-    check_distinct,
     check_file,
     check_hash,
     check_names,
@@ -53,8 +53,6 @@ from r18.weights.tensors import (
     check_values,
     inside,
     read_file,
-    read_object,
-    show,
     tensor_bytes,
     tensor_sha256,
 )
@@ -261,7 +259,7 @@ def read_manifest(folder: str | Path, schedule: Schedule | None = None) -> Expor
         files = [entry.file for entry in manifest.tensors]
         paths = [check_file(root, file, ManifestError) for file in files]
         for file, path in zip(files, paths, strict=True):
-            with path.open("rb") as stream:
+            with open_file(path, file.nbytes) as stream:
                 check_hash(file, hashlib.file_digest(stream, "sha256").hexdigest(), ManifestError)
         arrays = {file.name: read_file(root, file, ManifestError) for file in files}
         tensors = {name: arrays[name] for name in schedule.weight_specs}

@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from r18.atomic import new_file
-from r18.errors import ManifestError, UsageError, WeightsError, unknown
+from r18.errors import ManifestError, UsageError, WeightsError, plain, unknown
+from r18.files import WEIGHTS_LIMIT, read_bytes
 from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights.formats import (
@@ -68,7 +69,7 @@ SOURCES = (
 FORMATS = ("bin", "npz", "safetensors")
 """What `export_weights` writes; `bin` is a folder with a manifest."""
 
-_READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+_READERS: dict[str, Callable[[Path, bytes], dict[str, Tensor]]] = {
     ".pth": read_torch,
     ".pt": read_torch,
     ".safetensors": read_safetensors,
@@ -171,6 +172,25 @@ def load_weights(source: str | Path, schedule: Schedule) -> Weights:
     return _from_path(Path(text), text, schedule)
 
 
+def is_plain(source: str) -> bool:
+    """Whether a source is no file and no folder."""
+    return source == "imagenet" or source.partition(":")[0] == "synthetic"
+
+
+def check_source_named(source: str, where: str) -> None:
+    """Raise `WeightsError` for a source that a file names, if it is itself a file or a folder.
+
+    Whoever wrote the file would choose what is read here: the user repeats it. where: the file, as
+    the message begins.
+    """
+    if not is_plain(source):
+        raise WeightsError(
+            f"{where} names the weights '{plain(source)}', a file or folder of this machine\n"
+            "  repeat it if that is what you want, with --weights; imagenet and synthetic need no "
+            "such word"
+        )
+
+
 def weights_from(
     state_dict: Mapping[str, Any], schedule: Schedule, *, source: str = "state_dict"
 ) -> Weights:
@@ -219,13 +239,11 @@ def _from_folder_or_file(path: Path, source: str, schedule: Schedule) -> Weights
             + ("" if path.exists() else "no such file, and ")
             + f"nothing is known about '{path.suffix or path.name}'\n  known: {', '.join(SOURCES)}"
         )
-    if not path.is_file():
-        raise WeightsError(
-            f"weights '{source}': "
-            + ("not a regular file" if path.exists() else "no such file; check the path")
-        )
     where = f"weights '{source}'"
-    tensors = read_tensors(_READERS[path.suffix.lower()](path), schedule, where)
+    if not path.exists():
+        raise WeightsError(f"{where}: no such file; check the path")
+    data = read_bytes(path, WEIGHTS_LIMIT)
+    tensors = read_tensors(_READERS[path.suffix.lower()](path, data), schedule, where)
     sidecar = path.with_suffix(".json")
     if path.suffix.lower() not in _WITH_SIDECAR or not sidecar.exists():
         return Weights(tensors, source, _preprocess(schedule))
@@ -287,13 +305,21 @@ def _imagenet(schedule: Schedule) -> Weights:
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     if not path.exists():
         _download(url, path)
-    elif not _is_genuine(path, path.name):
+    data = _read_cached(path)
+    if not _is_genuine(data, path.name):
         raise WeightsError(
             f"weights 'imagenet': {path} is damaged, its sha256 does not begin as its name says\n"
             "  delete it, and it is downloaded again"
         )
-    tensors = read_tensors(read_torch(path), schedule, f"weights 'imagenet' ({path})")
+    tensors = read_tensors(read_torch(path, data), schedule, f"weights 'imagenet' ({path})")
     return Weights(tensors, "imagenet", _preprocess(schedule))
+
+
+def _read_cached(path: Path) -> bytes:
+    try:
+        return read_bytes(path, WEIGHTS_LIMIT)
+    except OSError as error:
+        raise WeightsError(f"weights 'imagenet': {path} cannot be read: {error}") from None
 
 
 def _download(url: str, path: Path) -> None:
@@ -306,7 +332,7 @@ def _download(url: str, path: Path) -> None:
         ):
             shutil.copyfileobj(response, stream)
             stream.flush()
-            if not _is_genuine(draft, path.name):
+            if not _is_genuine(draft.read_bytes(), path.name):
                 raise OSError("what came is damaged or incomplete, by its sha256")
     except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
         raise WeightsError(
@@ -317,11 +343,9 @@ def _download(url: str, path: Path) -> None:
         ) from None
 
 
-def _is_genuine(path: Path, name: str) -> bool:
+def _is_genuine(data: bytes, name: str) -> bool:
     """PyTorch's file names end in the first digits of the file's sha256."""
-    with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    return found.startswith(Path(name).stem.rpartition("-")[2])
+    return hashlib.sha256(data).hexdigest().startswith(Path(name).stem.rpartition("-")[2])
 
 
 # -- Exporting -------------------------------------------------------------------------------
@@ -392,4 +416,13 @@ def _check_free(path: Path, sidecar: Path, manifest: Manifest, overwrite: bool) 
         )
 
 
-__all__ = ["FORMATS", "SOURCES", "Weights", "export_weights", "load_weights", "weights_from"]
+__all__ = [
+    "FORMATS",
+    "SOURCES",
+    "Weights",
+    "check_source_named",
+    "export_weights",
+    "is_plain",
+    "load_weights",
+    "weights_from",
+]

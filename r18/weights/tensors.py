@@ -5,19 +5,18 @@ values after (`check_values`). `where` begins each message, as in `weights 'resn
 
 Exports, dumps and fixtures are folders with a JSON file and one file for each tensor: raw values,
 little-endian, row-major, no header. Such a folder may come from any program and is not trusted.
-`check_path`, `read_object`, `check_file` and `read_file` check what it says and holds. They raise
-the `error` of their caller, which puts the folder's name before the message.
+`check_path`, `check_file` and `read_file` check what it says and holds, as `r18.files.read_object`
+does its JSON file. They raise the `error` of their caller, which puts the folder's name before the
+message.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import math
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -26,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from r18.errors import R18Error, WeightsError
+from r18.errors import R18Error, WeightsError, plain, show
+from r18.files import open_file
 from r18.graph.ops import Shape
 from r18.graph.schedule import Schedule
 
@@ -165,39 +165,6 @@ class TensorFile:
         return asdict(self) | {"shape": list(self.shape)}
 
 
-def read_object(path: Path, limit: int, error: type[R18Error]) -> dict[str, object]:
-    """The JSON object in a file of at most `limit` bytes; no field twice, no NaN, no infinity.
-
-    Raises `error`, and `OSError` where the file cannot be read.
-    """
-
-    def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        check_distinct("field", [name for name, _ in pairs], error)
-        return dict(pairs)
-
-    def no_constant(text: str) -> float:
-        raise error(f"{text} is not a JSON number")
-
-    size = path.stat().st_size
-    if size > limit:
-        raise error(f"{size:,} bytes are too many (at most {limit:,})")
-    try:
-        text = path.read_bytes().decode("utf-8")
-        data = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant)
-    except (ValueError, RecursionError) as problem:
-        raise error(f"not JSON: {problem}") from None
-    if not isinstance(data, dict):
-        raise error(f"expected a JSON object, got {show(data)}")
-    return data
-
-
-def check_distinct(what: str, names: Iterable[str], error: type[R18Error]) -> None:
-    """Raise `error` for a name that appears more than once."""
-    for name, count in Counter(names).most_common(1):
-        if count > 1:
-            raise error(f"the {what} {show(name)} appears {count} times")
-
-
 def check_sha256(text: str, what: str, error: type[R18Error]) -> str:
     """The digest as it is; raises `error` for anything but 64 lowercase hex digits."""
     if not re.fullmatch(r"[0-9a-f]{64}", text):
@@ -230,13 +197,13 @@ def inside(folder: Path, path: str, error: type[R18Error]) -> Path:
     try:
         file = (root / path).resolve(strict=True)
     except FileNotFoundError:
-        raise error(f"there is no '{path}' in the folder") from None
+        raise error(f"there is no '{plain(path)}' in the folder") from None
     except (OSError, RuntimeError, ValueError) as problem:
-        raise error(f"'{path}' leads nowhere: {problem}") from None
+        raise error(f"'{plain(path)}' leads nowhere: {plain(problem)}") from None
     if not file.is_relative_to(root):
-        raise error(f"'{path}' is a link out of the folder, to '{file}'")
+        raise error(f"'{plain(path)}' is a link out of the folder, to '{plain(file)}'")
     if not stat.S_ISREG(file.stat().st_mode):
-        raise error(f"'{path}' is not a regular file")
+        raise error(f"'{plain(path)}' is not a regular file")
     return file
 
 
@@ -247,8 +214,8 @@ def check_file(folder: Path, file: TensorFile, error: type[R18Error]) -> Path:
     size = path.stat().st_size
     if size != file.nbytes:
         raise error(
-            f"tensor {show(file.name)}: '{file.path}' has {size} bytes, expected {file.nbytes}: "
-            f"shape {list(file.shape)} in {file.dtype}\n"
+            f"tensor {show(file.name)}: '{plain(file.path)}' has {size} bytes, expected "
+            f"{file.nbytes}: shape {show(list(file.shape))} in {file.dtype}\n"
             "  truncated, or of another shape or dtype; write it again"
         )
     return path
@@ -258,7 +225,7 @@ def check_hash(file: TensorFile, found: str, error: type[R18Error]) -> None:
     """Raise `error` for another digest than the file's own."""
     if file.sha256 not in (None, found):
         raise error(
-            f"tensor {show(file.name)}: '{file.path}' has sha256 {found[:16]}…, expected "
+            f"tensor {show(file.name)}: '{plain(file.path)}' has sha256 {found[:16]}…, expected "
             f"{str(file.sha256)[:16]}…\n  it was changed or damaged; write it again"
         )
 
@@ -269,19 +236,13 @@ def read_file(folder: Path, file: TensorFile, error: type[R18Error]) -> NDArray[
     Raises as `inside`.
     """
     path = check_file(folder, file, error)
-    array = np.empty(file.shape, DTYPES[file.dtype])
-    with path.open("rb") as stream:
+    with open_file(path, file.nbytes) as stream:
+        array = np.empty(file.shape, DTYPES[file.dtype])
         count = stream.readinto(memoryview(array).cast("B"))
         if count != file.nbytes or stream.read(1):
-            raise error(f"tensor {show(file.name)}: '{file.path}' changed while it was read")
+            raise error(f"tensor {show(file.name)}: '{plain(file.path)}' changed while it was read")
     check_hash(file, hashlib.sha256(array).hexdigest(), error)
     return array.astype(file.dtype, copy=False)
-
-
-def show(value: object) -> str:
-    """The `repr` of something not trusted, at most 80 characters of it."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…" + text[-2:]
 
 
 def _at(where: str) -> str:
@@ -303,7 +264,6 @@ __all__ = [
     "Tensor",
     "TensorFile",
     "check_described",
-    "check_distinct",
     "check_file",
     "check_hash",
     "check_names",
@@ -312,9 +272,7 @@ __all__ = [
     "check_values",
     "inside",
     "read_file",
-    "read_object",
     "read_tensors",
-    "show",
     "tensor_bytes",
     "tensor_sha256",
 ]

@@ -50,7 +50,7 @@ def test_kernels_of_one_id_fail_in_both(pytester: pytest.Pytester) -> None:
     assert code == 1
     assert "alike/relu/plain/fp32: coverage: several kernels have this id" in out
     (path,) = Path("findings").iterdir()
-    assert r18("replay", path).code == 1
+    assert r18("replay", path, "--backend", "alike_backends:Twice").code == 1
     code, out = suite(pytester, "--r18-backend", "alike_backends:Twice", "-k", "unique")
     assert code == pytest.ExitCode.TESTS_FAILED, out
 

@@ -331,7 +331,9 @@ def test_a_step_makes_its_fixture_when_there_is_none(
     assert first.exit_code == 0, first.exception
     assert first.stderr.endswith("\nno fixture in exports/fixtures/step5 yet: making it\n")
     assert read_fixture("exports/fixtures/step5").weights.source == "weights"
-    second = invoke("step", 5, "--backend", "numpy")  # with the weights that the fixture names
+    second = invoke("step", 5, "--backend", "numpy")
+    assert "repeat it if that is what you want, with --weights" in str(second.exception)
+    second = invoke("step", 5, "--backend", "numpy", "--weights", "weights")
     assert second.exit_code == 0
     assert "making it" not in second.stderr
     both = invoke("step", 5, "--weights", "synthetic", "--manifest", "weights")

@@ -158,7 +158,7 @@ def test_a_list_that_cannot_be_read(tmp_path: Path) -> None:
     refused("labels '.*none.csv': no such file; check the path", tmp_path, tmp_path / "none.csv")
     (tmp_path / "here.csv").write_text("file,label\na.png,1\n")
     refused("no such file; did you mean '.*/here.csv'?", tmp_path, "here.csv")
-    refused("labels '.*': cannot be read: .*directory", tmp_path, tmp_path)
+    refused("labels '.*': cannot be read: not a regular file, but a folder", tmp_path, tmp_path)
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
     refused("cannot be read", tmp_path, binary)

@@ -352,7 +352,9 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     assert refusal(tmp_path / "a.jpg") == f"{tmp_path}/a.jpg: no such file; check the path"
     assert refusal(tmp_path) == f"{tmp_path}: a folder, not an image; name the files in it"
-    assert refusal(tmp_path / "pipe").startswith(f"{tmp_path}/pipe: not a regular file;")
+    assert refusal(tmp_path / "pipe").startswith(
+        f"{tmp_path}/pipe: not a regular file, but a FIFO;"
+    )
     assert refusal(str(tmp_path / "empty.jpg")) == (
         f"{tmp_path}/empty.jpg: the file is empty; fetch the image again"
     )

@@ -148,7 +148,7 @@ def test_verify_names_the_state_and_replay_says_that_one_call_is_right(tmp_path:
     assert data["check"] == "state"
     assert "differs in eps only" in data["message"]
     assert len(data["details"]["before"]) >= 1
-    again = r18("replay", path)
+    again = r18("replay", path, "--backend", "faults:Backend")
     assert again.code == 1
     assert "right in a fresh process" in again.out
     assert "the same finding, to the bit" in again.out
@@ -166,11 +166,11 @@ def test_a_finding_of_the_drawn_problems_keeps_the_calls_before_it(
         ": exact: error is not what integers must give (error/bound inf)"
     )
     assert len(data["details"]["before"]) >= 1
-    again = r18("replay", path)
+    again = r18("replay", path, "--backend", "faults:Backend")
     assert again.code == 1
     assert "right in a fresh process" in again.out
     # Without the calls it is an old finding, and its call is right.
     data["details"] = {}
     data["check"] = "exact"
     path.write_text(json.dumps(data))
-    assert r18("replay", path).code == 0
+    assert r18("replay", path, "--backend", "faults:Backend").code == 0

@@ -144,6 +144,34 @@ def compile_entry(entry: Entry, target: str) -> Binary:
     return binary
 
 
+@cache
+def compile_ptx(entry: Entry, target: str) -> str:
+    """The PTX that NVRTC makes of an entry's module for `target`, before the assembler.
+
+    Raises `CompileError`.
+    """
+    from cuda.bindings import nvrtc
+
+    options = [
+        *entry.flags,
+        f"-arch={target.replace('sm_', 'compute_')}",
+        *(f"-I{folder}" for folder in _include_paths()),
+    ]
+    source, name = entry.path.read_bytes(), f"kernels/{entry.source}.cu"
+    created, program = nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], [])
+    (compiled,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    code, nbytes = nvrtc.nvrtcGetPTXSize(program)
+    ptx = b" " * nbytes
+    (fetched,) = nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(program)
+    if any(int(result) for result in (created, compiled, code, fetched)):
+        raise CompileError(
+            f"{entry.source}.cu does not compile to PTX for {target}: {compiled.name}\n"
+            f"  flags: {' '.join(options)}"
+        )
+    return str(ptx.rstrip(b"\0"), "ascii")
+
+
 def compile_all(entries: Iterable[Entry], target: tuple[int, int]) -> None:
     """Compile entries into the cache, several at a time."""
     wanted = dict.fromkeys(entries)

@@ -37,6 +37,14 @@ def diff(
         str | None,
         typer.Option(help="With --bounds: where the weights are, if not where the dumps say."),
     ] = None,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            help="With --bounds: a backend of the dumps that is not installed, as module:attr. "
+            "Its code runs, so a dump's own word is not enough. Repeat it for several.",
+        ),
+    ] = None,
     allow_different_input: Annotated[
         bool,
         typer.Option(
@@ -55,10 +63,11 @@ def diff(
     """
     if bounds:
         _refuse({"--atol": atol is not None, "--allow-different-input": allow_different_input})
-        ok = _by_bounds([expected, got, *(others or ())], weights, as_json)
+        ok = _by_bounds([expected, got, *(others or ())], weights, backends or [], as_json)
     else:
-        if others or weights is not None:
+        if others or weights is not None or backends:
             what = "--weights is" if weights is not None else "more than two dumps are"
+            what = "--backend is" if backends else what
             raise UsageError(f"{what} for --bounds, which was not given")
         ok = _by_tolerance(
             expected, got, ATOL if atol is None else atol, allow_different_input, as_json
@@ -86,9 +95,9 @@ def _by_tolerance(
     return report.ok
 
 
-def _by_bounds(dumps: list[Path], weights: str | None, as_json: bool) -> bool:
+def _by_bounds(dumps: list[Path], weights: str | None, backends: list[str], as_json: bool) -> bool:
     from r18_oracle.dumps.agreement import compare_by_bounds
 
-    report = compare_by_bounds(dumps, weights=weights)
+    report = compare_by_bounds(dumps, weights=weights, backends=backends)
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else report.text())
     return report.ok

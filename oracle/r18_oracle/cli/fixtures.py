@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from r18.cli.options import NetworkName
-from r18.errors import UsageError
+from r18.errors import UsageError, plain
 from r18.graph.resnet import network
 from r18.weights import SOURCES, load_weights
 
@@ -74,8 +74,13 @@ def parse_steps(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not (first.strip().isdecimal() and (last.strip().isdecimal() or not dash)):
-            raise UsageError(f"--steps {text}: '{part}' is no step and no range; try 2-7 or 2,4-6")
-        numbers += range(int(first), int(last if dash else first) + 1)
+            raise UsageError(
+                f"--steps {plain(text)}: '{plain(part)}' is no step and no range; try 2-7 or 2,4-6"
+            )
+        ends = first.strip(), last.strip() if dash else first.strip()
+        if max(map(len, ends)) > 2:
+            raise UsageError(f"--steps {plain(text)}: '{plain(part)}' goes beyond the steps, 2-7")
+        numbers += range(int(ends[0]), int(ends[1]) + 1)
     if not numbers:
         raise UsageError(f"--steps {text} holds no step; try 2-7")
     return numbers

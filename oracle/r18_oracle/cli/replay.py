@@ -12,6 +12,16 @@ from r18.cli.app import FOUND
 
 def replay(
     file: Annotated[Path, typer.Argument(help="A finding that `r18 verify` saved.")],
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="The finding's backend again, if it is a module:attr: its code runs, so the "
+            "file's own word is not enough."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="The finding's weights again, if they are a file.")
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Silence after which the replay counts as hung. [as when found]", min=1),
@@ -26,9 +36,10 @@ def replay(
     """
     from r18_oracle.findings import load
     from r18_oracle.search.history import ALONE
-    from r18_oracle.search.replay import replayed
+    from r18_oracle.search.replay import check_trusted, replayed
 
     finding = load(file)
+    check_trusted(finding, file, backend, weights)
     again = replayed(finding, seconds)
     if again is None:
         what = finding.problem or f"the network, seed {finding.seed}"

@@ -18,9 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array
-from r18.backend.registry import load_backend
-from r18.errors import BackendUnavailable, DumpError, UnknownName, UsageError, WeightsError
+from r18.backend import Array, Backend
+from r18.backend.registry import check_named, load_backend
+from r18.errors import (
+    BackendUnavailable,
+    DumpError,
+    UnknownName,
+    UsageError,
+    WeightsError,
+    plain,
+)
 from r18.evaluate.margins import Allowance, multiple
 from r18.graph.ops import Shape
 from r18.graph.passes import fuse
@@ -29,6 +36,7 @@ from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.weights import Weights, load_weights
+from r18.weights.sources import check_source_named
 from r18_oracle.dumps.dumps import Dump, Made, check_comparable, read_dump
 from r18_oracle.dumps.files import read_tensor
 from r18_oracle.judge.compare import json_number, short, table
@@ -193,12 +201,15 @@ def compare_by_bounds(
     folders: Sequence[str | Path],
     *,
     weights: str | None = None,
+    backends: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Agreement:
     """Compare two dumps or more with float64, and every two with each other.
 
     The images are those in the dumps. The weights are loaded from the source in the first dump's
-    manifest, or from `weights`, and must have the hash in the manifests. A checkpoint is bad if a
+    manifest, or from `weights`, and must have the hash in the manifests. `backends` are what the
+    user names, by name or as module:attr: a dump's own word loads installed backends only, and no
+    file of weights. A checkpoint is bad if a
     dump's error exceeds its allowed error (`Loss`), if two dumps differ by more than the sum of
     both, or if a value is NaN or infinite.
 
@@ -216,7 +227,8 @@ def compare_by_bounds(
     for other in dumps[1:]:
         check_comparable(first, other)
     schedule = _network(first)
-    sides = [_Side.of(dump, schedule) for dump in dumps]
+    given = _given(backends)
+    sides = [_Side.of(dump, schedule, given) for dump in dumps]
     images = _images(first, schedule)
     loaded = _weights(first, schedule, weights)
     count = images.batch
@@ -252,7 +264,7 @@ class _Side:
     allowance_multiple: float
 
     @classmethod
-    def of(cls, dump: Dump, schedule: Schedule) -> _Side:
+    def of(cls, dump: Dump, schedule: Schedule, given: Mapping[str, Backend]) -> _Side:
         made = _made(dump)
         fused = fuse(schedule, made.fusion)
         unknown = [f.name for f in dump.checkpoints if f.name not in fused.taps]
@@ -270,7 +282,7 @@ class _Side:
                     f"expected {wanted} from '{schedule.name}'"
                 )
         precision = precision_of(made.precision)
-        return cls(fused, precision, multiple(_algorithms(dump), precision))
+        return cls(fused, precision, multiple(_algorithms(dump, given), precision))
 
     @property
     def allowance(self) -> Allowance:
@@ -294,22 +306,31 @@ def _network(dump: Dump) -> Schedule:
         raise DumpError(f"'{dump.folder}' is of an unknown network: {error}") from None
 
 
-def _algorithms(dump: Dump) -> set[str]:
+def _given(names: Sequence[str]) -> dict[str, Backend]:
+    """What the user named, by that and by the name that its dumps have."""
+    loaded = {name: load_backend(name) for name in names}
+    return {backend.name: backend for backend in loaded.values()} | loaded
+
+
+def _algorithms(dump: Dump, given: Mapping[str, Backend]) -> set[str]:
     """The algorithms in the contracts of the kernels that made the dump."""
     made = _made(dump)
     try:
-        known = {k.id: k.contract.algorithm for k in load_backend(made.backend).kernels()}
+        if made.backend not in given:
+            check_named(made.backend, f"the dump '{dump.folder}'")
+        backend = given.get(made.backend) or load_backend(made.backend)
+        known = {k.id: k.contract.algorithm for k in backend.kernels()}
     except (UnknownName, BackendUnavailable) as error:
         raise DumpError(
             f"the allowed error of '{dump.folder}' depends on its kernels, and its backend "
-            f"'{made.backend}' is not available: {error}\n"
+            f"'{plain(made.backend)}' is not available: {error}\n"
             "  install the backend here; its device is not needed"
         ) from None
     missing = sorted(set(made.kernels.values()) - known.keys())
     if missing:
         raise DumpError(
-            f"'{dump.folder}' was made by kernels that backend '{made.backend}' does not list "
-            f"here: {', '.join(missing)}\n"
+            f"'{dump.folder}' was made by kernels that backend '{plain(made.backend)}' does not "
+            f"list here: {plain(', '.join(missing))}\n"
             "  write the dump again with the installed r18 and backend"
         )
     return {known[kernel] for kernel in made.kernels.values()}
@@ -328,6 +349,8 @@ def _weights(dump: Dump, schedule: Schedule, asked: str | None) -> Weights:
     source = origin.source if asked is None else asked
     say = "  give the source of the dumps' weights with --weights"
     try:
+        if asked is None:
+            check_source_named(source, f"the dump '{dump.folder}'")
         loaded = load_weights(source, schedule)
     except (WeightsError, UnknownName) as error:
         if asked is not None:

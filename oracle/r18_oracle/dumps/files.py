@@ -19,15 +19,14 @@ import numpy as np
 from r18 import atomic
 from r18.atomic import new_folder
 from r18.backend import Array
-from r18.errors import DumpError
+from r18.errors import DumpError, show
+from r18.files import read_object
 from r18.weights.tensors import (
     DTYPES,
     TensorFile,
     check_file,
     check_sha256,
     read_file,
-    read_object,
-    show,
 )
 
 VERSION = 1

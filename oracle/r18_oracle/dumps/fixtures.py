@@ -26,6 +26,7 @@ from r18.errors import BackendUnavailable, DumpError, UsageError, unknown
 from r18.graph.resnet import network
 from r18.graph.schedule import IMAGE, Schedule
 from r18.weights import Weights, load_weights
+from r18.weights.sources import check_source_named
 from r18_oracle.dumps.dumps import Dump, write_dump
 from r18_oracle.dumps.files import (
     Origin,
@@ -246,7 +247,10 @@ def fixture_for(
                 f"the fixture '{folder}' is of {what} {has}, asked for {wanted}\n"
                 "  name another with --fixture, or write one with `r18 fixtures --outdir`"
             )
-    return found, load_weights(source or found.weights.source, network(found.network))
+    if source is None:
+        check_source_named(found.weights.source, f"the fixture '{folder}'")
+        source = found.weights.source
+    return found, load_weights(source, network(found.network))
 
 
 def make_e2e(

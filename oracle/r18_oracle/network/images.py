@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from r18.errors import ShapeError, UsageError
+from r18.errors import ShapeError, UsageError, show
+from r18.files import open_file, read_all
 from r18.graph.ops import Shape
 from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess, preprocess_batch
 from r18.weights.synthetic import normal
 
+RAW_LIMIT = 4 << 30
+"""The most bytes of a file of raw values: 7,000 images of 224×224 pixels."""
 LEVEL = 2.0
 """Standard deviation of the channels' levels after a ReLU."""
 
@@ -66,6 +71,12 @@ def seeded(schedule: Schedule, batch: int = 1, seed: int = 0) -> Images:
     if batch < 1 or seed < 0:
         raise UsageError(f"batch must be at least 1 and seed at least 0, got {batch} and {seed}")
     shape = schedule.input_shape
+    # Twice in float64, and once in float32.
+    if (needed := batch * math.prod(shape) * 20) > (there := psutil.virtual_memory().total):
+        raise UsageError(
+            f"a batch of {show(batch)} takes {needed / 2**30:,.0f} GiB, this machine has "
+            f"{there / 2**30:,.0f}; ask for fewer images"
+        )
     values = np.stack([normal(seed, f"sample {index}", shape, 1.0) for index in range(batch)])
     if schedule.input != IMAGE:
         channels = (shape[0], *(1 for _ in shape[1:]))
@@ -87,15 +98,17 @@ def raw_file(path: str | Path, sample: Shape) -> Images:
     path = Path(path)
     nbytes = math.prod(sample) * 4
     try:
-        size = path.stat().st_size
-        if size == 0 or size % nbytes:
-            raise UsageError(
-                f"the input '{path}' has {size} bytes, expected a multiple of {nbytes}: "
-                f"samples of {sample} in float32"
-            )
-        values = np.fromfile(path, "<f4").astype(np.float32, copy=False)
+        with open_file(path, RAW_LIMIT) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size == 0 or size % nbytes:
+                raise UsageError(
+                    f"the input '{path}' has {size} bytes, expected a multiple of {nbytes}: "
+                    f"samples of {sample} in float32"
+                )
+            values = np.frombuffer(read_all(stream), "<f4").astype(np.float32)
     except OSError as error:
-        raise UsageError(f"the input '{path}' cannot be read: {error.strerror}") from None
+        why = error.strerror or error
+        raise UsageError(f"the input '{path}' cannot be read: {why}") from None
     return Images(values.reshape(-1, *sample), path.name)
 
 

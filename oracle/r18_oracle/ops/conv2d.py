@@ -110,6 +110,9 @@ class Conv2dSpec(SumSpec[Conv2d]):
         # One channel and one column of outputs, with a horizontal stride that is not used.
         yield Problem(Conv2d(1, 8, (7, 7), (1, 2), (3, 3)), ((1, 1, 8, 2),))
         yield fused(Conv2d(1, 3, (5, 5), (1, 3), (2, 1)), (2, 1, 5, 3))
+        # Wider than the images of the network; a batch that is no multiple of 64.
+        yield fused(Conv2d(1, 3, (1, 3), (1, 1), (0, 1)), (1, 1, 1, 131))
+        yield fused(Conv2d(2, 3, (1, 1)), (67, 2, 1, 2))
         # An image of few channels, so tall that each block computes several rows of it.
         yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
         # Long sums for one output channel. A kernel that splits its work by the size of its

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from r18.backend import Backend, Kernel
-from r18.errors import UsageError
+from r18.backend.registry import check_named
+from r18.errors import UsageError, plain
 from r18.graph.resnet import network
+from r18.weights.sources import check_source_named
 from r18_oracle.check.checks import examine
 from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Failed, Finding, Subject
 from r18_oracle.search.campaign import Announce, run_campaign
@@ -21,6 +24,24 @@ from r18_oracle.search.worker import Job, run_jobs
 
 SILENCE_SECONDS = 120.0
 """A replay hangs after this long without a sign of life, if the finding does not say otherwise."""
+
+
+def check_trusted(
+    finding: Finding, path: Path, backend: str | None = None, weights: str | None = None
+) -> None:
+    """Raise `UsageError` or `WeightsError` unless the user wants what the finding's file names.
+
+    backend, weights: what the user named; a module and a file of weights must be repeated.
+    """
+    where = f"the finding '{path}'"
+    if backend not in (None, finding.backend):
+        raise UsageError(f"{where} is of the backend '{plain(finding.backend)}', not '{backend}'")
+    check_named(finding.backend, where, () if backend is None else (backend,))
+    if finding.weights is not None and finding.weights != weights:
+        if weights is not None:
+            named = plain(finding.weights)
+            raise UsageError(f"{where} is of the weights '{named}', not '{weights}'")
+        check_source_named(finding.weights, where)
 
 
 def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding | None:

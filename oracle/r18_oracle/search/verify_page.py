@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import shlex
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -95,7 +94,7 @@ def allowed(loss: Loss) -> float:
 def _finding(finding: Finding, folder: Path | None) -> dict[str, Any]:
     replay = ""
     if folder is not None:
-        replay = f"r18 replay {shlex.quote((folder / finding.file_name).as_posix())}"
+        replay = finding.command((folder / finding.file_name).as_posix())
     said = None if finding.problem is None else str(finding.problem)
     return finding.to_json() | {"severity": severity(finding), "said": said, "replay": replay}
 

@@ -197,6 +197,8 @@ def _variables(threads: int, folder: str) -> dict[str, str]:
     return {name: str(threads) for name in THREAD_VARIABLES} | {
         "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads would slow the others down
         "HYPOTHESIS_STORAGE_DIRECTORY": folder,
+        # Else a worker looks for the standard library in the current folder first.
+        "PYTHONSAFEPATH": "1",
     }
 
 

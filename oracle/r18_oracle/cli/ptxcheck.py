@@ -1,0 +1,52 @@
+"""`r18 ptxcheck`: missing fences, waits and arrivals in the PTX of a backend's kernels."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from r18.cli.app import FOUND
+from r18.cli.options import AsJson, NetworkName, backend_names
+
+BackendName = Annotated[
+    str,
+    typer.Option(help="A name or module:attr.", envvar="R18_BACKEND", autocompletion=backend_names),
+]
+KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Only kernels whose id matches.")]
+Target = Annotated[str, typer.Option(help="The architecture to compile for.")]
+
+
+def ptxcheck(
+    backend: BackendName = "cupy",
+    kernels: KernelGlob = "*",
+    target: Target = "sm_90",
+    network_name: NetworkName = "resnet18",
+    as_json: AsJson = False,
+) -> None:
+    """Check memory ordering in the PTX of a backend's kernels: no device, nothing is run.
+
+    A missing fence or wait may not show in a million runs. This follows all paths of each function
+    that the network launches, and reports where shared memory goes from ordinary stores to TMA or
+    wgmma without a proxy fence, a bulk store is not waited for, a cluster barrier does not release
+    what was written, an mbarrier is published before its fence, a try_wait is not repeated, and a
+    launch that overlaps the previous one reads or writes before it waits.
+
+    Exit codes: 0 no missing order, 1 a missing order, or a kernel that took no problem of the
+    network, 2 a wrong request.
+    """
+    from r18.cli.progress import progress_bar
+    from r18_oracle.ptx.check import check
+
+    with progress_bar() as bar:
+        found = check(
+            backend,
+            target=target,
+            kernels=kernels,
+            network=network_name,
+            on_kernel=lambda kernel: bar.show(kernel, None),
+        )
+    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found.text())
+    if not found.clean:
+        raise typer.Exit(FOUND)

@@ -1,0 +1,135 @@
+"""`ptxcheck`: the rules over the PTX of a backend's kernels. It needs no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from r18.backend import Backend, DeviceFunction, Kernel
+from r18.backend.registry import load_backend
+from r18.errors import UsageError, unknown
+from r18.graph.ops import Problem
+from r18_oracle.ptx.parse import PtxError, functions
+from r18_oracle.ptx.rules import Disorder, disorders
+from r18_oracle.search.campaign import network_problems
+
+BATCHES = (1, 8, 64)
+"""The batches of the network whose problems say which functions a kernel launches."""
+
+
+@dataclass
+class Ordering:
+    """What the rules found.
+
+    functions: the checked functions by their labels, each with the kernels that launch it.
+    disorders: what they report, by label. unreached: kernels that took no problem.
+    """
+
+    target: str
+    functions: dict[str, list[str]] = field(default_factory=dict)
+    disorders: dict[str, tuple[Disorder, ...]] = field(default_factory=dict)
+    unreached: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether there are functions, all in order, and every kernel has shown its own."""
+        return bool(self.functions) and not self.disorders and not self.unreached
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "target": self.target,
+            "functions": self.functions,
+            "disorders": {
+                label: [
+                    {"rule": one.rule, "lines": list(one.lines), "message": one.message}
+                    for one in found
+                ]
+                for label, found in self.disorders.items()
+            },
+            "unreached": self.unreached,
+        }
+
+    def text(self) -> str:
+        """The disorders with their kernels, the kernels that took no problem, and the counts."""
+        lines = []
+        for label, found in self.disorders.items():
+            kernels = self.functions[label]
+            more = f" and {len(kernels) - 1} more" if len(kernels) > 1 else ""
+            lines += [f"{label}\n  of {kernels[0]}{more}", *(f"  {one}" for one in found)]
+        lines += [
+            f"{kernel} took no problem, so its functions are not known" for kernel in self.unreached
+        ]
+        count = sum(map(len, self.disorders.values()))
+        verdict = f"{count} missing orders" if count else "no missing order"
+        return "\n".join([*lines, f"{len(self.functions)} functions for {self.target}: {verdict}"])
+
+
+def check(
+    backend: str,
+    *,
+    target: str = "sm_90",
+    kernels: str = "*",
+    network: str = "resnet18",
+    on_kernel: Callable[[str], None] = lambda kernel: None,
+) -> Ordering:
+    """Check the functions that a backend's kernels launch on `target`.
+
+    kernels: a glob over kernel ids. network: its problems say which functions a kernel launches,
+    together with the kernel's own `extra_problems`. Raises `UnknownName` if no kernel matches,
+    `UsageError` if none of them is compiled to PTX, `PtxError` for PTX that the parser does not
+    understand, and what compiling raises.
+    """
+    loaded = load_backend(backend)
+    known = [*_kernels(loaded)]
+    chosen = [kernel for kernel in known if fnmatchcase(kernel.id, kernels)]
+    if not chosen:
+        raise unknown("kernel", kernels, [kernel.id for kernel in known])
+    found = Ordering(target)
+    verdicts: dict[DeviceFunction, tuple[Disorder, ...]] = {}
+    for kernel in chosen:
+        on_kernel(kernel.id)
+        taken = False
+        for function in _launched(kernel, target, network):
+            taken = True
+            if function not in verdicts:
+                verdicts[function] = _judged(function)
+            names = found.functions.setdefault(function.label, [])
+            if kernel.id not in names:
+                names.append(kernel.id)
+            if verdicts[function]:
+                found.disorders[function.label] = verdicts[function]
+        if not taken:
+            found.unreached.append(kernel.id)
+    if not found.functions:
+        raise UsageError(
+            f"no kernel of '{backend}' matching '{kernels}' is compiled to PTX for {target}\n"
+            "  a kernel has PTX if its class overrides Kernel.functions, as r18_cupy's do"
+        )
+    return found
+
+
+def _kernels(backend: Backend) -> Iterator[Kernel]:
+    """Every kernel, and after it those that it chooses among."""
+    for kernel in backend.kernels():
+        yield kernel
+        yield from backend.variants(kernel)
+
+
+def _launched(kernel: Kernel, target: str, network: str) -> Iterator[DeviceFunction]:
+    for problem in _problems(kernel, network):
+        if kernel.refusal(problem) is None:
+            yield from kernel.functions(problem, target)
+
+
+def _problems(kernel: Kernel, network: str) -> Iterable[Problem]:
+    return (*network_problems(network, BATCHES), *kernel.extra_problems)
+
+
+def _judged(function: DeviceFunction) -> tuple[Disorder, ...]:
+    for one in functions(function.ptx):
+        if one.name == function.symbol:
+            return disorders(one, constants=function.constants, overlaps=function.overlaps)
+    raise PtxError(f"the PTX of '{function.label}' has no function '{function.symbol}'")

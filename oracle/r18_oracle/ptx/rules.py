@@ -1,0 +1,327 @@
+"""What must come before what in a kernel's PTX, and where it does not.
+
+A thread's accesses to shared memory go through two proxies: ordinary loads and stores through the
+generic one, TMA and `wgmma` through the async one. Program order and barriers order accesses of one
+proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows that reliably. The rules:
+
+- `proxy-fence`:   a generic write to shared memory, then an arrival or a barrier after which the
+                   async proxy is used: `fence.proxy.async` stands between them. A `cp.async` has to
+                   be waited for before the fence.
+- `store-wait`:    a bulk store is committed and waited for before its thread exits, and in each
+                   loop that issues stores: it still reads the shared memory.
+- `cluster-order`: a write to shared memory before a cluster barrier needs an arrival that releases
+                   it, and a CTA must not exit while others may read its shared memory.
+- `init-fence`:    an initialised mbarrier is fenced before a barrier publishes it.
+- `retry`:         `mbarrier.try_wait` may return before the phase has completed: it needs a loop.
+- `launch-wait`:   a launch that may begin before the previous one has ended waits for it
+                   (`griddepcontrol.wait`) before it touches anything but weights.
+
+The analysis follows paths, not values: it does not know which addresses are equal, nor that two
+branches are taken together. So it can report an order that the program keeps by other means; it
+does not miss one that no path keeps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from r18_oracle.ptx.flow import after, parameters_of, solve
+from r18_oracle.ptx.parse import Function, Instruction
+
+_SHARED_WRITES = ("st.shared", "st.shared::cta", "red.shared", "atom.shared", "stmatrix")
+_BARRIERS = ("bar.sync", "barrier.sync", "bar.arrive", "barrier.cta", "bar.red")
+_RELEASES = (*_BARRIERS, "mbarrier.arrive", "barrier.cluster.arrive")
+_EXITS = ("ret", "exit")
+
+
+@dataclass(frozen=True)
+class Disorder:
+    """A missing order: the rule, the function, the lines of its PTX, and what is wrong."""
+
+    rule: str
+    function: str
+    lines: tuple[int, ...]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.function}, PTX {_lines(*self.lines)}: {self.message}"
+
+
+def disorders(
+    function: Function, *, constants: frozenset[int] = frozenset(), overlaps: bool = False
+) -> tuple[Disorder, ...]:
+    """What breaks a rule, at most one for each instruction and rule, in the PTX's order.
+
+    constants: see `r18.backend.DeviceFunction`.
+    overlaps:  whether the launch may begin before the previous one has ended.
+    """
+    found = [
+        *_proxy_fence(function),
+        *_store_wait(function),
+        *_cluster_order(function),
+        *_init_fence(function),
+        *_retry(function),
+        *(_launch_wait(function, constants) if overlaps else ()),
+    ]
+    return tuple(sorted(found, key=lambda one: (one.lines, one.rule)))
+
+
+def _lines(*lines: int) -> str:
+    return ("line " if len(lines) == 1 else "lines ") + ", ".join(map(str, lines))
+
+
+# -- proxies -----------------------------------------------------------------------------------
+
+
+def _is_async(instruction: Instruction) -> bool:
+    """Reads or writes shared memory through the async proxy."""
+    return instruction.starts("wgmma.mma_async", "cp.async.bulk") and not instruction.starts(
+        "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.bulk.prefetch"
+    )
+
+
+def _is_copy(instruction: Instruction) -> bool:
+    """A `cp.async` of the generic proxy."""
+    return instruction.starts("cp.async.ca", "cp.async.cg")
+
+
+def _proxy_fence(function: Function) -> Iterator[Disorder]:
+    """Facts: ("write", line) until fenced, and ("copy", line) of a `cp.async` until waited for."""
+    if not _any(_is_async, function, range(len(function.blocks))):
+        return
+    then_async = after(function, _is_async)
+
+    def step(at: Instruction, facts: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        if at.starts(*_SHARED_WRITES):
+            return facts | {("write", at.line)}
+        if _is_copy(at):
+            return facts | {("copy", at.line)}
+        if at.starts("cp.async.wait_all") or (
+            at.starts("cp.async.wait_group") and at.operands.strip() == "0"
+        ):
+            return frozenset(("write", line) for _, line in facts)
+        if at.starts("fence.proxy.async"):
+            return frozenset(fact for fact in facts if fact[0] == "copy")
+        return facts
+
+    # Facts arrive at a barrier with the writes before it: each write is reported where it is first
+    # published.
+    reported: set[int] = set()
+    for at, facts in solve(function, step):
+        # An mbarrier's other side may be any other code; what follows a barrier is reachable.
+        publishes = at.starts("mbarrier.arrive") or (at.starts(*_RELEASES) and at in then_async)
+        if not (publishes or _is_async(at)) or not facts:
+            continue
+        new = sorted({line for _, line in facts} - reported)
+        reported |= set(new)
+        if not new:
+            continue
+        kinds = {kind for kind, line in facts if line in new}
+        what = "a cp.async that may still be in flight" if "copy" in kinds else "a generic write"
+        yield Disorder(
+            "proxy-fence",
+            function.name,
+            (new[0], at.line),
+            f"{what} to shared memory reaches '{at.opcode}' without fence.proxy.async, and the "
+            "async proxy is used after it",
+        )
+
+
+# -- bulk stores -------------------------------------------------------------------------------
+
+
+def _is_store(instruction: Instruction) -> bool:
+    return instruction.starts("cp.async.bulk", "cp.reduce.async.bulk") and ".bulk_group" in (
+        instruction.opcode
+    )
+
+
+def _store_wait(function: Function) -> Iterator[Disorder]:
+    """Facts: ("store", line) until committed, then ("group", line) until waited for."""
+
+    def waits(at: Instruction) -> bool:
+        return at.starts("cp.async.bulk.wait_group") and at.operands.strip() == "0"
+
+    def step(at: Instruction, facts: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        if _is_store(at):
+            return facts | {("store", at.line)}
+        if at.starts("cp.async.bulk.commit_group"):
+            return frozenset(("group", line) for _, line in facts)
+        if waits(at):
+            return frozenset(fact for fact in facts if fact[0] == "store")
+        return facts
+
+    pending: dict[int, tuple[str, int]] = {}
+    for at, facts in solve(function, step):
+        if at.starts(*_EXITS):
+            for kind, line in facts:
+                pending.setdefault(line, (kind, at.line))
+    for index, instructions in enumerate(function.ordering):
+        stores = [at for at in instructions if _is_store(at)]
+        if not stores:
+            continue
+        reachable = function.reachable[index]
+        loop = function.loop(index)
+        writes = [at for other in loop for at in function.ordering[other] if _writes_shared(at)]
+        if writes and not _any(waits, function, loop):
+            yield Disorder(
+                "store-wait",
+                function.name,
+                (stores[0].line, writes[0].line),
+                "a loop stores shared memory in bulk, writes it again, and never waits",
+            )
+        # What a loop leaves to be waited for is a value (a flag), not a path.
+        if writes and _any(waits, function, reachable - loop):
+            continue
+        for store in stores:
+            if store.line in pending:
+                kind, end = pending[store.line]
+                missing = "committed" if kind == "store" else "waited for"
+                yield Disorder(
+                    "store-wait",
+                    function.name,
+                    (store.line, end),
+                    f"a bulk store may not be {missing} when its thread exits",
+                )
+
+
+def _any(wanted: Callable[[Instruction], bool], function: Function, blocks: Iterable[int]) -> bool:
+    return any(wanted(at) for block in blocks for at in function.ordering[block])
+
+
+def _writes_shared(instruction: Instruction) -> bool:
+    return instruction.starts(*_SHARED_WRITES) or _is_copy(instruction)
+
+
+# -- clusters ----------------------------------------------------------------------------------
+
+
+def _cluster_order(function: Function) -> Iterator[Disorder]:
+    """Facts: ("write", line) until released; ("read", line) of other CTAs until a barrier ends."""
+    remote = ("ld.shared::cluster", "st.shared::cluster", "red.shared::cluster")
+    if not _any(lambda at: at.starts(*remote), function, range(len(function.blocks))):
+        return
+
+    def step(at: Instruction, facts: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        if at.starts(*_SHARED_WRITES):
+            return facts | {("write", at.line)}
+        if at.starts(*remote):
+            return facts | {("read", at.line)}
+        if at.starts("barrier.cluster.arrive"):
+            becomes = (
+                {"read": "arrived"} if _relaxed(at) else {"read": "arrived", "write": "released"}
+            )
+            return frozenset((becomes.get(kind, kind), line) for kind, line in facts)
+        if at.starts("barrier.cluster.wait"):
+            return frozenset(fact for fact in facts if fact[0] in ("read", "write"))
+        return facts
+
+    reported: set[int] = set()
+    kinds: tuple[str, ...]
+    for at, facts in solve(function, step):
+        if at.starts("barrier.cluster.arrive") and _relaxed(at):
+            kinds, what = ("write",), "a write to shared memory is not ordered by a relaxed arrival"
+        elif at.starts(*remote):
+            kinds = ("write", "released")
+            what = "other CTAs' shared memory is read before a cluster barrier orders this write"
+        elif at.starts(*_EXITS):
+            kinds = ("read", "arrived")
+            what = "a CTA may have exited when this reads its shared memory: no barrier follows"
+        else:
+            continue
+        lines = {line for kind, line in facts if kind in kinds} - reported
+        if lines:
+            reported |= lines
+            yield Disorder("cluster-order", function.name, (min(lines), at.line), what)
+
+
+def _relaxed(arrival: Instruction) -> bool:
+    return ".relaxed" in arrival.opcode
+
+
+# -- mbarriers ---------------------------------------------------------------------------------
+
+
+def _init_fence(function: Function) -> Iterator[Disorder]:
+    """Facts: lines of initialisations that are not fenced."""
+
+    def step(at: Instruction, facts: frozenset[int]) -> frozenset[int]:
+        if at.starts("mbarrier.init"):
+            return facts | {at.line}
+        if at.starts("fence.mbarrier_init", "fence.proxy.async"):
+            return frozenset()
+        return facts
+
+    if not _any(_is_async, function, range(len(function.blocks))):
+        return
+    for at, facts in solve(function, step):
+        if facts and at.starts(*_BARRIERS, "barrier.cluster.arrive"):
+            yield Disorder(
+                "init-fence",
+                function.name,
+                (min(facts), at.line),
+                "an mbarrier is initialised and published without fence.mbarrier_init or "
+                "fence.proxy.async",
+            )
+            return
+
+
+def _retry(function: Function) -> Iterator[Disorder]:
+    for index, instructions in enumerate(function.ordering):
+        for at in instructions:
+            if at.starts("mbarrier.try_wait") and index not in function.reachable[index]:
+                yield Disorder(
+                    "retry",
+                    function.name,
+                    (at.line,),
+                    "mbarrier.try_wait may return before its phase completes; no loop repeats it",
+                )
+
+
+# -- dependent launch --------------------------------------------------------------------------
+
+
+def _launch_wait(function: Function, constants: frozenset[int]) -> Iterator[Disorder]:
+    """One fact: the thread may not have waited yet."""
+    sources = parameters_of(function)
+
+    def step(at: Instruction, facts: frozenset[str]) -> frozenset[str]:
+        return frozenset() if _waits_for_launch(at) else facts
+
+    before = dict(solve(function, step, frozenset({"not waited"})))
+    for index, instructions in enumerate(function.ordering):
+        early = [at for at in instructions if _touches_global(at) and before.get(at)]
+        # A wait in the first iteration only is a value (a flag), not a path.
+        if not early or _any(_waits_for_launch, function, function.earlier(index)):
+            continue
+        for at in early:
+            touched = sources.get(_global_base(at), frozenset())
+            if touched and touched <= constants:
+                continue
+            which = ", ".join(map(str, sorted(touched - constants))) or "unknown"
+            yield Disorder(
+                "launch-wait",
+                function.name,
+                (at.line,),
+                f"'{at.opcode}' at parameter {which} may come before griddepcontrol.wait, while "
+                "the previous launch writes or reads that memory",
+            )
+
+
+def _waits_for_launch(at: Instruction) -> bool:
+    return at.starts("griddepcontrol.wait") and not at.guard
+
+
+def _touches_global(at: Instruction) -> bool:
+    if at.starts("ld", "st", "red", "atom"):
+        return ".global" in at.opcode
+    return (_is_copy(at) or at.starts("cp.async.bulk")) and ".global" in at.opcode
+
+
+def _global_base(at: Instruction) -> str:
+    """The register or symbol of the global address, or of the tensor map."""
+    addresses = re.findall(r"\[\s*([%$\w]+)", at.operands)
+    loads = (_is_copy(at) or at.starts("cp.async.bulk")) and not _is_store(at)
+    return str(addresses[1 if loads else 0])

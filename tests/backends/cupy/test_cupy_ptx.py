@@ -1,0 +1,140 @@
+"""Memory ordering in the PTX of the CUDA kernels: none is missing, and each planted one is seen."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from commands import r18
+from r18.backend import DeviceFunction
+from r18_cupy import Backend
+from r18_cupy.cuda import compiler
+from r18_cupy.cuda.compiler import Entry
+from r18_cupy.kernel import CudaKernel, launches_of
+from r18_oracle.ptx.check import BATCHES
+from r18_oracle.ptx.parse import functions
+from r18_oracle.ptx.rules import disorders
+from r18_oracle.search.campaign import network_problems
+
+TARGET = "sm_90a"
+GATHER, SPLIT_K = "hopper/implicit_gemm_wgmma", "hopper/cluster_split_k.cuh"
+KERNEL, HALO = "hopper/gather_kernel.cuh", "hopper/implicit_gemm_wgmma_halo"
+ARRIVE, RELAXED = "cluster_arrive();\n", "cluster_arrive_relaxed();\n"
+ONE, FIRST = "if (threadIdx.x == 0)", "if (index == blockIdx.x)"
+PERSISTENT, STEM = "hopper/implicit_gemm_wgmma_persistent", "stem/few_channels_wgmma"
+WAIT, FENCE = "wait_for_previous_launch();\n", "fence_async_proxy();\n"
+PLANTED = [
+    ("proxy-fence", GATHER, "", KERNEL, f"    {FENCE}", ""),
+    ("store-wait", GATHER, "", KERNEL, "      tma_store_wait();\n", ""),
+    ("store-wait", GATHER, "", KERNEL, "      tma_store_commit();\n", ""),
+    ("launch-wait", GATHER, "", KERNEL, f"      {WAIT}", ""),
+    ("launch-wait", GATHER, "", "hopper/gather.cuh", f"  {WAIT}", ""),
+    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, f"  {ARRIVE}", f"  {RELAXED}"),
+    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, f"  {RELAXED}  cluster_wait();\n", ""),
+    ("cluster-order", GATHER, "TILE_PARTS=8", SPLIT_K, "  __syncwarp();\n  cluster_wait();\n", ""),
+    ("init-fence", GATHER, "", "hopper/pipeline.cuh", "    mbarrier_init_fence();\n", ""),
+    ("retry", GATHER, "", "hopper/mbarrier.cuh", "  } while (!ended);", "  } while (false);"),
+    ("proxy-fence", GATHER, "SPLIT=1", "hopper/products.cuh", f"  {FENCE}", ""),
+    ("proxy-fence", HALO, "", f"{HALO}.cu", f"  {FENCE}", ""),
+    ("store-wait", HALO, "", f"{HALO}.cu", "    tma_store_wait();\n", ""),
+    ("launch-wait", HALO, "", f"{HALO}.cu", f"    {WAIT}", ""),
+    ("launch-wait", HALO, "", f"{HALO}.cu", f"      {WAIT}", ""),
+    ("proxy-fence", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {FENCE}", ""),
+    ("store-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {ONE} tma_store_wait();\n", ""),
+    ("launch-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"      {FIRST} {WAIT}", ""),
+    ("proxy-fence", STEM, "", f"{STEM}.cu", f"      {FENCE}", ""),
+    ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
+    ("proxy-fence", STEM, "", f"{STEM}.cu", "  cp_async_wait<0>();\n", ""),
+    ("launch-wait", STEM, "", f"{STEM}.cu", f"    {WAIT}", ""),
+    ("launch-wait", "ops/gap", "", "ops/gap.cu", f"  {WAIT}", ""),
+]
+"""The rule that sees it; the kernel's source, and a macro that it is compiled with; the file, the
+text there, and what takes its place."""
+
+
+SOURCES = (GATHER, "hopper/implicit_gemm_wgmma_registers", HALO, PERSISTENT, STEM, "ops/gap")
+
+
+@cache
+def kernels() -> tuple[CudaKernel, ...]:
+    backend = Backend()
+    every = [k for kernel in backend.kernels() for k in (kernel, *backend.variants(kernel))]
+    return tuple(kernel for kernel in every if isinstance(kernel, CudaKernel))
+
+
+@cache
+def launched(source: str, macro: str) -> tuple[Entry, DeviceFunction]:
+    """The first entry of a source with a macro that the network launches."""
+
+    def wanted(entry: Entry) -> bool:
+        return entry.source == source and (not macro or macro in entry.label.split())
+
+    for kernel in kernels():
+        if not any(map(wanted, kernel.entries())):
+            continue
+        for problem in network_problems("resnet18", BATCHES):
+            if kernel.refusal(problem) is None:
+                launches = launches_of(kernel, problem)
+                for launch, function in zip(
+                    launches, kernel.functions(problem, TARGET), strict=True
+                ):
+                    if wanted(launch.entry):
+                        return launch.entry, function
+    raise AssertionError(f"the network launches no {source} with {macro}")
+
+
+def broken_rules(function: DeviceFunction, ptx: str) -> set[str]:
+    (entry,) = (one for one in functions(ptx) if one.name == function.symbol)
+    found = disorders(entry, constants=function.constants, overlaps=function.overlaps)
+    return {one.rule for one in found}
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the kernels, from which entries are compiled."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(compiler.KERNELS, folder)
+    monkeypatch.setattr(compiler, "KERNELS", folder)
+    compiler._include_paths.cache_clear()
+    yield folder
+    compiler._include_paths.cache_clear()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_order_is_missing(source: str) -> None:
+    """One entry of each family; `r18 ptxcheck` checks all."""
+    _, function = launched(source, "")
+    assert function.overlaps
+    assert broken_rules(function, function.ptx) == set()
+
+
+@pytest.mark.parametrize(("rule", "source", "macro", "file", "old", "new"), PLANTED)
+def test_a_planted_disorder_is_seen(
+    rule: str, source: str, macro: str, file: str, old: str, new: str, sources: Path
+) -> None:
+    entry, function = launched(source, macro)
+    assert broken_rules(function, function.ptx) == set()
+    path = sources / file
+    text = path.read_text("utf-8")
+    assert f"\n{old}" in text, f"{file} has no such line: {old}"
+    path.write_text(text.replace(f"\n{old}", f"\n{new}"), "utf-8")
+    assert rule in broken_rules(function, compiler.compile_ptx.__wrapped__(entry, TARGET))
+
+
+def test_the_command_reports_functions_and_orders() -> None:
+    done = r18("ptxcheck", "--backend", "cupy", "--kernels", "cupy/gap/*/fp32*")
+    assert done.code == 0, done.out
+    assert done.out.endswith("functions for sm_90: no missing order\n")
+
+
+def test_the_command_refuses_what_has_no_ptx() -> None:
+    done = r18("ptxcheck", "--backend", "numpy")
+    assert done.code == 2
+    assert "no kernel of 'numpy' matching '*' is compiled to PTX for sm_90" in done.err
+    unknown = r18("ptxcheck", "--backend", "cupy", "--kernels", "cupy/gop/*")
+    assert unknown.code == 2
+    assert "unknown kernel 'cupy/gop/*'" in unknown.err
