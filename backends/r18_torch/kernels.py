@@ -189,7 +189,7 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
         return x, weight
     if x.shape[1] == 1 and x.ndim == 4:
         # NOTE: PyTorch's channels-last convolution of one channel is wrong where the output has one
-        # column (docs/backends/pytorch-one-column.md). NCHW has the same bytes there.
+        # column (docs/pytorch-one-column.md). NCHW has the same bytes there.
         x = x.reshape(-1).view(x.shape)
     return x.to(_wide(x)), weight.to(_wide(weight))
 

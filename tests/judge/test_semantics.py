@@ -75,7 +75,7 @@ def test_corners_have_one_channel_and_one_column_under_a_stride() -> None:
 
 
 def test_torchs_channels_last_kernel_is_right_there() -> None:
-    """PyTorch itself is not: docs/backends/pytorch-one-column.md."""
+    """PyTorch itself is not: docs/pytorch-one-column.md."""
     backend = load_backend("r18_torch:cpu")
     for one in backend.kernels():
         if one.id == f"torch/conv2d/aten_nhwc/{FP32.name}":

@@ -20,7 +20,7 @@ from r18.graph.ops import Problem, ReLU
 from r18_oracle.check.state import State, base_problem, others
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import BEFORE, STATE, Finding, save
-from r18_oracle.search import history
+from r18_oracle.search import history, replay
 from r18_oracle.search.history import ALONE, Earlier, after, alone, confirmed, earlier_calls
 
 PROBLEM = Problem(ReLU(), ((1, 5),))
@@ -174,3 +174,12 @@ def test_a_finding_of_the_drawn_problems_keeps_the_calls_before_it(
     data["check"] = "exact"
     path.write_text(json.dumps(data))
     assert r18("replay", path, "--backend", "faults:Backend").code == 0
+
+
+@pytest.mark.parametrize("campaign", [3, {}, {"profile": {"batches": [1], "x": 1}, "seed": 1}])
+def test_a_damaged_campaign_is_a_clear_error(
+    campaign: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "fresh", lambda finding, seconds: None)
+    with pytest.raises(UsageError, match="damaged"):
+        replay.replayed(found(check="crash", details={"campaign": campaign}))

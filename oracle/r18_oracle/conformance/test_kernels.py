@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from r18.backend.registry import load_backend
+from r18_oracle.loading import kernel_of
 from r18_oracle.search.coverage import idle_finding, unavailable
 from r18_oracle.search.crashes import smallest
 from r18_oracle.search.history import confirmed
-from r18_oracle.search.loading import kernel_of
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of

@@ -12,11 +12,11 @@ from r18.graph.resnet import network
 from r18.weights.sources import check_source_named
 from r18_oracle.check.checks import examine
 from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Failed, Finding, Subject
+from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.search.campaign import Announce, run_campaign
 from r18_oracle.search.choices import on_kernel, suspects
 from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
 from r18_oracle.search.history import after, alone, depends_on_calls, earlier_calls, scenario
-from r18_oracle.search.loading import kernel_of, loaded_backend
 from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile, profile
 from r18_oracle.search.tasks import campaign, finding_of
@@ -67,14 +67,23 @@ def _in_its_campaign(finding: Finding, silence_seconds: float | None) -> Finding
 
     Returns whatever the campaign finds, with a message that says so.
     """
-    how = finding.details[CAMPAIGN]
-    arguments = {
-        "backend": finding.backend,
-        "kernel": finding.kernel,
-        "how": Profile(**{**how["profile"], "batches": tuple(how["profile"]["batches"])}),
-        "seed": how["seed"],
-        "network_name": how["network"],
-    }
+    try:
+        how = finding.details[CAMPAIGN]
+        most = vars(profile("nightly"))
+        given = {**how["profile"], "batches": tuple(how["profile"]["batches"])}
+        within = {
+            key: min(value, most[key]) if type(value) in (int, float) else value
+            for key, value in given.items()
+        }
+        arguments = {
+            "backend": finding.backend,
+            "kernel": finding.kernel,
+            "how": Profile(**within),
+            "seed": int(how["seed"]),
+            "network_name": how["network"],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"a damaged finding: its campaign: {error}") from None
     seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
     job = Job(campaign, arguments, finding.backend, finding.kernel, seconds)
     (outcome,) = run_jobs([job], workers=1)

@@ -16,6 +16,7 @@ from r18.graph.ops import Problem
 from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import network
 from r18_oracle.findings import RUN, Finding
+from r18_oracle.loading import kernel_of
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import KernelReport
 from r18_oracle.search.coverage import (
@@ -26,7 +27,6 @@ from r18_oracle.search.coverage import (
 )
 from r18_oracle.search.crashes import smallest
 from r18_oracle.search.history import confirmed
-from r18_oracle.search.loading import kernel_of
 from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.replay import fresh
