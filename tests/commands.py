@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from r18.cli import main
+from r18.cli.app import main
 
 
 @dataclass(frozen=True)

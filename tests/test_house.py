@@ -16,7 +16,7 @@ from support import ROOT
 
 CORE = (
     ("errors",),
-    ("atomic", "files", "hooks"),
+    ("atomic", "ends", "files", "hooks"),
     ("machine",),
     ("graph",),
     ("backend",),

@@ -3,17 +3,20 @@
 Exit codes: 0 success; 1 a finding (a difference, a failed check); 2 a wrong request, missing or
 damaged input, a package that is not installed, or nothing executed. Errors of the `R18Error` tree
 and missing extras are one message on stderr; anything else is a bug and keeps its traceback.
+`r18.ends` has the exit codes of a command that is interrupted or cannot write its output.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import r18
 from r18.errors import R18Error
@@ -45,10 +48,41 @@ COMMANDS: tuple[str, ...] = (
 EXTRAS = {"torch": "oracle", "torchvision": "oracle", "hypothesis": "oracle", "pytest": "oracle"}
 """What commands import without asking, and the extra that brings it."""
 
+
+class _Escaped(BaseException):
+    """An exception that Typer would end the process for in its own way."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+@contextmanager
+def _escaping() -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, OSError) as error:
+        raise _Escaped(error) from error
+
+
+class _Commands(TyperGroup):
+    """The subcommands; Ctrl-C and streams that cannot be written are left to `r18.ends`."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _escaping():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _escaping():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="r18",
+    cls=_Commands,
     help="ResNet-18 inference written by hand, and an oracle that checks every kernel.\n\n"
-    "Exit codes: 0 success, 1 a difference or failed check was found, 2 wrong request or input.",
+    "Exit codes: 0 success, 1 a difference or failed check was found, 2 wrong request or input, "
+    "74 the output cannot be written, 130 Ctrl-C, 141 the reader of the output has stopped, "
+    "143 SIGTERM.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -74,7 +108,7 @@ def _brought(entry: EntryPoint) -> Callable[..., None]:
     """The command of an entry point; of one that cannot be loaded, a command that says so."""
     try:
         command: Callable[..., None] = entry.load()
-    except Exception as error:  # another package's fault, which must not hide the other commands
+    except (Exception, SystemExit) as error:  # another package's fault hides no other command
         why = f"the command '{entry.name}' ({entry.value}) cannot be loaded: {error!r}"
 
         def broken() -> None:
@@ -93,9 +127,14 @@ for _entry in sorted(entry_points(group=GROUP)):
 
 
 def main() -> None:
-    """Run the command line; the console script `r18` calls this."""
+    """Run the command line in this process.
+
+    Raises `SystemExit`, `KeyboardInterrupt`, and the `OSError` of a stream that cannot be written.
+    """
     try:
         app(prog_name="r18")  # however it was started
+    except _Escaped as escaped:
+        raise escaped.error from None
     except R18Error as error:
         print(f"r18: {error}", file=sys.stderr)
         raise SystemExit(REFUSED) from None

@@ -117,9 +117,9 @@ def evaluate(
     try:
         with _progress() as on_progress:
             done = run_job(job, partial(typer.echo, err=True), on_progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if run.journal_of(out).exists():
-            typer.echo("interrupted; the same command without --restart continues", err=True)
+            error.args = ("the same command without --restart continues",)
         raise
     if record:
         typer.echo(f"recorded in {done.record(records)}", err=True)

@@ -21,8 +21,7 @@ import r18
 from r18.backend.registry import installed
 from r18.backend.tuned import read_table
 from r18.bench.tuning import shipped_table
-from r18.cli import main
-from r18.cli.app import COMMANDS, GROUP
+from r18.cli.app import COMMANDS, GROUP, main
 from r18.cli.options import kernel_overrides, listed
 from r18.cli.schedule import rows as schedule_rows
 from r18.errors import UsageError

@@ -17,7 +17,7 @@ import pytest
 from commands import Done, r18
 from faulty_backends import MENDED, Faulty
 from r18.backend.registry import load_backend
-from r18.cli import main
+from r18.cli.app import main
 from r18.errors import R18Error, UnknownName
 from r18.graph.ops import Conv2d, Problem, Softmax
 from r18.graph.resnet import network
