@@ -114,7 +114,7 @@ def blas_threads() -> int:
 
 @contextmanager
 def thread_count(count: int) -> Iterator[None]:
-    """BLAS, PyTorch and Numba, where they are loaded, on this many threads (Numba has a maximum)."""
+    """BLAS, PyTorch and Numba (if loaded) on this many threads; Numba has a maximum."""
     libraries = ThreadpoolController().select(user_api="blas").lib_controllers
     blas = [library.get_num_threads() for library in libraries]
     torch_threads = torch.get_num_threads()
