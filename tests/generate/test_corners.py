@@ -40,6 +40,26 @@ def test_windows_whose_axes_differ(op: type[Op]) -> None:
     assert any(s > k for o in found for s, k in zip(o.stride, o.kernel_size, strict=True))
 
 
+@pytest.mark.parametrize("op", [Conv2d, MaxPool2d])
+def test_images_wider_than_the_networks_and_batches_over_64(op: type[Op]) -> None:
+    outputs = [p.output for p in corners(op, QUICK.max_elements, QUICK.max_macs)]
+    assert any(w > 120 for _, _, _, w in outputs)
+    assert any(n > 64 and n % 64 for n, _, _, _ in outputs)
+
+
+@pytest.mark.parametrize(
+    "name", ["cupy/conv2d/implicit_gemm_wgmma/fp16/nhwc", "numba-cpu/conv2d/implicit_gemm/fp32"]
+)
+def test_undeclared_sizes_are_crossed_on_every_axis_where_there_is_room(name: str) -> None:
+    (kernel,) = (k for k in load_backend(name.split("/")[0]).kernels() if k.id == name)
+    how = profile("thorough")
+    found = crossings(kernel, how.max_elements, how.max_macs)
+    taken = [p for p in found if kernel.refusal(p) is None]
+    for place in (0, 1, 2, 3):
+        assert any(p.output[place] >= 131 for p in taken)
+    assert len(crossings(kernel, QUICK.max_elements, QUICK.max_macs)) < len(found)
+
+
 def test_padding_on_one_axis_alone() -> None:
     pads = {o.padding for o in quick(Conv2d) if isinstance(o, Conv2d)}
     assert {(0, 1), (1, 0), (0, 0)} <= pads

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 
 import mutation_toy
 from r18.backend import Array
@@ -16,19 +17,26 @@ from r18.graph.ops import Add, Problem, ReLU
 from r18_oracle.findings import Finding
 from r18_oracle.generate.corners import corners
 from r18_oracle.search.campaign import run_campaign
-from r18_oracle.search.profiles import profile
+from r18_oracle.search.profiles import Profile, profile
 
 QUICK = replace(profile("quick"), shrink_seconds=1.0)
 
 
+WIDE = replace(profile("thorough"), examples=1, shrink_seconds=1.0)
+"""The thorough profile's fixed problems, and hardly a drawn one."""
+
+
 def finding_of(
-    function: HostFunction, network: str | None = None, extra: tuple[Problem, ...] = ()
+    function: HostFunction,
+    network: str | None = None,
+    extra: tuple[Problem, ...] = (),
+    how: Profile = QUICK,
 ) -> Finding | None:
     """What a campaign finds on a ReLU that computes so."""
     backend = mutation_toy.Backend()
     (kernel,) = backend.kernels()
     wrong: HostKernel = replace(kernel, run=function, extra_problems=extra)
-    return run_campaign(backend, wrong, QUICK, seed=0, network_name=network).finding
+    return run_campaign(backend, wrong, how, seed=0, network_name=network).finding
 
 
 def test_a_fault_that_comes_and_goes_is_a_finding() -> None:
@@ -63,6 +71,21 @@ def test_a_device_that_is_lost_is_told_with_the_problem_that_lost_it() -> None:
     assert finding.check == "runs"
     assert finding.problem is not None
     assert finding.problem.inputs[0] == lost[0]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_fault_beyond_an_edge_that_no_kernel_declares_is_found(axis: int) -> None:
+    """Each row or column from the 120th on is wrong."""
+
+    def wrong(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, space: Array) -> None:
+        np.maximum(inputs[0], 0, out=out)
+        if out.ndim == 2:
+            out.swapaxes(0, axis)[120:] = 1
+
+    finding = finding_of(wrong, how=WIDE)
+    assert finding is not None
+    assert finding.problem is not None
+    assert finding.problem.inputs[0][axis] > 120
 
 
 def test_a_fault_on_a_corner_alone_is_found() -> None:

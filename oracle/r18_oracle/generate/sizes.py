@@ -17,6 +17,10 @@ ODD = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 31, 33)
 MULTIPLES = (1, 4, 8, 16, 32, 64)
 """What a kernel may require channels to be a multiple of."""
 
+UNDECLARED = (67, 131, 257, 521)
+"""Sizes that a kernel is tried with on each axis whatever its edges are: one beyond a multiple of
+64 or 128 that it does not know to be an edge, or wider than any image of the network."""
+
 GRID = 65_535
 """The most blocks that a CUDA grid has along y and along z. A kernel with one block per channel,
 say, either refuses more channels or loops over the rest."""

@@ -107,6 +107,9 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
         # Several images with one row of outputs each: a block of them is no matrix in the output.
         yield fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
+        # Wider than the images of the network; a batch that is no multiple of 64.
+        yield fused(Conv2d(1, 3, (1, 3), (1, 1), (0, 1)), (1, 1, 1, 131))
+        yield fused(Conv2d(2, 3, (1, 1)), (67, 2, 1, 2))
         # An image of few channels, so tall that each block computes several rows of it.
         yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
         # Long sums for one output channel. A kernel that splits its work by the size of its

@@ -35,6 +35,9 @@ class MaxPool2dSpec(OpSpec[MaxPool2d]):
         yield Problem(MaxPool2d((3, 3), (2, 2), (1, 1)), ((2, 3, 1, 2),))
         yield Problem(MaxPool2d((5, 5), (1, 1), (2, 2)), ((2, 3, 3, 3),))
         yield Problem(MaxPool2d((5, 7), (1, 1)), ((2, 3, 5, 7),))
+        # Wider than the images of the network; a batch that is no multiple of 64.
+        yield Problem(MaxPool2d((1, 3), (1, 1), (0, 1)), ((1, 2, 1, 131),))
+        yield Problem(MaxPool2d((2, 2), (1, 1), (1, 1)), ((67, 1, 1, 2),))
 
     def many(self) -> Iterator[Problem]:
         yield Problem(MaxPool2d((1, 1), (1, 1)), ((1, BEYOND_GRID, 1, 1),))
