@@ -135,6 +135,19 @@ def survey() -> list[Listing]:
     return lines
 
 
+def asked_module() -> Listing | None:
+    """The backend that `R18_BACKEND` names as module:attr, probed; None if it names no module."""
+    asked = os.environ.get(VARIABLE, "")
+    if ":" not in asked:
+        return None
+    try:
+        return Listing(asked, VARIABLE, _probed(asked)[1])
+    except BackendUnavailable as error:
+        return Listing(asked, VARIABLE, None, error.cause, error.remedy)
+    except UsageError as error:
+        return Listing(asked, VARIABLE, None, str(error))
+
+
 def available() -> list[Backend]:
     """Every installed backend that probes, in the order of `auto`."""
     return [load_backend(line.name) for line in survey() if line.device is not None]
