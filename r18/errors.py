@@ -119,7 +119,7 @@ def _escaped(text: str) -> str:
 
 def unknown(
     kind: str,
-    asked: str,
+    asked: object,
     known: Iterable[str],
     *,
     hint: str = "",
@@ -128,13 +128,17 @@ def unknown(
     """Build the error for a name that is not known, with the nearest match and the known names.
 
     `kind` is the noun of the message ("backend", "checkpoint"), `hint` a closing sentence that
-    says what to do.
+    says what to do. `asked` may be anything; a value that is no string is quoted.
     """
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
-    begin = asked[:MOST_QUOTED].lower()  # the comparison takes quadratic time
-    near = difflib.get_close_matches(begin, list(lowered)[:MOST_COMPARED], n=1, cutoff=0.5)
-    message = f"unknown {kind} '{plain(asked)}'"
+    near: list[str] = []
+    if isinstance(asked, str):
+        begin = asked[:MOST_QUOTED].lower()  # the comparison takes quadratic time
+        near = difflib.get_close_matches(begin, list(lowered)[:MOST_COMPARED], n=1, cutoff=0.5)
+        message = f"unknown {kind} '{plain(asked)}'"
+    else:
+        message = f"unknown {kind}: expected a name, got {show(asked)}"
     if near:
         message += f", did you mean '{plain(lowered[near[0]])}'?"
     listed = [plain(name) for name in names[:MOST_COMPARED]]

@@ -43,6 +43,11 @@ def dtype_of(name: str) -> np.dtype[np.generic]:
         raise unknown("storage format", name, _DTYPES) from None
 
 
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a floating-point one, bfloat16 included."""
+    return dtype.kind == "f" or dtype == BFLOAT16
+
+
 @dataclass(frozen=True)
 class Precision:
     """How a kernel stores its tensors, multiplies, and accumulates.
@@ -107,7 +112,7 @@ def precision(name: str) -> Precision:
     """The precision of that name; raises `UnknownName` with the known ones."""
     try:
         return PRECISIONS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # a list is no key
         raise unknown("precision", name, PRECISIONS) from None
 
 
@@ -123,5 +128,6 @@ __all__ = [
     "TF32",
     "Precision",
     "dtype_of",
+    "is_floating",
     "precision",
 ]
