@@ -65,6 +65,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "labels": ("l.csv", lambda path: find_images(path.parent, 10, path)),
     "table": ("t.csv", read_table),
     "parquet": ("t.parquet", read_table),
+    "journal": ("t.csv.journal", journal),
     "image": ("i.png", preprocess_image),
     "raw": ("i.bin", lambda path: raw_file(path, (3, 32, 32))),
 }

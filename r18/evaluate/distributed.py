@@ -22,7 +22,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
-from r18.errors import R18Error, UsageError
+from r18.errors import R18Error, UsageError, plain
 from r18.evaluate.decode import Batch, decoded
 from r18.evaluate.pair import Pair, Running
 from r18.evaluate.request import Request
@@ -155,6 +155,8 @@ class Cluster:
                 for future in self._done(pending):
                     yield _result(future)
                     pending.remove(future)
+        except _distributed().comm.CommClosedError as error:
+            raise _scheduler_lost(error) from None
         finally:
             for future in pending:
                 future.release()
@@ -186,10 +188,14 @@ def _result(future: Any) -> Any:
             "  what is done is kept; run it in one process to see why, or see the workers' logs"
         ) from None
     except dask.CancelledError as error:
-        raise R18Error(
-            f"the scheduler is lost: {error}\n"
-            "  what is done is kept: the same command goes on from there"
-        ) from None
+        raise _scheduler_lost(error) from None
+
+
+def _scheduler_lost(error: Exception) -> R18Error:
+    return R18Error(
+        f"the scheduler is lost: {plain(error)}\n"
+        "  what is done is kept: the same command goes on from there"
+    )
 
 
 # -- clusters ----------------------------------------------------------------------------------

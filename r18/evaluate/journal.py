@@ -7,7 +7,9 @@ moment it opens the journal, except for the moment between two transactions.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +17,19 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from r18.errors import R18Error, UsageError
+from r18.errors import R18Error, UsageError, plain, show
 from r18.evaluate.rows import BatchRows, Row, Times
+from r18.files import Refused, open_file
 
 APPLICATION = int.from_bytes(b"r18e", "big")
 """SQLite's application id: says which files are journals."""
 FORMAT = 2
+LIMIT = 16 << 30
+"""The most bytes of a journal; of a million images it has 600 MB."""
+_OPEN: set[Path] = set()
+"""Those that this process writes: to look at one's heading would let go of its lock."""
+CHECK = "check"
+"""The key of a row's digest, and of the heading's; journals of earlier versions have none."""
 
 _SCHEMA = f"""
 PRAGMA application_id = {APPLICATION};
@@ -35,7 +44,7 @@ class Journal:
     """An open journal; see `open_journal`.
 
     facts: what was found out at the beginning and holds for all results.
-    rows:  by file. times: one for each batch.
+    rows:  by file. times: one for each batch. new: it was begun just now.
     """
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
@@ -43,6 +52,7 @@ class Journal:
         self.facts: dict[str, Any] = {}
         self.rows: dict[str, Row] = {}
         self.times: list[Times] = []
+        self.new = False
         self._database = database
         self._discarded = False
 
@@ -59,7 +69,7 @@ class Journal:
             # As JSON: names of files may hold lone surrogates, which SQLite does not store.
             self._database.executemany(
                 "INSERT INTO images (file, image) VALUES (?, ?)",
-                [(json.dumps(row.file), json.dumps(row.to_json())) for row in new],
+                [(json.dumps(row.file), _kept(row)) for row in new],
             )
             if batch.times is not None:
                 self._database.execute(
@@ -86,29 +96,32 @@ class Journal:
                 raise ValueError("its pages do not fit together")
             ((then, facts),) = self._database.execute("SELECT identity, facts FROM about")
             images = self._database.execute("SELECT file, image FROM images ORDER BY place")
-            rows = [(json.loads(file), Row.from_json(json.loads(image))) for file, image in images]
+            self.rows = {row.file: row for row in (_row(*found) for found in images)}
             times = self._database.execute(
                 "SELECT backend_ms, reference_ms FROM times ORDER BY place"
             )
-            self.times = [Times(*found) for found in times]
+            self.times = [_times(*found) for found in times]
             self.facts = dict(json.loads(facts))
+            about = self.facts.pop(CHECK, None)
+            if about not in (None, _digest(then, json.dumps(self.facts))):
+                raise ValueError("its heading was changed")
             _check_same(self.path, dict(json.loads(then)), identity)
-        except (sqlite3.DatabaseError, KeyError, TypeError, ValueError) as error:
+        except (sqlite3.Error, KeyError, TypeError, ValueError, RecursionError) as error:
             raise _damaged(self.path, error) from None
-        self.rows = dict(rows)
         return True
 
     def _begin(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Replace all contents."""
         self.facts = dict(facts)
+        self.new = True
+        about = json.dumps(identity)
+        sealed = self.facts | {CHECK: _digest(about, json.dumps(self.facts))}
         with self._writing():
             for table in ("about", "images", "times"):
                 self._database.execute(f"DROP TABLE IF EXISTS {table}")
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
-            self._database.execute(
-                "INSERT INTO about VALUES (?, ?)", (json.dumps(identity), json.dumps(self.facts))
-            )
+            self._database.execute("INSERT INTO about VALUES (?, ?)", (about, json.dumps(sealed)))
         _flush_folder(self.path.parent)
 
     @contextmanager
@@ -145,19 +158,25 @@ def open_journal(
 
     Raises `UsageError` for a journal of something else, a damaged one, a file that is no journal,
     or one that another process is writing; `R18Error` when it cannot be written. A file that is
-    refused stays as it was.
+    refused stays as it was, and what no `r18 evaluate` wrote is refused with `restart`, too.
     """
     found: dict[str, Any] | None = None
+    place = path.resolve()
+    if place in _OPEN:
+        raise _busy(path)
+    _check_ours(path)
     if restart and not _usable(path):
         found = facts()
         path.unlink()
     with closing(_locked(path)) as database:
         journal = Journal(path, database)
+        _OPEN.add(place)
         try:
             if restart or not journal._read(identity):
                 journal._begin(identity, facts() if found is None else found)
             yield journal
         finally:
+            _OPEN.discard(place)
             empty = path.exists() and not path.stat().st_size
             if (journal._discarded or empty) and os.name != "nt":
                 path.unlink()  # while it is still ours
@@ -185,23 +204,87 @@ def _locked(path: Path) -> sqlite3.Connection:
     database = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        database = sqlite3.connect(path, timeout=0, isolation_level=None)
-        database.execute("PRAGMA synchronous = EXTRA")
-        database.execute("BEGIN IMMEDIATE")
-        return database
+        while True:
+            path.touch()
+            before = path.stat().st_ino
+            database = sqlite3.connect(path, timeout=0, isolation_level=None)
+            database.execute("PRAGMA synchronous = EXTRA")
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")  # also between two transactions
+            database.execute("BEGIN EXCLUSIVE")
+            if path.exists() and path.stat().st_ino == before:
+                return database
+            database.close()  # another run ended just now, and deleted its journal
     except (OSError, sqlite3.Error) as error:
         if database is not None:
             database.close()
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_BUSY:
-            raise UsageError(
-                f"another process is writing '{path}'\n  wait for it, or choose another --out"
-            ) from None
+            raise _busy(path) from None
         if code == sqlite3.SQLITE_NOTADB:
             raise _no_journal(path) from None
         if code == sqlite3.SQLITE_CORRUPT:
             raise _damaged(path, error) from None
         raise R18Error(f"cannot write '{path}': {error}; choose another --out") from error
+
+
+def _busy(path: Path) -> UsageError:
+    return UsageError(
+        f"another process is writing '{path}'\n  wait for it, or choose another --out"
+    )
+
+
+def _check_ours(path: Path) -> None:
+    """Raise `UsageError` for a file that is neither empty nor a journal, by its heading.
+
+    SQLite would also play back or delete a file next to it that ends in `-journal`.
+    """
+    for file, known in ((path, _is_journal), (path.with_name(f"{path.name}-journal"), _is_undo)):
+        try:
+            with open_file(file, LIMIT) as stream:
+                head = stream.read(100)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except Refused as error:
+            raise UsageError(f"'{file}': {error}; choose another --out") from None
+        except OSError as error:
+            raise R18Error(f"cannot write '{file}': {error}; choose another --out") from None
+        if head and not known(head):
+            raise _no_journal(file)
+
+
+def _is_journal(head: bytes) -> bool:
+    return head.startswith(b"SQLite format 3\0") and head[68:72] == APPLICATION.to_bytes(4, "big")
+
+
+def _is_undo(head: bytes) -> bool:
+    return head[:8] in (bytes.fromhex("d9d505f920a163d7"), bytes(8))
+
+
+def _digest(*parts: str) -> str:
+    """SQLite does not notice a changed bit in a value: this does."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _kept(row: Row) -> str:
+    data = row.to_json()
+    return json.dumps(data | {CHECK: _digest(json.dumps(data))})
+
+
+def _row(file: str, image: str) -> Row:
+    """The row that `_kept` wrote; raises `ValueError` or `TypeError` for any other."""
+    data = json.loads(image)
+    check = data.pop(CHECK, None) if isinstance(data, dict) else None
+    row = Row.from_json(data)
+    if json.loads(file) != row.file or check not in (None, _digest(json.dumps(data))):
+        raise ValueError(f"the row of {show(row.file)} was changed")
+    return row
+
+
+def _times(backend: object, reference: object) -> Times:
+    for value in (backend, *([] if reference is None else [reference])):
+        if not isinstance(value, float) or not 0 <= value < math.inf:
+            raise ValueError(f"{show(value)} are no milliseconds")
+    return Times(backend, reference)  # type: ignore[arg-type]
 
 
 def _no_journal(path: Path) -> UsageError:
@@ -212,7 +295,7 @@ def _no_journal(path: Path) -> UsageError:
 
 def _damaged(path: Path, why: Exception) -> UsageError:
     return UsageError(
-        f"the journal '{path}' is damaged: {why}\n"
+        f"the journal '{path}' is damaged: {plain(why)}\n"
         "  start over with --restart, or choose another --out"
     )
 
@@ -234,7 +317,7 @@ def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 def _short(value: object) -> str:
     """As messages show it: a digest by its beginning."""
-    text = str(value)
+    text = plain(value)
     return f"{text[:16]}…" if len(text) == 64 else text
 
 

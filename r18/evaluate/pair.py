@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -103,7 +103,8 @@ class Pair:
         What runs is always a whole batch: places without an image hold zeros, and what comes of
         them is dropped. A sample's result does not depend on its neighbours.
         """
-        readable = [image for image in images if not isinstance(image, ImageError)]
+        pixels_of = [image.pixels for image in images]
+        readable = [image for image in pixels_of if not isinstance(image, ImageError)]
         outputs: list[Array] = []
         times = None
         if readable:
@@ -114,11 +115,12 @@ class Pair:
         found = iter(range(len(readable)))
         rows = []
         for item, image in zip(batch, images, strict=True):
-            if isinstance(image, ImageError):
-                rows.append(Row(item.file, item.label, UNREADABLE, error=str(image)))
+            if isinstance(image.pixels, ImageError):
+                made = Row(item.file, item.label, UNREADABLE, error=str(image.pixels))
             else:
                 index = next(found)
-                rows.append(row(item.file, item.label, *(output[index] for output in outputs)))
+                made = row(item.file, item.label, *(output[index] for output in outputs))
+            rows.append(replace(made, seen=image.seen))
         return BatchRows(tuple(rows), times)
 
     def _run(self, pixels: Array) -> tuple[list[Array], Times]:

@@ -6,8 +6,13 @@ from the margin and the bound of the run.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+import msgspec
+
+from r18.errors import show
 
 TOP = 5
 """How many classes of each image are kept: the most probable ones, of the lower class on ties."""
@@ -19,6 +24,17 @@ STATUSES = (OK, UNREADABLE, NOT_FINITE)
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What was read of an image: the digest of its bytes, and what the system said of the file.
+
+    stamp: size, times of change in nanoseconds (contents, then contents or name), inode.
+    """
+
+    sha256: str
+    stamp: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One image.
 
@@ -27,6 +43,7 @@ class Row:
     backend, reference: the `TOP` classes of each, the most probable first; empty without them.
     margin:    how far the reference's first logit is above its second.
     error:     why the status is not `ok`.
+    seen:      the file as it was read; None where it could not be opened.
     """
 
     file: str
@@ -36,6 +53,7 @@ class Row:
     reference: tuple[int, ...] = ()
     margin: float | None = None
     error: str = ""
+    seen: Seen | None = field(default=None, compare=False)
 
     @property
     def agree_top1(self) -> bool:
@@ -51,18 +69,22 @@ class Row:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Row:
-        """Raises `TypeError` or `KeyError` for what is no row."""
-        row = cls(**data)
-        return cls(
-            row.file,
-            row.label,
-            row.status,
-            tuple(row.backend),
-            tuple(row.reference),
-            row.margin,
-            row.error,
+    def from_json(cls, data: object) -> Row:
+        """Raises `ValueError` for what is no row."""
+        if not isinstance(data, dict) or not data.keys() <= {known.name for known in fields(cls)}:
+            raise ValueError(f"{show(data)} is no row")
+        row = msgspec.convert(data, cls)
+        classes = (*row.backend, *row.reference, *([] if row.label is None else [row.label]))
+        sound = (
+            row.status in STATUSES
+            and all(0 <= index < 1 << 31 for index in classes)
+            and max(len(row.backend), len(row.reference)) <= TOP
+            and (row.status != OK or row.backend)
+            and (row.margin is None or (math.isfinite(row.margin) and row.margin >= 0))
         )
+        if not sound:
+            raise ValueError(f"{show(data)} is no row")
+        return row
 
 
 @dataclass(frozen=True)
@@ -86,10 +108,10 @@ class BatchRows:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> BatchRows:
-        """Raises `TypeError` or `KeyError` for what is no batch."""
+        """Raises `ValueError`, `TypeError` or `KeyError` for what is no batch."""
         times = data["times"]
         rows = tuple(Row.from_json(row) for row in data["rows"])
         return cls(rows, None if times is None else Times(**times))
 
 
-__all__ = ["NOT_FINITE", "OK", "STATUSES", "TOP", "UNREADABLE", "BatchRows", "Row", "Times"]
+__all__ = ["NOT_FINITE", "OK", "STATUSES", "TOP", "UNREADABLE", "BatchRows", "Row", "Seen", "Times"]

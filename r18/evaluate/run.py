@@ -7,16 +7,16 @@ workers. Results are kept in one place, the journal, and each only once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from r18.errors import UsageError
-from r18.evaluate.decode import Batch, decoded, readable
+from r18.errors import R18Error, UsageError, plain
+from r18.evaluate.decode import Batch, decoded, readable, same
 from r18.evaluate.journal import Journal, open_journal
 from r18.evaluate.pair import SAMPLE, Pair, Running
 from r18.evaluate.request import Request
@@ -24,6 +24,7 @@ from r18.evaluate.rows import UNREADABLE, BatchRows, Row
 from r18.evaluate.sources import ImageSet, Item
 from r18.evaluate.summary import Summary, summarise
 from r18.evaluate.tables import check_target, write_table
+from r18.images.preprocess import NOT_THERE
 from r18.machine import cpus
 from r18.weights import Weights
 
@@ -134,7 +135,8 @@ def evaluate(
     restart: start over, and replace the table of an earlier run.
 
     An image that cannot be read is a row like the others. Raises `UsageError` for a table that is
-    there already or cannot be written, and for a journal of something else (see `open_journal`);
+    there already or cannot be written, for a journal of something else (see `open_journal`), and
+    for an image that was replaced since; `R18Error` for images that vanish or change while it runs;
     what the engine raises. Whatever is raised, and when the process is killed, the journal holds
     every finished batch, and the same call continues from there.
     """
@@ -156,12 +158,23 @@ def evaluate(
         journal = stack.enter_context(
             open_journal(journal_of(out), identity, facts, restart=restart)
         )
+        if journal.new and out.exists() and not restart:  # another run has ended just now
+            journal.discard()
+            check_ready(out, restart, journal=False)
+        _check_images(images, journal.rows.values(), UsageError)
+        vanished: list[Row] = []
         tally = _Tally(journal, len(images.items), request.against is not None, on_progress)
         left = [item for item in images.items if item.file not in journal.rows]
         begin = time.monotonic()
         for batch in engine.results(in_batches(left, request.batch)):
-            tally.add(journal.append(batch))
+            gone = [row for row in batch.rows if _vanished(row, images)]
+            vanished += gone
+            kept = tuple(row for row in batch.rows if row not in gone)
+            tally.add(journal.append(replace(batch, rows=kept)))
         seconds = time.monotonic() - begin
+        if vanished:
+            raise _lost(vanished)
+        _check_images(images, journal.rows.values(), R18Error)
         bound = journal.facts["bound"]
         rows = [journal.rows[item.file] for item in images.items]
         write_table(out, rows, bound, {"identity": identity, "facts": journal.facts})
@@ -170,10 +183,46 @@ def evaluate(
     return Evaluation(summary, running, out, len(images.items) - len(left), seconds)
 
 
-def check_ready(out: Path, restart: bool) -> None:
-    """Raise `UsageError` where the results could not be written in the end."""
+def _vanished(row: Row, images: ImageSet) -> bool:
+    """Whether an image was there when the run began, and was not when it was its turn."""
+    missing = row.seen is None and row.error.startswith(NOT_THERE)
+    return missing and images.sizes[row.file] >= 0
+
+
+def _lost(rows: Sequence[Row]) -> R18Error:
+    count = f"{len(rows)} photographs" if len(rows) > 1 else "one photograph"
+    return R18Error(
+        f"{count} vanished while the run went on, such as '{plain(rows[0].file)}'\n"
+        "  the results of the others are kept: put them back, and the same command goes on"
+    )
+
+
+def _check_images(images: ImageSet, rows: Iterable[Row], error: type[R18Error]) -> None:
+    """Raise `error` for an image that is no longer what its row was made of."""
+    changed, gone = [], []
+    for row in rows:
+        try:
+            if row.seen is not None and not same(images.folder / row.file, row.seen):
+                changed.append(row)
+        except OSError:
+            gone.append(row)
+    if gone:
+        raise _lost(gone)
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise error(
+            f"'{plain(changed[0].file)}'{more}: replaced by another image since it was evaluated\n"
+            "  results of both do not mix: put it back, or start over with --restart"
+        )
+
+
+def check_ready(out: Path, restart: bool, *, journal: bool = True) -> None:
+    """Raise `UsageError` where the results could not be written in the end.
+
+    journal: whether one next to an earlier table means that it is to be continued.
+    """
     check_target(out)
-    if out.exists() and not restart and not journal_of(out).exists():
+    if out.exists() and not restart and not (journal and journal_of(out).exists()):
         raise UsageError(
             f"'{out}' holds the results of an earlier evaluation\n"
             "  choose another --out, or replace it with --restart"

@@ -60,6 +60,17 @@ class ImageSet:
         return self.folder / item.file
 
     @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size of each file when it was first asked for; -1 where there is none."""
+        found = {}
+        for item in self.items:
+            try:
+                found[item.file] = self.path(item).stat().st_size
+            except OSError:
+                found[item.file] = -1
+        return found
+
+    @cached_property
     def sha256(self) -> str:
         """A digest over paths, labels and sizes: that of another set, or of other files, differs.
 
@@ -67,10 +78,7 @@ class ImageSet:
         """
         digest = hashlib.sha256()
         for item in self.items:
-            try:
-                size = self.path(item).stat().st_size
-            except OSError:
-                size = -1
+            size = self.sizes[item.file]
             digest.update(f"{item.file}\0{item.label}\0{size}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 

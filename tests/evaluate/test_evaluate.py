@@ -28,6 +28,7 @@ from evaluate_support import (
     weights,
 )
 from r18.errors import R18Error, UnknownName, UsageError, WeightsError
+from r18.evaluate.decode import Decoded
 from r18.evaluate.margins import Allowance, calls, is_tie, unit_roundoff
 from r18.evaluate.pair import Pair, _roundoff
 from r18.evaluate.record import save
@@ -138,7 +139,7 @@ def test_programs_take_turns_and_times_are_an_image(folder: Path) -> None:
     pair = Pair(request(batch=4), weights(), clock=lambda: float(next(ticks)))
     item = Item("x")
     image = preprocess_batch([folder / numbered(11)[0]], weights().preprocess)[0]
-    found = pair.evaluate([item], [image])
+    found = pair.evaluate([item], [Decoded(image)])
     pair.close()
     assert found.times is not None
     assert (found.times.backend_ms, found.times.reference_ms) == (250.0, 250.0)

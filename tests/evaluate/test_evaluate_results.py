@@ -116,9 +116,9 @@ def taken_up(path: Path) -> Journal:
 
 def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "down.journal"
-    filled(path, [BatchRows(ROWS, Times(1.0, 0.1 + 0.2)), BatchRows((Row("\udcff", 1, OK),))])
+    filled(path, [BatchRows(ROWS, Times(1.0, 0.1 + 0.2)), BatchRows((Row("\udcff", 1, OK, (1,)),))])
     journal = taken_up(path)
-    assert tuple(journal.rows.values()) == (*ROWS, Row("\udcff", 1, OK))
+    assert tuple(journal.rows.values()) == (*ROWS, Row("\udcff", 1, OK, (1,)))
     assert journal.times == [Times(1.0, 0.1 + 0.2)]
     assert journal.facts == facts()
 
@@ -303,9 +303,10 @@ def test_another_file_is_no_journal(tmp_path: Path, write: Callable[[Path], obje
     assert path.read_bytes() == before
     with pytest.raises(R18Error, match="cannot write"):
         taken_up(path / "below a file")
-    with open_journal(path, IDENTITY, facts, restart=True) as journal:
-        assert journal.rows == {}
-    assert taken_up(path).facts == facts()
+    refused = pytest.raises(UsageError, match="no journal that this version of r18 wrote")
+    with refused, open_journal(path, IDENTITY, facts, restart=True):
+        pass
+    assert path.read_bytes() == before  # not even then: it is somebody's
 
 
 # -- tables ------------------------------------------------------------------------------------
