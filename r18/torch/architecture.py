@@ -34,7 +34,7 @@ STAGES = tuple(f"layer{stage}" for stage in range(1, len(BLOCKS) + 1))
 class Architecture:
     """A model that was found to be ResNet-18.
 
-    watch:   what its forward pass depends on besides the weights.
+    watch:   everything else that its forward pass depends on.
     weights: every tensor, in the order of the schedule's weights.
     norms:   the BatchNorms, in the order of the steps.
     windows: stride and padding of the convolutions, in the order of the steps.

@@ -1,8 +1,8 @@
-"""What a model's forward pass depends on besides its weights, and whether it is as it was found.
+"""Everything but the weights that a model's forward pass depends on, and whether it has changed.
 
-A fused layer calls none of the modules that it stands for. So whatever can change what they compute
-is watched: which modules there are and of which class, their settings, hooks, containers, and the
-functions that run when they are called, on the instance and on the class.
+A fused layer calls none of the modules that it replaces. So whatever can change what they compute
+is watched: the modules and their classes, settings, hooks and containers, and the functions that a
+call runs, on the instance and on the class.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Watch:
-    """The modules of a model as they were found.
+    """A model's modules at examination.
 
     settings:   numbers and tuples that a forward pass reads.
     places:     their containers and children, and what wrappers would replace.
@@ -140,7 +140,7 @@ def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str]
                 yield attributes, name
         for name in attributes.keys() - set(_LIKELY):
             if callable(getattr(type(module), name, None)) or name == "_compiled_call_impl":
-                yield attributes, name  # `hidden_method` let it pass as it is now
+                yield attributes, name  # `hidden_method` accepted its value
 
 
 def global_hooks() -> bool:
@@ -160,9 +160,10 @@ def _methods(kind: type[nn.Module]) -> Iterator[str]:
 
 
 def other_method(kind: type[nn.Module], known: type[nn.Module]) -> str | None:
-    """A method in the way of a forward pass that a class does not have from `known`, by name.
+    """The name of a method that a forward pass runs and that a class does not have from `known`.
 
-    So does one that somebody put into PyTorch's own class: it comes from another module.
+    A method of PyTorch's own class counts as another one if it was patched: it was then defined in
+    another Python module.
     """
     for name in _methods(kind):
         function = getattr(kind, name)
@@ -179,10 +180,10 @@ def _original(kind: type[nn.Module], name: str) -> bool:
 
 
 def hidden_method(module: nn.Module) -> str | None:
-    """A method of its class that an attribute of the module hides, by name.
+    """The name of a method of its class that an attribute of the module hides.
 
-    The class's own method is fine there, bound to the module: that is what wrappers leave behind.
-    So is what `module.compile()` leaves.
+    The class's own method, bound to the module, is fine there: wrappers leave it when they are
+    removed. So is what `module.compile()` sets.
     """
     for name, value in vars(module).items():
         if name == "_compiled_call_impl":
@@ -197,7 +198,7 @@ def hidden_method(module: nn.Module) -> str | None:
 
 
 def hidden_member(module: nn.Module) -> str | None:
-    """A child, parameter or buffer that an attribute of the module or its class hides, by name."""
+    """The name of a child, parameter or buffer that an attribute of the module or class hides."""
     members = (*module._modules, *module._parameters, *module._buffers)
     for name in members:
         if name in vars(module) or hasattr(type(module), name):

@@ -1,7 +1,7 @@
 """Two steps side by side, in a backend made for it: workspaces, outputs, kernels in place.
 
-Its stream runs a pair in the worst order: both kernels spoil their outputs and workspaces, then both
-compute, then both look whether anybody wrote there. A byte that both may touch changes a result.
+Its stream runs a pair in the worst order: both kernels spoil their outputs and workspaces, then
+both compute, then both look whether anybody wrote there. A byte that both may touch shows.
 """
 
 from __future__ import annotations
