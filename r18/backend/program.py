@@ -61,7 +61,13 @@ class Program:
         self._closed = False
         self._given = True  # a capture runs the launches; `load` and `launch` come after it
         prepared = prepare_plan(plan, weights)
-        self._arena = self._memory.empty(plan.arena_nbytes)
+        try:
+            self._arena = self._memory.empty(plan.arena_nbytes)
+        except MemoryError as error:
+            raise UsageError(
+                f"the plan needs {plan.arena_nbytes:,} bytes for batch {plan.options.batch}, more "
+                "than the device has left\n  take a smaller batch"
+            ) from error
         self._launches = bind(plan, prepared, self._arena)
         self.weight_nbytes = sum(b.nbytes for launch in self._launches for b in launch.weights)
         self._input_arrays: tuple[Array, Array] | None = None

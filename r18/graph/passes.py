@@ -222,6 +222,7 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
         if name not in weights:
             raise WeightsError(
                 f"schedule '{schedule.name}' needs the weight '{name}', which is not given"
+                + _why_missing(name, weights)
             )
         array = as_array(weights[name], f"weight '{name}'")
         if array.shape != shape:
@@ -244,6 +245,21 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
         name: folded[name] if name in folded else given(name, spec.shape)
         for name, spec in specs.items()
     }
+
+
+def _why_missing(name: str, weights: Mapping[str, object]) -> str:
+    """A second line for a message, where PyTorch's names tell what became of a weight."""
+    layer, _, role = name.rpartition(".")
+    if f"{name}_orig" in weights:
+        return f"\n  it is pruned: torch.nn.utils.prune.remove(module, '{role}') makes it plain"
+    if any(given.startswith(f"{layer}.parametrizations.{role}.") for given in map(str, weights)):
+        return (
+            "\n  it is parametrised: torch.nn.utils.parametrize.remove_parametrizations(module, "
+            f"'{role}') makes it plain"
+        )
+    if f"module.{name}" in weights:
+        return "\n  the names begin with 'module.': give the state_dict of the module within"
+    return ""
 
 
 def as_array(tensor: Any, what: str) -> Array:

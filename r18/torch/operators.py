@@ -8,7 +8,8 @@
 relu, cache, backend, precision, channels_last)`
     Convolution without bias, BatchNorm with running statistics, and ReLU if `relu`. `x` is in the
     precision's storage dtype, (N, C, H, W); the result is dense, in channels-last memory if
-    `channels_last`, otherwise in the memory format of `x`.
+    `channels_last`, otherwise in the memory format of `x`. No image gives an empty result; images
+    without pixels raise `ShapeError`.
 `r18::resnet18(images, weights, eps, cache, backend, precision)`
     Logits of images (N, 3, H, W). `weights` are the tensors of torchvision's `state_dict` in the
     order of `network_schedule(...).weight_specs`, `eps` the BatchNorms' in the order of the steps.

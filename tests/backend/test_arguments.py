@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, prune
 
 import r18
 import r18_numpy
-from r18.backend import CompileOptions, Program, Stream
-from r18.backend.host import HostStream
+from r18.backend import CompileOptions, Program, Stream, prepare_plan
+from r18.backend.host import HostMemory, HostStream
 from r18.backend.registry import available
 from r18.errors import ProgramClosed, R18Error, UnknownName, UsageError, WeightsError
 from r18.graph.ops import Add, Conv2d, Linear, Normalize, Op, Problem, ReLU
@@ -27,7 +27,7 @@ from r18.graph.precision import BFLOAT16
 from r18.graph.resnet import resnet18, tiny
 from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
-from r18.runtime.plan import choose_kernel
+from r18.runtime.plan import choose_kernel, make_plan
 from r18.weights.synthetic import synthetic_weights
 from support import images, random_weights
 
@@ -120,6 +120,23 @@ def test_a_refused_batch_is_no_batch() -> None:
             made.load(wrong)
         with pytest.raises(UsageError, match="load one first"):
             made.launch()
+
+
+def test_an_arena_that_memory_does_not_hold_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def empty(memory: HostMemory, nbytes: int) -> Any:
+        raise MemoryError("Unable to allocate")
+
+    backend = r18_numpy.Backend()
+    plan = make_plan(backend, SCHEDULE, CompileOptions(3))
+    weights = synthetic_weights(SCHEDULE)
+    prepared = prepare_plan(plan, weights)
+    monkeypatch.setattr("r18.backend.program.prepare_plan", lambda *given: prepared)
+    monkeypatch.setattr(HostMemory, "empty", empty)
+    message = rf"needs {plan.arena_nbytes:,} bytes for batch 3, .*\n  take a smaller batch"
+    with pytest.raises(UsageError, match=message):
+        backend.program(plan, weights)
 
 
 def test_a_program_takes_no_mask() -> None:
@@ -349,8 +366,17 @@ def test_a_module_and_a_pruned_state_are_refused(model: Any) -> None:
         r18.compile(schedule, model, "numpy")
     conv = torchvision.models.resnet18(num_classes=10)
     prune.l1_unstructured(conv.layer1[0].conv1, "weight", amount=0.5)
-    with pytest.raises(WeightsError, match=r"needs the weight 'layer1\.0\.conv1\.weight', which"):
+    missing = r"(?s)needs the weight 'layer1\.0\.conv1\.weight', which is not given.*"
+    with pytest.raises(WeightsError, match=missing + r"prune\.remove\(module, 'weight'\)"):
         r18.compile(schedule, conv.state_dict(), "numpy")
+    conv = parametrizations.weight_norm(torchvision.models.resnet18(num_classes=10).layer1[0].conv1)
+    state = {f"layer1.0.conv1.{name}": tensor for name, tensor in conv.state_dict().items()}
+    rest = {n: t for n, t in model.state_dict().items() if not n.startswith("layer1.0.conv1")}
+    with pytest.raises(WeightsError, match=missing + "remove_parametrizations"):
+        r18.compile(schedule, rest | state, "numpy")
+    wrapped = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+    with pytest.raises(WeightsError, match=r"(?s)which is not given.*begin with 'module\.'"):
+        r18.compile(schedule, wrapped, "numpy")
 
 
 def test_a_path_is_a_source(tmp_path: Path) -> None:
