@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 
 MOST_QUOTED = 200
 """The most characters of a file that a message quotes."""
@@ -69,10 +70,15 @@ class UnknownName(R18Error):
 class BackendUnavailable(R18Error):
     """A backend exists but cannot run here.
 
-    `cause` says what was found, `remedy` what to do about it.
+    `cause` says what was found, `remedy` what to do about it. Raises `TypeError` without a cause.
     """
 
-    def __init__(self, name: str, cause: str, remedy: str = "") -> None:
+    def __init__(self, name: str, cause: str = "", remedy: str = "") -> None:
+        if not cause:
+            raise TypeError(
+                "BackendUnavailable takes the backend's name, the cause and a remedy: "
+                f"BackendUnavailable(self.name, {show(name)}, 'what to do')"
+            )
         self.name = name
         self.cause = cause
         self.remedy = remedy
@@ -123,24 +129,24 @@ def unknown(
     known: Iterable[str],
     *,
     hint: str = "",
+    meant: str | None = None,
     error: type[R18Error] = UnknownName,
 ) -> R18Error:
     """Build the error for a name that is not known, with the nearest match and the known names.
 
     `kind` is the noun of the message ("backend", "checkpoint"), `hint` a closing sentence that
-    says what to do. `asked` may be anything; a value that is no string is quoted.
+    says what to do. `meant` is suggested in place of the nearest match. `asked` may be anything; a
+    value that is no string is quoted.
     """
     names = sorted(known)
-    lowered = {name.lower(): name for name in names}
-    near: list[str] = []
     if isinstance(asked, str):
-        begin = asked[:MOST_QUOTED].lower()  # the comparison takes quadratic time
-        near = difflib.get_close_matches(begin, list(lowered)[:MOST_COMPARED], n=1, cutoff=0.5)
+        near = meant or nearest(asked, names)
         message = f"unknown {kind} '{plain(asked)}'"
     else:
+        near = meant
         message = f"unknown {kind}: expected a name, got {show(asked)}"
     if near:
-        message += f", did you mean '{plain(lowered[near[0]])}'?"
+        message += f", did you mean '{plain(near)}'?"
     listed = [plain(name) for name in names[:MOST_COMPARED]]
     if len(names) > MOST_COMPARED:
         listed.append(f"and {len(names) - MOST_COMPARED} more")
@@ -148,3 +154,51 @@ def unknown(
     if hint:
         message += f"\n  {hint}"
     return error(message)
+
+
+def unknown_kernel(glob: str, ids: Iterable[str]) -> R18Error:
+    """`unknown` for a glob that matches no kernel's id; a bare op or algorithm gets its stars."""
+    names = list(ids)
+    inside = f"*/{glob}/*"
+    part = any(glob in name.split("/")[1:-1] for name in names)
+    hint = "A glob over ids works too."
+    return unknown("kernel", glob, names, hint=hint, meant=inside if part else None)
+
+
+def nearest(asked: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like what was asked for, or None if none is."""
+    lowered = {name.lower(): name for name in sorted(known)}
+    begin = asked[:MOST_QUOTED].lower()  # the comparison takes quadratic time
+    near = difflib.get_close_matches(begin, list(lowered)[:MOST_COMPARED], n=1, cutoff=0.5)
+    return lowered[near[0]] if near else None
+
+
+def raised_in(error: BaseException, *, ours: bool = False) -> str:
+    """Where a plugin raised an error, such as `run (mine.py:39)`; empty if no such code is known.
+
+    That is the innermost call in the folder of the outermost code that is not r18's or Python's
+    import system: a plugin's line, rather than the line of a library that it called. With `ours`,
+    r18's own innermost call if there is no other.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return plain(f"{PurePath(error.filename).name}:{error.lineno}")
+    places = [place for place in _places(error) if place[0] != "importlib"]
+    theirs = [place for place in places if place[0] not in ("r18", "r18_oracle")]
+    if theirs:
+        folder = PurePath(theirs[0][1]).parent
+        places = [place for place in theirs if PurePath(place[1]).parent.is_relative_to(folder)]
+    elif not places or not ours:
+        return ""
+    _, path, line, name = places[-1]
+    where = f"{PurePath(path).name}:{line}"
+    return plain(where if name == "<module>" else f"{name} ({where})")
+
+
+def _places(error: BaseException) -> Iterator[tuple[str, str, int, str]]:
+    """The top package, file, line and function of each call that an error passed through."""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        yield package, code.co_filename, trace.tb_lineno, code.co_name
+        trace = trace.tb_next

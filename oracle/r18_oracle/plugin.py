@@ -117,7 +117,7 @@ def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
     An empty selection is one, since the suite would pass without a test.
     """
     from r18.backend.registry import load_backend
-    from r18.errors import UsageError, unknown
+    from r18.errors import UsageError, unknown_kernel
     from r18.graph.resnet import network
     from r18_oracle.search.profiles import profile
 
@@ -139,7 +139,7 @@ def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
         if fnmatchcase(kernel.id, glob)
     }
     if not selected:
-        raise unknown("kernel", glob, [k.id for _, k in offered], hint="A glob over ids works too.")
+        raise unknown_kernel(glob, [k.id for _, k in offered])
     return selected
 
 

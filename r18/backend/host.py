@@ -6,6 +6,7 @@ allocator, `HostMemory`, and its stream, `HostStream`, are every backend's defau
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from r18.backend.kernel import (
     input_layout,
     output_layout,
 )
+from r18.errors import UsageError, show
 from r18.graph.ops import Layout, Op, Problem, Shape
-from r18.graph.precision import Precision
+from r18.graph.precision import PRECISIONS, Precision
 
 
 class HostBuffer:
@@ -146,6 +148,8 @@ class HostKernel(Kernel):
     refuses: the refusal of a problem of this kernel's op.
     scratch: the workspace in bytes.
     pack:    the stored form of the weights, from rounded arrays; unchanged by default.
+
+    Raises `UsageError` for a field of the wrong type, or a `run` that r18 could not call.
     """
 
     backend: str
@@ -165,6 +169,10 @@ class HostKernel(Kernel):
     scratch: Callable[[Problem], int] | None = None
     pack: Callable[[Any, tuple[Array, ...]], tuple[Array, ...]] | None = None
 
+    def __post_init__(self) -> None:
+        if wrong := _objection(self):
+            raise UsageError(f"HostKernel {show(self.algorithm)}: {wrong}")
+
     @property
     def id(self) -> str:
         name = f"{self.backend}/{self.op.name}/{self.algorithm}/{self.precision.name}"
@@ -172,7 +180,15 @@ class HostKernel(Kernel):
 
     def refusal(self, problem: Problem) -> str | None:
         wrong_op = super().refusal(problem)
-        return self.refuses(problem) if self.refuses and wrong_op is None else wrong_op
+        if self.refuses is None or wrong_op is not None:
+            return wrong_op
+        reason: object = self.refuses(problem)
+        if reason is None or isinstance(reason, str):
+            return reason
+        raise UsageError(
+            f"HostKernel {show(self.algorithm)}: refuses must return None (accepted) or a sentence "
+            f"(why not), not {show(reason)}"
+        )
 
     def workspace(self, problem: Problem) -> int:
         return self.scratch(problem) if self.scratch else 0
@@ -205,6 +221,83 @@ class HostKernel(Kernel):
                 host(output).as_array(output_layout(self, problem).physical(problem.output), dtype),
                 host(workspace).array,
             )
+
+
+CALL = ("op", "inputs", "weights", "out", "workspace")
+"""What a `HostKernel`'s `run` is called with."""
+
+
+def _objection(kernel: HostKernel) -> str | None:
+    """The first field of a kernel that is not of its type, and what to write; or None."""
+    for what in ("backend", "algorithm"):
+        name: object = getattr(kernel, what)
+        if not isinstance(name, str):
+            return f"{what} must be a string, not {show(name)}"
+        if not name or "/" in name or any(c.isspace() for c in name):
+            return f"the name of its {what} may not be empty or contain '/' or spaces: {show(name)}"
+    for wrong in (_op_objection(kernel.op), _precision_objection(kernel.precision)):
+        if wrong:
+            return wrong
+    if not isinstance(kernel.contract, RoundingContract):
+        if callable(kernel.contract) and not isinstance(kernel.contract, type):
+            return (
+                "contract must be a RoundingContract, not a function: are contract and run swapped?"
+            )
+        return f"contract must be a RoundingContract, not {_named(kernel.contract)}"
+    for what in ("refuses", "scratch", "pack"):
+        if (function := getattr(kernel, what)) is not None and not callable(function):
+            arguments = "op, weights" if what == "pack" else "problem"
+            given = f"lambda {arguments}: {show(function)}"
+            return f"{what} must be a function of the {arguments.replace(',', ' and')}: {given}"
+    for what, kind in (("edges", int), ("extra_problems", Problem)):
+        found: object = getattr(kernel, what)
+        noun = "integers" if kind is int else "problems"
+        if isinstance(found, kind):
+            return f"{what} must be a tuple of {noun}: ({show(found)},)"
+        if not isinstance(found, tuple | list) or not all(isinstance(one, kind) for one in found):
+            return f"{what} must be a tuple of {noun}, not {show(found)}"
+    return _run_objection(kernel.run)
+
+
+def _op_objection(op: object) -> str | None:
+    if isinstance(op, type) and issubclass(op, Op):
+        return None
+    if isinstance(op, Op):
+        return f"op must be a class of r18.graph.ops, not one of its objects: {type(op).__name__}"
+    return f"op must be a class of r18.graph.ops, not {show(op)}"
+
+
+def _precision_objection(precision: object) -> str | None:
+    if isinstance(precision, Precision):
+        return None
+    known = PRECISIONS.get(str(precision).lower())
+    meant = f": use {known.name.upper()}" if known else ""
+    return f"precision must be an r18.graph.precision.Precision, not {_named(precision)}{meant}"
+
+
+def _run_objection(run: object) -> str | None:
+    """Unless `run` can be called with what r18 gives it, as far as Python knows its signature."""
+    calls = f"r18 calls run({', '.join(CALL)})"
+    if not callable(run):
+        return f"run must be a function, not {_named(run)}: {calls}"
+    try:
+        signature = inspect.signature(run)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*CALL)
+    except TypeError:
+        return f"{calls}, and this one is {getattr(run, '__name__', 'run')}{signature}"
+    return None
+
+
+def _named(value: object) -> str:
+    """A value of the wrong type, for a message: `the string 'fp32'`, `a function`, `1024`."""
+    if isinstance(value, str):
+        return f"the string {show(value)}"
+    if callable(value) and not isinstance(value, type):
+        return "a function"
+    return show(value)
 
 
 class PackedWeight(HostBuffer):

@@ -7,15 +7,13 @@ probes, then any other installed one by name, and never one that runs in a simul
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from r18.backend.device import DeviceInfo
-from r18.backend.kernel import Kernel
+from r18.backend.plugin import hint_for_file, make_backend, module_of_file, named_object, probe
 from r18.backend.protocol import Backend
 from r18.errors import BackendUnavailable, UsageError, plain, show, unknown
 
@@ -53,16 +51,19 @@ def load_backend(name: str) -> Backend:
         module, _, attribute = name.partition(":")
         if not module or not attribute:
             raise UsageError(f"'{name}' is not of the form module:attr")
-        return _make(name, lambda: _attribute(module, attribute))
+        if written := module_of_file(module):
+            raise UsageError(f"'{plain(name)}' names a file: write {written}:{attribute}")
+        return make_backend(name, lambda: named_object(module, attribute))
     points = _claims()
     if name not in points:
         hint = f"Set {VARIABLE} or --backend to one of these, to 'auto', or to 'module:attr'."
+        hint = hint_for_file(name) or hint
         raise unknown("backend", name, [*points, "auto"], hint=hint)
     if len(points[name]) > 1:
         claims = " and ".join(point.value for point in points[name])
         remedy = "Uninstall one of them, or choose by module:attr."
         raise BackendUnavailable(name, f"several plugins claim this name: {claims}", remedy)
-    return _make(name, points[name][0].load)
+    return make_backend(name, points[name][0].load)
 
 
 def check_named(name: str, where: str, repeated: Collection[str] = ()) -> None:
@@ -78,78 +79,10 @@ def check_named(name: str, where: str, repeated: Collection[str] = ()) -> None:
         )
 
 
-def _attribute(module: str, path: str) -> object:
-    here = os.getcwd()  # where a console script, unlike `python -m`, does not look
-    if here not in sys.path:
-        sys.path.append(here)  # behind all that is installed, which it cannot hide
-    found: object = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _make(name: str, load: Callable[[], object]) -> Backend:
-    try:
-        factory = load()
-        backend = factory() if callable(factory) else factory
-    except BackendUnavailable:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a plugin raises, the user needs the cause
-        raise _broken(name, error) from error
-    wanted = ("name", "memory", "probe", "kernels", "stream", "compile")
-    missing = [part for part in wanted if not hasattr(type(backend), part)]
-    missing = [part for part in missing if not hasattr(backend, part)]
-    if missing or not isinstance(backend, Backend):
-        lacks = (
-            f"it lacks {', '.join(missing)}"
-            if missing
-            else "it does not inherit r18.backend.Backend"
-        )
-        raise BackendUnavailable(
-            name,
-            f"{factory!r} is no backend: {lacks}",
-            "See r18.backend.Backend for the protocol.",
-        )
-    return backend
-
-
-def _broken(name: str, error: BaseException, when: str = "") -> BackendUnavailable:
-    remedy = (
-        f"Install what it imports: pip install '{error.name}' or the extra that brings it."
-        if isinstance(error, ModuleNotFoundError) and error.name
-        else "This is a fault of that plugin: import it by hand to see where."
-    )
-    return BackendUnavailable(name, f"{when}{type(error).__name__}: {error}", remedy)
-
-
 def _probed(name: str) -> tuple[Backend, DeviceInfo]:
     """The backend and its device; whatever its probe raises becomes `BackendUnavailable`."""
     backend = load_backend(name)
-    try:
-        device = backend.probe()
-    except BackendUnavailable:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _broken(name, error, "its probe raised ") from error
-    _check_kernels(name, backend)
-    return backend, device
-
-
-def _check_kernels(name: str, backend: Backend) -> None:
-    """Raise `BackendUnavailable` unless every kernel inherits the protocol's defaults."""
-    try:
-        kernels = backend.kernels()
-    except BackendUnavailable:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _broken(name, error, "listing its kernels raised ") from error
-    for kernel in kernels:
-        if not isinstance(kernel, Kernel):
-            raise BackendUnavailable(
-                name,
-                f"its kernel {kernel!r} does not inherit r18.backend.Kernel",
-                "Inherit it: its defaults are part of the protocol.",
-            )
+    return backend, probe(name, backend)
 
 
 def get_backend(name: str | None = None) -> Backend:

@@ -16,7 +16,7 @@ from r18.backend import Kernel, Resources, RoundingContract
 from r18.backend.registry import load_backend
 from r18.cli.options import AsJson, BackendName, asked_backend, chosen_backend, listed
 from r18.cli.progress import progress_bar
-from r18.errors import UsageError, unknown
+from r18.errors import UsageError, unknown_kernel
 from r18.machine import cpus
 
 Usage = dict[str, dict[str, Resources]]
@@ -49,7 +49,7 @@ def kernels(
     every = chosen.kernels()
     found = [kernel for kernel in every if fnmatchcase(kernel.id, pattern)]
     if not found:
-        raise unknown("kernel", pattern, [k.id for k in every], hint="A glob over ids works too.")
+        raise unknown_kernel(pattern, [k.id for k in every])
     compiled = [kernel for kernel in found if kernel.targets]
     asked_targets = listed(arch, "--arch") if arch else None
     if asked_targets not in (None, ["none"]) and not compiled:

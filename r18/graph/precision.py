@@ -105,6 +105,10 @@ FP16 = Precision("fp16", "float16", "float16", "float32")
 BF16 = Precision("bf16", "bfloat16", "bfloat16", "float32")
 INT8 = Precision("int8", "int8", "int8", "int32")
 
+_ALSO = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "single": "fp32"}
+_ALSO |= {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+"""Formats' names, which are not those of precisions: to a string, tf32 is nearest to float32."""
+
 PRECISIONS: dict[str, Precision] = {p.name: p for p in (FP64, FP32, FP16X3, TF32, FP16, BF16, INT8)}
 
 
@@ -113,7 +117,8 @@ def precision(name: str) -> Precision:
     try:
         return PRECISIONS[name]
     except (KeyError, TypeError):  # a list is no key
-        raise unknown("precision", name, PRECISIONS) from None
+        meant = _ALSO.get(name.lower()) if isinstance(name, str) else None
+        raise unknown("precision", name, PRECISIONS, meant=meant) from None
 
 
 __all__ = [

@@ -21,7 +21,7 @@ from r18.backend import (
     input_layout,
     tensor_nbytes,
 )
-from r18.errors import NoKernel, UsageError, unknown
+from r18.errors import NoKernel, UsageError, unknown, unknown_kernel
 from r18.graph.ops import Layout, Normalize, Problem, Relayout
 from r18.graph.precision import precision
 from r18.graph.schedule import Schedule, Step
@@ -90,7 +90,7 @@ def in_layout_of_input(
 
 
 def _no_such(kernels: Iterable[Kernel], pattern: str) -> list[Kernel]:
-    raise unknown("kernel", pattern, (k.id for k in kernels), hint="A glob over ids works too.")
+    raise unknown_kernel(pattern, (k.id for k in kernels))
 
 
 def fastest_first(

@@ -16,7 +16,7 @@ from typing import Any
 
 from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import load_backend
-from r18.errors import R18Error, UsageError, unknown
+from r18.errors import R18Error, UsageError, unknown, unknown_kernel
 from r18.machine import cpus
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.mutants import Mutant, sample
@@ -141,7 +141,7 @@ class _Sample:
         here = {kernel.id for kernel in loaded.kernels()}  # those of this device
         wanted = [name for name in plan.reaches if name in here and fnmatchcase(name, kernels)]
         if not wanted:
-            raise unknown("kernel", kernels, plan.reaches, hint="A glob over ids works too.")
+            raise unknown_kernel(kernels, plan.reaches)
         kernels_of = shown(plan.mutants, plan.reaches, wanted)
         candidates = [m for m in plan.mutants if kernels_of[m.id] and fnmatchcase(m.file, files)]
         chosen = sample(candidates, limit, seed)

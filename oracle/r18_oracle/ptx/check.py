@@ -9,7 +9,7 @@ from typing import Any
 
 from r18.backend import Backend, DeviceFunction, Kernel
 from r18.backend.registry import load_backend
-from r18.errors import UsageError, unknown
+from r18.errors import UsageError, unknown_kernel
 from r18.graph.ops import Problem
 from r18_oracle.ptx.parse import PtxError, functions
 from r18_oracle.ptx.rules import Disorder, disorders
@@ -86,7 +86,7 @@ def check(
     known = [*_kernels(loaded)]
     chosen = [kernel for kernel in known if fnmatchcase(kernel.id, kernels)]
     if not chosen:
-        raise unknown("kernel", kernels, [kernel.id for kernel in known])
+        raise unknown_kernel(kernels, [kernel.id for kernel in known])
     found = Ordering(target)
     verdicts: dict[DeviceFunction, tuple[Disorder, ...]] = {}
     for kernel in chosen:

@@ -13,7 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 from r18.backend.registry import load_backend
-from r18.errors import UsageError, unknown
+from r18.errors import UsageError, unknown, unknown_kernel
 from r18.machine import cpus
 from r18_oracle.sanitize.record import Record, verdict
 from r18_oracle.sanitize.run import TOOLS, KernelResult, Request, Runner, find, parts, version_of
@@ -93,7 +93,7 @@ def sanitize(
         raise UsageError("name the backend whose kernels to run: --backend NAME")
     chosen = load_backend(backend)
     if not any(fnmatchcase(kernel.id, kernels) for kernel in chosen.kernels()):
-        raise unknown("kernel", kernels, [kernel.id for kernel in chosen.kernels()])
+        raise unknown_kernel(kernels, [kernel.id for kernel in chosen.kernels()])
     program = find(sanitizer)
     version = version_of(program)
     device = chosen.probe()  # from now on `kernels()` lists those of this device

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from r18.backend import Backend, DeviceInfo
-from r18.errors import R18Error, unknown
+from r18.errors import R18Error, unknown_kernel
 from r18.graph.ops import Problem
 from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import network
@@ -186,7 +186,7 @@ def verify(
 def _check_glob(glob: str, backends: Mapping[str, Backend]) -> None:
     ids = [kernel.id for backend in backends.values() for kernel in backend.kernels()]
     if glob != "*" and not any(fnmatchcase(kernel, glob) for kernel in ids):
-        raise unknown("kernel", glob, ids, hint="A glob over ids works too.")
+        raise unknown_kernel(glob, ids)
 
 
 class _BackendRun:

@@ -1,0 +1,371 @@
+"""What is said about a backend with a mistake in it: the exact message of each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from r18.backend import HostKernel, RoundingContract
+from r18.backend.registry import get_backend
+from r18.errors import BackendUnavailable, R18Error, UnknownName, unknown_kernel
+from r18.graph.ops import Problem, ReLU
+from r18.graph.precision import FP32, precision
+
+SOURCE = """\
+import numpy as np
+
+from r18.backend import Backend as Base
+from r18.backend import DeviceInfo, HostKernel, RoundingContract
+from r18.errors import BackendUnavailable
+from r18.graph.ops import ReLU
+from r18.graph.precision import FP32
+
+CONTRACT = RoundingContract("exact", "float32", "float32")
+
+
+def run(op, inputs, weights, out, workspace):
+    out[...] = np.maximum(inputs[0], 0)
+
+
+class Backend(Base):
+    name = "mine"
+
+    def probe(self):
+        return DeviceInfo("cpu", "NumPy")
+
+    def kernels(self):
+        return (HostKernel("mine", ReLU, "plain", FP32, CONTRACT, run),)
+"""
+"""A right backend. The mistakes are made in it, a line each."""
+
+KERNEL = 'HostKernel("mine", ReLU, "plain", FP32, CONTRACT, run)'
+HEAD = "backend 'good:Backend' is not available: "
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Write the backend as `good.py` in the current folder, with a mistake, and load it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write_and_load(right: str = "", wrong: str = "", name: str = "good:Backend") -> None:
+        assert not right or SOURCE.count(right) == 1
+        Path("good.py").write_text(SOURCE.replace(right, wrong) if right else SOURCE, "utf-8")
+        sys.modules.pop("good", None)
+        get_backend(name)
+
+    yield write_and_load
+    sys.modules.pop("good", None)
+
+
+def test_the_right_one_loads(load: Callable[..., None]) -> None:
+    load()
+
+
+KERNELS = {
+    "precision as a name": (
+        "FP32, CONTRACT",
+        '"fp32", CONTRACT',
+        "precision must be an r18.graph.precision.Precision, not the string 'fp32': use FP32",
+    ),
+    "no precision": (
+        "FP32, CONTRACT",
+        '"float", CONTRACT',
+        "precision must be an r18.graph.precision.Precision, not the string 'float'",
+    ),
+    "op as a name": (
+        ", ReLU, ",
+        ', "Conv2d", ',
+        "op must be a class of r18.graph.ops, not 'Conv2d'",
+    ),
+    "op as an object": (
+        ", ReLU, ",
+        ", ReLU(), ",
+        "op must be a class of r18.graph.ops, not one of its objects: ReLU",
+    ),
+    "edges as a number": (
+        "run),)",
+        "run, edges=16),)",
+        "edges must be a tuple of integers: (16,)",
+    ),
+    "edges as text": (
+        "run),)",
+        'run, edges=("16",)),)',
+        "edges must be a tuple of integers, not ('16',)",
+    ),
+    "one extra problem": (
+        "run),)",
+        "run, extra_problems=[ReLU()]),)",
+        "extra_problems must be a tuple of problems, not [ReLU()]",
+    ),
+    "contract as text": (
+        "CONTRACT, run)",
+        '"exact", run)',
+        "contract must be a RoundingContract, not the string 'exact'",
+    ),
+    "contract and run swapped": (
+        "CONTRACT, run)",
+        "run, CONTRACT)",
+        "contract must be a RoundingContract, not a function: are contract and run swapped?",
+    ),
+    "scratch as a number": (
+        "run),)",
+        "run, scratch=1024),)",
+        "scratch must be a function of the problem: lambda problem: 1024",
+    ),
+    "pack as a number": (
+        "run),)",
+        "run, pack=3),)",
+        "pack must be a function of the op and weights: lambda op, weights: 3",
+    ),
+    "algorithm with a slash": (
+        '"plain"',
+        '"plain/fast"',
+        "the name of its algorithm may not be empty or contain '/' or spaces: 'plain/fast'",
+    ),
+    "run takes four": (
+        "out, workspace):",
+        "out):",
+        "r18 calls run(op, inputs, weights, out, workspace), and this one is "
+        "run(op, inputs, weights, out)",
+    ),
+    "run is no function": (
+        "CONTRACT, run)",
+        "CONTRACT, 7)",
+        "run must be a function, not 7: r18 calls run(op, inputs, weights, out, workspace)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", KERNELS)
+def test_a_kernel_that_cannot_be_made(load: Callable[..., None], mistake: str) -> None:
+    right, wrong, message = KERNELS[mistake]
+    name = "plain/fast" if "slash" in mistake else "plain"
+    with pytest.raises(BackendUnavailable) as caught:
+        load(right, wrong)
+    assert str(caught.value) == (
+        f"{HEAD}kernels() raised HostKernel '{name}': {message}\n"
+        "  This is a fault of that plugin, in kernels (good.py:23)."
+    )
+
+
+BACKENDS = {
+    "probe returns a string": (
+        'return DeviceInfo("cpu", "NumPy")',
+        'return "cpu"',
+        "probe() must return a DeviceInfo, not the string 'cpu'\n"
+        "  Write DeviceInfo(\"cpu\", 'cpu').",
+    ),
+    "probe returns nothing": (
+        'return DeviceInfo("cpu", "NumPy")',
+        'DeviceInfo("cpu", "NumPy")',
+        "probe() must return a DeviceInfo, not None: is a return missing?\n"
+        '  Write return DeviceInfo("cpu", "its name").',
+    ),
+    "unavailable without a cause": (
+        'return DeviceInfo("cpu", "NumPy")',
+        'raise BackendUnavailable("no GPU")',
+        "probe() raised TypeError: BackendUnavailable takes the backend's name, the cause and a "
+        "remedy: BackendUnavailable(self.name, 'no GPU', 'what to do')\n"
+        "  This is a fault of that plugin, in probe (good.py:20).",
+    ),
+    "probe needs a package": (
+        'return DeviceInfo("cpu", "NumPy")',
+        "import nobody_has_this.inside",
+        "probe() raised ModuleNotFoundError: No module named 'nobody_has_this'\n"
+        "  Install the package that provides nobody_has_this, or the extra that brings it.",
+    ),
+    "kernels returns nothing": (
+        f"return ({KERNEL},)",
+        f"({KERNEL},)",
+        "kernels() must return a tuple of kernels, not None: is a return missing?\n"
+        "  Return a tuple.",
+    ),
+    "kernels returns one": (
+        f"({KERNEL},)",
+        f"({KERNEL})",
+        "kernels() must return a tuple of kernels, not one HostKernel\n"
+        "  Write a comma after it: return (kernel,).",
+    ),
+    "kernels returns a generator": (
+        f"return ({KERNEL},)",
+        f"return ({KERNEL} for _ in range(1))",
+        "kernels() of 'mine' returned a generator, which can be read only once\n"
+        "  Return a tuple of it.",
+    ),
+    "kernels returns a dict": (
+        f"({KERNEL},)",
+        "{}",
+        "kernels() must return a tuple of kernels, not a dict\n  Return a tuple.",
+    ),
+    "kernels raises": (
+        f"return ({KERNEL},)",
+        "return 1 / 0",
+        "kernels() raised ZeroDivisionError: division by zero\n"
+        "  This is a fault of that plugin, in kernels (good.py:23).",
+    ),
+    "a method misspelled": (
+        "def kernels(",
+        "def kernel(",
+        "class Backend defines no 'kernels'; it has 'kernel': rename it?\n"
+        "  r18.backend.protocol says what each one returns.",
+    ),
+    "two methods missing": (
+        "def probe(self):\n"
+        '        return DeviceInfo("cpu", "NumPy")\n\n'
+        "    def kernels(self):\n"
+        f"        return ({KERNEL},)",
+        "pass",
+        "class Backend defines no 'kernels' and no 'probe'\n"
+        "  r18.backend.protocol says what each one returns.",
+    ),
+    "not inherited": (
+        "class Backend(Base):",
+        "class Backend:",
+        "class Backend does not inherit r18.backend.Backend\n"
+        "  Write class Backend(r18.backend.Backend).",
+    ),
+    "needs arguments": (
+        "    def probe(self):",
+        "    def __init__(self, device):\n        pass\n\n    def probe(self):",
+        "Backend must be callable without arguments, and takes device\n"
+        "  Give each a default, or name a function that returns a backend.",
+    ),
+    "raises when it is made": (
+        "    def probe(self):",
+        "    def __init__(self):\n        int('x')\n\n    def probe(self):",
+        "Backend() raised ValueError: invalid literal for int() with base 10: 'x'\n"
+        "  This is a fault of that plugin, in __init__ (good.py:20).",
+    ),
+    "no name": (
+        'name = "mine"',
+        "pass",
+        "class Backend has no 'name'\n  Write name = \"mine\" in its body.",
+    ),
+    "a name with a space": (
+        'name = "mine"',
+        'name = "My Backend"',
+        "the name 'My Backend' of class Backend may only have letters, digits and . _ + -\n"
+        '  It is a part of kernel ids and options: write name = "my-backend".',
+    ),
+    "a syntax error": (
+        "import numpy as np",
+        "import numpy as",
+        "SyntaxError: invalid syntax (good.py, line 1), in good.py:1\n"
+        "  This is a fault of that plugin; to see the whole traceback: python -c 'import good'",
+    ),
+    "an error at import": (
+        "import numpy as np",
+        "import numpy as np; np.zeros(-1)",
+        "ValueError: negative dimensions are not allowed, in good.py:1\n"
+        "  This is a fault of that plugin; to see the whole traceback: python -c 'import good'",
+    ),
+    "a missing package": (
+        "import numpy as np",
+        "import nobody_has_this",
+        "ModuleNotFoundError: No module named 'nobody_has_this', in good.py:1\n"
+        "  Install the package that provides nobody_has_this, or the extra that brings it.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", BACKENDS)
+def test_a_backend_that_cannot_be_used(load: Callable[..., None], mistake: str) -> None:
+    right, wrong, message = BACKENDS[mistake]
+    with pytest.raises(BackendUnavailable) as caught:
+        load(right, wrong)
+    assert str(caught.value) == HEAD + message
+
+
+NAMES = {
+    "good2:Backend": (
+        "backend 'good2:Backend' is not available: no module 'good2' in the current folder or on "
+        "sys.path\n  Did you mean good:Backend?"
+    ),
+    "zzz.yyy:Backend": (
+        "backend 'zzz.yyy:Backend' is not available: no module 'zzz' in the current folder or on "
+        "sys.path\n  Run r18 in the folder of the module."
+    ),
+    "good:Backed": (
+        "backend 'good:Backed' is not available: good has no 'Backed', did you mean 'Backend'?\n"
+        "  Its backends: Backend."
+    ),
+    "json:Backend": (
+        "backend 'json:Backend' is not available: json has no 'Backend'\n  It defines no backend."
+    ),
+    "good:run": (
+        "backend 'good:run' is not available: run must be callable without arguments, and takes "
+        "op, inputs, weights, out, workspace\n"
+        "  Give each a default, or name a function that returns a backend."
+    ),
+    "good:CONTRACT": (
+        "backend 'good:CONTRACT' is not available: RoundingContract(algorithm='exact', "
+        "accumulate='float32', output='float32', t…e) is no backend\n"
+        "  Name a class that inherits r18.backend.Backend, or a function that returns one."
+    ),
+    "good.py:Backend": "'good.py:Backend' names a file: write good:Backend",
+    "./good.py:Backend": "'./good.py:Backend' names a file: write good:Backend",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_names_no_backend(load: Callable[..., None], name: str) -> None:
+    with pytest.raises(R18Error) as caught:
+        load(name=name)
+    assert str(caught.value) == NAMES[name]
+
+
+@pytest.mark.parametrize("name", ["good", "good.py", "./good.py"])
+def test_a_file_in_the_current_folder(load: Callable[..., None], name: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        load(name=name)
+    hint = "For the file good.py in the current folder, write good:Backend."
+    assert str(caught.value).splitlines()[-1].strip() == hint
+
+
+@pytest.mark.parametrize("answer", [False, True, 3])
+def test_a_refusal_is_none_or_a_sentence(answer: object) -> None:
+    def run(op: object, inputs: object, weights: object, out: object, workspace: object) -> None:
+        pass
+
+    rule = RoundingContract("exact", "float32", "float32")
+    kernel = HostKernel("mine", ReLU, "plain", FP32, rule, run, refuses=lambda problem: answer)  # type: ignore[arg-type, return-value]
+    with pytest.raises(R18Error) as caught:
+        kernel.refusal(Problem(ReLU(), ((1, 2),)))
+    assert str(caught.value) == (
+        "HostKernel 'plain': refuses must return None (accepted) or a sentence (why not), "
+        f"not {answer}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("float32", "fp32"),
+        ("float16", "fp16"),
+        ("bfloat16", "bf16"),
+        ("float64", "fp64"),
+        ("Half", "fp16"),
+        ("fp23", "fp32"),
+    ],
+)
+def test_a_formats_name_means_a_precision(asked: str, meant: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        precision(asked)
+    assert str(caught.value).splitlines()[0] == (
+        f"unknown precision '{asked}', did you mean '{meant}'?"
+    )
+
+
+def test_an_op_or_an_algorithm_becomes_a_glob() -> None:
+    ids = ["mine/conv2d/plain/fp32", "mine/relu/plain/fp32"]
+    for part in ("conv2d", "plain"):
+        assert str(unknown_kernel(part, ids)) == (
+            f"unknown kernel '{part}', did you mean '*/{part}/*'?\n"
+            "  known: mine/conv2d/plain/fp32, mine/relu/plain/fp32\n"
+            "  A glob over ids works too."
+        )
