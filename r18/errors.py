@@ -12,7 +12,6 @@ quoted, and escape what a terminal would obey.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
@@ -21,11 +20,6 @@ MOST_QUOTED = 200
 
 MOST_COMPARED = 1000
 """The most known names that a message lists and compares with."""
-
-_CONTROL = re.compile(
-    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""What a terminal obeys, what reverses text, and lone surrogates; a newline is ours."""
 
 
 class R18Error(Exception):
@@ -120,7 +114,10 @@ def plain(text: object, limit: int = MOST_QUOTED) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
+    """Without what a terminal obeys, what reverses text and lone surrogates; newlines are ours."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def unknown(

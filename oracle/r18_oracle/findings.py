@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
+from abc import ABCMeta
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from r18.atomic import new_file
-from r18.errors import R18Error, UsageError, unknown
+from r18.errors import R18Error, UsageError, plain, show, unknown
 from r18.files import read_object
 from r18.graph.ops import OPS, Layout, Op, Problem
 from r18.weights.sources import is_plain
@@ -86,26 +90,33 @@ class Finding:
     @classmethod
     def from_json(cls, data: Any) -> Finding:
         """The inverse of `to_json`; raises `UsageError` for any other data."""
-        if not isinstance(data, dict) or data.get("finding") != 1:
+        if not isinstance(data, dict) or data.get("finding") != 1 or data["finding"] is True:
             raise UsageError("this is not a finding that this version of r18 wrote")
         known = {f.name for f in fields(cls)}
-        missing = {"check", "backend", "kernel", "kind", "seed", "message"} - data.keys()
+        missing = {"check", "backend", "kernel", "problem", "kind", "seed", "message"}
+        missing -= data.keys()
         if missing or data.keys() - known - {"finding"}:
-            raise UsageError(f"a damaged finding: missing {sorted(missing) or 'nothing'}")
+            more = sorted(data.keys() - known - {"finding"})
+            raise UsageError(
+                f"a damaged finding: missing {sorted(missing) or 'nothing'}, unknown {show(more)}"
+            )
         values = {name: data[name] for name in known & data.keys()}
         texts = [values[n] for n in ("check", "backend", "kernel", "kind", "message")]
-        if not all(isinstance(t, str) for t in texts) or type(values["seed"]) is not int:
+        if not all(isinstance(t, str) for t in texts) or not _is_seed(values["seed"]):
             raise UsageError("a damaged finding: a field is not of its type")
         try:
+            _check_details(values.get("details", {}))
             if values.get("problem") is not None:
                 values["problem"] = problem_from_json(values["problem"])
             for name in ("got", "expected", "bound"):
                 if values.get(name) is not None:
                     values[name] = float(values[name])
             if values.get("coordinate") is not None:
-                values["coordinate"] = tuple(int(i) for i in values["coordinate"])
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+                values["coordinate"] = msgspec.convert(values["coordinate"], tuple[int, ...])
+        except R18Error as error:
             raise UsageError(f"a damaged finding: {error}") from None
+        except Exception as error:  # an op's own checks expect the types that it declares
+            raise UsageError(f"a damaged finding: {plain(error)}") from None
         return cls(**values)
 
     def describe(self, path: Path | str | None = None) -> str:
@@ -145,6 +156,38 @@ class Finding:
         digest = hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
         stem = f"{self.kernel}.{self.check}.{digest[:8]}"
         return "".join(c if c.isalnum() or c in ".-_" else "-" for c in stem) + ".json"
+
+
+DETAILS: dict[str, Any] = {
+    CHOICE: str,
+    RUN: dict[str, Any],
+    SILENCE: int | float,
+    "rounding": str,
+    "light": bool,
+    "only": str | None,
+    "profile": str,
+    "network": str | None,
+    "batches": list[int],
+}
+"""The types of the details that every replay reads, where they are there."""
+
+
+def _check_details(details: object) -> None:
+    """Raise `ValueError` for details that no replay could read."""
+    if not isinstance(details, dict):
+        raise ValueError(f"its details are {show(details)}, expected an object")
+    for name, kind in DETAILS.items():
+        if name in details:
+            try:
+                msgspec.convert(details[name], kind)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{name} in its details: {error}") from None
+    if not 0 < details.get(SILENCE, 1) < 1e9:
+        raise ValueError(f"{SILENCE} in its details is {show(details[SILENCE])}")
+
+
+def _is_seed(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def described(error: BaseException, where: str = "") -> str:
@@ -220,20 +263,28 @@ def _op_to_json(op: Op) -> dict[str, Any]:
 
 
 def problem_from_json(data: dict[str, Any]) -> Problem:
-    """The inverse of `problem_to_json`; raises `UnknownName` or `ShapeError`."""
-    return Problem(_op_from_json(data), tuple(tuple(shape) for shape in data["inputs"]))
+    """The inverse of `problem_to_json`; raises `UnknownName` or `ShapeError`, and for other data
+    `ValueError`, `TypeError`, `KeyError` or `AttributeError`.
+    """
+    inputs = msgspec.convert(data["inputs"], tuple[tuple[int, ...], ...])
+    for shape in inputs:
+        if not all(0 <= extent < 1 << 31 for extent in shape) or math.prod(shape) >= 1 << 33:
+            raise ValueError(f"{show(list(shape))} is no shape of an input")
+    return Problem(_op_from_json(data), inputs)
 
 
 def _op_from_json(data: dict[str, Any]) -> Op:
-    if data["op"] not in OPS:
-        raise unknown("op", data["op"], OPS)
+    if not isinstance(data["op"], str) or data["op"] not in OPS:
+        raise unknown("op", str(data["op"]), OPS)
     kind: type[Op] = OPS[data["op"]]
+    types = get_type_hints(kind)
     settings: dict[str, Any] = {}
     for name, value in data["settings"].items():
         if isinstance(value, dict):
             settings[name] = _op_from_json(value)
-        elif isinstance(value, list):
-            settings[name] = tuple(value)
         else:
-            settings[name] = Layout(value) if isinstance(value, str) else value
+            settings[name] = msgspec.convert(value, types[name])
+        kind_of = types[name]  # generic ones are converted, and only classes are compared
+        if type(kind_of) in (type, ABCMeta) and not isinstance(settings[name], kind_of):
+            raise ValueError(f"{show(name)} of {data['op']} is {show(value)}")
     return kind(**settings)

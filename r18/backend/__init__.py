@@ -1,8 +1,9 @@
 """What a backend is: the protocol, what every op means, and how backends are found.
 
 A plugin author imports from here. A backend on the host needs `Backend`, `HostKernel`,
-`RoundingContract` and `DeviceInfo`; one on a device also `Memory`, `Stream` and `Kernel`. The
-`registry` finds and loads backends; `digest` hashes the sources that decide a kernel's results.
+`RoundingContract` and `DeviceInfo`, and may use `BackendUnavailable` and `Problem`; one on a device
+also needs `Memory`, `Stream` and `Kernel`. The `registry` finds backends, `plugin` loads them, and
+`digest` hashes the sources that decide a kernel's results.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ from r18.backend.plan import Plan, PlannedStep, Tensor, tensor_nbytes
 from r18.backend.program import Program, StepTime
 from r18.backend.protocol import Backend
 from r18.backend.tuned import Apart, Fastest, Preferred, Table, Timing, find_table
+from r18.errors import BackendUnavailable
+from r18.graph.ops import Problem
 
 __all__ = [
     "Apart",
     "Array",
     "Backend",
+    "BackendUnavailable",
     "Buffer",
     "CompileOptions",
     "DeviceFunction",
@@ -56,6 +60,7 @@ __all__ = [
     "Plan",
     "PlannedStep",
     "Preferred",
+    "Problem",
     "Program",
     "Resources",
     "RoundingContract",

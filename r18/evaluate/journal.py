@@ -89,9 +89,10 @@ class Journal:
         """Load what the file holds; False for an empty file. Raises `UsageError`."""
         if not self.path.stat().st_size:
             return False
-        if (self._number("application_id"), self._number("user_version")) != (APPLICATION, FORMAT):
-            raise _no_journal(self.path)
         try:
+            format = self._number("user_version")
+            if (self._number("application_id"), format) != (APPLICATION, FORMAT):
+                raise _no_journal(self.path)
             if self._database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise ValueError("its pages do not fit together")
             ((then, facts),) = self._database.execute("SELECT identity, facts FROM about")
@@ -105,6 +106,7 @@ class Journal:
             about = self.facts.pop(CHECK, None)
             if about not in (None, _digest(then, json.dumps(self.facts))):
                 raise ValueError("its heading was changed")
+            _check_bound(self.facts.get("bound"))
             _check_same(self.path, dict(json.loads(then)), identity)
         except (sqlite3.Error, KeyError, TypeError, ValueError, RecursionError) as error:
             raise _damaged(self.path, error) from None
@@ -131,7 +133,7 @@ class Journal:
             yield
             self._database.execute("COMMIT")
             self._database.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise R18Error(
                 f"cannot write '{self.path}': {error}\n"
                 "  what it holds is kept: the same command continues from there"
@@ -194,7 +196,7 @@ def _usable(path: Path) -> bool:
             sound = database.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError:
         return True  # `_locked` says why it cannot be opened
-    except sqlite3.DatabaseError:
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # it quotes damaged pages
         return False
     return bool(known == (APPLICATION,) and sound == ("ok",))
 
@@ -214,9 +216,11 @@ def _locked(path: Path) -> sqlite3.Connection:
             if path.exists() and path.stat().st_ino == before:
                 return database
             database.close()  # another run ended just now, and deleted its journal
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
         if database is not None:
             database.close()
+        if isinstance(error, UnicodeDecodeError):
+            raise _damaged(path, error) from None
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_BUSY:
             raise _busy(path) from None
@@ -278,6 +282,12 @@ def _row(file: str, image: str) -> Row:
     if json.loads(file) != row.file or check not in (None, _digest(json.dumps(data))):
         raise ValueError(f"the row of {show(row.file)} was changed")
     return row
+
+
+def _check_bound(value: object) -> None:
+    number = type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+    if value is not None and not number:
+        raise ValueError(f"{show(value)} is no bound")
 
 
 def _times(backend: object, reference: object) -> Times:

@@ -207,7 +207,7 @@ def _listed(folder: Path, path: Path, classes: int) -> ImageSet:
             )
         if "\0" in item.file:
             raise UsageError(f"labels '{path}': '{plain(item.file)}' is the name of no file")
-    if not any((folder / item.file).exists() for item in items):
+    if not any(os.path.exists(folder / item.file) for item in items):
         raise UsageError(
             f"labels '{path}': none of its {len(items)} files is in '{folder}', such as "
             f"'{plain(items[0].file)}'; paths are relative to the folder of images"

@@ -51,7 +51,7 @@ def load(path: Path, kind: type[Kind]) -> Kind | None:
         raise UsageError(f"'{path}' is no {what} record that this version of r18 wrote\n{REMEDY}")
     try:
         return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         message = _located(data, kind, str(error))
         raise UsageError(
             f"the record '{path}' is damaged or of an older r18: {plain(message)}\n{REMEDY}"
@@ -99,7 +99,7 @@ def _located(data: Any, kind: type[Any], message: str) -> str:
 def _message(data: Any, kind: type[Any]) -> str:
     try:
         msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         return str(error)
     return ""
 

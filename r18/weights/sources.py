@@ -260,7 +260,8 @@ def _check_sidecar(
         for entry in manifest.tensors:
             if entry.path != entry.name:
                 raise ManifestError(
-                    f"tensor '{entry.name}': path is '{entry.path}', expected the array's name"
+                    f"tensor '{entry.name}': path is '{plain(entry.path)}', expected the array's "
+                    "name"
                 )
             found = tensor_sha256(tensors[entry.name])
             if found != entry.sha256:

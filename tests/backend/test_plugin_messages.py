@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import r18_numpy
 from r18.backend import HostKernel, RoundingContract
 from r18.backend.registry import get_backend
 from r18.errors import BackendUnavailable, R18Error, UnknownName, unknown_kernel
-from r18.graph.ops import Problem, ReLU
+from r18.graph.ops import BatchNorm, Conv2d, Linear, Op, Problem, ReLU
 from r18.graph.precision import FP32, precision
+from r18.runtime.launch import run_kernel
+from r18_oracle.judge.bounds import DERIVATIONS
+from support import ROOT
 
 SOURCE = """\
 import numpy as np
@@ -369,3 +377,53 @@ def test_an_op_or_an_algorithm_becomes_a_glob() -> None:
             "  known: mine/conv2d/plain/fp32, mine/relu/plain/fp32\n"
             "  A glob over ids works too."
         )
+
+
+# -- what the guide promises -------------------------------------------------------------------
+
+
+def test_run_gets_what_the_guide_says() -> None:
+    """C-contiguous arrays of the storage format, weights in the guide's order, and the scratch."""
+    seen: list[Problem] = []
+
+    def run(op: Op, inputs: Any, weights: Any, out: Any, workspace: Any) -> str:
+        for array in (*inputs, *weights, out, workspace):
+            assert isinstance(array, np.ndarray)
+            assert array.flags.c_contiguous
+        assert {array.dtype for array in (*inputs, *weights, out)} == {np.dtype(np.float32)}
+        assert (workspace.dtype, workspace.shape) == (np.dtype(np.uint8), (24,))
+        problem = Problem(op, tuple(array.shape for array in inputs))
+        assert out.shape == problem.output
+        if isinstance(op, Linear):
+            assert [array.shape for array in weights] == [(4, 3), (4,)]
+        elif isinstance(op, BatchNorm):
+            assert [float(array[0]) for array in weights] == [0, 1, 2, 3]
+        else:
+            assert [array.shape for array in weights] == [(4, 3, 2, 1), (4,)][: len(weights)]
+        seen.append(problem)
+        return "ignored"
+
+    rule = RoundingContract("exact", "float32", "float32")
+    image = (2, 3, 5, 4)
+    for problem in (
+        Problem(Conv2d(3, 4, (2, 1)), (image,)),
+        Problem(Conv2d(3, 4, (2, 1), bias=True), (image,)),
+        Problem(BatchNorm(3), (image,)),
+        Problem(Linear(3, 4), ((2, 3),)),
+    ):
+        kernel = HostKernel(
+            "mine", type(problem.op), "plain", FP32, rule, run, scratch=lambda problem: 24
+        )
+        specs = problem.op.weights()
+        roles = ["weight", "bias", "running_mean", "running_var"]
+        weights = [np.full(spec.shape, roles.index(spec.role), np.float32) for spec in specs]
+        given = [np.ones(shape, np.float32) for shape in problem.inputs]
+        run_kernel(r18_numpy.Backend(), kernel, problem, *given, *weights)
+        assert seen[-1] == problem
+        assert hash(problem.op) == hash(replace(problem.op))
+
+
+def test_the_guide_names_every_contract_rule() -> None:
+    text = (ROOT / "docs" / "write-your-backend.md").read_text("utf-8")
+    (bullet,) = (part for part in text.split("\n- **") if part.startswith("The contract"))
+    assert set(re.findall(r"`(\w+)`", bullet)) == set(DERIVATIONS)

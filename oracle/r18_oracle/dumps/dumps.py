@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from r18.backend import Array, Backend, CompileOptions, Program
-from r18.errors import DumpError, unknown
+from r18.errors import DumpError, plain, unknown
+from r18.files import check_distinct
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import schedule_for
 from r18.weights import Weights
@@ -87,7 +88,8 @@ class Dump:
         if self.made is None:
             return f"{self.folder} (raw float32 files)"
         m = self.made
-        return f"{self.folder} ({m.backend} in {m.precision}, fusion '{m.fusion}', {m.device})"
+        made = f"{m.backend} in {m.precision}, fusion '{m.fusion}', {m.device}"
+        return f"{self.folder} ({plain(made)})"
 
     def checkpoint(self, name: str) -> TensorFile:
         """Raises `UnknownName`."""
@@ -216,9 +218,7 @@ def read_dump(folder: str | Path) -> Dump:
         names = [file.name for file in files]
         if not names:
             raise DumpError("it lists no checkpoints")
-        for name in names:
-            if names.count(name) > 1:
-                raise DumpError(f"the checkpoint '{name}' appears twice")
+        check_distinct("checkpoint", names, DumpError)
     for file in files:
         check_tensor(folder, file)
     return dump
@@ -378,11 +378,12 @@ def check_comparable(a: Dump, b: Dump, allow_different_input: bool | None = None
 
 def _same_names(one: Path, ours: list[str], other: Path, theirs: list[str]) -> None:
     """Both sides hold the same checkpoints, or `DumpError`: nothing is skipped."""
+    here, there = set(ours), set(theirs)
     lacks = [
-        f"'{folder}' lacks {', '.join(missing)}, which the other has"
+        f"'{folder}' lacks {plain(', '.join(missing))}, which the other has"
         for folder, missing in (
-            (one, [name for name in theirs if name not in ours]),
-            (other, [name for name in ours if name not in theirs]),
+            (one, [name for name in theirs if name not in here]),
+            (other, [name for name in ours if name not in there]),
         )
         if missing
     ]

@@ -1,0 +1,120 @@
+"""One file under limits of memory and time, and many of them in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import resource
+import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from fuzz.damage import damaged
+from fuzz.targets import Target
+from r18.errors import R18Error
+
+SECONDS = 20.0
+"""The most for one file, on a busy machine; none takes a second."""
+GROWTH = 768 << 10
+"""The most kilobytes that one file may add to the largest memory of the process."""
+MOST_MESSAGE = 4000
+"""Characters; what a message quotes is less, and what it lists is known to us."""
+
+
+class TooLong(BaseException):
+    """Not to be caught by what reads the file."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A file that was neither accepted nor refused in words."""
+
+    target: str
+    data: bytes
+    why: str
+
+
+def read_one(target: Target, data: bytes, folder: Path) -> str | None:
+    """Read a damaged file; returns what was wrong with how that ended, or None."""
+    target.put(folder, data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        with _limited(SECONDS):
+            target.read(folder)
+    except R18Error as error:
+        return _wrong_words(str(error))
+    except TooLong:
+        return f"it took more than {SECONDS:g} s"
+    except BaseException as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {error!s:.200}"
+        )
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return f"it took {grown >> 10} MB" if grown > GROWTH else None
+
+
+def _wrong_words(text: str) -> str | None:
+    if not text.replace("\n", "").isprintable():
+        return f"the message holds control characters: {text[:300]!r}"
+    return (
+        f"a message of {len(text)} characters: {text[:300]}" if len(text) > MOST_MESSAGE else None
+    )
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    def late(*_: object) -> NoReturn:
+        raise TooLong
+
+    old = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def files(target: Target, seed: str, count: int) -> Iterator[bytes]:
+    """Damaged files; the same for the same seed."""
+    rng = random.Random(f"{target.name} {seed}")
+    for _ in range(count):
+        yield damaged(rng, rng.choice(target.valid))
+
+
+def chunk(target: Target, seed: str, count: int, folder: Path) -> list[Failure]:
+    """Read so many files in a child process; a crash of it is a failure of the last file."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        try:
+            silence = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silence, 1)
+            os.dup2(silence, 2)
+            with suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+            found = [
+                Failure(target.name, data, why)
+                for data in files(target, seed, count)
+                if (why := read_one(target, data, folder)) is not None
+            ]
+            with os.fdopen(writing, "wb") as stream:
+                pickle.dump(found, stream)
+            os._exit(0)
+        finally:  # an error of the fuzzer's own
+            os._exit(97)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        answer = stream.read()
+    _, status = os.waitpid(child, 0)
+    if not answer:
+        return [Failure(target.name, target.get(folder), f"the process ended with {status}")]
+    result: list[Failure] = pickle.loads(answer)
+    return result

@@ -1,0 +1,95 @@
+"""Damaged files to every parser: accepted or refused in words, within memory and time.
+
+A short run; `PYTHONPATH=tests python -m fuzz --minutes 60` is a long one.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fuzz import runs
+from fuzz.damage import damaged
+from fuzz.runs import files, read_one
+from fuzz.targets import TARGETS, Target
+from r18.errors import R18Error
+
+FILES = 90
+"""Damaged files of a parser of weight 1."""
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def named(target: Target) -> str:
+    return target.name
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=named)
+def test_valid_files_are_accepted(target: Target, tmp_path: Path) -> None:
+    (first, *_) = target.valid
+    target.put(tmp_path, first)
+    target.read(tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=named)
+def test_damaged_files_are_accepted_or_refused_in_words(target: Target, tmp_path: Path) -> None:
+    for data in files(target, "ci", int(FILES * target.weight)):
+        assert read_one(target, data, tmp_path) is None
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=named)
+def test_files_that_once_failed(target: Target, tmp_path: Path) -> None:
+    for path in sorted((CORPUS / target.name).glob("*")):
+        assert read_one(target, path.read_bytes(), tmp_path) is None, path
+
+
+def test_the_corpus_belongs_to_parsers() -> None:
+    assert {path.name for path in CORPUS.iterdir()} <= {target.name for target in TARGETS}
+
+
+def test_damage_is_seeded_and_changes_files() -> None:
+    data = bytes(range(256)) * 4
+    drawn = [[damaged(random.Random(seed), data) for seed in range(50)] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 40
+
+
+def test_what_a_bad_parser_does_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of Python's, control characters, a long message, a long time, much memory."""
+
+    def found(read: object) -> str | None:
+        return read_one(Target("x", "f", lambda _: None, read), b"", tmp_path)  # type: ignore[arg-type]
+
+    def refuse(text: str) -> None:
+        raise R18Error(text)
+
+    class Raw(R18Error):
+        def __str__(self) -> str:
+            return "\x1b[2J"
+
+    def raw(_: Path) -> None:
+        raise Raw
+
+    def loop(_: Path) -> None:
+        while True:
+            pass
+
+    assert found(lambda _: None) is None
+    assert found(lambda _: refuse("in words")) is None
+    assert "KeyError in test_fuzz.py" in str(found(lambda _: {}["x"]))
+    assert "control characters" in str(found(raw))
+    assert "a message of 5000 characters" in str(found(lambda _: refuse("x" * 5000)))
+    assert "took" in str(found(lambda _: len(b"x" * ((runs.GROWTH + (300 << 10)) << 10)) and None))
+    monkeypatch.setattr(runs, "SECONDS", 0.05)
+    assert "it took more than 0.05 s" in str(found(loop))
+
+
+def test_a_crash_is_a_failure(tmp_path: Path) -> None:
+    import os
+
+    dies = Target(
+        "x", "f", lambda folder: (folder / "f").write_bytes(b"x"), lambda _: os.kill(os.getpid(), 9)
+    )
+    (failure,) = runs.chunk(dies, "0", 3, tmp_path)
+    assert "the process ended with" in failure.why
