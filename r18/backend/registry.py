@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from r18.backend.device import DeviceInfo
 from r18.backend.plugin import hint_for_file, make_backend, module_of_file, named_object, probe
 from r18.backend.protocol import Backend
-from r18.errors import BackendUnavailable, UsageError, plain, unknown
+from r18.errors import BackendUnavailable, UsageError, plain, show, unknown
 
 GROUP = "r18.backends"
 VARIABLE = "R18_BACKEND"
@@ -45,6 +45,8 @@ def load_backend(name: str) -> Backend:
     `UnknownName` with the known names and the nearest, `BackendUnavailable` when its import or its
     making raises, or when several plugins claim it.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"a backend is chosen by its name, got {show(name)}")
     if ":" in name:
         module, _, attribute = name.partition(":")
         if not module or not attribute:
