@@ -151,7 +151,7 @@ def test_what_a_kernel_ended_in_is_told_with_its_problem(faulty: Run) -> None:
     for kernel, message in {
         "faulty/softmax/crashing/fp32": "the worker process died of SIGSEGV",
         "faulty/relu/sleeping/fp32": "the worker process gave no sign of life for 8 s",
-        "faulty/add/raising/fp32": "raised MemoryError: ",
+        "faulty/add/raising/fp32": "raised MemoryError in fail (faulty_backends.py:",
         "faulty/gap/idle/fp32": "took none of the problems it was offered, though fp32 is "
         "available here; it refuses this problem: not today",
     }.items():
@@ -247,7 +247,9 @@ def test_junit_is_xml_and_counts_whatever_a_kernel_raises(faulty: Run) -> None:
     failures = {name: case[0].attrib["type"] for name, case in cases.items() if case}
     assert failures == FAULTS | {NETWORK: "checkpoint"}
     (raised,) = cases["faulty/add/raising/fp32"]
-    assert raised.attrib["message"] == "raised MemoryError: out of device memory�"
+    message = raised.attrib["message"]
+    assert message.startswith("raised MemoryError in fail (faulty_backends.py:")
+    assert message.endswith("): out of device memory�")
     (wrong,) = cases["faulty/conv2d/swapped/fp32"]
     assert "expected" in str(wrong.text)
 
@@ -378,7 +380,10 @@ def test_nothing_executed_is_no_success() -> None:
         (("--fusion", "most"), "unknown fusion level 'most'"),
         (("--weights", "synthetics"), "did you mean 'synthetic'?"),
         (("--backend", "nompy"), "unknown backend 'nompy', did you mean 'numpy'?"),
-        (("--backend", "no_such_module:Backend"), "No module named 'no_such_module'"),
+        (
+            ("--backend", "no_such_module:Backend"),
+            "no module 'no_such_module' in the",
+        ),
     ],
 )
 @pytest.mark.usefixtures("one_worker")
