@@ -104,6 +104,46 @@ def run(command: Callable[[], object]) -> NoReturn:
     sys.exit(code)
 
 
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Processes that are started inside do not get Ctrl-C; this one gets it when the block ends."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # It would be started with the first process, and let the signal through again.
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """As `deaf`, and signals are put off to the end: half of the block could not be undone."""
+    pending: list[int] = []
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}  # signals are the main thread's
+    # The mask does not do: another thread may take the signal, and the handler runs in this one.
+    for number, handler in handlers.items():
+        if callable(handler):
+            signal.signal(number, lambda got, frame: pending.append(got))
+    try:
+        with deaf():
+            yield
+    finally:
+        for number, handler in handlers.items():
+            if callable(handler):
+                signal.signal(number, handler)
+    if pending:
+        signal.raise_signal(pending[0])
+
+
 class _Broken(Exception):
     """A stream that cannot be written: the exit code, and the line to say."""
 
@@ -190,4 +230,4 @@ def _drop_unwritten() -> None:
                 os.close(nowhere)
 
 
-__all__ = ["run"]
+__all__ = ["deaf", "deferred", "run"]

@@ -17,7 +17,7 @@ from support import ROOT
 CORE = (
     ("errors",),
     ("atomic", "ends", "files", "hooks"),
-    ("machine",),
+    ("cache", "machine"),
     ("graph",),
     ("backend",),
     ("records", "images", "runtime"),
@@ -117,7 +117,7 @@ def test_imports_point_down(package: str, floors: tuple[tuple[str, ...], ...]) -
 @pytest.mark.parametrize("backend", PACKAGES[2:], ids=lambda path: path.name)
 def test_a_backend_imports_the_protocol_and_the_graph(backend: Path) -> None:
     """And the utilities that depend on nothing: nothing else of the core, no other backend."""
-    allowed = {"backend", "graph", "errors", "atomic", "files", "machine"}
+    allowed = {"backend", "graph", "errors", "atomic", "cache", "files", "machine"}
     for module in sorted(MODULES):
         if module.split(".")[0] != backend.name:
             continue

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from r18.errors import UsageError, unknown
+from r18.files import JSON_LIMIT, read_text
 
 KEYS = ("test", "reason", "link")
 
@@ -41,7 +42,7 @@ class ExpectedFailure:
 def load_expected(path: Path) -> tuple[ExpectedFailure, ...]:
     """The entries of a file. Raises `UsageError` for anything else, and for an unknown key."""
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
+        data = tomllib.loads(read_text(path, JSON_LIMIT))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the expected failures of {path}: {error}") from None
     _check_keys(path, data, ("xfail",))

@@ -17,11 +17,13 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice, repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from r18.ends import deferred
 from r18.errors import R18Error, UsageError, plain
 from r18.evaluate.decode import Batch, decoded
 from r18.evaluate.pair import Pair, Running
@@ -37,6 +39,7 @@ WAIT_FOR_WORKERS = 60
 AHEAD = 2
 """Batches that wait for each thread of a worker, so that none is idle between two."""
 LOCALHOST = "127.0.0.1"
+SERVERS = ("scheduler", "worker", "nanny")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -233,15 +236,26 @@ def local_cluster(workers: int, kind: str) -> Iterator[Client]:
     kind:    of the devices that they run on. Each has a GPU for itself; on the CPU they share the
              cores evenly.
 
-    Raises `UsageError` for more workers than GPUs.
+    A scheduler runs whatever its clients send. Connections therefore use TLS with a certificate
+    that is made for this cluster and stays in the memory of its processes: nobody else on the
+    machine can connect. It has no pages for a browser.
+
+    Raises `UsageError` for more workers than GPUs, and if the package `cryptography` is missing.
     """
     distributed = _distributed()
     import dask
 
+    security = _security()
     places = worker_places(workers, kind, visible_gpus() if kind == "cuda" else ())
     cores = str(max(1, cpus() // len(places)))
     before = {name: os.environ.get(name) for name in (*THREAD_VARIABLES, SAFE_PATH)}
-    here = {"host": LOCALHOST, "dashboard": False, "dashboard_address": f"{LOCALHOST}:0"}
+    here = {
+        "host": LOCALHOST,
+        "protocol": "tls://",
+        "security": security,
+        "dashboard": False,
+        "dashboard_address": f"{LOCALHOST}:0",
+    }
     quiet = logging.WARNING  # what is left says that a worker died, and that another one is started
     worker = here | {
         "nthreads": 1 if kind == "cpu" else 2,  # on a GPU one batch is decoded while another runs
@@ -253,19 +267,24 @@ def local_cluster(workers: int, kind: str) -> Iterator[Client]:
         # The variables must be there before a worker's libraries are loaded.
         config = {f"distributed.nanny.pre-spawn-environ.{n}": cores for n in THREAD_VARIABLES}
         config[f"distributed.nanny.pre-spawn-environ.{SAFE_PATH}"] = "1"
-        with (
-            dask.config.set(config),
-            distributed.SpecCluster(
-                workers={
-                    index: {"cls": distributed.Nanny, "options": worker | {"env": place}}
-                    for index, place in enumerate(places)
-                },
-                scheduler={"cls": distributed.Scheduler, "options": here | {"port": 0}},
-                silence_logs=quiet,
-            ) as cluster,
-            distributed.Client(cluster) as client,
-        ):
-            yield client
+        routes: dict[str, list[str]] = {f"distributed.{one}.http.routes": [] for one in SERVERS}
+        with ExitStack() as stack:
+            # Else it would be one that all users share, and it would stay.
+            scratch = TemporaryDirectory(prefix="r18-", ignore_cleanup_errors=True)
+            config["temporary-directory"] = stack.enter_context(scratch)
+            stack.enter_context(dask.config.set(config | routes))
+            with deferred():  # a cluster that is half started cannot be closed
+                cluster = distributed.SpecCluster(
+                    workers={
+                        index: {"cls": distributed.Nanny, "options": worker | {"env": place}}
+                        for index, place in enumerate(places)
+                    },
+                    scheduler={"cls": distributed.Scheduler, "options": here | {"port": 0}},
+                    security=security,
+                    silence_logs=quiet,
+                )
+                stack.enter_context(cluster)
+            yield stack.enter_context(distributed.Client(cluster))
     finally:
         for name, value in before.items():  # a nanny sets them in its own process
             if value is None:
@@ -300,6 +319,16 @@ def visible_gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return said.stdout.split()
+
+
+def _security() -> Any:
+    """A key and a certificate for one cluster, which both sides of a connection need."""
+    try:
+        return _distributed().Security.temporary()
+    except ImportError as error:
+        raise UsageError(
+            f"--workers encrypts what it sends: {error}\n  pip install 'r18[evaluate]'"
+        ) from None
 
 
 def _distributed() -> Any:

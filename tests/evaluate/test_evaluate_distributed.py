@@ -5,10 +5,16 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import sys
+import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import dask
+import distributed
+import psutil
 import pytest
 
 from commands import r18
@@ -99,7 +105,10 @@ def test_a_killed_worker_loses_and_repeats_nothing(
 def test_the_command_with_a_scheduler(
     client: Any, folder: Path, expected: str, tmp_path: Path
 ) -> None:
-    """As where another run was interrupted: what it did is not done again."""
+    """As where another run was interrupted: what it did is not done again.
+
+    The certificate is found as Dask finds that of any cluster.
+    """
     images, asked, out = image_set(folder), request(), tmp_path / "t.csv"
 
     def stop(progress: Progress) -> None:
@@ -110,16 +119,61 @@ def test_the_command_with_a_scheduler(
     with pytest.raises(KeyboardInterrupt):
         evaluate(engine, images, asked, weights(), out, on_progress=stop)
     assert journal_of(out).exists()
-    done = r18(
-        *("evaluate", "--images", folder, "--network", "tiny", "--weights", "synthetic"),
-        *("--backend", "numpy", "--against", "numpy", "--against-precision", "fp64"),
-        *("--batch", 3, "--out", out, "--scheduler", client.scheduler.address),
-    )
+    key = client.security
+    tls = {"client.key": key.tls_client_key, "client.cert": key.tls_client_cert}
+    tls |= {"ca-file": key.tls_ca_file}
+    with dask.config.set({f"distributed.comm.tls.{name}": pem for name, pem in tls.items()}):
+        done = r18(
+            *("evaluate", "--images", folder, "--network", "tiny", "--weights", "synthetic"),
+            *("--backend", "numpy", "--against", "numpy", "--against-precision", "fp64"),
+            *("--batch", 3, "--out", out, "--scheduler", client.scheduler.address),
+        )
     assert done.code == 0, done.err
     assert f"agree_top1 = {COUNT - 1} (100.00 %)" in done.out
     assert f"going on: 3 of {COUNT} images are done" in done.err
     assert "backend: numpy, CPU" in done.err
     check_same(out, expected)
+
+
+def test_nobody_else_can_connect(client: Any) -> None:
+    """Nor is there a page at any port of the cluster's processes."""
+    address = client.scheduler.address
+    assert address.startswith("tls://127.0.0.1:")
+    with pytest.raises(OSError, match="TLS certificate does not match"):
+        distributed.Client(address, timeout=5, security=distributed.Security.temporary())
+    with pytest.raises(OSError, match=r"Timed out|closed|connect"):
+        distributed.Client(address.replace("tls:", "tcp:"), timeout=2)
+    for port in sorted(open_ports()):
+        with pytest.raises((OSError, HTTPException)):  # HTTPError is an OSError
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+
+
+def open_ports() -> set[int]:
+    """Those of the cluster: all that this process and its children listen at."""
+    me = psutil.Process()
+    return {
+        connection.laddr.port
+        for process in (me, *me.children(recursive=True))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def test_workers_keep_their_files_in_a_folder_of_the_run(client: Any) -> None:
+    folder = Path(dask.config.get("temporary-directory"))
+    assert folder.name.startswith("r18-")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    found = client.run(lambda dask_worker: dask_worker.local_directory)
+    assert all(Path(path).is_relative_to(folder) for path in found.values())
+
+
+def test_without_encryption_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with (
+        pytest.raises(UsageError, match=r"--workers encrypts .*\n.*r18\[evaluate\]"),
+        local_cluster(1, "cpu"),
+    ):
+        pass
 
 
 def test_what_a_task_raises_is_raised_here(client: Any, folder: Path) -> None:

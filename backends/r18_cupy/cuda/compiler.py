@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from r18.atomic import new_file
+from r18 import cache as kept
 from r18.backend import Resources
 from r18.backend.digest import combined, cuda_digest
 from r18.errors import R18Error, UsageError
@@ -30,7 +30,7 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 STANDARD = "c++17"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """The targets of every kernel that does not need architecture-specific instructions."""
-_FORMAT = 2  # format version of a cached file
+_FORMAT = 3  # format version of a cached file
 _PACKAGES = tuple(
     f"nvidia-cuda-{part}{of}" for part in ("nvrtc", "runtime") for of in ("", "-cu12")
 )
@@ -131,16 +131,12 @@ def compile_entry(entry: Entry, target: str) -> Binary:
     """
     key = hashlib.sha256(f"{_FORMAT} {entry.digest} {target} {_toolkit()}".encode()).hexdigest()
     path = cache_folder() / "cubin" / f"{entry.symbol}-{target}-{key[:32]}.cubin"
-    try:
-        return _read(path, entry.symbol)
-    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: compile again
-        binary = _compile(entry, target)
-    try:
-        with new_file(path) as draft:
-            head = json.dumps({"report": binary.report, "size": len(binary.cubin)})
-            draft.write_bytes(head.encode() + b"\n" + binary.cubin)
-    except OSError:
-        pass  # an unwritable cache only costs time
+    found = _read(path, entry.symbol)
+    if found is not None:
+        return found
+    binary = _compile(entry, target)
+    head = json.dumps({"report": binary.report})
+    kept.store(path, head.encode() + b"\n" + binary.cubin)
     return binary
 
 
@@ -179,12 +175,13 @@ def compile_all(entries: Iterable[Entry], target: tuple[int, int]) -> None:
         list(pool.map(lambda entry: compile_entry(entry, architecture(entry, target)), wanted))
 
 
-def _read(path: Path, symbol: str) -> Binary:
-    head, _, cubin = path.read_bytes().partition(b"\n")
-    facts = json.loads(head)
-    if len(cubin) != facts["size"]:
-        raise ValueError(f"{path} holds {len(cubin)} bytes, its head says {facts['size']}")
-    return Binary(symbol, cubin, str(facts["report"]))
+def _read(path: Path, symbol: str) -> Binary | None:
+    """A binary of the cache; None if it is absent or damaged."""
+    content = kept.load(path)
+    if content is None:
+        return None
+    head, _, cubin = content.partition(b"\n")
+    return Binary(symbol, cubin, str(json.loads(head)["report"]))
 
 
 _import_lock = threading.Lock()

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba.core.config
 from numba import njit
 
 from r18.machine import cache_folder
+from r18_numba_cpu.kernels.cache import KernelCache
 
 
 def _folder() -> Path:
     """The cache folder for the current sources.
 
-    Numba's own check covers only the file of the cached function, not the files of the functions
-    that are compiled into it. So the name of this folder is a hash over all of these modules.
+    A kernel's code also depends on the functions that are compiled into it. So the name of this
+    folder is a hash over all of these modules.
     """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -26,9 +26,6 @@ def _folder() -> Path:
 
 
 FOLDER = _folder()
-
-
-config: Any = numba.core.config
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -42,9 +39,6 @@ def function(function: Callable[..., Any]) -> Any:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    before = config.CACHE_DIR  # NOTE: read when the function is decorated, not when it is compiled
-    config.CACHE_DIR = str(FOLDER)
-    try:
-        return njit(nogil=True, error_model="numpy", cache=True, **options)(function)
-    finally:
-        config.CACHE_DIR = before
+    compiled: Any = njit(nogil=True, error_model="numpy", **options)(function)
+    compiled._cache = KernelCache(function, FOLDER)  # where `cache=True` would put Numba's own
+    return compiled

@@ -9,8 +9,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 
@@ -70,19 +70,6 @@ def leave_parent() -> None:
 
 
 # -- in the parent -----------------------------------------------------------------------------
-
-
-@contextmanager
-def deaf() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C until `leave_parent`; this one takes it afterwards."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_group(leader: int) -> None:

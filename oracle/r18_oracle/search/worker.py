@@ -21,6 +21,7 @@ from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from r18.ends import deaf
 from r18.errors import R18Error
 from r18.graph.ops import Problem
 from r18_oracle.findings import MOST_TEXT, Finding, described
@@ -206,7 +207,7 @@ def _start(variables: dict[str, str]) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    with _environment(variables), isolation.deaf():
+    with _environment(variables), deaf():
         process.start()
     theirs.close()
     return _Worker(process, ours)

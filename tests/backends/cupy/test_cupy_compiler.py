@@ -128,10 +128,23 @@ def test_a_damaged_file_is_made_anew(damage: bytes, kernels: Path, compiled: lis
     before = compile_entry(ENTRY, TARGET)
     (path,) = cached(kernels)
     path.write_bytes(damage)
-    again = compile_entry(ENTRY, TARGET)
+    with pytest.warns(RuntimeWarning, match="is damaged, and compiled again"):
+        again = compile_entry(ENTRY, TARGET)
     assert again.cubin == before.cubin
     assert len(compiled) == 2
     assert compiler._read(path, ENTRY.symbol) == again
+
+
+def test_a_flipped_bit_of_machine_code_is_not_served(kernels: Path, compiled: list[Entry]) -> None:
+    before = compile_entry(ENTRY, TARGET)
+    (path,) = cached(kernels)
+    held = bytearray(path.read_bytes())
+    held[-len(before.cubin) // 2] ^= 1
+    path.write_bytes(held)
+    with pytest.warns(RuntimeWarning, match="is damaged, and compiled again"):
+        assert compile_entry(ENTRY, TARGET).cubin == before.cubin
+    assert compile_entry(ENTRY, TARGET).cubin == before.cubin
+    assert len(compiled) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_time_alone(

@@ -39,7 +39,7 @@ from r18_oracle.generate.crossings import crossings
 from r18_oracle.generate.inputs import kinds_for, make_case
 from r18_oracle.judge.verdict import judge
 from r18_oracle.ops.normalize import normalization
-from support import images, output_of
+from support import images, output_of, run_python
 
 CHANNELS = (1, 3, 15, 16, 17, 31, 33)
 """One, few, and around the ends of vectors (16) and panels (32)."""
@@ -376,8 +376,7 @@ print(numba.threading_layer(), len(wrong))
 # -- compiled code -----------------------------------------------------------------------------
 
 
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    code = """
+RECTIFY = """
 import json, numpy as np
 from r18.runtime.launch import run_kernel
 from r18.graph.ops import Problem, ReLU
@@ -389,18 +388,54 @@ stats = compiled.module("others").rectify.stats
 counts = [sum(found.values()) for found in (stats.cache_hits, stats.cache_misses)]
 print(json.dumps([out.sum().item(), *counts]))
 """
+"""Prints the sum, and how many kernels came from the cache and from the compiler."""
 
-    def run() -> tuple[list[float], dict[str, int]]:
-        said = json.loads(output_of(code, env={"R18_CACHE": str(tmp_path)}))
+
+def rectified(cache: Path) -> tuple[list[float], str]:
+    """What `RECTIFY` prints in a process of its own, and its stderr."""
+    done = run_python(RECTIFY, env={"R18_CACHE": str(cache)})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    def run() -> tuple[tuple[list[float], str], dict[Path, int]]:
+        said = rectified(tmp_path)
         files = (path for path in tmp_path.rglob("*") if path.is_file())
-        return said, {str(path): path.stat().st_mtime_ns for path in files}
+        return said, {path: path.stat().st_mtime_ns for path in files}
 
-    (total, hits, misses), written = run()
-    assert (total, hits, misses) == (36.0, 0, 1)
+    said, written = run()
+    assert said == ([36.0, 0, 1], "")
     (folder,) = (tmp_path / "numba-cpu").iterdir()
-    assert {Path(path).suffix for path in written} == {".nbc", ".nbi"}
-    assert all(Path(path).is_relative_to(folder) for path in written)
-    assert run() == ([36.0, 1, 0], written)
+    assert [(path.suffix, path.parent) for path in written] == [(".numba", folder)]
+    assert run() == (([36.0, 1, 0], ""), written)
+
+
+def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
+    """An empty file, and one with another instruction."""
+    assert rectified(tmp_path) == ([36.0, 0, 1], "")
+    (path,) = tmp_path.rglob("*.numba")
+    flipped = bytearray(path.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    for damaged in (b"", flipped):
+        path.write_bytes(damaged)
+        said, warned = rectified(tmp_path)
+        assert said == [36.0, 0, 1]
+        assert f"RuntimeWarning: the compiled code in '{path}' is damaged" in warned
+    assert rectified(tmp_path) == ([36.0, 1, 0], "")
+
+
+def test_without_a_cache_nothing_is_written_next_to_the_sources(tmp_path: Path) -> None:
+    """Numba would do that."""
+    package = Path(compiled.__file__).parent
+
+    def files() -> set[Path]:
+        return {path for path in package.rglob("*") if path.suffix != ".pyc"}
+
+    before = files()
+    (tmp_path / "file").write_text("no folder")
+    assert rectified(tmp_path / "file" / "cache") == ([36.0, 0, 1], "")
+    assert files() == before
 
 
 def test_changed_sources_are_compiled_into_another_folder(

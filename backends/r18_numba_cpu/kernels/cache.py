@@ -1,0 +1,81 @@
+"""Compiled kernels on the disk, in place of Numba's own cache.
+
+Numba's cache trusts what it finds: a damaged file ends the process or is run, an index that is cut
+ends every later run, and where its folder cannot be written it writes next to the sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from numba.core import sigutils
+from numba.core.caching import _Cache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+from r18 import cache
+
+BASE: Any = _Cache
+
+
+class KernelCache(BASE):
+    """One file for each signature of a kernel, in a folder that is named after the sources."""
+
+    def __init__(self, kernel: Callable[..., None], folder: Path) -> None:
+        self._kernel = kernel
+        self._folder = folder
+        self._enabled = True
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._folder)
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def flush(self) -> None:
+        for path in self._folder.glob(f"{self._kernel.__name__}-*.numba"):
+            path.unlink(missing_ok=True)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled kernel, or None if it has to be compiled."""
+        if not self._enabled:
+            return None
+        target_context.refresh()
+        path = self._path(sig, target_context.codegen())
+        content = cache.load(path)
+        if content is None:
+            return None
+        try:
+            return CompileResult._rebuild(target_context, *pickle.loads(content))
+        except Exception as error:  # a library that it was linked with has changed
+            warnings.warn(
+                f"the compiled code in '{path}' cannot be loaded, and is compiled again: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        if self._enabled and not data.lifted and not data.library.has_dynamic_globals:
+            cache.store(self._path(sig, data.codegen), dumps(data._reduce()))
+
+    def _path(self, sig: Any, codegen: Any) -> Path:
+        """The file of a signature: its name is a hash over all else that decides the code."""
+        arguments, _ = sigutils.normalize_signature(sig)
+        versions = (numba.__version__, llvmlite.__version__, sys.version)
+        code = self._kernel.__code__.co_code.hex()
+        key = repr((arguments, codegen.magic_tuple(), versions, code))
+        name = hashlib.sha256(key.encode()).hexdigest()[:32]
+        return self._folder / f"{self._kernel.__name__}-{name}.numba"
