@@ -13,7 +13,7 @@ from r18.backend.registry import check_named
 from r18.errors import UsageError, plain, show, unknown
 from r18.graph.resnet import network
 from r18.weights.sources import check_source_named
-from r18_oracle.check.checks import CHECKS, VALUES, examine
+from r18_oracle.check.checks import CHECKS, examine
 from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Failed, Finding, Subject
 from r18_oracle.generate.inputs import KINDS
 from r18_oracle.loading import kernel_of, loaded_backend
@@ -62,8 +62,8 @@ def check_sound(finding: Finding) -> None:
         if finding.kind not in (kinds := (*KINDS, STATE, "none")):
             raise unknown("kind of input", finding.kind, kinds, error=UsageError)
         only = finding.details.get("only")
-        if only is not None and only not in (*VALUES, "bias"):
-            raise unknown("check of values", only, (*VALUES, "bias"), error=UsageError)
+        if only is not None and only not in CHECKS:
+            raise unknown("check", only, CHECKS, error=UsageError)
     if finding.subject is Subject.NETWORK_RUN:
         _run_of(finding)
 
