@@ -93,7 +93,8 @@ class Finding:
         if not isinstance(data, dict) or data.get("finding") != 1 or data["finding"] is True:
             raise UsageError("this is not a finding that this version of r18 wrote")
         known = {f.name for f in fields(cls)}
-        missing = {"check", "backend", "kernel", "kind", "seed", "message"} - data.keys()
+        missing = {"check", "backend", "kernel", "problem", "kind", "seed", "message"}
+        missing -= data.keys()
         if missing or data.keys() - known - {"finding"}:
             more = sorted(data.keys() - known - {"finding"})
             raise UsageError(

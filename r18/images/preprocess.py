@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from r18.errors import ImageError, UsageError, unknown
+from r18.errors import ImageError, UsageError, show, unknown
 from r18.files import IMAGE_LIMIT, Refused, open_file
 from r18.graph.ops import Normalize
 
@@ -79,7 +79,7 @@ class Preprocess:
         if not (np.isfinite(ends).all() and np.isfinite(std).all() and (std > 0).all()):
             raise UsageError(
                 "preprocess: mean, std and (x − mean) / std must be finite in float32 and std > 0, "
-                f"got mean {self.mean} and std {self.std}"
+                f"got mean {show(self.mean)} and std {show(self.std)}"
             )
 
     @classmethod
@@ -115,7 +115,7 @@ class Preprocess:
     def from_json(cls, data: object) -> Preprocess:
         """The inverse of `to_json`; every key must be there and no other. Raises `UsageError`."""
         if not isinstance(data, Mapping):
-            raise UsageError(f"preprocess: expected a JSON object, got {data!r}")
+            raise UsageError(f"preprocess: expected a JSON object, got {show(data)}")
         known = [field.name for field in fields(cls)]
         for key in data:
             if key not in known:
@@ -130,7 +130,7 @@ def _check_side(what: str, side: object) -> None:
     if type(side) is not int or side < 1 or side * side > MAX_PIXELS:
         raise UsageError(
             f"preprocess: {what} must be an integer of at least 1 whose square is at most "
-            f"{MAX_PIXELS:,} pixels, got {side!r}"
+            f"{MAX_PIXELS:,} pixels, got {show(side)}"
         )
 
 
@@ -141,7 +141,7 @@ def _three(what: str, values: object) -> tuple[float, ...]:
         or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     ):
         raise UsageError(
-            f"preprocess: {what} must be three numbers, one for each of R, G, B, got {values!r}"
+            f"preprocess: {what} must be three numbers, one for each of R, G, B, got {show(values)}"
         )
     try:
         return tuple(float(v) for v in values)

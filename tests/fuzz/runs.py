@@ -107,8 +107,9 @@ def chunk(target: Target, seed: str, count: int, folder: Path) -> list[Failure]:
             ]
             with os.fdopen(writing, "wb") as stream:
                 pickle.dump(found, stream)
-        finally:
             os._exit(0)
+        finally:  # an error of the fuzzer's own
+            os._exit(97)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
         answer = stream.read()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+
+import msgspec
 
 from r18.backend import Backend, Kernel
 from r18.backend.registry import check_named
-from r18.errors import UsageError, plain
+from r18.errors import UsageError, plain, show, unknown
 from r18.graph.resnet import network
 from r18.weights.sources import check_source_named
-from r18_oracle.check.checks import examine
+from r18_oracle.check.checks import CHECKS, VALUES, examine
 from r18_oracle.findings import RUN, SILENCE, Failed, Finding, Subject
+from r18_oracle.generate.inputs import KINDS
 from r18_oracle.search.campaign import Announce, run_campaign
 from r18_oracle.search.choices import on_kernel, suspects
 from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
@@ -20,6 +24,10 @@ from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, run_jobs
 
+LOST = ("crash", "hang")
+"""Findings of a worker that was lost, and not of a check."""
+MOST_SAMPLES = 4096
+"""The most images of a network run; profiles have some."""
 SILENCE_SECONDS = 120.0
 """A replay hangs after this long without a sign of life, if the finding does not say otherwise."""
 
@@ -42,6 +50,48 @@ def check_trusted(
         check_source_named(finding.weights, where)
 
 
+def check_sound(finding: Finding) -> None:
+    """Raise `UsageError` for a finding that no check could have made: it would be found gone."""
+    if finding.check not in (known := (*CHECKS, *LOST, "coverage", "checkpoint")):
+        raise unknown("check of a finding", finding.check, known, error=UsageError)
+    if finding.subject is Subject.KERNEL:
+        if finding.problem is None and finding.check not in LOST:
+            raise UsageError("a damaged finding: it names no problem")
+        if finding.kind not in (*KINDS, "none"):
+            raise unknown("kind of input", finding.kind, (*KINDS, "none"), error=UsageError)
+        only = finding.details.get("only")
+        if only is not None and only not in VALUES:
+            raise unknown("check of values", only, VALUES, error=UsageError)
+    if finding.subject is Subject.NETWORK_RUN:
+        _run_of(finding)
+
+
+def _run_of(finding: Finding) -> NetworkRun:
+    """The network run; raises `UsageError` unless every field is there and of its type."""
+    data = finding.details[RUN]
+    try:
+        if not isinstance(data, dict) or data.keys() != {f.name for f in fields(NetworkRun)}:
+            raise ValueError(f"{show(data)} is no network run")
+        run = msgspec.convert(data, NetworkRun)
+        if not (1 <= run.samples <= MOST_SAMPLES and run.seed >= 0):
+            raise ValueError(f"{run.samples} samples with seed {run.seed} are none")
+    except ValueError as error:  # msgspec's ValidationError is one
+        raise UsageError(f"a damaged finding: its details: {plain(error)}") from None
+    return run
+
+
+def _refused(kernels: Sequence[Kernel], finding: Finding) -> None:
+    """Raise `UsageError` where no kernel ran at all, so that nothing can be said to be gone."""
+    if finding.problem is None or finding.check in ("declaration", "refusal"):
+        return
+    reasons = [kernel.refusal(finding.problem) for kernel in kernels]
+    if all(reason is not None for reason in reasons):
+        raise UsageError(
+            f"'{plain(kernels[0].id)}' refuses the finding's problem, so nothing was run: "
+            f"{plain(reasons[0])}\n  problem: {finding.problem}"
+        )
+
+
 def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
     """Replay a finding in a worker process.
 
@@ -49,6 +99,7 @@ def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding 
     for a missing backend or kernel, `UsageError` for a damaged finding, and whatever the oracle
     itself failed with.
     """
+    check_sound(finding)
     seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
     job = Job(replay_finding, {"finding": finding}, finding.backend, finding.kernel, seconds)
     (outcome,) = run_jobs([job], workers=1)
@@ -83,6 +134,7 @@ def _kernel(backend: Backend, finding: Finding, announce: Announce) -> Finding |
     for one in suspects(backend, kernel, finding):
         if (again := replay(backend, one, finding, announce)) is not None:
             return on_kernel(again, kernel)
+    _refused(suspects(backend, kernel, finding), finding)
     return None
 
 
@@ -114,7 +166,7 @@ def replay(
 
 def _network_run(backend: Backend, finding: Finding, announce: Announce) -> Finding | None:
     """The same check on the same step if it fails again, else the first finding of the run."""
-    run = NetworkRun(**finding.details[RUN])
+    run = _run_of(finding)
     refusal = program_refusal(backend, network(run.network), run.precision, run.fusion)
     if refusal is not None:
         return run.refused(finding.backend, refusal)
