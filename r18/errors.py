@@ -122,7 +122,7 @@ def _escaped(text: str) -> str:
 
 def unknown(
     kind: str,
-    asked: str,
+    asked: object,
     known: Iterable[str],
     *,
     hint: str = "",
@@ -132,11 +132,16 @@ def unknown(
     """Build the error for a name that is not known, with the nearest match and the known names.
 
     `kind` is the noun of the message ("backend", "checkpoint"), `hint` a closing sentence that
-    says what to do. `meant` is suggested in place of the nearest match.
+    says what to do. `meant` is suggested in place of the nearest match. `asked` may be anything; a
+    value that is no string is quoted.
     """
     names = sorted(known)
-    near = meant or nearest(asked, names)
-    message = f"unknown {kind} '{plain(asked)}'"
+    if isinstance(asked, str):
+        near = meant or nearest(asked, names)
+        message = f"unknown {kind} '{plain(asked)}'"
+    else:
+        near = meant
+        message = f"unknown {kind}: expected a name, got {show(asked)}"
     if near:
         message += f", did you mean '{plain(near)}'?"
     listed = [plain(name) for name in names[:MOST_COMPARED]]

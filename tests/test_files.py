@@ -5,6 +5,7 @@ Also what messages quote of such files.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from r18 import records
 from r18.backend.tuned import read_table as read_tuned
-from r18.errors import R18Error, UsageError, plain, show, unknown
+from r18.errors import DumpError, R18Error, UsageError, plain, show, unknown
 from r18.evaluate.journal import open_journal
 from r18.evaluate.sources import find_images
 from r18.evaluate.tables import read_table
@@ -25,7 +26,7 @@ from r18.records.kinds import Evaluate
 from r18.weights import load_weights
 from r18.weights.manifest import load_manifest
 from r18_oracle.cli.fixtures import parse_steps
-from r18_oracle.dumps.dumps import read_dump
+from r18_oracle.dumps.dumps import _same_names, read_dump
 from r18_oracle.dumps.fixtures import read_fixture
 from r18_oracle.findings import load as load_finding
 from r18_oracle.network.images import raw_file, seeded
@@ -168,3 +169,30 @@ def test_absurd_batches_are_refused(batch: int) -> None:
         seeded(tiny(), batch * 10)
     with pytest.raises(UsageError, match="batch must be from 1 to 1,048,576"):
         CompileOptions(batch=batch)
+
+
+# -- many names ----------------------------------------------------------------------------------
+
+
+def test_fifty_thousand_names_take_no_quadratic_time(tmp_path: Path) -> None:
+    """Each of these takes minutes where every name is compared with every other."""
+    entry = {"shape": [1], "dtype": "float32", "sha256": "0" * 64}
+    names = [f"{index:05}" + "x" * 20 for index in range(50_000)]
+    head = {"kind": "dump", "version": 1, "byte_order": "little", "kernels": {}}
+    head |= dict.fromkeys(("backend", "device", "precision", "fusion", "network"), "x")
+    head |= {"weights": {"source": "x", "sha256": "0" * 64}}
+    head |= {"input": {"source": "x", "name": "input", "path": "input.bin", **entry}}
+    listed = [{"name": name, "path": f"{name}.bin", **entry} for name in names]
+    (tmp_path / "manifest.json").write_text(json.dumps(head | {"checkpoints": listed}))
+    with pytest.raises(DumpError, match="there is no '00000"):
+        read_dump(tmp_path)
+    (tmp_path / "manifest.json").write_text(
+        json.dumps(head | {"checkpoints": [*listed, listed[0]]})
+    )
+    with pytest.raises(DumpError, match=r"the checkpoint '00000x*' appears 2 times"):
+        read_dump(tmp_path)
+    with pytest.raises(DumpError, match="'a' lacks 00001"):
+        _same_names(Path("a"), names[:1], Path("b"), [*names, "new"])
+    (tmp_path / "l.txt").write_text("".join(f"{name} 1\n" for name in [*names, names[0]]))
+    with pytest.raises(UsageError, match="is listed twice"):
+        find_images(tmp_path, 10, tmp_path / "l.txt")

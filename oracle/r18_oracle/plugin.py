@@ -176,8 +176,10 @@ def _literal(name: str) -> str:
 
 
 def _expected_failures(path: Path) -> list[dict[str, Any]]:
+    from r18.files import JSON_LIMIT, read_text
+
     try:
-        entries = tomllib.loads(path.read_text("utf-8")).get("xfail", [])
+        entries = tomllib.loads(read_text(path, JSON_LIMIT)).get("xfail", [])
     except (OSError, ValueError) as error:
         raise pytest.UsageError(f"cannot read --r18-xfails {path}: {error}") from None
     for entry in entries:

@@ -13,7 +13,7 @@ from r18.backend.kernel import Kernel
 from r18.backend.plan import Plan
 from r18.errors import WeightsError
 from r18.graph.ops import Layout, Problem, Shape
-from r18.graph.passes import fold_weights
+from r18.graph.passes import as_array, fold_weights
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ def upload(
     if array.ndim == 4 and kernel_layout is Layout.NHWC:
         array = array.transpose(0, 2, 3, 1)
     with np.errstate(over="ignore"):  # overflow to infinity is meant
-        memory.upload(np.ascontiguousarray(array, dtype), buffer)
+        # NOTE: `ascontiguousarray` would give a scalar a shape.
+        memory.upload(np.asarray(array, dtype, order="C"), buffer)
 
 
 def download(
     memory: Memory, buffer: Buffer, shape: Shape, layout: Layout, dtype: np.dtype[Any]
 ) -> Array:
     """A buffer's tensor as a logical array in its storage dtype."""
-    return np.ascontiguousarray(
-        logical(memory.download(buffer, layout.physical(shape), dtype), layout)
-    )
+    array = memory.download(buffer, layout.physical(shape), dtype)
+    return np.asarray(logical(array, layout), order="C")
 
 
 def logical(array: Array, layout: Layout) -> Array:
@@ -69,17 +69,17 @@ def widened(array: Array) -> Array:
 def prepare_weights(
     kernel: Kernel, problem: Problem, names: Sequence[str], weights: Sequence[Array]
 ) -> tuple[Buffer, ...]:
-    """Check shapes, then let the kernel bring its weights into device form."""
+    """Check dtypes and shapes, then let the kernel bring its weights into device form."""
     specs = problem.op.weights()
     if len(specs) != len(weights):
         raise WeightsError(f"{problem.op.label} reads {len(specs)} weights, got {len(weights)}")
-    for name, spec, array in zip(names, specs, weights, strict=True):
-        if tuple(array.shape) != spec.shape:
+    arrays = [as_array(w, f"weight '{name}'") for name, w in zip(names, weights, strict=True)]
+    for name, spec, array in zip(names, specs, arrays, strict=True):
+        if array.shape != spec.shape:
             raise WeightsError(
-                f"weight '{name}' has shape {tuple(array.shape)}, {problem.op.label} needs "
-                f"{spec.shape}"
+                f"weight '{name}' has shape {array.shape}, {problem.op.label} needs {spec.shape}"
             )
-    return kernel.prepare(problem, tuple(weights))
+    return kernel.prepare(problem, tuple(arrays))
 
 
 def prepare_plan(plan: Plan, weights: Mapping[str, Array]) -> tuple[tuple[Buffer, ...], ...]:

@@ -31,8 +31,8 @@ class Tensor:
 
 
 def tensor_nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
-    """Bytes of a dense tensor, exactly."""
-    return math.prod(shape) * dtype.itemsize
+    """Bytes of a dense tensor, exactly: NumPy's integers, which wrap, count as Python's."""
+    return math.prod(map(int, shape)) * dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,12 @@ class StepTime:
 class Program:
     """A compiled schedule: weights uploaded, buffers planned, launches captured; run many times.
 
-    `load`, `launch`, `synchronize` and `fetch` are the parts of a call. A program holds one batch
-    in flight; calling it is safe from several threads. A backend with more to offer (copies during
-    compute, arrays on the device) inherits this and returns its own from `Backend.program`.
+    `load`, `launch`, `synchronize` and `fetch` are the parts of a call, in this order: a launch
+    before the first load, or a fetch before the first launch, raises `UsageError`. A program holds
+    one batch in flight; calling it is safe from several threads. A backend with more to offer
+    (copies during compute, arrays on the device) inherits this and returns its own from
+    `Backend.program`. Its `load` checks a batch with `_check_input`, and its `launch` goes through
+    `_enqueue` or `_graph`: they keep the order.
 
     weights: those that the plan's schedule reads at level `none`, by torchvision's names. Raises
              `WeightsError` for one that is missing or misshapen.
@@ -56,14 +59,23 @@ class Program:
         self._stream = backend.stream()
         self._lock = threading.RLock()
         self._closed = False
+        self._given = True  # a capture runs the launches; `load` and `launch` come after it
         prepared = prepare_plan(plan, weights)
-        self._arena = self._memory.empty(plan.arena_nbytes)
+        try:
+            self._arena = self._memory.empty(plan.arena_nbytes)
+        except MemoryError as error:
+            raise UsageError(
+                f"the plan needs {plan.arena_nbytes:,} bytes for batch {plan.options.batch}, more "
+                "than the device has left\n  take a smaller batch"
+            ) from error
         self._launches = bind(plan, prepared, self._arena)
         self.weight_nbytes = sum(b.nbytes for launch in self._launches for b in launch.weights)
         self._input_arrays: tuple[Array, Array] | None = None
         self._graph: Callable[[], None] | None = None
         if plan.options.graph:
-            self._graph = self._stream.capture(lambda: self._enqueue(self._launches))
+            graph = self._stream.capture(lambda: self._enqueue(self._launches))
+            self._graph = None if graph is None else lambda: self._begin(graph)
+        self._given = self._ran = False
 
     @property
     def plan(self) -> Plan:
@@ -83,6 +95,8 @@ class Program:
 
     def load(self, images: Array) -> None:
         """Bring a batch of the program's input shape to the device: floating point, or pixels."""
+        if isinstance(images, np.ma.MaskedArray):
+            raise UsageError("the program knows no mask: fill the masked array first")
         images = np.asarray(images)
         tensor = self._check_input(images.shape, images.dtype)
         with self._lock:
@@ -115,6 +129,8 @@ class Program:
         kept |= {schedule.value_of(tap) for tap in self._plan.options.taps}
         if value not in kept:
             raise UsageError(f"checkpoint '{name}' was not kept: compile with taps=('{name}', ...)")
+        if not (self._ran or (self._given and value == schedule.input)):
+            raise UsageError(f"'{value}' was not computed yet: load a batch and launch first")
         tensor = self._plan.tensors[value]
         with self._lock:
             self._stream.synchronize()
@@ -147,9 +163,11 @@ class Program:
     def profile(self) -> list[StepTime]:
         """Time of each step of one run, by the stream's events, outside any graph.
 
-        A step whose kernel works in phases has an entry for each, in order.
+        A step whose kernel works in phases has an entry for each, in order. Raises `UsageError`
+        before the first load.
         """
         self._check_open()
+        self._check_given()
         marks: list[tuple[PlannedStep, str, Event]] = []
         with self._lock:
             self._stream.synchronize()
@@ -161,6 +179,7 @@ class Program:
                     phases.append(("", self._stream.record()))
                 marks += [(step, phase, event) for phase, event in phases]
             self._stream.synchronize()
+            self._ran = True
         times, earlier = [], start
         for step, phase, event in marks:
             elapsed = event.milliseconds_since(earlier)
@@ -191,10 +210,23 @@ class Program:
         return self._launches
 
     def _enqueue(self, launches: Sequence[Launch]) -> None:
-        enqueue_all(launches, self._stream)
+        self._begin(lambda: enqueue_all(launches, self._stream))
+
+    def _begin(self, run: Callable[[], None]) -> None:
+        """Run launches over a batch; raises `UsageError` where none was ever loaded."""
+        self._check_given()
+        run()
+        self._ran = True
+
+    def _check_given(self) -> None:
+        if not self._given:
+            raise UsageError("there is no batch to compute on: load one first")
 
     def _check_input(self, shape: Shape, dtype: np.dtype[Any]) -> Tensor:
-        """The input's tensor, if a batch of this shape and dtype fits it."""
+        """The input's tensor, if a batch of this shape and dtype fits it.
+
+        From then on the program counts as loaded.
+        """
         self._check_open()
         tensor = self._plan.tensors[self._plan.schedule.input]
         if shape != tensor.shape:
@@ -213,6 +245,7 @@ class Program:
                 f"the program takes preprocessed floating-point input, got {dtype}; "
                 "for pixels compile with `pixels`"
             )
+        self._given = True
         return tensor
 
     def _check_open(self) -> None:

@@ -52,6 +52,7 @@ from r18.backend.options import CompileOptions
 from r18.backend.plan import Plan
 from r18.backend.program import Program
 from r18.backend.tuned import Fastest
+from r18.errors import UsageError, show
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
 
@@ -132,9 +133,17 @@ class Backend(ABC):
     ) -> Program:
         """Plan, prepare the kernels, upload the weights, capture the launches.
 
-        `weights` are those of level `none`, by torchvision's names. Raises as
-        `r18.runtime.plan.make_plan` does, and `WeightsError` for a missing or misshapen weight.
+        `weights` are those of level `none`, by torchvision's names: NumPy's arrays, or PyTorch's
+        tensors as in `model.state_dict()`. Raises as `r18.runtime.plan.make_plan` does,
+        `WeightsError` for a weight that is missing, misshapen or not floating-point, and
+        `UsageError` for arguments of another kind.
         """
+        for what, given, wanted in (
+            ("schedule", schedule, Schedule),
+            ("options", options, CompileOptions),
+        ):
+            if not isinstance(given, wanted):
+                raise UsageError(f"{what} must be a {wanted.__name__}, got {show(given)}")
         plan: Plan = resolve_name(PLANNER)(self, schedule, options)
         self.prepare((step.kernel, step.problem) for step in plan.steps)
         return self.program(plan, weights)

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from r18.backend.device import DeviceInfo
 from r18.backend.plugin import hint_for_file, make_backend, module_of_file, named_object, probe
 from r18.backend.protocol import Backend
-from r18.errors import BackendUnavailable, UsageError, plain, unknown
+from r18.errors import BackendUnavailable, UsageError, plain, show, unknown
 
 GROUP = "r18.backends"
 VARIABLE = "R18_BACKEND"
@@ -45,6 +45,8 @@ def load_backend(name: str) -> Backend:
     `UnknownName` with the known names and the nearest, `BackendUnavailable` when its import or its
     making raises, or when several plugins claim it.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"a backend is chosen by its name, got {show(name)}")
     if ":" in name:
         module, _, attribute = name.partition(":")
         if not module or not attribute:
@@ -138,6 +140,19 @@ def survey(names: Collection[str] | None = None) -> list[Listing]:
         except BackendUnavailable as error:  # a broken one is a line like the others
             lines.append(Listing(name, provider, None, error.cause, error.remedy))
     return lines
+
+
+def asked_module() -> Listing | None:
+    """The backend that `R18_BACKEND` names as module:attr, probed; None if it names no module."""
+    asked = os.environ.get(VARIABLE, "")
+    if ":" not in asked:
+        return None
+    try:
+        return Listing(asked, VARIABLE, _probed(asked)[1])
+    except BackendUnavailable as error:
+        return Listing(asked, VARIABLE, None, error.cause, error.remedy)
+    except UsageError as error:
+        return Listing(asked, VARIABLE, None, str(error))
 
 
 def available() -> list[Backend]:

@@ -105,7 +105,7 @@ class Table:
 
 def at_batch_1(problem: Problem) -> str:
     """The problem at batch 1 as it prints itself: a key of `Table.choices`."""
-    inputs = tuple((1, *shape[1:]) for shape in problem.inputs)
+    inputs = tuple((1, *shape[1:]) if shape else () for shape in problem.inputs)
     return str(Problem(problem.op, inputs))
 
 

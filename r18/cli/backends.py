@@ -7,7 +7,7 @@ import json
 import typer
 from tabulate import tabulate
 
-from r18.backend.registry import VARIABLE, Listing
+from r18.backend.registry import VARIABLE, Listing, asked_module
 from r18.cli.options import AsJson
 from r18.runtime.listing import entries
 
@@ -38,6 +38,9 @@ def backends(as_json: AsJson = False) -> None:
     typer.echo(tabulate(rows, ("backend", "device", "provider", "precisions")))
     if auto is not None:
         typer.echo(f"\n* taken by auto; choose another with --backend NAME or {VARIABLE}=NAME")
+    if asked := asked_module():
+        about = asked.device or asked.cause + (asked.remedy and f"\n  {asked.remedy}")
+        typer.echo(f"\n{VARIABLE}={asked.name}: {about}")
     for line in listing:
         if line.device is None:
             typer.echo(f"\n{line.name}: {line.cause}" + (line.remedy and f"\n  {line.remedy}"))

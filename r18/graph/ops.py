@@ -9,14 +9,45 @@ semantics (padding, NaN, signs of zero) are written once, at the top of `r18.bac
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import ClassVar
 
-from r18.errors import ShapeError
+from r18.errors import ShapeError, show
 
 Shape = tuple[int, ...]
+
+MOST_BYTES = 2**63 - 1
+"""The largest size of a tensor or an arena: what a signed 64-bit size can count."""
+
+
+def as_int(value: object, what: str) -> int:
+    """An integer of any kind, NumPy's included, as Python's, which never wraps.
+
+    Raises `ShapeError` for anything else; a bool or a float is no size.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ShapeError(f"{what} must be an integer, got {show(value)}")
+
+
+def as_shape(value: object, what: str = "a shape") -> Shape:
+    """A tuple or list of sizes as a tuple of ints; raises `ShapeError` for anything else."""
+    if not isinstance(value, tuple | list):
+        raise ShapeError(f"{what} must be a tuple of integers, got {show(value)}")
+    return tuple([as_int(extent, what) for extent in value])
+
+
+def check_size(shape: Shape) -> None:
+    """Raise `ShapeError` for a tensor that no memory can hold, in the widest format, float64."""
+    if math.prod(shape) > MOST_BYTES // 8:
+        raise ShapeError(f"a tensor of shape {shape} is too large: its bytes exceed 2⁶³ − 1")
 
 
 class Layout(Enum):
@@ -82,11 +113,38 @@ class Op(ABC):
                 raise ShapeError(f"{self.label} takes {ndim}-d inputs, got shape {shape}")
             if any(d < 1 for d in shape):
                 raise ShapeError(f"{self.label}: every extent must be at least 1, got {shape}")
+            check_size(shape)
 
-    def _positive(self, **values: int) -> None:
-        for what, value in values.items():
+    def _set_counts(self, *names: str) -> None:
+        """Make these fields ints; raises `ShapeError` for one below 1."""
+        for name in names:
+            value = as_int(getattr(self, name), f"{self.name}: {name}")
             if value < 1:
-                raise ShapeError(f"{self.name}: {what} must be at least 1, got {value}")
+                raise ShapeError(f"{self.name}: {name} must be at least 1, got {value}")
+            object.__setattr__(self, name, value)
+
+    def _set_window(self) -> None:
+        """Make kernel_size, stride and padding pairs; one number stands for both, as in PyTorch."""
+        for name, least in (("kernel_size", 1), ("stride", 1), ("padding", 0)):
+            given = getattr(self, name)
+            try:
+                pair = given if isinstance(given, tuple | list) else (given, given)
+                pair = tuple([as_int(extent, name) for extent in pair])
+            except ShapeError:
+                pair = ()
+            if len(pair) != 2 or min(pair) < least:
+                raise ShapeError(
+                    f"{self.name}: {name} must be an integer ≥ {least} or two of them, "
+                    f"got {show(given)}"
+                )
+            object.__setattr__(self, name, pair)
+
+    def _check_flags(self, *names: str) -> None:
+        """Raise `ShapeError` for a flag that is no bool, such as an argument in its place."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ShapeError(f"{self.name}: {name} must be True or False, got {show(value)}")
 
 
 def _window(extent: int, kernel: int, stride: int, padding: int, what: str) -> int:
@@ -116,22 +174,13 @@ def _covered(windows: tuple[Conv2d | MaxPool2d, ...], image: Shape) -> int:
     return count
 
 
-def _check_window(op: str, kernel_size: Shape, stride: Shape, padding: Shape) -> None:
-    for what, pair, least in (
-        ("kernel_size", kernel_size, 1),
-        ("stride", stride, 1),
-        ("padding", padding, 0),
-    ):
-        if len(pair) != 2 or min(pair) < least:
-            raise ShapeError(f"{op}: {what} must be two integers ≥ {least}, got {pair}")
-
-
 @dataclass(frozen=True)
 class Conv2d(Op):
     """Cross-correlation with zero padding, and what is fused into its epilogue.
 
     y = act(conv(x, w) + bias + residual): `bias` adds one value per output channel, `residual`
-    adds a second input of the output's shape, `relu` clamps at zero, in this order.
+    adds a second input of the output's shape, `relu` clamps at zero, in this order. An int for
+    kernel_size, stride or padding stands for both axes.
     """
 
     name: ClassVar[str] = "conv2d"
@@ -146,8 +195,9 @@ class Conv2d(Op):
     relu: bool = False
 
     def __post_init__(self) -> None:
-        self._positive(in_channels=self.in_channels, out_channels=self.out_channels)
-        _check_window(self.name, self.kernel_size, self.stride, self.padding)
+        self._set_counts("in_channels", "out_channels")
+        self._set_window()
+        self._check_flags("bias", "residual", "relu")
 
     @property
     def arity(self) -> int:
@@ -198,9 +248,9 @@ class BatchNorm(Op):
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        self._positive(channels=self.channels)
-        if not (math.isfinite(self.eps) and self.eps > 0):
-            raise ShapeError(f"batchnorm: eps must be positive and finite, got {self.eps}")
+        self._set_counts("channels")
+        if not (_number(self.eps) and math.isfinite(self.eps) and self.eps > 0):
+            raise ShapeError(f"batchnorm: eps must be positive and finite, got {show(self.eps)}")
 
     def weights(self) -> tuple[WeightSpec, ...]:
         shape = (self.channels,)
@@ -237,6 +287,9 @@ class Add(Op):
 
     relu: bool = False
 
+    def __post_init__(self) -> None:
+        self._check_flags("relu")
+
     @property
     def arity(self) -> int:
         return 2
@@ -254,7 +307,10 @@ class Add(Op):
 
 @dataclass(frozen=True)
 class MaxPool2d(Op):
-    """Maximum over windows; padding never wins, NaN does. Padding is at most half the kernel."""
+    """Maximum over windows; padding never wins, NaN does. Padding is at most half the kernel.
+
+    An int for kernel_size, stride or padding stands for both axes.
+    """
 
     name: ClassVar[str] = "maxpool2d"
 
@@ -263,7 +319,7 @@ class MaxPool2d(Op):
     padding: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        _check_window(self.name, self.kernel_size, self.stride, self.padding)
+        self._set_window()
         if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
             raise ShapeError(
                 f"maxpool2d: padding {self.padding} is more than half of kernel "
@@ -295,6 +351,9 @@ class ConvMaxPool(Op):
     pool: MaxPool2d
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.conv, Conv2d) and isinstance(self.pool, MaxPool2d)):
+            given = f"{type(self.conv).__name__} and {type(self.pool).__name__}"
+            raise ShapeError(f"{self.name} is made of a Conv2d and a MaxPool2d, got {given}")
         if self.conv.residual:
             raise ShapeError(f"{self.name}: the convolution takes no residual, got {self.label}")
 
@@ -338,7 +397,7 @@ class Linear(Op):
     out_features: int
 
     def __post_init__(self) -> None:
-        self._positive(in_features=self.in_features, out_features=self.out_features)
+        self._set_counts("in_features", "out_features")
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return (
@@ -381,6 +440,13 @@ class Relayout(Op):
     source: Layout
     target: Layout
 
+    def __post_init__(self) -> None:
+        for layout in (self.source, self.target):
+            if not isinstance(layout, Layout):
+                raise ShapeError(
+                    f"relayout: source and target are of r18.graph.ops.Layout, got {show(layout)}"
+                )
+
     @property
     def label(self) -> str:
         return f"relayout {self.source.value}→{self.target.value}"
@@ -404,6 +470,11 @@ class Normalize(Op):
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple | list) or not all(map(_number, value)):
+                raise ShapeError(f"normalize: {name} must be a tuple of numbers, got {show(value)}")
+            object.__setattr__(self, name, tuple(value))
         if not self.mean or len(self.mean) != len(self.std):
             raise ShapeError(
                 f"normalize: mean and std are one number a channel each, got {len(self.mean)} "
@@ -446,13 +517,24 @@ OPTIONAL_OPS: tuple[type[Op], ...] = (ConvMaxPool, Normalize)
 
 @dataclass(frozen=True)
 class Problem:
-    """An op with concrete input shapes: what a kernel is asked to do. Checked when made."""
+    """An op with concrete input shapes: what a kernel is asked to do. Checked when made.
+
+    Raises `ShapeError` for shapes that the op does not take, that hold anything but integers, or
+    whose tensors no memory can hold.
+    """
 
     op: Op
     inputs: tuple[Shape, ...]
 
     def __post_init__(self) -> None:
-        self.op.infer(*self.inputs)
+        if not isinstance(self.op, Op):
+            raise ShapeError(f"a problem is of an op of r18.graph.ops, got {show(self.op)}")
+        if not isinstance(self.inputs, tuple | list):
+            raise ShapeError(f"inputs must be a tuple of shapes, got {show(self.inputs)}")
+        what = f"{self.op.label}: the shape of an input"
+        object.__setattr__(self, "inputs", tuple([as_shape(s, what) for s in self.inputs]))
+        for shape in (self.output, *(spec.shape for spec in self.op.weights())):
+            check_size(shape)
 
     @property
     def output(self) -> Shape:
@@ -464,7 +546,8 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        return self.inputs[0][0]
+        """The first extent; 1 for a scalar, which has none."""
+        return self.inputs[0][0] if self.inputs[0] else 1
 
     def __str__(self) -> str:
         ins = ", ".join("×".join(map(str, s)) for s in self.inputs)
@@ -490,6 +573,10 @@ def _settings(op: Op) -> str:
         for f in fields(op)
         if f.name not in ("bias", "residual", "relu")
     )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _short(value: object) -> str:

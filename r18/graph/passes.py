@@ -23,12 +23,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from r18.errors import UsageError, WeightsError, unknown
 from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, Normalize, ReLU, Shape
+from r18.graph.precision import is_floating
 from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
 
 FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
@@ -203,23 +205,31 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
 
     With s = weight / √(running_var + eps) of the BatchNorm, the folded convolution weight is
     w[o,…]·s[o] and the folded bias is bias[o] − running_mean[o]·s[o]. Computed in float64; kept
-    there, so that the kernel's rounding to storage is the only one. Raises `WeightsError` for a
-    missing or misshapen tensor.
-    """
+    there, so that the kernel's rounding to storage is the only one.
 
+    The tensors may be PyTorch's, as in `model.state_dict()`; other entries are ignored. Raises
+    `WeightsError` for a tensor that is missing, misshapen or not floating-point, `UsageError` for
+    anything but a mapping.
+    """
+    if not isinstance(weights, Mapping):
+        raise UsageError(
+            f"weights must be a mapping of names to tensors, got a {type(weights).__name__}\n"
+            "  of a PyTorch module, give model.state_dict()"
+        )
     specs = schedule.weight_specs
 
     def given(name: str, shape: Shape) -> Array:
         if name not in weights:
             raise WeightsError(
                 f"schedule '{schedule.name}' needs the weight '{name}', which is not given"
+                + _why_missing(name, weights)
             )
-        if tuple(weights[name].shape) != shape:
+        array = as_array(weights[name], f"weight '{name}'")
+        if array.shape != shape:
             raise WeightsError(
-                f"weight '{name}' has shape {tuple(weights[name].shape)}, "
-                f"schedule '{schedule.name}' needs {shape}"
+                f"weight '{name}' has shape {array.shape}, schedule '{schedule.name}' needs {shape}"
             )
-        return weights[name]
+        return array
 
     folded: dict[str, Array] = {}
     for fold in schedule.folds:
@@ -235,3 +245,44 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
         name: folded[name] if name in folded else given(name, spec.shape)
         for name, spec in specs.items()
     }
+
+
+def _why_missing(name: str, weights: Mapping[str, object]) -> str:
+    """A second line for a message, where PyTorch's names tell what became of a weight."""
+    layer, _, role = name.rpartition(".")
+    if f"{name}_orig" in weights:
+        return f"\n  it is pruned: torch.nn.utils.prune.remove(module, '{role}') makes it plain"
+    if any(given.startswith(f"{layer}.parametrizations.{role}.") for given in map(str, weights)):
+        return (
+            "\n  it is parametrised: torch.nn.utils.parametrize.remove_parametrizations(module, "
+            f"'{role}') makes it plain"
+        )
+    if f"module.{name}" in weights:
+        return "\n  the names begin with 'module.': give the state_dict of the module within"
+    return ""
+
+
+def as_array(tensor: Any, what: str) -> Array:
+    """A floating-point tensor of NumPy or PyTorch as an array; `what` begins the message.
+
+    PyTorch's are brought to the host, and bfloat16 is widened, exactly. Raises `WeightsError` for
+    any other kind of value, which would be cast: integers, complex numbers, masks, strings.
+    """
+    given = type(tensor).__name__
+    if hasattr(tensor, "detach"):  # PyTorch, which the core does not import
+        given = f"{tensor.dtype} tensor"
+        try:
+            tensor = tensor.detach().cpu()
+            tensor = (tensor.float() if given.startswith("torch.bfloat16") else tensor).numpy()
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            cause = str(error).partition("\n")[0][:200]
+            raise WeightsError(f"{what} is no dense tensor on a device: {cause}") from None
+    elif isinstance(tensor, np.ndarray):
+        given = f"{tensor.dtype} array"
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise WeightsError(f"{what} is a masked array, and kernels know no mask: fill it first")
+    if not isinstance(tensor, np.ndarray) or not is_floating(tensor.dtype):
+        raise WeightsError(
+            f"{what} must be a floating-point array or tensor, got {given}: nothing is cast"
+        )
+    return tensor

@@ -43,6 +43,11 @@ def dtype_of(name: str) -> np.dtype[np.generic]:
         raise unknown("storage format", name, _DTYPES) from None
 
 
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a floating-point one, bfloat16 included."""
+    return dtype.kind == "f" or dtype == BFLOAT16
+
+
 @dataclass(frozen=True)
 class Precision:
     """How a kernel stores its tensors, multiplies, and accumulates.
@@ -111,8 +116,9 @@ def precision(name: str) -> Precision:
     """The precision of that name; raises `UnknownName` with the known ones."""
     try:
         return PRECISIONS[name]
-    except KeyError:
-        raise unknown("precision", name, PRECISIONS, meant=_ALSO.get(str(name).lower())) from None
+    except (KeyError, TypeError):  # a list is no key
+        meant = _ALSO.get(name.lower()) if isinstance(name, str) else None
+        raise unknown("precision", name, PRECISIONS, meant=meant) from None
 
 
 __all__ = [
@@ -127,5 +133,6 @@ __all__ = [
     "TF32",
     "Precision",
     "dtype_of",
+    "is_floating",
     "precision",
 ]

@@ -16,6 +16,7 @@ from r18.graph.ops import (
     Op,
     ReLU,
     Softmax,
+    as_shape,
 )
 from r18.graph.schedule import IMAGE, Checkpoint, Schedule, Step
 
@@ -39,7 +40,7 @@ def resnet(
     Step names and shapes equal torchvision's for resnet18 and resnet34 (a test holds this).
     Raises `ScheduleError` or `ShapeError` for parameters that make no network.
     """
-    if not blocks or min(blocks) < 1:
+    if not as_shape(blocks, "blocks") or min(blocks) < 1:
         raise ScheduleError(f"blocks must name at least one block a stage, got {blocks}")
     build = _Builder()
     value = build.conv_bn("conv1", "bn1", IMAGE, Conv2d(3, width, (7, 7), (2, 2), (3, 3)))
@@ -137,7 +138,7 @@ def network(name: str, **parameters: int) -> Schedule:
     """The schedule of a named network; raises `UnknownName` with the known ones."""
     try:
         build = NETWORKS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # a list is no key
         raise unknown("network", name, NETWORKS) from None
     return build(**parameters)  # type: ignore[arg-type]
 

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from r18.errors import ScheduleError, ShapeError, UsageError, unknown
-from r18.graph.ops import Normalize, Op, Problem, Shape, WeightSpec
+from r18.graph.ops import (
+    Normalize,
+    Op,
+    Problem,
+    Shape,
+    WeightSpec,
+    as_int,
+    as_shape,
+    check_size,
+)
 
 IMAGE = "image"
 PIXELS = "pixels"
@@ -86,6 +95,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if not self.steps:
             raise ScheduleError(f"schedule '{self.name}' has no steps")
+        given = as_shape(self.input_shape, f"schedule '{self.name}': the input's shape")
+        object.__setattr__(self, "input_shape", given)
         if not self.output:
             object.__setattr__(self, "output", self.steps[-1].output)
         _no_repeats(self.name, "step", (s.name for s in self.steps))
@@ -125,6 +136,7 @@ class Schedule:
 
     def shapes(self, batch: int) -> dict[str, Shape]:
         """Every value's logical shape at a batch size; raises `ScheduleError`, `ShapeError`."""
+        batch = as_int(batch, "batch")
         shapes: dict[str, Shape] = {self.input: (batch, *self.input_shape)}
         for step in self.steps:
             for value in step.inputs:
@@ -134,6 +146,7 @@ class Schedule:
                     )
             try:
                 shapes[step.output] = step.op.infer(*(shapes[v] for v in step.inputs))
+                check_size(shapes[step.output])
             except ShapeError as error:
                 raise ShapeError(f"step '{step.name}': {error}") from None
         return shapes

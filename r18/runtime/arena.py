@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from r18.errors import UsageError
+from r18.graph.ops import MOST_BYTES
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Lifetime:
     last: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", int(self.nbytes))  # NumPy's integers wrap in sums
         if self.nbytes < 0 or self.last < self.first:
             raise UsageError(f"not a lifetime: {self}")
 
@@ -49,7 +51,7 @@ def plan_arena(lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = T
     """Place every buffer at a multiple of `alignment`; with `share`, reuse bytes over time.
 
     Never larger than the sum of the aligned sizes, which is what `share=False` gives. Raises
-    `UsageError` for a repeated name or an alignment below 1.
+    `UsageError` for a repeated name, an alignment below 1, or more bytes than a size can count.
     """
     if alignment < 1:
         raise UsageError(f"alignment must be at least 1, got {alignment}")
@@ -66,6 +68,8 @@ def plan_arena(lifetimes: Sequence[Lifetime], alignment: int, *, share: bool = T
         offsets[life.name] = _lowest_gap(spans, size)
         placed.append(life)
         total = max(total, offsets[life.name] + size)
+    if total > MOST_BYTES:
+        raise UsageError(f"an arena of {total} bytes is too large: sizes end at 2⁶³ − 1")
     return Arena(offsets, total)
 
 

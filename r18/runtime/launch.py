@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from r18.backend import (
     Array,
     Backend,
@@ -15,26 +19,30 @@ from r18.backend import (
     tensor_nbytes,
     upload,
 )
-from r18.errors import NoKernel, ShapeError
+from r18.errors import NoKernel, ShapeError, UsageError
 from r18.graph.ops import Problem
+from r18.graph.precision import is_floating
 
 
 def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array) -> Launch:
     """A launch in new buffers, of host arrays: the problem's inputs, then the op's weights.
 
-    Arrays are logical (NCHW, OIHW) and converted to the kernel's layout and format. Raises
-    `NoKernel` with the refusal, `ShapeError` or `WeightsError` for arrays that are not the
-    problem's.
+    Arrays are logical (NCHW, OIHW) and converted to the kernel's layout and format: floating-point
+    ones are rounded, pixels are uint8. Raises `NoKernel` with the refusal, `ShapeError` or
+    `WeightsError` for arrays that are not the problem's, `UsageError` for inputs of another kind,
+    which would be cast: complex numbers, integers, masks, strings.
     """
     if (reason := kernel.refusal(problem)) is not None:
         raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
-    inputs, weights = arrays[: problem.op.arity], arrays[problem.op.arity :]
+    weights = arrays[problem.op.arity :]
+    given = input_dtype(problem, kernel.precision)
+    inputs = [_as_input(array, problem, given) for array in arrays[: problem.op.arity]]
     if tuple(a.shape for a in inputs) != problem.inputs:
         raise ShapeError(
             f"{problem} was given inputs of shape {', '.join(str(a.shape) for a in inputs)}"
         )
     memory, dtype = backend.memory, kernel.precision.dtype
-    buffers, given = [], input_dtype(problem, kernel.precision)
+    buffers = []
     for array in inputs:
         buffers.append(memory.empty(tensor_nbytes(array.shape, given)))
         upload(memory, array, input_layout(kernel, problem), given, buffers[-1])
@@ -47,6 +55,19 @@ def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array
         memory.empty(tensor_nbytes(problem.output, dtype)),
         memory.empty(kernel.workspace(problem)),
     )
+
+
+def _as_input(array: Array, problem: Problem, dtype: np.dtype[Any]) -> Array:
+    """The input, if its dtype is the problem's or may be rounded to it."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise UsageError(f"{problem.op.label} knows no mask: fill the masked array first")
+    if not isinstance(array, np.ndarray | np.generic):
+        raise UsageError(f"{problem.op.label} reads NumPy arrays, got a {type(array).__name__}")
+    pixels = dtype == np.uint8
+    if array.dtype != dtype and (pixels or not is_floating(array.dtype)):
+        wanted = "uint8 pixels" if pixels else f"floating-point values or {dtype}"
+        raise UsageError(f"{problem.op.label} reads {wanted}, got {array.dtype}: nothing is cast")
+    return np.asarray(array)
 
 
 def run_kernel(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array) -> Array:

@@ -23,9 +23,9 @@ How it works
 - The fast module owns nothing: its submodules and parameters are the model's own. A weight that
   is changed in place or replaced, a module that is replaced, and a model that is moved or cast are
   noticed at the next call; packed weights are rewritten in place, so that CUDA
-  graphs that read them stay valid. Training mode, hooks and an architecture that is no longer
-  ResNet-18's are errors. `fast.to(...)`, `fast.train()` and `fast.load_state_dict(...)` would
-  change the model and are errors: do that to the model.
+  graphs that read them stay valid. Training mode, hooks, a replaced `forward` and an architecture
+  that is no longer ResNet-18's are errors (`watch`). `fast.to(...)`, `fast.train()` and
+  `fast.load_state_dict(...)` would change the model and are errors: do that to the model.
 
 `docs/drop-in.md` tells users. PyTorch is imported when `optimize_resnet18` is called.
 """

@@ -8,78 +8,61 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from r18.errors import UsageError
 from r18.graph.ops import BatchNorm, Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, ReLU
 from r18.graph.resnet import resnet18
 from r18.graph.schedule import Schedule, Step
+from r18.torch.watch import (
+    Entries,
+    Watch,
+    global_hooks,
+    hidden_member,
+    hidden_method,
+    hooked,
+    other_method,
+)
 
 BLOCKS = (2, 2, 2, 2)
 STAGES = tuple(f"layer{stage}" for stage in range(1, len(BLOCKS) + 1))
 
 
 @dataclass(frozen=True, eq=False)
-class Entries:
-    """Entries of dictionaries, and what was there. Looking at them is on the way of every call."""
-
-    dictionaries: tuple[dict[str, Any], ...]
-    names: tuple[str, ...]
-    values: list[Any]
-
-    @property
-    def stand(self) -> bool:
-        return self.now() == self.values
-
-    def now(self) -> list[Any]:
-        return list(map(dict.get, self.dictionaries, self.names))
-
-
-@dataclass(frozen=True, eq=False)
 class Architecture:
     """A model that was found to be ResNet-18.
 
-    places:  every module in another.
-    sizes:   the dictionaries of modules, and how many there were in each.
+    watch:   everything else that its forward pass depends on.
     weights: every tensor, in the order of the schedule's weights.
     norms:   the BatchNorms, in the order of the steps.
     windows: stride and padding of the convolutions, in the order of the steps.
     shortcuts: of each block, whether it convolves what it adds.
-    settings: the attributes of layers that the schedule relies on.
-    hooks:   where modules keep their hooks.
     """
 
     model: nn.Module
-    places: Entries
-    sizes: tuple[tuple[dict[str, nn.Module | None], ...], list[int]]
+    watch: Watch
     weights: Entries
     norms: tuple[nn.BatchNorm2d, ...]
     windows: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
     shortcuts: tuple[bool, ...]
-    settings: Entries
-    hooks: tuple[dict[int, Any], ...]
 
     @property
     def stands(self) -> bool:
         """Whether every module is in its place still, set as it was, in evaluation mode and
         without hooks."""
-        found, sizes = self.sizes
         return not (
             self.model.training
-            or any(self.hooks)
             or any(norm.training for norm in self.norms)
-            or list(map(len, found)) != sizes
-            or not self.settings.stand
-            or not self.places.stand
+            or not self.watch.stands
+            # torch.compile guards the tensors that it has traced.
+            or not (torch.compiler.is_compiling() or self.weights.stand)
         )
 
     def tensors(self) -> list[torch.Tensor]:
         """The weights as they are now."""
         return self.weights.now()
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def examine(model: nn.Module) -> Architecture:
@@ -88,57 +71,54 @@ def examine(model: nn.Module) -> Architecture:
     Raises `UsageError` unless the model is torchvision's ResNet-18 in evaluation mode, and for a
     model whose changes the fast module could not notice.
     """
-    if not isinstance(model, ResNet):
-        raise _wrong(f"is a {type(model).__name__}, no ResNet of torchvision")
-    _check_forward(model, "", ResNet, ("forward", "_forward_impl"))
+    check_resnet(model)
+    if global_hooks():
+        raise UsageError(
+            "PyTorch has hooks for all modules (register_module_forward_hook or _pre_hook), which "
+            "fused layers would not call\n  remove them, or keep the model as it is"
+        )
+    for name, module in model.named_modules():
+        _check_module(name, module)
+    _check_forward(model, "", ResNet)
     counts = []
     for stage in STAGES:
-        module = _child(model, stage)
-        _check_forward(module, stage, nn.Sequential, ("forward",))
-        counts.append(len(list(module.children())))
-        for index, block in enumerate(module.children()):
+        blocks = _sequence(model, stage)
+        counts.append(len(blocks))
+        for name, block in blocks:
             if not isinstance(block, BasicBlock):
-                raise _wrong(f"has a {type(block).__name__} at {stage}.{index}, not a BasicBlock")
-            _check_forward(block, f"{stage}.{index}", BasicBlock, ("forward",))
+                raise _wrong(f"has a {type(block).__name__} at {name}, not a BasicBlock")
+            _check_forward(block, name, BasicBlock)
     if tuple(counts) != BLOCKS:
         raise _wrong(f"has stages of {_listed(counts)} blocks, not of {_listed(BLOCKS)}")
     schedule = resnet18(classes=_classes(model))
     modules = dict(_step_modules(model, schedule))
-    for stage, index in ((stage, index) for stage in STAGES for index in range(2)):
-        block = _child(model, f"{stage}.{index}")
-        if f"{stage}.{index}.downsample.0" not in modules and block.downsample is not None:
-            raise _wrong(f"has {stage}.{index}.downsample, which ResNet-18 has not")
+    blocks = [block for stage in STAGES for block in _sequence(model, stage)]
+    for name, block in blocks:
+        if f"{name}.downsample.0" in modules:
+            if (count := len(_sequence(model, f"{name}.downsample"))) != 2:
+                raise _wrong(f"has {count} modules in {name}.downsample, not 2")
+        elif block.downsample is not None:
+            raise _wrong(f"has {name}.downsample, which ResNet-18 has not")
+    for name, module in modules.items():
+        _check_forward(module, name, type(module))
     weights = tuple(_slots(schedule, modules))
-    tensors = [(f"{step}.{name}", found[name]) for step, found, name in weights]
-    _check_tensors(tensors)
-    for name, module in model.named_modules():
-        _check_module(name, module)
-    parents = [module._modules for module in model.modules()]
+    _check_tensors([(f"{step}.{name}", found[name]) for step, found, name in weights])
     convs = [module for module in modules.values() if isinstance(module, nn.Conv2d)]
     return Architecture(
         model,
-        _entries((found, name) for found in parents for name in found),
-        (tuple(parents), list(map(len, parents))),
-        _entries((found, name) for _, found, name in weights),
+        Watch.of(model, _settings(modules)),
+        Entries.of((found, name) for _, found, name in weights),
         tuple(module for module in modules.values() if isinstance(module, nn.BatchNorm2d)),
         tuple((_pair(conv.stride), _pair(conv.padding)) for conv in convs),
-        tuple(
-            block.downsample is not None
-            for stage in STAGES
-            for block in _child(model, stage).children()
-        ),
-        _entries(_settings(schedule, modules)),
-        tuple(
-            hooks
-            for module in model.modules()
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ),
+        tuple(block.downsample is not None for _, block in blocks),
     )
 
 
-def _entries(places: Iterable[tuple[dict[str, Any], str]]) -> Entries:
-    dictionaries, names = zip(*places, strict=True)
-    return Entries(dictionaries, names, list(map(dict.get, dictionaries, names)))
+def check_resnet(model: object) -> None:
+    """Raise `UsageError` unless the model is a ResNet of torchvision, of any depth."""
+    if not isinstance(model, ResNet):
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        raise _wrong(f"is {kind}, no ResNet of torchvision")
 
 
 def _wrong(what: str) -> UsageError:
@@ -148,18 +128,27 @@ def _wrong(what: str) -> UsageError:
     )
 
 
-def _listed(counts: tuple[int, ...] | list[int]) -> str:
-    return ", ".join(map(str, counts))
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))
 
 
-def _check_forward(module: nn.Module, name: str, known: type, methods: tuple[str, ...]) -> None:
-    """Raise `UsageError` for a forward pass that is not torchvision's own."""
-    for method in methods:
-        if method in vars(module) or getattr(type(module), method, None) is not getattr(
-            known, method
-        ):
-            where = f" at {name}" if name else ""
-            raise _wrong(f"has a {method} of its own{where}")
+def _check_forward(module: nn.Module, name: str, known: type[nn.Module]) -> None:
+    """Raise `UsageError` for a forward pass that is not the known class's."""
+    if (method := other_method(type(module), known)) is not None:
+        where = f" at {name}" if name else ""
+        raise _wrong(f"has a {method} of its own{where}")
+
+
+def _sequence(model: nn.Module, path: str) -> list[tuple[str, Any]]:
+    """The paths and modules of a Sequential, in the order in which it runs them."""
+    sequence = _child(model, path)
+    if type(sequence) is not nn.Sequential:
+        raise _wrong(f"has a {type(sequence).__name__} at {path}, not a Sequential")
+    _check_forward(sequence, path, nn.Sequential)
+    names = list(sequence._modules)
+    if names != list(map(str, range(len(names)))):
+        raise _wrong(f"has {path} with modules in the order {_listed(names)}")
+    return [(f"{path}.{name}", module) for name, module in sequence._modules.items()]
 
 
 def _child(model: nn.Module, path: str) -> Any:
@@ -193,20 +182,24 @@ def _step_modules(model: nn.Module, schedule: Schedule) -> Iterator[tuple[str, n
             found = getattr(module, what)
             found = found is not None if what == "bias" else found
             if found != wanted and _pair(found) != _pair(wanted):
-                raise _wrong(f"has {path} with {what}={getattr(module, what)}, not {wanted}")
+                raise _wrong(f"has {path} with {what}={found}, not {wanted}")
         yield step.name, module
 
 
-def _settings(
-    schedule: Schedule, modules: dict[str, nn.Module]
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """The attributes that `_step_modules` compared; a missing bias is found as a missing tensor."""
-    for step in schedule.steps:
+_FREE = {
+    *("bias", "in_channels", "out_channels", "num_features", "in_features", "out_features"),
+    "affine",
+}
+"""Settings that only describe the weights, which are looked at themselves."""
+
+
+def _settings(modules: dict[str, nn.Module]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The attributes that `_step_modules` compared, where a forward pass reads them."""
+    for step in resnet18().steps:
         if step.name in modules:
-            attributes = vars(modules[step.name])
             _, settings = _LAYERS[type(step.op)]
-            for name in settings(step.op).keys() - {"bias"}:
-                yield attributes, name
+            for name in settings(step.op).keys() - _FREE:
+                yield vars(modules[step.name]), name
 
 
 def _pair(value: Any) -> Any:
@@ -300,8 +293,29 @@ def _check_module(name: str, module: nn.Module) -> None:
             f"{where} is in training mode, and optimize_resnet18 is for inference\n"
             "  call model.eval() first"
         )
-    if _hooked(module):
+    if is_parametrized(module):
+        names = _listed(dict(_child(module, "parametrizations").named_children()))
+        raise UsageError(
+            f"{where} is parametrised ({names}): its weights are computed at each call\n"
+            "  torch.nn.utils.parametrize.remove_parametrizations(module, name) makes them plain"
+        )
+    pruned = [
+        hook._tensor_name
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, BasePruningMethod)
+    ]
+    if pruned:
+        raise UsageError(
+            f"{where} is pruned ({_listed(pruned)}): a hook computes the weight before each call\n"
+            "  torch.nn.utils.prune.remove(module, name) makes the pruned weight plain"
+        )
+    if hooked(module):
         raise UsageError(
             f"{where} has hooks, which fused layers would not call\n"
             "  remove them, or keep the model as it is"
         )
+    what = f" at {name}" if name else ""
+    if (method := hidden_method(module)) is not None:
+        raise _wrong(f"has a {method} of its own{what}")
+    if (member := hidden_member(module)) is not None:
+        raise _wrong(f"has an attribute that hides {name + '.' if name else ''}{member}")

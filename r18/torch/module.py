@@ -10,7 +10,7 @@ from torch import nn
 
 from r18.errors import ShapeError, UsageError, unknown
 from r18.graph.ops import Layout
-from r18.torch.architecture import examine
+from r18.torch.architecture import check_resnet, examine
 from r18.torch.choice import LEVELS, Choice, choose
 from r18.torch.convolution import WEIGHTS
 from r18.torch.followed import Followed
@@ -38,6 +38,7 @@ class FastResNet18(nn.Module):
         super().__init__()
         if fuse not in LEVELS:
             raise unknown("fusion level of a drop-in", fuse, LEVELS, error=UsageError)
+        check_resnet(model)
         self.fuse = fuse
         self._asked_precision = precision
         self._asked_backend = backend

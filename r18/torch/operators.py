@@ -8,7 +8,8 @@
 relu, cache, backend, precision, channels_last)`
     Convolution without bias, BatchNorm with running statistics, and ReLU if `relu`. `x` is in the
     precision's storage dtype, (N, C, H, W); the result is dense, in channels-last memory if
-    `channels_last`, otherwise in the memory format of `x`.
+    `channels_last`, otherwise in the memory format of `x`. No image gives an empty result; images
+    without pixels raise `ShapeError`.
 `r18::resnet18(images, weights, eps, cache, backend, precision)`
     Logits of images (N, 3, H, W). `weights` are the tensors of torchvision's `state_dict` in the
     order of `network_schedule(...).weight_specs`, `eps` the BatchNorms' in the order of the steps.
@@ -185,7 +186,11 @@ def conv_bn_relu(
                 f"r18::conv_bn_relu in {precision} takes {storage_dtype(precision)}, got {x.dtype}"
             )
         _check_devices("r18::conv_bn_relu", x, weights)
+        op = _conv(weight, stride, padding, relu)
         if not x.numel():
+            # As in PyTorch: no image is an empty result, images without pixels are an error. Their
+            # padding alone could fill an output, which nothing here would compute.
+            op.infer((x.shape[0] or 1, *x.shape[1:]))
             return _conv_bn_relu_fake(
                 x,
                 *weights,
@@ -198,7 +203,6 @@ def conv_bn_relu(
                 precision,
                 channels_last,
             )
-        op = _conv(weight, stride, padding, relu)
         found = kept.find(
             key,
             weights,
@@ -210,6 +214,8 @@ def conv_bn_relu(
 def _conv(
     weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], relu: bool
 ) -> Conv2d:
+    if weight.dim() != 4:
+        raise ShapeError(f"r18::conv_bn_relu takes weights (O, I, kh, kw), got {shape_of(weight)}")
     o, c, kh, kw = weight.shape
     (sh, sw), (ph, pw) = stride, padding
     return Conv2d(c, o, (kh, kw), (sh, sw), (ph, pw), relu=relu)
@@ -258,9 +264,10 @@ def resnet18(
         raise ShapeError(f"r18::resnet18 takes images (N, 3, H, W), got {shape_of(images)}")
     batch, _, height, width = images.shape
     classes = len(weights[-1])
-    if not batch:
-        return empty((0, classes), Layout.NCHW, images.dtype, images.device)
     variances = tuple(eps)
+    if not batch:
+        network_schedule(classes, height, width, variances)  # raises where no window fits
+        return empty((0, classes), Layout.NCHW, images.dtype, images.device)
     key = (images.shape, classes, variances, images.device, backend, precision)
     kept = followed(cache)
     found = kept.current(key, weights)

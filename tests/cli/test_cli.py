@@ -161,9 +161,10 @@ def test_backends_shows_causes_and_remedies_below_the_table(tmp_path: Path) -> N
     table, _, below = done.stdout.partition("\n\n")
     assert any(line.split()[:2] == ["broken", "unavailable"] for line in table.splitlines())
     assert "broken 1.2" in table
-    assert "broken: RuntimeError: the wrong moon, in broken_plugin.py:1\n  This is a fault" in below
+    cause = "broken: RuntimeError: the wrong moon, in broken_plugin.py:1\n"
+    assert f"{cause}  This is a fault of that plugin; to see" in below
     assert "lost: ModuleNotFoundError" in below
-    assert "Install the package that provides lost_plugin" in below
+    assert "Install the package that provides lost_plugin, or the extra" in below
     assert "gone: its process exited with code 0 when it was imported or probed" in below
     assert any(line.startswith("numpy") for line in table.splitlines())
 

@@ -143,3 +143,11 @@ def test_workers_do_not_import_from_the_current_folder_first(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the folder was imported from" not in done.stdout + done.stderr
+
+
+def test_the_module_is_the_command_in_any_folder(tmp_path: Path) -> None:
+    """What is imported once `python -m r18` runs does not come from the current folder."""
+    (tmp_path / "typer.py").write_text("raise SystemExit('the folder was imported from')\n")
+    command = [sys.executable, "-m", "r18", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout[:4]) == (0, "r18 "), done.stderr

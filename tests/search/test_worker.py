@@ -228,11 +228,13 @@ def test_a_kernel_that_forks_or_cannot_be_quoted_is_a_finding() -> None:
     ]
     outcomes = run(*jobs, job("double", number=1), workers=1)
     found = [outcome.result for outcome in outcomes[:-1]]
+    line = hostile_kernels.KERNELS[2].__code__.co_firstlineno + 1
     assert [finding.check for finding in found] == ["global_state", "global_state", "runs", "runs"]
     assert [finding.message for finding in found[:3]] == [
         "the call left a child process",
         "the call left a child process",
-        "raised Unprintable, which cannot be printed: its text raises ValueError",
+        f"raised Unprintable in _raises_the_unprintable (hostile_kernels.py:{line}), "
+        "which cannot be printed: its text raises ValueError",
     ]
     assert len(found[3].message) < 2100
     assert outcomes[-1].result == 2

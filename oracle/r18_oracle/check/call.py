@@ -303,7 +303,9 @@ def _trespass(arena: Arena, before: Array, seen: Array) -> str | None:
     name, at = arena.place(int(wrong[0]))
     if at < 0:
         return f"wrote {-at} byte(s) before the beginning of the {name} buffer"
-    return f"wrote {at - arena.spans[name][1] + 1} byte(s) past the end of the {name} buffer"
+    first = at - arena.spans[name][1]
+    wider = "; was a wider format written?" if name == "output" and not first else ""
+    return f"wrote past the end of the {name} buffer, first at byte {first} after it{wider}"
 
 
 def _changed(arena: Arena, before: Array, seen: Array, mine: tuple[str, ...]) -> str | None:

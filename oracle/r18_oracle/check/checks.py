@@ -37,14 +37,15 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from r18.backend import Array, Backend, Kernel
-from r18.errors import R18Error, UnknownName, UsageError
+from r18.errors import R18Error, UnknownName, UsageError, show
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.check.fence import fenceable, trespass
+from r18_oracle.check.hints import raised, unwritten
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.watch import Process, leave_fork
-from r18_oracle.findings import Finding, described, failed, shortened
+from r18_oracle.findings import Finding, failed, shortened
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.reference import KernelRunning
@@ -181,6 +182,9 @@ class Examination:
         sizes = None
         if reasons == [None, None]:
             sizes = [self._guarded(lambda: self.kernel.workspace(self.problem)) for _ in range(2)]
+        if reasons[0] is not None and not isinstance(reasons[0], str):
+            how = "must return None (accepted) or a sentence (why not)"
+            self._fail("refusal", f"refusal() {how}, not {show(reasons[0])}")
         if reasons[0] != reasons[1] or (sizes and sizes[0] != sizes[1]):
             self._fail("refusal", f"gave two answers: {reasons}, workspace {sizes}")
         self._pass("refusal")
@@ -260,7 +264,7 @@ class Examination:
             self._fail(
                 "full_write",
                 f"{np.count_nonzero(untouched)} of {untouched.size} output elements are never "
-                "written",
+                f"written{unwritten(self.kernel) if untouched.all() else ''}",
                 coordinate=_first(untouched),
             )
         self._pass("full_write")
@@ -349,7 +353,7 @@ class Examination:
             leave_fork(caller)
             self._global_state(self._process.change())
             check = "independence" if isinstance(error, KernelRunning) else "runs"
-            self._fail(check, f"raised {described(error)}")
+            self._fail(check, raised(error, self.kernel))
         finally:
             leave_fork(caller)
 

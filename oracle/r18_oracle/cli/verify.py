@@ -17,6 +17,7 @@ from r18.weights import SOURCES
 
 if TYPE_CHECKING:
     from r18.backend import Backend
+    from r18_oracle.findings import Finding
     from r18_oracle.search.verify import Verification
 
 Backends = Annotated[
@@ -141,14 +142,20 @@ def _print(verification: Verification, folder: Path, as_json: bool) -> None:
     """Print the result and each finding, which is saved in the folder."""
     from r18_oracle.findings import save
     from r18_oracle.search import verify_text
+    from r18_oracle.search.verify import counted
 
     if as_json:
         typer.echo(json.dumps(verify_text.to_json(verification), indent=2, allow_nan=False))
     else:
         typer.echo(verify_text.text(verification))
+    alike: dict[object, list[tuple[Finding, Path]]] = {}
     for finding in verification.findings:
-        path = save(finding, folder)
-        typer.echo(f"\n{finding.describe(path)}", err=as_json)
+        cause = (finding.check, finding.message, finding.backend, finding.subject)
+        alike.setdefault(cause, []).append((finding, save(finding, folder)))
+    for (finding, path), *others in alike.values():
+        more = [other.kernel for other, _ in others]
+        said = f"\n  and {counted(len(more), 'more kernel')}: {', '.join(more)}" if more else ""
+        typer.echo(f"\n{finding.describe(path)}{said}", err=as_json)
 
 
 def _write_reports(

@@ -62,6 +62,18 @@ def unavailable(backend: Backend, precision: str) -> str | None:
     return reason
 
 
+def lacks_convolutions(backend: Backend, precision: str) -> bool:
+    """Whether it has kernels in an available precision, and no convolution among them.
+
+    `uncovered` does not look at such a precision, which need not run networks while another does.
+    """
+    try:
+        ops = {k.op.name for k in backend.kernels() if k.precision.name == precision}
+        return "conv2d" not in ops and unavailable(backend, precision) is None
+    except Exception:  # of a kernel's refusal; the campaign shows it
+        return False
+
+
 def uncovered(
     backend: Backend, schedule: Schedule, batches: Sequence[int]
 ) -> list[tuple[str, Problem]]:

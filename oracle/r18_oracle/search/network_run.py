@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 
-from r18.errors import UsageError
+from r18.errors import UsageError, raised_in
 from r18.graph.resnet import network
 from r18.weights import Weights, load_weights
 from r18_oracle.findings import RUN, Finding, described
@@ -60,8 +58,7 @@ class NetworkRun:
 
     def _raised(self, backend: str, error: Exception) -> Finding:
         check = "independence" if isinstance(error, KernelRunning) else "runs"
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.name} ({Path(last.filename).name}:{last.lineno})"
+        where = raised_in(error, ours=True)
         return self.finding(check, backend, f"raised {described(error, f' in {where}')}")
 
     def refused(self, backend: str, reason: str) -> Finding:

@@ -18,7 +18,12 @@ from r18.graph.resnet import network
 from r18_oracle.findings import Finding
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import KernelReport
-from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
+from r18_oracle.search.coverage import (
+    coverage_findings,
+    idle_finding,
+    lacks_convolutions,
+    program_refusal,
+)
 from r18_oracle.search.crashes import smallest
 from r18_oracle.search.loading import kernel_of
 from r18_oracle.search.network_run import NetworkRun
@@ -82,6 +87,7 @@ class BackendResult:
 
     skipped:  precisions without a network run, with the reason.
     left_out: what else was not run, and how to run it.
+    empty:    the backend has no kernel.
     """
 
     name: str
@@ -90,6 +96,7 @@ class BackendResult:
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     left_out: str = ""
+    empty: bool = False
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -136,6 +143,8 @@ class Verification:
             return did
         idle = ", ".join(result.name for result in self.backends if not result.executed)
         where = f" on {idle}" if any(result.executed for result in self.backends) else ""
+        if self.request.kernels == "*" and all(result.empty for result in self.backends):
+            return f"{did}; kernels() returned no kernel{where}, so nothing is verified"
         return f"{did}; nothing was executed{where}, so nothing is verified"
 
 
@@ -197,7 +206,7 @@ class _BackendRun:
         self.name = name
         self.backend = backend
         self.request = suited(request, device)
-        self.result = BackendResult(name, device)
+        self.result = BackendResult(name, device, empty=not backend.kernels())
 
     def jobs(self) -> Iterator[Job]:
         """The network runs first, since they take longest; and the findings on coverage."""
@@ -278,6 +287,7 @@ def _network_jobs(
         return
     schedule = network(request.network)
     offered = dict.fromkeys(kernel.precision.name for kernel in backend.kernels())
+    lacking = [p for p in offered if lacks_convolutions(backend, p)]
     for precision in request.precisions or offered:
         run = NetworkRun(
             request.network,
@@ -292,5 +302,5 @@ def _network_jobs(
             yield network_job(name, run, request.profile.call_seconds)
             continue
         result.skipped[precision] = refusal
-        if precision in request.precisions:
+        if precision in request.precisions or len(lacking) == len(offered):
             result.findings.append(run.refused(name, refusal))

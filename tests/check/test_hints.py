@@ -1,0 +1,147 @@
+"""What a finding says of a usual mistake in a kernel: the exact message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import r18_numpy
+from r18.backend import Backend, DeviceInfo, HostKernel, Kernel, RoundingContract
+from r18.errors import NoKernel
+from r18.graph.ops import GlobalAvgPool, Problem, ReLU
+from r18.graph.precision import FP32
+from r18.runtime.plan import choose_kernel
+from r18_oracle.check.checks import examine
+from r18_oracle.findings import Failed
+from r18_oracle.search.coverage import lacks_convolutions
+from r18_oracle.search.profiles import profile
+from r18_oracle.search.verify import Request, verify
+
+PROBLEM = Problem(ReLU(), ((2, 3),))
+
+
+def returns(op: Any, inputs: Any, weights: Any, out: Any, workspace: Any) -> Any:
+    return np.maximum(inputs[0], 0)
+
+
+def widens(op: Any, inputs: Any, weights: Any, out: Any, workspace: Any) -> None:
+    wide = np.maximum(inputs[0], 0).astype(np.float64).ravel()
+    np.lib.stride_tricks.as_strided(out.view(np.uint8).ravel(), (48,))[:] = wide.view(np.uint8)
+
+
+def misshapes(op: Any, inputs: Any, weights: Any, out: Any, workspace: Any) -> None:
+    out[...] = np.zeros((5, 7))
+
+
+def inside_numpy(op: Any, inputs: Any, weights: Any, out: Any, workspace: Any) -> None:
+    np.pad(inputs[0], 1, mode="no such mode")  # type: ignore[call-overload]
+
+
+def uses_scratch(op: Any, inputs: Any, weights: Any, out: Any, workspace: Any) -> None:
+    workspace[:24].view(np.float32).reshape(2, 3)[...] = inputs[0]
+
+
+def right(op: Any, inputs: Any, weights: Any, out: Any, workspace: Any) -> None:
+    out[...] = np.maximum(inputs[0], 0)
+
+
+def line(run: Callable[..., Any]) -> str:
+    return f"test_hints.py:{run.__code__.co_firstlineno + 1}"
+
+
+def relu(run: Any, **options: Any) -> HostKernel:
+    rule = RoundingContract("exact", "float32", "float32")
+    return HostKernel("mine", ReLU, "plain", FP32, rule, run, **options)
+
+
+MESSAGES = {
+    returns: "6 of 6 output elements are never written; write into out (out[...] = y): what the "
+    "function returns is ignored",
+    widens: "wrote past the end of the output buffer, first at byte 0 after it; was a wider format "
+    "written?",
+    misshapes: f"raised ValueError in misshapes ({line(misshapes)}): could not broadcast input "
+    "array from shape (5,7) into shape (2,3)",
+    inside_numpy: f"raised ValueError in inside_numpy ({line(inside_numpy)}): mode 'no such mode' "
+    "is not supported",
+    uses_scratch: f"raised ValueError in uses_scratch ({line(uses_scratch)}): cannot reshape array "
+    "of size 0 into shape (2,3); the workspace has 0 bytes: declare scratch=lambda problem: nbytes",
+}
+
+
+@pytest.mark.parametrize("run", MESSAGES, ids=lambda run: str(run.__name__))
+def test_a_usual_mistake(run: Callable[..., Any]) -> None:
+    with pytest.raises(Failed) as caught:
+        examine(r18_numpy.Backend(), relu(run), PROBLEM, 0)
+    assert caught.value.finding.message == MESSAGES[run]
+
+
+def test_declared_scratch_is_no_mistake() -> None:
+    with pytest.raises(Failed) as caught:
+        examine(r18_numpy.Backend(), relu(uses_scratch, scratch=lambda problem: 8), PROBLEM, 0)
+    assert "declare scratch" not in caught.value.finding.message
+
+
+def test_a_refusal_of_any_kernel_is_none_or_a_sentence() -> None:
+    class Odd(HostKernel):
+        def refusal(self, problem: Problem) -> str | None:
+            return False  # type: ignore[return-value]
+
+    rule = RoundingContract("exact", "float32", "float32")
+    with pytest.raises(Failed) as caught:
+        examine(r18_numpy.Backend(), Odd("mine", ReLU, "plain", FP32, rule, right), PROBLEM, 0)
+    assert caught.value.finding.message == (
+        "refusal() must return None (accepted) or a sentence (why not), not False"
+    )
+
+
+# -- backends that lack something --------------------------------------------------------------
+
+
+class Lacking(Backend):
+    """ReLU only, and other kernels as asked."""
+
+    name = "mine"
+
+    def __init__(self, *kernels: Kernel) -> None:
+        self._kernels = kernels
+
+    def probe(self) -> DeviceInfo:
+        return DeviceInfo("cpu", "NumPy")
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return self._kernels
+
+
+def test_an_op_without_a_kernel_names_the_others() -> None:
+    problem = Problem(GlobalAvgPool(), ((1, 2, 3, 4),))
+    with pytest.raises(NoKernel) as caught:
+        choose_kernel((relu(right),), problem, "fp32")
+    assert str(caught.value).splitlines()[1:] == [
+        "  precisions with kernels for gap: none; ops with kernels: relu; add one to kernels(), "
+        "or borrow numpy's (docs/tutorial.md, step 5)"
+    ]
+
+
+def test_a_backend_without_a_kernel_verifies_nothing() -> None:
+    found = verify({"mine": Lacking()}, Request(profile("quick"), network="tiny"))
+    assert not found.executed
+    assert found.closing().endswith(
+        "no finding; kernels() returned no kernel, so nothing is verified"
+    )
+
+
+def test_a_backend_that_can_run_no_network_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1: its networks were not run in any precision that it offers."""
+    backend = Lacking(relu(right))
+    assert lacks_convolutions(backend, "fp32")
+    monkeypatch.setattr("r18_oracle.search.verify._kernel_jobs", lambda *rest: iter(()))
+    found = verify({"mine": backend}, Request(profile("quick"), network="tiny"))
+    (finding,) = found.findings
+    assert finding.kernel == "mine/program/all/fp32"
+    assert finding.message.startswith("cannot run tiny in fp32: precisions with kernels for ")
+    refusing = Lacking(relu(right, refuses=lambda problem: "not today"))
+    assert not lacks_convolutions(refusing, "fp32")  # as a device without the precision refuses
+    assert not lacks_convolutions(r18_numpy.Backend(), "fp32")
