@@ -122,10 +122,15 @@ class Listing:
     remedy: str = ""
 
 
-def survey() -> list[Listing]:
-    """Every installed backend, probed; a broken one is a line like the others."""
+def survey(names: Collection[str] | None = None) -> list[Listing]:
+    """Every installed backend, or those of these names, probed in this process.
+
+    One that raises is a line like the others; `r18.runtime.listing` also survives a crash.
+    """
     lines: list[Listing] = []
     for name, points in _claims().items():
+        if names is not None and name not in names:
+            continue
         provider = ", ".join(
             f"{point.dist.name} {point.dist.version}" if point.dist else point.value
             for point in points

@@ -151,8 +151,10 @@ def test_backends_shows_causes_and_remedies_below_the_table(tmp_path: Path) -> N
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(
         "[r18.backends]\nbroken = broken_plugin:Backend\nlost = lost_plugin:Backend\n"
+        "gone = gone_plugin:Backend\n"
     )
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('the wrong moon')\n")
+    (tmp_path / "gone_plugin.py").write_text("import os; os._exit(0)\n")
     argv = "import sys; sys.argv = ['r18', 'backends']; from r18.cli import main; main()"
     done = run_python(argv, path=[tmp_path])
     assert done.returncode == 0, done.stderr
@@ -163,6 +165,7 @@ def test_backends_shows_causes_and_remedies_below_the_table(tmp_path: Path) -> N
     assert f"{cause}  This is a fault of that plugin; to see" in below
     assert "lost: ModuleNotFoundError" in below
     assert "Install the package that provides lost_plugin, or the extra" in below
+    assert "gone: its process exited with code 0 when it was imported or probed" in below
     assert any(line.startswith("numpy") for line in table.splitlines())
 
 
