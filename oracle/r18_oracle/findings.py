@@ -213,7 +213,7 @@ def _is_seed(value: object) -> bool:
 
 
 def described(error: BaseException, where: str = "") -> str:
-    """The type, the place and the text of what a kernel raised; at most `MOST_TEXT` of the text."""
+    """The type, the place and the text of a kernel's exception; `MOST_TEXT` of the text at most."""
     kind = type(error).__name__[:MOST_TEXT]
     try:
         text = str(error)

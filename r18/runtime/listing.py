@@ -29,7 +29,7 @@ SECONDS = 60.0
 """Time for a backend to be imported, probed and planned for, on a busy machine."""
 REMEDY = "This is a fault of that plugin: import it by hand to see where."
 MOST_TEXT = 1000
-"""Characters of what a plugin says."""
+"""Characters of a message of a plugin."""
 
 
 @dataclass(frozen=True)
