@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from faults.bias import FAULTS, TWINS
+from faults.conv import linear
 from faults.fault import kernel
 from r18.backend import Array, Kernel
 from r18.graph.ops import Conv2d, Linear, Problem
@@ -102,3 +103,11 @@ def test_few_elements_are_not_judged() -> None:
     assert (drift.ratio(error, y, chosen) or 0.0) > 1
     chosen[0] = False
     assert drift.ratio(error, y, chosen) is None
+
+
+def test_a_small_bias_that_all_outputs_share_is_no_fault() -> None:
+    """Every sum is a multiple of its last bit, so the bias is rounded the same way in all."""
+    problem = Problem(Linear(1, 1), ((4345, 1),))
+    right = kernel("toy", Linear, "plain", linear)
+    found = [judged(right, problem, "positive", seed) for seed in range(12)]
+    assert max(one.bias or 0.0 for one in found) <= 1

@@ -15,6 +15,7 @@ from faults import HostBackend, state
 from faults.fault import kernel
 from faults.others import of_inputs, relu
 from r18.backend import Array
+from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Problem, ReLU
 from r18_oracle.check.state import State, base_problem, others
@@ -183,3 +184,12 @@ def test_a_damaged_campaign_is_a_clear_error(
     monkeypatch.setattr(replay, "fresh", lambda finding, seconds: None)
     with pytest.raises(UsageError, match="damaged"):
         replay.replayed(found(check="crash", details={"campaign": campaign}))
+
+
+def test_a_kernel_that_sets_the_threads_it_first_found_passes() -> None:
+    """As NumPy's does, whose number of threads is read once."""
+    backend = load_backend("numpy")
+    one = next(k for k in backend.kernels() if k.id == "numpy/linear/matmul/fp32")
+    base = base_problem(one, 10**6)
+    assert base is not None
+    assert State(backend, one, base, 0).run() == []

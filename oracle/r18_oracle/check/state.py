@@ -249,6 +249,7 @@ class State:
         self._cases: dict[tuple[Problem, int, int], Case] = {}
         self._case = self._case_of(problem)
         self._process = Process.now()
+        self._watched = True
         self._declared = declaration(kernel)
 
     def run(self, only: str | None = None) -> list[Problem]:
@@ -415,14 +416,14 @@ class State:
 
     @contextmanager
     def _on(self, count: int) -> Iterator[None]:
-        """Another number of threads, which is no change of the process by the kernel."""
-        before = self._process
+        """Another number of threads. A kernel that puts back the number that it found first is no
+        concern of this check, so the state of the process is not looked at."""
         with thread_count(count):
-            self._process = Process.now()
+            self._watched = False
             try:
                 yield
             finally:
-                self._process = before
+                self._watched = True
 
     # -- their parts ---------------------------------------------------------------------------
 
@@ -511,7 +512,7 @@ class State:
             return _raised(error)
         finally:
             leave_fork(caller)
-            if (change := self._process.change()) is not None:
+            if self._watched and (change := self._process.change()) is not None:
                 self._process.restore()
                 self._fail(self.problem, Fault(f"the call {change}"), "", "global_state")
 

@@ -209,7 +209,9 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
         mask = mask | unspecified
     drift = None
     if not contract.truncates and not is_split(case) and contract.output != "float64":
-        rest = (1 + c) * lost + own + c**2 * weighed + factors**2 * products
+        # An addend much smaller than the sum is rounded alike in all outputs that share it.
+        shared_addends = len(addends) * roundoff(contract) * size
+        rest = (1 + c) * lost + own + c**2 * weighed + factors**2 * products + shared_addends
         steps = _rounding_steps(contract, depth + fused, weighed, size, np.abs(y) + largest)
         shared = 0.0
         if factors:
