@@ -16,11 +16,11 @@ each term:
   it, so it is one term, of u_in·|v|·∂(Σ_i S_i)/∂|v|.
 
 What the model does not cover is added in full: a bias or residual, u·S_i each, since all outputs
-that share a small one round it alike (a sum of one binade is a multiple of its last bit); underflow,
-the float64 reference's own error, and products of several δ, at most c²·S_i with c = γ_n (and f² for
-factors). Both choices of c_i are tested, so each with half of `DELTA`. Truncated factors move T by
-about 0.7·u_in·Σ|y_i| for c_i = sign(y_i), which exceeds λ·√Σ a² from some hundreds of weights and
-pixels on.
+that share a small one round it alike (a sum of one binade is a multiple of its last bit);
+underflow, the float64 reference's own error, and products of several δ, at most c²·S_i with
+c = γ_n (and f² for factors). Both choices of c_i are tested, so each with half of `DELTA`.
+Truncated factors move T by about 0.7·u_in·Σ|y_i| for c_i = sign(y_i), which exceeds λ·√Σ a² from
+some hundreds of weights and pixels on.
 
 An element takes part only if |y_i| exceeds its bound: the others may be cut by a ReLU, and what is
 cut is cut on one side. That choice does not depend on the roundings.
