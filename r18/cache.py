@@ -75,7 +75,7 @@ def _make(folder: Path) -> None:
 
 
 def _usable(folder: Path) -> bool:
-    """Whether nobody else can have written the folder's files; warns once if somebody can."""
+    """Whether only the user can have written the folder's files; warns once if others can."""
     try:
         foreign = _foreign(folder.stat())
     except OSError:
@@ -90,7 +90,7 @@ def _usable(folder: Path) -> bool:
 
 
 def _foreign(found: os.stat_result) -> str:
-    """Why somebody else can have written what is there; empty if nobody can."""
+    """Why others can have written what is there; empty if only the user can."""
     if not hasattr(os, "geteuid"):  # Windows: a profile is its user's own
         return ""
     if found.st_uid != os.geteuid():

@@ -144,6 +144,31 @@ def deferred() -> Iterator[None]:
         signal.raise_signal(pending[0])
 
 
+def end_group(leader: int) -> None:
+    """Kill a process, the group that it leads, and its descendants that have left the group."""
+    import psutil  # not before a command has its handlers
+
+    found = []
+    with suppress(psutil.Error):
+        found = psutil.Process(leader).children(recursive=True)
+    if hasattr(os, "killpg"):
+        with suppress(OSError):  # no such group: it leads none yet, or is gone
+            os.killpg(leader, signal.SIGKILL)
+    for process in found:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`, or `SIGRTMIN+3`: Python names only the first and the last real-time signal."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    first = getattr(signal, "SIGRTMIN", None)
+    if first is not None and first < number <= signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - first}"
+    return f"signal {number}"
+
+
 class _Broken(Exception):
     """A stream that cannot be written: the exit code, and the line to say."""
 
@@ -230,4 +255,4 @@ def _drop_unwritten() -> None:
                 os.close(nowhere)
 
 
-__all__ = ["deaf", "deferred", "run"]
+__all__ = ["deaf", "deferred", "end_group", "run", "signal_name"]

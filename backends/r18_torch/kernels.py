@@ -187,6 +187,10 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
     """
     if x.is_cuda:
         return x, weight
+    if x.shape[1] == 1 and x.ndim == 4:
+        # NOTE: PyTorch's channels-last convolution of one channel is wrong where the output has one
+        # column (docs/pytorch-one-column.md). NCHW has the same bytes there.
+        x = x.reshape(-1).view(x.shape)
     return x.to(_wide(x)), weight.to(_wide(weight))
 
 

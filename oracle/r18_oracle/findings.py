@@ -28,10 +28,19 @@ CHOICE = "choice"
 """Key of a finding's details: the id of the kernel's choice at fault."""
 RUN = "run"
 """Key of a finding's details: the fields of a network run."""
+STATE = "state"
+"""Key of a finding's details: the scenario of the check `state` and its first problem."""
+BEFORE = "before"
+"""Key of a finding's details: the calls that came before, in order."""
+CAMPAIGN = "campaign"
+"""Key of the details of a crash or a hang: the campaign that it was found in."""
 MOST_TEXT = 2000
 """Characters of a text that a kernel wrote, in a message."""
 SILENCE = "silence_seconds"
 """Key of the details of a crash or a hang: the time limit that it was found with."""
+
+SHOWN = 3
+"""Earlier calls that a description lists."""
 
 
 class Subject(Enum):
@@ -126,13 +135,26 @@ class Finding:
             lines.append(f"  problem   {self.problem}")
         if CHOICE in self.details:
             lines.append(f"  choice    {self.details[CHOICE]}")
+        lines += self._before()
         lines.append(f"  input     {self.kind}, seed {self.seed}")
-        if self.coordinate is not None:
+        if self.coordinate is not None and self.got is None:
+            lines.append(f"  first     at {self.coordinate}")
+        elif self.coordinate is not None:
             lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")
             lines.append(f"            expected {self.expected!r}, bound {self.bound!r}")
         if path is not None:
             lines.append(f"  replay    {self.command(path)}")
         return "\n".join(lines)
+
+    def _before(self) -> list[str]:
+        """The calls that came before, the last ones of many."""
+        try:
+            problems = [problem_from_json(call["problem"]) for call in self.details.get(BEFORE, ())]
+        except (TypeError, ValueError, KeyError, AttributeError, R18Error):
+            return []
+        shown = [f"  after     {problem}" for problem in problems[-SHOWN:]]
+        more = len(problems) - len(shown)
+        return [f"  after     {more} more calls", *shown] if more else shown
 
     def command(self, path: Path | str) -> str:
         """The command that replays the finding in a file, with what a file may not decide alone."""
@@ -191,7 +213,7 @@ def _is_seed(value: object) -> bool:
 
 
 def described(error: BaseException, where: str = "") -> str:
-    """The type, the place and the text of what a kernel raised; at most `MOST_TEXT` of the text."""
+    """The type, the place and the text of a kernel's exception; `MOST_TEXT` of the text at most."""
     kind = type(error).__name__[:MOST_TEXT]
     try:
         text = str(error)

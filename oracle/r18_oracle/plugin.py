@@ -6,18 +6,12 @@ test needs it.
     pytest --pyargs r18_oracle.conformance --r18-backend NAME
 
 runs the conformance suite on one backend. Expected failures are strict, and each needs a reason
-and a link. They are in a TOML file, `--r18-xfails FILE`, with entries like
-
-    [[xfail]]
-    test = "test_kernel[mine/conv2d/*]"
-    reason = "subnormals are flushed"
-    link = "https://example.org/issues/7"
+and a link. They are in a TOML file, `--r18-xfails FILE`; see `r18_oracle.xfails`.
 """
 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -161,29 +155,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     path: Path | None = config.getoption("--r18-xfails")
     if path is None:
         return
-    for entry in _expected_failures(path):
-        mark = pytest.mark.xfail(reason=f"{entry['reason']} ({entry['link']})", strict=True)
-        hits = [item for item in items if fnmatchcase(_literal(item.name), _literal(entry["test"]))]
-        if not hits and config.getoption("--r18-kernels") == "*":
-            raise pytest.UsageError(f"{path}: no test matches '{entry['test']}'")
-        for item in hits:
-            item.add_marker(mark)
-
-
-def _literal(name: str) -> str:
-    """pytest's brackets are not a character class."""
-    return name.replace("[", "<").replace("]", ">")
-
-
-def _expected_failures(path: Path) -> list[dict[str, Any]]:
-    from r18.files import JSON_LIMIT, read_text
+    from r18.errors import UsageError
+    from r18_oracle.xfails import load_expected
 
     try:
-        entries = tomllib.loads(read_text(path, JSON_LIMIT)).get("xfail", [])
-    except (OSError, ValueError) as error:
-        raise pytest.UsageError(f"cannot read --r18-xfails {path}: {error}") from None
+        entries = load_expected(path)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
     for entry in entries:
-        missing = {"test", "reason", "link"} - set(entry)
-        if missing:
-            raise pytest.UsageError(f"{path}: an [[xfail]] lacks {', '.join(sorted(missing))}")
-    return list(entries)
+        mark = pytest.mark.xfail(reason=str(entry), strict=True)
+        hits = [item for item in items if entry.matches(item.name)]
+        if not hits and config.getoption("--r18-kernels") == "*":
+            raise pytest.UsageError(f"{path}: no test matches '{entry.test}'")
+        for item in hits:
+            item.add_marker(mark)

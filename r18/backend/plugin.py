@@ -86,7 +86,7 @@ def named_object(module: str, path: str) -> object:
             meant = f", did you mean '{near}'?" if near else ""
             what = getattr(owner, "__name__", type(owner).__name__)
             cause = f"{plain(what)} has no '{plain(part)}'{meant}"
-            raise BackendUnavailable(asked, cause, _known_backends(module, found)) from None
+            raise BackendUnavailable(asked, cause, _known_backends(found)) from None
     return found
 
 
@@ -254,11 +254,11 @@ def _missing_return(value: object) -> str:
     return f": {RETURN}" if value is None else ""
 
 
-def _known_backends(module: str, found: object) -> str:
+def _known_backends(found: object) -> str:
     """The classes of a module that inherit `Backend`, for a message."""
     classes = [
         name
         for name, value in getattr(found, "__dict__", {}).items()
-        if isinstance(value, type) and issubclass(value, Backend) and value.__module__ == module
+        if isinstance(value, type) and issubclass(value, Backend) and value is not Backend
     ]
     return f"Its backends: {', '.join(classes)}." if classes else "It defines no backend."

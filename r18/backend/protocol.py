@@ -11,9 +11,12 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
   output element that does not depend on it (in a Winograd kernel: an element of another tile).
 - Conv2d is cross-correlation: y[n,o,i,j] = Σ w[o,c,r,s]·x[n,c, i·stride−pad+r, j·stride−pad+s],
   where x outside the image is +0. A zero weight times an infinite or NaN pixel is NaN. What the
-  op fuses comes after the sum, in this order: bias, residual, ReLU.
+  op fuses comes after the sum, in this order: bias, residual, ReLU. Where an infinite or NaN weight
+  meets padding, its product with +0 is NaN or is left out: libraries do either, so such an output
+  is not specified. Every other output is.
 - BatchNorm: (x − mean) / √(var + eps) · weight + bias, with eps inside the root. A kernel may use
-  the form x·scale + shift and declares which it uses.
+  the form x·scale + shift and declares which it uses. A variance below −eps gives NaN throughout
+  its channel; one of −eps itself is not specified.
 - ReLU(x) is x for x > 0, NaN for NaN, and a zero otherwise.
 - Add: a + b; with `relu`, ReLU(a + b).
 - MaxPool2d: padding never wins, not even over −Inf; a window that holds a NaN gives NaN.

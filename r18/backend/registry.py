@@ -122,10 +122,15 @@ class Listing:
     remedy: str = ""
 
 
-def survey() -> list[Listing]:
-    """Every installed backend, probed; a broken one is a line like the others."""
+def survey(names: Collection[str] | None = None) -> list[Listing]:
+    """Every installed backend, or those of these names, probed in this process.
+
+    One that raises is a line like the others; `r18.runtime.listing` also survives a crash.
+    """
     lines: list[Listing] = []
     for name, points in _claims().items():
+        if names is not None and name not in names:
+            continue
         provider = ", ".join(
             f"{point.dist.name} {point.dist.version}" if point.dist else point.value
             for point in points
@@ -135,6 +140,19 @@ def survey() -> list[Listing]:
         except BackendUnavailable as error:  # a broken one is a line like the others
             lines.append(Listing(name, provider, None, error.cause, error.remedy))
     return lines
+
+
+def asked_module() -> Listing | None:
+    """The backend that `R18_BACKEND` names as module:attr, probed; None if it names no module."""
+    asked = os.environ.get(VARIABLE, "")
+    if ":" not in asked:
+        return None
+    try:
+        return Listing(asked, VARIABLE, _probed(asked)[1])
+    except BackendUnavailable as error:
+        return Listing(asked, VARIABLE, None, error.cause, error.remedy)
+    except UsageError as error:
+        return Listing(asked, VARIABLE, None, str(error))
 
 
 def available() -> list[Backend]:

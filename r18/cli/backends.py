@@ -7,12 +7,9 @@ import json
 import typer
 from tabulate import tabulate
 
-from r18.backend import CompileOptions
-from r18.backend.registry import VARIABLE, Listing, load_backend, survey
+from r18.backend.registry import VARIABLE, Listing, asked_module
 from r18.cli.options import AsJson
-from r18.graph.precision import PRECISIONS
-from r18.graph.resnet import resnet18
-from r18.runtime.plan import make_plan
+from r18.runtime.listing import entries
 
 
 def backends(as_json: AsJson = False) -> None:
@@ -21,8 +18,9 @@ def backends(as_json: AsJson = False) -> None:
     A star marks the one that auto takes. Precisions are those in which it has a kernel for every
     step of ResNet-18.
     """
-    listing = survey()
-    precisions = {line.name: _precisions(line.name) for line in listing if line.device}
+    found = entries()
+    listing = [entry.line for entry in found]
+    precisions = {entry.line.name: entry.precisions for entry in found}
     real = (line for line in listing if line.device and not line.device.simulated)
     auto = next((line.name for line in real), None)
     if as_json:
@@ -40,6 +38,9 @@ def backends(as_json: AsJson = False) -> None:
     typer.echo(tabulate(rows, ("backend", "device", "provider", "precisions")))
     if auto is not None:
         typer.echo(f"\n* taken by auto; choose another with --backend NAME or {VARIABLE}=NAME")
+    if asked := asked_module():
+        about = asked.device or asked.cause + (asked.remedy and f"\n  {asked.remedy}")
+        typer.echo(f"\n{VARIABLE}={asked.name}: {about}")
     for line in listing:
         if line.device is None:
             typer.echo(f"\n{line.name}: {line.cause}" + (line.remedy and f"\n  {line.remedy}"))
@@ -47,19 +48,9 @@ def backends(as_json: AsJson = False) -> None:
         typer.echo("none is installed; pip install r18 brings numpy and torch")
 
 
-def _precisions(name: str) -> list[str]:
-    """In which the backend's kernels cover ResNet-18, by the planner; needs no device."""
-    backend, network, covered = load_backend(name), resnet18(), []
-    for precision in PRECISIONS:
-        try:
-            make_plan(backend, network, CompileOptions(precision=precision))
-        except Exception:  # a plugin's fault must not end the listing
-            continue
-        covered.append(precision)
-    return covered
-
-
-def _json(line: Listing, auto: str | None, precisions: dict[str, list[str]]) -> dict[str, object]:
+def _json(
+    line: Listing, auto: str | None, precisions: dict[str, tuple[str, ...]]
+) -> dict[str, object]:
     device = line.device
     return {
         "name": line.name,
@@ -67,7 +58,7 @@ def _json(line: Listing, auto: str | None, precisions: dict[str, list[str]]) -> 
         "available": device is not None,
         "auto": line.name == auto,
         "device": device and {"kind": device.kind, "name": device.name, **device.details},
-        "precisions": precisions.get(line.name, []),
+        "precisions": list(precisions.get(line.name, ())),
         "cause": line.cause,
         "remedy": line.remedy,
     }

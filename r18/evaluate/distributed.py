@@ -237,7 +237,7 @@ def local_cluster(workers: int, kind: str) -> Iterator[Client]:
              cores evenly.
 
     A scheduler runs whatever its clients send. Connections therefore use TLS with a certificate
-    that is made for this cluster and stays in the memory of its processes: nobody else on the
+    that is made for this cluster and stays in the memory of its processes: no other user of the
     machine can connect. It has no pages for a browser.
 
     Raises `UsageError` for more workers than GPUs, and if the package `cryptography` is missing.

@@ -13,13 +13,18 @@ import numpy as np
 import pytest
 
 import r18_numpy
-from r18.backend import HostKernel, RoundingContract
-from r18.backend.registry import get_backend
+from commands import r18
+from r18.backend import DeviceInfo, HostKernel, RoundingContract
+from r18.backend.registry import asked_module, get_backend
 from r18.errors import BackendUnavailable, R18Error, UnknownName, unknown_kernel
 from r18.graph.ops import BatchNorm, Conv2d, Linear, Op, Problem, ReLU
 from r18.graph.precision import FP32, precision
 from r18.runtime.launch import run_kernel
+from r18_oracle.cli.verify import _print
+from r18_oracle.findings import Finding
 from r18_oracle.judge.bounds import DERIVATIONS
+from r18_oracle.search.profiles import profile
+from r18_oracle.search.verify import BackendResult, Request, Verification
 from support import ROOT
 
 SOURCE = """\
@@ -377,6 +382,48 @@ def test_an_op_or_an_algorithm_becomes_a_glob() -> None:
             "  known: mine/conv2d/plain/fp32, mine/relu/plain/fp32\n"
             "  A glob over ids works too."
         )
+
+
+def test_the_listing_shows_the_module_that_the_variable_names(
+    load: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a line below the table, which has the installed ones."""
+    load()
+    monkeypatch.setenv("R18_BACKEND", "good:Backend")
+    assert "\n\nR18_BACKEND=good:Backend: NumPy\n" in r18("backends").out
+    monkeypatch.setenv("R18_BACKEND", "good:Backed")
+    asked = asked_module()
+    assert asked is not None
+    assert asked.device is None
+    assert asked.cause == "good has no 'Backed', did you mean 'Backend'?"
+    monkeypatch.setenv("R18_BACKEND", "good.py:Backend")
+    asked = asked_module()
+    assert asked is not None
+    assert asked.cause == "'good.py:Backend' names a file: write good:Backend"
+    monkeypatch.setenv("R18_BACKEND", "numpy")
+    assert asked_module() is None
+
+
+def test_findings_with_one_cause_are_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every one has its file; other messages and other checks stay apart."""
+
+    def finding(kernel: str, check: str, message: str) -> Finding:
+        return Finding(check, "mine", kernel, None, "none", 0, message)
+
+    found = [finding(name, "runs", "raised X") for name in ("a", "b", "c")]
+    found += [finding("d", "runs", "raised Y"), finding("e", "bound", "raised X")]
+    result = BackendResult("mine", DeviceInfo("cpu", "NumPy"), findings=found)
+    _print(Verification(Request(profile("quick")), [result]), tmp_path, as_json=False)
+    out = capsys.readouterr().out
+    assert len(list(tmp_path.iterdir())) == 5
+    assert [line for line in out.splitlines() if ": raised" in line] == [
+        "a: runs: raised X",
+        "d: runs: raised Y",
+        "e: bound: raised X",
+    ]
+    assert "  and 2 more kernels: b, c\n" in out
 
 
 # -- what the guide promises -------------------------------------------------------------------

@@ -151,17 +151,21 @@ def test_backends_shows_causes_and_remedies_below_the_table(tmp_path: Path) -> N
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(
         "[r18.backends]\nbroken = broken_plugin:Backend\nlost = lost_plugin:Backend\n"
+        "gone = gone_plugin:Backend\n"
     )
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('the wrong moon')\n")
+    (tmp_path / "gone_plugin.py").write_text("import os; os._exit(0)\n")
     argv = "import sys; sys.argv = ['r18', 'backends']; from r18.cli import main; main()"
     done = run_python(argv, path=[tmp_path])
     assert done.returncode == 0, done.stderr
     table, _, below = done.stdout.partition("\n\n")
     assert any(line.split()[:2] == ["broken", "unavailable"] for line in table.splitlines())
     assert "broken 1.2" in table
-    assert "broken: RuntimeError: the wrong moon\n  This is a fault of that plugin" in below
+    cause = "broken: RuntimeError: the wrong moon, in broken_plugin.py:1\n"
+    assert f"{cause}  This is a fault of that plugin; to see" in below
     assert "lost: ModuleNotFoundError" in below
-    assert "pip install 'lost_plugin'" in below
+    assert "Install the package that provides lost_plugin, or the extra" in below
+    assert "gone: its process exited with code 0 when it was imported or probed" in below
     assert any(line.startswith("numpy") for line in table.splitlines())
 
 
@@ -451,9 +455,10 @@ def test_bench_from_host_memory(command: Command, tmp_path: Path) -> None:
 
 
 def test_bench_keeps_what_it_has_timed_when_the_rest_fails(
-    command: Command, tmp_path: Path
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that no memory holds, behind one that is quickly done."""
+    monkeypatch.setattr("r18.backend.options.MOST_IMAGES", 10**12)  # or it is refused at once
     asked = ("--backends", "numpy", "--batch", f"2,{10**9}", "--record", "--records", tmp_path)
     with pytest.raises(MemoryError):
         command(*QUICK, *asked)

@@ -32,13 +32,20 @@ class Moment:
 sys.meta_path.insert(0, Moment())
 """
 AT_FLUSH = """
-import os
+import os, shutil
+
+first, *others = {numbers}
+remove = shutil.rmtree
 
 def fsync(descriptor):
-    for number in {numbers}:
-        os.kill(os.getpid(), number)
+    os.kill(os.getpid(), first)
 
-os.fsync = fsync
+def rmtree(*arguments, **options):
+    for number in others:
+        os.kill(os.getpid(), number)
+    remove(*arguments, **options)
+
+os.fsync, shutil.rmtree = fsync, rmtree
 """
 COMMAND = """
 import sys

@@ -132,7 +132,7 @@ _MEMORIES = (
         "sample_position",
         _remembers(_checksum, mean()),
     ),
-    cheat(Add, "right_once", "computes once, and never again", "repeatability", _once),
+    cheat(Add, "right_once", "computes once, and never again", "repeatability exact", _once),
     cheat(
         Add,
         "not_deterministic",
@@ -254,7 +254,7 @@ _LATE = (
         ReLU,
         "changes_its_input_later",
         "writes to its input when it is asked no more",
-        "completion",
+        "completion state",
         always(_input_later),
     ),
 )

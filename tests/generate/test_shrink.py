@@ -76,3 +76,35 @@ def test_nothing_is_tried_twice_and_nothing_when_it_is_enough() -> None:
     tried.clear()
     assert shrunk(start, fails, lambda: True) == start
     assert tried == []
+
+
+@pytest.mark.parametrize("height", [*range(5, 64, 2), 99, 1025, 4_097])
+def test_a_fault_of_odd_heights_is_shrunk_to_three(height: int) -> None:
+    least = shrunk(
+        Problem(ReLU(), ((2, 3, height, 4),)),
+        lambda problem: problem.inputs[0][2] > 1 and problem.inputs[0][2] % 2 == 1,
+        never,
+    )
+    assert least == Problem(ReLU(), ((1, 1, 3, 1),))
+
+
+@pytest.mark.parametrize("channels", [65_537, 1_033, 999, 57, 49])
+def test_a_fault_of_a_remainder_is_shrunk_to_the_smallest_size_with_it(channels: int) -> None:
+    wanted = channels % 8
+    least = shrunk(
+        Problem(ReLU(), ((1, channels, 1, 1),)),
+        lambda problem: problem.inputs[0][1] >= 40 and problem.inputs[0][1] % 8 == wanted,
+        never,
+    )
+    assert least.inputs[0][1] == 40 + wanted
+
+
+def test_few_problems_are_tried_for_a_large_one() -> None:
+    tried: list[Problem] = []
+
+    def fails(problem: Problem) -> bool:
+        tried.append(problem)
+        return problem.inputs[0][1] >= 40 and problem.inputs[0][1] % 8 == 1
+
+    assert shrunk(Problem(ReLU(), ((2, 65_537, 3, 3),)), fails, never).inputs == ((1, 41, 1, 1),)
+    assert len(tried) < 120

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -45,6 +46,8 @@ FAULTS = {
     "faulty/gap/idle/fp32": "coverage",
 }
 KERNELS = [kernel.id for kernel in Faulty().kernels()]
+TRUSTED = ("--backend", "faulty_backends:Faulty")
+"""What a file may not decide alone."""
 NETWORK = "faulty_backends:Faulty/program/all/fp32"
 
 
@@ -191,15 +194,22 @@ def test_each_finding_is_printed_with_all_that_shows_it(faulty: Run) -> None:
     assert f": {len(KERNELS)} kernels on " in faulty.verification.closing()
     assert " problems and 1 network in " in faulty.verification.closing()
     assert faulty.verification.closing().endswith(" s: 8 findings")
-    for finding, text in zip(faulty.verification.findings, told, strict=True):
+    likewise = "faulty/conv2d/swapped/fp32"  # its message is another kernel's
+    assert f"  and 1 more kernel: {likewise}\n" in faulty.done.out
+    findings = [found for found in faulty.verification.findings if found.kernel != likewise]
+    for finding, text in zip(findings, told, strict=True):
         first, *lines = (line.strip() for line in text.splitlines())
+        lines = [line for line in lines if not line.startswith("and 1 more kernel: ")]
         assert f"faulty/{first}" == f"{finding.kernel}: {finding.check}: {finding.message}"
         shown = [f"problem   {finding.problem}", f"input     {finding.kind}, seed {finding.seed}"]
         if finding.coordinate is not None:
             shown.append(f"worst     at {finding.coordinate}: got {finding.got}")
             shown.append(f"expected {finding.expected}, bound {finding.bound}")
         assert lines[:-1] == shown
-        path = Path(lines[-1].removeprefix("replay    r18 replay "))
+        *_, written, option, backend = shlex.split(lines[-1])
+        path = Path(written)
+        assert lines[-1] == f"replay    r18 replay {path} --backend {finding.backend}"
+        assert (option, backend) == ("--backend", "faulty_backends:Faulty")
         assert path.parent == faulty.findings
         assert path.stat().st_size < 2_000
         assert load(path) == finding
@@ -283,20 +293,22 @@ def replay_here(finding: Finding) -> Finding | None:
 @pytest.mark.usefixtures("one_worker")
 def test_a_finding_is_replayed_to_the_bit(faulty: Run, kernel: str) -> None:
     path = faulty.file(kernel)
-    done = r18("replay", path)
+    done = r18("replay", path, *TRUSTED)
     assert (done.code, done.err) == (1, "")
     assert done.out == f"{load(path).describe(path)}\nthe same finding, to the bit\n"
 
 
 def test_a_hang_is_replayed_with_the_patience_that_it_was_found_with(faulty: Run) -> None:
     finding = faulty.finding("faulty/relu/sleeping/fp32")
-    assert finding.details == {"silence_seconds": 8, "rounding": finding.kind, "light": False}
+    details = {key: value for key, value in finding.details.items() if key != "campaign"}
+    assert details == {"silence_seconds": 8, "rounding": finding.kind, "light": False}
+    assert finding.details["campaign"]["profile"]["call_seconds"] == 8
 
 
 @pytest.mark.usefixtures("mended", "one_worker")
 def test_replay_says_when_a_fault_is_gone(faulty: Run) -> None:
     kernel = "faulty/gap/one_less/fp32"
-    done = r18("replay", faulty.file(kernel))
+    done = r18("replay", faulty.file(kernel), *TRUSTED)
     assert done.code == 0, done.out
     problem = faulty.finding(kernel).problem
     assert done.out == f"gone: {kernel}: no 'bound' finding on {problem}\n"
@@ -309,7 +321,7 @@ def test_another_fault_is_told_from_the_one_saved(faulty: Run, tmp_path: Path) -
     data = json.loads(faulty.file("faulty/gap/one_less/fp32").read_text("utf-8"))
     path = tmp_path / "edited.json"
     path.write_text(json.dumps(data | {"message": "another"}), "utf-8")
-    done = r18("replay", path)
+    done = r18("replay", path, *TRUSTED)
     assert done.code == 1
     assert done.out.endswith("another finding than the one saved\n")
 
@@ -329,7 +341,7 @@ def test_replay_refuses_a_finding_that_is_none(
     data = json.loads(faulty.file("faulty/gap/one_less/fp32").read_text("utf-8"))
     path = tmp_path / "damaged.json"
     path.write_text(json.dumps(data | change), "utf-8")
-    done = r18("replay", path)
+    done = r18("replay", path, *TRUSTED)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
 

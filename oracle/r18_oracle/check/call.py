@@ -198,7 +198,7 @@ def observe(
     return Observation(
         output=after.output,
         before=before.output,
-        trespass=_trespass(call.arena, before.bytes, after.bytes),
+        trespass=stray_write(call.arena, before.bytes, after.bytes),
         changed=call.changed(before, after),
         process=tampered,
         called=called,
@@ -231,7 +231,7 @@ class _Call:
         with kernel_running():
             self.weights = prepare_weights(kernel, self.problem, self.names, self.handed)
             scratch_nbytes = kernel.workspace(self.problem)
-        self.arena = arena = Arena.of(memory, _sizes(case, scratch_nbytes))
+        self.arena = arena = Arena.of(memory, buffer_sizes(case, scratch_nbytes))
         memory.upload(fill(arena.nbytes), arena.whole)
         inputs = tuple(arena.buffer(f"input {index}") for index in range(len(case.inputs)))
         for array, buffer in zip(case.inputs, inputs, strict=True):
@@ -275,7 +275,7 @@ class _Call:
         )
 
 
-def _sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
+def buffer_sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
     """Bytes of each buffer, by name. The output is between others, to catch both overruns."""
     output = int(np.prod(case.problem.output, dtype=object)) * case.precision.dtype.itemsize
     first, *others = (array.nbytes for array in case.inputs)
@@ -292,7 +292,7 @@ def _bytes(memory: Memory, buffer: Buffer) -> Array:
     return memory.download(buffer, (buffer.nbytes,), np.dtype(np.uint8))
 
 
-def _trespass(arena: Arena, before: Array, seen: Array) -> str | None:
+def stray_write(arena: Arena, before: Array, seen: Array) -> str | None:
     """The first byte written outside a buffer, in a sentence."""
     outside = before != seen
     for offset, nbytes in arena.spans.values():

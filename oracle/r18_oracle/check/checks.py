@@ -19,9 +19,11 @@
 | `exact`            | integers: equal to the reference, to the bit                                |
 | `impulse`          | one pixel, one weight, or both: values end up where the definition says     |
 | `bound`            | random data of four kinds: within the derived bound                         |
+| `bias`             | random data: the errors do not lean to one side, if sums round to nearest   |
 | `edges`            | ±0, subnormals, largest, ±Inf, NaN: as the semantics say                    |
 | `batch_invariance` | a sample by itself: the same bits if declared, else within the bound        |
 | `sample_position`  | samples in another order: the same bits if declared, else within the bound  |
+| `state`            | the same result after other calls (`r18_oracle.check.state`)                |
 
 The sharpest checks come first: integers name a wrong index before a bound shows it as an error.
 """
@@ -48,8 +50,9 @@ from r18_oracle.check.watch import Process, leave_fork
 from r18_oracle.findings import Finding, failed, shortened
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
+from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning
-from r18_oracle.judge.verdict import judge
+from r18_oracle.judge.verdict import Judgement, judge
 
 T = TypeVar("T")
 
@@ -71,9 +74,11 @@ CHECKS = (
     "exact",
     "impulse",
     "bound",
+    "bias",
     "edges",
     "batch_invariance",
     "sample_position",
+    "state",
 )
 VALUES = ("exact", "impulse", "bound", "edges")
 """The checks of one call on one kind of input: each can be made without the others."""
@@ -119,8 +124,9 @@ class Examination:
         if not self._accepted():
             return False
         self.tally.problems += 1
-        if self.only in VALUES and self.kernel.deterministic:
-            self._one_check(self.only, rounding)
+        only = "bound" if self.only == "bias" else self.only  # both judge the same calls
+        if only in VALUES and self.kernel.deterministic:
+            self._one_check(only, rounding)
         elif light:
             self._light_checks(rounding)
         else:
@@ -441,9 +447,11 @@ class Examination:
             self._fail("declaration", f"no error bound follows from its contract: {error}")
         if not judgement.ok:
             how = "is not what integers must give" if exact else "exceeds the bound"
+            where = judgement.coordinate, judgement.got, judgement.expected
+            whence = origin(case, *where)
             self._fail(
                 check,
-                f"error {how} (error/bound {judgement.ratio:.3g})",
+                f"error {how} (error/bound {judgement.ratio:.3g})" + (whence and f"; {whence}"),
                 coordinate=judgement.coordinate,
                 got=judgement.got,
                 expected=judgement.expected,
@@ -452,6 +460,21 @@ class Examination:
             )
         self.tally.note(judgement)
         self._pass(check)
+        if check == "bound" and judgement.bias is not None:
+            self._bias(judgement)
+
+    def _bias(self, judgement: Judgement) -> None:
+        if judgement.bias is not None and judgement.bias > 1:
+            self._fail(
+                "bias",
+                "the signed errors add up to more than rounding to nearest, which the contract "
+                f"declares, explains ({judgement.bias:.3g} times its line)",
+                coordinate=judgement.coordinate,
+                got=judgement.got,
+                expected=judgement.expected,
+                bound=judgement.allowed,
+            )
+        self._pass("bias")
 
     def _pass(self, check: str) -> None:
         self.tally.passed[check] += 1

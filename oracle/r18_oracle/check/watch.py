@@ -45,7 +45,7 @@ JUDGES = (
 """The modules that know the answers."""
 TOOLS = (
     *("r18_oracle.cases", "r18_oracle.findings", "r18_oracle.judge.declared"),
-    *(f"r18_oracle.check.{name}" for name in ("call", "tally", "watch")),
+    *(f"r18_oracle.check.{name}" for name in ("call", "state", "tally", "turns", "watch")),
     *(f"r18.backend.{name}" for name in ("device", "kernel", "launch", "plan", "program")),
     *("r18.backend.protocol", "r18.backend.host", "r18.runtime.launch", "r18.runtime.plan"),
     *("r18.graph.ops", "r18.graph.precision"),

@@ -29,9 +29,13 @@ def replay(
 ) -> None:
     """Run a saved finding again, in a worker process, and report whether it still fails.
 
+    A finding of the check `state` holds the calls that came before it. It is replayed without them
+    and with them, each in a fresh process.
+
     Exit codes: 0 it is gone, 1 it still fails, perhaps differently, 2 not a finding.
     """
     from r18_oracle.findings import load
+    from r18_oracle.search.history import ALONE
     from r18_oracle.search.replay import check_trusted, replayed
 
     finding = load(file)
@@ -42,6 +46,8 @@ def replay(
         typer.echo(f"gone: {finding.kernel}: no '{finding.check}' finding on {what}")
         return
     typer.echo(again.describe(file))
+    if again.details.get(ALONE) == "right":
+        typer.echo("right in a fresh process: it takes what the finding says came before it")
     same = again.to_json() == finding.to_json()
     typer.echo("the same finding, to the bit" if same else "another finding than the one saved")
     raise typer.Exit(FOUND)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +14,7 @@ import typer
 
 from r18.cli.app import FOUND, REFUSED
 from r18.cli.options import RecordFolder, backend_names, listed
+from r18.errors import UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.resnet import NETWORKS
 from r18.records import FOLDER
@@ -50,6 +55,12 @@ Fusion = Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}."
 Seed = Annotated[int, typer.Option(help="Seed of problems, inputs and images.", min=0)]
 Workers = Annotated[int, typer.Option(help="Worker processes; 0 for one per core.", min=0)]
 FindingsFolder = Annotated[Path, typer.Option(help="Folder for the findings, one file each.")]
+ExpectedFailures = Annotated[
+    Path | None,
+    typer.Option(
+        "--xfails", help="TOML file of strict expected failures, as the conformance suite takes it."
+    ),
+]
 Recorded = Annotated[
     bool, typer.Option("--record", help="Also write the result to the device's record.")
 ]
@@ -72,6 +83,7 @@ def verify(
     seed: Seed = 0,
     workers: Workers = 0,
     findings: FindingsFolder = Path("exports/findings"),
+    xfails: ExpectedFailures = None,
     record: Recorded = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
@@ -84,19 +96,25 @@ def verify(
     float64. Each finding is shrunk, explained, and saved for `r18 replay`. On a simulated device,
     `all` runs only the network.
 
-    Exit codes: 0 no finding, 1 findings, 2 a wrong request or nothing was executed.
+    Exit codes: 0 no finding but expected ones, 1 findings or an expected failure that passes, 2 a
+    wrong request or nothing was executed.
     """
     from r18.cli.progress import progress_bar
     from r18.report.render import check_libraries
     from r18_oracle.search import records as evidence
     from r18_oracle.search import verify as verifying
     from r18_oracle.search.profiles import profile as profile_of
+    from r18_oracle.xfails import load_expected
 
     if html:
         check_libraries()
+    expected = load_expected(xfails) if xfails else ()
+    if record and expected:
+        raise UsageError("--record keeps what was found: run it without --xfails")
     if record:
         evidence.check_profile(profile := profile or "thorough")
-    chosen = _backends(backend)
+    with _prints_on_stderr() if as_json else nullcontext():
+        chosen = _backends(backend)
     request = verifying.Request(
         profile_of(profile or "quick"),
         kernels,
@@ -108,8 +126,10 @@ def verify(
         workers or None,
         simulated_kernels=backend != "all" or kernels != "*",
         settled=evidence.settled(chosen, records) if stale else frozenset(),
+        expected=expected,
     )
-    with progress_bar() as bar:
+    quiet = _prints_on_stderr() if as_json else nullcontext()
+    with quiet, progress_bar() as bar:
         verification = verifying.verify(
             chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
         )
@@ -118,8 +138,27 @@ def verify(
     if record:
         for said in evidence.save(verification, chosen, records):
             typer.echo(f"\n{said}", err=as_json)
-    if verification.findings or not verification.executed:
-        raise typer.Exit(FOUND if verification.findings else REFUSED)
+    if not verification.ok:
+        found = verification.findings or verification.passed
+        raise typer.Exit(FOUND if found else REFUSED)
+
+
+@contextmanager
+def _prints_on_stderr() -> Iterator[None]:
+    """What a backend prints in this process goes to stderr, as in a worker: stdout holds JSON."""
+    sys.stdout.flush()
+    with redirect_stdout(sys.stderr):
+        try:
+            kept = os.dup(1)
+        except OSError:  # there is no stdout
+            yield
+            return
+        try:
+            os.dup2(2, 1)
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _backends(asked: str) -> dict[str, Backend]:

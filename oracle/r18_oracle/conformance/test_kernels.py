@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from r18.backend.registry import load_backend
+from r18_oracle.loading import kernel_of
 from r18_oracle.search.coverage import idle_finding, unavailable
 from r18_oracle.search.crashes import smallest
-from r18_oracle.search.loading import kernel_of
+from r18_oracle.search.history import confirmed
 from r18_oracle.search.profiles import profile
+from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of
 from r18_oracle.search.worker import Pool
 
@@ -25,7 +27,8 @@ def test_kernel(r18_kernel: tuple[str, str], r18_pool: Pool, pytestconfig: pytes
     (outcome,) = r18_pool.run([campaign_job(backend, kernel, how, seed, network)])
     finding = finding_of(outcome)
     if finding is not None:
-        finding = smallest(finding, how, r18_pool)
+        history = getattr(outcome.result, "history", ())
+        finding = confirmed(smallest(finding, how, r18_pool), history, fresh)
     elif not outcome.result.tally.problems:
         loaded = load_backend(backend)
         idle = kernel_of(loaded, kernel)

@@ -42,7 +42,8 @@ def shrunk(
 
 
 def reductions(problem: Problem) -> Iterator[Problem]:
-    """Smaller problems of the same op: all numbers at their least, all halved, then one by one.
+    """Smaller problems of the same op: all numbers at their least, all halved, then one by one,
+    the boldest steps first.
 
     Some hold no fewer elements (an output grows as a stride shrinks), but each is simpler. The
     problem itself may be among them.
@@ -65,7 +66,19 @@ def _fewer(numbers: Numbers) -> Iterator[Numbers]:
     least = {name: int(name not in FROM_ZERO) for name in numbers}
     yield least
     yield {name: max(least[name], n // 2) for name, n in numbers.items()}
-    for step in (lambda n: 0, lambda n: n // 2, lambda n: n - 1):
-        for name, n in numbers.items():
-            if n > least[name]:
-                yield numbers | {name: max(least[name], step(n))}
+    smaller = {name: steps(n, least[name]) for name, n in numbers.items()}
+    for rank in range(max(map(len, smaller.values()))):
+        for name, values in smaller.items():
+            if rank < len(values):
+                yield numbers | {name: values[rank]}
+
+
+def steps(n: int, least: int) -> tuple[int, ...]:
+    """What to try instead of a number, ascending: the least, n // 2, n − (n >> i) and n − 2^i.
+
+    n − (n >> i) keeps a residue that halving loses: an odd 29 becomes 15, 8, 7 or 3. The powers of
+    two keep n modulo any power of two: 49 becomes 41 where only n % 8 == 1 fails.
+    """
+    bits = range(n.bit_length())
+    found = {least, n // 2, *(n - (n >> i) for i in bits), *(n - (1 << i) for i in bits)}
+    return tuple(sorted(value for value in found if least <= value < n))

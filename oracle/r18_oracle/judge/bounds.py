@@ -32,6 +32,7 @@ from r18.errors import UsageError, unknown
 from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem
 from r18_oracle.cases import Case
 from r18_oracle.judge import winograd
+from r18_oracle.judge.bias import Drift, influence
 from r18_oracle.judge.reference import magnitude, reference
 from r18_oracle.judge.roundings import (
     F64,
@@ -57,6 +58,7 @@ from r18_oracle.judge.roundings import (
     stored,
     summation_error,
     underflow,
+    unspecified_outputs,
     window_sum,
     with_epilogue,
 )
@@ -93,6 +95,8 @@ class Bound:
     statistical: the sharper line that a round-to-nearest kernel exceeds with probability DELTA,
                  never above `largest`; None where no such line is known (truncated sums, ops
                  without sums).
+    drift:       what the errors of all elements may add up to (`r18_oracle.judge.bias`); None
+                 where the contract does not say that every operation rounds to nearest.
     overflows:   elements at which an intermediate may leave the accumulator's range, so that an
                  infinity or NaN is not a fault; None if there are none. Where the float64
                  reference or bound itself may have overflowed, `largest` is not finite.
@@ -101,6 +105,7 @@ class Bound:
     largest: Array
     statistical: Array | None = None
     overflows: Array | None = None
+    drift: Drift | None = None
 
     @classmethod
     def of(
@@ -110,14 +115,15 @@ class Bound:
         y: Array,
         contract: RoundingContract,
         statistical: Array | None = None,
+        drift: Drift | None = None,
     ) -> Bound:
         """The bound `error` of the result `y`; `mask` (broadcast to y) marks what may overflow."""
         if contract.accumulate == "float64":
             mask = mask | ~np.isfinite(error)
             error = np.where(mask & ~np.isfinite(y), np.inf, error)
         if not mask.any():
-            return cls(error, statistical)
-        return cls(error, statistical, np.broadcast_to(mask, y.shape))
+            return cls(error, statistical, None, drift)
+        return cls(error, statistical, np.broadcast_to(mask, y.shape), drift)
 
 
 def bound(case: Case, contract: RoundingContract, y: Array) -> Bound:
@@ -198,7 +204,33 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
         statistical = np.minimum(with_epilogue(case, contract, y, sharp)[0], largest)
     hazards = factor_hazards(case, contract) & ~np.isnan(y)
     mask = may_overflow(size, contract) | beyond | hazards
-    return Bound.of(largest, mask, y, contract, statistical)
+    if (unspecified := unspecified_outputs(case)) is not None:
+        largest = np.where(unspecified, np.inf, largest)
+        mask = mask | unspecified
+    drift = None
+    if not contract.truncates and not is_split(case) and contract.output != "float64":
+        rest = (1 + c) * lost + own + c**2 * weighed + factors**2 * products
+        steps = _rounding_steps(contract, depth + fused, weighed, size, np.abs(y) + largest)
+        shared = 0.0
+        if factors:
+            u_in = math.sqrt(1 + factors) - 1
+            shared = u_in**2 * influence(case.problem, inputs, weights)
+        drift = Drift((1 + c) * steps, shared, rest + format_of(contract.output).eta)
+    return Bound.of(largest, mask, y, contract, statistical, drift)
+
+
+def _rounding_steps(
+    contract: RoundingContract, terms: int, weighed: Array, size: Array, stored_size: Array
+) -> Array:
+    """√Σ a² of the operations that round a sum of `terms` terms, its epilogue and its storage; see
+    `r18_oracle.judge.bias`."""
+    u, u_out = roundoff(contract), format_of(contract.output).u
+    squares = (terms + 1) * np.square(u * weighed)
+    if contract.stored_sum:
+        squares = squares + np.square(u_out * size) + 2 * np.square(u * size)
+    if contract.output != contract.accumulate:
+        squares = squares + np.square(u_out * stored_size)
+    return np.asarray(np.sqrt(squares))
 
 
 def _integer_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:

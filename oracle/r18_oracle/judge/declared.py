@@ -6,11 +6,14 @@ than the kernel's precision would hide errors.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
 from r18.backend import Kernel
-from r18.graph.precision import PRECISIONS
-from r18_oracle.judge.bounds import DERIVATIONS
+from r18.graph.precision import PRECISIONS, Precision
+from r18_oracle.judge.bounds import DERIVATIONS, FORMATS
 from r18_oracle.ops.table import spec_of
 
 NARROW = ("fp16x2", "tf32", "float16", "bfloat16")
@@ -42,10 +45,11 @@ def objection(kernel: Kernel) -> str | None:
     - It inherits `r18.backend.Kernel`, whose defaults the core and the oracle rely on.
     - The precision is one of `r18.graph.precision.PRECISIONS` (it may flush to zero), and the id
       contains its name and the op's.
-    - Sums are kept in the precision's `accumulate` format and results in its `storage` format.
+    - Sums are kept in the precision's `accumulate` format, or in one with a smaller unit roundoff,
+      which claims a sharper bound; results in its `storage` format.
     - Sums are truncated only where factors are narrow enough for a tensor core.
     - The algorithm has a derivation, for split factors one of its own.
-    - The kernel takes the problems that it names as its extra problems.
+    - Its edges are sizes, and it takes the problems that it names as its extra problems.
     """
     if not isinstance(kernel, Kernel):
         return f"{type(kernel).__name__} does not inherit r18.backend.Kernel"
@@ -56,17 +60,35 @@ def objection(kernel: Kernel) -> str | None:
     parts = kernel.id.split("/")
     if len(parts) < 4 or parts[1] != kernel.op.name or parts[3] != precision.name:
         return f"its id is not backend/{kernel.op.name}/algorithm/{precision.name}[/tile]"
-    if contract.accumulate != precision.accumulate:
+    if contract.accumulate not in _accumulators(precision):
         return f"{precision} accumulates in {precision.accumulate}, not in {contract.accumulate}"
     if contract.output != precision.storage:
         return f"{precision} stores {precision.storage}, not {contract.output}"
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
-    if contract.algorithm not in {*DERIVATIONS, *spec_of(kernel.op).derivations}:
-        return f"the oracle has no error bound for '{contract.algorithm}'"
+    known_algorithms = {*DERIVATIONS, *spec_of(kernel.op).derivations}
+    if contract.algorithm not in known_algorithms:
+        near = get_close_matches(contract.algorithm, sorted(known_algorithms), n=1, cutoff=0.5)
+        meant = f", did you mean '{near[0]}'?" if near else ""
+        return f"the oracle has no error bound for '{contract.algorithm}'{meant}"
     if precision.splits and contract.algorithm.startswith("winograd"):
         return f"the oracle has no error bound for '{contract.algorithm}' with {precision}"
+    if wrong := [edge for edge in kernel.edges if edge < 1]:
+        return f"its edges are sizes of at least 1, not {wrong[0]}"
     for extra in kernel.extra_problems:
         if (reason := kernel.refusal(extra)) is not None:
             return f"it names {extra} among its extra problems, but does not take it: {reason}"
     return None
+
+
+def _accumulators(precision: Precision) -> set[str]:
+    """The precision's accumulator, and the formats that round less."""
+    own = FORMATS.get(precision.accumulate)
+    finer = {name for name, found in FORMATS.items() if own is not None and found.u < own.u}
+    return {precision.accumulate} | finer
+
+
+def repeated(kernels: Sequence[Kernel]) -> list[str]:
+    """The ids that more than one kernel of a backend has: a plan, a record and a finding name a
+    kernel by its id, and only the first of them would ever be verified."""
+    return [name for name, count in Counter(kernel.id for kernel in kernels).items() if count > 1]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.graph.ops import MaxPool2d, Problem
+from r18.graph.ops import Conv2d, MaxPool2d, Problem
 from r18_oracle.cases import Case
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
 
@@ -274,6 +274,23 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
     lost = windows(~np.isfinite(x)) & channels(small(weight))
     mask: Array = beyond | lost | (windows(small(x)) & channels(~np.isfinite(weight)))
     return mask
+
+
+def unspecified_outputs(case: Case) -> Array | None:
+    """Outputs of a convolution for which an infinite or NaN weight meets padding; None without.
+
+    They see fewer of their channel's non-finite weights than it has (`r18.backend.protocol`).
+    """
+    op = case.problem.op
+    weight = case.wide()[1][0]
+    found = ~np.isfinite(weight)
+    if not isinstance(op, Conv2d) or not any(op.padding) or not found.any():
+        return None
+    plain = replace(op, bias=False, residual=False, relu=False)
+    shape = (1, *case.problem.inputs[0][1:])
+    seen = pre_epilogue(Problem(plain, (shape,)), (np.ones(shape),), (found.astype(np.float64),))
+    every = found.reshape(len(found), -1).sum(axis=1)[:, None, None]
+    return np.asarray(np.broadcast_to(seen < every - 0.5, case.problem.output))
 
 
 def window_sum(problem: Problem, x: Array) -> Array:

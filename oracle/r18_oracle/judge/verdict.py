@@ -28,6 +28,8 @@ class Judgement:
     sharp:      max(error / statistical line), or None where there is none: above 1 is a warning.
     resolution: an error of this size, relative to the root mean square of the result, would have
                 been found at every judged element (twice the bound); None for an exact check.
+    bias:       how far the signed errors add up to more than rounding to nearest explains
+                (`r18_oracle.judge.bias`): above 1 is a fault. None where that is not known.
     unjudged:   elements where an intermediate may overflow and the output is an infinity or NaN.
     coordinate, got, expected, allowed: the worst element.
     picture:    a map of the error (`r18_oracle.judge.pictures`) if there is a fault.
@@ -43,6 +45,7 @@ class Judgement:
     expected: float
     allowed: float
     picture: dict[str, Any] | None = None
+    bias: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +58,8 @@ class Answer:
     @property
     def nbytes(self) -> int:
         limits = self.limits
-        arrays = (self.y, limits.largest, limits.statistical, limits.overflows)
+        drift = (limits.drift.steps, limits.drift.certain) if limits.drift else ()
+        arrays = (self.y, limits.largest, limits.statistical, limits.overflows, *drift)
         return sum(a.nbytes for a in arrays if a is not None)
 
 
@@ -166,6 +170,9 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgem
     if limits.statistical is not None and compared.any():
         line = limits.statistical[compared]
         sharp = float(np.max(np.where(error[compared] == 0, 0.0, error[compared] / line)))
+    bias = None
+    if limits.drift is not None:
+        bias = limits.drift.ratio(got - y, y, compared & (np.abs(y) > largest))
     resolution = None
     if not exact and compared.any():
         rms = float(np.sqrt(np.mean(np.square(y[compared]))))
@@ -182,4 +189,5 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgem
         expected=float(y[worst]),
         allowed=float(largest[worst]),
         picture=None if peak <= 1.0 else error_map(ratio, [int(i) for i in worst]),
+        bias=bias,
     )

@@ -60,7 +60,10 @@ class BatchNormSpec(OpSpec[BatchNorm]):
         return (inputs[0] + 100.0,), (scale, shift, np.full_like(scale, 100.0), var)
 
     def edge_weights(self, weights: Arrays, rng: Rng) -> None:
-        """A variance of 0."""
+        """A variance of 0, and one below −eps, whose channel is NaN."""
+        below = pick(rng, weights[3].shape)
+        if len(weights[3]) > 1:
+            weights[3][below] = -1.0
         weights[3][pick(rng, weights[3].shape)] = 0.0
 
 

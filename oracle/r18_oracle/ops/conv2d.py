@@ -107,6 +107,9 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
         # Several images with one row of outputs each: a block of them is no matrix in the output.
         yield fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
+        # One channel and one column of outputs, with a horizontal stride that is not used.
+        yield Problem(Conv2d(1, 8, (7, 7), (1, 2), (3, 3)), ((1, 1, 8, 2),))
+        yield fused(Conv2d(1, 3, (5, 5), (1, 3), (2, 1)), (2, 1, 5, 3))
         # Wider than the images of the network; a batch that is no multiple of 64.
         yield fused(Conv2d(1, 3, (1, 3), (1, 1), (0, 1)), (1, 1, 1, 131))
         yield fused(Conv2d(2, 3, (1, 1)), (67, 2, 1, 2))
@@ -121,6 +124,14 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield fused(wide, (7, 64, 3, 8))
         yield fused(wide, (15, 64, 3, 8))
         yield fused(wide, (2, 64, 17, 11))
+
+    def ordinary(self, kernel: Kernel) -> Iterator[Problem]:
+        for window in windows_for(kernel):
+            extent = window[0] + 4
+            op = Conv2d(3, 4, *square(window), bias=True)
+            yield Problem(op, ((2, 3, extent, extent + 1),))
+        for window in windows_for(kernel):
+            yield from _probes(window)
 
     def many(self) -> Iterator[Problem]:
         yield Problem(Conv2d(BEYOND_GRID, 1, (1, 1)), ((1, BEYOND_GRID, 1, 1),))

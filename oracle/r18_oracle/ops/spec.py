@@ -79,6 +79,10 @@ class OpSpec(ABC, Generic[O]):
     def corners(self) -> Iterator[Problem]:
         """Small problems on which kernels go wrong."""
 
+    def ordinary(self, kernel: Kernel) -> Iterator[Problem]:
+        """Small problems like a network's, to call a kernel on in several ways."""
+        return self.corners()
+
     def many(self) -> Iterator[Problem]:
         """More channels, outputs or samples than a CUDA grid holds; all else as small as it gets.
 

@@ -33,9 +33,9 @@ from r18.graph.ops import Problem
 from r18.runtime.launch import launch_on
 from r18_oracle.findings import described
 from r18_oracle.generate.inputs import ROUNDING, make_case
+from r18_oracle.loading import kernel_of
 from r18_oracle.search.campaign import network_problems, search
 from r18_oracle.search.choices import shares
-from r18_oracle.search.loading import kernel_of
 from r18_oracle.search.profiles import Profile, profile
 
 BROKEN = 41

@@ -22,12 +22,17 @@ from r18.backend import Backend, Kernel
 from r18.graph.ops import Problem
 from r18.graph.resnet import network
 from r18_oracle.check.checks import examine
+from r18_oracle.check.state import State, base_problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import CHOICE, Failed, Finding, failed
+from r18_oracle.generate.corners import corners
 from r18_oracle.generate.inputs import ROUNDING
 from r18_oracle.generate.problems import problems, schedule_problems
 from r18_oracle.generate.shrink import elements, shrunk
+from r18_oracle.generate.sizes import takes
+from r18_oracle.judge.declared import objection
 from r18_oracle.search.choices import Share, on_kernel, shares
+from r18_oracle.search.history import CALLS, Earlier
 from r18_oracle.search.profiles import Profile
 
 Announce = Callable[[Problem | None, str, int], None]
@@ -44,6 +49,7 @@ class KernelReport:
     tally:   of the kernel and its choices, without what the choices refused.
     choices: the tally of each choice, by id.
     network_problems: how many of the problems are the network's.
+    history: the examinations of this process before the finding's, of any kernel.
     """
 
     backend: str
@@ -53,6 +59,7 @@ class KernelReport:
     network_problems: int = 0
     seconds: float = 0.0
     choices: dict[str, Tally] = field(default_factory=dict)
+    history: tuple[Earlier, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -115,22 +122,59 @@ class Campaign:
         self.announce = announce
         self.report = KernelReport(backend_name, kernel.id)
         self._last_passed: Callable[[], bool] | None = None  # examines that problem again
+        self._smallest_passed: Problem | None = None
 
     def run(self) -> KernelReport:
         """Stop at the first fault; see `run_campaign`."""
         report, start = self.report, time.perf_counter()
         try:
+            checked = self._run_state(base_problem(self.kernel, self.how.max_macs))
             for share in shares(self.backend, self.kernel, self.how, self.seed):
                 self._run_share(share)
+            if not checked:
+                self._run_state(self._smallest_passed)
             if self.network_name is not None:
                 self._run_network(self.network_name)
             report.finding = self._idle_choice()
         except (Failed, _DeviceLost) as failure:
             report.finding = failure.finding
+            report.history = tuple(CALLS)
         for tally in report.choices.values():
             report.tally.include(tally)
         report.seconds = time.perf_counter() - start
         return report
+
+    def _run_state(self, problem: Problem | None) -> bool:
+        """The check `state` on one problem, and the ordinary checks on what it suspects; False
+        without a problem."""
+        if problem is None:
+            return False
+        try:
+            if objection(self.kernel) is not None:
+                return True  # the check `declaration` says so
+        except Exception:  # it says that too
+            return True
+        limits = self.how.max_elements, self.how.max_macs
+        least = (p for p in corners(self.kernel.op, *limits) if takes(self.kernel, p))
+        first = self._state(min(least, key=elements, default=problem))
+        if first.right_alone():
+            self._last_passed = first.right_alone  # if the next call loses the device
+        kernel = self.kernel.id
+        for suspect in self._state(problem).run():
+            self._run_fixed(self.kernel, suspect, 0, light=False)
+        CALLS.append(Earlier(kernel, kernel, problem, self.seed, state=True))
+        return True
+
+    def _state(self, problem: Problem) -> State:
+        return State(
+            self.backend,
+            self.kernel,
+            problem,
+            self.seed,
+            self.report.tally,
+            backend_name=self.report.backend,
+            announce=self.announce,
+        )
 
     def _run_share(self, share: Share) -> None:
         """The kernel or one choice: drawn problems first, then corners and crossings."""
@@ -188,8 +232,16 @@ class Campaign:
                 raise _DeviceLost(finding) from None  # smaller problems would raise too
             raise failed(finding) from None
         if accepted:
+            call = Earlier(self.kernel.id, one.id, problem, data_seed, rounding, light, only)
+            CALLS.append(call)
             self._last_passed = examined
+            if one is self.kernel and self._smaller_than_passed(problem):
+                self._smallest_passed = problem
         return accepted
+
+    def _smaller_than_passed(self, problem: Problem) -> bool:
+        before = self._smallest_passed
+        return before is None or elements(problem) < elements(before)
 
     @contextmanager
     def _shrinking(self, one: Kernel) -> Iterator[None]:
@@ -328,12 +380,11 @@ def _smaller(one: Finding, other: Finding) -> bool:
     return (elements(one.problem), one.seed) < (elements(other.problem), other.seed)
 
 
-def _fails(examined: Callable[[], object]) -> bool:
+def _fails(examined: Callable[[], bool]) -> bool:
     try:
-        examined()
+        return not examined()
     except Failed:
         return True
-    return False
 
 
 class _ShrunkEnough(BaseException):

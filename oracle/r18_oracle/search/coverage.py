@@ -16,6 +16,7 @@ from r18.runtime.plan import make_plan
 from r18_oracle.findings import Finding, described
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.problems import schedule_problems
+from r18_oracle.judge.declared import repeated
 from r18_oracle.search.campaign import network_problems
 
 SMALL = 1 << 16
@@ -133,14 +134,16 @@ def idle_finding(
 def coverage_findings(
     name: str, backend: Backend, network_name: str, batches: Sequence[int], seed: int
 ) -> list[Finding]:
-    """A finding for each op and precision with a problem of the network that no kernel takes.
+    """A finding for each op and precision with a problem of the network that no kernel takes, and
+    for each id that several kernels have.
 
-    Only for precisions that are available and in which the backend has convolutions.
+    The former only for precisions that are available and in which the backend has convolutions.
     """
 
     def finding(kernel: str, problem: Problem | None, message: str) -> Finding:
         return _finding(name, kernel, problem, "network", message, network_name, batches, seed)
 
+    same = repeated_findings(name, backend, network_name, batches, seed)
     try:
         missing = uncovered(backend, network(network_name), batches)
         absent = {p for p, _ in missing if unavailable(backend, p) is not None}
@@ -151,7 +154,7 @@ def coverage_findings(
     for precision, problem in missing:
         if precision not in absent:
             grouped.setdefault((precision, problem.op.name), []).append(problem)
-    return [
+    return same + [
         finding(
             f"{name}/{op}/*/{precision}",
             problems[0],
@@ -159,6 +162,17 @@ def coverage_findings(
             + (f", nor {len(problems) - 1} more" if len(problems) > 1 else ""),
         )
         for (precision, op), problems in grouped.items()
+    ]
+
+
+def repeated_findings(
+    name: str, backend: Backend, network_name: str, batches: Sequence[int], seed: int
+) -> list[Finding]:
+    """A finding for each id that several kernels have."""
+    message = "several kernels have this id, which names only the first of them"
+    return [
+        _finding(name, kernel, None, "network", message, network_name, batches, seed)
+        for kernel in repeated(backend.kernels())
     ]
 
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from r18.graph.ops import Problem
 from r18_oracle.check.checks import examine
-from r18_oracle.findings import SILENCE, Failed, Finding
+from r18_oracle.findings import SILENCE, STATE, Failed, Finding
 from r18_oracle.generate.shrink import shrunk
+from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.search.campaign import Announce
-from r18_oracle.search.loading import kernel_of, loaded_backend
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job, Pool
 
@@ -29,10 +29,18 @@ SILENCE_SECONDS = 10.0
 def smallest(finding: Finding, how: Profile, pool: Pool) -> Finding:
     """A crash or hang on the smallest problem that shows it.
 
-    Returns other findings unchanged, and those whose worker died before it announced a problem.
+    Returns other findings unchanged, those that take a scenario of the check `state`, and those
+    whose worker died before it announced a problem.
     """
     if finding.check not in ("crash", "hang") or finding.problem is None:
         return finding
+    start = finding.problem
+    if STATE in finding.details:
+        plain = {key: value for key, value in finding.details.items() if key != STATE}
+        by_itself = _crash_on(start, replace(finding, details=plain), pool)
+        if by_itself is None or by_itself.check != finding.check:
+            return finding  # it takes a scenario, and its problem is small
+        finding = by_itself
     best = finding
     trials = 0
     deadline = time.monotonic() + max(SECONDS, how.shrink_seconds)
@@ -47,7 +55,7 @@ def smallest(finding: Finding, how: Profile, pool: Pool) -> Finding:
         best = again
         return True
 
-    shrunk(finding.problem, fails, lambda: trials == TRIALS or time.monotonic() > deadline)
+    shrunk(start, fails, lambda: trials == TRIALS or time.monotonic() > deadline)
     return best
 
 

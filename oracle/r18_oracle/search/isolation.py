@@ -14,6 +14,8 @@ from contextlib import suppress
 
 import psutil
 
+from r18.ends import end_group as end_group
+from r18.ends import signal_name as signal_name
 from r18.errors import UsageError
 from r18.machine import memory_nbytes
 
@@ -72,19 +74,6 @@ def leave_parent() -> None:
 # -- in the parent -----------------------------------------------------------------------------
 
 
-def end_group(leader: int) -> None:
-    """Kill a worker, its process group, and its descendants that have left the group."""
-    found: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        found = psutil.Process(leader).children(recursive=True)
-    if hasattr(os, "killpg"):
-        with suppress(OSError):  # no such group: it has not come to `leave_parent`, or is gone
-            os.killpg(leader, signal.SIGKILL)
-    for process in found:
-        with suppress(psutil.Error):
-            process.kill()
-
-
 def memory_of(leaders: Iterable[int]) -> dict[int, int]:
     """Bytes in memory of each worker and its process group; shared pages count for each."""
     held = dict.fromkeys(leaders, 0)
@@ -94,13 +83,3 @@ def memory_of(leaders: Iterable[int]) -> dict[int, int]:
             if leader in held:
                 held[leader] += psutil.Process(pid).memory_info().rss
     return held
-
-
-def signal_name(number: int) -> str:
-    """`SIGSEGV`, or `SIGRTMIN+3`: Python names only the first and the last real-time signal."""
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    first = getattr(signal, "SIGRTMIN", None)
-    if first is not None and first < number <= signal.SIGRTMAX:
-        return f"SIGRTMIN+{number - first}"
-    return f"signal {number}"

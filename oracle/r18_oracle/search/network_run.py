@@ -10,10 +10,10 @@ from r18.graph.resnet import network
 from r18.weights import Weights, load_weights
 from r18_oracle.findings import RUN, Finding, described
 from r18_oracle.judge.reference import KernelRunning
+from r18_oracle.loading import loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.network.checkpoints import compare_checkpoints, seeded_images
 from r18_oracle.search.campaign import Announce
-from r18_oracle.search.loading import loaded_backend
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,17 @@ from r18.backend.registry import check_named
 from r18.errors import UsageError, plain, show, unknown
 from r18.graph.resnet import network
 from r18.weights.sources import check_source_named
-from r18_oracle.check.checks import CHECKS, VALUES, examine
-from r18_oracle.findings import RUN, SILENCE, Failed, Finding, Subject
+from r18_oracle.check.checks import CHECKS, examine
+from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Failed, Finding, Subject
 from r18_oracle.generate.inputs import KINDS
+from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.search.campaign import Announce, run_campaign
 from r18_oracle.search.choices import on_kernel, suspects
 from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
-from r18_oracle.search.loading import kernel_of, loaded_backend
+from r18_oracle.search.history import after, alone, depends_on_calls, earlier_calls, scenario
 from r18_oracle.search.network_run import NetworkRun
-from r18_oracle.search.profiles import profile
+from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.tasks import campaign, finding_of
 from r18_oracle.search.worker import Job, run_jobs
 
 LOST = ("crash", "hang")
@@ -57,11 +59,11 @@ def check_sound(finding: Finding) -> None:
     if finding.subject is Subject.KERNEL:
         if finding.problem is None and finding.check not in LOST:
             raise UsageError("a damaged finding: it names no problem")
-        if finding.kind not in (*KINDS, "none"):
-            raise unknown("kind of input", finding.kind, (*KINDS, "none"), error=UsageError)
+        if finding.kind not in (kinds := (*KINDS, STATE, "none")):
+            raise unknown("kind of input", finding.kind, kinds, error=UsageError)
         only = finding.details.get("only")
-        if only is not None and only not in VALUES:
-            raise unknown("check of values", only, VALUES, error=UsageError)
+        if only is not None and only not in CHECKS:
+            raise unknown("check", only, CHECKS, error=UsageError)
     if finding.subject is Subject.NETWORK_RUN:
         _run_of(finding)
 
@@ -95,11 +97,56 @@ def _refused(kernels: Sequence[Kernel], finding: Finding) -> None:
 def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
     """Replay a finding in a worker process.
 
+    One that needs earlier calls is first replayed without them, in another process; `ALONE` in the
+    details then says that it was right.
+
     silence_seconds: when it counts as hung; by default as when it was found. Raises `UnknownName`
     for a missing backend or kernel, `UsageError` for a damaged finding, and whatever the oracle
     itself failed with.
     """
     check_sound(finding)
+    if depends_on_calls(finding) and (found := fresh(alone(finding), silence_seconds)) is not None:
+        return found  # it takes no earlier calls
+    again = fresh(finding, silence_seconds)
+    if again is None and CAMPAIGN in finding.details:
+        return _in_its_campaign(finding, silence_seconds)
+    return again
+
+
+def _in_its_campaign(finding: Finding, silence_seconds: float | None) -> Finding | None:
+    """A crash or hang that its call alone does not show: the campaign that it was found in.
+
+    Returns whatever the campaign finds, with a message that says so.
+    """
+    try:
+        how = finding.details[CAMPAIGN]
+        most = vars(profile("nightly"))
+        given = {**how["profile"], "batches": tuple(how["profile"]["batches"])}
+        within = {
+            key: min(value, most[key]) if type(value) in (int, float) else value
+            for key, value in given.items()
+        }
+        arguments = {
+            "backend": finding.backend,
+            "kernel": finding.kernel,
+            "how": Profile(**within),
+            "seed": int(how["seed"]),
+            "network_name": how["network"],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"a damaged finding: its campaign: {error}") from None
+    seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
+    job = Job(campaign, arguments, finding.backend, finding.kernel, seconds)
+    (outcome,) = run_jobs([job], workers=1)
+    again = finding_of(outcome)
+    if again is None:
+        return None
+    message = f"right in a fresh process, wrong in its campaign: {again.check}: {again.message}"
+    return replace(again, message=message, details=finding.details | again.details)
+
+
+def fresh(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
+    """Replay a finding in a process of its own, after the calls that it needs."""
     seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
     job = Job(replay_finding, {"finding": finding}, finding.backend, finding.kernel, seconds)
     (outcome,) = run_jobs([job], workers=1)
@@ -147,6 +194,11 @@ def replay(
     """The finding of one kernel on the finding's problem and inputs, or None."""
     if finding.problem is None:
         return None
+    if STATE in finding.details:
+        return scenario(backend, kernel, finding, announce)
+    before = earlier_calls(finding)
+    for call in before:
+        call.again(backend, announce)
     try:
         examine(
             backend,
@@ -160,7 +212,7 @@ def replay(
             announce=announce,
         )
     except Failed as failure:
-        return failure.finding
+        return after(failure.finding, before) if before else failure.finding
     return None
 
 
@@ -193,10 +245,10 @@ def _choice(backend: Backend, finding: Finding, announce: Announce) -> Finding |
 def _coverage(backend: Backend, finding: Finding) -> Finding | None:
     """A kernel that takes nothing, or an op of the network that no kernel takes."""
     name, batches = finding.details["network"], tuple(finding.details["batches"])
-    if "*" in finding.kernel:
+    if "*" in finding.kernel or finding.problem is None:
         again = coverage_findings(finding.backend, backend, name, batches, finding.seed)
         return next((f for f in again if f.kernel == finding.kernel), None)
     kernel = kernel_of(backend, finding.kernel)
-    if finding.problem is None or kernel.refusal(finding.problem) is None:
+    if kernel.refusal(finding.problem) is None:
         return None
     return idle_finding(finding.backend, backend, kernel, name, batches, finding.seed)

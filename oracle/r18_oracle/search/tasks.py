@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from r18_oracle.findings import RUN, SILENCE, Finding
+from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Finding, problem_to_json
 from r18_oracle.generate.inputs import ROUNDING
+from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import Announce, KernelReport, network_problems, run_campaign
-from r18_oracle.search.loading import kernel_of, loaded_backend
 from r18_oracle.search.network_run import NetworkRun, program_label
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job, Outcome
@@ -92,6 +92,10 @@ def _with_details(lost: Finding, job: Job) -> Finding:
     elif lost.problem is not None:
         how: Profile = arguments["how"]
         name = arguments["network_name"]
+        plain = asdict(how) | {"batches": list(how.batches)}
+        details[CAMPAIGN] = {"profile": plain, "seed": arguments["seed"], "network": name}
+        if lost.kind == STATE:
+            details[STATE] = {"scenario": None, "base": problem_to_json(lost.problem)}
         included = network_problems(name, how.batches) if name is not None else ()
         details["rounding"] = lost.kind if lost.kind in ROUNDING else "normal"
         details["light"] = (

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from r18.backend import Backend, DeviceInfo
-from r18.errors import R18Error, unknown_kernel
+from r18.errors import R18Error, UsageError, unknown, unknown_kernel
 from r18.graph.ops import Problem
 from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import network
-from r18_oracle.findings import Finding
+from r18_oracle.findings import RUN, Finding
+from r18_oracle.loading import kernel_of
 from r18_oracle.network.checkpoint_report import CheckpointReport
 from r18_oracle.search.campaign import KernelReport
 from r18_oracle.search.coverage import (
@@ -23,13 +24,16 @@ from r18_oracle.search.coverage import (
     idle_finding,
     lacks_convolutions,
     program_refusal,
+    repeated_findings,
 )
 from r18_oracle.search.crashes import smallest
-from r18_oracle.search.loading import kernel_of
+from r18_oracle.search.history import confirmed
 from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile
+from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of, network_job
 from r18_oracle.search.worker import Job, Outcome, Pool, run_jobs
+from r18_oracle.xfails import ExpectedFailure
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Request:
     """What to verify.
 
     kernels:    a glob over kernel ids.
+    expected:   failures that are expected, strictly (`r18_oracle.xfails`).
     settled:    ids of kernels to skip, because a record has verified their present sources.
     network, weights: the network to run, whose problems campaigns include; its weights source.
     precisions: of the network runs; empty for all that the backend can run.
@@ -55,6 +60,7 @@ class Request:
     workers: int | None = None
     simulated_kernels: bool = True
     settled: frozenset[str] = frozenset()
+    expected: tuple[ExpectedFailure, ...] = ()
 
 
 SIMULATED_NETWORK = "tiny"
@@ -87,6 +93,8 @@ class BackendResult:
 
     skipped:  precisions without a network run, with the reason.
     left_out: what else was not run, and how to run it.
+    expected: the findings that were expected, each with its entry. passed: the tests that passed
+              although an entry expects them to fail.
     empty:    the backend has no kernel.
     """
 
@@ -98,6 +106,8 @@ class BackendResult:
     left_out: str = ""
     empty: bool = False
     findings: list[Finding] = field(default_factory=list)
+    expected: list[tuple[Finding, ExpectedFailure]] = field(default_factory=list)
+    passed: list[tuple[str, ExpectedFailure]] = field(default_factory=list)
 
     @property
     def problems(self) -> int:
@@ -106,7 +116,8 @@ class BackendResult:
     @property
     def executed(self) -> bool:
         """Whether anything was judged, or crashed or hung when it was called."""
-        called = any(finding.check != "coverage" for finding in self.findings)
+        found = (*self.findings, *(finding for finding, _ in self.expected))
+        called = any(finding.check != "coverage" for finding in found)
         return bool(self.problems or self.checkpoints or called)
 
 
@@ -121,6 +132,16 @@ class Verification:
     @property
     def findings(self) -> list[Finding]:
         return [finding for result in self.backends for finding in result.findings]
+
+    @property
+    def passed(self) -> list[tuple[str, ExpectedFailure]]:
+        """The tests that passed although they are expected to fail."""
+        return [one for result in self.backends for one in result.passed]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was found but what was expected, and all of that."""
+        return self.executed and not self.findings and not self.passed
 
     @property
     def executed(self) -> bool:
@@ -139,6 +160,10 @@ class Verification:
             f"{counted(runs, 'network')} in {self.seconds:.0f} s: "
             + (counted(len(self.findings), "finding") if self.findings else "no finding")
         )
+        if expected := sum(len(result.expected) for result in self.backends):
+            did += f", {counted(expected, 'expected failure')}"
+        if self.passed:
+            did += f", {len(self.passed)} that should have failed and passed"
         if self.executed:
             return did
         idle = ", ".join(result.name for result in self.backends if not result.executed)
@@ -171,6 +196,7 @@ def verify(
     start = time.perf_counter()
     runs = {name: _BackendRun(name, backend, request) for name, backend in backends.items()}
     _check_glob(request.kernels, backends)
+    _check_expected(request, backends)
     jobs = [job for run in runs.values() for job in run.jobs()]
     on_start(len(jobs))
     missing = len(jobs)
@@ -198,6 +224,20 @@ def _check_glob(glob: str, backends: Mapping[str, Backend]) -> None:
         raise unknown_kernel(glob, ids)
 
 
+def _check_expected(request: Request, backends: Mapping[str, Backend]) -> None:
+    """Raise `UsageError` for an entry on a kernel or network that matches none, as a typo does."""
+    if request.kernels != "*":
+        return
+    tests = [f"test_kernel[{k.id}]" for backend in backends.values() for k in backend.kernels()]
+    for name, backend in backends.items():
+        offered = dict.fromkeys(kernel.precision.name for kernel in backend.kernels())
+        tests += [f"test_network[{name}/{precision}]" for precision in offered]
+    for entry in request.expected:
+        of_ours = entry.test.startswith(("test_kernel[", "test_network["))
+        if of_ours and not any(entry.matches(test) for test in tests):
+            raise unknown("test of an [[xfail]]", entry.test, tests, error=UsageError)
+
+
 class _BackendRun:
     """The jobs of one backend, and the result that their outcomes make up."""
 
@@ -223,6 +263,10 @@ class _BackendRun:
             result.findings += coverage_findings(
                 self.name, self.backend, request.network, batches, request.seed
             )
+        else:
+            result.findings += repeated_findings(
+                self.name, self.backend, request.network, request.profile.batches, request.seed
+            )
 
     def take(self, outcome: Outcome) -> None:
         """Add the outcome of a job."""
@@ -241,7 +285,8 @@ class _BackendRun:
             result.kernels.append(report)
 
     def complete(self) -> None:
-        """When all jobs are done: find idle kernels, shrink crashes and hangs, sort."""
+        """When all jobs are done: find idle kernels, shrink crashes and hangs, confirm the other
+        findings in fresh processes, sort."""
         with Pool(1) as pool:
             for report in self.result.kernels:
                 before = report.finding
@@ -250,6 +295,24 @@ class _BackendRun:
                     self.result.findings = [f for f in self.result.findings if f is not before]
                     self.result.findings += [f for f in [report.finding] if f is not None]
         self._sort()
+        self._expect()
+
+    def _expect(self) -> None:
+        """Set the expected findings apart, and note what passed although it should not."""
+        result, entries = self.result, self.request.expected
+        ran = {f"test_kernel[{report.kernel}]" for report in result.kernels}
+        ran |= {f"test_network[{self.name}/{report.precision}]" for report in result.checkpoints}
+        failed: set[str] = set()
+        for finding in list(result.findings):
+            test = _test_of(finding)
+            failed.add(test)
+            entry = next((entry for entry in entries if entry.matches(test)), None)
+            if entry is not None:
+                result.expected.append((finding, entry))
+                result.findings.remove(finding)
+        for entry in entries:
+            hits = sorted(test for test in ran - failed if entry.matches(test))
+            result.passed += [(test, entry) for test in hits]
 
     def _final_finding(self, report: KernelReport, pool: Pool) -> Finding | None:
         request = self.request
@@ -260,7 +323,8 @@ class _BackendRun:
                 self.name, self.backend, kernel, request.network, batches, request.seed
             )
         if report.finding is not None:
-            return smallest(report.finding, request.profile, pool)
+            least = smallest(report.finding, request.profile, pool)
+            return confirmed(least, report.history, fresh)
         return None
 
     def _sort(self) -> None:
@@ -271,6 +335,13 @@ class _BackendRun:
         result.kernels.sort(key=lambda report: order[report.kernel])
         result.checkpoints.sort(key=lambda report: precisions.index(report.precision))
         result.findings.sort(key=lambda f: (f.kind == "network", order.get(f.kernel, len(order))))
+
+
+def _test_of(finding: Finding) -> str:
+    """The name of the conformance suite's test that a finding fails."""
+    if RUN in finding.details:
+        return f"test_network[{finding.backend}/{finding.details[RUN]['precision']}]"
+    return f"test_kernel[{finding.kernel}]"
 
 
 def _kernel_jobs(name: str, backend: Backend, request: Request) -> Iterator[Job]:

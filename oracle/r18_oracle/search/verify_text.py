@@ -26,7 +26,21 @@ LEGEND = (
 def text(verification: Verification) -> str:
     """For each backend a table of kernels and tables of checkpoints; then a summary."""
     parts = [_backend(result) for result in verification.backends]
-    return "\n\n".join([*parts, LEGEND, verification.closing()])
+    return "\n\n".join([*parts, *_expectations(verification), LEGEND, verification.closing()])
+
+
+def _expectations(verification: Verification) -> list[str]:
+    """The failures that were expected, and those that did not come."""
+    lines = [
+        f"expected: {finding.kernel}: {finding.check}: {entry}"
+        for result in verification.backends
+        for finding, entry in result.expected
+    ]
+    lines += [
+        f"passes, though it is expected to fail: {test}; remove '{entry.test}' from the file"
+        for test, entry in verification.passed
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def _backend(result: BackendResult) -> str:
@@ -89,6 +103,12 @@ def to_json(verification: Verification) -> dict[str, Any]:
         "executed": verification.executed,
         "closing": verification.closing(),
         "findings": [finding.to_json() for finding in verification.findings],
+        "expected_failures": [
+            {"finding": finding.to_json(), "reason": entry.reason, "link": entry.link}
+            for result in verification.backends
+            for finding, entry in result.expected
+        ],
+        "unexpected_passes": [test for test, _ in verification.passed],
         "backends": [
             {
                 "name": result.name,
@@ -176,7 +196,11 @@ def _printable(text: str) -> str:
 
 def _cases(result: BackendResult, fusion: str) -> Iterator[_Case]:
     told: list[Finding] = []
+    expected = {id(finding): str(entry) for finding, entry in result.expected}
     for kernel in result.kernels:
+        if reason := expected.get(id(kernel.finding)):
+            yield _Case(kernel.kernel, kernel.seconds, [], f"expected failure: {reason}")
+            continue
         mine = [kernel.finding] if kernel.finding else []
         told += mine
         reasons = "; ".join(kernel.tally.refused)
@@ -185,7 +209,7 @@ def _cases(result: BackendResult, fusion: str) -> Iterator[_Case]:
     for report in result.checkpoints:
         told += report.findings
         label = program_label(result.name, report.fusion, report.precision)
-        yield _Case(label, 0.0, list(report.findings))
+        yield _Case(label, 0.0, [f for f in report.findings if id(f) not in expected])
     others = [finding for finding in result.findings if finding not in told]
     for finding in others:
         yield _Case(finding.kernel, 0.0, [finding])

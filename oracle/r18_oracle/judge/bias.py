@@ -1,0 +1,86 @@
+"""Bias: whether the errors of a kernel that rounds to nearest lean to one side.
+
+A bound forgives a rounding that is twice too large if others are smaller; a mean does not. Over
+the elements i of an output, with c_i = 1 or c_i = sign(y_i), consider T = Σ c_i (ŷ_i − y_i).
+
+To first order ŷ_i − y_i is a sum of the δ of the operations that led to it, each times the
+intermediate that was rounded. Higham and Mary (SIAM J. Sci. Comput. 41(5), 2019, Model 2.1) model
+the δ of rounding to nearest as independent, with mean zero and |δ| ≤ u. Then T is a sum of
+independent terms with mean zero, and Hoeffding's inequality (J. Amer. Statist. Assoc. 58, 1963,
+Theorem 2) gives |T| ≤ λ·√Σ a² with probability 1 − 2 exp(−λ²/2), a being the largest magnitude of
+each term:
+
+- Sums: n operations of an output, each on an intermediate of at most S_i: n terms of u·S_i.
+- Storage: one term of u_out·(|y_i| + E_i), one more where the sum itself is stored first.
+- Factors that are rounded (tf32): the δ of one weight or pixel v is common to all outputs that read
+  it, so it is one term, of u_in·|v|·∂(Σ_i S_i)/∂|v|.
+
+What the model does not cover is added in full: underflow, the float64 reference's own error, and
+products of several δ, at most c²·S_i with c = γ_n (and f² for factors). Both choices of c_i are
+tested, so each with half of `DELTA`. Truncated factors move T by about 0.7·u_in·Σ|y_i| for c_i =
+sign(y_i), which exceeds λ·√Σ a² from some hundreds of weights and pixels on.
+
+An element takes part only if |y_i| exceeds its bound: the others may be cut by a ReLU, and what is
+cut is cut on one side. That choice does not depend on the roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from r18.backend import Array
+from r18.graph.ops import Problem
+from r18_oracle.judge.reference import no_kernel_running, sum_spec
+
+DELTA = 1e-9
+"""The probability, per output, that a kernel which rounds as the model says is accused."""
+LINE = math.sqrt(2 * math.log(4 / DELTA))
+"""λ for two tests, of c_i = 1 and of c_i = sign(y_i), that share `DELTA`."""
+FEWEST = 64
+"""Elements that must take part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """What the errors of an output may add up to.
+
+    steps:   √Σ a² over each element's own terms. shared: Σ a² over the terms of the factors.
+    certain: per element, what is added in full.
+    """
+
+    steps: Array
+    shared: float
+    certain: Array
+
+    def ratio(self, error: Array, y: Array, chosen: Array) -> float | None:
+        """max |T| over its line; above 1 is a fault. None if too few elements are chosen."""
+        if np.count_nonzero(chosen) < FEWEST:
+            return None
+        own = np.broadcast_to(self.steps, y.shape)[chosen]
+        certain = float(np.broadcast_to(self.certain, y.shape)[chosen].sum())
+        line = LINE * math.sqrt(float(np.square(own).sum()) + self.shared) + certain
+        leans = error[chosen]
+        total = max(abs(float(leans.sum())), abs(float((leans * np.sign(y[chosen])).sum())))
+        if total == 0:
+            return 0.0
+        return total / line if math.isfinite(line) and line > 0 else None
+
+
+def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> float:
+    """Σ (|v|·∂(Σ S)/∂|v|)² over the pixels and weights v, with S the sums of absolute products."""
+    no_kernel_running()
+    spec = sum_spec(problem.op)
+    x, w = (torch.from_numpy(np.abs(array)).requires_grad_() for array in (inputs[0], weights[0]))
+    rest = tuple(torch.from_numpy(np.abs(array)) for array in weights[1:])
+    with torch.enable_grad():
+        total = spec.sums(problem.op, (x, *map(torch.from_numpy, inputs[1:])), (w, *rest)).sum()
+        slopes = torch.autograd.grad(total, (x, w))
+    parts = (v.detach() * slope for v, slope in zip((x, w), slopes, strict=True))
+    return float(sum(part.square().sum() for part in parts))
+
+
+__all__ = ["DELTA", "FEWEST", "LINE", "Drift", "influence"]

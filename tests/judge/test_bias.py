@@ -1,0 +1,104 @@
+"""The test of bias: its line holds for what rounds to nearest, and shows what is cut off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from faults.bias import FAULTS, TWINS
+from faults.fault import kernel
+from r18.backend import Array, Kernel
+from r18.graph.ops import Conv2d, Linear, Problem
+from r18.graph.precision import BF16, FP16, FP32, TF32, Precision
+from r18_oracle.cases import Case
+from r18_oracle.generate.inputs import ROUNDING, make_case
+from r18_oracle.judge.bias import FEWEST, Drift, influence
+from r18_oracle.judge.reference import reference
+from r18_oracle.judge.verdict import Judgement, judge
+
+CONV = Problem(Conv2d(16, 24, (3, 3), (1, 1), (1, 1), bias=True), ((2, 16, 13, 11),))
+LINEAR = Problem(Linear(96, 40), ((24, 96),))
+
+
+def judged(one: Kernel, problem: Problem, kind: str, seed: int) -> Judgement:
+    case = make_case(one, problem, kind, seed)
+    out = np.empty(problem.output, case.precision.dtype)
+    weights = tuple(np.asarray(w) for w in case.weights)
+    one.run(problem.op, case.inputs, weights, out, np.empty(0, np.uint8))  # type: ignore[attr-defined]
+    return judge(case, one.contract, out)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_weights_are_within_the_bound_and_lean_to_one_side(seed: int) -> None:
+    judgement = judged(FAULTS[0].kernel, CONV, "positive", seed)
+    assert judgement.ok
+    assert judgement.bias is not None
+    assert judgement.bias > 1
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.id)
+def test_rounded_factors_stay_far_below_the_line(twin: Kernel, kind: str) -> None:
+    found = [judged(twin, LINEAR, kind, seed) for seed in range(8)]
+    assert all(one.ok for one in found)
+    assert max(one.bias or 0.0 for one in found) < 0.5
+
+
+@pytest.mark.parametrize("precision", [FP32, FP16, BF16], ids=lambda p: p.name)
+@pytest.mark.parametrize("kind", ROUNDING)
+def test_rounded_sums_stay_far_below_the_line(precision: Precision, kind: str) -> None:
+    def run(op: Any, x: Any, w: Any, out: Array, scratch: Any) -> None:
+        total = np.zeros(out.shape, np.float32)
+        for k in range(x[0].shape[1]):
+            total += x[0][:, k, None].astype(np.float32) * w[0][None, :, k].astype(np.float32)
+        out[...] = (total + w[1].astype(np.float32)).astype(out.dtype)
+
+    right = kernel("toy", Linear, "in_order", run, precision)
+    found = [judged(right, LINEAR, kind, seed).bias or 0.0 for seed in range(8)]
+    assert max(found) < 0.5
+    assert max(found) > 0
+
+
+def test_a_truncating_contract_and_float64_have_no_line() -> None:
+    from dataclasses import replace
+
+    from r18_oracle.judge.bounds import bound
+
+    one = TWINS[0]
+    case = make_case(one, LINEAR, "normal", 0)
+    y = reference(LINEAR, *case.wide())
+    assert bound(case, one.contract, y).drift is not None
+    assert bound(case, replace(one.contract, truncates=True), y).drift is None
+
+
+def test_influence_is_the_effect_of_each_factor() -> None:
+    """Against one changed factor at a time."""
+    problem = Problem(Conv2d(2, 2, (2, 2), (2, 1), (1, 0)), ((1, 2, 3, 4),))
+    case: Case = make_case(TWINS[0], LINEAR, "normal", 0)
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((1, 2, 3, 4)), rng.standard_normal((2, 2, 2, 2))
+    assert case.precision is TF32
+
+    def total(x: Array, w: Array) -> float:
+        return float(reference(problem, (np.abs(x),), (np.abs(w),)).sum())
+
+    expected = 0.0
+    for array in (x, w):
+        for index in np.ndindex(array.shape):
+            held = array[index]
+            before = total(x, w)
+            array[index] = held * 1.5
+            expected += ((total(x, w) - before) / 0.5) ** 2
+            array[index] = held
+    assert influence(problem, (x,), (w,)) == pytest.approx(expected)
+
+
+def test_few_elements_are_not_judged() -> None:
+    drift = Drift(np.ones(FEWEST), 0.0, np.zeros(FEWEST))
+    error, y = np.full(FEWEST, 100.0), np.ones(FEWEST)
+    chosen = np.ones(FEWEST, bool)
+    assert (drift.ratio(error, y, chosen) or 0.0) > 1
+    chosen[0] = False
+    assert drift.ratio(error, y, chosen) is None

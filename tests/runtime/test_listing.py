@@ -1,0 +1,48 @@
+"""The listing of backends survives whatever a plugin does as it is imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support import output_of
+
+PLUGINS = {
+    "aborts": "import os\nos.abort()\n",
+    "exits": "raise SystemExit(3)\n",
+    "hangs": "import time\ntime.sleep(600)\n",
+    "leaves": "import os\nprint('bye', flush=True)\nos._exit(0)\n",
+    "works": "print('hello')\nfrom r18_numpy import Backend\n",
+}
+CODE = """
+import json
+from r18.runtime import listing
+
+ours = listing.installed
+listing.installed = lambda: {{name: p for name, p in ours().items() if name in {names}}}
+found = listing.entries({seconds})
+print(json.dumps([[e.line.name, e.line.provider, e.line.cause, e.precisions] for e in found]))
+"""
+SECONDS = 8
+"""More than an import takes on a busy machine."""
+
+
+def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
+    """Also one that hangs; and none of them writes to our stdout."""
+    info = tmp_path / "plugins-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1.2\n")
+    points = "\n".join(f"{name} = {name}_plugin:Backend" for name in PLUGINS)
+    (info / "entry_points.txt").write_text(f"[r18.backends]\n{points}\n")
+    for name, code in PLUGINS.items():
+        (tmp_path / f"{name}_plugin.py").write_text(code)
+    code = CODE.format(names=set(PLUGINS), seconds=SECONDS)
+    found = json.loads(output_of(code, path=[tmp_path]))
+    when = "when it was imported or probed"
+    assert found == [
+        ["aborts", "plugins 1.2", f"its process died of SIGABRT {when}", []],
+        ["exits", "plugins 1.2", "SystemExit: 3, in exits_plugin.py:1", []],
+        ["hangs", "plugins 1.2", f"gave no answer for {SECONDS} s {when}", []],
+        ["leaves", "plugins 1.2", f"its process exited with code 0 {when}", []],
+        ["works", "plugins 1.2", "", ["fp64", "fp32"]],
+    ]
