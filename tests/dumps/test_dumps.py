@@ -578,7 +578,7 @@ def test_damaged_manifests(copy: Path, fields: dict[str, Any], message: str) -> 
         ("shape", [True], "is not a shape"),
         ("dtype", "float16", "the dtype 'float16' is not one of float32, float64"),
         ("sha256", "xyz", "sha256 of 'gap' must be 64 lowercase hex digits"),
-        ("name", "logits", "the checkpoint 'logits' appears twice"),
+        ("name", "logits", "the checkpoint 'logits' appears 2 times"),
         ("shape", [2, 65], "has 512 bytes, expected 520: shape [2, 65] in float32"),
     ],
 )

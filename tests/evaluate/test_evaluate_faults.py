@@ -362,10 +362,10 @@ def test_a_journal_without_digests_goes_on(tmp_path: Path) -> None:
 
 CLUSTER = """
 import sys
-from r18.evaluate.distributed import local_cluster
+from distributed import LocalCluster
 if __name__ == "__main__":
-    with local_cluster(1, "cpu") as client:
-        print(client.scheduler.address, flush=True)
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        print(cluster.scheduler_address, flush=True)
         sys.stdin.read()
 """
 

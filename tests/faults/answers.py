@@ -209,7 +209,7 @@ _OTHERS = (
         ReLU,
         "asks_behind_its_back",
         "asks the judge, having switched off what forbids it",
-        "independence",
+        "independence state",  # another thread may switch it on again
         always(_asks_behind),
     ),
     cheat(

@@ -793,7 +793,7 @@ def test_an_evaluation_is_read_as_it_was_written(tmp_path: Path, suffix: str) ->
         (("file,status", "status,file"), "heading is not that of an evaluation"),
         (("a.png,ok", "a.png,good"), "'good' is no status"),
         (("0.001", "nan"), "'nan' is no finite number"),
-        (("a.png,ok,3,", "a.png,ok,three,"), "invalid literal"),
+        (("a.png,ok,3,", "a.png,ok,three,"), "'three' is no class"),
         (("2.5,true", "2.5"), "line 2 has not 18 columns"),
     ],
 )
