@@ -261,7 +261,7 @@ def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
         (("--r18-network", "resnet19"), "unknown network 'resnet19', did you mean 'resnet18'?"),
         (("--r18-xfails", "no-reason.toml"), "no-reason.toml: an [[xfail]] lacks link, reason"),
         (("--r18-xfails", "no-match.toml"), "no test matches 'test_kernel[mine/gop/*]'"),
-        (("--r18-xfails", "none.toml"), "cannot read --r18-xfails none.toml"),
+        (("--r18-xfails", "none.toml"), "cannot read the expected failures of none.toml"),
     ],
 )
 def test_a_wrong_request_is_a_usage_error(

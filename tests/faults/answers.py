@@ -216,7 +216,7 @@ _OTHERS = (
         ReLU,
         "asks_in_a_thread",
         "the same, in a thread of its own",
-        "independence",
+        "independence state",
         always(_asks_in_thread),
     ),
     cheat(

@@ -51,7 +51,7 @@ def changed(one: Finding, **fields: Any) -> dict[str, Any]:
         (SOUND, {"seed": -1}, "a field is not of its type"),
         (SOUND, {"seed": True}, "a field is not of its type"),
         (SOUND, {"details": []}, "its details are []"),
-        (SOUND, {"details__only": "bounds"}, "unknown check of values 'bounds'"),
+        (SOUND, {"details__only": "bounds"}, "unknown check 'bounds', did you mean 'bound'?"),
         (SOUND, {"details__rounding": "odd"}, "'odd' is not a rounding kind"),
         (SOUND, {"details__light": 1}, "light in its details: Expected `bool`"),
         (SOUND, {"problem__settings__stride": [1.5, 1]}, "Expected `int`, got `float`"),

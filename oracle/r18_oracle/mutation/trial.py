@@ -341,7 +341,7 @@ def _glance(
 
 def _about(finding: Finding) -> Finding | Ended:
     """The finding, or `INVALID` if it is a compiler error."""
-    error = re.match(r"raised (\w+):", finding.message)
+    error = re.match(r"raised (\w+)\b", finding.message)
     if finding.check == "runs" and error and error[1] in COMPILER_ERRORS:
         return Ended(INVALID, " ".join(finding.message.split()))
     return finding
