@@ -12,6 +12,8 @@ each term:
 
 - Sums: n operations of an output, each on an intermediate of at most S_i: n terms of u·S_i.
 - Storage: one term of u_out·(|y_i| + E_i), one more where the sum itself is stored first.
+- Equal outputs, such as those that see only padding, come from equal operations and have equal δ:
+  the a of outputs whose y_i is the same float32 add up before they are squared.
 - Factors that are rounded (tf32): the δ of one weight or pixel v is common to all outputs that read
   it, so it is one term, of u_in·|v|·∂(Σ_i S_i)/∂|v|.
 
@@ -62,7 +64,7 @@ class Drift:
         """max |T| over its line; above 1 is a fault. None if too few elements are chosen."""
         if np.count_nonzero(chosen) < FEWEST:
             return None
-        own = np.broadcast_to(self.steps, y.shape)[chosen]
+        own = _added_where_equal(np.broadcast_to(self.steps, y.shape)[chosen], y[chosen])
         certain = float(np.broadcast_to(self.certain, y.shape)[chosen].sum())
         line = LINE * math.sqrt(float(np.square(own).sum()) + self.shared) + certain
         leans = error[chosen]
@@ -70,6 +72,15 @@ class Drift:
         if total == 0:
             return 0.0
         return total / line if math.isfinite(line) and line > 0 else None
+
+
+def _added_where_equal(own: Array, y: Array) -> Array:
+    """Σ a over the elements of each value of y in float32, shape (values,).
+
+    By Minkowski's inequality, √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik² for the terms k of elements i.
+    """
+    _, group = np.unique(y.astype(np.float32), return_inverse=True)
+    return np.bincount(group, weights=own)
 
 
 def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> float:
