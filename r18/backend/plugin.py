@@ -39,12 +39,7 @@ def make_backend(name: str, load: Callable[[], object]) -> Backend:
         _check_class(name, factory)
     if callable(factory):
         _check_call(name, factory)
-    try:
-        backend = factory() if callable(factory) else factory
-    except BackendUnavailable:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _raised(name, f"{_called(factory)}()", error) from error
+    backend = _answer(name, f"{_called(factory)}()", factory) if callable(factory) else factory
     if not isinstance(backend, Backend):
         what = show(backend)
         raise BackendUnavailable(
@@ -110,12 +105,7 @@ def hint_for_file(name: str) -> str:
 
 def probe(name: str, backend: Backend) -> DeviceInfo:
     """The backend's device, with its kernels checked."""
-    try:
-        device: object = backend.probe()
-    except BackendUnavailable:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _raised(name, "probe()", error) from error
+    device = _answer(name, "probe()", backend.probe)
     if not isinstance(device, DeviceInfo):
         if isinstance(device, str):
             what, remedy = f"the string {show(device)}", f'Write DeviceInfo("cpu", {show(device)}).'
@@ -185,12 +175,7 @@ def _check_name(name: str, backend: Backend) -> None:
 
 def _check_kernels(name: str, backend: Backend) -> None:
     """Raise unless `kernels()` returns a tuple of kernels that inherit the protocol's defaults."""
-    try:
-        kernels: object = backend.kernels()
-    except BackendUnavailable:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _raised(name, "kernels()", error) from error
+    kernels = _answer(name, "kernels()", backend.kernels)
     if isinstance(kernels, Kernel):
         cause = f"kernels() must return a tuple of kernels, not one {type(kernels).__name__}"
         raise BackendUnavailable(name, cause, "Write a comma after it: return (kernel,).")
@@ -222,8 +207,17 @@ def _import_failed(name: str, error: BaseException) -> BackendUnavailable:
     return BackendUnavailable(name, cause, _install(error) or remedy)
 
 
+def _answer(name: str, words: str, call: Callable[[], object]) -> object:
+    """What a call of the plugin's code returns; raises `BackendUnavailable` if it raises."""
+    try:
+        return call()
+    except BackendUnavailable:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a plugin raises, the user needs the cause
+        raise _raised(name, words, error) from error
+
+
 def _raised(name: str, call: str, error: BaseException) -> BackendUnavailable:
-    """Of whatever a call of the plugin's code raised."""
     where = raised_in(error)
     text = str(error) if isinstance(error, R18Error) else f"{type(error).__name__}: {error}"
     remedy = "This is a fault of that plugin" + (f", in {where}." if where else ".")

@@ -72,7 +72,7 @@ def test_scopes_of_inline_assembly_are_read_and_lines_are_the_files() -> None:
     wait = found["mbarrier.try_wait.parity.shared::cta.b64"]
     assert MODULE.splitlines()[wait.line - 1] == f"{wait.opcode} p, [%r4], %r5;"
     assert found["mov.b32"].operands == "{low,high},%r6"
-    assert found["st.global.v2.f32"].address == "%rd2+8"
+    assert found["st.global.v2.f32"].addresses == ("%rd2",)
     assert [i.guard for i in only(MODULE).instructions if i.opcode == "bra"] == ["%p1", "%p1"]
 
 

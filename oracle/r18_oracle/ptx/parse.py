@@ -54,10 +54,9 @@ class Instruction:
         return any(self.opcode == p or self.opcode.startswith(p + ".") for p in prefixes)
 
     @cached_property
-    def address(self) -> str:
-        """What stands in the first brackets: a register or symbol, with any offset."""
-        found = re.search(r"\[([^\]]*)\]", self.operands)
-        return found[1] if found else ""
+    def addresses(self) -> tuple[str, ...]:
+        """The register or symbol at the beginning of each pair of brackets."""
+        return tuple(re.findall(r"\[\s*([%$\w]+)", self.operands))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

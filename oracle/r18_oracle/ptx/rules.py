@@ -23,7 +23,6 @@ does not miss one that no path keeps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -32,7 +31,7 @@ from r18_oracle.ptx.parse import Function, Instruction
 
 _SHARED_WRITES = ("st.shared", "st.shared::cta", "red.shared", "atom.shared", "stmatrix")
 _BARRIERS = ("bar.sync", "barrier.sync", "bar.arrive", "barrier.cta", "bar.red")
-_RELEASES = (*_BARRIERS, "mbarrier.arrive", "barrier.cluster.arrive")
+_PUBLISHES = (*_BARRIERS, "barrier.cluster.arrive")
 _EXITS = ("ret", "exit")
 
 
@@ -89,7 +88,7 @@ def _is_copy(instruction: Instruction) -> bool:
 
 def _proxy_fence(function: Function) -> Iterator[Disorder]:
     """Facts: ("write", line) until fenced, and ("copy", line) of a `cp.async` until waited for."""
-    if not _any(_is_async, function, range(len(function.blocks))):
+    if not _any(_is_async, function):
         return
     then_async = after(function, _is_async)
 
@@ -111,7 +110,7 @@ def _proxy_fence(function: Function) -> Iterator[Disorder]:
     reported: set[int] = set()
     for at, facts in solve(function, step):
         # An mbarrier's other side may be any other code; what follows a barrier is reachable.
-        publishes = at.starts("mbarrier.arrive") or (at.starts(*_RELEASES) and at in then_async)
+        publishes = at.starts("mbarrier.arrive") or (at.starts(*_PUBLISHES) and at in then_async)
         if not (publishes or _is_async(at)) or not facts:
             continue
         new = sorted({line for _, line in facts} - reported)
@@ -187,8 +186,14 @@ def _store_wait(function: Function) -> Iterator[Disorder]:
                 )
 
 
-def _any(wanted: Callable[[Instruction], bool], function: Function, blocks: Iterable[int]) -> bool:
-    return any(wanted(at) for block in blocks for at in function.ordering[block])
+def _any(
+    wanted: Callable[[Instruction], bool],
+    function: Function,
+    blocks: Iterable[int] | None = None,
+) -> bool:
+    """Whether one of the blocks (default: all) has such an instruction."""
+    chosen = function.ordering if blocks is None else (function.ordering[i] for i in blocks)
+    return any(wanted(at) for instructions in chosen for at in instructions)
 
 
 def _writes_shared(instruction: Instruction) -> bool:
@@ -201,7 +206,7 @@ def _writes_shared(instruction: Instruction) -> bool:
 def _cluster_order(function: Function) -> Iterator[Disorder]:
     """Facts: ("write", line) until released; ("read", line) of other CTAs until a barrier ends."""
     remote = ("ld.shared::cluster", "st.shared::cluster", "red.shared::cluster")
-    if not _any(lambda at: at.starts(*remote), function, range(len(function.blocks))):
+    if not _any(lambda at: at.starts(*remote), function):
         return
 
     def step(at: Instruction, facts: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
@@ -254,10 +259,10 @@ def _init_fence(function: Function) -> Iterator[Disorder]:
             return frozenset()
         return facts
 
-    if not _any(_is_async, function, range(len(function.blocks))):
+    if not _any(_is_async, function):
         return
     for at, facts in solve(function, step):
-        if facts and at.starts(*_BARRIERS, "barrier.cluster.arrive"):
+        if facts and at.starts(*_PUBLISHES):
             yield Disorder(
                 "init-fence",
                 function.name,
@@ -322,6 +327,5 @@ def _touches_global(at: Instruction) -> bool:
 
 def _global_base(at: Instruction) -> str:
     """The register or symbol of the global address, or of the tensor map."""
-    addresses = re.findall(r"\[\s*([%$\w]+)", at.operands)
     loads = (_is_copy(at) or at.starts("cp.async.bulk")) and not _is_store(at)
-    return str(addresses[1 if loads else 0])
+    return at.addresses[1 if loads else 0]
