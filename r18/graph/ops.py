@@ -517,7 +517,7 @@ OPTIONAL_OPS: tuple[type[Op], ...] = (ConvMaxPool, Normalize)
 
 @dataclass(frozen=True)
 class Problem:
-    """An op with concrete input shapes: what a kernel is asked to do. Checked when made.
+    """An op with concrete input shapes: what a kernel is asked to do.
 
     Raises `ShapeError` for shapes that the op does not take, that hold anything but integers, or
     whose tensors no memory can hold.

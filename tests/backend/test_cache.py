@@ -1,4 +1,4 @@
-"""Cached code: what is read back, what is not, and what is said of it."""
+"""Cached code is read back if it is intact; damaged code is rebuilt, with a warning."""
 
 from __future__ import annotations
 

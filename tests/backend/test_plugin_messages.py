@@ -1,4 +1,4 @@
-"""What is said about a backend with a mistake in it: the exact message of each."""
+"""The exact message for each mistake in a backend."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_a_run_that_begins_as_another_ends_does_not_repeat_it(folder: Path, tmp_
 
 @contextmanager
 def full_disk(nbytes: int) -> Iterator[None]:
-    """Files of this process do not grow beyond so many bytes."""
+    """Writing beyond `nbytes` of any file fails, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:

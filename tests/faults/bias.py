@@ -34,7 +34,7 @@ def _unchanged(values: Array) -> Array:
 
 
 def _towards_zero(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Sums in float32 of which each is cut off; every error is within twice u."""
+    """Sums in float32, each truncated instead of rounded; every error is within twice u."""
     y = np.zeros(out.shape, np.float32)
     for k in range(inputs[0].shape[1]):
         product = inputs[0][:, k, None].astype(np.float64) * weights[0][None, :, k]

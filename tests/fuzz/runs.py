@@ -89,7 +89,7 @@ def files(target: Target, seed: str, count: int) -> Iterator[bytes]:
 
 
 def chunk(target: Target, seed: str, count: int, folder: Path) -> list[Failure]:
-    """Read so many files in a child process; a crash of it is a failure of the last file."""
+    """Read `count` files in a child process; if it crashes, the last file failed."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -14,6 +14,7 @@ import pytest
 
 import hostile_kernels
 import worker_tasks
+from r18.ends import signal_name
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18_oracle.findings import Failed, Finding, failed
 from r18_oracle.search import isolation
@@ -191,9 +192,9 @@ def test_signals_without_a_name_are_named_by_their_number() -> None:
     assert crash_of(outcomes[0]).problem == worker_tasks.problem(7)
     assert outcomes[1].result == 2
     first = int(signal.SIGRTMIN)
-    assert isolation.signal_name(first) == "SIGRTMIN"
-    assert isolation.signal_name(first - 1) == f"signal {first - 1}"  # the C library's own
-    assert isolation.signal_name(9) == "SIGKILL"
+    assert signal_name(first) == "SIGRTMIN"
+    assert signal_name(first - 1) == f"signal {first - 1}"  # the C library's own
+    assert signal_name(9) == "SIGKILL"
 
 
 def test_prints_of_a_kernel_do_not_reach_stdout(capfd: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,8 @@ def compile_entry(entry: Entry, target: str) -> Binary:
 def compile_ptx(entry: Entry, target: str) -> str:
     """The PTX that NVRTC makes of an entry's module for `target`, before the assembler.
 
-    Raises `CompileError`.
+    Calls NVRTC itself, because cuda.core asks the driver for its version when it makes PTX, and a
+    machine without a GPU has no driver. Raises `CompileError`.
     """
     from cuda.bindings import nvrtc
 

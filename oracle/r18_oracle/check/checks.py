@@ -31,7 +31,6 @@ The sharpest checks come first: integers name a wrong index before a bound shows
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
@@ -46,7 +45,7 @@ from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
 from r18_oracle.check.fence import fenceable, trespass
 from r18_oracle.check.hints import raised, unwritten
 from r18_oracle.check.tally import Tally
-from r18_oracle.check.watch import Process, leave_fork
+from r18_oracle.check.watch import Process, Raised, attempted
 from r18_oracle.findings import Finding, failed, shortened
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
@@ -350,18 +349,12 @@ class Examination:
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Call the kernel; an exception fails `runs`."""
-        caller = os.getpid()
-        try:
-            return call()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # any exception of a kernel is a finding
-            leave_fork(caller)
+        result = attempted(call)
+        if isinstance(result, Raised):
             self._global_state(self._process.change())
-            check = "independence" if isinstance(error, KernelRunning) else "runs"
-            self._fail(check, raised(error, self.kernel))
-        finally:
-            leave_fork(caller)
+            check = "independence" if isinstance(result.error, KernelRunning) else "runs"
+            self._fail(check, raised(result.error, self.kernel))
+        return result
 
     def _global_state(self, change: str | None) -> None:
         if change is not None:

@@ -26,7 +26,6 @@ suspect for the ordinary checks. What remains is confirmed in a fresh process
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -48,13 +47,13 @@ from r18.backend import (
     upload,
 )
 from r18.backend.host import HostMemory
-from r18.errors import R18Error, ShapeError, UnknownName, UsageError
+from r18.errors import R18Error, UnknownName, UsageError
 from r18.graph.ops import Layout, Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Arena, bits_differ, buffer_sizes, nans, stray_write
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.turns import alternating, thread_count, together
-from r18_oracle.check.watch import Process, leave_fork
+from r18_oracle.check.watch import Process, Raised, attempted
 from r18_oracle.findings import (
     BEFORE,
     STATE,
@@ -117,7 +116,7 @@ def others(kernel: Kernel, problem: Problem) -> dict[str, Problem]:
             values = {key: v[min(step, len(v) - 1)] for key, v in several.items() if v}
             try:
                 other = spec.rebuild(problem.op, numbers | values)
-            except (ShapeError, R18Error):
+            except R18Error:
                 continue
             if other != problem and _near(problem, other) and takes(kernel, other):
                 found[name] = other
@@ -503,18 +502,13 @@ class State:
 
     def _guarded(self, call: Callable[[], T]) -> T | Fault:
         """Call the kernel; what it raises is a fault. Fails `global_state`."""
-        caller = os.getpid()
-        try:
-            return call()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # any exception of a kernel is a finding
-            return _raised(error)
-        finally:
-            leave_fork(caller)
-            if self._watched and (change := self._process.change()) is not None:
-                self._process.restore()
-                self._fail(self.problem, Fault(f"the call {change}"), "", "global_state")
+        result = attempted(call)
+        if self._watched and (change := self._process.change()) is not None:
+            self._process.restore()
+            self._fail(self.problem, Fault(f"the call {change}"), "", "global_state")
+        if isinstance(result, Raised):
+            return _raised(result.error)
+        return result
 
     def _must(self, program: _Program, case: Case, how: str, before: Array | None = None) -> Array:
         """The result of a call that must be right, with the bits of `before` if deterministic."""

@@ -14,14 +14,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from multiprocessing import resource_tracker
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -34,6 +34,8 @@ from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
 from r18_oracle.ops.spec import OpSpec
 from r18_oracle.ops.table import SPECS
+
+T = TypeVar("T")
 
 LIBRARIES = ("numpy", "torch", "torch.nn.functional")
 JUDGES = (
@@ -198,13 +200,29 @@ def children() -> frozenset[int]:
     return frozenset()
 
 
-def leave_fork(caller: int) -> None:
-    """End this process if a kernel that `caller` called has forked, and this is the child.
+@dataclass(frozen=True)
+class Raised:
+    """A kernel's call that raised."""
 
-    Otherwise it would continue the search, and answer in the name of its parent.
+    error: BaseException
+
+
+def attempted(call: Callable[[], T]) -> T | Raised:
+    """What a call of a kernel returned or raised; Ctrl-C is raised on.
+
+    A child that the kernel has forked ends here. Otherwise it would continue the search, and answer
+    in the name of its parent.
     """
-    if os.getpid() != caller:
-        os._exit(0)
+    caller = os.getpid()
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return Raised(error)
+    finally:
+        if os.getpid() != caller:
+            os._exit(0)
 
 
 _latest: list[Any] = []

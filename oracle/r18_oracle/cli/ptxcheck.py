@@ -8,18 +8,13 @@ from typing import Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, NetworkName, backend_names
+from r18.cli.options import AsJson, DeviceBackendName, KernelGlob, NetworkName
 
-BackendName = Annotated[
-    str,
-    typer.Option(help="A name or module:attr.", envvar="R18_BACKEND", autocompletion=backend_names),
-]
-KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Only kernels whose id matches.")]
 Target = Annotated[str, typer.Option(help="The architecture to compile for.")]
 
 
 def ptxcheck(
-    backend: BackendName = "cupy",
+    backend: DeviceBackendName = "cupy",
     kernels: KernelGlob = "*",
     target: Target = "sm_90",
     network_name: NetworkName = "resnet18",

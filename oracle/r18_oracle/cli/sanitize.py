@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, RecordFolder, backend_names, listed
+from r18.cli.options import AsJson, DeviceBackendName, KernelGlob, RecordFolder, listed
 from r18.records import FOLDER
 
 if TYPE_CHECKING:
     from r18.cli.progress import Bar
     from r18_oracle.sanitize.run import KernelResult
 
-BackendName = Annotated[
-    str,
-    typer.Option(help="A name or module:attr.", envvar="R18_BACKEND", autocompletion=backend_names),
-]
-KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Only kernels whose id matches.")]
 Tools = Annotated[
     str, typer.Option(help="Some of memcheck, racecheck, initcheck, synccheck; or all.")
 ]
@@ -48,7 +43,7 @@ Recorded = Annotated[
 
 
 def sanitize(
-    backend: BackendName = "cupy",
+    backend: DeviceBackendName = "cupy",
     kernels: KernelGlob = "*",
     tools: Tools = "all",
     profile: ProfileName = "quick",

@@ -15,7 +15,7 @@ MOST = 16
 
 @dataclass(frozen=True)
 class Held:
-    """A non-finite element: of which array (inputs first, then weights), where, and its value."""
+    """A non-finite element: its array (inputs first, then weights), its place and its value."""
 
     array: int
     name: str

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from r18_oracle.search.isolation import signal_name
+from r18.ends import signal_name
 
 Say = Callable[[Any], None]
 """Sends a message to the caller while the process works."""

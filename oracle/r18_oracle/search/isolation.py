@@ -14,8 +14,6 @@ from contextlib import suppress
 
 import psutil
 
-from r18.ends import end_group as end_group
-from r18.ends import signal_name as signal_name
 from r18.errors import UsageError
 from r18.machine import memory_nbytes
 

@@ -21,7 +21,7 @@ from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from r18.ends import deaf
+from r18.ends import deaf, end_group, signal_name
 from r18.errors import R18Error
 from r18.graph.ops import Problem
 from r18_oracle.findings import MOST_TEXT, Finding, described
@@ -311,7 +311,7 @@ def _cause_of_death(worker: _Worker) -> str:
     if code is None:
         return "closed its pipe"
     if code < 0:
-        name = isolation.signal_name(-code)
+        name = signal_name(-code)
         hint = " (the system may be out of memory)" if name == "SIGKILL" else ""
         return f"died of {name}{hint}"
     return f"exited with code {code}"
@@ -321,7 +321,7 @@ def _end(worker: _Worker) -> None:
     """Kill the worker and what it has started."""
     worker.pipe.close()
     if worker.process.pid is not None:
-        isolation.end_group(worker.process.pid)
+        end_group(worker.process.pid)
     if worker.process.is_alive():
         worker.process.kill()
     worker.process.join()
