@@ -62,6 +62,10 @@ Out = Annotated[
 Restart = Annotated[
     bool, typer.Option("--restart", help="Start over, and replace what is at --out.")
 ]
+Salvage = Annotated[
+    bool,
+    typer.Option("--salvage", help="Of a damaged journal, continue with the results intact."),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -90,6 +94,7 @@ def evaluate(
     threads: Threads = 0,
     out: Out = Path("exports/evaluation.csv"),
     restart: Restart = False,
+    salvage: Salvage = False,
     workers: Workers = None,
     scheduler: Scheduler = None,
     record: Record = False,
@@ -109,11 +114,12 @@ def evaluate(
     Exit codes: 0 every class agrees but for near ties, 1 another class, or logits that are not
     finite, 2 a wrong request, or nothing could be compared.
     """
-    check_job(out, restart, workers, scheduler)
+    check_job(out, restart, salvage, workers, scheduler)
     reference = None if against == NO_REFERENCE else against
     name, kind = _chosen(backend, scheduler)
     made = (images, labels, weights, network_name, name, kind, reference, precision)
-    job = Job(*made, against_precision, fusion, batch, threads, out, restart, workers, scheduler)
+    how = (fusion, batch, threads, out, restart, salvage, workers, scheduler)
+    job = Job(*made, against_precision, *how)
     try:
         with _progress() as on_progress:
             done = run_job(job, partial(typer.echo, err=True), on_progress)

@@ -142,7 +142,7 @@ class Cluster:
         pending: set[Any] = set()
         try:
             while True:
-                room = AHEAD * max(1, sum(self._client.nthreads().values())) - len(pending)
+                room = AHEAD * max(1, self._worker_threads()) - len(pending)
                 for call, place in islice(waiting, max(0, room)):
                     # Not by their arguments: the same call of an earlier run may have failed.
                     future = self._client.submit(
@@ -173,8 +173,15 @@ class Cluster:
             return set()
         return found
 
+    def _worker_threads(self) -> int:
+        """Threads of all workers; raises `R18Error` if the scheduler does not answer."""
+        try:
+            return sum(self._client.nthreads().values())
+        except OSError as error:
+            raise _scheduler_lost(error) from None
+
     def _check_workers(self) -> None:
-        if not self._client.nthreads():
+        if not self._worker_threads():
             raise R18Error(
                 f"no worker has been there for {WAIT_FOR_WORKERS} s\n"
                 "  what is done is kept: start workers, and the same command goes on from there"

@@ -45,6 +45,7 @@ class Job:
     threads: int
     out: Path
     restart: bool
+    salvage: bool
     workers: int | None
     scheduler: str | None
 
@@ -77,8 +78,12 @@ class Finished:
         return head | self.evaluation.summary.to_json()
 
 
-def check_job(out: Path, restart: bool, workers: int | None, scheduler: str | None) -> None:
+def check_job(
+    out: Path, restart: bool, salvage: bool, workers: int | None, scheduler: str | None
+) -> None:
     """Raise `UsageError` for a request that is refused before anything is looked for."""
+    if restart and salvage:
+        raise UsageError("--restart drops results, --salvage keeps them: give one of the two")
     if workers is not None and scheduler is not None:
         raise UsageError("--workers starts a cluster, --scheduler uses one: give one of the two")
     check_ready(out, restart)
@@ -117,6 +122,8 @@ def run_job(
             weights,
             job.out,
             restart=job.restart,
+            salvage=job.salvage,
+            tell=tell,
             on_progress=on_progress,
         )
         return Finished(job, done, request, found, host, runner.workers)

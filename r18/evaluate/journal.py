@@ -12,7 +12,7 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ CREATE TABLE about (identity TEXT NOT NULL, facts TEXT NOT NULL);
 CREATE TABLE images (place INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, image TEXT NOT NULL);
 CREATE TABLE times (place INTEGER PRIMARY KEY, backend_ms REAL NOT NULL, reference_ms REAL);
 """
+
+
+class DamagedJournal(UsageError):
+    """A journal whose contents are not what was written."""
 
 
 class Journal:
@@ -71,15 +75,21 @@ class Journal:
                 "INSERT INTO images (file, image) VALUES (?, ?)",
                 [(json.dumps(row.file), _kept(row)) for row in new],
             )
-            if batch.times is not None:
-                self._database.execute(
-                    "INSERT INTO times (backend_ms, reference_ms) VALUES (?, ?)",
-                    (batch.times.backend_ms, batch.times.reference_ms),
-                )
+            self._insert([] if batch.times is None else [batch.times])
         self.rows |= {row.file: row for row in new}
-        if batch.times is not None:
-            self.times.append(batch.times)
         return new
+
+    def append_times(self, times: Sequence[Times]) -> None:
+        """Keep times of batches whose rows are already there. Raises as `append`."""
+        with self._writing():
+            self._insert(times)
+
+    def _insert(self, times: Sequence[Times]) -> None:
+        self._database.executemany(
+            "INSERT INTO times (backend_ms, reference_ms) VALUES (?, ?)",
+            [(one.backend_ms, one.reference_ms) for one in times],
+        )
+        self.times.extend(times)
 
     def discard(self) -> None:
         """Delete the file when it is closed: its results are elsewhere now."""
@@ -95,21 +105,15 @@ class Journal:
                 raise _no_journal(self.path)
             if self._database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise ValueError("its pages do not fit together")
-            ((then, facts),) = self._database.execute("SELECT identity, facts FROM about")
+            self.facts = read_heading(self._database, self.path, identity)
             images = self._database.execute("SELECT file, image FROM images ORDER BY place")
-            self.rows = {row.file: row for row in (_row(*found) for found in images)}
+            self.rows = {row.file: row for row in (read_image(*found) for found in images)}
             times = self._database.execute(
                 "SELECT backend_ms, reference_ms FROM times ORDER BY place"
             )
-            self.times = [_times(*found) for found in times]
-            self.facts = dict(json.loads(facts))
-            about = self.facts.pop(CHECK, None)
-            if about not in (None, _digest(then, json.dumps(self.facts))):
-                raise ValueError("its heading was changed")
-            _check_bound(self.facts.get("bound"))
-            _check_same(self.path, dict(json.loads(then)), identity)
+            self.times = [read_times(*found) for found in times]
         except (sqlite3.Error, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise _damaged(self.path, error) from None
+            raise damaged(self.path, error) from None
         return True
 
     def _begin(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -158,9 +162,10 @@ def open_journal(
     facts:    called for a new journal.
     restart:  drop what is there.
 
-    Raises `UsageError` for a journal of something else, a damaged one, a file that is no journal,
-    or one that another process is writing; `R18Error` when it cannot be written. A file that is
-    refused stays as it was, and what no `r18 evaluate` wrote is refused with `restart`, too.
+    Raises `UsageError` for a journal of something else, a damaged one (`DamagedJournal`), a file
+    that is no journal, or one that another process is writing; `R18Error` when it cannot be
+    written. A file that is refused stays as it was, and what no `r18 evaluate` wrote is refused
+    with `restart`, too.
     """
     found: dict[str, Any] | None = None
     place = path.resolve()
@@ -220,14 +225,14 @@ def _locked(path: Path) -> sqlite3.Connection:
         if database is not None:
             database.close()
         if isinstance(error, UnicodeDecodeError):
-            raise _damaged(path, error) from None
+            raise damaged(path, error) from None
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_BUSY:
             raise _busy(path) from None
         if code == sqlite3.SQLITE_NOTADB:
             raise _no_journal(path) from None
         if code == sqlite3.SQLITE_CORRUPT:
-            raise _damaged(path, error) from None
+            raise damaged(path, error) from None
         raise R18Error(f"cannot write '{path}': {error}; choose another --out") from error
 
 
@@ -274,7 +279,23 @@ def _kept(row: Row) -> str:
     return json.dumps(data | {CHECK: _digest(json.dumps(data))})
 
 
-def _row(file: str, image: str) -> Row:
+def read_heading(
+    database: sqlite3.Connection, path: Path, identity: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The facts of a journal; raises `UsageError` if its identity is another, and what is raised
+    for values that were changed: `sqlite3.Error`, `KeyError`, `TypeError`, `ValueError`.
+    """
+    ((then, text),) = database.execute("SELECT identity, facts FROM about")
+    facts = dict(json.loads(text))
+    about = facts.pop(CHECK, None)
+    if about not in (None, _digest(then, json.dumps(facts))):
+        raise ValueError("its heading was changed")
+    _check_bound(facts.get("bound"))
+    _check_same(path, dict(json.loads(then)), identity)
+    return facts
+
+
+def read_image(file: str, image: str) -> Row:
     """The row that `_kept` wrote; raises `ValueError` or `TypeError` for any other."""
     data = json.loads(image)
     check = data.pop(CHECK, None) if isinstance(data, dict) else None
@@ -290,7 +311,8 @@ def _check_bound(value: object) -> None:
         raise ValueError(f"{show(value)} is no bound")
 
 
-def _times(backend: object, reference: object) -> Times:
+def read_times(backend: object, reference: object) -> Times:
+    """The times of a batch; raises `ValueError` for anything but milliseconds."""
     for value in (backend, *([] if reference is None else [reference])):
         if not isinstance(value, float) or not 0 <= value < math.inf:
             raise ValueError(f"{show(value)} are no milliseconds")
@@ -303,10 +325,12 @@ def _no_journal(path: Path) -> UsageError:
     )
 
 
-def _damaged(path: Path, why: Exception) -> UsageError:
-    return UsageError(
+def damaged(path: Path, why: Exception) -> DamagedJournal:
+    """To be raised for a journal that cannot be read as it was written."""
+    return DamagedJournal(
         f"the journal '{path}' is damaged: {plain(why)}\n"
-        "  start over with --restart, or choose another --out"
+        "  keep the results that are intact with --salvage, start over with --restart, or choose "
+        "another --out"
     )
 
 
@@ -342,4 +366,13 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["FORMAT", "Journal", "open_journal"]
+__all__ = [
+    "FORMAT",
+    "DamagedJournal",
+    "Journal",
+    "damaged",
+    "open_journal",
+    "read_heading",
+    "read_image",
+    "read_times",
+]

@@ -21,6 +21,7 @@ from r18.evaluate.journal import Journal, open_journal
 from r18.evaluate.pair import SAMPLE, Pair, Running
 from r18.evaluate.request import Request
 from r18.evaluate.rows import UNREADABLE, BatchRows, Row
+from r18.evaluate.salvage import salvage_journal
 from r18.evaluate.sources import ImageSet, Item
 from r18.evaluate.summary import Summary, summarise
 from r18.evaluate.tables import check_target, write_table
@@ -127,12 +128,16 @@ def evaluate(
     out: Path,
     *,
     restart: bool = False,
+    salvage: bool = False,
+    tell: Callable[[str], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Evaluation:
     """Evaluate the images that are not in the journal, and write the table when all are.
 
     out:     the table; the journal is next to it until then.
     restart: start over, and replace the table of an earlier run.
+    salvage: of a damaged journal, continue with the rows that are intact.
+    tell:    called with a line about what was salvaged.
 
     An image that cannot be read is a row like the others. Raises `UsageError` for a table that is
     there already or cannot be written, for a journal of something else (see `open_journal`), and
@@ -154,6 +159,9 @@ def evaluate(
             "running": [asdict(found) for found in running],
         }
 
+    if salvage and (salvaged := salvage_journal(journal_of(out), identity)) and tell is not None:
+        count, aside = salvaged
+        tell(f"salvaged {count} results; the damaged journal is kept at {aside}")
     with ExitStack() as stack:
         journal = stack.enter_context(
             open_journal(journal_of(out), identity, facts, restart=restart)

@@ -22,6 +22,7 @@ from r18.errors import R18Error, UsageError
 from r18.evaluate.journal import open_journal
 from r18.evaluate.rows import OK, BatchRows, Row, Times
 from r18.evaluate.run import Evaluation, Progress, evaluate, in_batches, journal_of
+from r18.evaluate.salvage import salvage_journal
 from r18.evaluate.sources import find_images
 from r18.evaluate.tables import write_table
 from support import ROOT
@@ -311,6 +312,68 @@ def test_a_journal_cut_in_the_middle_is_refused_and_kept(tmp_path: Path, share: 
     with pytest.raises(UsageError, match="damaged"), open_journal(path, IDENTITY, facts):
         pass
     assert path.read_bytes() == cut
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9, 0.999])
+def test_what_is_intact_of_a_cut_journal_is_salvaged(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "j"
+    with open_journal(path, IDENTITY, facts) as journal:
+        for first in range(0, 1000, 10):
+            journal.append(rows(first, 10))
+    cut = path.read_bytes()[: int(share * path.stat().st_size)]
+    path.write_bytes(cut)
+    with pytest.raises(UsageError, match="another evaluation"):
+        salvage_journal(path, {**IDENTITY, "batch": 3})
+    assert path.read_bytes() == cut
+    count, aside = salvage_journal(path, IDENTITY) or (0, path)
+    assert aside.read_bytes() == cut
+    assert count > 1000 * (share - 0.15)
+    with open_journal(path, IDENTITY, facts) as journal:
+        assert not journal.new
+        all_rows = {row.file: row for row in rows(0, 1000).rows}
+        assert len(journal.rows) == count
+        assert journal.rows.items() <= all_rows.items()
+        assert journal.facts == facts()
+        journal.append(rows(0, 1000))
+        assert len(journal.rows) == 1000
+    assert salvage_journal(path, IDENTITY) is None
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["j", "j.damaged"]
+
+
+def test_rows_on_both_sides_of_a_bad_page_are_salvaged(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with open_journal(path, IDENTITY, facts) as journal:
+        for first in range(0, 1000, 10):
+            journal.append(rows(first, 10))
+    with closing(sqlite3.connect(path)) as database:
+        (page,) = database.execute("PRAGMA page_size").fetchone()
+        changed = "UPDATE images SET image = replace(image, '0.25', '0.75') WHERE place = 7"
+        database.execute(changed)
+        database.commit()
+    data = bytearray(path.read_bytes())
+    middle = len(data) // page // 2 * page
+    data[middle : middle + page] = b"\xff" * page
+    path.write_bytes(data)
+    salvage_journal(path, IDENTITY)
+    with open_journal(path, IDENTITY, facts) as journal:
+        kept = set(journal.rows)
+    assert {"0.png", "999.png"} <= kept
+    assert "6.png" not in kept  # its digest is of another margin
+    assert 900 < len(kept) < 999
+
+
+def test_nothing_to_salvage_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with pytest.raises(UsageError, match="no journal"):
+        salvage_journal(path, IDENTITY)
+    assert not path.exists()
+    with open_journal(path, IDENTITY, facts) as journal:
+        journal.append(rows(0, 10))
+    path.write_bytes(path.read_bytes()[:-4096])
+    path.with_name("j.damaged").write_bytes(b"mine")
+    with pytest.raises(UsageError, match="is there already"):
+        salvage_journal(path, IDENTITY)
+    assert path.with_name("j.damaged").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize(
