@@ -24,7 +24,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from r18.errors import R18Error
@@ -311,6 +311,7 @@ def _cuda_code(path: Path, root: Path) -> str:
     return combined([cuda_tokens(_INCLUDE.sub(lambda found: f"#{own_code(found[1])}", text))])
 
 
+@lru_cache(maxsize=512)  # by text: kernels share headers, and a file may change meanwhile
 def cuda_tokens(text: str) -> str:
     """CUDA C++ without comments, blank lines and the difference between one space and many."""
     code = _TEXT.sub(lambda found: found["kept"] or " ", text.replace("\\\n", " "))
@@ -328,10 +329,15 @@ def _spaced(line: str) -> Iterator[str]:
     yield from line[end:].split()
 
 
+@lru_cache(maxsize=512)
+def _include_names(text: str) -> tuple[str, ...]:
+    return tuple(_INCLUDE.findall(text))
+
+
 def _included(path: Path, root: Path) -> dict[str, Path]:
     """The headers that a file includes, by what stands between the quotes."""
     found = {}
-    for name in _INCLUDE.findall(path.read_text("utf-8")):
+    for name in _include_names(path.read_text("utf-8")):
         files = [folder / name for folder in (path.parent, root) if (folder / name).is_file()]
         if not files:
             raise DigestError(

@@ -175,7 +175,7 @@ def path_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("path_of_tests")
 def test_a_clean_run(tmp_path: Path) -> None:
-    program = stand_in(tmp_path, {"memcheck": [{"log": CLEAN}]})
+    program = stand_in(tmp_path, {"memcheck": [{"log": CLEAN, "command": "run"}]})
     (result,) = Runner(program, request(KERNEL)).part(Part("memcheck", (KERNEL,)))
     assert (result.tool, result.kernel, result.verdict) == ("memcheck", KERNEL, "clean")
     assert (result.errors, result.broken, result.complaints) == (0, "", ())
@@ -217,7 +217,7 @@ def test_errors_are_laid_to_the_kernel_that_has_them_alone(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("path_of_tests")
 def test_a_new_process_goes_on_after_a_kernel_that_broke(tmp_path: Path) -> None:
-    program = stand_in(tmp_path, {"memcheck": [{"log": CLEAN}, {"log": CLEAN}]})
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN, "command": "run"}})
     wrong = "toy/relu/raises/fp32"
     both = Request("sanitize_toy:Backend", (wrong, KERNEL), network=None)
     broken, right = Runner(program, both).part(Part("memcheck", both.kernels))
@@ -231,9 +231,9 @@ def test_a_new_process_goes_on_after_a_kernel_that_broke(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
-        ({"log": CLEAN, "run": False, "code": 3}, "ended with code 3"),
-        ({"log": CLEAN, "run": False}, "said nothing"),
-        ({"log": CLEAN, "run": False, "sleep": 60}, "said nothing for 1 s and was ended"),
+        ({"log": CLEAN, "command": "nothing", "code": 3}, "ended with code 3"),
+        ({"log": CLEAN, "command": "nothing"}, "said nothing"),
+        ({"log": CLEAN, "command": "nothing", "sleep": 60}, "said nothing for 1 s and was ended"),
     ],
 )
 def test_a_process_that_comes_to_nothing(tmp_path: Path, turn: dict[str, Any], why: str) -> None:
@@ -275,7 +275,7 @@ def test_several_processes_run_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("path_of_tests")
 def test_whoever_stops_listening_ends_what_runs(tmp_path: Path) -> None:
-    sleeps = {"log": CLEAN, "run": False, "sleep": 600}
+    sleeps = {"log": CLEAN, "command": "nothing", "sleep": 600}
     program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}, "racecheck": sleeps})
     runner = Runner(program, several(), jobs=2)
     todo = [Part("memcheck", SEVERAL[:1]), Part("racecheck", SEVERAL[:1])]
@@ -288,7 +288,7 @@ def test_whoever_stops_listening_ends_what_runs(tmp_path: Path) -> None:
 def test_what_there_is_no_time_for_has_no_result(tmp_path: Path) -> None:
     """The process ends in order, and what it has come to the end of counts."""
     both = Request("sanitize_toy:Slow", (KERNEL, "toy/relu/slow/fp32"), network=None)
-    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}})
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN, "command": "run"}})
     started = time.monotonic()
     known = Runner(program, both).part(Part("memcheck", (KERNEL,)))
     took = time.monotonic() - started
@@ -376,7 +376,7 @@ def test_a_tool_that_complains_of_the_unchanged_kernel_too_says_nothing(tmp_path
 def test_what_runs_under_the_tools_is_the_copy(tmp_path: Path) -> None:
     mutant = mutant_of_the_toy("no_such_thing")
     root = copied(Target.of(CUDA_TOY), tmp_path / "changed", {mutant.file: mutant.source})
-    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN}})
+    program = stand_in(tmp_path, {"memcheck": {"log": CLEAN, "command": "run"}})
     asked = Request(CUDA_TOY, (KERNEL,), network=None)
     part = Part("memcheck", (KERNEL,))
     (result,) = Runner(program, asked, variables=importing(root)).part(part)
@@ -425,7 +425,7 @@ def bad(tool: str, kernel: str) -> KernelResult:
 
 
 def test_a_record_keeps_what_was_not_run_again(tmp_path: Path) -> None:
-    backend = load_backend("cupy")
+    backend = load_backend("sanitize_toy:Several")
     first, second = sorted(kernel.id for kernel in backend.kernels()[:2])  # as a record has them
     record = record_of(tmp_path, backend)
     record.write([clean("memcheck", first), clean("memcheck", second, 6)])
@@ -453,7 +453,7 @@ def test_a_record_keeps_what_was_not_run_again(tmp_path: Path) -> None:
 
 
 def test_what_is_fresh_is_of_the_same_sources_and_problems(tmp_path: Path) -> None:
-    backend = load_backend("cupy")
+    backend = load_backend("sanitize_toy:Several")
     first, second = sorted(kernel.id for kernel in backend.kernels()[:2])  # as a record has them
     record = record_of(tmp_path, backend)
     record.write([clean("memcheck", first), clean("memcheck", second)])
@@ -468,7 +468,7 @@ def test_what_is_fresh_is_of_the_same_sources_and_problems(tmp_path: Path) -> No
     assert record_of(tmp_path, backend).fresh(["racecheck"], [first]) == []
     data = json.loads(record.path.read_text())
     data["tools"]["memcheck"]["kernels"][first]["digest"] = "another"
-    data["tools"]["memcheck"]["kernels"]["other/relu/x/fp32"] = {
+    data["tools"]["memcheck"]["kernels"]["unlike/relu/x/fp32"] = {
         **data["tools"]["memcheck"]["kernels"][second],
         "digest": None,
     }
@@ -476,7 +476,7 @@ def test_what_is_fresh_is_of_the_same_sources_and_problems(tmp_path: Path) -> No
     assert fresh() == [second]
     record_of(tmp_path, backend).write([clean("memcheck", second)])
     left = json.loads(record.path.read_text())["tools"]["memcheck"]["kernels"]
-    assert list(left) == [second, "other/relu/x/fp32"]  # the second is of another backend
+    assert list(left) == [second, "unlike/relu/x/fp32"]  # the second is of another backend
 
 
 def test_what_was_run_before_a_kernel_had_choices_is_not_fresh(tmp_path: Path) -> None:
