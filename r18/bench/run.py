@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from r18.backend import Backend
-from r18.backend.registry import get_backend, load_backend, survey
+from r18.backend.registry import get_backend, load_backend
 from r18.bench import record
 from r18.bench.contenders import Algorithm, contenders
 from r18.bench.rows import RATIO, Contender, Row, with_ratios
@@ -17,6 +17,7 @@ from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.graph.resnet import network
 from r18.hooks import hook
 from r18.machine import machine
+from r18.runtime.listing import lines
 from r18.weights import load_weights
 
 
@@ -127,7 +128,7 @@ class _Session:
             named = ((name, get_backend(name)) for name in self._request.backends)
             return {found.name if name == "auto" else name: found for name, found in named}
         found: dict[str, Backend] = {}
-        for line in survey():
+        for line in lines():
             if line.device is None:
                 self._leave_out(line.name, line.cause)
             elif line.device.simulated:

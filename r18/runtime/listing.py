@@ -40,10 +40,26 @@ class Entry:
     precisions: tuple[str, ...] = ()
 
 
-def entries(seconds: float = SECONDS) -> list[Entry]:
-    """Every installed backend, in the order of `auto`; `seconds` is the time that each one has."""
+def lines(seconds: float = SECONDS) -> list[Listing]:
+    """Every installed backend, in the order of `auto`, probed in this process.
+
+    Other people's plugins are first asked in a process of their own, for at most `seconds` each:
+    here come only those that survived it.
+    """
+    points = installed()
+    others = [name for name, at in points.items() if at.dist is None or at.dist.name != "r18"]
+    broken = {e.line.name: e.line for e in entries(seconds, others) if e.line.device is None}
+    here = {line.name: line for line in survey(points.keys() - broken.keys())}
+    return [broken.get(name) or here[name] for name in points]
+
+
+def entries(seconds: float = SECONDS, names: Sequence[str] | None = None) -> list[Entry]:
+    """Every installed backend, or those of these names, in the order of `auto`.
+
+    seconds: the time that each one has.
+    """
     found: list[Entry] = []
-    names = list(installed())
+    names = list(installed()) if names is None else names
     while len(found) < len(names):
         found += _asked(names[len(found) :], seconds)
     return found
@@ -136,4 +152,4 @@ def _precisions(name: str) -> list[str]:
     return covered
 
 
-__all__ = ["Entry", "answer", "entries"]
+__all__ = ["Entry", "answer", "entries", "lines"]

@@ -22,6 +22,7 @@ ours = listing.installed
 listing.installed = lambda: {{name: p for name, p in ours().items() if name in {names}}}
 found = listing.entries({seconds})
 print(json.dumps([[e.line.name, e.line.provider, e.line.cause, e.precisions] for e in found]))
+print(json.dumps([[line.name, line.cause] for line in listing.lines({seconds})]))
 """
 SECONDS = 8
 """More than an import takes on a busy machine."""
@@ -37,7 +38,8 @@ def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
     for name, code in PLUGINS.items():
         (tmp_path / f"{name}_plugin.py").write_text(code)
     code = CODE.format(names=set(PLUGINS), seconds=SECONDS)
-    found = json.loads(output_of(code, path=[tmp_path]))
+    listed, *_, probed_here = output_of(code, path=[tmp_path]).splitlines()
+    found = json.loads(listed)
     when = "when it was imported or probed"
     assert found == [
         ["aborts", "plugins 1.2", f"its process died of SIGABRT {when}", []],
@@ -46,3 +48,4 @@ def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
         ["leaves", "plugins 1.2", f"its process exited with code 0 {when}", []],
         ["works", "plugins 1.2", "", ["fp64", "fp32"]],
     ]
+    assert json.loads(probed_here) == [[name, cause] for name, _, cause, _ in found]

@@ -163,13 +163,14 @@ def _prints_on_stderr() -> Iterator[None]:
 
 def _backends(asked: str) -> dict[str, Backend]:
     """The backends to verify, by the names that `load_backend` takes."""
-    from r18.backend.registry import get_backend, load_backend, survey
+    from r18.backend.registry import get_backend, load_backend
+    from r18.runtime.listing import lines
 
     if asked != "all":
         found = {name: get_backend(name) for name in listed(asked, "--backend")}
         return {(b.name if name == "auto" else name): b for name, b in found.items()}
     chosen: dict[str, Backend] = {}
-    for line in survey():
+    for line in lines():
         if line.device is None:
             typer.echo(f"{line.name} is not available: {line.cause}", err=True)
         else:

@@ -269,7 +269,7 @@ def test_among_all_backends_a_simulated_one_compares_the_network_alone(
     """And says so; and what it ran in software is no record."""
     line = Listing("numba", "r18", backend.probe())
     page, junit, records = (tmp_path / name for name in ("page.html", "junit.xml", "records"))
-    with patch("r18.backend.registry.survey", lambda: [line]):
+    with patch("r18.runtime.listing.lines", lambda: [line]):
         done = r18(
             *("verify", "--precision", "fp16", "--html", page, "--junit", junit),
             *("--record", "--records", records),
@@ -304,7 +304,7 @@ def test_simulated_kernels_are_searched_when_they_are_asked_for(
 
     line = Listing("numba", "r18", backend.probe())
     with (
-        patch("r18.backend.registry.survey", lambda: [line]),
+        patch("r18.runtime.listing.lines", lambda: [line]),
         patch("r18_oracle.search.verify.verify", verify),
     ):
         r18("verify", *arguments)
