@@ -95,9 +95,7 @@ class Program:
 
     def load(self, images: Array) -> None:
         """Bring a batch of the program's input shape to the device: floating point, or pixels."""
-        if isinstance(images, np.ma.MaskedArray):
-            raise UsageError("the program knows no mask: fill the masked array first")
-        images = np.asarray(images)
+        images = without_mask(images)
         tensor = self._check_input(images.shape, images.dtype)
         with self._lock:
             self._stream.synchronize()  # a launch in flight may still be reading the last batch
@@ -254,4 +252,11 @@ class Program:
             raise ProgramClosed("this program was closed; compile the schedule again")
 
 
-__all__ = ["Program", "StepTime"]
+def without_mask(images: Array) -> Array:
+    """A batch in host memory as an array. Raises `UsageError` for a mask, which would be lost."""
+    if isinstance(images, np.ma.MaskedArray):
+        raise UsageError("the program knows no mask: fill the masked array first")
+    return np.asarray(images)
+
+
+__all__ = ["Program", "StepTime", "without_mask"]

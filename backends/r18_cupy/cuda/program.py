@@ -28,6 +28,7 @@ from r18.backend import (
     logical,
     widened,
 )
+from r18.backend.program import without_mask
 from r18.errors import UsageError
 from r18.graph.ops import Layout
 from r18_cupy.cuda.device import CupyBuffer, CupyStream
@@ -81,7 +82,7 @@ class CupyProgram(Program):
         An array of `input_arrays` is copied directly. It may be changed once the other one has been
         loaded, or its run has ended. A launch in flight continues with its own batch.
         """
-        images = np.asarray(images)
+        images = without_mask(images)
         tensor = self._check_input(images.shape, images.dtype)
         with self._lock:
             given = [array is images for array in self._input_arrays or ()]

@@ -152,6 +152,8 @@ def test_wrong_arrays_are_refused(program: Any) -> None:
         program.run(cupy.asarray(batch[:1]))
     with pytest.raises(UsageError, match="floating-point"):
         program.run(cupy.asarray(batch).astype(np.int32))
+    with pytest.raises(UsageError, match="knows no mask"):
+        program.load(np.ma.masked_array(batch, mask=True))
 
 
 def test_launching_allocates_nothing(program: Any) -> None:
