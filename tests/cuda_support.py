@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import numpy as np
 
 from r18.backend.digest import cuda_files
+from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import ARCHITECTURES as ARCHITECTURES
 from r18_cupy.cuda.compiler import KERNELS, Entry
 
@@ -17,6 +19,12 @@ _SCALARS = {
     "long long": np.int64,
     "size_t": np.uint64,
 }
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """Every function of the listed kernels, once."""
+    return tuple(dict.fromkeys(entry for kernel in all_kernels() for entry in kernel.entries()))
 
 
 def waits(entry: Entry) -> bool:

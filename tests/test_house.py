@@ -35,7 +35,7 @@ ORACLE = (
     ("network",),
     ("dumps",),
     ("search",),
-    ("sanitize", "ptx"),
+    ("sanitize", "ptx", "perturb"),
     ("mutation", "conformance"),
     ("cli", "plugin"),
 )

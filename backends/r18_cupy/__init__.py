@@ -6,7 +6,7 @@ Importing this package needs neither CuPy nor a device; `probe` is the first con
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -131,7 +131,20 @@ class Backend(BackendBase):
             for kernel, problem in calls
             for launch in launches_of(cast(CudaKernel, kernel), problem)
         ]
-        compile_all(entries, LAUNCHER.capability(LAUNCHER.device()))
+        capability = LAUNCHER.capability(LAUNCHER.device())
+        compile_all(entries, capability, perturbed=LAUNCHER.perturbation is not None)
+
+    def perturb(self, seed: int | None, kinds: Collection[str] | None = None) -> tuple[str, ...]:
+        """Warps and CTAs are late at the kernels' waits, arrivals and copies, and the host's copies
+        come late; see `r18_cupy.cuda.perturb`.
+        """
+        from r18_cupy.cuda.copy_late import ENTRY
+        from r18_cupy.cuda.launch import LAUNCHER
+        from r18_cupy.cuda.perturb import KINDS, Perturbation
+
+        LAUNCHER.perturb(None if seed is None else Perturbation.of(seed, kinds))
+        LAUNCHER.function(ENTRY)  # now, since nothing can be loaded while a graph is captured
+        return KINDS
 
     def stream(self) -> Stream:
         _cupy()

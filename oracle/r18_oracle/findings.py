@@ -32,6 +32,8 @@ STATE = "state"
 """Key of a finding's details: the scenario of the check `state` and its first problem."""
 BEFORE = "before"
 """Key of a finding's details: the calls that came before, in order."""
+PERTURB = "perturb"
+"""Key of the details of a finding of the check `perturb`: its seeds of delays and kinds of site."""
 CAMPAIGN = "campaign"
 """Key of the details of a crash or a hang: the campaign that it was found in."""
 MOST_TEXT = 2000
@@ -57,7 +59,7 @@ class Finding:
     """One disagreement.
 
     check:      the check that failed: one of `r18_oracle.check.checks.CHECKS`, `crash`, `hang`,
-                `coverage` or `checkpoint`.
+                `coverage`, `checkpoint` or `perturb`.
     backend, kernel: what was tested; the backend as `get_backend` takes it.
     problem:    the smallest problem that still fails.
     kind, seed: the input, as `make_case` takes them.

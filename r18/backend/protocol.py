@@ -43,7 +43,7 @@ Activations are passed densely packed in the kernel's `layout`, in its precision
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import ClassVar
@@ -126,6 +126,17 @@ class Backend(ABC):
         Only for streams that have a `branch` of their own; False by default.
         """
         return False
+
+    def perturb(self, seed: int | None, kinds: Collection[str] | None = None) -> tuple[str, ...]:
+        """Delay threads and copies, chosen by a seed, where a right kernel is right nevertheless.
+
+        For calls and programs that are made from now on, and those made since delays began. Waits
+        for the device. seed: None for the kernels as they are. kinds: of the places where something
+        is late; None for every one, () for the same builds with nothing late.
+
+        Returns the kinds that there are. (), the default: the backend cannot delay anything.
+        """
+        return ()
 
     def program(self, plan: Plan, weights: Mapping[str, Array]) -> Program:
         """A plan made ready to run; `weights` are those of level `none`."""

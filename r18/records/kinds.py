@@ -433,6 +433,51 @@ class Sanitize(OfDevice, kw_only=True, tag="sanitize"):
     tools: dict[str, SanitizedTool]
 
 
+# -- perturb -------------------------------------------------------------------------------------
+
+
+class PerturbRun(Part):
+    """seed: of problems and inputs. seeds: of delays, for each problem. kinds: of sites."""
+
+    profile: str
+    network: str | None
+    seed: int
+    seeds: Count
+    kinds: list[str]
+    environment: Environment
+
+
+class PerturbedKernel(Part):
+    """calls: with and without delays."""
+
+    digest: str | None
+    run: str
+    date: str
+    problems: Count
+    calls: Count
+    seconds: Number
+    finding: Found | UnsetType = UNSET
+
+
+class PerturbedProgram(Part):
+    """batches: in a row, with each seed. broken: what was wrong."""
+
+    run: str
+    date: str
+    batches: Count
+    calls: Count
+    seconds: Number
+    broken: str | UnsetType = UNSET
+
+
+class Perturb(OfDevice, kw_only=True, tag="perturb"):
+    """`r18 perturb --record`."""
+
+    runs: dict[str, PerturbRun]
+    kernels: dict[str, PerturbedKernel]
+    programs: dict[str, PerturbedProgram]
+
+
 # -- evaluate ------------------------------------------------------------------------------------
 
 
@@ -526,7 +571,7 @@ class Tuned(Part, kw_only=True):
     choices: dict[str, dict[str, dict[str, tuple[str, Number]]]]
 
 
-Record = Bench | Profile | Verify | Mutate | Sanitize | Evaluate | CeilingsRecord
+Record = Bench | Profile | Verify | Mutate | Sanitize | Perturb | Evaluate | CeilingsRecord
 
 KINDS: dict[str, type[Record]] = {
     "bench": Bench,
@@ -534,6 +579,7 @@ KINDS: dict[str, type[Record]] = {
     "verify": Verify,
     "mutate": Mutate,
     "sanitize": Sanitize,
+    "perturb": Perturb,
     "evaluate": Evaluate,
     "ceilings": CeilingsRecord,
 }

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,7 @@ from r18.backend import Resources
 from r18.backend.digest import combined, cuda_digest
 from r18.errors import R18Error, UsageError
 from r18.machine import cache_folder, package_version
+from r18_cupy.cuda.perturb import perturbed_sources
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 STANDARD = "c++17"
@@ -124,17 +125,21 @@ def capability(target: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compile_entry(entry: Entry, target: str) -> Binary:
+def compile_entry(entry: Entry, target: str, *, perturbed: bool = False) -> Binary:
     """Machine code for `target` (`sm_80`, `sm_90a`, ...), from the cache or from NVRTC.
 
-    Raises `CompileError`. Safe to call from several processes and threads at once.
+    perturbed: from the sources with delays, see `r18_cupy.cuda.perturb`. Raises `CompileError`.
+    Safe to call from several processes and threads at once.
     """
-    key = hashlib.sha256(f"{_FORMAT} {entry.digest} {target} {_toolkit()}".encode()).hexdigest()
+    asked = f"{_FORMAT} {entry.digest} {target} {_toolkit()}"
+    if perturbed:
+        asked += f" {combined([part for pair in _perturbed().items() for part in pair])}"
+    key = hashlib.sha256(asked.encode()).hexdigest()
     path = cache_folder() / "cubin" / f"{entry.symbol}-{target}-{key[:32]}.cubin"
     found = _read(path, entry.symbol)
     if found is not None:
         return found
-    binary = _compile(entry, target)
+    binary = _compile_perturbed(entry, target) if perturbed else _compile(entry, target)
     head = json.dumps({"report": binary.report})
     kept.store(path, head.encode() + b"\n" + binary.cubin)
     return binary
@@ -147,33 +152,76 @@ def compile_ptx(entry: Entry, target: str) -> str:
     Calls NVRTC itself, because cuda.core asks the driver for its version when it makes PTX, and a
     machine without a GPU has no driver. Raises `CompileError`.
     """
-    from cuda.bindings import nvrtc
-
-    options = [
-        *entry.flags,
-        f"-arch={target.replace('sm_', 'compute_')}",
-        *(f"-I{folder}" for folder in _include_paths()),
-    ]
-    source, name = entry.path.read_bytes(), f"kernels/{entry.source}.cu"
-    created, program = nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], [])
-    (compiled,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    code, nbytes = nvrtc.nvrtcGetPTXSize(program)
-    ptx = b" " * nbytes
-    (fetched,) = nvrtc.nvrtcGetPTX(program, ptx)
-    nvrtc.nvrtcDestroyProgram(program)
-    if any(int(result) for result in (created, compiled, code, fetched)):
-        raise CompileError(
-            f"{entry.source}.cu does not compile to PTX for {target}: {compiled.name}\n"
-            f"  flags: {' '.join(options)}"
-        )
+    options = [*entry.flags, f"-arch={target.replace('sm_', 'compute_')}"]
+    source = entry.path.read_text("utf-8")
+    ptx, _ = _nvrtc(entry, source, {}, options, f"does not compile to PTX for {target}", "PTX")
     return str(ptx.rstrip(b"\0"), "ascii")
 
 
-def compile_all(entries: Iterable[Entry], target: tuple[int, int]) -> None:
+def _nvrtc(
+    entry: Entry,
+    source: str,
+    headers: Mapping[str, str],
+    options: Sequence[str],
+    failed: str,
+    what: str,
+) -> tuple[bytes, str]:
+    """The PTX or the CUBIN (`what`) of a source, and the log. Raises `CompileError`.
+
+    headers: files to include that are in memory, by their names. failed: for the message.
+    """
+    from cuda.bindings import nvrtc
+
+    options = [*options, *(f"-I{folder}" for folder in _include_paths())]
+    created, program = nvrtc.nvrtcCreateProgram(
+        source.encode(),
+        f"kernels/{entry.source}.cu".encode(),
+        len(headers),
+        [text.encode() for text in headers.values()],
+        [name.encode() for name in headers],
+    )
+    (compiled,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    _, nbytes = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * nbytes
+    nvrtc.nvrtcGetProgramLog(program, log)
+    code, nbytes = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    content = b" " * nbytes
+    (fetched,) = getattr(nvrtc, f"nvrtcGet{what}")(program, content)
+    nvrtc.nvrtcDestroyProgram(program)
+    said = str(log.rstrip(b"\0 "), "utf-8", "replace")
+    if any(int(result) for result in (created, compiled, code, fetched)):
+        raise CompileError(
+            f"{entry.source}.cu {failed}: {compiled.name}\n{said}\n  flags: {' '.join(options)}"
+        )
+    return content, said
+
+
+@cache
+def _perturbed() -> dict[str, str]:
+    return perturbed_sources(KERNELS)
+
+
+def _compile_perturbed(entry: Entry, target: str) -> Binary:
+    """From the sources with delays, which are only in memory."""
+    headers = dict(_perturbed())
+    source = headers.pop(f"{entry.source}.cu")
+    options = [*entry.flags, f"-arch={target}", "--ptxas-options=-v"]
+    failed = f"with delays does not compile for {target}"
+    code, log = _nvrtc(entry, source, headers, options, failed, "CUBIN")
+    return Binary(entry.symbol, code, log)
+
+
+def compile_all(
+    entries: Iterable[Entry], target: tuple[int, int], *, perturbed: bool = False
+) -> None:
     """Compile entries into the cache, several at a time."""
     wanted = dict.fromkeys(entries)
+
+    def compiled(entry: Entry) -> Binary:
+        return compile_entry(entry, architecture(entry, target), perturbed=perturbed)
+
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(lambda entry: compile_entry(entry, architecture(entry, target)), wanted))
+        list(pool.map(compiled, wanted))
 
 
 def _read(path: Path, symbol: str) -> Binary | None:

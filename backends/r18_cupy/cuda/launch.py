@@ -19,6 +19,7 @@ import numpy as np
 from r18.backend import Buffer, Enqueue
 from r18.errors import R18Error
 from r18_cupy.cuda.compiler import Entry, architecture, capability, compile_entry
+from r18_cupy.cuda.perturb import SYMBOL, Perturbation
 
 Dim3 = tuple[int, int, int]
 
@@ -263,13 +264,19 @@ class _Bound:
 
 
 class Launcher:
-    """Loads functions into the current device and launches them. Thread-safe."""
+    """Loads functions into the current device and launches them. Thread-safe.
+
+    perturbation: what is delayed; None for the kernels as they are. See `perturb`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._functions: dict[tuple[int, Entry], Any] = {}
+        self._functions: dict[tuple[int, Entry, bool], Any] = {}
         self._shared: dict[int, int] = {}
         self._bound = lru_cache(maxsize=4096)(self._bind)
+        self._perturbed: list[tuple[int, Any]] = []  # devices and modules with delays
+        self._turn = 0  # of the host, since the last `perturb`
+        self.perturbation: Perturbation | None = None
 
     def device(self) -> int:
         """The number of the current device, whose context is current in this thread."""
@@ -289,18 +296,58 @@ class Launcher:
         import cupy
 
         device = self.device()
-        key = (device, entry)
+        perturbed = self.perturbation is not None
+        key = (device, entry, perturbed)
         found = self._functions.get(key)
         if found is None:
             target = architecture(entry, self.capability(device))
-            binary = compile_entry(entry, target)
+            binary = compile_entry(entry, target, perturbed=perturbed)
             with self._lock:
                 if key not in self._functions:
                     module = cupy.cuda.function.Module()
                     module.load(binary.cubin)
                     self._functions[key] = module.get_function(entry.symbol)
+                    if perturbed and SYMBOL.encode() in binary.cubin:  # it has sites
+                        self._perturbed.append((device, module))
+                        self._tell(module)
                 found = self._functions[key]
         return found
+
+    def perturb(self, perturbation: Perturbation | None) -> None:
+        """Delay the kernels that are bound from now on, and those that were bound with delays.
+
+        None: kernels bound from now on have no delays. Waits for the current device.
+        """
+        import cupy
+
+        device = self.device()
+        cupy.cuda.Device(device).synchronize()
+        self.perturbation, self._turn = perturbation, 0
+        if perturbation is not None:
+            with self._lock:
+                for where, module in self._perturbed:
+                    if where == device:
+                        self._tell(module)
+
+    def holds(self) -> bool:
+        """Whether the host's next copy, run or branch comes late."""
+        if self.perturbation is None:
+            return False
+        self._turn += 1
+        return self.perturbation.holds(self._turn)
+
+    def _tell(self, module: Any) -> None:
+        """Write the seed and the kinds to a module with delays, and wait for it."""
+        from cuda.bindings import driver
+
+        assert self.perturbation is not None
+        words = self.perturbation.words
+        address = driver.CUdeviceptr(int(module.get_global_var(SYMBOL)))
+        (copied,) = driver.cuMemcpyHtoD(address, words.ctypes.data, words.nbytes)
+        (waited,) = driver.cuCtxSynchronize()
+        for status in (copied, waited):
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise LaunchError(f"{status.name} from writing {SYMBOL}")
 
     def _allow_shared(self, function: Any, nbytes: int) -> None:
         """Raise the function's dynamic shared memory limit, once."""
@@ -310,21 +357,23 @@ class Launcher:
             driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, nbytes)
             self._shared[function.ptr] = nbytes
 
-    def _bind(self, device: int, launch: GridLaunch) -> _Bound:
+    def _bind(self, device: int, launch: GridLaunch, perturbed: bool) -> _Bound:
         function = self.function(launch.entry)
-        if launch.shared_nbytes > DEFAULT_SHARED:
+        if launch.shared_nbytes > DEFAULT_SHARED or perturbed:  # delays take some, too
             self._allow_shared(function, launch.shared_nbytes)
         overlaps = launch.overlaps and self.capability(device) >= OVERLAP_CAPABILITY
         return _Bound(launch, function, overlaps=overlaps)
 
     def launch(self, launch: GridLaunch, addresses: Addresses, stream: Any) -> None:
         """Enqueue a launch on a CuPy stream."""
-        self._bound(self.device(), launch).enqueue(addresses, stream.ptr)
+        bound = self._bound(self.device(), launch, self.perturbation is not None)
+        bound.enqueue(addresses, stream.ptr)
 
     def bind(self, launches: Sequence[GridLaunch], weights: Sequence[Buffer]) -> Enqueue:
         """The launches on the current device, with those weights; see `r18.backend.Kernel.bind`."""
         device = self.device()
-        bound = [self._bound(device, launch) for launch in launches]
+        perturbed = self.perturbation is not None
+        bound = [self._bound(device, launch, perturbed) for launch in launches]
         behind = _behind(weights)
 
         def enqueue(inputs: Sequence[int], output: int, workspace: int, stream: int) -> None:

@@ -21,8 +21,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,10 +30,9 @@ from r18.backend.registry import load_backend
 from r18.graph.ops import Problem
 from r18.runtime.launch import launch_on
 from r18_oracle.findings import described
-from r18_oracle.generate.inputs import ROUNDING, make_case
+from r18_oracle.generate.inputs import make_case
 from r18_oracle.loading import kernel_of
-from r18_oracle.search.campaign import network_problems, search
-from r18_oracle.search.choices import shares
+from r18_oracle.search.campaign import walk
 from r18_oracle.search.profiles import Profile, profile
 
 BROKEN = 41
@@ -65,14 +62,7 @@ def exercise(
     """
     taken = 0
 
-    def attempt(
-        one: Kernel,
-        problem: Problem,
-        data_seed: int,
-        rounding: str,
-        light: bool,
-        only: str | None = None,
-    ) -> bool:
+    def attempt(one: Kernel, problem: Problem, data_seed: int, rounding: str) -> bool:
         nonlocal taken
         if time.monotonic() >= deadline:
             raise TimeIsUp
@@ -91,16 +81,7 @@ def exercise(
         taken += 1
         return True
 
-    def all_of(one: Kernel, fixed: Iterable[Problem]) -> None:
-        for index, problem in enumerate(fixed):
-            attempt(one, problem, seed, ROUNDING[index % len(ROUNDING)], True)
-
-    for share in shares(backend, kernel, how, seed):
-        search(share.one, share.how, share.seed, partial(attempt, share.one))
-        all_of(share.one, share.known)
-    if network_name is not None:
-        every = network_problems(network_name, how.batches)
-        all_of(kernel, (problem for problem in every if type(problem.op) is kernel.op))
+    walk(backend, kernel, how, seed, network_name, attempt)
     return taken
 
 

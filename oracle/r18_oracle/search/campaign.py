@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -318,6 +318,43 @@ def search(kernel: Kernel, how: Profile, seed: int, attempt: Attempt) -> None:
         if smallest.failure is None:
             raise
         raise smallest.failure from None
+
+
+def walk(
+    backend: Backend,
+    kernel: Kernel,
+    how: Profile,
+    seed: int,
+    network_name: str | None,
+    attempt: Callable[[Kernel, Problem, int, str], bool],
+) -> None:
+    """The problems of a campaign, with its seeds and inputs, for runs that check something else.
+
+    attempt: gets the kernel or a choice, a problem, the seed of its data and the rounding kind. It
+    returns False if the problem is refused, and may raise `Failed`.
+    """
+
+    def fixed(one: Kernel, found: Iterable[Problem]) -> None:
+        for index, problem in enumerate(found):
+            attempt(one, problem, seed, ROUNDING[index % len(ROUNDING)])
+
+    for share in shares(backend, kernel, how, seed):
+
+        def drawn(
+            problem: Problem,
+            data_seed: int,
+            rounding: str,
+            light: bool,
+            only: str | None,
+            one: Kernel = share.one,
+        ) -> bool:
+            return attempt(one, problem, data_seed, rounding)
+
+        search(share.one, share.how, share.seed, drawn)
+        fixed(share.one, share.known)
+    if network_name is not None:
+        every = network_problems(network_name, how.batches)
+        fixed(kernel, (problem for problem in every if type(problem.op) is kernel.op))
 
 
 class _SmallestDrawn:

@@ -13,7 +13,9 @@ from r18.backend.registry import check_named
 from r18.errors import UsageError, plain, show, unknown
 from r18.graph.resnet import network
 from r18.weights.sources import check_source_named
+from r18_oracle.check import perturbed
 from r18_oracle.check.checks import CHECKS, examine
+from r18_oracle.check.perturbed import Delays, Perturbed
 from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Failed, Finding, Subject
 from r18_oracle.generate.inputs import KINDS
 from r18_oracle.loading import kernel_of, loaded_backend
@@ -54,7 +56,7 @@ def check_trusted(
 
 def check_sound(finding: Finding) -> None:
     """Raise `UsageError` for a finding that no check could have made: it would be found gone."""
-    if finding.check not in (known := (*CHECKS, *LOST, "coverage", "checkpoint")):
+    if finding.check not in (known := (*CHECKS, *LOST, "coverage", "checkpoint", perturbed.CHECK)):
         raise unknown("check of a finding", finding.check, known, error=UsageError)
     if finding.subject is Subject.KERNEL:
         if finding.problem is None and finding.check not in LOST:
@@ -66,6 +68,8 @@ def check_sound(finding: Finding) -> None:
             raise unknown("check", only, CHECKS, error=UsageError)
     if finding.subject is Subject.NETWORK_RUN:
         _run_of(finding)
+    if finding.check == perturbed.CHECK:
+        Delays.of(finding)
 
 
 def _run_of(finding: Finding) -> NetworkRun:
@@ -194,6 +198,9 @@ def replay(
     """The finding of one kernel on the finding's problem and inputs, or None."""
     if finding.problem is None:
         return None
+    if finding.check == perturbed.CHECK:
+        delays = Delays.of(finding)
+        return Perturbed(backend, finding.backend, delays, announce).again(kernel, finding)
     if STATE in finding.details:
         return scenario(backend, kernel, finding, announce)
     before = earlier_calls(finding)

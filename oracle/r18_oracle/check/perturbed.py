@@ -1,0 +1,258 @@
+"""The check `perturb`: a kernel on one problem, with threads and copies delayed by several seeds.
+
+A build that can delay first runs with nothing delayed; that output must be within the bound. With
+each seed a deterministic kernel must then give the same bits, and any other kernel an output within
+the bound; no call may raise, or write where it must not. Memory holds NaN before some calls and
+ordinary numbers before others, and where launches overlap, every other pair of seeds begins while
+the copy of the inputs is still running.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from r18.backend import Array, Backend, Kernel
+from r18.errors import UsageError, show
+from r18.graph.ops import Problem
+from r18_oracle.cases import Case
+from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
+from r18_oracle.check.watch import leave_fork
+from r18_oracle.findings import PERTURB, Failed, Finding, described, failed, shortened
+from r18_oracle.generate.inputs import make_case
+from r18_oracle.judge.verdict import judge
+
+CHECK = "perturb"
+SEEDS = 8
+"""Seeds of delays for each problem, if nothing else is asked."""
+TRIALS = 3
+"""Runs of one kind of site alone, when a failure is attributed to kinds."""
+REPLAYS = 20
+"""Runs of a replay with each of a finding's seeds: a race need not show each time."""
+CALM = 0
+"""The seed of the call with nothing delayed."""
+
+Announce = Callable[[Problem, str, int], None]
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Seeds of delays, and the kinds of site that are late: None for every one."""
+
+    seeds: tuple[int, ...]
+    kinds: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seeds": list(self.seeds), "kinds": self.kinds and list(self.kinds)}
+
+    @classmethod
+    def of(cls, finding: Finding) -> Delays:
+        """Those of a finding's details. Raises `UsageError` for damaged ones."""
+        data = finding.details.get(PERTURB)
+        match data:
+            case {"seeds": [*seeds], "kinds": [*_] | None as kinds} if (
+                0 < len(seeds) <= 1 << 16
+                and all(type(seed) is int and 0 <= seed < 1 << 32 for seed in seeds)
+                and all(isinstance(kind, str) for kind in kinds or ())
+            ):
+                return cls(tuple(seeds), kinds and tuple(kinds))
+        raise UsageError(f"a damaged finding: its details: {show(data)} are no delays")
+
+
+def unable(backend: Backend) -> UsageError:
+    """The error for a backend that cannot delay anything."""
+    return UsageError(
+        f"backend '{backend.name}' cannot perturb its schedule\n"
+        "  a backend that can overrides `Backend.perturb`; of ours, cupy does"
+    )
+
+
+@dataclass
+class Perturbed:
+    """One kernel under perturbation; `calls` counts what was run. See the module."""
+
+    backend: Backend
+    backend_name: str
+    delays: Delays
+    announce: Announce = lambda problem, kind, seed: None
+    calls: int = 0
+
+    def examine(self, kernel: Kernel, problem: Problem, seed: int, rounding: str) -> bool:
+        """Run a problem with every seed of delays; False if the kernel refuses it.
+
+        seed, rounding: of the inputs. Raises `Failed`, and `UsageError` for a backend that cannot
+        perturb anything.
+        """
+        if kernel.refusal(problem) is not None:
+            return False
+        case = make_case(kernel, problem, rounding, seed)
+        self.announce(problem, rounding, seed)
+        about = _About(self.backend_name, kernel, case, rounding, seed)
+        try:
+            calm = self._call(about, Delays((CALM,), ()))
+            about.judge(calm.output, Delays((CALM,), ()))
+            for one in self.delays.seeds:
+                self.announce(problem, rounding, seed)
+                self._with_delays(about, Delays((one,), self.delays.kinds), calm.output)
+        finally:
+            self._undo()
+        return True
+
+    def again(self, kernel: Kernel, finding: Finding) -> Finding | None:
+        """Replay a finding: the finding of one of `REPLAYS` runs, or None."""
+        assert finding.problem is not None
+        rounding = finding.details.get("rounding", "normal")
+        for _ in range(REPLAYS):
+            try:
+                self.examine(kernel, finding.problem, finding.seed, rounding)
+            except Failed as failure:
+                return failure.finding
+        return None
+
+    def _with_delays(self, about: _About, delays: Delays, calm: Array) -> None:
+        """One call; a failure names the kinds of site that suffice for it."""
+        try:
+            self._compare(about, delays, calm)
+        except Failed as failure:
+            if "raised" in failure.finding.details[PERTURB]:
+                raise  # the device may be lost
+            kinds = delays.kinds if delays.kinds is not None else self._kinds()
+            found = [kind for kind in kinds if self._suffices(about, delays, kind, calm)]
+            if not found or len(found) == len(kinds):
+                raise
+            raise failed(_named(failure.finding, replace(delays, kinds=tuple(found)))) from None
+
+    def _suffices(self, about: _About, delays: Delays, kind: str, calm: Array) -> bool:
+        """Whether delays at one kind of site alone fail too."""
+        for _ in range(TRIALS):
+            try:
+                self._compare(about, replace(delays, kinds=(kind,)), calm)
+            except Failed:
+                return True
+        return False
+
+    def _compare(self, about: _About, delays: Delays, calm: Array) -> None:
+        seen = self._call(about, delays)
+        if about.kernel.deterministic:
+            about.same(calm, seen.output, delays)
+        else:
+            about.judge(seen.output, delays)
+
+    def _call(self, about: _About, delays: Delays) -> Observation:
+        (seed,) = delays.seeds
+        if not self.backend.perturb(seed, delays.kinds):
+            raise unable(self.backend)
+        self.calls += 1
+        caller = os.getpid()
+        try:
+            seen = observe(
+                self.backend,
+                about.kernel,
+                about.case,
+                fill=noise(seed) if seed % 2 else nans,
+                late=self.backend.stream().overlapping and seed // 2 % 2 == 1,
+            )
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:  # any exception of a kernel is a finding
+            about.fail(f"raised {described(error)}", delays, raised=True)
+        finally:
+            leave_fork(caller)
+        for wrong in (seen.trespass, seen.changed):
+            if wrong:
+                about.fail(wrong, delays)
+        return seen
+
+    def _kinds(self) -> tuple[str, ...]:
+        return self.backend.perturb(CALM, ())
+
+    def _undo(self) -> None:
+        """No more delays; after a lost device nothing can be undone."""
+        try:
+            self.backend.perturb(None)
+        except Exception:
+            return
+
+
+@dataclass(frozen=True)
+class _About:
+    """What a finding is about, and the comparisons that raise one."""
+
+    backend_name: str
+    kernel: Kernel
+    case: Case
+    rounding: str
+    seed: int
+
+    def judge(self, got: Array, delays: Delays) -> None:
+        """Within the bound; the reference is kept for the kernel's next call on these inputs."""
+        asked = (self.case.problem, self.rounding, self.seed, 0)
+        contract = self.kernel.contract
+        judgement = judge(self.case, contract, got, key=(*asked, self.case.precision, contract))
+        if not judgement.ok:
+            self.fail(
+                f"the error exceeds the bound (error/bound {judgement.ratio:.3g})",
+                delays,
+                coordinate=judgement.coordinate,
+                got=judgement.got,
+                expected=judgement.expected,
+                bound=judgement.allowed,
+            )
+
+    def same(self, calm: Array, got: Array, delays: Delays) -> None:
+        """The same bits as with nothing late."""
+        differs = bits_differ(calm, got)
+        if differs.any():
+            at = tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
+            self.fail(
+                f"{np.count_nonzero(differs)} of {got.size} elements differ from those with "
+                "nothing late",
+                delays,
+                coordinate=at,
+                got=float(got[at]),
+                expected=float(calm[at]),
+                bound=0.0,
+            )
+
+    def fail(self, wrong: str, delays: Delays, *, raised: bool = False, **where: Any) -> NoReturn:
+        details: dict[str, Any] = delays.to_json() | ({"raised": True} if raised else {})
+        finding = Finding(
+            check=CHECK,
+            backend=self.backend_name,
+            kernel=self.kernel.id,
+            problem=self.case.problem,
+            kind=self.rounding,
+            seed=self.seed,
+            message=shortened(wrong),
+            details={"rounding": self.rounding, PERTURB: details, "wrong": shortened(wrong)},
+            **where,
+        )
+        raise failed(_named(finding, delays))
+
+
+def _named(finding: Finding, delays: Delays) -> Finding:
+    """The finding with the seed and the kinds of site in its message and its details."""
+    if delays.kinds == ():
+        how = "with nothing late"
+    else:
+        kinds = ", ".join(delays.kinds) if delays.kinds else "every kind of site"
+        how = f"with delays of seed {delays.seeds[0]} at {kinds}"
+    details = finding.details | {PERTURB: finding.details[PERTURB] | delays.to_json()}
+    return replace(finding, message=f"{how}: {finding.details['wrong']}", details=details)
+
+
+def lost(finding: Finding, delays: Delays) -> Finding:
+    """A crash or a hang of a worker as a finding of this check."""
+    wrong = f"{finding.check}: {finding.message}"
+    kinds: Sequence[str] = delays.kinds or ("every kind of site",)
+    count = len(delays.seeds)
+    message = f"with delays of one of {count} seeds at {', '.join(kinds)}: {wrong}"
+    details = {"rounding": finding.kind, PERTURB: delays.to_json(), "wrong": wrong}
+    return replace(finding, check=CHECK, message=message, details=finding.details | details)
+
+
+__all__ = ["CHECK", "SEEDS", "Delays", "Perturbed", "lost", "unable"]

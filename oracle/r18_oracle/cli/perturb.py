@@ -1,0 +1,113 @@
+"""`r18 perturb`: a backend's kernels and programs with their schedules perturbed."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from r18.cli.app import FOUND
+from r18.cli.options import AsJson, RecordFolder, backend_names, listed
+from r18.records import FOLDER
+
+if TYPE_CHECKING:
+    from r18.cli.progress import Bar
+    from r18_oracle.perturb.tasks import Result
+
+BackendName = Annotated[
+    str,
+    typer.Option(help="A name or module:attr.", envvar="R18_BACKEND", autocompletion=backend_names),
+]
+KernelGlob = Annotated[
+    str, typer.Option(metavar="GLOB", help="Only kernels whose id matches, and no programs.")
+]
+Seeds = Annotated[int, typer.Option(min=1, max=1 << 16, help="Seeds of delays for each problem.")]
+Kinds = Annotated[
+    str, typer.Option(help="Kinds of site that are late, comma-separated; or all: see the message.")
+]
+ProfileName = Annotated[str, typer.Option(help="The profile of the problems: quick, ci, ...")]
+Network = Annotated[
+    str, typer.Option("--network", help="The network whose problems to include, or none.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of problems and inputs.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time. [one per core]")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0, help="Stop after this time; the rest is not run.")
+]
+Again = Annotated[
+    bool, typer.Option("--again", help="Also run what is recorded of the same sources.")
+]
+FindingsFolder = Annotated[Path, typer.Option(help="Where findings are saved.")]
+Recorded = Annotated[
+    bool, typer.Option("--record", help="Write the device's record, and continue from it.")
+]
+
+
+def perturb(
+    backend: BackendName = "cupy",
+    kernels: KernelGlob = "*",
+    seeds: Seeds = 8,
+    kinds: Kinds = "all",
+    profile: ProfileName = "quick",
+    network_name: Network = "resnet18",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    minutes: Minutes = None,
+    again: Again = False,
+    findings: FindingsFolder = Path("exports/findings"),
+    record: Recorded = False,
+    records: RecordFolder = FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Run kernels with delays at their waits, arrivals and copies, chosen by seeds.
+
+    Kernels are compiled with delays, the host's copies come late, and each problem of `r18 verify`
+    runs with every seed: the result must have the same bits each time. A race that a quiet device
+    shows once in a million runs is likely here. Findings are saved for `r18 replay`.
+
+    With --record each kernel is recorded when it is done. What the record holds for the same
+    sources is not run, so the same command continues where it stopped.
+
+    Exit codes: 0 nothing was found, 1 a finding or kernels that are left, 2 a wrong request, or a
+    backend that cannot perturb its schedule.
+    """
+    from r18.cli.progress import progress_bar
+    from r18_oracle.findings import save
+    from r18_oracle.perturb.session import perturb as run
+
+    with progress_bar() as bar:
+        done = run(
+            backend,
+            kernels=kernels,
+            profile_name=profile,
+            network=None if network_name == "none" else network_name,
+            seed=seed,
+            seeds=seeds,
+            kinds=None if kinds == "all" else listed(kinds, "--kinds"),
+            jobs=jobs,
+            minutes=minutes,
+            records_folder=records if record else None,
+            again=again,
+            on_start=partial(_start, bar),
+            on_result=partial(_advance, bar),
+        )
+    if done.path is not None and done.results:
+        typer.echo(f"recorded in {done.path}", err=True)
+    typer.echo(json.dumps(done.to_json(), indent=2) if as_json else done.text())
+    for finding in done.findings:
+        typer.echo(f"\n{finding.describe(save(finding, findings))}", err=as_json)
+    if not done.ok:
+        raise typer.Exit(FOUND)
+
+
+def _start(bar: Bar, todo: int, known: int) -> None:
+    bar.start(todo)
+    bar.show(f"{known} from the record" if known else "starting", None)
+
+
+def _advance(bar: Bar, result: Result) -> None:
+    bar.advance(result.name)
+    bar.show(result.name, None)

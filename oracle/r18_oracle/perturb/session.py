@@ -1,0 +1,204 @@
+"""`perturb`: a backend's kernels and programs with perturbed schedules, from and to a record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from r18.backend import Backend
+from r18.backend.registry import load_backend
+from r18.errors import UsageError, unknown_kernel
+from r18.graph.resnet import tiny
+from r18_oracle.check.perturbed import SEEDS, Delays, lost, unable
+from r18_oracle.findings import SILENCE, Finding
+from r18_oracle.perturb.record import Record
+from r18_oracle.perturb.tasks import Result, kernel_job, program_job
+from r18_oracle.search.coverage import program_refusal
+from r18_oracle.search.profiles import profile
+from r18_oracle.search.worker import Job, Outcome, run_jobs
+
+
+@dataclass
+class Perturbation:
+    """What was found.
+
+    kernels, programs: how many there were to run. known: how many results are from the record.
+    kinds: of the sites where something was late. seeds: of delays, for each problem. path: the
+    record, if there is one.
+    """
+
+    kernels: int
+    programs: int
+    known: int
+    kinds: Sequence[str]
+    seeds: int
+    results: list[Result] = field(default_factory=list)
+    path: Path | None = None
+
+    @property
+    def left(self) -> int:
+        """How many results are missing."""
+        return self.kernels + self.programs - len(self.results)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything ran, and nothing was found."""
+        return not self.left and all(result.verdict == "ok" for result in self.results)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [result.finding for result in self.results if result.finding is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        results = [
+            {
+                "name": result.name,
+                "verdict": result.verdict,
+                "problems": result.problems,
+                "calls": result.calls,
+                "finding": result.finding and result.finding.to_json(),
+                "broken": result.broken,
+                "seconds": round(result.seconds, 3),
+            }
+            for result in self.results
+        ]
+        return {"seeds": self.seeds, "kinds": list(self.kinds), "results": results}
+
+    def text(self) -> str:
+        """What failed without a finding, and a summary."""
+        lines = [
+            f"{result.name}: {result.broken or result.verdict}"
+            for result in self.results
+            if result.verdict != "ok" and result.finding is None
+        ]
+        bad = sum(result.verdict != "ok" for result in self.results)
+        lines.append(
+            f"{self.kernels} kernels and {self.programs} programs, {self.left} left: "
+            f"{sum(result.problems for result in self.results):,} problems, "
+            f"{sum(result.calls for result in self.results):,} calls with {self.seeds} seeds of "
+            f"delays ({', '.join(self.kinds)}): {bad} failed"
+        )
+        if self.known:
+            lines.append(f"{self.known} of these results are from the record")
+        if self.left:
+            lines.append("STOPPED early; with --record the same command continues")
+        return "\n".join(lines)
+
+
+def perturb(
+    backend: str,
+    *,
+    kernels: str = "*",
+    profile_name: str = "quick",
+    network: str | None = "resnet18",
+    seed: int = 0,
+    seeds: int = SEEDS,
+    kinds: Sequence[str] | None = None,
+    jobs: int | None = None,
+    minutes: float | None = None,
+    records_folder: Path | None = None,
+    again: bool = False,
+    on_start: Callable[[int, int], None] = lambda todo, known: None,
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> Perturbation:
+    """Run a backend's kernels, and its programs if `kernels` is every one, with seeds of delays.
+
+    kernels: a glob over kernel ids. seed: of problems and inputs. seeds: how many of delays: 0, 1,
+    and so on. kinds: of sites to delay; None for every one. jobs: processes at a time; by default
+    one per core. minutes: time limit of the run. records_folder: where the record is; it is written
+    after each kernel, and its results for the same sources are not run, except with `again`.
+    on_start gets the number of results to do and of known ones.
+
+    Raises `UnknownName` for a kernel, profile or kind, `UsageError` for backend `auto` and for one
+    that cannot perturb its schedule.
+    """
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    how = profile(profile_name)
+    if backend == "auto":
+        raise UsageError("name the backend whose kernels to run: --backend NAME")
+    chosen = load_backend(backend)
+    if not any(fnmatchcase(kernel.id, kernels) for kernel in chosen.kernels()):
+        raise unknown_kernel(kernels, [kernel.id for kernel in chosen.kernels()])
+    device = chosen.probe()  # from now on `kernels()` lists those of this device
+    ids = tuple(kernel.id for kernel in chosen.kernels() if fnmatchcase(kernel.id, kernels))
+    offered = chosen.perturb(0, kinds)
+    chosen.perturb(None)
+    if not offered:
+        raise unable(chosen)
+    late = tuple(kind for kind in offered if kinds is None or kind in kinds)
+    delays = Delays(tuple(range(seeds)), late)
+    record = None
+    if records_folder is not None:
+        record = Record(
+            records_folder,
+            device,
+            chosen,
+            profile=profile_name,
+            network=network,
+            seed=seed,
+            seeds=seeds,
+            kinds=late,
+        )
+    known = record.fresh(ids) if record and not again else []
+    done = {result.name for result in known}
+    todo = [
+        kernel_job(backend, name, how, seed, network, delays, deadline)
+        for name in ids
+        if name not in done
+    ]
+    programs = [
+        program_job(backend, precision, delays, deadline)
+        for precision in (_precisions(chosen) if kernels == "*" else ())
+    ]
+    found = Perturbation(len(ids), len(programs), len(known), late, seeds, known)
+    on_start(len(todo) + len(programs), len(known))
+    for result in _results([*programs, *todo], delays, jobs, deadline):
+        found.results.append(result)
+        if record is not None:
+            record.write([result])
+        on_result(result)
+    found.path = record.path if record is not None else None
+    return found
+
+
+def _results(
+    jobs: Sequence[Job], delays: Delays, workers: int | None, deadline: float
+) -> Iterator[Result]:
+    """The results, without those for which there was no time."""
+    for outcome in run_jobs(jobs, workers=workers):
+        result = _result(outcome, delays)
+        if not result.late:
+            yield result
+
+
+def _result(outcome: Outcome, delays: Delays) -> Result:
+    """A job's result; a crash or a hang is one, too. Raises what the oracle itself failed with."""
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    if outcome.finding is None:
+        result: Result = outcome.result
+        return result
+    name, gone = outcome.job.kernel, outcome.finding
+    if gone.problem is None:
+        return Result(name, 0, 0, broken=f"{gone.check}: {gone.message}", seconds=outcome.seconds)
+    details = {SILENCE: outcome.job.silence_seconds}
+    finding = lost(replace(gone, details=details), delays)
+    return Result(name, 1, 1, finding, seconds=outcome.seconds)
+
+
+def _precisions(backend: Backend) -> Iterator[str]:
+    """The precisions of the program's runs: results can be compared by their bits."""
+    kernels = backend.kernels()
+    for precision in dict.fromkeys(kernel.precision.name for kernel in kernels):
+        same_bits = all(k.deterministic for k in kernels if k.precision.name == precision)
+        if same_bits and program_refusal(backend, tiny(), precision, "all") is None:
+            yield precision
+
+
+__all__ = ["Perturbation", "perturb"]

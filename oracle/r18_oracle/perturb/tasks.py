@@ -1,0 +1,207 @@
+"""What a worker runs: one kernel on the problems of a profile, or a program's batches.
+
+Kernels are examined by `r18_oracle.check.perturbed`. Programs are those of the tiny network: with
+each seed a new one is compiled, so that delays in branches are part of its graph, and several
+batches follow one another from host memory. Every output must be that of its own batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from r18.backend import Array, Backend, CompileOptions
+from r18.graph.ops import Problem
+from r18.graph.resnet import tiny
+from r18.runtime.pipeline import pipeline
+from r18.weights import load_weights
+from r18_oracle.check.perturbed import CALM, Delays, Perturbed, unable
+from r18_oracle.findings import Failed, Finding, described
+from r18_oracle.loading import kernel_of, loaded_backend
+from r18_oracle.network.checkpoints import seeded_images
+from r18_oracle.search.campaign import Announce, walk
+from r18_oracle.search.choices import on_kernel
+from r18_oracle.search.network_run import program_label
+from r18_oracle.search.profiles import Profile
+from r18_oracle.search.worker import Job
+
+BATCH = 3
+BATCHES = 6
+"""Batches in a row: two input buffers alternate, so each is refilled twice while runs are late."""
+PROGRAM_SECONDS = 120.0
+"""A program that gives no sign of life for this long hangs."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What perturbation found in a kernel, or in a program.
+
+    name: the kernel's id, or the program's label. problems: accepted ones; of a program, batches.
+    calls: with and without delays. finding: the smallest failing problem of a kernel. broken: what
+    is wrong with a program, in a sentence. late: the deadline passed before it was done.
+    """
+
+    name: str
+    problems: int
+    calls: int
+    finding: Finding | None = None
+    broken: str = ""
+    seconds: float = 0.0
+    late: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`ok`, `FAIL`, or `nothing ran`."""
+        if self.finding is not None or self.broken:
+            return "FAIL"
+        return "ok" if self.problems else "nothing ran"
+
+    @property
+    def spent(self) -> bool:
+        """Whether the process must be replaced: after a fault its device may be lost."""
+        return self.verdict == "FAIL"
+
+
+class _TimeIsUp(BaseException):
+    """The deadline has passed. A `BaseException`, so that Hypothesis does not try it again."""
+
+
+def kernel_job(
+    backend: str,
+    kernel: str,
+    how: Profile,
+    seed: int,
+    network_name: str | None,
+    delays: Delays,
+    deadline: float = math.inf,
+) -> Job:
+    """`perturb_kernel` as a job."""
+    arguments = {
+        "backend": backend,
+        "kernel": kernel,
+        "how": how,
+        "seed": seed,
+        "network_name": network_name,
+        "delays": delays,
+        "deadline": deadline,
+    }
+    _, op, _, precision, *_ = (*kernel.split("/"), "", "", "")  # an id may have fewer parts
+    return Job(perturb_kernel, arguments, backend, kernel, how.call_seconds, f"{op}/{precision}")
+
+
+def perturb_kernel(
+    *,
+    backend: str,
+    kernel: str,
+    how: Profile,
+    seed: int,
+    network_name: str | None,
+    delays: Delays,
+    deadline: float,
+    announce: Announce,
+) -> Result:
+    """Examine a kernel and its choices on every problem of a campaign, up to the first fault.
+
+    deadline: on the clock of `time.monotonic`.
+    """
+    loaded, start = loaded_backend(backend), time.monotonic()
+    one = kernel_of(loaded, kernel)
+    perturbed = Perturbed(loaded, backend, delays, announce)
+    taken = 0
+
+    def attempt(which: object, problem: Problem, data_seed: int, rounding: str) -> bool:
+        nonlocal taken
+        if time.monotonic() >= deadline:
+            raise _TimeIsUp
+        accepted = perturbed.examine(which, problem, data_seed, rounding)  # type: ignore[arg-type]
+        taken += accepted
+        return accepted
+
+    finding, late = None, False
+    try:
+        walk(loaded, one, how, seed, network_name, attempt)
+    except Failed as failure:
+        finding = on_kernel(failure.finding, one)
+    except _TimeIsUp:
+        late = True
+    seconds = time.monotonic() - start
+    return Result(kernel, taken, perturbed.calls, finding, seconds=seconds, late=late)
+
+
+def program_job(backend: str, precision: str, delays: Delays, deadline: float = math.inf) -> Job:
+    """`perturb_program` as a job."""
+    arguments = {
+        "backend": backend,
+        "precision": precision,
+        "delays": delays,
+        "deadline": deadline,
+    }
+    name = program_label(backend, "all", precision)
+    return Job(perturb_program, arguments, backend, name, PROGRAM_SECONDS, f"program/{precision}")
+
+
+def perturb_program(
+    *, backend: str, precision: str, delays: Delays, deadline: float, announce: Announce
+) -> Result:
+    """Run batches through programs of the tiny network; deadline as in `perturb_kernel`."""
+    loaded, start = loaded_backend(backend), time.monotonic()
+    name = program_label(backend, "all", precision)
+    images = seeded_images(tiny(), BATCH).values
+    batches = [np.roll(images, index, axis=0) * (index + 1) for index in range(BATCHES)]
+    result = Result(name, 0, 0)
+    try:
+        calm = _outputs(loaded, precision, batches, Delays((CALM,), ()))
+        for seed in delays.seeds:
+            if time.monotonic() >= deadline:
+                return replace(result, late=True)
+            announce(None, "program", seed)
+            got = _outputs(loaded, precision, batches, Delays((seed,), delays.kinds))
+            result = replace(
+                result,
+                problems=BATCHES,
+                calls=result.calls + BATCHES,
+                seconds=time.monotonic() - start,
+            )
+            wrong = [i for i, (a, b) in enumerate(zip(calm, got, strict=True)) if not _same(a, b)]
+            if wrong:
+                what = f"batch {wrong[0]} of {BATCHES} differs from that with nothing late"
+                return replace(result, broken=f"with delays of seed {seed}: {what}")
+    except Exception as error:  # any exception of a program is a finding
+        return replace(result, broken=f"raised {described(error)}")
+    return result
+
+
+def _outputs(backend: Backend, precision: str, batches: list[Array], delays: Delays) -> list[Array]:
+    """The outputs of a new program, batch by batch; with a graph for every other seed."""
+    (seed,) = delays.seeds
+    if not backend.perturb(seed, delays.kinds):
+        raise unable(backend)
+    try:
+        schedule = tiny()
+        options = CompileOptions(BATCH, precision, "all", graph=seed % 2 == 0)
+        weights = load_weights("synthetic:0", schedule)
+        program = backend.compile(schedule, weights, options)
+        try:
+            arrays = program.input_arrays()
+
+            def filled() -> Iterator[Array]:
+                for turn, batch in enumerate(batches):
+                    arrays[turn % 2][...] = batch
+                    yield arrays[turn % 2]
+
+            return [output.copy() for output in pipeline(program, filled())]
+        finally:
+            program.close()
+    finally:
+        backend.perturb(None)
+
+
+def _same(one: Array, other: Array) -> bool:
+    return one.tobytes() == other.tobytes()
+
+
+__all__ = ["Result", "kernel_job", "perturb_kernel", "perturb_program", "program_job"]
