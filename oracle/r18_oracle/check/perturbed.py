@@ -47,7 +47,8 @@ class Delays:
     kinds: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"seeds": list(self.seeds), "kinds": self.kinds and list(self.kinds)}
+        kinds = None if self.kinds is None else list(self.kinds)
+        return {"seeds": list(self.seeds), "kinds": kinds}
 
     @classmethod
     def of(cls, finding: Finding) -> Delays:
@@ -59,7 +60,7 @@ class Delays:
                 and all(type(seed) is int and 0 <= seed < 1 << 32 for seed in seeds)
                 and all(isinstance(kind, str) for kind in kinds or ())
             ):
-                return cls(tuple(seeds), kinds and tuple(kinds))
+                return cls(tuple(seeds), None if kinds is None else tuple(kinds))
         raise UsageError(f"a damaged finding: its details: {show(data)} are no delays")
 
 

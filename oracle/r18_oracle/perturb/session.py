@@ -171,6 +171,8 @@ def _results(
     jobs: Sequence[Job], delays: Delays, workers: int | None, deadline: float
 ) -> Iterator[Result]:
     """The results, without those for which there was no time."""
+    if time.monotonic() >= deadline:
+        return
     for outcome in run_jobs(jobs, workers=workers):
         result = _result(outcome, delays)
         if not result.late:
