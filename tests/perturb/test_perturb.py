@@ -125,12 +125,12 @@ def test_a_program_that_launches_too_early_is_found() -> None:
         "announce": lambda problem, kind, seed: None,
     }
     right = perturb_program(delays=Delays((0, 1), perturb_toy.KINDS), **asked)
-    assert (right.verdict, right.problems, right.calls) == ("ok", 6, 12)
+    assert (right.verdict, right.problems, right.calls) == ("ok", 12, 24)
     assert right.name == "perturb_toy:Programs/program/all/fp32"
     early = perturb_program(delays=Delays((2, 3), perturb_toy.KINDS), **asked)
     assert early.verdict == "FAIL"
     assert early.broken == (
-        "with delays of seed 3: batch 1 of 6 differs from that with nothing late"
+        "with delays of seed 3: batch 1 of 12 differs from that with nothing late"
     )
     assert perturb_program(delays=Delays((3,), ("wait",)), **asked).verdict == "ok"
 

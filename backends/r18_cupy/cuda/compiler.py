@@ -196,7 +196,6 @@ def _nvrtc(
     return content, said
 
 
-@cache
 def _perturbed() -> dict[str, str]:
     return perturbed_sources(KERNELS)
 

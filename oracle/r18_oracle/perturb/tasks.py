@@ -2,7 +2,7 @@
 
 Kernels are examined by `r18_oracle.check.perturbed`. Programs are those of the tiny network: with
 each seed a new one is compiled, so that delays in branches are part of its graph, and several
-batches follow one another from host memory. Every output must be that of its own batch.
+batches follow one another from host memory. Every output must be that of its own batch, to the bit.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from r18_oracle.search.worker import Job
 BATCH = 3
 BATCHES = 6
 """Batches in a row: two input buffers alternate, so each is refilled twice while runs are late."""
+OUTPUTS = 2 * BATCHES
+"""Of a program: the batches run twice."""
 PROGRAM_SECONDS = 120.0
 """A program that gives no sign of life for this long hangs."""
 
@@ -162,13 +164,13 @@ def perturb_program(
             got = _outputs(loaded, precision, batches, Delays((seed,), delays.kinds))
             result = replace(
                 result,
-                problems=BATCHES,
-                calls=result.calls + BATCHES,
+                problems=OUTPUTS,
+                calls=result.calls + OUTPUTS,
                 seconds=time.monotonic() - start,
             )
             wrong = [i for i, (a, b) in enumerate(zip(calm, got, strict=True)) if not _same(a, b)]
             if wrong:
-                what = f"batch {wrong[0]} of {BATCHES} differs from that with nothing late"
+                what = f"batch {wrong[0]} of {OUTPUTS} differs from that with nothing late"
                 return replace(result, broken=f"with delays of seed {seed}: {what}")
     except Exception as error:  # any exception of a program is a finding
         return replace(result, broken=f"raised {described(error)}")
@@ -176,7 +178,8 @@ def perturb_program(
 
 
 def _outputs(backend: Backend, precision: str, batches: list[Array], delays: Delays) -> list[Array]:
-    """The outputs of a new program, batch by batch; with a graph for every other seed."""
+    """The outputs of a new program, batch by batch: through the pipeline, then all enqueued at
+    once. With a graph for every other seed."""
     (seed,) = delays.seeds
     if not backend.perturb(seed, delays.kinds):
         raise unable(backend)
@@ -193,7 +196,13 @@ def _outputs(backend: Backend, precision: str, batches: list[Array], delays: Del
                     arrays[turn % 2][...] = batch
                     yield arrays[turn % 2]
 
-            return [output.copy() for output in pipeline(program, filled())]
+            piped = [output.copy() for output in pipeline(program, filled())]
+            later = []
+            for batch in batches:  # the host waits for no run
+                program.load(batch)
+                program.launch()
+                later.append(program.fetch_later())
+            return [*piped, *(fetch() for fetch in later)]
         finally:
             program.close()
     finally:
