@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -81,6 +82,10 @@ class Perturbed:
     delays: Delays
     announce: Announce = lambda problem, kind, seed: None
     calls: int = 0
+
+    @cached_property
+    def _overlapping(self) -> bool:
+        return self.backend.stream().overlapping
 
     def examine(self, kernel: Kernel, problem: Problem, seed: int, rounding: str) -> bool:
         """Run a problem with every seed of delays; False if the kernel refuses it.
@@ -155,7 +160,7 @@ class Perturbed:
                 about.kernel,
                 about.case,
                 fill=noise(seed) if seed % 2 else nans,
-                late=self.backend.stream().overlapping and seed // 2 % 2 == 1,
+                late=self._overlapping and seed // 2 % 2 == 1,
             )
         except KeyboardInterrupt:
             raise
