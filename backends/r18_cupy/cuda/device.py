@@ -16,6 +16,8 @@ import numpy as np
 
 from r18.backend import Array, Buffer, Event, Memory, Stream
 from r18.graph.ops import Shape
+from r18_cupy.cuda import launch
+from r18_cupy.cuda.copy_late import late_copy
 
 if TYPE_CHECKING:
     import cupy
@@ -156,9 +158,6 @@ def _device(buffer: Buffer) -> CupyBuffer:
 
 def hold(stream: cupy.cuda.Stream) -> None:
     """With a perturbed schedule, let the stream's next work come late where the seed says so."""
-    from r18_cupy.cuda import launch
-    from r18_cupy.cuda.copy_late import late_copy
-
     if launch.LAUNCHER.holds():
         launch.LAUNCHER.launch(late_copy(0), (0, 0, 0), stream)
 
@@ -246,8 +245,5 @@ class OverlappingStream(CupyStream):
     overlapping = True
 
     def copy_late(self, source: Buffer, target: Buffer) -> None:
-        from r18_cupy.cuda import launch
-        from r18_cupy.cuda.copy_late import late_copy
-
         addresses = launch.Buffers((source,), (), target, target).addresses
         launch.LAUNCHER.launch(late_copy(target.nbytes), addresses, self.cuda)

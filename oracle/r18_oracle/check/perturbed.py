@@ -2,9 +2,9 @@
 
 A build that can delay first runs with nothing delayed; that output must be within the bound. With
 each seed a deterministic kernel must then give the same bits, and any other kernel an output within
-the bound; no call may raise, or write where it must not. Memory holds NaN before some calls and
-ordinary numbers before others, and where launches overlap, every other pair of seeds begins while
-the copy of the inputs is still running.
+the bound; no call may raise, or write where it must not. Memory holds NaN before calls with even
+seeds and ordinary numbers before the others. Where launches overlap, calls with every second four
+seeds begin while the copy of the inputs is still running.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Perturbed:
         try:
             self._compare(about, delays, calm)
         except Failed as failure:
-            if "raised" in failure.finding.details[PERTURB]:
+            if has_raised(failure.finding):
                 raise  # the device may be lost
             kinds = delays.kinds if delays.kinds is not None else self._kinds()
             found = [kind for kind in kinds if self._suffices(about, delays, kind, calm)]
@@ -150,19 +150,19 @@ class Perturbed:
 
     def _call(self, about: _About, delays: Delays) -> Observation:
         (seed,) = delays.seeds
-        if not self.backend.perturb(seed, delays.kinds):
-            raise unable(self.backend)
         self.calls += 1
         caller = os.getpid()
         try:
+            if not self.backend.perturb(seed, delays.kinds):
+                raise unable(self.backend)
             seen = observe(
                 self.backend,
                 about.kernel,
                 about.case,
                 fill=noise(seed) if seed % 2 else nans,
-                late=self._overlapping and seed // 2 % 2 == 1,
+                late=self._overlapping and seed // 4 % 2 == 1,
             )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, UsageError):
             raise
         except Exception as error:  # any exception of a kernel is a finding
             about.fail(f"raised {described(error)}", delays, raised=True)
@@ -251,6 +251,11 @@ def _named(finding: Finding, delays: Delays) -> Finding:
     return replace(finding, message=f"{how}: {finding.details['wrong']}", details=details)
 
 
+def has_raised(finding: Finding) -> bool:
+    """Whether the call raised an exception, so that the device may be lost."""
+    return "raised" in finding.details[PERTURB]
+
+
 def lost(finding: Finding, delays: Delays) -> Finding:
     """A crash or a hang of a worker as a finding of this check."""
     wrong = f"{finding.check}: {finding.message}"
@@ -261,4 +266,4 @@ def lost(finding: Finding, delays: Delays) -> Finding:
     return replace(finding, check=CHECK, message=message, details=finding.details | details)
 
 
-__all__ = ["CHECK", "SEEDS", "Delays", "Perturbed", "lost", "unable"]
+__all__ = ["CHECK", "SEEDS", "Delays", "Perturbed", "has_raised", "lost", "unable"]

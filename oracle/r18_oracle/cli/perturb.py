@@ -26,7 +26,7 @@ KernelGlob = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=1 << 16, help="Seeds of delays for each problem.")]
 Kinds = Annotated[
-    str, typer.Option(help="Kinds of site that are late, comma-separated; or all: see the message.")
+    str, typer.Option(help="Kinds of site that are late, such as wait,copy,host; or all.")
 ]
 ProfileName = Annotated[str, typer.Option(help="The profile of the problems: quick, ci, ...")]
 Network = Annotated[

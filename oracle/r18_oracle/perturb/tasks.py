@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from r18.backend import Array, Backend, CompileOptions
+from r18.backend import Array, Backend, CompileOptions, Kernel
 from r18.graph.ops import Problem
 from r18.graph.resnet import tiny
 from r18.runtime.pipeline import pipeline
 from r18.weights import load_weights
-from r18_oracle.check.perturbed import CALM, Delays, Perturbed, unable
+from r18_oracle.check.perturbed import CALM, Delays, Perturbed, has_raised, unable
 from r18_oracle.findings import Failed, Finding, described
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoints import seeded_images
@@ -72,6 +72,14 @@ class _TimeIsUp(BaseException):
     """The deadline has passed. A `BaseException`, so that Hypothesis does not try it again."""
 
 
+class _Raised(BaseException):
+    """A call raised; carries the finding. Smaller problems are not tried on a device that may be
+    lost."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+
+
 def kernel_job(
     backend: str,
     kernel: str,
@@ -115,18 +123,23 @@ def perturb_kernel(
     perturbed = Perturbed(loaded, backend, delays, announce)
     taken = 0
 
-    def attempt(which: object, problem: Problem, data_seed: int, rounding: str) -> bool:
+    def attempt(which: Kernel, problem: Problem, data_seed: int, rounding: str) -> bool:
         nonlocal taken
         if time.monotonic() >= deadline:
             raise _TimeIsUp
-        accepted = perturbed.examine(which, problem, data_seed, rounding)  # type: ignore[arg-type]
+        try:
+            accepted = perturbed.examine(which, problem, data_seed, rounding)
+        except Failed as failure:
+            if has_raised(failure.finding):
+                raise _Raised(failure.finding) from None
+            raise
         taken += accepted
         return accepted
 
     finding, late = None, False
     try:
         walk(loaded, one, how, seed, network_name, attempt)
-    except Failed as failure:
+    except (Failed, _Raised) as failure:
         finding = on_kernel(failure.finding, one)
     except _TimeIsUp:
         late = True
