@@ -9,7 +9,6 @@ seeds begin while the copy of the inputs is still running.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +21,7 @@ from r18.errors import UsageError, show
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
-from r18_oracle.check.watch import leave_fork
+from r18_oracle.check.watch import Raised, attempted
 from r18_oracle.findings import PERTURB, Failed, Finding, described, failed, shortened
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.judge.verdict import judge
@@ -149,29 +148,29 @@ class Perturbed:
             about.judge(seen.output, delays)
 
     def _call(self, about: _About, delays: Delays) -> Observation:
-        (seed,) = delays.seeds
         self.calls += 1
-        caller = os.getpid()
-        try:
-            if not self.backend.perturb(seed, delays.kinds):
-                raise unable(self.backend)
-            seen = observe(
-                self.backend,
-                about.kernel,
-                about.case,
-                fill=noise(seed) if seed % 2 else nans,
-                late=self._overlapping and seed // 4 % 2 == 1,
-            )
-        except (KeyboardInterrupt, UsageError):
-            raise
-        except Exception as error:  # any exception of a kernel is a finding
-            about.fail(f"raised {described(error)}", delays, raised=True)
-        finally:
-            leave_fork(caller)
+        seen = attempted(lambda: self._observed(about, delays))
+        if isinstance(seen, Raised):
+            about.fail(f"raised {described(seen.error)}", delays, raised=True)
+        if seen is None:
+            raise unable(self.backend)
         for wrong in (seen.trespass, seen.changed):
             if wrong:
                 about.fail(wrong, delays)
         return seen
+
+    def _observed(self, about: _About, delays: Delays) -> Observation | None:
+        """None if the backend cannot delay anything."""
+        (seed,) = delays.seeds
+        if not self.backend.perturb(seed, delays.kinds):
+            return None
+        return observe(
+            self.backend,
+            about.kernel,
+            about.case,
+            fill=noise(seed) if seed % 2 else nans,
+            late=self._overlapping and seed // 4 % 2 == 1,
+        )
 
     def _kinds(self) -> tuple[str, ...]:
         return self.backend.perturb(CALM, ())

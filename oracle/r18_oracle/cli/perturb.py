@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, RecordFolder, backend_names, listed
+from r18.cli.options import AsJson, DeviceBackendName, RecordFolder, listed
 from r18.records import FOLDER
 
 if TYPE_CHECKING:
     from r18.cli.progress import Bar
     from r18_oracle.perturb.tasks import Result
 
-BackendName = Annotated[
-    str,
-    typer.Option(help="A name or module:attr.", envvar="R18_BACKEND", autocompletion=backend_names),
-]
 KernelGlob = Annotated[
     str, typer.Option(metavar="GLOB", help="Only kernels whose id matches, and no programs.")
 ]
@@ -47,7 +43,7 @@ Recorded = Annotated[
 
 
 def perturb(
-    backend: BackendName = "cupy",
+    backend: DeviceBackendName = "cupy",
     kernels: KernelGlob = "*",
     seeds: Seeds = 8,
     kinds: Kinds = "all",
