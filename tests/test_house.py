@@ -37,6 +37,7 @@ ORACLE = (
     ("search",),
     ("sanitize", "ptx", "perturb"),
     ("mutation", "conformance"),
+    ("branches",),
     ("cli", "plugin"),
 )
 MOST_MODULES = 15

@@ -172,6 +172,10 @@ class CudaKernel(Kernel):
         return tuple(sorted({file for path in paths for file in cuda_files(path, KERNELS)}))
 
     @property
+    def host_files(self) -> tuple[Path, ...]:
+        return HOST.files(type(self))
+
+    @property
     def targets(self) -> tuple[str, ...]:
         if self.family is not None:
             return (self.family,)
@@ -203,6 +207,11 @@ class CudaKernel(Kernel):
             )
             for launch in launches_of(self, problem)
         )
+
+    def function_labels(self, problem: Problem | None = None) -> tuple[str, ...]:
+        if problem is None:
+            return tuple(entry.label for entry in self.entries())
+        return tuple(launch.entry.label for launch in launches_of(self, problem))
 
     def machine_code(self, target: str) -> str:
         digest = hashlib.sha256()

@@ -104,6 +104,7 @@ class Kernel(ABC):
     digest:    sha256 over everything that decides its results: device sources, flags, host code.
                None, the default, for a kernel that is not compiled from sources.
     source_files: the files of device code, the backend's own headers included.
+    host_files: the Python modules that `digest` counts; () where it is None.
     targets:   architectures that it can be compiled for without a device, named as the compiler
                names them, such as `sm_90`; `resources` and `machine_code` then work.
     """
@@ -143,6 +144,8 @@ class Kernel(ABC):
         @property
         def source_files(self) -> tuple[Path, ...]: ...
         @property
+        def host_files(self) -> tuple[Path, ...]: ...
+        @property
         def targets(self) -> tuple[str, ...]: ...
 
     else:
@@ -156,6 +159,7 @@ class Kernel(ABC):
         variant_of = None
         digest = None
         source_files = ()
+        host_files = ()
         targets = ()
 
     def refusal(self, problem: Problem) -> str | None:
@@ -229,6 +233,13 @@ class Kernel(ABC):
 
         `r18 ptxcheck` reads them. By default none: only a kernel that is compiled to PTX has any.
         Raises as `resources` does.
+        """
+        return ()
+
+    def function_labels(self, problem: Problem | None = None) -> tuple[str, ...]:
+        """The labels of `functions` for a problem, or of all functions that it may launch for one.
+
+        `r18 branches` compares the two. Pure: nothing is compiled. By default none.
         """
         return ()
 

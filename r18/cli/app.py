@@ -45,7 +45,7 @@ COMMANDS: tuple[str, ...] = (
     "report",
 )
 
-EXTRAS = {"torch": "oracle", "torchvision": "oracle", "hypothesis": "oracle", "pytest": "oracle"}
+EXTRAS = dict.fromkeys(("torch", "torchvision", "hypothesis", "pytest", "coverage"), "oracle")
 """What commands import without asking, and the extra that brings it."""
 
 

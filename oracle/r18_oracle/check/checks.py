@@ -47,6 +47,7 @@ from r18_oracle.check.hints import raised, unwritten
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.watch import Process, Raised, attempted
 from r18_oracle.findings import Finding, failed, shortened
+from r18_oracle.generate.corners import runnable
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
@@ -112,6 +113,7 @@ class Examination:
     def run(self, rounding: str = "normal", *, light: bool = False) -> bool:
         """Every check that applies; False if the kernel refuses the problem.
 
+        Of a problem too large to be allocated, these are `declaration` and `refusal`.
         rounding: the rounding kind of input to use. light: one call per kind of input and no
         repetitions, for problems as large as the network's.
         """
@@ -122,6 +124,8 @@ class Examination:
         declared = self._declaration()
         if not self._accepted():
             return False
+        if not runnable(self.problem):
+            return True
         self.tally.problems += 1
         only = "bound" if self.only == "bias" else self.only  # both judge the same calls
         if only in VALUES and self.kernel.deterministic:

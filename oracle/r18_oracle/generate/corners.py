@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from r18.graph.ops import Op, Problem
 from r18_oracle.ops.table import spec_of
 
+MOST_ELEMENTS = 2**30
+"""Of a tensor that a kernel is run on; a kernel is only asked whether it refuses a larger one."""
+
 
 def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
     """An op's corners, except those that are many times larger than drawn problems."""
@@ -24,6 +27,17 @@ def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ..
 def many_tiles(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
     """The corners that have more tiles than a device computes at a time."""
     return small_enough(spec_of(op).many_tiles(), 8 * max_elements, 4 * max_macs)
+
+
+def vast(op: type[Op]) -> tuple[Problem, ...]:
+    """Problems that a kernel is asked about and never runs."""
+    return tuple(spec_of(op).vast())
+
+
+def runnable(problem: Problem) -> bool:
+    """Whether every tensor and weight of a problem has few enough elements to be allocated."""
+    shapes = (*problem.inputs, problem.output, *(spec.shape for spec in problem.op.weights()))
+    return max(map(math.prod, shapes)) < MOST_ELEMENTS
 
 
 def small_enough(

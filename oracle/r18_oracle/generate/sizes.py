@@ -27,6 +27,9 @@ say, either refuses more channels or loops over the rest."""
 
 BEYOND_GRID = GRID + 2
 
+BEYOND_INDEX = 2**31
+"""The first index that a signed integer of 32 bits does not hold."""
+
 
 @dataclass(frozen=True)
 class Sizes:

@@ -18,6 +18,7 @@ from r18.runtime.arena import aligned
 from r18_oracle.generate.sizes import (
     BATCHES,
     BEYOND_GRID,
+    BEYOND_INDEX,
     MULTIPLES,
     Sizes,
     along,
@@ -113,6 +114,14 @@ class Conv2dSpec(SumSpec[Conv2d]):
         # Wider than the images of the network; a batch that is no multiple of 64.
         yield fused(Conv2d(1, 3, (1, 3), (1, 1), (0, 1)), (1, 1, 1, 131))
         yield fused(Conv2d(2, 3, (1, 1)), (67, 2, 1, 2))
+        # Windows that outgrow shared memory, as a whole and in each row; strides, windows and
+        # padding beyond what TMA's im2col mode encodes; rows longer than its boxes hold. Eight
+        # channels, for kernels that require a multiple of them.
+        yield fused(Conv2d(1, 2, (20, 20)), (1, 1, 20, 21))
+        yield fused(Conv2d(8, 8, (1, 400)), (1, 8, 1, 401))
+        yield fused(Conv2d(8, 8, (1, 1), (9, 9)), (1, 8, 10, 19))
+        yield fused(Conv2d(8, 8, (1, 150)), (1, 8, 1, 260))
+        yield fused(Conv2d(8, 8, (50, 1)), (1, 8, 56, 36))
         # An image of few channels, so tall that each block computes several rows of it.
         yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True), ((1, 1, TALL, 5),))
         # Long sums for one output channel. A kernel that splits its work by the size of its
@@ -137,12 +146,22 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield Problem(Conv2d(BEYOND_GRID, 1, (1, 1)), ((1, BEYOND_GRID, 1, 1),))
         yield Problem(Conv2d(1, BEYOND_GRID, (1, 1)), ((1, 1, 1, 1),))
 
+    def vast(self) -> Iterator[Problem]:
+        yield from super().vast()
+        # The tensors are small enough, and the image with its padding, or the weights, are not.
+        yield Problem(Conv2d(1, 1, (3, 1), (1, 1), (1, 0)), ((1, 1, BEYOND_INDEX - 1, 1),))
+        yield Problem(Conv2d(1, 2, (7, 7), (2, 2), (3, 3)), ((1, 1, BEYOND_INDEX // 2, 1),))
+        yield Problem(Conv2d(2**15, 2**16, (1, 1)), ((1, 2**15, 1, 1),))
+        yield Problem(Conv2d(1, 2**25, (7, 7), (2, 2), (3, 3)), ((1, 1, 7, 7),))
+
     def many_tiles(self) -> Iterator[Problem]:
         """With channels for kernels that require a multiple of 8."""
         yield fused(Conv2d(8, 8, (3, 3), (1, 1), (1, 1)), (MANY_TILES, 8, 1, 2))
         # Channels for five tiles of 64. Five does not divide the number of blocks (264 on an H200),
         # so a block's next tile covers other channels.
         yield fused(Conv2d(8, 264, (1, 1)), (120, 8, 1, 1))
+        # Tiles of 64 channels for ten rounds, if clusters of eight blocks share the sum of each.
+        yield fused(Conv2d(8, 8_192, (1, 1)), (1, 8, 1, 1))
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
         k, s, p = windows_for(kernel)[0]

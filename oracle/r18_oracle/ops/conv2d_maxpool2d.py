@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from r18.backend import Array, Kernel
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, Shape, parts_of
-from r18_oracle.generate.sizes import BATCHES, Sizes, along, extents
+from r18_oracle.generate.sizes import BATCHES, BEYOND_INDEX, Sizes, along, extents
 from r18_oracle.generate.stems import Stems, near
 from r18_oracle.ops import conv2d, maxpool2d
 from r18_oracle.ops.conv2d import EPILOGUES, TALL, meeting_in
@@ -76,6 +76,9 @@ class ConvMaxPoolSpec(OpSpec[ConvMaxPool]):
         for window, ahead in (((4, 4), (1, 1)), ((3, 8), (1, 3)), ((5, 2), (2, 0))):
             conv = Conv2d(3, 8, window, (2, 2), ahead, bias=True, relu=True)
             yield _joined(conv, stem, (2, 3, 12, 18))
+        # One column wider than such a kernel takes.
+        wide = Conv2d(3, 8, (3, 9), (2, 2), (1, 4), bias=True, relu=True)
+        yield _joined(wide, stem, (2, 3, 12, 18))
         # Every pair differs, in both windows.
         conv = Conv2d(2, 3, (3, 5), (2, 1), (1, 3), bias=True)
         yield _joined(conv, MaxPool2d((2, 3), (3, 2), (1, 0)), (2, 2, 11, 9))
@@ -92,6 +95,14 @@ class ConvMaxPoolSpec(OpSpec[ConvMaxPool]):
         whole = MaxPool2d((3, 4), (1, 1))
         yield _joined(Conv2d(3, 2, (3, 2), bias=True), whole, (3, 3, 5, 5))
         yield _joined(Conv2d(3, 4, (1, 1)), MaxPool2d((1, 1), (1, 1)), (2, 3, 3, 5))
+
+    def vast(self) -> Iterator[Problem]:
+        yield from super().vast()
+        # The tensors are small enough, and the image with its padding, or the weights, are not.
+        stem = MaxPool2d((3, 3), (2, 2), (1, 1))
+        few = Conv2d(1, 2, (7, 7), (2, 2), (3, 3), bias=True)
+        yield _joined(few, stem, (1, 1, BEYOND_INDEX // 2, 1))
+        yield _joined(replace(few, out_channels=2**25), stem, (1, 1, 7, 7))
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
         """First on the pooled output's axes, then on the convolution's."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from r18.backend import Array, Kernel
 from r18.graph.ops import Op, Problem, Shape
+from r18_oracle.generate.sizes import BEYOND_INDEX
 
 O = TypeVar("O", bound=Op)  # noqa: E741
 Arrays = tuple[Array, ...]
@@ -93,6 +94,15 @@ class OpSpec(ABC, Generic[O]):
     def many_tiles(self) -> Iterator[Problem]:
         """More tiles than a device computes at a time: each persistent block takes several."""
         yield from ()
+
+    def vast(self) -> Iterator[Problem]:
+        """Problems that a kernel is asked about and never runs: more elements than 32 bits count.
+
+        By default the first corner, with a batch that large.
+        """
+        problem = next(self.corners())
+        shapes = tuple((BEYOND_INDEX, *shape[1:]) for shape in problem.inputs)
+        yield Problem(problem.op, shapes)
 
     @abstractmethod
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from r18.backend import Backend, Kernel
 from r18.errors import UsageError
 from r18.graph.ops import Problem
 from r18_oracle.findings import CHOICE, Finding
-from r18_oracle.generate.corners import corners, many_tiles
+from r18_oracle.generate.corners import corners, many_tiles, vast
 from r18_oracle.generate.crossings import choice_crossings, crossings
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ class Share:
 
     @property
     def known(self) -> tuple[Problem, ...]:
-        """The fixed problems. A kernel gets its op's corners and its crossings; a choice gets
-        crossings at the edges that not all choices have, and many tiles."""
+        """The fixed problems. A kernel gets its op's corners and its crossings, and is asked about
+        vast problems; a choice gets crossings at the edges that not all choices have, and many
+        tiles."""
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
         if self.common is None:
-            return (*corners(op, *limits), *crossings(self.one, *limits))
+            return (*corners(op, *limits), *crossings(self.one, *limits), *vast(op))
         return (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
 
 

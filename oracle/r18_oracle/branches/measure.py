@@ -1,0 +1,255 @@
+"""A backend's kernels on the problems of a profile, under coverage.py.
+
+On a device of their own, kernels run as in `r18 verify`. Without it, a kernel that names its host
+code or its functions is only asked what it decides: whether it refuses a problem, its workspace,
+its form of the weights, and the functions that it would launch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from coverage import Coverage
+
+from r18.backend import Backend, Kernel
+from r18.backend.registry import installed, load_backend
+from r18.errors import BackendUnavailable, R18Error, UsageError
+from r18.graph.ops import Problem
+from r18_oracle.findings import described
+from r18_oracle.generate.corners import runnable
+from r18_oracle.judge.declared import declaration
+from r18_oracle.mutation.mutants import Target
+from r18_oracle.search.campaign import network_problems, run_campaign, search
+from r18_oracle.search.choices import shares
+from r18_oracle.search.profiles import Profile
+
+MOST_WEIGHTS = 1 << 20
+"""Elements of the weights that a kernel without its device is asked to prepare. Larger ones take
+long, and no other path."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What ran of a file: its lines with code, and its branches, each (line, next line).
+
+    The next line of a branch that leaves a function is negative.
+    """
+
+    ran: frozenset[int]
+    missed: frozenset[int]
+    taken: frozenset[tuple[int, int]]
+    untaken: frozenset[tuple[int, int]]
+
+    @property
+    def code(self) -> frozenset[int]:
+        return self.ran | self.missed
+
+
+@dataclass
+class Measured:
+    """What a backend's kernels did on a profile's problems.
+
+    root:     the backend's package, or its single module.
+    device:   where the kernels ran; None if they were only asked.
+    problems: how many a kernel or one of its choices took.
+    failed:   what stopped a kernel before its last problem, by the kernel's id.
+    declared, launched: labels of device functions, the former with the kernels that name them.
+    lines:    of each module under `root` that has code.
+    """
+
+    backend: Backend
+    root: Path
+    device: str | None = None
+    problems: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    declared: dict[str, list[str]] = field(default_factory=dict)
+    launched: set[str] = field(default_factory=set)
+    lines: dict[Path, Lines] = field(default_factory=dict)
+
+
+def measure(
+    name: str,
+    how: Profile,
+    seed: int = 0,
+    network: str | None = "resnet18",
+    *,
+    on_kernel: Callable[[str], None] = lambda kernel: None,
+) -> Measured:
+    """Show the kernels of a backend every problem of the profile and of the network.
+
+    name: as `load_backend` takes it; in a fresh process, or what is cached is not seen to run.
+    Raises what loading raises, `BackendUnavailable` if the kernels need a device that is not here
+    and do not say what they decide without it, and `UsageError` if they took no problem.
+    """
+    root = _root(name)
+    with _covered(root) as coverage:
+        backend = load_backend(name)
+        found = Measured(backend, root)
+        if Target.of(name).path.resolve() != root:
+            module = type(backend).__module__
+            raise UsageError(
+                f"backend '{name}' is made by one package and defined in another, '{module}'\n"
+                f"  name it {module}:{type(backend).__name__}"
+            )
+        found.device = _device(backend)
+        for kernel in backend.kernels():
+            on_kernel(kernel.id)
+            try:
+                _ask(found, kernel, how, seed, network)
+                if found.device is not None:
+                    _run(found, name, kernel, how, seed, network)
+            except Exception as error:  # any exception of a kernel
+                found.failed.setdefault(kernel.id, described(error))
+    if not found.problems:
+        raise UsageError(f"the kernels of '{name}' took no problem, so nothing was executed")
+    found.lines = _lines(coverage, root)
+    return found
+
+
+def sources(root: Path) -> list[Path]:
+    """The Python modules of a package, or the single module."""
+    return [root] if root.is_file() else sorted(root.rglob("*.py"))
+
+
+# -- the kernels ---------------------------------------------------------------------------------
+
+
+def _device(backend: Backend) -> str | None:
+    """The device that kernels run on; None if it is not here and they can be asked without it."""
+    try:
+        return str(backend.probe())
+    except BackendUnavailable:
+        if any(kernel.host_files or kernel.function_labels() for kernel in backend.kernels()):
+            return None
+        raise
+
+
+def _run(
+    found: Measured, name: str, kernel: Kernel, how: Profile, seed: int, network: str | None
+) -> None:
+    """The kernel's campaign, as in `r18 verify`."""
+    report = run_campaign(found.backend, kernel, how, seed, backend_name=name, network_name=network)
+    found.problems += report.tally.problems
+    if report.finding is not None:
+        found.failed[kernel.id] = f"{report.finding.check}: {report.finding.message}"
+
+
+def _ask(found: Measured, kernel: Kernel, how: Profile, seed: int, network: str | None) -> None:
+    """What the kernel and its choices decide about each problem of their campaign."""
+    labels = kernel.function_labels()
+    for label in labels:
+        found.declared.setdefault(label, []).append(kernel.id)
+    if found.device is not None and not labels:
+        return  # its campaign asks all this
+    prepared = set()
+    for one, problem in _problems(found.backend, kernel, how, seed, network):
+        if one.refusal(problem) is not None:
+            continue
+        one.workspace(problem)
+        if not runnable(problem):
+            continue
+        found.launched |= {*one.function_labels(problem)}
+        if found.device is not None:
+            continue
+        found.problems += 1
+        declaration(one)
+        found.backend.variant(one, problem)
+        if (one.id, problem.op) not in prepared:
+            prepared.add((one.id, problem.op))
+            _prepare(one, problem)
+
+
+def _problems(
+    backend: Backend, kernel: Kernel, how: Profile, seed: int, network: str | None
+) -> Iterator[tuple[Kernel, Problem]]:
+    """The problems of a kernel's campaign, each with the kernel or the choice that it is for."""
+    for share in shares(backend, kernel, how, seed):
+        drawn: list[Problem] = []
+
+        def keep(problem: Problem, *_: object, drawn: list[Problem] = drawn) -> bool:
+            drawn.append(problem)
+            return True
+
+        search(share.one, share.how, share.seed, keep)
+        for problem in (*drawn, *share.known):
+            yield share.one, problem
+    for problem in network_problems(network, how.batches) if network else ():
+        if type(problem.op) is kernel.op:
+            yield kernel, problem
+
+
+def _prepare(kernel: Kernel, problem: Problem) -> None:
+    """Pack weights, as far as that goes without the device."""
+    shapes = [spec.shape for spec in problem.op.weights()]
+    if sum(int(np.prod(shape)) for shape in shapes) <= MOST_WEIGHTS:
+        with suppress(Exception):  # whatever its allocator raises here
+            kernel.prepare(problem, tuple(np.ones(shape, np.float32) for shape in shapes))
+
+
+# -- coverage ------------------------------------------------------------------------------------
+
+
+def _root(name: str) -> Path:
+    """The top-level package or module of a backend, found without importing it."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # as `load_backend` does
+    module = name.partition(":")[0]
+    if ":" not in name:
+        points = installed()
+        if name not in points:
+            load_backend(name)  # raises, with the known names
+        module = points[name].module
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    if spec is None or spec.origin is None:
+        load_backend(name)  # raises, with the cause
+        raise UsageError(f"backend '{name}' has no source, so no branches")
+    origin = Path(spec.origin).resolve()
+    return origin.parent if spec.submodule_search_locations else origin
+
+
+@contextmanager
+def _covered(root: Path) -> Iterator[Coverage]:
+    """Record the branches taken in the code under `root`, on all threads."""
+    pattern = str(root) if root.is_file() else f"{root}/*"
+    coverage = Coverage(data_file=None, config_file=False, branch=True, include=[pattern])
+    # Only a reason with its text may silence a branch: no `pragma` does.
+    coverage.set_option("report:exclude_lines", [r"if (typing\.)?TYPE_CHECKING:"])
+    coverage.set_option("report:partial_branches", [])
+    coverage.start()
+    try:
+        yield coverage
+    finally:
+        coverage.stop()
+
+
+def _lines(coverage: Coverage, root: Path) -> dict[Path, Lines]:
+    data = coverage.get_data()
+    files = {str(path): path for path in sources(root)}
+    for file in files:
+        data.touch_file(file)  # one that is imported already, and of which nothing ran
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "lines.json"
+        coverage.json_report(morfs=[*files], outfile=str(out))
+        report: dict[str, Any] = json.loads(out.read_text("utf-8"))["files"]
+    found = {}
+    for name, said in report.items():
+        found[Path(name).resolve()] = Lines(
+            frozenset(said["executed_lines"]),
+            frozenset(said["missing_lines"]),
+            frozenset((a, b) for a, b in said["executed_branches"]),
+            frozenset((a, b) for a, b in said["missing_branches"]),
+        )
+    if missing := sorted({*files.values()} - found.keys()):
+        raise R18Error(f"coverage.py reports nothing about {missing[0]}")
+    return found

@@ -1,0 +1,69 @@
+"""A backend whose ReLU has branches that no problem takes, and functions that none launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mutation_toy import Backend as Plain
+from r18.backend import Array, DeviceInfo, RoundingContract
+from r18.backend.host import HostKernel
+from r18.errors import BackendUnavailable
+from r18.graph.ops import Problem, ReLU
+from r18.graph.precision import FP32
+
+FAR = 987_654_321
+
+
+def relu(op: ReLU, inputs: tuple[Array, ...], weights: Any, out: Array, workspace: Array) -> None:
+    if out.size == FAR:
+        out[...] = 0
+    if out.size < FAR:
+        np.maximum(inputs[0], 0, out=out)
+    try:
+        checked(out)
+    except ValueError:
+        out[...] = 0
+
+
+def checked(out: Array) -> None:
+    """Nothing, as a rule."""
+    for _ in out.shape:
+        if out.size != FAR:
+            return
+    unused()
+
+
+def unused() -> None:
+    raise ValueError
+
+
+def refuses(problem: Problem) -> str | None:
+    if problem.inputs[0][0] == FAR:
+        return "not so many"
+    return None
+
+
+class Compiled(HostKernel):
+    """With device functions: one for few elements, one for more, and one for none."""
+
+    def function_labels(self, problem: Problem | None = None) -> tuple[str, ...]:
+        if problem is None:
+            return "few", "many", "never"
+        return ("few",) if problem.inputs[0][-1] < 3 else ("many",)
+
+
+class Backend(Plain):
+    """Right."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        contract = RoundingContract("exact", "float32", "float32")
+        return (Compiled("toy", ReLU, "maximum", FP32, contract, run=relu, refuses=refuses),)
+
+
+class Away(Backend):
+    """Without its device."""
+
+    def probe(self) -> DeviceInfo:
+        raise BackendUnavailable("toy", "no device", "Plug it in.")
