@@ -181,7 +181,7 @@ def _problems(
             return True
 
         search(share.one, share.how, share.seed, keep)
-        for problem in (*drawn, *share.known):
+        for problem in (*drawn, *share.known, *share.vast):
             yield share.one, problem
     for problem in network_problems(network, how.batches) if network else ():
         if type(problem.op) is kernel.op:

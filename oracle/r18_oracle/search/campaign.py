@@ -183,7 +183,7 @@ class Campaign:
             self.report.choices[one.id] = Tally()
         with self._shrinking(one):
             search(one, share.how, share.seed, partial(self._attempt, one))
-        for index, problem in enumerate(share.known):
+        for index, problem in enumerate((*share.known, *share.vast)):
             self._run_fixed(one, problem, index, light=False)
 
     def _run_network(self, name: str) -> None:

@@ -40,13 +40,17 @@ class Share:
 
     @property
     def known(self) -> tuple[Problem, ...]:
-        """The fixed problems. A kernel gets its op's corners and its crossings, and is asked about
-        vast problems; a choice gets crossings at the edges that not all choices have, and many
-        tiles."""
+        """The fixed problems. A kernel gets its op's corners and its crossings; a choice gets
+        crossings at the edges that not all choices have, and many tiles."""
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
         if self.common is None:
-            return (*corners(op, *limits), *crossings(self.one, *limits), *vast(op))
+            return (*corners(op, *limits), *crossings(self.one, *limits))
         return (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
+
+    @property
+    def vast(self) -> tuple[Problem, ...]:
+        """Problems that a kernel, not a choice, is asked about and never runs."""
+        return vast(self.one.op) if self.common is None else ()
 
 
 def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterator[Share]:
