@@ -30,7 +30,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -81,8 +81,12 @@ RELATIVES = 3
 """Problems that are tried before B is blamed on A."""
 FEWEST = 8
 """Outputs of a problem, at least: enough that some are negative before a ReLU."""
-FREED = 4
-"""Programs that are made and freed in turn, until one is where another has been."""
+FREED = 24
+FREED_ON_DEVICE = 4
+"""Programs that are made and freed in turn, until one is where another has been. Python's objects
+need more turns than the blocks of a device's allocator, which the next program gets."""
+VALUES = 3
+"""How many different weights those programs have."""
 KEPT = 8
 """Programs that are made and kept until one is where none has been."""
 AGAIN = 3
@@ -91,6 +95,8 @@ ROUNDS = 3
 """Runs of two threads that are not held in step."""
 PLANNED = ((1, 3), (3, 1))
 """Threads when a program is planned and when it runs."""
+NEW = "in a new program, after other programs of the kernel were freed"
+"""Of the first call of a program whose problem was right before."""
 
 
 def base_problem(kernel: Kernel, max_macs: int) -> Problem | None:
@@ -309,7 +315,7 @@ class State:
 
     def _field(self, name: str, other: Problem) -> None:
         mine = self._made(self._case)
-        first = self._must(mine, self._case, "when it was called again")
+        first = self._must(mine, self._case, NEW)
         case = self._case_of(other)
         theirs = self._program(case)
         fault = theirs if isinstance(theirs, Fault) else self._fault(theirs, case)
@@ -332,7 +338,7 @@ class State:
 
     def _inputs(self) -> None:
         program = self._made(self._case)
-        first = self._must(program, self._case, "when it was called again")
+        first = self._must(program, self._case, NEW)
         case = self._case_of(self.problem, inputs=1)
         fault = self._fault(program, case)
         if fault is not None:
@@ -348,7 +354,7 @@ class State:
             return
         given = self._given(self._case)
         mine = self._made(self._case, given)
-        first = self._must(mine, self._case, "when it was called again")
+        first = self._must(mine, self._case, NEW)
         case = self._case_of(self.problem, 1, 1)
         for array, new in zip(given, self._given(case), strict=True):
             array[...] = new
@@ -362,8 +368,10 @@ class State:
             self._fail(self.problem, fault, how)
         self._must(mine, self._case, how, first)
         del mine, theirs
-        for variant in range(2, 2 + FREED):
-            case = self._case_of(self.problem, variant, variant)
+        # Made first: arrays that stay would take the places of freed ones.
+        cases = [self._case_of(self.problem, v, v) for v in range(2, 2 + VALUES)]
+        on_host = isinstance(self.backend.memory, HostMemory)
+        for case in islice(cycle(cases), FREED if on_host else FREED_ON_DEVICE):
             fault = self._fault(self._made(case), case)
             if fault is None:
                 continue
@@ -397,8 +405,8 @@ class State:
         good = [p for p in self.others.values() if p not in self.suspects]
         case = self._case_of(good[0] if good else self.problem)
         one, two = self._made(self._case), self._made(case)
-        first = self._must(one, self._case, "when it was called again")
-        second = self._must(two, case, "when it was called again")
+        first = self._must(one, self._case, NEW)
+        second = self._must(two, case, NEW)
         pair = [(one, self._case, first), (two, case, second)]
         for _ in range(ROUNDS):
             self._in_threads(together, pair, "while another thread ran another program")
