@@ -18,8 +18,8 @@ from r18_cupy.cuda import compiler
 from r18_cupy.cuda.compiler import CompileError, Entry, compile_entry
 from r18_oracle.findings import Finding
 from r18_oracle.mutation import run as running
-from r18_oracle.mutation.cuda_edits import OPERATORS
-from r18_oracle.mutation.cuda_tokens import Source, words
+from r18_oracle.mutation.edits.cuda import OPERATORS
+from r18_oracle.mutation.edits.cuda_tokens import Source, words
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
 from r18_oracle.mutation.plan import Plan
 from r18_oracle.mutation.process import Ended

@@ -27,7 +27,7 @@ from r18_oracle.mutation import equivalents
 from r18_oracle.mutation import run as running
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
-from r18_oracle.mutation.python_edits import OPERATORS
+from r18_oracle.mutation.edits.python import OPERATORS
 from r18_oracle.mutation.reach import reach, reaching
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.score import Score
