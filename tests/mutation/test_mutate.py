@@ -25,9 +25,9 @@ from r18_oracle.cli.mutate import mutate
 from r18_oracle.findings import Finding
 from r18_oracle.mutation import equivalents
 from r18_oracle.mutation import run as running
+from r18_oracle.mutation.edits.python import OPERATORS
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
-from r18_oracle.mutation.edits.python import OPERATORS
 from r18_oracle.mutation.reach import reach, reaching
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.score import Score

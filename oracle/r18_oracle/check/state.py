@@ -10,6 +10,7 @@ in sequences, each a scenario of its own:
 | `several`   | A and every B, all prepared first, then called, and called again in reverse      |
 | `inputs`    | A, the same program on other inputs, A                                           |
 | `weights`   | programs whose weights are at the same addresses, one after another              |
+| `prepared`  | two programs that two threads prepare line by line, each with its own weights    |
 | `twin`      | two programs of the same weights, in turn and line by line in two threads        |
 | `threads`   | two programs of different problems in two threads                                |
 | `thread_count` | a program that was planned for another number of threads                      |
@@ -267,6 +268,7 @@ class State:
         plays: dict[str, Callable[[], None]] = {
             "weights": self._weights,
             "inputs": self._inputs,
+            "prepared": self._prepared,
             "twin": self._twin,
             "thread_count": self._thread_count,
         }
@@ -382,6 +384,27 @@ class State:
                     self._fail(self.problem, fault, "after a program with other weights was freed")
             self.suspects.append(self.problem)
             return
+
+    def _prepared(self) -> None:
+        """Two programs of different weights, prepared in turn by two threads."""
+        if not self._case.weights:
+            return
+        cases = (self._case, self._case_of(self.problem, 0, 1))
+        if any(self._fault(self._made(case), case) is not None for case in cases):
+            self.suspects.append(self.problem)
+            return
+        made: dict[int, _Program] = {}
+
+        def make(index: int) -> None:
+            case = cases[index]
+            made[index] = _Program(self.backend, self.kernel, case, self._given(case))
+
+        raised = alternating(partial(make, 0), partial(make, 1))
+        how = "in a program that was prepared while another thread prepared one"
+        for index, (error, case) in enumerate(zip(raised, cases, strict=True)):
+            fault = _raised(error) if error else self._fault(made[index], case)
+            if fault is not None:
+                self._fail(self.problem, fault, how)
 
     def _twin(self) -> None:
         given = self._given(self._case)

@@ -8,13 +8,13 @@ import importlib.util
 import textwrap
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable
-from r18_oracle.mutation.edits import STATE, cuda, cuda_state, python, python_state
+from r18_oracle.mutation.edits import KINDS, STATE, cuda, cuda_state, python, python_state
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,11 @@ def kind_of(name: str) -> str:
     return "state" if operator_of(name) in STATE else "tokens"
 
 
-def mutants_of(file: str, source: str) -> list[Mutant]:
+def mutants_of(file: str, source: str, kinds: Collection[str] = KINDS) -> list[Mutant]:
     """Every mutant of a file with a meaning of its own: kind by kind, in the source's order."""
     language = LANGUAGES[Path(file).suffix]
-    return [m for edits in language.edits.values() for m in _mutants(file, source, language, edits)]
+    chosen = [edits for kind, edits in language.edits.items() if kind in kinds]
+    return [mutant for edits in chosen for mutant in _mutants(file, source, language, edits)]
 
 
 def _mutants(

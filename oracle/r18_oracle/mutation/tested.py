@@ -90,9 +90,7 @@ def mutants_in(parts: tuple[Part, ...], kind: str) -> dict[Mutant, Part]:
     for part in parts:
         for file, source in _target(part).texts().items():
             if any(fnmatchcase(file, glob) for glob in part.files):
-                found |= dict.fromkeys(
-                    (m for m in mutants_of(file, source) if m.kind == kind), part
-                )
+                found |= dict.fromkeys(mutants_of(file, source, [kind]), part)
     if not found:
         raise UsageError("no mutant to run: no file of the table has one")
     return found
