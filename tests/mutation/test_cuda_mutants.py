@@ -150,7 +150,7 @@ def plan() -> Plan:
 
 
 def test_the_kernels_have_mutants_of_every_operator(plan: Plan) -> None:
-    mutants = [m for m in plan.mutants if m.compiled]
+    mutants = [m for m in plan.mutants if m.compiled and m.kind == "tokens"]
     assert len(mutants) >= 200
     assert {m.operator for m in mutants} == set(OPERATORS)
     assert max(Counter(m.id for m in mutants).values()) == 1

@@ -197,7 +197,7 @@ def test_equal_changes_in_one_scope_are_told_apart() -> None:
 
 
 def test_numpy_has_mutants_of_every_operator(numpy_plan: Plan) -> None:
-    mutants = numpy_plan.mutants
+    mutants = [m for m in numpy_plan.mutants if m.kind == "tokens"]
     assert len(mutants) - len(numpy_plan.reasons) >= 150
     assert {m.operator for m in mutants} == set(OPERATORS)
     assert {m.file for m in mutants} == {path.name for path in SOURCES.glob("*.py")}

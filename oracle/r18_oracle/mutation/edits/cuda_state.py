@@ -21,6 +21,8 @@ PLACES = {"stage", "slot", "buffer", "phase"}
 """Variables that say which part of the shared memory is used."""
 SHARED = re.compile(r"^(smem|shared|scratch|workspace)\w*$")
 ROUNDED = re.compile(r"_rn\b|cvt\.rna?\b")
+PAIRED = re.compile(r"__floats2|__float22")
+"""Conversions of two values at once, which round to nearest only."""
 CONVERTED = {"__float2half": "__float2half_rz", "__float2bfloat16": "__float2bfloat16_rz"}
 
 
@@ -110,7 +112,7 @@ def _rounding(view: View) -> Iterator[Change]:
                 yield start, start + len(found[0]), re.sub("rna?$", "rz", found[0])
         if token.kind != "name" or view.tokens[index + 1].text != "(":
             continue
-        if token.text.endswith("_rn"):
+        if token.text.endswith("_rn") and not PAIRED.match(token.text):
             yield view.replace(index, token.text[:-1] + "z")
         if token.text in CONVERTED:
             yield view.replace(index, CONVERTED[token.text])
