@@ -381,6 +381,8 @@ class MutateRun(Part, kw_only=True):
     environments: dict[str, Environment]
     unchanged: dict[str, PaceOf]
     by_hand: dict[str, str] | UnsetType = UNSET
+    state: dict[str, dict[str, Count]] | UnsetType = UNSET
+    """Of structural mutants: how many of each class have which status. The score is of tokens."""
     results: dict[str, Fate]
 
 

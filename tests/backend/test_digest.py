@@ -124,6 +124,17 @@ def test_what_decides_no_result_does_not_count(
     assert package.digest() == unchanged
 
 
+def test_the_module_of_every_base_class_counts(package: Package) -> None:
+    package.write("shared/kernel.py", "class Kernel:\n    SIZE = 1\n")
+    package.edit("conv/direct.py", "class Direct:", "class Direct(Kernel):")
+    package.edit(
+        "conv/direct.py", "import tile\n", "import tile\nfrom pkg.shared.kernel import Kernel\n"
+    )
+    unchanged = package.digest()
+    package.edit("shared/kernel.py", "SIZE = 1", "SIZE = 2")
+    assert package.digest() != unchanged
+
+
 def test_modules_that_move_keep_the_digest(package: Package) -> None:
     unchanged = package.digest()
     shutil.move(package.folder / "conv", package.folder / "convolution")
@@ -258,6 +269,18 @@ def test_comments_of_device_code_do_not_count(
     assert kernels() == kernels(name, before, after)
 
 
+def test_every_header_of_a_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "one.cuh").write_text("int one;\n")
+    (tmp_path / "two.cuh").write_text("int two;\n")
+    path = tmp_path / "both.cu"
+    path.write_text('#include "one.cuh"\n#include "two.cuh"\n')
+    seen = {cuda_digest(path, tmp_path)}
+    for name in ("one.cuh", "two.cuh"):
+        (tmp_path / name).write_text("int other;\n")
+        seen.add(cuda_digest(path, tmp_path))
+    assert len(seen) == 3
+
+
 def test_headers_that_move_keep_the_digest(kernels: Callable[..., str], tmp_path: Path) -> None:
     unchanged = kernels()
     shutil.move(tmp_path / "common/sizes.cuh", tmp_path / "lengths.cuh")
@@ -277,4 +300,4 @@ def test_every_header_is_listed_once(kernels: Callable[..., str], tmp_path: Path
 def test_directives_keep_their_lines() -> None:
     assert cuda_tokens("#define A 1 // one\n\n  int  x;\n") == "#define A 1\nint x;"
     assert cuda_tokens("#define A \\\n  1\n") == "#define A 1"
-    assert cuda_tokens('f("a  b");') == 'f( "a  b" );'
+    assert cuda_tokens('f("a  b", "c  d");') == 'f( "a  b" , "c  d" );'

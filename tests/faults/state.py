@@ -159,6 +159,19 @@ _PACKED: dict[Hashable, Any] = {}
 
 
 @dataclass(frozen=True, eq=False)
+class _PacksInScratch(PlantedKernel):
+    """Packs the weights of every program of a shape in one scratch, and copies from there."""
+
+    def prepare(self, problem: Problem, weights: Arrays) -> tuple[Buffer, ...]:
+        scratch = _SCRATCH.setdefault(weights[0].shape, np.empty(weights[0].shape, np.float32))
+        scratch[...] = weights[0]
+        return super().prepare(problem, (scratch, *weights[1:]))
+
+
+_SCRATCH: dict[Hashable, Array] = {}
+
+
+@dataclass(frozen=True, eq=False)
 class _KeyedByArray(PlantedKernel):
     """Prepares the weights of an array that it has seen before no second time."""
 
@@ -189,6 +202,7 @@ def planted() -> tuple[Fault, ...]:
     """The faults, with nothing in their caches."""
     _PACKED.clear()
     _SEEN.clear()
+    _SCRATCH.clear()
     return (
         _planted(
             Conv2d,
@@ -268,6 +282,10 @@ def planted() -> tuple[Fault, ...]:
         _fault(
             _own(_PacksIntoOne, Linear, "packed_into_one", linear),
             "packs the weights of all programs of a shape into one buffer",
+        ),
+        _fault(
+            _own(_PacksInScratch, Linear, "packed_in_scratch", linear),
+            "packs weights in scratch that two preparing threads share",
         ),
         _fault(
             _own(_KeyedByArray, Linear, "prepared_by_array", linear),

@@ -25,9 +25,9 @@ from r18_oracle.cli.mutate import mutate
 from r18_oracle.findings import Finding
 from r18_oracle.mutation import equivalents
 from r18_oracle.mutation import run as running
+from r18_oracle.mutation.edits.python import OPERATORS
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
-from r18_oracle.mutation.python_edits import OPERATORS
 from r18_oracle.mutation.reach import reach, reaching
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.score import Score
@@ -197,7 +197,7 @@ def test_equal_changes_in_one_scope_are_told_apart() -> None:
 
 
 def test_numpy_has_mutants_of_every_operator(numpy_plan: Plan) -> None:
-    mutants = numpy_plan.mutants
+    mutants = [m for m in numpy_plan.mutants if m.kind == "tokens"]
     assert len(mutants) - len(numpy_plan.reasons) >= 150
     assert {m.operator for m in mutants} == set(OPERATORS)
     assert {m.file for m in mutants} == {path.name for path in SOURCES.glob("*.py")}

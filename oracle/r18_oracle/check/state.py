@@ -10,6 +10,7 @@ in sequences, each a scenario of its own:
 | `several`   | A and every B, all prepared first, then called, and called again in reverse      |
 | `inputs`    | A, the same program on other inputs, A                                           |
 | `weights`   | programs whose weights are at the same addresses, one after another              |
+| `prepared`  | two programs that two threads prepare line by line, each with its own weights    |
 | `twin`      | two programs of the same weights, in turn and line by line in two threads        |
 | `threads`   | two programs of different problems in two threads                                |
 | `thread_count` | a program that was planned for another number of threads                      |
@@ -30,7 +31,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -81,8 +82,12 @@ RELATIVES = 3
 """Problems that are tried before B is blamed on A."""
 FEWEST = 8
 """Outputs of a problem, at least: enough that some are negative before a ReLU."""
-FREED = 4
-"""Programs that are made and freed in turn, until one is where another has been."""
+FREED = 24
+FREED_ON_DEVICE = 4
+"""Programs that are made and freed in turn, until one is where another has been. Python's objects
+need more turns than the blocks of a device's allocator, which the next program gets."""
+VALUES = 3
+"""How many different weights those programs have."""
 KEPT = 8
 """Programs that are made and kept until one is where none has been."""
 AGAIN = 3
@@ -91,6 +96,8 @@ ROUNDS = 3
 """Runs of two threads that are not held in step."""
 PLANNED = ((1, 3), (3, 1))
 """Threads when a program is planned and when it runs."""
+NEW = "in a new program, after other programs of the kernel were freed"
+"""Of the first call of a program whose problem was right before."""
 
 
 def base_problem(kernel: Kernel, max_macs: int) -> Problem | None:
@@ -261,6 +268,7 @@ class State:
         plays: dict[str, Callable[[], None]] = {
             "weights": self._weights,
             "inputs": self._inputs,
+            "prepared": self._prepared,
             "twin": self._twin,
             "thread_count": self._thread_count,
         }
@@ -309,7 +317,7 @@ class State:
 
     def _field(self, name: str, other: Problem) -> None:
         mine = self._made(self._case)
-        first = self._must(mine, self._case, "when it was called again")
+        first = self._must(mine, self._case, NEW)
         case = self._case_of(other)
         theirs = self._program(case)
         fault = theirs if isinstance(theirs, Fault) else self._fault(theirs, case)
@@ -332,7 +340,7 @@ class State:
 
     def _inputs(self) -> None:
         program = self._made(self._case)
-        first = self._must(program, self._case, "when it was called again")
+        first = self._must(program, self._case, NEW)
         case = self._case_of(self.problem, inputs=1)
         fault = self._fault(program, case)
         if fault is not None:
@@ -348,7 +356,7 @@ class State:
             return
         given = self._given(self._case)
         mine = self._made(self._case, given)
-        first = self._must(mine, self._case, "when it was called again")
+        first = self._must(mine, self._case, NEW)
         case = self._case_of(self.problem, 1, 1)
         for array, new in zip(given, self._given(case), strict=True):
             array[...] = new
@@ -362,8 +370,10 @@ class State:
             self._fail(self.problem, fault, how)
         self._must(mine, self._case, how, first)
         del mine, theirs
-        for variant in range(2, 2 + FREED):
-            case = self._case_of(self.problem, variant, variant)
+        # Made first: arrays that stay would take the places of freed ones.
+        cases = [self._case_of(self.problem, v, v) for v in range(2, 2 + VALUES)]
+        on_host = isinstance(self.backend.memory, HostMemory)
+        for case in islice(cycle(cases), FREED if on_host else FREED_ON_DEVICE):
             fault = self._fault(self._made(case), case)
             if fault is None:
                 continue
@@ -374,6 +384,27 @@ class State:
                     self._fail(self.problem, fault, "after a program with other weights was freed")
             self.suspects.append(self.problem)
             return
+
+    def _prepared(self) -> None:
+        """Two programs of different weights, prepared in turn by two threads."""
+        if not self._case.weights:
+            return
+        cases = (self._case, self._case_of(self.problem, 0, 1))
+        if any(self._fault(self._made(case), case) is not None for case in cases):
+            self.suspects.append(self.problem)
+            return
+        made: dict[int, _Program] = {}
+
+        def make(index: int) -> None:
+            case = cases[index]
+            made[index] = _Program(self.backend, self.kernel, case, self._given(case))
+
+        raised = alternating(partial(make, 0), partial(make, 1))
+        how = "in a program that was prepared while another thread prepared one"
+        for index, (error, case) in enumerate(zip(raised, cases, strict=True)):
+            fault = _raised(error) if error else self._fault(made[index], case)
+            if fault is not None:
+                self._fail(self.problem, fault, how)
 
     def _twin(self) -> None:
         given = self._given(self._case)
@@ -397,8 +428,8 @@ class State:
         good = [p for p in self.others.values() if p not in self.suspects]
         case = self._case_of(good[0] if good else self.problem)
         one, two = self._made(self._case), self._made(case)
-        first = self._must(one, self._case, "when it was called again")
-        second = self._must(two, case, "when it was called again")
+        first = self._must(one, self._case, NEW)
+        second = self._must(two, case, NEW)
         pair = [(one, self._case, first), (two, case, second)]
         for _ in range(ROUNDS):
             self._in_threads(together, pair, "while another thread ran another program")

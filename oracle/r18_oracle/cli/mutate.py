@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,6 +32,16 @@ Limit = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample and of the oracle.")]
 KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Kernel ids to examine.")]
 FileGlob = Annotated[str, typer.Option(metavar="GLOB", help="Files to change, such as kernels/*.")]
+Kind = Annotated[
+    str,
+    typer.Option(
+        help="tokens: small changes of expressions. state: of what is kept or waited for."
+    ),
+]
+Core = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Mutate the files in this table, for tests to judge."),
+]
 ProfileName = Annotated[str, typer.Option(help="Effort of the oracle: quick, ci, ...")]
 Network = Annotated[
     str, typer.Option("--network", help="The network whose problems to include, or none.")
@@ -57,6 +68,8 @@ def mutate(
     seed: Seed = 0,
     kernels: KernelGlob = "*",
     files: FileGlob = "*",
+    kind: Kind = "tokens",
+    core: Core = None,
     profile: ProfileName = "quick",
     network_name: Network = "resnet18",
     workers: Workers = None,
@@ -71,6 +84,10 @@ def mutate(
 ) -> None:
     """Mutation-test the oracle: make small changes to kernel sources and count those it catches.
 
+    --kind state makes mistakes of another sort: a field dropped from a cache key, a wait moved
+    behind a read, a shared scratch, a loop that ends early, a truncated rounding, a missing wait
+    for a store, and a run resumed by count.
+
     The unchanged kernels must pass first. Mutants judged equivalent by hand are not run. A change
     of device code that does not compile does not count; one that compiles to the same machine code
     is equivalent. score = killed / (all - equivalent - invalid).
@@ -78,18 +95,26 @@ def mutate(
     With --record each mutant is recorded as soon as it is judged. Mutants that the record holds for
     the same sources are not run, so the same command continues where it stopped.
 
+    --core FILE changes sources that no kernel runs; FILE is a table of files and of the tests that
+    judge them.
+
     Exit codes: 0 the score is reached, 1 it is not, or mutants are left, 2 nothing was run.
     """
     from r18_oracle.mutation.plan import Plan
     from r18_oracle.mutation.run import run
 
+    if core is not None:
+        if backend is not None or record or show is not None:
+            raise UsageError("--core goes without --backend, --record and --show")
+        _mutate_core(core, kind, limit, seed, files, workers, require, show_list, as_json)
+        return
     name = asked_backend(backend)
     if name == "auto":
         raise UsageError(f"name the backend to mutate: --backend NAME or {VARIABLE}=NAME")
     if again is not None and not record:
         raise UsageError("--again is about recorded mutants: it needs --record")
     if show_list or show is not None:
-        _look(Plan.of(name), show, files, as_json)
+        _look(Plan.of(name), show, files, kind, as_json)
         return
     with _progress() as progress:
         score = run(
@@ -98,6 +123,7 @@ def mutate(
             limit=limit,
             kernels=kernels,
             files=files,
+            kind=kind,
             profile_name=profile,
             network=None if network_name == "none" else network_name,
             workers=workers,
@@ -110,6 +136,40 @@ def mutate(
     if record:
         _say_recorded(name, records)
     if score.left or score.percent < require:
+        raise typer.Exit(FOUND)
+
+
+def _mutate_core(
+    table: Path,
+    kind: str,
+    limit: int | None,
+    seed: int,
+    files: str,
+    workers: int | None,
+    require: float,
+    show_list: bool,
+    as_json: bool,
+) -> None:
+    """Mutants that tests judge."""
+    from r18_oracle.mutation.equivalents import judged
+    from r18_oracle.mutation.tested import NAME, mutants_in, parts_of, run_tested
+
+    if show_list:
+        mutants = [m for m in mutants_in(parts_of(table), kind) if fnmatchcase(m.file, files)]
+        _list(mutants, judged(NAME, mutants), as_json)
+        return
+    with _progress() as progress:
+        score = run_tested(
+            table,
+            kind=kind,
+            limit=limit,
+            seed=seed,
+            files=files,
+            workers=workers,
+            progress=progress,
+        )
+    typer.echo(json.dumps(score.to_json(), indent=1) if as_json else score.text())
+    if score.percent < require:
         raise typer.Exit(FOUND)
 
 
@@ -134,19 +194,26 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
         )
 
 
-def _look(plan: Plan, show: str | None, files: str, as_json: bool) -> None:
+def _look(plan: Plan, show: str | None, files: str, kind: str, as_json: bool) -> None:
     """Print mutants without running any."""
     if show is not None:
         mutant = plan.find(show)
         typer.echo(plan.diff(mutant) + _judgement(plan, mutant))
         return
-    chosen = [m for m in plan.mutants if fnmatchcase(m.file, files)]
-    rows = [(m.id, m.scope, "equivalent" if m.id in plan.reasons else "") for m in chosen]
+    chosen = [m for m in plan.mutants if m.kind == kind and fnmatchcase(m.file, files)]
+    _list(chosen, plan.reasons, as_json)
+
+
+def _list(mutants: Sequence[Mutant], reasons: Mapping[str, str], as_json: bool) -> None:
+    """Print mutants, and how many there are of each operator."""
+    rows = [(m.id, m.scope, "equivalent" if m.id in reasons else "") for m in mutants]
     if as_json:
         keys = ("id", "scope", "judged")
         typer.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
         return
     typer.echo(tabulate(rows, ("mutant", "in", "judged"), disable_numparse=True))
+    classes = Counter(m.operator for m in mutants)
+    typer.echo("\n" + tabulate(classes.items(), ("operator", "mutants")))
     judged = sum(bool(row[2]) for row in rows)
     typer.echo(f"\n{len(rows)} mutants, {judged} of them equivalent")
 

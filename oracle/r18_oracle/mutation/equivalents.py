@@ -44,7 +44,9 @@ def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
     Raises `UsageError` for entries that match no mutant.
     """
     reasons = listed(backend)
-    known = {mutant.key: mutant.id for mutant in mutants}
+    known: dict[Key, list[str]] = {}
+    for mutant in mutants:  # of two kinds, perhaps
+        known.setdefault(mutant.key, []).append(mutant.id)
     stale = [key for key in reasons if key not in known]
     if stale:
         lines = [f"{file} in {scope or 'the module'}: {a} → {b}" for file, scope, a, b, _ in stale]
@@ -52,7 +54,7 @@ def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
             f"{FILE} lists {len(stale)} mutant(s) of '{backend}' that no longer exist; judge the "
             "code again and remove or change the entries:\n  " + "\n  ".join(lines)
         )
-    return {known[key]: reason for key, reason in reasons.items()}
+    return {name: reason for key, reason in reasons.items() for name in known[key]}
 
 
 def entry_of(mutant: Mutant) -> dict[str, Any]:

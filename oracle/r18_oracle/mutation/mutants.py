@@ -8,36 +8,37 @@ import importlib.util
 import textwrap
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable
-from r18_oracle.mutation import cuda_edits, python_edits
+from r18_oracle.mutation.edits import KINDS, STATE, cuda, cuda_state, python, python_state
 
 
 @dataclass(frozen=True)
 class Language:
     """How to mutate sources of one language; `LANGUAGES` maps file suffixes to languages.
 
-    edits:   (operator, scope, start, end, text) of every change to a source: text replaces
-             source[start:end], scope is the function that the change is in.
+    edits:   for each kind of mutant, in the order of `KINDS`: (operator, scope, start, end, text)
+             of every change to a source: text replaces source[start:end], scope is the function
+             that the change is in.
     meaning: (source, start, end, text) → a value that is equal for changes that differ only in
              form; None for a syntax error. Mutants with the meaning of the original (text = "" at
-             an empty span) or of an earlier mutant are dropped.
+             an empty span) or of an earlier mutant of their kind are dropped.
     compiled: sources are compiled to machine code ahead of a call, which shows whether a mutant
              is valid and differs from the original; see `r18.backend.Kernel`.
     """
 
-    edits: Callable[[str], Iterator[python_edits.Edit]]
+    edits: Mapping[str, Callable[[str], Iterator[python.Edit]]]
     meaning: Callable[[str, int, int, str], object | None]
     compiled: bool = False
 
 
-CUDA = Language(cuda_edits.edits, cuda_edits.meaning, compiled=True)
+CUDA = Language({"tokens": cuda.edits, "state": cuda_state.edits}, cuda.meaning, compiled=True)
 LANGUAGES = {
-    ".py": Language(python_edits.edits, python_edits.meaning),
+    ".py": Language({"tokens": python.edits, "state": python_state.edits}, python.meaning),
     ".cu": CUDA,
     ".cuh": CUDA,
 }
@@ -72,6 +73,11 @@ class Mutant:
         return LANGUAGES[Path(self.file).suffix].compiled
 
     @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        return kind_of(self.id)
+
+    @property
     def key(self) -> tuple[str, str, str, str, int]:
         """The mutant's identity, independent of its line number."""
         return (self.file, self.scope, self.before, self.after, self.occurrence)
@@ -92,17 +98,36 @@ class Mutant:
         return "".join(lines)
 
 
-def mutants_of(file: str, source: str) -> list[Mutant]:
-    """Every mutant of a file with a meaning of its own, in the order of the source."""
+def operator_of(name: str) -> str:
+    """The operator of the mutant with this id."""
+    return name.split(":")[-3]
+
+
+def kind_of(name: str) -> str:
+    """The kind of the mutant with this id, one of `KINDS`."""
+    return "state" if operator_of(name) in STATE else "tokens"
+
+
+def mutants_of(file: str, source: str, kinds: Collection[str] = KINDS) -> list[Mutant]:
+    """Every mutant of a file with a meaning of its own: kind by kind, in the source's order."""
     language = LANGUAGES[Path(file).suffix]
+    chosen = [edits for kind, edits in language.edits.items() if kind in kinds]
+    return [mutant for edits in chosen for mutant in _mutants(file, source, language, edits)]
+
+
+def _mutants(
+    file: str,
+    source: str,
+    language: Language,
+    edits: Callable[[str], Iterator[python.Edit]],
+) -> Iterator[Mutant]:
     seen: set[object] = {None}
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found: list[Mutant] = []
     places: Counter[tuple[int, int, str]] = Counter()
     changes: Counter[tuple[str, str, str]] = Counter()
-    for operator, scope, start, end, text in language.edits(source):
+    for operator, scope, start, end, text in edits(source):
         meaning = language.meaning(source, start, end, text)
         if meaning in seen or meaning == language.meaning(source, start, start, ""):
             continue
@@ -113,23 +138,20 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
         after = source[starts[first] : start] + text + source[end : starts[last]]
         before, after = (textwrap.dedent(lines).strip() for lines in (before, after))
         column = start - starts[first] + 1
-        found.append(
-            Mutant(
-                file,
-                scope,
-                operator,
-                first + 1,
-                column,
-                places[first, column, operator],
-                before,
-                after,
-                changes[scope, before, after] + 1,
-                source[:start] + text + source[end:],
-            )
+        yield Mutant(
+            file,
+            scope,
+            operator,
+            first + 1,
+            column,
+            places[first, column, operator],
+            before,
+            after,
+            changes[scope, before, after] + 1,
+            source[:start] + text + source[end:],
         )
         places[first, column, operator] += 1
         changes[scope, before, after] += 1
-    return found
 
 
 def sample(mutants: Sequence[Mutant], limit: int | None, seed: int) -> list[Mutant]:

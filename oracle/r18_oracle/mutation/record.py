@@ -6,6 +6,7 @@ the fates whose sources have not changed, so a run that was stopped can be conti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,8 @@ from r18 import records
 from r18.backend import DeviceInfo
 from r18.records.kinds import Environment, Fate, Mutate, MutateRun, PaceOf
 from r18_oracle.findings import Finding
-from r18_oracle.mutation.mutants import Mutant
+from r18_oracle.mutation.edits import STATE
+from r18_oracle.mutation.mutants import Mutant, kind_of, operator_of
 from r18_oracle.mutation.plan import Pace, Plan
 from r18_oracle.mutation.score import Result, Score
 
@@ -38,8 +40,9 @@ class Journal:
     """The record of a backend on a device.
 
     how: what else a fate depends on (profile, seed, network); entries with another
-    `how` are not reused. shown: the kernels of each mutant, by its id. Raises `UsageError` for a
-    damaged record.
+    `how` are not reused. shown: the kernels of each mutant, by its id. kind: of the mutants that
+    run; the score in the record stays that of the tokens, and fates of the other kind stay too.
+    Raises `UsageError` for a damaged record.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class Journal:
         plan: Plan,
         how: Mapping[str, Any],
         shown: Mapping[str, tuple[str, ...]],
+        kind: str = "tokens",
     ) -> None:
         self.path = records.path_of(folder, WHAT, device)
         self._device = device
         self._plan = plan
         self._how = dict(how)
         self._shown = shown
+        self._kind = kind
         environment = records.environment(device)
         self._key = records.key_of(environment)
         self._environment = msgspec.convert(environment, Environment)
@@ -100,19 +105,26 @@ class Journal:
             for result in (*score.results, *score.further)
             if result.mutant.id in self._plan.reasons
         }
-        used = {fate.environment for fate in self._entries.values()}
+        before = self._old.results if self._old else {}
+        others = {name: fate for name, fate in before.items() if kind_of(name) != self._kind}
+        entries = others | self._entries
+        told = (self._old and self._old.by_hand) or {}
+        by_hand |= {name: told[name] for name in told if kind_of(name) != self._kind}
+        used = {fate.environment for fate in entries.values()}
         used |= {pace.environment for pace in self._paces.values()}
         old = self._old.environments if self._old else {}
         environments = old | {self._key: self._environment}
+        head = {"date": records.now(), **self._how, **request, **score.summary()}
+        if self._kind == "state" and self._old:
+            head = {name: getattr(self._old, name) for name in head}
+        if classes := _classes(entries, by_hand):
+            head["state"] = classes
         run = {
-            "date": records.now(),
-            **self._how,
-            **request,
-            **score.summary(),
+            **head,
             "environments": {k: v for k, v in environments.items() if k in used},
             "unchanged": dict(sorted(self._paces.items())),
             "by_hand": dict(sorted(by_hand.items())),
-            "results": dict(sorted(self._entries.items())),
+            "results": dict(sorted(entries.items())),
         }
         backends = self._others() | {self._plan.target.backend: MutateRun(**run)}
         ordered = dict(sorted(backends.items()))
@@ -166,6 +178,16 @@ class Journal:
             entry.seconds,
             entry.sanitizer or "",
         )
+
+
+def _classes(fates: Mapping[str, Fate], by_hand: Iterable[str]) -> dict[str, dict[str, int]]:
+    """How many structural mutants of each class have which status."""
+    found: dict[str, Counter[str]] = {}
+    statuses = {name: fate.status for name, fate in fates.items()}
+    for name, status in (statuses | dict.fromkeys(by_hand, "equivalent")).items():
+        if kind_of(name) == "state":
+            found.setdefault(operator_of(name), Counter())[status] += 1
+    return {name: dict(sorted(found[name].items())) for name in STATE if name in found}
 
 
 __all__ = ["Journal", "Known"]

@@ -19,6 +19,7 @@ from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError, unknown, unknown_kernel
 from r18.machine import cpus
 from r18_oracle.findings import Finding
+from r18_oracle.mutation.edits import KINDS
 from r18_oracle.mutation.mutants import Mutant, sample
 from r18_oracle.mutation.plan import Pace, Plan, eager, patience
 from r18_oracle.mutation.reach import shown
@@ -62,6 +63,7 @@ def run(
     limit: int | None = None,
     kernels: str = "*",
     files: str = "*",
+    kind: str = "tokens",
     profile_name: str = "quick",
     network: str | None = "resnet18",
     workers: int | None = None,
@@ -75,6 +77,7 @@ def run(
     limit:   the size of the sample, which is the same for a seed; see `mutants.sample`.
     kernels: a glob over kernel ids: these are examined, on the mutants that they reach.
     files:   a glob over the files to change, such as `kernels/*`.
+    kind:    one of `KINDS`: `tokens` for token mutants, `state` for structural ones.
     minutes: the time limit; mutants that are not judged by then are left.
     records_folder: the folder of the record, which is written as mutants are judged. Results that
              it holds are not run again, except those of `again` (one of `AGAIN`).
@@ -88,14 +91,16 @@ def run(
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     if again is not None and again not in AGAIN:
         raise unknown("choice of what to run again", again, AGAIN)
-    sample = _Sample.of(backend, kernels, files, limit, seed)
+    if kind not in KINDS:
+        raise unknown("kind of mutants", kind, KINDS)
+    sample = _Sample.of(backend, kernels, files, kind, limit, seed)
     how, network = _suited(profile(profile_name), network, sample.device)
     journal = None
     known = Known()
     if records_folder is not None:
         decides = {"profile": profile_name, "seed": seed, "network": network}
         plan, device = sample.plan, sample.device
-        journal = Journal(records_folder, device, plan, decides, sample.kernels_of)
+        journal = Journal(records_folder, device, plan, decides, sample.kernels_of, kind)
         known = _to_reuse(journal.known(), again)
     request = {"kernels": kernels, "files": files, "limit": limit}
     state = _State(sample, known, backend, profile_name, seed, journal, request)
@@ -133,7 +138,9 @@ class _Sample:
     chosen: Sequence[Mutant]
 
     @classmethod
-    def of(cls, backend: str, kernels: str, files: str, limit: int | None, seed: int) -> _Sample:
+    def of(
+        cls, backend: str, kernels: str, files: str, kind: str, limit: int | None, seed: int
+    ) -> _Sample:
         """The sample of a request. Raises `UsageError` and `UnknownName`, as `run` does."""
         plan = Plan.of(backend)
         loaded = load_backend(backend)
@@ -143,7 +150,11 @@ class _Sample:
         if not wanted:
             raise unknown_kernel(kernels, plan.reaches)
         kernels_of = shown(plan.mutants, plan.reaches, wanted)
-        candidates = [m for m in plan.mutants if kernels_of[m.id] and fnmatchcase(m.file, files)]
+        candidates = [
+            m
+            for m in plan.mutants
+            if m.kind == kind and kernels_of[m.id] and fnmatchcase(m.file, files)
+        ]
         chosen = sample(candidates, limit, seed)
         if all(mutant.id in plan.reasons for mutant in chosen):
             raise UsageError("no mutant to run: nothing would be measured")

@@ -13,8 +13,10 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
+from numba.core.registry import cpu_target
 
 from r18.backend import Array, CompileOptions, Kernel
 from r18.graph.ops import (
@@ -297,6 +299,7 @@ def _batched(problem: Problem, samples: int) -> Problem:
 HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
 PROGRAM = """
 import hashlib, json, numba
+import numba
 import numpy as np
 from r18.backend import CompileOptions
 from r18.graph.resnet import tiny
@@ -451,6 +454,16 @@ def test_changed_sources_are_compiled_into_another_folder(
         stream.write("# changed\n")
     assert jit._folder() != jit.FOLDER
     assert jit._folder().parent == jit.FOLDER.parent
+
+
+def test_each_signature_is_cached_in_a_file_of_its_own(tmp_path: Path, backend: Backend) -> None:
+    def same(x: float) -> float:
+        return x
+
+    kept = compiled.module("cache").KernelCache(same, tmp_path)
+    codegen = cpu_target.target_context.codegen()
+    signatures = (numba.float32(numba.float32), numba.float64(numba.float64))
+    assert len({kept._path(signature, codegen) for signature in signatures}) == 2
 
 
 def test_importing_it_and_listing_its_kernels_imports_no_numba() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from r18_oracle.mutation.python_view import (
+from r18_oracle.mutation.edits.python_view import (
     NEUTRAL,
     Change,
     View,

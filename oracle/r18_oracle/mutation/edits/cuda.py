@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from r18_oracle.mutation.cuda_tokens import KEYWORDS, Source, words
-from r18_oracle.mutation.python_edits import Edit
+from r18_oracle.mutation.edits.cuda_tokens import KEYWORDS, Source, words
+from r18_oracle.mutation.edits.python import Edit
 
 Change = tuple[int, int, str]
 """(start, end, text): the text replaces source[start:end]."""

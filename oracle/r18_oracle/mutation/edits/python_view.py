@@ -104,8 +104,17 @@ class View:
 
     def statement(self, at: int) -> tuple[int, int]:
         """The span of the top-level statement that contains an offset."""
-        spans = ((self.start(node), self.end(node)) for node in self.tree.body)
+        spans = ((self._first(node), self.end(node)) for node in self.tree.body)
         return next(span for span in spans if span[0] <= at <= span[1])
+
+    def _first(self, node: ast.stmt) -> int:
+        """Where a statement begins, decorators included."""
+        decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+        return (
+            self.source.rindex("@", 0, self.start(decorators[0]))
+            if decorators
+            else self.start(node)
+        )
 
     def is_index(self, node: ast.AST) -> bool:
         """Whether a node itself is an index or a bound of a subscript."""

@@ -1,0 +1,210 @@
+"""Mutants that tests judge: of sources that no kernel runs, such as caches, journals and programs.
+
+A table in TOML names the files to change and the tests that must notice:
+
+    [[part]]
+    package = "r18"
+    files = ["runtime/arena.py", "backend/program.py"]
+    tests = ["tests/runtime/test_executor.py"]
+
+Each mutant is a change to a copy of the package, which pytest imports in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from r18.errors import R18Error, UsageError, unknown
+from r18_oracle.findings import Finding
+from r18_oracle.mutation.edits import KINDS
+from r18_oracle.mutation.equivalents import judged
+from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
+from r18_oracle.mutation.score import Result, Score
+from r18_oracle.mutation.trial import copied
+
+NAME = "core"
+"""The name of these mutants in reports, and in the list of equivalent ones."""
+SLACK = 4
+"""A mutant's tests may take this many times as long as they did on the unchanged sources, and
+`LEAST` seconds more."""
+LEAST = 20.0
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+)$", re.MULTILINE)
+GUARD = "r18_mutated_copy"
+"""The module, loaded by pytest, that makes sure that the copy is imported."""
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of a package, by globs relative to it, and the tests that judge changes to them."""
+
+    package: str
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a run of tests ended: pytest's exit code, or None after a time-out."""
+
+    code: int | None
+    output: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.code == 0
+
+
+def parts_of(table: Path) -> tuple[Part, ...]:
+    """The parts that a table names; raises `UsageError` for a damaged one."""
+    try:
+        data = tomllib.loads(table.read_text("utf-8"))
+        return tuple(
+            Part(one["package"], tuple(one["files"]), tuple(one["tests"])) for one in data["part"]
+        )
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{table} is no table of parts: {error!r}\n"
+            "  it needs [[part]] entries with package, files and tests"
+        ) from None
+
+
+def mutants_in(parts: tuple[Part, ...], kind: str) -> dict[Mutant, Part]:
+    """The mutants of a kind in these files, each with its part; raises `UsageError` for none."""
+    found: dict[Mutant, Part] = {}
+    for part in parts:
+        for file, source in _target(part).texts().items():
+            if any(fnmatchcase(file, glob) for glob in part.files):
+                found |= dict.fromkeys(mutants_of(file, source, [kind]), part)
+    if not found:
+        raise UsageError("no mutant to run: no file of the table has one")
+    return found
+
+
+def run_tested(
+    table: Path,
+    *,
+    kind: str = "state",
+    limit: int | None = None,
+    seed: int = 0,
+    files: str = "*",
+    workers: int | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Score:
+    """Run the tests of a table on mutants of its files; returns the share that they caught.
+
+    The tests run from the current folder. Raises `R18Error` if they fail on the unchanged sources,
+    and `UsageError` for a damaged table or no mutants.
+    """
+    if kind not in KINDS:
+        raise unknown("kind of mutants", kind, KINDS)
+    there = mutants_in(parts_of(table), kind)
+    reasons = judged(NAME, there)
+    chosen = sample([m for m in there if fnmatchcase(m.file, files)], limit, seed)
+    paces = {part: _unchanged(part) for part in {there[mutant]: None for mutant in chosen}}
+    texts = {part: _target(part).texts() for part in paces}
+    fates: dict[Mutant, Result] = {}
+
+    def judge(mutant: Mutant) -> None:
+        part = there[mutant]
+        diff = mutant.diff(texts[part][mutant.file])
+        if reason := reasons.get(mutant.id):
+            fates[mutant] = Result(mutant, "equivalent", diff, reason=reason)
+        else:
+            ended = _tested(part, {mutant.file: mutant.source}, LEAST + SLACK * paces[part])
+            fates[mutant] = Result.of(mutant, diff, part.tests, _finding(ended), ended.seconds)
+        progress(len(fates), len(chosen), mutant.id)
+
+    with ThreadPoolExecutor(workers or 1) as threads:
+        list(threads.map(judge, chosen))
+    order = [mutant for mutant in there if mutant in fates]
+    return Score(NAME, "tests", seed, tuple(fates[mutant] for mutant in order))
+
+
+def _target(part: Part) -> Target:
+    spec = importlib.util.find_spec(part.package)
+    if spec is None or spec.origin is None:
+        raise UsageError(f"there is no package '{part.package}' to mutate")
+    return Target(NAME, part.package, Path(spec.origin).parent)
+
+
+def _unchanged(part: Part) -> float:
+    """The seconds that the tests take on an unchanged copy, where they must pass."""
+    ended = _tested(part, {}, None)
+    if not ended.passed:
+        raise R18Error(
+            f"the tests of {part.package} must pass before mutants mean anything: "
+            f"{' '.join(part.tests)}\n{ended.output[-2000:]}"
+        )
+    return ended.seconds
+
+
+def _tested(part: Part, changes: Mapping[str, str], limit: float | None) -> _Ended:
+    """Run the tests on a copy with these changes."""
+    with tempfile.TemporaryDirectory(prefix="r18-mutate-") as folder:
+        root = copied(_target(part), Path(folder), changes)
+        guard = f"import {part.package} as p\nassert p.__file__.startswith({str(root)!r}), p\n"
+        Path(folder, f"{GUARD}.py").write_text(guard, "utf-8")
+        path = os.pathsep.join([folder, *filter(None, map(str, sys.path))])
+        started = time.monotonic()
+        command = (
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            GUARD,
+        )
+        process = subprocess.Popen(
+            (*command, *part.tests),
+            env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+        def seconds() -> float:
+            return time.monotonic() - started
+
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return _Ended(None, "", seconds())
+        return _Ended(process.returncode, output, seconds())
+
+
+def _finding(ended: _Ended) -> Finding | None:
+    """What the tests found, or None. Raises `R18Error` if there were no tests."""
+    if ended.passed:
+        return None
+    if ended.code == 5:  # pytest's for no tests
+        raise R18Error(f"the mutation run itself failed: no tests ran\n{ended.output[-500:]}")
+    if ended.code is None:
+        return Finding("hang", NAME, "", None, "none", 0, "the tests had not ended")
+    said = FAILED.search(ended.output)
+    message = said[1] if said else f"pytest ended with code {ended.code}"
+    return Finding("tests", NAME, "", None, "none", 0, message)
+
+
+__all__ = ["NAME", "Part", "mutants_in", "parts_of", "run_tested"]

@@ -1,0 +1,148 @@
+"""Structural mutants: what each class does to a source, and those that tests judge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from r18.backend.registry import installed
+from r18.errors import R18Error, UsageError
+from r18_oracle.mutation.edits import STATE
+from r18_oracle.mutation.mutants import LANGUAGES, Target, mutants_of
+from r18_oracle.mutation.tested import mutants_in, parts_of, run_tested
+
+PYTHON = {
+    "cache_key": (
+        "@cache\ndef f(op, shape):\n    return op\n",
+        'for n, v in k.items() if n != "shape"',
+    ),
+    "wait": (
+        "def f(s, x):\n    s.synchronize()\n    y = x[0]\n    return y\n",
+        "y = x[0]\ns.synchronize()",
+    ),
+    "scratch": ("def f(n):\n    x = np.empty(n, d)\n", '_kept", {}).setdefault(str((n, d,))'),
+    "loop_rest": ("def f(n):\n    for x in n:\n        g(x)\n", "g(x)\nbreak"),
+    "rounding": ("def f(n):\n    return np.rint(n)\n", "return np.trunc(n)"),
+    "store_wait": ("def f(a):\n    a.flush()\n", "pass"),
+    "resume": (
+        "def f(a, done):\n    return [x for x in a if x.name not in done]\n",
+        "return [x for x in list(a)[len(list(done)) :] if True]",
+    ),
+}
+CUDA = {
+    "wait": (
+        "    __syncthreads();\n    a[0] = b[1];\n",
+        "a[0] = b[1];\n__syncthreads();",
+    ),
+    "scratch": ("    f(tiles[stage], n);\n", "f(tiles[0], n);"),
+    "loop_rest": ("    for (int i = 0; i < n; ++i) {\n        f(i);\n    }\n", "break; }"),
+    "rounding": ("    a[0] = __float2half_rn(b);\n", "a[0] = __float2half_rz(b);"),
+    "store_wait": ("    f(n);\n    tma_store_wait<0>();\n", ";"),
+}
+BACKENDS = ("numpy", "numba-cpu", "numba", "cupy")
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_class_changes_python(name: str) -> None:
+    source, changed = PYTHON[name]
+    found = [m for m in mutants_of("a.py", source) if m.operator == name]
+    assert any(changed in m.after for m in found), [m.after for m in found]
+    for mutant in found:
+        compile(mutant.source, "a.py", "exec")
+        assert mutant.kind == "state"
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_a_class_changes_cuda(name: str) -> None:
+    body, changed = CUDA[name]
+    source = f"__global__ void k(int n) {{\n{body}}}\n"
+    found = [m for m in mutants_of("a.cu", source) if m.operator == name]
+    assert any(changed in m.after for m in found), [m.after for m in found]
+
+
+def test_a_cached_function_that_ignores_an_argument() -> None:
+    source, _ = PYTHON["cache_key"]
+    for mutant in (m for m in mutants_of("a.py", source) if m.operator == "cache_key"):
+        names: dict[str, object] = {}
+        exec(mutant.source, names)
+        function = names["f"]
+        assert callable(function)
+        ignored = int('"shape"' in mutant.after)
+        assert [function(1, 2), function(1, shape=3)] == [1, 1]
+        assert function(4, 2) == (4 if ignored else 1)
+
+
+def test_there_are_enough_over_all_backends() -> None:
+    found: Counter[str] = Counter()
+    for backend in BACKENDS:
+        assert backend in installed()
+        for file, source in Target.of(backend).sources().items():
+            edits = LANGUAGES[Path(file).suffix].edits["state"](source)
+            found += Counter(operator for operator, *_ in edits)
+    assert found.keys() == STATE.keys()
+    assert found.total() >= 200
+
+
+def test_tokens_and_structure_are_apart() -> None:
+    source = "def f(n):\n    for x in n:\n        g(x + 1)\n"
+    kinds = Counter(m.kind for m in mutants_of("a.py", source))
+    assert kinds["tokens"] > 1
+    assert kinds["state"] == 1
+
+
+# -- judged by tests -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of one function, its test, and the table that names both."""
+    package = tmp_path / "site" / "toy_core"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "left.py").write_text(
+        "def left(items, done):\n    return [x for x in items if x not in done]\n"
+    )
+    test = tmp_path / "test_left.py"
+    test.write_text(
+        "from toy_core.left import left\n"
+        "def test_what_is_left():\n"
+        "    assert left([1, 2, 3], {2}) == [1, 3]\n"
+    )
+    monkeypatch.syspath_prepend(str(package.parent))
+    path = tmp_path / "core.toml"
+    path.write_text(
+        f'[[part]]\npackage = "toy_core"\nfiles = ["left.py"]\ntests = ["{test.as_posix()}"]\n'
+    )
+    return path
+
+
+def test_tests_judge_a_change(table: Path) -> None:
+    score = run_tested(table)
+    (result,) = score.results
+    assert (result.mutant.operator, result.status) == ("resume", "killed")
+    assert result.finding is not None
+    assert result.finding.check == "tests"
+    assert "test_what_is_left" in result.finding.message
+
+
+def test_tests_must_pass_before(table: Path) -> None:
+    (table.parent / "test_left.py").write_text("def test_no():\n    assert False\n")
+    with pytest.raises(R18Error, match="must pass before mutants mean anything"):
+        run_tested(table)
+
+
+def test_a_damaged_table_is_refused(table: Path) -> None:
+    table.write_text("[[part]]\nfiles = []\n")
+    with pytest.raises(UsageError, match="is no table of parts"):
+        run_tested(table)
+
+
+def test_the_core_s_table_names_sources_and_tests() -> None:
+    root = Path(__file__).parents[2]
+    parts = parts_of(root / "tests" / "mutation" / "core.toml")
+    assert all((root / name.partition("::")[0]).exists() for part in parts for name in part.tests)
+    found = mutants_in(parts, "state").items()
+    named = {(part.package, mutant.file) for mutant, part in found}
+    assert named == {(part.package, file) for part in parts for file in part.files}
