@@ -37,11 +37,6 @@ BackendName = Annotated[
         autocompletion=backend_names,
     ),
 ]
-DeviceBackendName = Annotated[
-    str,
-    typer.Option(help="A name or module:attr.", envvar=VARIABLE, autocompletion=backend_names),
-]
-KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Only kernels whose id matches.")]
 NetworkName = Annotated[
     str,
     typer.Option(

@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, NetworkName, backend_names
+from r18.cli.options import AsJson, NetworkName
+from r18_oracle.cli.options import (
+    BackendToCheck,
+    ProfileName,
+    Seed,
+)
 
-BackendName = Annotated[
-    str,
-    typer.Option(help="A name or module:attr.", envvar="R18_BACKEND", autocompletion=backend_names),
-]
-ProfileName = Annotated[str, typer.Option(help="Effort: quick, ci, thorough or nightly.")]
-Seed = Annotated[int, typer.Option(help="Seed of problems and inputs.", min=0)]
 ReasonsFile = Annotated[
     Path | None,
     typer.Option(
@@ -26,7 +25,7 @@ ReasonsFile = Annotated[
 
 
 def branches(
-    backend: BackendName,
+    backend: BackendToCheck,
     profile: ProfileName = "quick",
     network_name: NetworkName = "resnet18",
     seed: Seed = 0,

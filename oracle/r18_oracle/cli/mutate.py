@@ -20,6 +20,10 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
+from r18_oracle.cli.options import (
+    Continued,
+    NetworkOrNone,
+)
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.mutants import Mutant
@@ -43,9 +47,6 @@ Core = Annotated[
     typer.Option(metavar="FILE", help="Mutate the files in this table, for tests to judge."),
 ]
 ProfileName = Annotated[str, typer.Option(help="Effort of the oracle: quick, ci, ...")]
-Network = Annotated[
-    str, typer.Option("--network", help="The network whose problems to include, or none.")
-]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [one per core]")]
 Required = Annotated[float, typer.Option(help="The least score, in percent.")]
 Minutes = Annotated[
@@ -57,9 +58,6 @@ Again = Annotated[
 ]
 ShowList = Annotated[bool, typer.Option("--list", help="List the mutants; run none.")]
 Show = Annotated[str | None, typer.Option(metavar="ID", help="Show one mutant; run none.")]
-Recorded = Annotated[
-    bool, typer.Option("--record", help="Write the device's record, and continue from it.")
-]
 
 
 def mutate(
@@ -71,14 +69,14 @@ def mutate(
     kind: Kind = "tokens",
     core: Core = None,
     profile: ProfileName = "quick",
-    network_name: Network = "resnet18",
+    network_name: NetworkOrNone = "resnet18",
     workers: Workers = None,
     require: Required = 97.0,
     minutes: Minutes = None,
     again: Again = None,
     show_list: ShowList = False,
     show: Show = None,
-    record: Recorded = False,
+    record: Continued = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:

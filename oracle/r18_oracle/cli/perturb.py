@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, DeviceBackendName, RecordFolder, listed
+from r18.cli.options import AsJson, RecordFolder, listed
 from r18.records import FOLDER
+from r18_oracle.cli.options import (
+    Again,
+    BackendToCheck,
+    Continued,
+    Jobs,
+    Minutes,
+    NetworkOrNone,
+    ProfileName,
+    Seed,
+)
 
 if TYPE_CHECKING:
     from r18.cli.progress import Bar
@@ -24,37 +34,22 @@ Seeds = Annotated[int, typer.Option(min=1, max=1 << 16, help="Seeds of delays fo
 Kinds = Annotated[
     str, typer.Option(help="Kinds of site that are late, such as wait,copy,host; or all.")
 ]
-ProfileName = Annotated[str, typer.Option(help="The profile of the problems: quick, ci, ...")]
-Network = Annotated[
-    str, typer.Option("--network", help="The network whose problems to include, or none.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of problems and inputs.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time. [one per core]")]
-Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Stop after this time; the rest is not run.")
-]
-Again = Annotated[
-    bool, typer.Option("--again", help="Also run what is recorded of the same sources.")
-]
 FindingsFolder = Annotated[Path, typer.Option(help="Where findings are saved.")]
-Recorded = Annotated[
-    bool, typer.Option("--record", help="Write the device's record, and continue from it.")
-]
 
 
 def perturb(
-    backend: DeviceBackendName = "cupy",
+    backend: BackendToCheck = "cupy",
     kernels: KernelGlob = "*",
     seeds: Seeds = 8,
     kinds: Kinds = "all",
     profile: ProfileName = "quick",
-    network_name: Network = "resnet18",
+    network_name: NetworkOrNone = "resnet18",
     seed: Seed = 0,
     jobs: Jobs = None,
     minutes: Minutes = None,
     again: Again = False,
     findings: FindingsFolder = Path("exports/findings"),
-    record: Recorded = False,
+    record: Continued = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:

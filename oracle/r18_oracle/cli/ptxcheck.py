@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, DeviceBackendName, KernelGlob, NetworkName
+from r18.cli.options import AsJson, NetworkName
+from r18_oracle.cli.options import (
+    BackendToCheck,
+    KernelGlob,
+)
 
 Target = Annotated[str, typer.Option(help="The architecture to compile for.")]
 
 
 def ptxcheck(
-    backend: DeviceBackendName = "cupy",
+    backend: BackendToCheck = "cupy",
     kernels: KernelGlob = "*",
     target: Target = "sm_90",
     network_name: NetworkName = "resnet18",

@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, DeviceBackendName, KernelGlob, RecordFolder, listed
+from r18.cli.options import AsJson, RecordFolder, listed
 from r18.records import FOLDER
+from r18_oracle.cli.options import (
+    Again,
+    BackendToCheck,
+    Continued,
+    Jobs,
+    KernelGlob,
+    Minutes,
+    NetworkOrNone,
+    ProfileName,
+    Seed,
+)
 
 if TYPE_CHECKING:
     from r18.cli.progress import Bar
@@ -19,42 +30,27 @@ if TYPE_CHECKING:
 Tools = Annotated[
     str, typer.Option(help="Some of memcheck, racecheck, initcheck, synccheck; or all.")
 ]
-ProfileName = Annotated[str, typer.Option(help="The profile of the problems: quick, ci, ...")]
-Network = Annotated[
-    str, typer.Option("--network", help="The network whose problems to include, or none.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of problems and inputs.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time. [one per core]")]
-Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Stop after this time; the rest is not run.")
-]
-Again = Annotated[
-    bool, typer.Option("--again", help="Also run what is recorded of the same sources.")
-]
 Seconds = Annotated[
     float, typer.Option(min=1, help="The longest that one kernel may take under a tool.")
 ]
 Sanitizer = Annotated[
     str | None, typer.Option(metavar="PATH", help="compute-sanitizer, if it is not found.")
 ]
-Recorded = Annotated[
-    bool, typer.Option("--record", help="Write the device's record, and continue from it.")
-]
 
 
 def sanitize(
-    backend: DeviceBackendName = "cupy",
+    backend: BackendToCheck = "cupy",
     kernels: KernelGlob = "*",
     tools: Tools = "all",
     profile: ProfileName = "quick",
-    network_name: Network = "resnet18",
+    network_name: NetworkOrNone = "resnet18",
     seed: Seed = 0,
     jobs: Jobs = None,
     minutes: Minutes = None,
     again: Again = False,
     seconds: Seconds = 3600.0,
     sanitizer: Sanitizer = None,
-    record: Recorded = False,
+    record: Continued = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:

@@ -1,0 +1,38 @@
+"""Options that several of the oracle's commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from r18.backend.registry import VARIABLE
+from r18.cli.options import backend_names
+
+BackendToCheck = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        help="A name or module:attr.",
+        envvar=VARIABLE,
+        autocompletion=backend_names,
+    ),
+]
+KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Only kernels whose id matches.")]
+ProfileName = Annotated[
+    str, typer.Option(help="The profile of the problems: quick, ci, thorough or nightly.")
+]
+NetworkOrNone = Annotated[
+    str, typer.Option("--network", help="The network whose problems to include, or none.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of problems and inputs.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time. [one per core]")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0, help="Stop after this time; the rest is not run.")
+]
+Again = Annotated[
+    bool, typer.Option("--again", help="Also run what is recorded of the same sources.")
+]
+Continued = Annotated[
+    bool, typer.Option("--record", help="Write the device's record, and continue from it.")
+]
