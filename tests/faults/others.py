@@ -310,6 +310,15 @@ _SOFTMAX = (
         lambda op, x: np.exp(x) / np.exp(x).sum(axis=1, keepdims=True),
         "bound edges",
     ),
+    _softmax(
+        "maximum_of_half",
+        "the maximum of the first half is subtracted: exp overflows now and then",
+        lambda op, x: np.exp(x - x[:, : (x.shape[1] + 1) // 2].max(axis=1, keepdims=True))
+        / np.exp(x - x[:, : (x.shape[1] + 1) // 2].max(axis=1, keepdims=True)).sum(
+            axis=1, keepdims=True
+        ),
+        "bound edges",
+    ),
     _softmax("wrong_axis", "over the batch", lambda op, x: softmax(op, x.T).T, "bound"),
     _softmax(
         "base_two",
