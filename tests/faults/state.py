@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,19 @@ def _shared_scratch(scratch: Callable[[Array], Array]) -> HostFunction:
 def _one_for_all() -> Callable[[Array], Array]:
     made: dict[Hashable, Array] = {}
     return lambda x: made.setdefault(x.shape, np.empty_like(x))
+
+
+def _two_in_turn() -> Callable[[Array], Array]:
+    made: dict[int, Array] = {}
+    turns = count()
+
+    def scratch(x: Array) -> Array:
+        slot = next(turns) % 2
+        if slot not in made or made[slot].size < x.size:
+            made[slot] = np.empty(x.size, x.dtype)
+        return made[slot][: x.size].reshape(x.shape)
+
+    return scratch
 
 
 def _one_per_thread() -> Callable[[Array], Array]:
@@ -267,6 +281,12 @@ def planted() -> tuple[Fault, ...]:
             "scratch_of_all_programs",
             "works in scratch that two programs in two threads share",
             _shared_scratch(_one_for_all()),
+        ),
+        _planted(
+            ReLU,
+            "scratch_for_two_threads",
+            "works in one of two scratch buffers, whichever was not the last",
+            _shared_scratch(_two_in_turn()),
         ),
         _planted(
             ReLU,

@@ -12,7 +12,7 @@ in sequences, each a scenario of its own:
 | `weights`   | programs whose weights are at the same addresses, one after another              |
 | `prepared`  | two programs that two threads prepare line by line, each with its own weights    |
 | `twin`      | two programs of the same weights, in turn and line by line in two threads        |
-| `threads`   | two programs of different problems in two threads                                |
+| `threads`   | four programs of different problems in four threads, line by line and freely     |
 | `thread_count` | a program that was planned for another number of threads                      |
 
 Every result is judged against its own reference, A's results must have the same bits if the kernel
@@ -31,7 +31,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice, repeat
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -93,7 +93,9 @@ KEPT = 8
 AGAIN = 3
 """Calls of A that must repeat the first, before anything else is called."""
 ROUNDS = 3
-"""Runs of two threads that are not held in step."""
+"""Runs of threads that are not held in step."""
+THREADS = 4
+"""With a program each: a pool of two of something is enough for two."""
 PLANNED = ((1, 3), (3, 1))
 """Threads when a program is planned and when it runs."""
 NEW = "in a new program, after other programs of the kernel were freed"
@@ -426,13 +428,15 @@ class State:
 
     def _threads(self) -> None:
         good = [p for p in self.others.values() if p not in self.suspects]
-        case = self._case_of(good[0] if good else self.problem)
-        one, two = self._made(self._case), self._made(case)
-        first = self._must(one, self._case, NEW)
-        second = self._must(two, case, NEW)
-        pair = [(one, self._case, first), (two, case, second)]
-        for _ in range(ROUNDS):
-            self._in_threads(together, pair, "while another thread ran another program")
+        problems = islice(chain(good, repeat(self.problem)), THREADS - 1)
+        # Of other values: problems of one seed begin with the same ones.
+        rest = (self._case_of(problem, inputs=1 + i) for i, problem in enumerate(problems))
+        cases = [self._case, *rest]
+        programs = [self._made(case) for case in cases]
+        before = [self._must(*call, NEW) for call in zip(programs, cases, strict=True)]
+        calls = list(zip(programs, cases, before, strict=True))
+        for run in (alternating, *repeat(together, ROUNDS)):
+            self._in_threads(run, calls, "while other threads ran other programs")
 
     def _thread_count(self) -> None:
         if not isinstance(self.backend.memory, HostMemory):

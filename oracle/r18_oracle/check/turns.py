@@ -1,4 +1,4 @@
-"""Two threads that take turns at every line of a kernel's Python, and other numbers of threads."""
+"""Threads that take turns at every line of a kernel's Python, and other numbers of threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 from r18.machine import set_blas_threads
 
 MOST_TURNS = 600
-"""After that many lines, or when one waits for the other `MOST_WAITS` times (a kernel may hold a
+"""After that many lines, or when one waits in vain `MOST_WAITS` times (a kernel may hold a
 lock), the threads run freely."""
 MOST_WAITS = 5
 WAIT_SECONDS = 0.2  # on a busy machine a thread may get its turn late
@@ -24,39 +24,44 @@ NOT_TRACED = ("r18.", "r18_oracle.", "threading", "contextlib", "torch.", "numpy
 
 
 class Turns:
-    """Whose turn it is, of two threads numbered 0 and 1."""
+    """Whose turn it is, of threads numbered from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         self._changed = threading.Condition()
         self._turn = 0
-        self._done = [False, False]
+        self._done = [False] * count
         self._left = MOST_TURNS
         self._waits = MOST_WAITS
 
     def give(self, mine: int) -> None:
-        """Let the other thread go on, and wait until it has made a step or ended."""
+        """Let the next thread go on, and wait until each of the others has made a step or ended."""
         with self._changed:
             self._left -= 1
-            if self._left < 0 or self._waits < 0 or self._done[1 - mine]:
+            if self._left < 0 or self._waits < 0:
                 return
-            self._turn = 1 - mine
+            self._turn = self._after(mine)
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._mine(mine), WAIT_SECONDS):
+            if not self._changed.wait_for(lambda: self._turn == mine, WAIT_SECONDS):
                 self._waits -= 1
                 self._turn = mine
-
-    def _mine(self, mine: int) -> bool:
-        return self._turn == mine or self._done[1 - mine]
 
     def end(self, mine: int) -> None:
         with self._changed:
             self._done[mine] = True
+            if self._turn == mine:
+                self._turn = self._after(mine)
             self._changed.notify_all()
+
+    def _after(self, mine: int) -> int:
+        """The next thread that has not ended; this one if there is no other."""
+        count = len(self._done)
+        others = ((mine + step) % count for step in range(1, count))
+        return next((other for other in others if not self._done[other]), mine)
 
 
 def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run two functions in two threads that take turns; what each raised."""
-    turns = Turns()
+    """Run functions in threads of their own that take turns; what each raised."""
+    turns = Turns(len(works))
 
     def traced(mine: int, work: Callable[[], object]) -> Callable[[], object]:
         def at_line(frame: FrameType, event: str, argument: Any) -> Any:
