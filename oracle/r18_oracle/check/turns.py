@@ -39,8 +39,9 @@ class Turns:
             self._left -= 1
             if self._left < 0 or self._waits < 0:
                 return
-            self._turn = self._after(mine)
-            self._changed.notify_all()
+            if self._turn == mine:
+                self._turn = self._after(mine)
+                self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._turn == mine, WAIT_SECONDS):
                 self._waits -= 1
                 self._turn = mine
