@@ -21,6 +21,7 @@ from r18 import files
 from r18.errors import WeightsError
 from r18.graph.resnet import tiny
 from r18.weights import Weights, export_weights, load_weights
+from support import output_of
 
 
 @pytest.fixture(scope="module")
@@ -118,34 +119,37 @@ def test_an_archive_of_a_million_names_is_not_listed(tmp_path: Path) -> None:
         assert "1,000,000 members" in refused(tmp_path / "w.npz")
 
 
+ONCE = """
+import os
+from pathlib import Path
+import torch
+from r18 import files
+from r18.graph.resnet import tiny
+from r18.weights import export_weights, load_weights
+path, weights = Path({path!r}), load_weights("synthetic", tiny())
+if path.suffix == ".pth":
+    torch.save({{name: torch.tensor(array) for name, array in weights.items()}}, path)
+else:
+    export_weights(path, weights, tiny(), format=path.suffix[1:])
+    path.with_suffix(".json").unlink()
+opened, reads, plain, real = [], [], os.open, files.read_all
+def watched(name, *arguments, **others):
+    opened.append(str(name))
+    return plain(name, *arguments, **others)
+def swapped(stream):
+    data = real(stream)
+    reads.append(path)
+    path.write_bytes(b"something else")
+    return data
+os.open, files.read_all = watched, swapped
+print(load_weights(path, tiny()) == weights, opened.count(str(path)), len(reads))
+"""
+
+
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "pth"])
-def test_a_file_is_opened_once(
-    suffix: str, tmp_path: Path, weights: Weights, pth: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_opened_once(suffix: str, tmp_path: Path) -> None:
     """What is swapped between check and read: there is nothing between them."""
-    path = pth
-    if suffix != "pth":
-        path = export_weights(tmp_path / f"w.{suffix}", weights, tiny(), format=suffix)
-        path.with_suffix(".json").unlink()
-    opened = []
-    plain = os.open
-
-    def watched(name: Any, *arguments: Any, **others: Any) -> int:
-        opened.append(str(name))
-        return plain(name, *arguments, **others)
-
-    monkeypatch.setattr("os.open", watched)
-    real, reads = files.read_all, []
-
-    def swapped(stream: Any) -> bytes:
-        data = real(stream)
-        reads.append(path)
-        path.write_bytes(b"something else")
-        return data
-
-    monkeypatch.setattr("r18.files.read_all", swapped)
-    assert load_weights(path, tiny()) == weights
-    assert opened.count(str(path)) == len(reads) == 1
+    assert output_of(ONCE.format(path=str(tmp_path / f"w.{suffix}"))) == "True 1 1"
 
 
 # -- .pth ----------------------------------------------------------------------------------------
