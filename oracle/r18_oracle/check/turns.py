@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +20,10 @@ MOST_TURNS = 600
 lock), the threads run freely."""
 MOST_WAITS = 5
 WAIT_SECONDS = 0.2  # on a busy machine a thread may get its turn late
-NOT_TRACED = ("r18.", "r18_oracle.", "threading", "contextlib", "torch.", "numpy.", "numba.")
-"""Modules in which the threads do not take turns; a kernel's own state is not there."""
+NOT_TRACED = frozenset(
+    {"r18", "r18_oracle", "torch", "numpy", "numba", "hypothesis", *sys.stdlib_module_names}
+)
+"""Packages in which the threads do not take turns; a kernel's own state is not there."""
 
 
 class Turns:
@@ -61,7 +64,11 @@ class Turns:
 
 
 def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run functions in threads of their own that take turns; what each raised."""
+    """Run functions in threads of their own that take turns; what each raised.
+
+    Nothing is collected meanwhile: the lines of a finalizer or of a callback of the collector would
+    be turns of the thread that it interrupts, and the others would get ahead.
+    """
     turns = Turns(len(works))
 
     def traced(mine: int, work: Callable[[], object]) -> Callable[[], object]:
@@ -71,8 +78,8 @@ def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
             return at_line
 
         def at_call(frame: FrameType, event: str, argument: Any) -> Any:
-            name = str(frame.f_globals.get("__name__", ""))
-            return None if name.startswith(NOT_TRACED) else at_line
+            package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            return None if package in NOT_TRACED else at_line
 
         def run() -> None:
             sys.settrace(at_call)
@@ -84,7 +91,13 @@ def alternating(*works: Callable[[], object]) -> list[BaseException | None]:
 
         return run
 
-    return together(*(traced(index, work) for index, work in enumerate(works)))
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return together(*(traced(index, work) for index, work in enumerate(works)))
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def together(*works: Callable[[], object]) -> list[BaseException | None]:
