@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from cuda.bindings import nvrtc
 
-from cuda_support import ARCHITECTURES, parameters, waits
+from compiled import compile_now, compiled, label, recorded, targets, toolkit
+from cuda_support import entries, parameters, waits
 from r18.backend import CompileOptions
 from r18.graph.ops import Problem
 from r18.graph.passes import FUSION_LEVELS
@@ -16,14 +17,16 @@ from r18.graph.resnet import resnet18, tiny
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
 from r18_cupy.catalogue import all_kernels
-from r18_cupy.cuda.compiler import Entry, compile_entry
+from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
 from r18_cupy.cuda.tensor_map import Im2colMap, MatrixMap, PatchMap
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.generate.problems import schedule_problems
 
 KERNELS = all_kernels()
-ENTRIES = tuple(dict.fromkeys(entry for kernel in KERNELS for entry in kernel.entries()))
+ENTRIES = entries()
+SAMPLED = 16
+"""Of so many recorded functions, one is compiled again."""
 SPILLED = {
     (
         "conv2d_implicit_gemm-TILE_M=64-TILE_N=128-TILE_K=8-TILE_TM=8-TILE_TN=8-TILE_STAGES=3-"
@@ -41,35 +44,45 @@ none there. Everything else spills nothing."""
 EACH_KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 
 
-def label(entry: Entry) -> str:
-    return "-".join([entry.symbol, *(f"{name}={value}" for name, value in entry.defines)])
-
-
 def most_spilled(entry: Entry, target: str) -> int:
     """Bytes, with the NVRTC that is here."""
     _, *version = nvrtc.nvrtcVersion()
     return SPILLED.get((label(entry), target), 0) if version == [13, 0] else 0
 
 
-def capability(target: str) -> tuple[int, int]:
-    digits = target.removeprefix("sm_").rstrip("a")
-    return int(digits[:-1]), int(digits[-1])
-
-
 @pytest.mark.parametrize("entry", ENTRIES, ids=label)
 def test_every_function_compiles_for_every_architecture_that_runs_it(entry: Entry) -> None:
-    minimum = max(k.minimum_capability for k in KERNELS if entry in k.entries())
-    targets = [entry.family] if entry.family else ARCHITECTURES
-    for target in targets:
-        if capability(target) >= minimum:
-            binary = compile_entry(entry, target)
-            assert binary.cubin.startswith(b"\x7fELF")
-            assert binary.resources.registers > 0
-            assert binary.resources.spill_nbytes <= most_spilled(entry, target), (
-                f"{label(entry)} spills on {target}"
-            )
-            # The assembler gives up overlapping products where it does not see through the code.
-            assert "wgmma.mma_async instructions are serialized" not in binary.report
+    assert targets(entry)
+    for target in targets(entry):
+        found = compiled(entry, target)
+        assert found.registers > 0
+        assert found.spill_nbytes <= most_spilled(entry, target), (
+            f"{label(entry)} spills on {target}"
+        )
+        assert not found.serialized, f"{label(entry)}: products in turn on {target}"
+
+
+@pytest.mark.parametrize("entry", ENTRIES[::SAMPLED], ids=label)
+def test_what_is_recorded_of_a_function_is_what_the_compiler_says(entry: Entry) -> None:
+    if not recorded(entry):
+        pytest.skip("compiled by the test above")
+    for target in targets(entry):
+        assert compiled(entry, target) == compile_now(entry, target), (
+            f"{label(entry)} on {target}: delete tests/compiled.json, run tests/compiled.py"
+        )
+
+
+def test_what_is_recorded_of_other_sources_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ENTRIES[0]
+    told = {"digest": entry.digest, "nvrtc": toolkit(), "targets": {"sm_90": {}}}
+    for field, value, left in (
+        ("digest", entry.digest, {"sm_90": {}}),
+        ("digest", "of other sources", {}),
+        ("nvrtc", "another", {}),
+    ):
+        record = {label(entry): told | {field: value}}
+        monkeypatch.setattr("compiled._record", lambda record=record: record)
+        assert recorded(entry) == left
 
 
 def problems(kernel: CudaKernel) -> list[Problem]:

@@ -1,0 +1,96 @@
+"""What NVRTC made of each CUDA function on each architecture, so that a test need not ask again.
+
+`python tests/compiled.py` compiles what has changed, and rewrites compiled.json beside it. An entry
+counts for the same sources, headers, macros and NVRTC; anything else is compiled in the test. Set
+R18_COMPILE_ALL=1 to have the tests compile everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import nvrtc
+
+from cuda_support import ARCHITECTURES, entries
+from r18.atomic import write_text
+from r18_cupy.catalogue import all_kernels
+from r18_cupy.cuda.compiler import Entry, capability, compile_entry
+
+RECORD = Path(__file__).with_suffix(".json")
+COMPILE_ALL = "R18_COMPILE_ALL"
+SERIALIZED = "wgmma.mma_async instructions are serialized"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A function for one architecture: its registers, the bytes that it spills, and whether the
+    assembler gave up overlapping its products, as it does where it does not see through the code.
+    """
+
+    registers: int
+    spill_nbytes: int
+    serialized: bool
+
+
+def label(entry: Entry) -> str:
+    return "-".join([entry.symbol, *(f"{name}={value}" for name, value in entry.defines)])
+
+
+@cache
+def targets(entry: Entry) -> tuple[str, ...]:
+    """The architectures that run a function."""
+    minimum = max(k.minimum_capability for k in all_kernels() if entry in k.entries())
+    every = (entry.family,) if entry.family else ARCHITECTURES
+    return tuple(target for target in every if capability(target) >= minimum)
+
+
+def compiled(entry: Entry, target: str) -> Compiled:
+    """From the record if it has this function, else from NVRTC."""
+    known = {} if os.environ.get(COMPILE_ALL) else recorded(entry)
+    return Compiled(**known[target]) if target in known else compile_now(entry, target)
+
+
+def compile_now(entry: Entry, target: str) -> Compiled:
+    binary = compile_entry(entry, target)
+    assert binary.cubin.startswith(b"\x7fELF")
+    needs = binary.resources
+    return Compiled(needs.registers, needs.spill_nbytes, SERIALIZED in binary.report)
+
+
+def recorded(entry: Entry) -> dict[str, Any]:
+    """What the record says of a function, by architecture; nothing if it is of other sources."""
+    found = _record().get(label(entry), {})
+    fresh = found.get("digest") == entry.digest and found.get("nvrtc") == toolkit()
+    return dict(found["targets"]) if fresh else {}
+
+
+@cache
+def toolkit() -> str:
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}, package {version('nvidia-cuda-nvrtc')}"
+
+
+@cache
+def _record() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return found
+
+
+def _updated() -> Iterator[tuple[str, dict[str, Any]]]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for entry in entries():
+            found = pool.map(lambda target, entry=entry: compiled(entry, target), targets(entry))
+            told = {t: asdict(c) for t, c in zip(targets(entry), found, strict=True)}
+            yield label(entry), {"digest": entry.digest, "nvrtc": toolkit(), "targets": told}
+
+
+if __name__ == "__main__":
+    write_text(RECORD, json.dumps(dict(sorted(_updated())), indent=1) + "\n")
