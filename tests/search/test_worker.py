@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import worker_tasks
 from r18.ends import signal_name
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18_oracle.findings import Failed, Finding, failed
-from r18_oracle.search import isolation
+from r18_oracle.search import isolation, worker
 from r18_oracle.search.worker import THREAD_VARIABLES, Job, Outcome, Pool, run_jobs
 
 
@@ -298,3 +299,33 @@ def test_a_worker_leads_a_group_of_its_own() -> None:
     with Pool(workers=1) as pool:
         (outcome,) = pool.run([job("process_id")])
         assert os.getpgid(outcome.result) == outcome.result != os.getpgrp()
+
+
+def test_a_worker_has_nothing_of_another_and_the_variables_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number, read_on_import in ((1, "1"), (2, "1"), (3, "2")):  # the last is a new interpreter
+        monkeypatch.setenv("R18_OF_THIS_TEST", str(number))
+        monkeypatch.setenv("OPENBLAS_OF_THIS_TEST", read_on_import)
+        (outcome,) = run(job("keep", number=number))
+        kept, variables, backends = outcome.result
+        assert kept == [number]
+        assert variables["R18_OF_THIS_TEST"] == str(number)
+        assert variables["OPENBLAS_OF_THIS_TEST"] == read_on_import
+        assert not backends
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_a_worker_is_forked_unless_a_library_would_read_another_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(job("double", number=1))
+    (server,) = worker._SERVED
+    for name in os.environ:
+        if name.startswith(worker.READ_ON_IMPORT):
+            monkeypatch.delenv(name)
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    assert worker._context().get_start_method() == "forkserver"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert worker._context().get_start_method() == "spawn"

@@ -11,13 +11,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -35,6 +37,13 @@ THREAD_VARIABLES = (
 )
 
 
+TASKS = "r18_oracle.search.tasks"
+"""The module of most jobs. It imports what judges a kernel, and no backend."""
+READ_ON_IMPORT = (
+    *("PYTHON", "LD_", "MALLOC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "NPY_"),
+    *("ATEN_", "DNNL_", "ONEDNN_", "TORCH", "PYTORCH"),
+)
+"""How the names of variables begin that Python and libraries read once, when they are loaded."""
 STARTUP_SECONDS = 120.0
 """Time limit for a worker to start and to import what its job needs, on a busy machine."""
 
@@ -76,7 +85,7 @@ class Outcome:
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
+    process: BaseProcess
     pipe: Connection
     job: Job | None = None
     kin: str = ""
@@ -204,13 +213,44 @@ def _variables(threads: int, folder: str) -> dict[str, str]:
 
 
 def _start(variables: dict[str, str]) -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
     with _environment(variables), deaf():
+        context = _context()
+        ours, theirs = context.Pipe()
+        errors = _stderr()
+        arguments = (theirs, errors, dict(os.environ))
+        process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
-    theirs.close()
+    for mine in (theirs, errors):
+        if mine is not None:
+            mine.close()
     return _Worker(process, ours)
+
+
+def _stderr() -> Connection | None:
+    """Where this process writes errors now; the server has what that was at its own start."""
+    with suppress(OSError):  # there may be no stderr
+        return Connection(os.dup(2), readable=False)
+    return None
+
+
+def _context() -> BaseContext:
+    """How a worker is started: on Linux it is forked from a server, else it is a new interpreter.
+
+    The server has imported the oracle and run nothing, so a worker is as fresh as a new interpreter
+    and takes no seconds to import PyTorch. The server keeps the variables of its own start: where
+    others are to be read on import, a new interpreter reads them.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    now = {n: value for n, value in os.environ.items() if n.startswith(READ_ON_IMPORT)}
+    if not _SERVED:
+        _SERVED.append(now)
+        multiprocessing.get_context("forkserver").set_forkserver_preload([TASKS])
+    return multiprocessing.get_context("forkserver" if _SERVED[0] == now else "spawn")
+
+
+_SERVED: list[dict[str, str]] = []
+"""The variables with which the server was started, of those that are read on import."""
 
 
 @contextmanager
@@ -327,8 +367,13 @@ def _end(worker: _Worker) -> None:
     worker.process.join()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, errors: Connection | None, environment: dict[str, str]) -> None:
     """The loop of a worker: receive jobs, send announcements and results, until the pipe closes."""
+    os.environ.clear()
+    os.environ.update(environment)
+    if errors is not None:
+        os.dup2(errors.fileno(), 2)
+        errors.close()
     isolation.leave_parent()
     worker = os.getpid()
 
