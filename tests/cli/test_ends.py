@@ -140,9 +140,10 @@ def test_a_signal_leaves_no_file_that_is_half_written(numbers: list[int], tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_workers_and_removes_their_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("letters", [1, 100], ids=["short", "too_long_for_a_socket"])
+def test_ctrl_c_ends_workers_and_removes_their_folder(letters: int, tmp_path: Path) -> None:
     """The terminal sends it to all processes of the command."""
-    hanging, temporary = tmp_path / "hanging", tmp_path / "temporary"
+    hanging, temporary = tmp_path / "hanging", tmp_path / ("t" * letters)
     temporary.mkdir()
     process = subprocess.Popen(
         command("verify", "--backend", "hostile_backends:Hangs", "--workers", "1"),

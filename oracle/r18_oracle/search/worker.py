@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -238,7 +239,8 @@ def _context() -> BaseContext:
 
     The server has imported the oracle and run nothing, so a worker is as fresh as a new interpreter
     and takes no seconds to import PyTorch. The server keeps the variables of its own start: where
-    others are to be read on import, a new interpreter reads them.
+    others are to be read on import, a new interpreter reads them. The same where the path of the
+    folder for temporary files is too long for the server's socket.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -246,7 +248,11 @@ def _context() -> BaseContext:
     if not _SERVED:
         _SERVED.append(now)
         multiprocessing.get_context("forkserver").set_forkserver_preload([TASKS])
-    return multiprocessing.get_context("forkserver" if _SERVED[0] == now else "spawn")
+    if _SERVED[0] == now:
+        with suppress(OSError):
+            forkserver.ensure_running()
+            return multiprocessing.get_context("forkserver")
+    return multiprocessing.get_context("spawn")
 
 
 _SERVED: list[dict[str, str]] = []
