@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from operator import is_
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -221,7 +221,8 @@ class Process:
 def children() -> frozenset[int]:
     """The processes that this one has started and not waited for, by their ids.
 
-    Not the one in which Python keeps track of shared memory, which it starts where it is needed.
+    Not the two that Python starts where it needs them: one keeps track of shared memory, and from
+    the other one workers are forked.
     """
     if hasattr(os, "waitid"):  # one call that tells whether there is any
         try:
@@ -229,7 +230,9 @@ def children() -> frozenset[int]:
         except ChildProcessError:
             return frozenset()
     tracker = getattr(resource_tracker, "_resource_tracker", None)
-    return _started() - {getattr(tracker, "_pid", None)}
+    server = getattr(forkserver, "_forkserver", None)
+    pythons = {getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)}
+    return _started() - pythons
 
 
 def _started() -> frozenset[int]:
