@@ -46,7 +46,7 @@ Core = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Mutate the files in this table, for tests to judge."),
 ]
-ProfileName = Annotated[str, typer.Option(help="Effort of the oracle: quick, ci, ...")]
+ProfileName = Annotated[str, typer.Option(help="Effort of the oracle: brief, quick, ...")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [one per core]")]
 Required = Annotated[float, typer.Option(help="The least score, in percent.")]
 Minutes = Annotated[

@@ -44,7 +44,9 @@ OnlyStale = Annotated[
 ]
 ProfileName = Annotated[
     str,
-    typer.Option(help="Effort: quick, ci, thorough or nightly. [quick; thorough with --record]"),
+    typer.Option(
+        help="Effort: brief, quick, ci, thorough or nightly. [quick; thorough with --record]"
+    ),
 ]
 Network = Annotated[str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")]
 Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]

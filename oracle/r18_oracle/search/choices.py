@@ -7,6 +7,7 @@ tile's.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -43,9 +44,13 @@ class Share:
         """The fixed problems. A kernel gets its op's corners and its crossings; a choice gets
         crossings at the edges that not all choices have, and many tiles."""
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
-        if self.common is None:
-            return (*corners(op, *limits), *crossings(self.one, *limits))
-        return (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
+        found = (
+            (*corners(op, *limits), *crossings(self.one, *limits))
+            if self.common is None
+            else (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
+        )
+        start = (zlib.crc32(self.one.id.encode()) + self.seed) % self.how.every
+        return found[start :: self.how.every]
 
     @property
     def vast(self) -> tuple[Problem, ...]:
