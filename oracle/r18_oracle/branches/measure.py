@@ -26,11 +26,10 @@ from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.graph.ops import Problem
 from r18_oracle.findings import described
-from r18_oracle.generate.corners import runnable
+from r18_oracle.generate.corners import runnable, vast
 from r18_oracle.judge.declared import declaration
 from r18_oracle.mutation.mutants import Target
-from r18_oracle.search.campaign import network_problems, run_campaign, search
-from r18_oracle.search.choices import shares
+from r18_oracle.search.campaign import run_campaign, walk
 from r18_oracle.search.profiles import Profile
 
 MOST_WEIGHTS = 1 << 20
@@ -171,21 +170,16 @@ def _ask(found: Measured, kernel: Kernel, how: Profile, seed: int, network: str 
 
 def _problems(
     backend: Backend, kernel: Kernel, how: Profile, seed: int, network: str | None
-) -> Iterator[tuple[Kernel, Problem]]:
+) -> list[tuple[Kernel, Problem]]:
     """The problems of a kernel's campaign, each with the kernel or the choice that it is for."""
-    for share in shares(backend, kernel, how, seed):
-        drawn: list[Problem] = []
+    found: list[tuple[Kernel, Problem]] = []
 
-        def keep(problem: Problem, *_: object, drawn: list[Problem] = drawn) -> bool:
-            drawn.append(problem)
-            return True
+    def keep(one: Kernel, problem: Problem, *_: object) -> bool:
+        found.append((one, problem))
+        return True
 
-        search(share.one, share.how, share.seed, keep)
-        for problem in (*drawn, *share.known, *share.vast):
-            yield share.one, problem
-    for problem in network_problems(network, how.batches) if network else ():
-        if type(problem.op) is kernel.op:
-            yield kernel, problem
+    walk(backend, kernel, how, seed, network, keep)
+    return [*found, *((kernel, problem) for problem in vast(kernel.op))]
 
 
 def _prepare(kernel: Kernel, problem: Problem) -> None:
