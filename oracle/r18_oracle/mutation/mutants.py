@@ -14,7 +14,7 @@ from pathlib import Path
 
 from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable
-from r18_oracle.mutation.edits import KINDS, STATE, cuda, cuda_state, python, python_state
+from r18_oracle.mutation.edits import KINDS, STATE, Edit, cuda, cuda_state, python, python_state
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Language:
              is valid and differs from the original; see `r18.backend.Kernel`.
     """
 
-    edits: Mapping[str, Callable[[str], Iterator[python.Edit]]]
+    edits: Mapping[str, Callable[[str], Iterator[Edit]]]
     meaning: Callable[[str, int, int, str], object | None]
     compiled: bool = False
 
@@ -119,7 +119,7 @@ def _mutants(
     file: str,
     source: str,
     language: Language,
-    edits: Callable[[str], Iterator[python.Edit]],
+    edits: Callable[[str], Iterator[Edit]],
 ) -> Iterator[Mutant]:
     seen: set[object] = {None}
     starts = [0]

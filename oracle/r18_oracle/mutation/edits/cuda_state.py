@@ -7,12 +7,11 @@ resumes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 
-from r18_oracle.mutation.edits.cuda import Change, View
+from r18_oracle.mutation.edits import Change, Edit
 from r18_oracle.mutation.edits.cuda_tokens import OPENING
-from r18_oracle.mutation.edits.python import Edit
+from r18_oracle.mutation.edits.cuda_view import Operator, View, edits_by
 
 WAIT = re.compile(r"^(__sync\w+|\w*_?wait(_\w+)?|\w*barrier|cluster_sync|\w*fence\w*)$")
 """Calls that wait for other threads, for copies or for stores, or that order them."""
@@ -28,19 +27,7 @@ CONVERTED = {"__float2half": "__float2half_rz", "__float2bfloat16": "__float2bfl
 
 def edits(source: str) -> Iterator[Edit]:
     """Every change that a class makes, in the order of the source."""
-    view = _view(source)
-    found = [
-        (start, order, end, text, view.source.scopes[view.source.at(start)], name)
-        for order, (name, operator) in enumerate(OPERATORS.items())
-        for start, end, text in operator(view)
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
-
-
-@lru_cache(maxsize=8)
-def _view(source: str) -> View:
-    return View(source)
+    return edits_by(OPERATORS, source)
 
 
 def _wait(view: View) -> Iterator[Change]:
@@ -124,7 +111,7 @@ def _rounding(view: View) -> Iterator[Change]:
                 yield token.start, view.tokens[close].end, f"(({left}) / ({right.strip()}))"
 
 
-OPERATORS: dict[str, Callable[[View], Iterator[Change]]] = {
+OPERATORS: dict[str, Operator] = {
     "wait": _wait,
     "scratch": _scratch,
     "loop_rest": _loop_rest,

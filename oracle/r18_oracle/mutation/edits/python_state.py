@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 
-from r18_oracle.mutation.edits.python import Edit
-from r18_oracle.mutation.edits.python_view import Change, View, called, visible
+from r18_oracle.mutation.edits import Change, Edit
+from r18_oracle.mutation.edits.python_view import Operator, View, called, edits_by
 
 KEY = re.compile(r"(^|_)key$")
 """Names that hold the key of a cache."""
@@ -32,20 +31,7 @@ EXACT_TYPES = re.compile(r"float64|double|int|bool|object")
 
 def edits(source: str) -> Iterator[Edit]:
     """Every change that a class makes, in the order of the source."""
-    view = _view(source)
-    found = [
-        (start, order, end, text, scope, name)
-        for node, scope in visible(view.tree, "")
-        for order, (name, operator) in enumerate(OPERATORS.items())
-        for start, end, text in operator(view, node)
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
-
-
-@lru_cache(maxsize=8)
-def _view(source: str) -> View:
-    return View(source)
+    return edits_by(OPERATORS, source)
 
 
 # -- cache_key ---------------------------------------------------------------------------------
@@ -272,7 +258,7 @@ def _by_count(
     return view.start(listed), view.end(test), f"{counted}{between}{instead}"
 
 
-OPERATORS: dict[str, Callable[[View, ast.AST], Iterator[Change]]] = {
+OPERATORS: dict[str, Operator] = {
     "cache_key": _cache_key,
     "wait": _wait,
     "scratch": _scratch,
