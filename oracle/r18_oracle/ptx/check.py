@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from r18.backend import Backend, DeviceFunction, Kernel
+from r18.backend import DeviceFunction, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError, unknown_kernel
 from r18.graph.ops import Problem
 from r18_oracle.ptx.parse import PtxError, functions
 from r18_oracle.ptx.rules import Disorder, disorders
 from r18_oracle.search.campaign import network_problems
+from r18_oracle.search.choices import with_choices
 
 BATCHES = (1, 8, 64)
 """The batches of the network whose problems say which functions a kernel launches."""
@@ -83,7 +84,7 @@ def check(
     understand, and what compiling raises.
     """
     loaded = load_backend(backend)
-    known = [*_kernels(loaded)]
+    known = [*with_choices(loaded, loaded.kernels())]
     chosen = [kernel for kernel in known if fnmatchcase(kernel.id, kernels)]
     if not chosen:
         raise unknown_kernel(kernels, [kernel.id for kernel in known])
@@ -109,13 +110,6 @@ def check(
             "  a kernel has PTX if its class overrides Kernel.functions, as r18_cupy's do"
         )
     return found
-
-
-def _kernels(backend: Backend) -> Iterator[Kernel]:
-    """Every kernel, and after it those that it chooses among."""
-    for kernel in backend.kernels():
-        yield kernel
-        yield from backend.variants(kernel)
 
 
 def _launched(kernel: Kernel, target: str, network: str) -> Iterator[DeviceFunction]:

@@ -7,7 +7,7 @@ tile's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 SHARE = 5
 """A choice gets this fraction of its kernel's examples, plus one, since the first is trivial."""
+
+
+def with_choices(backend: Backend, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Each of these kernels, followed by its choices."""
+    for kernel in kernels:
+        yield kernel
+        yield from backend.variants(kernel)
 
 
 @dataclass(frozen=True)
