@@ -10,11 +10,7 @@ import typer
 
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, NetworkName
-from r18_oracle.cli.options import (
-    BackendToCheck,
-    ProfileName,
-    Seed,
-)
+from r18_oracle.cli.options import BackendToCheck, ProfileName, Seed
 
 ReasonsFile = Annotated[
     Path | None,

@@ -20,10 +20,7 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
-from r18_oracle.cli.options import (
-    Continued,
-    NetworkOrNone,
-)
+from r18_oracle.cli.options import Continued, NetworkOrNone
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.mutants import Mutant

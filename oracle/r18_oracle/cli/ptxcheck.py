@@ -9,10 +9,7 @@ import typer
 
 from r18.cli.app import FOUND
 from r18.cli.options import AsJson, NetworkName
-from r18_oracle.cli.options import (
-    BackendToCheck,
-    KernelGlob,
-)
+from r18_oracle.cli.options import BackendToCheck, KernelGlob
 
 Target = Annotated[str, typer.Option(help="The architecture to compile for.")]
 
