@@ -56,7 +56,7 @@ class Share:
 
     @property
     def vast(self) -> tuple[Problem, ...]:
-        """Problems that a kernel, not a choice, is asked about and never runs."""
+        """Problems that are too large to run, to check refusals; none for a choice."""
         return vast(self.one.op) if self.common is None else ()
 
 
