@@ -69,8 +69,8 @@ class Perturbation:
         mask = MASKS[self.seed // 2 % len(MASKS)]
         return np.array([self.seed, bits, mask, NANOSECONDS], np.uint32)
 
-    def holds(self, turn: int) -> bool:
-        """Whether the host's copy, run or branch number `turn` comes late: every second one."""
+    def delays_host(self, turn: int) -> bool:
+        """Whether the host's copy, run or branch number `turn` is delayed: half of them are."""
         drawn = hashlib.sha256(f"{self.seed} {turn}".encode()).digest()
         return "host" in self.kinds and drawn[0] % 2 == 0
 

@@ -20,7 +20,7 @@ from r18.errors import UnknownName, UsageError
 from r18_cupy.cuda import compiler
 from r18_cupy.cuda.compiler import KERNELS, Binary, Entry, architecture, compile_entry
 from r18_cupy.cuda.copy_late import late_copy
-from r18_cupy.cuda.device import hold
+from r18_cupy.cuda.device import delay
 from r18_cupy.cuda.launch import GridLaunch, Launcher
 from r18_cupy.cuda.perturb import (
     HEADER,
@@ -292,7 +292,7 @@ def test_the_host_comes_late_where_the_seed_says_so(monkeypatch: pytest.MonkeyPa
         launcher.perturbation = perturbation
         monkeypatch.setattr(launching, "LAUNCHER", launcher)
         for stream in range(40):
-            hold(cast(Any, stream))
+            delay(cast(Any, stream))
         assert all(launch is late_copy(0) for launch, _ in launcher.launched)
         return [stream for _, stream in launcher.launched]
 
