@@ -30,7 +30,7 @@ CHECK = "perturb"
 SEEDS = 8
 """How many seeds of delays each problem has by default."""
 TRIALS = 3
-"""Runs of one kind of site alone, when a failure is attributed to kinds."""
+"""Runs with delays at only one kind of site, when a failure is attributed to kinds."""
 REPLAYS = 20
 """Runs of a replay with each of a finding's seeds: a race need not show each time."""
 CALM = 0
@@ -132,7 +132,7 @@ class Perturbed:
             raise failed(_named(failure.finding, replace(delays, kinds=tuple(found)))) from None
 
     def _suffices(self, about: _About, delays: Delays, kind: str, calm: Array) -> bool:
-        """Whether delays at one kind of site alone fail too."""
+        """Whether delays at only one kind of site fail too."""
         for _ in range(TRIALS):
             try:
                 self._compare(about, replace(delays, kinds=(kind,)), calm)
