@@ -1,4 +1,4 @@
-"""The mutation operators: what small changes are made to a source, by language and kind.
+"""The mutation operators: the small changes that are made to a source, by language and kind.
 
 `python`, `cuda`              token mutants: common mistakes in an expression or a statement
 `python_state`, `cuda_state`  structural mutants: mistakes in what is kept, shared or waited for
@@ -14,10 +14,10 @@ Edit = tuple[str, str, int, int, str]
 
 STATE = {
     "cache_key": "drop a field from a cache key",
-    "wait": "move a wait behind the statement that needs it",
-    "scratch": "share a scratch",
+    "wait": "move a wait after the statement that needs it",
+    "scratch": "share a scratch buffer",
     "loop_rest": "skip the rest of a loop",
-    "rounding": "truncate a rounding",
+    "rounding": "truncate instead of rounding",
     "store_wait": "leave out a wait",
     "resume": "resume by count",
 }

@@ -18,7 +18,7 @@ UNTOUCHED = {"static_assert", "__launch_bounds__", "__align__", "alignas", "temp
 
 
 class View:
-    """A source with the tokens that may be changed marked."""
+    """A source, its tokens and statements, and for each token whether it may change."""
 
     def __init__(self, text: str) -> None:
         self.source = Source(text)

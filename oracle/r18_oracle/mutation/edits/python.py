@@ -28,7 +28,7 @@ COMMUTATIVE = {"maximum", "minimum", "fmax", "fmin", "add", "multiply", "min", "
 """Functions whose two arguments can be swapped."""
 
 UNTOUCHED_CALLS = {"isinstance", "cast", "getattr", "hasattr", "print", "super", "TypeVar"}
-"""Calls that only deal with types or names, or that no result is computed from."""
+"""Calls that only deal with types or names, or do not contribute to a result."""
 
 BUILTINS = {"int", "float", "bool", "str", "len", "tuple", "list", "set", "dict", "range", "iter"}
 

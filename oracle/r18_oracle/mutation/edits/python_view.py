@@ -15,7 +15,7 @@ from itertools import pairwise
 from r18_oracle.mutation.edits import Change, Edit
 
 DECLARATIONS = ("kernel", "kernels", "contract", "deviceinfo")
-"""Calls of names with these endings make metadata, which no result is computed from."""
+"""Calls of names with these endings make metadata, from which no result is computed."""
 
 NEUTRAL = {"optimize", "writeable", "strict", "copy"}
 """Keywords that affect how or how safely a result is computed, but not the result."""
