@@ -90,7 +90,7 @@ def run(
     """
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     if again is not None and again not in AGAIN:
-        raise unknown("choice of what to run again", again, AGAIN)
+        raise unknown("set of mutants to run again", again, AGAIN)
     if kind not in KINDS:
         raise unknown("kind of mutants", kind, KINDS)
     sample = _Sample.of(backend, kernels, files, kind, limit, seed)
