@@ -164,6 +164,8 @@ def test_names_that_are_not_there() -> None:
         branches("nothing_here:Backend")
     with pytest.raises(UnknownName, match="quik"):
         branches(TOY, profile_name="quik")
+    with pytest.raises(UnknownName, match="resnet19"):
+        branches(TOY, network="resnet19")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from r18_oracle.findings import described
 from r18_oracle.generate.corners import runnable, vast
 from r18_oracle.judge.declared import declaration
 from r18_oracle.mutation.mutants import Target
-from r18_oracle.search.campaign import run_campaign, walk
+from r18_oracle.search.campaign import network_problems, run_campaign, walk
 from r18_oracle.search.profiles import Profile
 
 MOST_WEIGHTS = 1 << 20
@@ -88,9 +88,12 @@ def measure(
     """Call a backend's kernels with every problem of the profile and of the network.
 
     name: as `load_backend` takes it. The process must be new, since cached functions do not run
-    again. Raises what loading raises, `BackendUnavailable` if the device is not available and no
-    kernel declares host files or device functions, and `UsageError` if no problem was accepted.
+    again. Raises what loading raises, `UnknownName` for a network, `BackendUnavailable` if the
+    device is not available and no kernel declares host files or device functions, and `UsageError`
+    if no problem was accepted.
     """
+    if network is not None:
+        network_problems(network, how.batches)  # raises for an unknown name
     root = _root(name)
     with _covered(root) as coverage:
         backend = load_backend(name)

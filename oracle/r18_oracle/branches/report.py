@@ -97,7 +97,7 @@ def branches(
     """Report what the problems of a profile leave out of a backend's kernels.
 
     reasons: a file of entries by the backend's own name; by default our list. Raises what `measure`
-    raises, `UnknownName` for a profile or network, and `UsageError` for a damaged or stale list.
+    raises, `UnknownName` for a profile, and `UsageError` for a damaged or stale list.
     """
     how = profile(profile_name)
     if reasons is None:
