@@ -1,7 +1,7 @@
-"""What was found with perturbed schedules, kernel by kernel: `perturb-<device>.json`.
+"""The record of runs with perturbed schedules, kernel by kernel: `perturb-<device>.json`.
 
-An entry of a kernel has the digest of its sources and choices. While this and the request are the
-same, the kernel need not be run again, so a run that was stopped can be continued. Programs have no
+A kernel's entry has the digest of its sources and choices. While the digest and the request are
+unchanged, the kernel does not run again, so a stopped run can be continued. Programs have no
 digest, take seconds, and always run again.
 """
 
@@ -26,7 +26,7 @@ WHAT = "perturb"
 class Record:
     """The record of a device, for the kernels of a backend. Raises `UsageError` for a damaged one.
 
-    seeds, kinds: of the delays, how many and where.
+    seeds: how many seeds of delays there are. kinds: the kinds of site that are delayed.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class Record:
         }
 
     def fresh(self, kernels: Iterable[str]) -> list[Result]:
-        """Results of these that were found in the same sources, on the same problems and seeds.
+        """The recorded results of these kernels for the same sources, problems and seeds.
 
-        A kernel without a digest is never fresh: it may have changed.
+        There is none for a kernel without a digest, which may have changed.
         """
         return [
             _result(name, entry)
             for name in kernels
             if (entry := self._kernels.get(name)) is not None
             and entry.digest is not None
-            and self._asked_alike(entry.run)
+            and self._same_request(entry.run)
         ]
 
-    def _asked_alike(self, run: str) -> bool:
+    def _same_request(self, run: str) -> bool:
         then, now = self._runs[run], self._run
         return all(
             getattr(then, name) == getattr(now, name)
@@ -86,7 +86,7 @@ class Record:
         )
 
     def write(self, results: Iterable[Result]) -> None:
-        """Add what was found, and write the whole file."""
+        """Add results and write the whole file."""
         now = records.now()
         for result in results:
             if result.name not in self._digests:

@@ -8,7 +8,7 @@ tile's.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 SHARE = 5
 """A choice gets this fraction of its kernel's examples, plus one, since the first is trivial."""
+
+
+def with_choices(backend: Backend, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Each of these kernels, followed by its choices."""
+    for kernel in kernels:
+        yield kernel
+        yield from backend.variants(kernel)
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Share:
 
     @property
     def vast(self) -> tuple[Problem, ...]:
-        """Problems that a kernel, not a choice, is asked about and never runs."""
+        """Problems that are too large to run, to check refusals; none for a choice."""
         return vast(self.one.op) if self.common is None else ()
 
 
