@@ -22,7 +22,6 @@ from r18.backend import (
     Kernel,
     RoundingContract,
     Stream,
-    input_dtype,
     input_layout,
     output_layout,
 )
@@ -97,8 +96,8 @@ class TorchKernel(Kernel):
         workspace: Buffer,
         stream: Stream,
     ) -> None:
-        dtype = DTYPES[self.precision.storage]
-        given = DTYPES[input_dtype(problem, self.precision).name]
+        dtype = DTYPES[self.precision.output_dtype(problem.op).name]
+        given = [DTYPES[dtype.name] for dtype in self.precision.input_dtypes(problem.op)]
         read, write = input_layout(self, problem), output_layout(self, problem)
         cuda = cast(TorchStream, stream).cuda
         with (
@@ -109,7 +108,8 @@ class TorchKernel(Kernel):
             self.run(
                 problem.op,
                 tuple(
-                    _view(b, s, given, read) for b, s in zip(inputs, problem.inputs, strict=True)
+                    _view(buffer, shape, stored, read)
+                    for buffer, shape, stored in zip(inputs, problem.inputs, given, strict=True)
                 ),
                 tuple(
                     cast(TorchBuffer, buffer).as_tensor(shape, dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from r18.backend import Array, Kernel, input_dtype
+from r18.backend import Array, Kernel
 from r18.graph.ops import Problem, parts_of
 from r18.graph.precision import Precision
 
@@ -28,14 +28,19 @@ class Case:
         cls, kernel: Kernel, problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]
     ) -> Case:
         """Round float64 values as the core's upload and `prepare` round them for the kernel."""
-        precision, given = kernel.precision, input_dtype(problem, kernel.precision)
+        precision = kernel.precision
+        given = precision.input_dtypes(problem.op)
         with np.errstate(over="ignore"):
             return cls(
                 problem,
                 precision,
-                tuple(np.ascontiguousarray(a, given) for a in inputs),
+                tuple(map(np.ascontiguousarray, inputs, given)),
                 tuple(map(precision.stored, weights, problem.op.weights())),
             )
+
+    @property
+    def output_dtype(self) -> np.dtype[np.generic]:
+        return self.precision.output_dtype(self.problem.op)
 
     def of_convolution(self) -> Case:
         """The convolution of a `ConvMaxPool`, with the same values."""

@@ -16,7 +16,6 @@ from r18.backend.kernel import (
     Kernel,
     Resources,
     RoundingContract,
-    input_dtype,
     input_layout,
     output_layout,
 )
@@ -73,7 +72,6 @@ __all__ = [
     "download",
     "enqueue_all",
     "find_table",
-    "input_dtype",
     "input_layout",
     "logical",
     "output_layout",

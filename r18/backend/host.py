@@ -18,7 +18,6 @@ from r18.backend.device import Array, Buffer, Memory, Stream
 from r18.backend.kernel import (
     Kernel,
     RoundingContract,
-    input_dtype,
     input_layout,
     output_layout,
 )
@@ -209,13 +208,14 @@ class HostKernel(Kernel):
         workspace: Buffer,
         stream: Stream,
     ) -> None:
-        given, dtype = input_dtype(problem, self.precision), self.precision.dtype
+        given = self.precision.input_dtypes(problem.op)
+        dtype = self.precision.output_dtype(problem.op)
         with np.errstate(all="ignore"):  # NaN and Inf are values here; see r18.backend
             self.run(
                 problem.op,
                 tuple(
-                    host(buffer).as_array(input_layout(self, problem).physical(shape), given)
-                    for buffer, shape in zip(inputs, problem.inputs, strict=True)
+                    host(buffer).as_array(input_layout(self, problem).physical(shape), stored)
+                    for buffer, shape, stored in zip(inputs, problem.inputs, given, strict=True)
                 ),
                 tuple(cast(PackedWeight, buffer).packed for buffer in weights),
                 host(output).as_array(output_layout(self, problem).physical(problem.output), dtype),

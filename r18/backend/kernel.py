@@ -7,9 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from r18.backend.device import Array, Buffer, Memory, Stream
 from r18.errors import UsageError
@@ -203,9 +201,12 @@ class Kernel(ABC):
         not traced. By default every call adopts its addresses and calls `enqueue`, for which the
         memory has to be one that `adopts`.
         """
-        given = input_dtype(problem, self.precision).itemsize
-        sizes = [math.prod(shape) * given for shape in problem.inputs]
-        output_nbytes = math.prod(problem.output) * self.precision.dtype.itemsize
+        dtypes = self.precision.input_dtypes(problem.op)
+        sizes = [
+            math.prod(shape) * dtype.itemsize
+            for shape, dtype in zip(problem.inputs, dtypes, strict=True)
+        ]
+        output_nbytes = math.prod(problem.output) * self.precision.output_dtype(problem.op).itemsize
         scratch = self.workspace(problem)
 
         def enqueue(inputs: Sequence[int], output: int, workspace: int, stream: int) -> None:
@@ -261,11 +262,6 @@ def input_layout(kernel: Kernel, problem: Problem) -> Layout:
     return kernel.reads or kernel.layout
 
 
-def input_dtype(problem: Problem, precision: Precision) -> np.dtype[Any]:
-    """The dtype of the inputs: uint8 for pixels, else the precision's storage format."""
-    return np.dtype(np.uint8) if isinstance(problem.op, Normalize) else precision.dtype
-
-
 def output_layout(kernel: Kernel, problem: Problem) -> Layout:
     """The layout of a kernel's output: its own, or a relayout's target."""
     return problem.op.target if isinstance(problem.op, Relayout) else kernel.layout
@@ -277,7 +273,6 @@ __all__ = [
     "Kernel",
     "Resources",
     "RoundingContract",
-    "input_dtype",
     "input_layout",
     "output_layout",
 ]

@@ -35,9 +35,9 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
   never reads the output buffer, except for a kernel that declares `in_place` and is given the
   same buffer as its first input and its output.
 
-Activations are passed densely packed in the kernel's `layout`, in its precision's storage format;
-2-d activations are row-major, pixels uint8 in NHWC (`input_layout`, `input_dtype`). All shapes in
-`Problem` are logical (NCHW).
+Activations are passed densely packed in the kernel's `layout`, in its precision's storage format
+or the op's own (`Op.input_storage`, `Op.output_storage`); 2-d activations are row-major, pixels
+uint8 in NHWC (`input_layout`). All shapes in `Problem` are logical (NCHW).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from r18.backend import Plan, StepTime, input_dtype
+from r18.backend import Plan, StepTime
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
 from r18.graph.passes import fuse, fuse_pool
@@ -151,14 +151,15 @@ def limits(
 
 def moved_nbytes(problem: Problem, precision: Precision) -> int:
     """Bytes that any kernel must read and write: inputs, weights, output, once each."""
-    covered = problem.op.covered(*problem.inputs)
-    read = covered + sum(math.prod(shape) for shape in problem.inputs[1:])
+    op = problem.op
+    covered = [op.covered(*problem.inputs), *map(math.prod, problem.inputs[1:])]
+    dtypes = precision.input_dtypes(op)
+    read = sum(size * dtype.itemsize for size, dtype in zip(covered, dtypes, strict=True))
     weights = sum(
-        math.prod(spec.shape) * precision.weight_dtype(spec).itemsize
-        for spec in problem.op.weights()
+        math.prod(spec.shape) * precision.weight_dtype(spec).itemsize for spec in op.weights()
     )
-    written = math.prod(problem.output) * precision.dtype.itemsize
-    return read * input_dtype(problem, precision).itemsize + written + weights
+    written = math.prod(problem.output) * precision.output_dtype(op).itemsize
+    return read + written + weights
 
 
 def own_operations(problem: Problem, algorithm: str) -> int:

@@ -66,12 +66,16 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """One weight of an op: its role, shape, layout and kind, as the manifest names them."""
+    """One weight of an op: its role, shape, layout and kind, as the manifest names them.
+
+    storage: the format that it is kept in; empty where the precision says which.
+    """
 
     role: str  # weight, bias, running_mean, running_var
     shape: Shape
     layout: str  # OIHW, OI, O
     kind: str  # conv_weight, bn_param, bn_buffer, fc_weight, fc_bias, conv_bias
+    storage: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,16 @@ class Op(ABC):
     def weights(self) -> tuple[WeightSpec, ...]:
         """The weights it reads, in the order in which kernels are given them."""
         return ()
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        """The storage format of each input; empty where it is the precision's."""
+        return ("",) * self.arity
+
+    @property
+    def output_storage(self) -> str:
+        """The storage format of the output; empty where it is the precision's."""
+        return ""
 
     def macs(self, *inputs: Shape) -> int:
         """Multiply-accumulates; 0 for everything but convolution and linear, as is usual."""
@@ -489,6 +503,10 @@ class Normalize(Op):
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return ("uint8",)
 
     @property
     def scale_shift(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

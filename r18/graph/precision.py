@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from r18.errors import unknown
-from r18.graph.ops import WeightSpec
+from r18.graph.ops import Op, WeightSpec
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +28,7 @@ _DTYPES: dict[str, np.dtype[np.generic]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": BFLOAT16,
     "int8": np.dtype(np.int8),
+    "uint8": np.dtype(np.uint8),
     "int32": np.dtype(np.int32),
 }
 
@@ -80,13 +81,21 @@ class Precision:
         """Whether each factor is multiplied as two numbers, for which bounds are of their own."""
         return self.multiply == "fp16x2"
 
+    def input_dtypes(self, op: Op) -> tuple[np.dtype[np.generic], ...]:
+        """The dtype of each input of an op."""
+        return tuple(dtype_of(name or self.storage) for name in op.input_storage)
+
+    def output_dtype(self, op: Op) -> np.dtype[np.generic]:
+        """The dtype of an op's output."""
+        return dtype_of(op.output_storage or self.storage)
+
     def weight_dtype(self, spec: WeightSpec) -> np.dtype[np.generic]:
-        """The dtype a weight is kept in: matrices in `storage`, vectors in `accumulate`.
+        """The dtype a weight is kept in: its own; else matrices in `storage`, vectors in `accumulate`.
 
         Biases and BatchNorm's parameters are few and enter each output once: rounding them to a
         narrow storage format would cost accuracy and save nothing.
         """
-        return dtype_of(self.storage if len(spec.shape) > 1 else self.accumulate)
+        return dtype_of(spec.storage or (self.storage if len(spec.shape) > 1 else self.accumulate))
 
     def stored(self, array: Array, spec: WeightSpec) -> Array:
         """A float32 or float64 weight rounded to the dtype that it is kept in, dense."""

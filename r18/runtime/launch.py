@@ -12,7 +12,6 @@ from r18.backend import (
     Kernel,
     Launch,
     download,
-    input_dtype,
     input_layout,
     output_layout,
     prepare_weights,
@@ -20,7 +19,7 @@ from r18.backend import (
     upload,
 )
 from r18.errors import NoKernel, ShapeError, UsageError
-from r18.graph.ops import Problem
+from r18.graph.ops import Normalize, Problem
 from r18.graph.precision import is_floating
 
 
@@ -35,17 +34,20 @@ def launch_on(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Array
     if (reason := kernel.refusal(problem)) is not None:
         raise NoKernel(f"{kernel.id} refuses {problem}: {reason}")
     weights = arrays[problem.op.arity :]
-    given = input_dtype(problem, kernel.precision)
-    inputs = [_as_input(array, problem, given) for array in arrays[: problem.op.arity]]
+    given = kernel.precision.input_dtypes(problem.op)
+    inputs = [
+        _as_input(array, problem, dtype)
+        for array, dtype in zip(arrays[: problem.op.arity], given, strict=False)
+    ]
     if tuple(a.shape for a in inputs) != problem.inputs:
         raise ShapeError(
             f"{problem} was given inputs of shape {', '.join(str(a.shape) for a in inputs)}"
         )
-    memory, dtype = backend.memory, kernel.precision.dtype
+    memory, dtype = backend.memory, kernel.precision.output_dtype(problem.op)
     buffers = []
-    for array in inputs:
-        buffers.append(memory.empty(tensor_nbytes(array.shape, given)))
-        upload(memory, array, input_layout(kernel, problem), given, buffers[-1])
+    for array, stored in zip(inputs, given, strict=True):
+        buffers.append(memory.empty(tensor_nbytes(array.shape, stored)))
+        upload(memory, array, input_layout(kernel, problem), stored, buffers[-1])
     names = [spec.role for spec in problem.op.weights()]
     return Launch(
         kernel,
@@ -63,9 +65,11 @@ def _as_input(array: Array, problem: Problem, dtype: np.dtype[Any]) -> Array:
         raise UsageError(f"{problem.op.label} knows no mask: fill the masked array first")
     if not isinstance(array, np.ndarray | np.generic):
         raise UsageError(f"{problem.op.label} reads NumPy arrays, got a {type(array).__name__}")
-    pixels = dtype == np.uint8
-    if array.dtype != dtype and (pixels or not is_floating(array.dtype)):
-        wanted = "uint8 pixels" if pixels else f"floating-point values or {dtype}"
+    integers = dtype.kind in "iu"
+    if array.dtype != dtype and (integers or not is_floating(array.dtype)):
+        pixels = isinstance(problem.op, Normalize)
+        wanted = f"{dtype} pixels" if pixels else f"{dtype} values"
+        wanted = wanted if integers else f"floating-point values or {dtype}"
         raise UsageError(f"{problem.op.label} reads {wanted}, got {array.dtype}: nothing is cast")
     return np.asarray(array)
 
@@ -79,7 +83,8 @@ def run_kernel(backend: Backend, kernel: Kernel, problem: Problem, *arrays: Arra
     stream = backend.stream()
     launch.enqueue(stream)
     stream.synchronize()
-    layout, dtype = output_layout(kernel, problem), kernel.precision.dtype
+    layout = output_layout(kernel, problem)
+    dtype = kernel.precision.output_dtype(problem.op)
     return download(backend.memory, launch.output, problem.output, layout, dtype)
 
 

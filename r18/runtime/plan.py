@@ -23,7 +23,7 @@ from r18.backend import (
 )
 from r18.errors import NoKernel, UsageError, unknown, unknown_kernel
 from r18.graph.ops import OPTIONAL_OPS, Layout, Normalize, Problem, Relayout
-from r18.graph.precision import precision
+from r18.graph.precision import Precision, precision
 from r18.graph.schedule import Schedule, Step
 from r18.runtime.arena import Lifetime, plan_arena
 from r18.runtime.fusing import schedule_for
@@ -128,13 +128,13 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     tap, precision or kernel that does not exist, `UsageError` for an override that names no step
     and no op of the schedule.
     """
-    storage = precision(options.precision).dtype
+    how = precision(options.precision)
     schedule = schedule_for(backend, schedule, options)
     _check_overrides(schedule, options)
     draft = _Draft.of(backend, schedule, options)
     for step in schedule.steps:
         draft.add(step)
-    return _placed(draft, storage)
+    return _placed(draft, how)
 
 
 @dataclass(frozen=True)
@@ -220,12 +220,10 @@ class _Draft:
         return key
 
 
-def _placed(draft: _Draft, storage: np.dtype[Any]) -> Plan:
+def _placed(draft: _Draft, how: Precision) -> Plan:
     """The draft with a place in the arena for every tensor and workspace."""
     schedule, options, steps = draft.schedule, draft.options, draft.steps
-    dtypes = dict.fromkeys(draft.shapes, storage)
-    if schedule.of_pixels:
-        dtypes[schedule.input] = np.dtype(np.uint8)
+    dtypes = _dtypes(schedule, how)
     kept = {schedule.input, schedule.output, *(schedule.value_of(tap) for tap in options.taps)}
     nbytes = {
         key: tensor_nbytes(draft.shapes[value], dtypes[value])
@@ -271,6 +269,17 @@ def _placed(draft: _Draft, storage: np.dtype[Any]) -> Plan:
         },
         arena_nbytes=arena.nbytes,
     )
+
+
+def _dtypes(schedule: Schedule, how: Precision) -> dict[str, np.dtype[Any]]:
+    """The dtype of every value: that of the step that makes it, or of the one that reads it."""
+    made = {step.output: how.output_dtype(step.op) for step in schedule.steps}
+    read = {
+        value: dtype
+        for step in schedule.steps
+        for value, dtype in zip(step.inputs, how.input_dtypes(step.op), strict=True)
+    }
+    return read | made
 
 
 def _check_overrides(schedule: Schedule, options: CompileOptions) -> None:

@@ -250,10 +250,9 @@ class _Call:
         layout = output_layout(self.kernel, self.case.problem)
         # Not the buffer in the launch, which the kernel may have replaced.
         output = self.arena.buffer(self.written)
-        shape, dtype = self.case.problem.output, self.case.precision.dtype
         return _Contents(
             self.arena.read(),
-            download(self.memory, output, shape, layout, dtype),
+            download(self.memory, output, self.case.problem.output, layout, self.case.output_dtype),
             [_bytes(self.memory, buffer) for buffer in self.weights],
         )
 
@@ -277,7 +276,7 @@ class _Call:
 
 def buffer_sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
     """Bytes of each buffer, by name. The output is between others, to catch both overruns."""
-    output = int(np.prod(case.problem.output, dtype=object)) * case.precision.dtype.itemsize
+    output = int(np.prod(case.problem.output, dtype=object)) * case.output_dtype.itemsize
     first, *others = (array.nbytes for array in case.inputs)
     rest = {f"input {index}": nbytes for index, nbytes in enumerate(others, 1)}
     return {"input 0": first, "output": output, **rest, "workspace": scratch_nbytes}

@@ -234,7 +234,7 @@ class Examination:
 
     def _may_alias(self, case: Case) -> bool:
         same_size = self.problem.inputs[0] == self.problem.output
-        return same_size and case.inputs[0].dtype == case.precision.dtype
+        return same_size and case.inputs[0].dtype == case.output_dtype
 
     def _order(self, case: Case, first: Observation) -> None:
         """After a copy that ends late: a kernel that does not wait reads or writes too early."""

@@ -95,7 +95,7 @@ def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
 
     Prepared weights of types other than those of `r18.backend.host` are not moved.
     """
-    problem, dtype, fences = case.problem, case.precision.dtype, dict[str, Fenced]()
+    problem, fences = case.problem, dict[str, Fenced]()
 
     def buffer(name: str, nbytes: int) -> HostBuffer:
         fences[name] = Fenced(nbytes, HostMemory.alignment)
@@ -112,7 +112,7 @@ def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
         _moved(weight, buffer(f"prepared weight {i}", weight.nbytes))
         for i, weight in enumerate(prepared)
     )
-    output = buffer("output", math.prod(problem.output) * dtype.itemsize)
+    output = buffer("output", math.prod(problem.output) * case.output_dtype.itemsize)
     workspace = buffer("workspace", scratch_nbytes)
     stream = backend.stream()
     with kernel_running():

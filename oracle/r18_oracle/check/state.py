@@ -221,9 +221,8 @@ class _Program:
 
     def output(self) -> Array:
         problem = self.case.problem
-        layout, dtype = output_layout(self.kernel, problem), self.case.precision.dtype
-        output = self.arena.buffer("output")
-        return download(self.memory, output, problem.output, layout, dtype)
+        layout, output = output_layout(self.kernel, problem), self.arena.buffer("output")
+        return download(self.memory, output, problem.output, layout, self.case.output_dtype)
 
     def trespass(self) -> str | None:
         return stray_write(self.arena, self._before, self.arena.read())
