@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from r18.backend.device import Array, Buffer, Memory, Stream
 from r18.errors import UsageError
-from r18.graph.ops import Layout, Normalize, Op, Problem, Relayout
+from r18.graph.ops import Layout, Op, Problem, Relayout
 from r18.graph.precision import Precision, dtype_of
 
 Enqueue = Callable[[Sequence[int], int, int, int], None]
@@ -255,7 +255,7 @@ class Kernel(ABC):
 
 def input_layout(kernel: Kernel, problem: Problem) -> Layout:
     """The layout of a kernel's inputs: pixels are NHWC, a relayout reads its source layout."""
-    if isinstance(problem.op, Normalize):
+    if problem.op.of_pixels:
         return Layout.NHWC
     if isinstance(problem.op, Relayout):
         return problem.op.source

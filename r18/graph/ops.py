@@ -80,9 +80,13 @@ class WeightSpec:
 
 @dataclass(frozen=True)
 class Op(ABC):
-    """An operation. `name` is its term in kernel ids and tables; `arity` counts activations in."""
+    """An operation. `name` is its term in kernel ids and tables; `arity` counts activations in.
+
+    of_pixels: its input is pixels as decoders give them: bytes, in memory NHWC.
+    """
 
     name: ClassVar[str]
+    of_pixels: ClassVar[bool] = False
 
     @property
     def arity(self) -> int:
@@ -474,11 +478,11 @@ class Relayout(Op):
 class Normalize(Op):
     """Pixels into what networks take: (x / 255 − mean) / std, channel by channel, of bytes x.
 
-    The one op whose input is in no storage format: a uint8 for each channel of a pixel, in memory
-    NHWC, as decoders give them. No network holds it; `CompileOptions.pixels` puts it in front.
+    No network holds it; `CompileOptions.pixels` puts it in front.
     """
 
     name: ClassVar[str] = "normalize"
+    of_pixels: ClassVar[bool] = True
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -584,13 +588,14 @@ def parts_of(problem: Problem) -> tuple[Problem, Problem]:
 
 def _settings(op: Op) -> str:
     """What the label does not say; of ops in an op, one after the other."""
-    if isinstance(op, ConvMaxPool):
-        return f"{_settings(op.conv)}; {_settings(op.pool)}"
-    return ", ".join(
-        f"{f.name}={_short(getattr(op, f.name))}"
-        for f in fields(op)
-        if f.name not in ("bias", "residual", "relu")
+    values = {f.name: getattr(op, f.name) for f in fields(op)}
+    parts = [_settings(value) for value in values.values() if isinstance(value, Op)]
+    own = ", ".join(
+        f"{name}={_short(value)}"
+        for name, value in values.items()
+        if name not in ("bias", "residual", "relu") and not isinstance(value, Op)
     )
+    return "; ".join(part for part in (*parts, own) if part)
 
 
 def _number(value: object) -> bool:

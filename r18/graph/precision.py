@@ -90,7 +90,7 @@ class Precision:
         return dtype_of(op.output_storage or self.storage)
 
     def weight_dtype(self, spec: WeightSpec) -> np.dtype[np.generic]:
-        """The dtype a weight is kept in: its own; else matrices in `storage`, vectors in `accumulate`.
+        """The dtype of a weight: matrices in `storage`, vectors in `accumulate`, or its own.
 
         Biases and BatchNorm's parameters are few and enter each output once: rounding them to a
         narrow storage format would cost accuracy and save nothing.

@@ -104,10 +104,10 @@ class Schedule:
         _no_repeats(self.name, "checkpoint", (c.name for c in self.checkpoints))
         self.shapes(1)
         for step in self.steps:
-            if isinstance(step.op, Normalize) != (self.of_pixels and self.input in step.inputs):
+            if step.op.of_pixels != (self.of_pixels and self.input in step.inputs):
                 raise ScheduleError(
                     f"step '{step.name}': pixels are the schedule's input, and what reads them is "
-                    f"{Normalize.name} alone"
+                    f"{self.steps[0].op.name if self.of_pixels else Normalize.name} alone"
                 )
             wanted = step.op.weights()
             if len(step.weights) != len(wanted):
@@ -115,6 +115,7 @@ class Schedule:
                     f"step '{step.name}': {step.op.label} reads {len(wanted)} weights, "
                     f"{len(step.weights)} are named"
                 )
+        self._check_storage()
         specs = self.weight_specs
         for fold in self.folds:
             if fold.weight not in specs or fold.bias not in specs:
@@ -129,10 +130,24 @@ class Schedule:
                     "which no step makes"
                 )
 
+    def _check_storage(self) -> None:
+        """Raise `ScheduleError` where a value is read in another storage format than it is in."""
+        stored: dict[str, str] = {}
+        for step in self.steps:
+            for value, wanted in zip(step.inputs, step.op.input_storage, strict=True):
+                found = stored.setdefault(value, wanted)
+                if found != wanted:
+                    raise ScheduleError(
+                        f"step '{step.name}': {step.op.label} reads '{value}' as "
+                        f"{wanted or 'the precision says'}, and it is stored as "
+                        f"{found or 'the precision says'}"
+                    )
+            stored[step.output] = step.op.output_storage
+
     @property
     def of_pixels(self) -> bool:
         """Whether the input is pixels, in bytes; else it is in the precision's storage format."""
-        return isinstance(self.steps[0].op, Normalize)
+        return self.steps[0].op.of_pixels
 
     def shapes(self, batch: int) -> dict[str, Shape]:
         """Every value's logical shape at a batch size; raises `ScheduleError`, `ShapeError`."""

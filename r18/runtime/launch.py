@@ -19,7 +19,7 @@ from r18.backend import (
     upload,
 )
 from r18.errors import NoKernel, ShapeError, UsageError
-from r18.graph.ops import Normalize, Problem
+from r18.graph.ops import Problem
 from r18.graph.precision import is_floating
 
 
@@ -67,8 +67,7 @@ def _as_input(array: Array, problem: Problem, dtype: np.dtype[Any]) -> Array:
         raise UsageError(f"{problem.op.label} reads NumPy arrays, got a {type(array).__name__}")
     integers = dtype.kind in "iu"
     if array.dtype != dtype and (integers or not is_floating(array.dtype)):
-        pixels = isinstance(problem.op, Normalize)
-        wanted = f"{dtype} pixels" if pixels else f"{dtype} values"
+        wanted = f"{dtype} {'pixels' if problem.op.of_pixels else 'values'}"
         wanted = wanted if integers else f"floating-point values or {dtype}"
         raise UsageError(f"{problem.op.label} reads {wanted}, got {array.dtype}: nothing is cast")
     return np.asarray(array)

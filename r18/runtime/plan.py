@@ -22,7 +22,7 @@ from r18.backend import (
     tensor_nbytes,
 )
 from r18.errors import NoKernel, UsageError, unknown, unknown_kernel
-from r18.graph.ops import OPTIONAL_OPS, Layout, Normalize, Problem, Relayout
+from r18.graph.ops import OPTIONAL_OPS, Layout, Problem, Relayout
 from r18.graph.precision import Precision, precision
 from r18.graph.schedule import Schedule, Step
 from r18.runtime.arena import Lifetime, plan_arena
@@ -65,7 +65,7 @@ def choose_kernel(
             ops = ", ".join(dict.fromkeys(k.op.name for k in kernels)) or "none"
             refusals[0] += f"; ops with kernels: {ops}; add one to kernels(), or borrow numpy's"
             refusals[0] += " (docs/tutorial.md, step 5)"
-    if isinstance(problem.op, Normalize):
+    if problem.op.of_pixels:
         refusals.append("preprocess on the host instead, and compile without `pixels`")
     raise NoKernel("\n  ".join([head, *refusals]))
 

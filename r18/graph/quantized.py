@@ -1,0 +1,311 @@
+"""Quantised ops: integers in, exact sums, and a requantisation that is specified to the bit.
+
+An integer q stands for the number q·s. The scale s is the tensor's own, and of a weight its output
+channel's; every zero point is 0. Activations are uint8 after a ReLU and int8 elsewhere; weights are
+symmetric integers of 8, 4 or 2 bits (`LIMITS`). Sums are int32 and exact, so the order of summation
+is free: two right kernels give the same bits.
+
+Requantisation, in float32. Each operation is rounded to nearest, ties to even; none is fused with
+another one. `fl` is such a rounding, `sum` the int32 sum with its bias:
+
+1. t = fl(fl(sum) · m[o]) with m[o] = fl(fl(s_x · s_w[o]) / s_y), the weight `multiplier`.
+2. With a residual r: t = fl(t + fl(r · fl(s_r / s_y))), the weight `residual_multiplier`.
+3. With ReLU: t = max(t, 0).
+4. y = t rounded to the nearest integer, ties to even, and saturated: to 0 … 255 in uint8, to
+   −128 … 127 in int8.
+
+Max-pooling moves values. Global pooling is steps 1 and 4 of the int32 sum over height and width,
+with the multiplier fl(s_x / fl(H·W·s_y)). Linear ends with step 1, for the multiplier
+fl(s_x · s_w[o]): its logits are float32. `Quantize` is step 4 of fl(x / s). Of pixels, the integers
+come from a table of 256 for each channel, so that normalising rounds once.
+
+Where a bias takes the sum out of int32, the output is not specified; `r18.graph.quantize` refuses
+to make such weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from r18.errors import ShapeError, show
+from r18.graph.ops import (
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Op,
+    Shape,
+    WeightSpec,
+    as_int,
+)
+
+STORAGES = ("uint8", "int8")
+"""The storage formats of quantised activations."""
+
+LIMITS = {8: 127, 4: 7, 2: 1}
+"""The largest magnitude of a weight, by its bits."""
+
+MOST_SUM = 2**31 - 1
+MOST_DEPTH = MOST_SUM // (255 * 127)
+"""The most products in a sum: 66,311 of them, of bytes and weights, cannot leave int32."""
+
+PIXELS = 256
+
+
+def _storage(op: str, value: object) -> str:
+    if value not in STORAGES:
+        raise ShapeError(f"{op}: activations are stored as uint8 or int8, got {show(value)}")
+    return str(value)
+
+
+def _bits(op: str, value: object) -> int:
+    bits = as_int(value, f"{op}: bits")
+    if bits not in LIMITS:
+        raise ShapeError(f"{op}: weights have 8, 4 or 2 bits, got {bits}")
+    return bits
+
+
+def _check_depth(op: str, depth: int) -> None:
+    if depth > MOST_DEPTH:
+        raise ShapeError(
+            f"{op}: {depth:,} products in a sum may leave int32; at most {MOST_DEPTH:,} cannot"
+        )
+
+
+@dataclass(frozen=True)
+class QuantizedConv2d(Op):
+    """A convolution with bias of integers, requantised.
+
+    conv: with a bias; what it fuses is fused here. stored: the storage format of the image, and of
+    the residual if there is one. bits: of a weight.
+    """
+
+    name: ClassVar[str] = "qconv2d"
+
+    conv: Conv2d
+    stored: tuple[str, ...]
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.conv, Conv2d) or not self.conv.bias:
+            raise ShapeError(f"{self.name} is of a Conv2d with a bias, got {show(self.conv)}")
+        if not isinstance(self.stored, tuple | list) or len(self.stored) != self.arity:
+            raise ShapeError(
+                f"{self.label}: stored names the storage format of each of its {self.arity} "
+                f"input(s), got {show(self.stored)}"
+            )
+        object.__setattr__(self, "stored", tuple(_storage(self.name, s) for s in self.stored))
+        object.__setattr__(self, "bits", _bits(self.name, self.bits))
+        _check_depth(self.name, self.conv.depth)
+
+    @property
+    def arity(self) -> int:
+        return self.conv.arity
+
+    @property
+    def label(self) -> str:
+        return f"q{self.conv.label}"
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return self.stored
+
+    @property
+    def output_storage(self) -> str:
+        return "uint8" if self.conv.relu else "int8"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        channels = (self.conv.out_channels,)
+        weight, _ = self.conv.weights()
+        found = (
+            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8"),
+            WeightSpec("bias", channels, "O", "conv_bias", "int32"),
+            WeightSpec("multiplier", channels, "O", "multiplier", "float32"),
+        )
+        if not self.conv.residual:
+            return found
+        return (*found, WeightSpec("residual_multiplier", (1,), "O", "multiplier", "float32"))
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.conv.infer(*inputs)
+
+    def macs(self, *inputs: Shape) -> int:
+        return self.conv.macs(*inputs)
+
+    def covered(self, *inputs: Shape) -> int:
+        return self.conv.covered(*inputs)
+
+
+@dataclass(frozen=True)
+class QuantizedMaxPool2d(Op):
+    """Max-pooling of integers; scale and storage format stay what they are."""
+
+    name: ClassVar[str] = "qmaxpool2d"
+
+    pool: MaxPool2d
+    stored: str = "uint8"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pool, MaxPool2d):
+            raise ShapeError(f"{self.name} is of a MaxPool2d, got {show(self.pool)}")
+        _storage(self.name, self.stored)
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (self.stored,)
+
+    @property
+    def output_storage(self) -> str:
+        return self.stored
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.pool.infer(*inputs)
+
+    def covered(self, *inputs: Shape) -> int:
+        return self.pool.covered(*inputs)
+
+
+@dataclass(frozen=True)
+class QuantizedGlobalAvgPool(Op):
+    """The mean over height and width of integers, requantised to their storage format."""
+
+    name: ClassVar[str] = "qgap"
+
+    stored: str = "uint8"
+
+    def __post_init__(self) -> None:
+        _storage(self.name, self.stored)
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (self.stored,)
+
+    @property
+    def output_storage(self) -> str:
+        return self.stored
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (WeightSpec("multiplier", (1,), "O", "multiplier", "float32"),)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        output = GlobalAvgPool().infer(*inputs)
+        pixels = math.prod(inputs[0][2:])
+        if 255 * pixels > MOST_SUM:
+            raise ShapeError(f"{self.name}: a sum of {pixels:,} bytes may leave int32")
+        return output
+
+
+@dataclass(frozen=True)
+class QuantizedLinear(Op):
+    """x · wᵀ + bias of integers, to float32 logits. stored: of x. bits: of a weight."""
+
+    name: ClassVar[str] = "qlinear"
+
+    linear: Linear
+    stored: str = "uint8"
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear, Linear):
+            raise ShapeError(f"{self.name} is of a Linear, got {show(self.linear)}")
+        _storage(self.name, self.stored)
+        object.__setattr__(self, "bits", _bits(self.name, self.bits))
+        _check_depth(self.name, self.linear.in_features)
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (self.stored,)
+
+    @property
+    def output_storage(self) -> str:
+        return "float32"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        outputs = (self.linear.out_features,)
+        weight, _ = self.linear.weights()
+        return (
+            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8"),
+            WeightSpec("bias", outputs, "O", "fc_bias", "int32"),
+            WeightSpec("multiplier", outputs, "O", "multiplier", "float32"),
+        )
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.linear.infer(*inputs)
+
+    def macs(self, *inputs: Shape) -> int:
+        return self.linear.macs(*inputs)
+
+
+@dataclass(frozen=True)
+class Quantize(Op):
+    """Numbers into int8: fl(x / scale), rounded and saturated. NaN is not specified."""
+
+    name: ClassVar[str] = "quantize"
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return ("float32",)
+
+    @property
+    def output_storage(self) -> str:
+        return "int8"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (WeightSpec("scale", (1,), "O", "scale", "float32"),)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs, ndim=None)
+        return inputs[0]
+
+
+@dataclass(frozen=True)
+class QuantizePixels(Op):
+    """Pixels into int8, by a table: y[n, c, i, j] = table[c, x[n, c, i, j]].
+
+    normalize: what the table was made of, with a scale (`r18.graph.quantize.table_of`).
+    """
+
+    name: ClassVar[str] = "quantize_pixels"
+    of_pixels: ClassVar[bool] = True
+
+    normalize: Normalize
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.normalize, Normalize):
+            raise ShapeError(f"{self.name} is of a Normalize, got {show(self.normalize)}")
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return ("uint8",)
+
+    @property
+    def output_storage(self) -> str:
+        return "int8"
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return (WeightSpec("table", (self.normalize.channels, PIXELS), "CP", "table", "int8"),)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.normalize.infer(*inputs)
+
+
+QUANTIZED_OPS: tuple[type[Op], ...] = (
+    *(QuantizedConv2d, QuantizedMaxPool2d, QuantizedGlobalAvgPool, QuantizedLinear),
+    *(Quantize, QuantizePixels),
+)
+
+__all__ = [
+    "LIMITS",
+    "MOST_DEPTH",
+    "QUANTIZED_OPS",
+    "STORAGES",
+    "Quantize",
+    "QuantizePixels",
+    "QuantizedConv2d",
+    "QuantizedGlobalAvgPool",
+    "QuantizedLinear",
+    "QuantizedMaxPool2d",
+]
