@@ -1,8 +1,8 @@
-"""The NumPy backend: the readable CPU reference, in float32 and float64.
+"""The NumPy backend: the readable CPU reference, in float32, float64 and int8.
 
 `conv`     direct and im2col convolution; `taps` what one tap of a window reads
 `blocks`   cache blocking of im2col; `threads` runs the blocks
-`others`   every other op
+`others`   every other op; `quantized` those of integers
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from r18.backend import DeviceInfo, Kernel
 from r18.graph.precision import FP32, FP64
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
+from r18_numpy.quantized import quantized_kernels
 
 
 class Backend(BackendBase):
@@ -34,11 +35,12 @@ class Backend(BackendBase):
 
 @cache
 def _kernels() -> tuple[Kernel, ...]:
-    return tuple(
+    floats = tuple(
         kernel
         for precision in (FP32, FP64)
         for kernel in (*conv_kernels(precision), *other_kernels(precision))
     )
+    return (*floats, *quantized_kernels())
 
 
 __all__ = ["Backend"]

@@ -20,6 +20,7 @@ from r18.atomic import new_file
 from r18.errors import R18Error, UsageError, plain, show, unknown
 from r18.files import read_object
 from r18.graph.ops import OPS, Layout, Op, Problem
+from r18.graph.quantized import QUANTIZED_OPS
 from r18.weights.sources import is_plain
 
 LIMIT = 16 << 20
@@ -298,9 +299,10 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
 
 
 def _op_from_json(data: dict[str, Any]) -> Op:
-    if not isinstance(data["op"], str) or data["op"] not in OPS:
-        raise unknown("op", str(data["op"]), OPS)
-    kind: type[Op] = OPS[data["op"]]
+    known = OPS | {op.name: op for op in QUANTIZED_OPS}
+    if not isinstance(data["op"], str) or data["op"] not in known:
+        raise unknown("op", str(data["op"]), known)
+    kind: type[Op] = known[data["op"]]
     types = get_type_hints(kind)
     settings: dict[str, Any] = {}
     for name, value in data["settings"].items():

@@ -51,7 +51,7 @@ from r18_oracle.generate.corners import runnable
 from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
-from r18_oracle.judge.reference import KernelRunning
+from r18_oracle.judge.reference import KernelRunning, explanation
 from r18_oracle.judge.verdict import Judgement, judge
 
 T = TypeVar("T")
@@ -445,7 +445,7 @@ class Examination:
         if not judgement.ok:
             how = "is not what integers must give" if exact else "exceeds the bound"
             where = judgement.coordinate, judgement.got, judgement.expected
-            whence = origin(case, *where)
+            whence = origin(case, *where) or explanation(self.problem, *case.wide(), got)
             self._fail(
                 check,
                 f"error {how} (error/bound {judgement.ratio:.3g})" + (whence and f"; {whence}"),

@@ -64,9 +64,9 @@ def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: i
     if kind not in makers:
         raise unknown("kind of input", kind, makers)
     rng = np.random.default_rng([seed, KINDS.index(kind), variant])
-    pixels = spec_of(problem.op).pixels(problem.op, kind, problem.inputs[0], rng)
-    if pixels is not None:
-        return Case.of(kernel, problem, (pixels,), ())
+    given = spec_of(problem.op).given(problem, kind, rng, variant)
+    if given is not None:
+        return Case.of(kernel, problem, *given)
     return Case.of(kernel, problem, *makers[kind](kernel, problem, rng))
 
 

@@ -341,6 +341,11 @@ def exact(case: Case, contract: RoundingContract, y: Array) -> Bound:
     return Bound(np.full(y.shape, flush))
 
 
+def integer(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Quantised ops: every rounding is specified (`r18.graph.quantized`), so the bound is 0."""
+    return Bound(np.zeros(y.shape))
+
+
 BATCHNORM_ROUNDINGS = 10
 """Roundings of any term of a BatchNorm, in either form; see `batchnorm` and `scale_shift`."""
 
@@ -532,6 +537,7 @@ DERIVATIONS: dict[str, Derivation] = {
     "winograd_f4x4": winograd_sum,
     "elementwise": elementwise,
     "exact": exact,
+    "integer": integer,
     "batchnorm": batchnorm,
     "scale_shift": scale_shift,
     "mean": mean,

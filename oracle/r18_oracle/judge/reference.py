@@ -53,6 +53,19 @@ def reference(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array,
     return _run(spec_of(problem.op).reference, problem.op, inputs, weights)
 
 
+def explanation(
+    problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...], got: Array
+) -> str:
+    """What may have made a wrong output, in a sentence; empty if the op's spec does not know.
+
+    Raises `KernelRunning` when a kernel under test has control.
+    """
+    no_kernel_running()
+    with torch.inference_mode():
+        arrays = _tensors(inputs), _tensors(weights)
+        return spec_of(problem.op).explain(problem.op, *arrays, got.astype(np.float64))
+
+
 def pre_epilogue(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
     """The sums of products of a convolution or linear, before bias, residual and ReLU.
 

@@ -13,7 +13,7 @@ from r18.backend import Array, Kernel
 from r18.graph.ops import Normalize, Problem, Shape
 from r18.images.preprocess import Preprocess
 from r18_oracle.generate.sizes import BEYOND_GRID, Sizes, along_images, images
-from r18_oracle.ops.spec import Numbers, OpSpec, Rng, Tensors, shape_of
+from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng, Tensors, shape_of
 
 
 class NormalizeSpec(OpSpec[Normalize]):
@@ -56,8 +56,13 @@ class NormalizeSpec(OpSpec[Normalize]):
         channels = numbers["c"]
         return Problem(Normalize(op.mean[:channels], op.std[:channels]), (shape_of(numbers),))
 
-    def pixels(self, op: Normalize, kind: str, shape: Shape, rng: Rng) -> Array | None:
-        return PIXELS[kind](op, shape, rng) if kind in PIXELS else None
+    def given(
+        self, problem: Problem, kind: str, rng: Rng, variant: int
+    ) -> tuple[Arrays, Arrays] | None:
+        assert isinstance(problem.op, Normalize)
+        if kind not in PIXELS:
+            return None
+        return (PIXELS[kind](problem.op, problem.inputs[0], rng),), ()
 
 
 def normalization(channels: int) -> Normalize:

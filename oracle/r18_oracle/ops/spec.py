@@ -142,9 +142,18 @@ class OpSpec(ABC, Generic[O]):
             for spec in problem.op.weights()
         )
 
-    def pixels(self, op: O, kind: str, shape: Shape, rng: Rng) -> Array | None:
-        """The input of this kind for an op that reads bytes; None where it reads numbers."""
+    def given(
+        self, problem: Problem, kind: str, rng: Rng, variant: int
+    ) -> tuple[Arrays, Arrays] | None:
+        """Inputs and weights of this kind for an op of bytes or integers; None for one of numbers.
+
+        In float64, and such that the op's storage formats hold them.
+        """
         return None
+
+    def explain(self, op: O, inputs: Tensors, weights: Tensors, got: Array) -> str:
+        """What may have made this wrong output (float64), in a sentence; empty if unknown."""
+        return ""
 
     def exact(self, problem: Problem, algorithm: str) -> bool:
         """Whether integers of suitable size have an exact result under this algorithm."""

@@ -20,6 +20,11 @@ from r18_oracle.ops import (
     linear,
     maxpool2d,
     normalize,
+    qconv2d,
+    qgap,
+    qlinear,
+    qmaxpool2d,
+    quantize,
     relayout,
     relu,
     softmax,
@@ -43,6 +48,12 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         relayout.SPEC,
         conv2d_maxpool2d.SPEC,
         normalize.SPEC,
+        qconv2d.SPEC,
+        qmaxpool2d.SPEC,
+        qgap.SPEC,
+        qlinear.SPEC,
+        quantize.SPEC,
+        quantize.PIXELS_SPEC,
     )
 }
 

@@ -1,0 +1,154 @@
+"""The quantised ops, step by step as `r18.graph.quantized` specifies them.
+
+Sums are computed in float64 by BLAS, which has no products of integers. They are exact there: every
+partial sum, in any order, is an integer below 2³¹.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from r18.backend import Array, RoundingContract
+from r18.backend.host import HostBuffer, HostFunction, HostKernel
+from r18.graph.ops import Op, Problem, Shape
+from r18.graph.precision import INT8
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedConv2d,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
+    QuantizedMaxPool2d,
+    QuantizePixels,
+)
+from r18_numpy.taps import inside, shift
+from r18_numpy.threads import single_threaded_blas
+
+Arrays = tuple[Array, ...]
+
+
+def quantized_kernels() -> tuple[HostKernel, ...]:
+    """One kernel for each op."""
+    contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
+
+    def kernel(op: type[Op], algorithm: str, run: HostFunction) -> HostKernel:
+        return HostKernel("numpy", op, algorithm, INT8, contract, run, batch_invariant=True)
+
+    return (
+        HostKernel(
+            "numpy",
+            QuantizedConv2d,
+            "im2col",
+            INT8,
+            contract,
+            conv,
+            batch_invariant=True,
+            scratch=_conv_nbytes,
+            pack=lambda op, weights: (_matrix(weights[0]), *weights[1:]),
+        ),
+        kernel(QuantizedMaxPool2d, "taps", maxpool),
+        kernel(QuantizedGlobalAvgPool, "sum", gap),
+        HostKernel(
+            "numpy",
+            QuantizedLinear,
+            "matmul",
+            INT8,
+            contract,
+            linear,
+            batch_invariant=True,
+            pack=lambda op, weights: (_matrix(weights[0]), *weights[1:]),
+        ),
+        kernel(Quantize, "divide", quantize),
+        kernel(QuantizePixels, "table", quantize_pixels),
+    )
+
+
+def _matrix(weight: Array) -> Array:
+    """A weight as a float64 matrix with a row for each output."""
+    return weight.reshape(len(weight), -1).astype(np.float64)
+
+
+def store(numbers: Array, out: Array) -> None:
+    """Step 4: round to the nearest integer, ties to even, and saturate."""
+    limits = np.iinfo(out.dtype)
+    out[...] = np.clip(np.rint(numbers), limits.min, limits.max)
+
+
+def conv(
+    op: QuantizedConv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """Image by image: unfold the windows into columns, one matrix product, and requantise.
+
+    inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights: (O, C·kh·kw),
+    bias (O,), multiplier (O,), and the residual's (1,). out: (N, O, OH, OW).
+    """
+    weight, bias, multiplier, *residual_multiplier = weights
+    count = op.conv.out_channels
+    columns = HostBuffer(workspace).as_array(_columns_shape(op, out.shape), np.dtype(np.float64))
+    for index, image in enumerate(out):
+        for r, s in np.ndindex(op.conv.kernel_size):
+            shift(op.conv, inputs[0][index : index + 1], r, s, 0, columns[:, :, r, s])
+        with single_threaded_blas():
+            sums = weight @ columns.reshape(op.conv.depth, -1)
+        sums += bias[:, None]
+        numbers = (sums.astype(np.float32) * multiplier[:, None]).reshape(count, *image.shape[1:])
+        if residual_multiplier:
+            numbers += inputs[1][index].astype(np.float32) * residual_multiplier[0]
+        if op.conv.relu:
+            np.maximum(numbers, 0, out=numbers)
+        store(numbers, image)
+
+
+def _columns_shape(op: QuantizedConv2d, output: Shape) -> Shape:
+    """(1, C, kh, kw, OH, OW): what every tap reads for all outputs of an image."""
+    return 1, op.conv.in_channels, *op.conv.kernel_size, *output[2:]
+
+
+def _conv_nbytes(problem: Problem) -> int:
+    assert isinstance(problem.op, QuantizedConv2d)
+    return math.prod(_columns_shape(problem.op, problem.output)) * 8
+
+
+def maxpool(
+    op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """Tap by tap, the maximum of what was there and the shifted image."""
+    (h, w), (oh, ow) = inputs[0].shape[2:], out.shape[2:]
+    (sh, sw), (ph, pw) = op.pool.stride, op.pool.padding
+    out[...] = np.iinfo(out.dtype).min  # the padding, which never wins
+    for r, s in np.ndindex(op.pool.kernel_size):
+        to_rows, rows = inside(r - ph, sh, h, oh)
+        to_columns, columns = inside(s - pw, sw, w, ow)
+        part = out[..., to_rows, to_columns]
+        np.maximum(part, inputs[0][..., rows, columns], out=part)
+
+
+def gap(
+    op: QuantizedGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    sums = inputs[0].sum(axis=(2, 3), dtype=np.int32)
+    store(sums.astype(np.float32) * weights[0], out)
+
+
+def linear(
+    op: QuantizedLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """inputs: (N, K). weights: (O, K), bias (O,), multiplier (O,). out: (N, O) in float32."""
+    weight, bias, multiplier = weights
+    with single_threaded_blas():
+        sums = inputs[0].astype(np.float64) @ weight.T
+    sums += bias
+    np.multiply(sums.astype(np.float32), multiplier, out=out)
+
+
+def quantize(op: Quantize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    store(inputs[0] / weights[0], out)
+
+
+def quantize_pixels(
+    op: QuantizePixels, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """(N, H, W, C) of bytes in, (N, C, H, W) out."""
+    for channel, table in enumerate(weights[0]):
+        out[:, channel] = table[inputs[0][..., channel]]

@@ -1,0 +1,188 @@
+"""What the specs of quantised ops share: problems made of the float op's, and drawn integers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import cycle
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import strategies as st
+
+from r18.backend import Array, Kernel
+from r18.errors import ShapeError
+from r18.graph.ops import Op, Problem, Shape
+from r18.graph.quantized import LIMITS
+from r18_oracle.ops.requantize import RANGES
+from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng
+
+O = TypeVar("O", bound=Op)  # noqa: E741
+
+SETTINGS = tuple(
+    {"signed": signed, "signed_residual": residual, "bits": bits}
+    for bits, signed, residual in ((8, 0, 0), (4, 1, 0), (8, 1, 1), (2, 0, 1), (8, 0, 1))
+)
+"""Storage formats and bits of the corners, in turn."""
+
+FINITE = 2**31 - 1
+"""The largest sum."""
+
+
+class QuantizedSpec(OpSpec[O]):
+    """A quantised op with the problems of the op that it quantises.
+
+    inner: that op's spec. Further numbers of a problem: whether the image, and the residual, are
+    int8 and not uint8; the bits of a weight. An op without one of them ignores it.
+    """
+
+    algorithms = ("integer",)
+    indexed = True
+    inner: OpSpec[Any]
+
+    @abstractmethod
+    def part(self, op: O) -> Op:
+        """The op that it quantises."""
+
+    @abstractmethod
+    def quantized(self, problem: Problem, settings: Numbers) -> Problem:
+        """A problem of the inner op, quantised. Raises `ShapeError`."""
+
+    @abstractmethod
+    def settings(self, op: O) -> Numbers:
+        """Those of `SETTINGS` that the op has."""
+
+    def exact(self, problem: Problem, algorithm: str) -> bool:
+        """Every kind of input has an exact result: `bound` asks for equality."""
+        return False
+
+    # -- problems ------------------------------------------------------------------------------
+
+    def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
+        settings = st.fixed_dictionaries(
+            {
+                "signed": st.integers(0, 1),
+                "signed_residual": st.integers(0, 1),
+                "bits": st.sampled_from((8, 8, 4, 2)),
+            }
+        )
+        return st.builds(self.quantized, self.inner.draw(kernel, most, macs), settings)
+
+    def _in_turn(self, problems: Iterable[Problem]) -> Iterator[Problem]:
+        for problem, settings in zip(problems, cycle(SETTINGS), strict=False):
+            try:
+                yield self.quantized(problem, settings)
+            except ShapeError:  # more products than a sum holds
+                continue
+
+    def corners(self) -> Iterator[Problem]:
+        yield from self._in_turn(self.inner.corners())
+
+    def ordinary(self, kernel: Kernel) -> Iterator[Problem]:
+        yield from self._in_turn(self.inner.ordinary(kernel))
+
+    def many(self) -> Iterator[Problem]:
+        yield from self._in_turn(self.inner.many())
+
+    def many_tiles(self) -> Iterator[Problem]:
+        yield from self._in_turn(self.inner.many_tiles())
+
+    def vast(self) -> Iterator[Problem]:
+        yield from self._in_turn(self.inner.vast())
+
+    def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
+        yield from self._in_turn(self.inner.crossings(kernel, size))
+
+    def beyond(self, choice: Kernel) -> Iterator[Problem]:
+        yield from self._in_turn(self.inner.beyond(choice))
+
+    def nearby(self, problem: Problem) -> Iterator[Problem]:
+        for near in self.inner.nearby(self._inside(problem)):
+            yield self.quantized(near, self.settings(problem.op))  # type: ignore[arg-type]
+
+    def numbers(self, problem: Problem) -> Numbers:
+        settings = self.settings(problem.op)  # type: ignore[arg-type]
+        return self.inner.numbers(self._inside(problem)) | settings
+
+    def rebuild(self, op: O, numbers: Numbers) -> Problem:
+        settings = {name: numbers[name] for name in self.settings(op)}
+        return self.quantized(self.inner.rebuild(self.part(op), numbers), settings)
+
+    def _inside(self, problem: Problem) -> Problem:
+        return Problem(self.part(problem.op), problem.inputs)  # type: ignore[arg-type]
+
+    def meeting(self, problem: Problem, rng: Rng) -> tuple[Shape, Shape] | None:
+        return self.inner.meeting(self._inside(problem), rng)
+
+
+def stored(settings: Numbers, name: str = "signed") -> str:
+    return "int8" if settings[name] else "uint8"
+
+
+def whole(rng: Rng, shape: Shape, stored: str) -> Array:
+    """Any integers of a storage format."""
+    low, high = RANGES[stored]
+    return rng.integers(low, high + 1, shape).astype(np.float64)
+
+
+def ends(rng: Rng, shape: Shape, stored: str) -> Array:
+    """Both ends of a storage format, what is next to them, 0 and 1."""
+    low, high = RANGES[stored]
+    return rng.choice([low, low + 1, 0, 1, high - 1, high], shape).astype(np.float64)
+
+
+def upper(rng: Rng, shape: Shape, stored: str) -> Array:
+    """The upper half of a storage format: what a signed byte cannot hold, of uint8."""
+    _, high = RANGES[stored]
+    return rng.integers((high + 1) // 2, high + 1, shape).astype(np.float64)
+
+
+def small(rng: Rng, shape: Shape, stored: str, most: int) -> Array:
+    """Integers of small magnitude, the rest of them 0."""
+    low = 0 if stored == "uint8" else -most
+    return rng.integers(low, most + 1, shape) * (rng.random(shape) < 0.5).astype(np.float64)
+
+
+def weight(rng: Rng, shape: Shape, bits: int) -> Array:
+    """Any weights of so many bits: symmetric integers."""
+    most = LIMITS[bits]
+    return rng.integers(-most, most + 1, shape).astype(np.float64)
+
+
+def counted(shape: Shape, most: int = 125) -> Array:
+    """1, 2, … most, repeated, with a period that divides no usual extent."""
+    return (np.arange(np.prod(shape, dtype=int)).reshape(shape) % most) + 1.0
+
+
+def multipliers(rng: Rng, shape: Shape, typical: float) -> Array:
+    """Multipliers that bring sums of a typical size to that of a byte; none is a power of two."""
+    drawn = rng.uniform(0.3, 3.0, shape) * 48 / max(typical, 1.0)
+    found: Array = drawn.astype(np.float32).astype(np.float64)
+    return found
+
+
+def powers(rng: Rng, shape: Shape, low: int, high: int) -> Array:
+    """Powers of two from 2^low to 2^high."""
+    return np.exp2(rng.integers(low, high + 1, shape).astype(np.float64))
+
+
+def biases(rng: Rng, shape: Shape, most: float) -> Array:
+    most = max(1.0, min(most, FINITE))
+    return np.rint(rng.uniform(-most, most, shape))
+
+
+__all__ = [
+    "SETTINGS",
+    "Arrays",
+    "QuantizedSpec",
+    "biases",
+    "counted",
+    "ends",
+    "multipliers",
+    "powers",
+    "small",
+    "stored",
+    "upper",
+    "weight",
+    "whole",
+]

@@ -1,0 +1,216 @@
+"""Quantised convolution: sums of integers, requantised (`r18_oracle.ops.requantize`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from r18.backend import Array
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.quantized import LIMITS, MOST_DEPTH, QuantizedConv2d
+from r18_oracle.ops import conv2d, integers
+from r18_oracle.ops.integers import QuantizedSpec, stored
+from r18_oracle.ops.requantize import RANGES, Sums, explained, requantized
+from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
+
+TIES = 3
+"""Variants of edges: ties; both ends of every format, saturating; sums that float32 rounds."""
+
+
+class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
+    op = QuantizedConv2d
+    inner = conv2d.SPEC
+
+    def part(self, op: QuantizedConv2d) -> Conv2d:
+        return op.conv
+
+    def settings(self, op: QuantizedConv2d) -> Numbers:
+        signed = {"signed": int(op.stored[0] == "int8"), "bits": op.bits}
+        if op.conv.residual:
+            signed["signed_residual"] = int(op.stored[1] == "int8")
+        return signed
+
+    def quantized(self, problem: Problem, settings: Numbers) -> Problem:
+        conv = problem.op
+        assert isinstance(conv, Conv2d)
+        formats = [stored(settings)]
+        if conv.residual:
+            formats.append(stored({"signed_residual": 0} | settings, "signed_residual"))
+        op = QuantizedConv2d(replace(conv, bias=True), tuple(formats), settings["bits"])
+        return Problem(op, problem.inputs)
+
+    def corners(self) -> Iterator[Problem]:
+        yield from super().corners()
+        # The longest sum that int32 holds whatever its terms are.
+        deep = Conv2d(MOST_DEPTH, 1, (1, 1), bias=True)
+        yield Problem(QuantizedConv2d(deep, ("uint8",)), ((1, MOST_DEPTH, 1, 1),))
+
+    # -- what it computes ----------------------------------------------------------------------
+
+    def sums(self, op: QuantizedConv2d, inputs: Tensors, weights: Tensors) -> Sums:
+        """float64 adds integers exactly in any order; the bias is added as an integer."""
+        conv, (weight, bias, multiplier, *more) = op.conv, weights
+        products = conv2d.SPEC.sums(conv, inputs, (weight,))
+        return Sums(
+            total=products.long() + bias.long()[:, None, None],
+            multiplier=multiplier.float()[:, None, None],
+            stored=op.output_storage,
+            residual=inputs[1] if conv.residual else None,
+            residual_multiplier=more[0].float() if conv.residual else None,
+            relu=conv.relu,
+        )
+
+    def reference(self, op: QuantizedConv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
+        return requantized(self.sums(op, inputs, weights))
+
+    def explain(self, op: QuantizedConv2d, inputs: Tensors, weights: Tensors, got: Array) -> str:
+        return explained(self.sums(op, inputs, weights), got)
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    def variants(self, kind: str) -> int:
+        return TIES if kind == "edges" else 1
+
+    def given(
+        self, problem: Problem, kind: str, rng: Rng, variant: int
+    ) -> tuple[Arrays, Arrays] | None:
+        op = problem.op
+        assert isinstance(op, QuantizedConv2d)
+        makers = {
+            "impulse": self._impulse,
+            "normal": self._normal,
+            "positive": self._positive,
+            "cancelling": self._cancelling,
+            "wide": self._wide,
+            "edges": self._edges,
+        }
+        x, w, rest = makers[kind](problem, op, rng, variant)
+        bias, multiplier, residual, residual_multiplier = rest
+        if not op.conv.residual:
+            return (x,), (w, bias, multiplier)
+        return (x, residual), (w, bias, multiplier, residual_multiplier)
+
+    def _impulse(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
+    ) -> tuple[Array, Array, Arrays]:
+        """As `r18_oracle.generate.inputs`: one pixel and one weight, or all of one of them."""
+        channels = (op.conv.out_channels,)
+        x, w = np.zeros(problem.inputs[0]), np.zeros(op.weights()[0].shape)
+        met = self.meeting(problem, rng)
+        assert met is not None
+        pixel, tap = met
+        if variant % 3 == 1:
+            x[...] = integers.counted(x.shape)
+        else:
+            x[pixel] = 3
+        if variant % 3 == 2:
+            w[...] = (integers.counted(w.shape, 39) - 20).clip(-LIMITS[op.bits], LIMITS[op.bits])
+        else:
+            w[tap] = 1
+        residual = np.zeros(problem.output)
+        return x, w, (np.zeros(channels), np.ones(channels), residual, np.ones(1))
+
+    def _normal(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
+    ) -> tuple[Array, Array, Arrays]:
+        x = integers.whole(rng, problem.inputs[0], op.stored[0])
+        w = integers.weight(rng, op.weights()[0].shape, op.bits)
+        typical = self._typical(op, x, w)
+        return x, w, self._rest(problem, op, rng, typical)
+
+    def _positive(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
+    ) -> tuple[Array, Array, Arrays]:
+        """Sums of one sign, in half of the channels the other: many outputs saturate."""
+        x = integers.upper(rng, problem.inputs[0], op.stored[0])
+        w = np.abs(integers.weight(rng, op.weights()[0].shape, op.bits))
+        w[1::2] *= -1
+        bias, *rest = self._rest(
+            problem, op, rng, float(np.mean(x)) * float(np.abs(w).sum(axis=(1, 2, 3)).mean()) / 4
+        )
+        return x, w, (np.abs(bias), *rest)
+
+    def _cancelling(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
+    ) -> tuple[Array, Array, Arrays]:
+        """A residual, or without one a bias, that takes away what the sums give."""
+        x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
+        sums = self.sums(
+            replace(op, conv=replace(op.conv, residual=False), stored=op.stored[:1]),
+            (torch.from_numpy(x),),
+            tuple(map(torch.from_numpy, (w, bias, multiplier))),
+        )
+        if not op.conv.residual:
+            bias -= np.rint(sums.total.double().mean(dim=(0, 2, 3)).numpy())
+            return x, w, (bias, multiplier, residual, scale)
+        low, high = RANGES[op.stored[1]]
+        wanted = -(sums.total.double() * sums.multiplier).numpy() / scale[0]
+        residual = np.rint(wanted + rng.integers(-2, 3, wanted.shape)).clip(low, high)
+        return x, w, (bias, multiplier, residual, scale)
+
+    def _wide(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
+    ) -> tuple[Array, Array, Arrays]:
+        """Multipliers and biases over many binades: nothing is left, or everything saturates."""
+        x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
+        spread = np.exp2(rng.uniform(-12, 8, multiplier.shape)).astype(np.float32)
+        multiplier = (multiplier.astype(np.float32) * spread).astype(np.float64)
+        room = 2**31 - 1 - op.conv.depth * 255 * LIMITS[op.bits]
+        bias = np.rint(np.exp2(rng.uniform(0, math.log2(max(2, room)), bias.shape)) - 1)
+        return x, w, (bias * rng.choice([-1, 1], bias.shape), multiplier, residual, scale)
+
+    def _edges(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
+    ) -> tuple[Array, Array, Arrays]:
+        shape, filters = problem.inputs[0], op.weights()[0].shape
+        channels = (op.conv.out_channels,)
+        formats = (*op.stored, "uint8")
+        if variant % TIES == 0:  # multiples of a half, quarter or eighth
+            few = max(1, 24 // op.conv.depth)
+            x = integers.small(rng, shape, op.stored[0], min(15, few + 2))
+            w = integers.weight(rng, filters, op.bits).clip(-3, 3)
+            w *= rng.random(filters) < min(1.0, 16 / op.conv.depth)
+            residual = integers.whole(rng, problem.output, formats[1])
+            rest = integers.biases(rng, channels, 9), integers.powers(rng, channels, -3, -1)
+            return x, w, (*rest, residual, integers.powers(rng, (1,), -2, 0))
+        if variant % TIES == 1:
+            x = integers.ends(rng, shape, op.stored[0])
+            w = rng.choice([-1, 1], filters) * float(LIMITS[op.bits])
+            residual = integers.ends(rng, problem.output, formats[1])
+            typical = self._typical(op, x, w) / 8
+            bias, multiplier, _, scale = self._rest(problem, op, rng, typical)
+            return x, w, (bias, multiplier, residual, scale)
+        # Sums beyond 2²⁴, whose last bits are ties in float32, with multipliers that keep them.
+        x, w, (_, _, residual, scale) = self._normal(problem, op, rng, variant)
+        room = 2**31 - 1 - op.conv.depth * 255 * LIMITS[op.bits]
+        bias = integers.biases(rng, channels, max(1, room))
+        multiplier = (rng.uniform(0.5, 120, channels) / np.maximum(1, np.abs(bias))).astype(
+            np.float32
+        )
+        return x, w, (bias, multiplier.astype(np.float64), residual, scale)
+
+    def _typical(self, op: QuantizedConv2d, x: Array, w: Array) -> float:
+        """A typical sum: of K products with random signs."""
+        size = float(np.sqrt(np.mean(np.square(x)) * np.mean(np.square(w))))
+        return size * math.sqrt(op.conv.depth)
+
+    def _rest(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, typical: float
+    ) -> tuple[Array, ...]:
+        """Bias, multiplier, residual and its multiplier."""
+        channels = (op.conv.out_channels,)
+        residual = integers.whole(rng, problem.output, (*op.stored, "uint8")[1])
+        scale = rng.uniform(0.2, 1.8, (1,)).astype(np.float32).astype(np.float64)
+        return (
+            integers.biases(rng, channels, typical),
+            integers.multipliers(rng, channels, typical),
+            residual,
+            scale,
+        )
+
+
+SPEC = QuantizedConv2dSpec()
