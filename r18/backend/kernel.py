@@ -178,7 +178,8 @@ class Kernel(ABC):
     def prepare(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Buffer, ...]:
         """Bring float32 or float64 host weights (in `op.weights()` order) into device form, once.
 
-        Rounding (see `Precision.weight_dtype`), relayout, transforms, quantisation.
+        Rounding (see `Precision.weight_dtype`), relayout, transforms, packing. A weight that the op
+        stores as integers may be given as these.
         """
 
     @abstractmethod

@@ -73,7 +73,10 @@ def prepare_weights(
     specs = problem.op.weights()
     if len(specs) != len(weights):
         raise WeightsError(f"{problem.op.label} reads {len(specs)} weights, got {len(weights)}")
-    arrays = [as_array(w, f"weight '{name}'") for name, w in zip(names, weights, strict=True)]
+    arrays = [
+        as_array(weight, f"weight '{name}'", spec.storage)
+        for name, weight, spec in zip(names, weights, specs, strict=True)
+    ]
     for name, spec, array in zip(names, specs, arrays, strict=True):
         if array.shape != spec.shape:
             raise WeightsError(

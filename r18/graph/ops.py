@@ -83,10 +83,12 @@ class Op(ABC):
     """An operation. `name` is its term in kernel ids and tables; `arity` counts activations in.
 
     of_pixels: its input is pixels as decoders give them: bytes, in memory NHWC.
+    optional: a backend need not have a kernel of it; plans of float networks do without.
     """
 
     name: ClassVar[str]
     of_pixels: ClassVar[bool] = False
+    optional: ClassVar[bool] = False
 
     @property
     def arity(self) -> int:
@@ -364,6 +366,7 @@ class ConvMaxPool(Op):
     """
 
     name: ClassVar[str] = "conv2d_maxpool2d"
+    optional: ClassVar[bool] = True
 
     conv: Conv2d
     pool: MaxPool2d
@@ -482,6 +485,7 @@ class Normalize(Op):
     """
 
     name: ClassVar[str] = "normalize"
+    optional: ClassVar[bool] = True
     of_pixels: ClassVar[bool] = True
 
     mean: tuple[float, ...]
@@ -532,9 +536,6 @@ OPS: dict[str, type[Op]] = {
         *(ConvMaxPool, Normalize),
     )
 }
-
-OPTIONAL_OPS: tuple[type[Op], ...] = (ConvMaxPool, Normalize)
-"""Ops that a backend need not have: a plan does without where there is no kernel."""
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,17 @@ import numpy.typing as npt
 
 from r18.errors import UsageError, WeightsError, unknown
 from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, Normalize, ReLU, Shape
-from r18.graph.precision import is_floating
+from r18.graph.precision import dtype_of, is_floating
+from r18.graph.quantized import Quantize, QuantizePixels
 from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
 
 FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
 """Each level fuses what the one before it does, and more; `fuse` says what."""
 
-Array = npt.NDArray[np.floating]
+SCALE, TABLE = ".scale", ".table"
+"""How the names of weights end that are an input's scale, and its table of pixels."""
+
+Array = npt.NDArray[Any]
 
 
 def fuse(schedule: Schedule, level: str) -> Schedule:
@@ -147,9 +151,16 @@ def fuse_pool(
 def from_pixels(schedule: Schedule, normalize: Normalize) -> Schedule:
     """The schedule behind a step `normalize`, which makes its input from the value `pixels`.
 
+    In a quantised one the step `quantize` makes integers of the pixels, by a table.
+
     Every other value keeps its name, and so do the checkpoints. Raises `ShapeError` where the
     channels are others, and `ScheduleError` for a schedule that has such a step.
     """
+    first = schedule.steps[0]
+    if isinstance(first.op, Quantize):
+        table = (f"{schedule.input}{TABLE}",)
+        step = Step(first.name, QuantizePixels(normalize), (PIXELS,), first.output, table)
+        return replace(schedule, steps=(step, *schedule.steps[1:]), input=PIXELS)
     return replace(
         schedule,
         steps=(Step(normalize.name, normalize, (PIXELS,), schedule.input), *schedule.steps),
@@ -218,13 +229,13 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
         )
     specs = schedule.weight_specs
 
-    def given(name: str, shape: Shape) -> Array:
+    def given(name: str, shape: Shape, storage: str = "") -> Array:
         if name not in weights:
             raise WeightsError(
                 f"schedule '{schedule.name}' needs the weight '{name}', which is not given"
                 + _why_missing(name, weights)
             )
-        array = as_array(weights[name], f"weight '{name}'")
+        array = as_array(weights[name], f"weight '{name}'", storage)
         if array.shape != shape:
             raise WeightsError(
                 f"weight '{name}' has shape {array.shape}, schedule '{schedule.name}' needs {shape}"
@@ -241,8 +252,13 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
         weight = given(fold.conv_weight, specs[fold.weight].shape).astype(np.float64)
         folded[fold.weight] = weight * scale[:, None, None, None]
         folded[fold.bias] = shift - mean * scale
+    for step in schedule.steps:
+        if isinstance(step.op, QuantizePixels):
+            (table,) = step.weights
+            scale = given(table.removesuffix(TABLE) + SCALE, (1,))
+            folded[table] = step.op.table(scale[0])
     return {
-        name: folded[name] if name in folded else given(name, spec.shape)
+        name: folded[name] if name in folded else given(name, spec.shape, spec.storage)
         for name, spec in specs.items()
     }
 
@@ -262,11 +278,12 @@ def _why_missing(name: str, weights: Mapping[str, object]) -> str:
     return ""
 
 
-def as_array(tensor: Any, what: str) -> Array:
+def as_array(tensor: Any, what: str, storage: str = "") -> Array:
     """A floating-point tensor of NumPy or PyTorch as an array; `what` begins the message.
 
-    PyTorch's are brought to the host, and bfloat16 is widened, exactly. Raises `WeightsError` for
-    any other kind of value, which would be cast: integers, complex numbers, masks, strings.
+    storage: a format of integers that the tensor may be in as well. PyTorch's tensors are brought
+    to the host, and bfloat16 is widened, exactly. Raises `WeightsError` for any other kind of
+    value, which would be cast: integers, complex numbers, masks, strings.
     """
     given = type(tensor).__name__
     if hasattr(tensor, "detach"):  # PyTorch, which the core does not import
@@ -281,6 +298,8 @@ def as_array(tensor: Any, what: str) -> Array:
         given = f"{tensor.dtype} array"
     if isinstance(tensor, np.ma.MaskedArray):
         raise WeightsError(f"{what} is a masked array, and kernels know no mask: fill it first")
+    if isinstance(tensor, np.ndarray) and storage and tensor.dtype == dtype_of(storage):
+        return tensor
     if not isinstance(tensor, np.ndarray) or not is_floating(tensor.dtype):
         raise WeightsError(
             f"{what} must be a floating-point array or tensor, got {given}: nothing is cast"

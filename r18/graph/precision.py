@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from r18.errors import unknown
+from r18.errors import WeightsError, unknown
 from r18.graph.ops import Op, WeightSpec
 
 Array = npt.NDArray[Any]
@@ -98,9 +98,15 @@ class Precision:
         return dtype_of(spec.storage or (self.storage if len(spec.shape) > 1 else self.accumulate))
 
     def stored(self, array: Array, spec: WeightSpec) -> Array:
-        """A float32 or float64 weight rounded to the dtype that it is kept in, dense."""
-        with np.errstate(over="ignore"):  # values beyond the largest finite one become infinity
-            return np.ascontiguousarray(array, self.weight_dtype(spec))
+        """A float32 or float64 weight rounded to the dtype that it is kept in, dense.
+
+        Integers are not rounded: raises `WeightsError` for a number that is none of the format.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinity
+            stored = np.ascontiguousarray(array, self.weight_dtype(spec))
+        if stored.dtype.kind in "iu" and not np.array_equal(stored, array):
+            raise WeightsError(f"the {spec.role} holds what is no {stored.dtype}: nothing is cast")
+        return stored
 
     def __str__(self) -> str:
         return self.name

@@ -27,7 +27,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from r18.errors import ShapeError, show
 from r18.graph.ops import (
@@ -42,6 +45,8 @@ from r18.graph.ops import (
     as_int,
 )
 
+Array = npt.NDArray[Any]
+
 STORAGES = ("uint8", "int8")
 """The storage formats of quantised activations."""
 
@@ -53,6 +58,7 @@ MOST_DEPTH = MOST_SUM // (255 * 127)
 """The most products in a sum: 66,311 of them, of bytes and weights, cannot leave int32."""
 
 PIXELS = 256
+"""The values of a byte."""
 
 
 def _storage(op: str, value: object) -> str:
@@ -84,6 +90,7 @@ class QuantizedConv2d(Op):
     """
 
     name: ClassVar[str] = "qconv2d"
+    optional: ClassVar[bool] = True
 
     conv: Conv2d
     stored: tuple[str, ...]
@@ -144,6 +151,7 @@ class QuantizedMaxPool2d(Op):
     """Max-pooling of integers; scale and storage format stay what they are."""
 
     name: ClassVar[str] = "qmaxpool2d"
+    optional: ClassVar[bool] = True
 
     pool: MaxPool2d
     stored: str = "uint8"
@@ -173,6 +181,7 @@ class QuantizedGlobalAvgPool(Op):
     """The mean over height and width of integers, requantised to their storage format."""
 
     name: ClassVar[str] = "qgap"
+    optional: ClassVar[bool] = True
 
     stored: str = "uint8"
 
@@ -203,6 +212,7 @@ class QuantizedLinear(Op):
     """x · wᵀ + bias of integers, to float32 logits. stored: of x. bits: of a weight."""
 
     name: ClassVar[str] = "qlinear"
+    optional: ClassVar[bool] = True
 
     linear: Linear
     stored: str = "uint8"
@@ -244,6 +254,7 @@ class Quantize(Op):
     """Numbers into int8: fl(x / scale), rounded and saturated. NaN is not specified."""
 
     name: ClassVar[str] = "quantize"
+    optional: ClassVar[bool] = True
 
     @property
     def input_storage(self) -> tuple[str, ...]:
@@ -265,10 +276,11 @@ class Quantize(Op):
 class QuantizePixels(Op):
     """Pixels into int8, by a table: y[n, c, i, j] = table[c, x[n, c, i, j]].
 
-    normalize: what the table was made of, with a scale (`r18.graph.quantize.table_of`).
+    normalize: what the table is made of, with a scale.
     """
 
     name: ClassVar[str] = "quantize_pixels"
+    optional: ClassVar[bool] = True
     of_pixels: ClassVar[bool] = True
 
     normalize: Normalize
@@ -284,6 +296,16 @@ class QuantizePixels(Op):
     @property
     def output_storage(self) -> str:
         return "int8"
+
+    def table(self, scale: np.float32) -> Array:
+        """The weight, (C, 256) in int8: (v / 255 − mean) / std in units of the scale.
+
+        Computed in float64 and rounded once, ties to even; saturated.
+        """
+        mean, std = (np.array(v)[:, None] for v in (self.normalize.mean, self.normalize.std))
+        numbers = (np.arange(PIXELS) / 255 - mean) / std / np.float64(scale)
+        found: Array = np.clip(np.rint(numbers), -128, 127).astype(np.int8)
+        return found
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return (WeightSpec("table", (self.normalize.channels, PIXELS), "CP", "table", "int8"),)

@@ -22,7 +22,7 @@ from r18.backend import (
     tensor_nbytes,
 )
 from r18.errors import NoKernel, UsageError, unknown, unknown_kernel
-from r18.graph.ops import OPTIONAL_OPS, Layout, Problem, Relayout
+from r18.graph.ops import Layout, Problem, Relayout
 from r18.graph.precision import Precision, precision
 from r18.graph.schedule import Schedule, Step
 from r18.runtime.arena import Lifetime, plan_arena
@@ -61,7 +61,7 @@ def choose_kernel(
     known = sorted({k.precision.name for k in kernels if k.op is type(problem.op)})
     if not refusals:
         refusals = [f"precisions with kernels for {problem.op.name}: {', '.join(known) or 'none'}"]
-        if not known and not isinstance(problem.op, (*OPTIONAL_OPS, Relayout)):
+        if not known and not (problem.op.optional or isinstance(problem.op, Relayout)):
             ops = ", ".join(dict.fromkeys(k.op.name for k in kernels)) or "none"
             refusals[0] += f"; ops with kernels: {ops}; add one to kernels(), or borrow numpy's"
             refusals[0] += " (docs/tutorial.md, step 5)"

@@ -44,7 +44,6 @@ from r18.errors import (
 )
 from r18.graph.ops import (
     OPS,
-    OPTIONAL_OPS,
     Add,
     BatchNorm,
     Conv2d,
@@ -296,7 +295,7 @@ PLAIN = (
     *(
         ToyKernel(op, "plain", scratch=100 if op is Conv2d else 0, in_place=op in (ReLU, Add))
         for op in OPS.values()
-        if op not in OPTIONAL_OPS
+        if not op.optional
     ),
     ToyKernel(Conv2d, "nhwc", Layout.NHWC),
     ToyKernel(Conv2d, "picky", refuses=lambda p: "takes 1×1 only" if p.op.depth > 64 else None),

@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 
 from r18.backend import Kernel
 from r18.graph.ops import Layout, Problem, Relayout, Softmax
-from r18.graph.passes import FUSION_LEVELS, fuse, fuse_pool
-from r18.graph.schedule import Schedule
+from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_pool
+from r18.graph.quantize import quantized
+from r18.graph.schedule import IMAGE, Schedule
 from r18_oracle.generate.sizes import takes
 from r18_oracle.ops.normalize import normalization
 from r18_oracle.ops.table import spec_of
 
 
 def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Problem, ...]:
-    """Every distinct problem of a network at every fusion level, softmax and relayouts included.
+    """Every distinct problem of a network at every fusion level, softmax and relayouts included,
+    and of the network in integers.
 
-    The last ones are in a plan only if the backend has a kernel for them (`OPTIONAL_OPS`).
+    The last ones are in a plan only if the backend has a kernel for them (`Op.optional`).
     """
     found: dict[Problem, None] = {}
     for batch in batches:
@@ -38,8 +40,14 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
         normalize = normalization(schedule.input_shape[0])
         found.setdefault(Problem(normalize, ((batch, *schedule.input_shape),)))
     for batch in batches:
-        for problem in fuse_pool(fuse(schedule, FUSION_LEVELS[-1])).problems(batch).values():
+        fused = fuse(schedule, FUSION_LEVELS[-1])
+        for problem in fuse_pool(fused).problems(batch).values():
             found.setdefault(problem)
+        if schedule.input == IMAGE:
+            integers = quantized(fused)
+            pixels = from_pixels(integers, normalization(schedule.input_shape[0]))
+            for problem in (*integers.problems(batch).values(), *pixels.problems(batch).values()):
+                found.setdefault(problem)
     return tuple(found)
 
 

@@ -14,11 +14,14 @@ from r18.graph.ops import Conv2d, Problem
 from r18.graph.quantized import LIMITS, MOST_DEPTH, QuantizedConv2d
 from r18_oracle.ops import conv2d, integers
 from r18_oracle.ops.integers import QuantizedSpec, stored
-from r18_oracle.ops.requantize import RANGES, Sums, explained, requantized
+from r18_oracle.ops.requantize import RANGES, SUBTLE, VARIATIONS, Sums, explained, requantized
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
-TIES = 3
-"""Variants of edges: ties; both ends of every format, saturating; sums that float32 rounds."""
+EDGES = 2 + len(SUBTLE)
+"""Variants of edges: ties; both ends of every format, saturating; one for each of `SUBTLE`."""
+
+CANDIDATES = 64
+"""Sums that are tried for a channel until one shows a variation: about half of them do."""
 
 
 class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
@@ -73,7 +76,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     # -- inputs --------------------------------------------------------------------------------
 
     def variants(self, kind: str) -> int:
-        return TIES if kind == "edges" else 1
+        return EDGES if kind == "edges" else 1
 
     def given(
         self, problem: Problem, kind: str, rng: Rng, variant: int
@@ -169,7 +172,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         shape, filters = problem.inputs[0], op.weights()[0].shape
         channels = (op.conv.out_channels,)
         formats = (*op.stored, "uint8")
-        if variant % TIES == 0:  # multiples of a half, quarter or eighth
+        if variant % EDGES == 0:  # multiples of a half, quarter or eighth
             few = max(1, 24 // op.conv.depth)
             x = integers.small(rng, shape, op.stored[0], min(15, few + 2))
             w = integers.weight(rng, filters, op.bits).clip(-3, 3)
@@ -177,21 +180,48 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
             residual = integers.whole(rng, problem.output, formats[1])
             rest = integers.biases(rng, channels, 9), integers.powers(rng, channels, -3, -1)
             return x, w, (*rest, residual, integers.powers(rng, (1,), -2, 0))
-        if variant % TIES == 1:
+        if variant % EDGES == 1:
             x = integers.ends(rng, shape, op.stored[0])
             w = rng.choice([-1, 1], filters) * float(LIMITS[op.bits])
             residual = integers.ends(rng, problem.output, formats[1])
             typical = self._typical(op, x, w) / 8
             bias, multiplier, _, scale = self._rest(problem, op, rng, typical)
             return x, w, (bias, multiplier, residual, scale)
-        # Sums beyond 2²⁴, whose last bits are ties in float32, with multipliers that keep them.
-        x, w, (_, _, residual, scale) = self._normal(problem, op, rng, variant)
+        return self._near_ties(problem, op, rng, SUBTLE[variant % EDGES - 2])
+
+    def _near_ties(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variation: str
+    ) -> tuple[Array, Array, Arrays]:
+        """A black image, so that each channel's sums are its bias: one that a variation shows.
+
+        Biases, multipliers and residuals are drawn such that the number is a tie, or one to the
+        last bit of float32, and tried: those for which the variation gives another integer stay.
+        """
+        channels, residual = op.conv.out_channels, op.conv.residual
+        size = channels, CANDIDATES
         room = 2**31 - 1 - op.conv.depth * 255 * LIMITS[op.bits]
-        bias = integers.biases(rng, channels, max(1, room))
-        multiplier = (rng.uniform(0.5, 120, channels) / np.maximum(1, np.abs(bias))).astype(
-            np.float32
+        low = min(2.0**24, room / 2) if variation == SUBTLE[1] else 2.0**10
+        bias = np.rint(rng.uniform(low, max(2.0, min(room, 2.0**29)), size))
+        bias *= rng.choice([-1, 1], size)
+        middle = rng.integers(2, 100, size) + 0.5  # of the scaled sum
+        multiplier = (middle / np.abs(bias.astype(np.float32))).astype(np.float32)
+        opposite = rng.integers(-3, 4, size) - np.rint(np.copysign(middle, bias))
+        least, most = RANGES[(*op.stored, "uint8")[1]]
+        added = opposite.clip(least, most) * residual
+        sums = Sums(
+            total=torch.from_numpy(bias).long(),
+            multiplier=torch.from_numpy(multiplier),
+            stored=op.output_storage,
+            residual=torch.from_numpy(added) if residual else None,
+            residual_multiplier=torch.ones(1) if residual else None,
+            relu=op.conv.relu,
         )
-        return x, w, (bias, multiplier.astype(np.float64), residual, scale)
+        shown = (VARIATIONS[variation](sums) != requantized(sums)).numpy()
+        pick = np.arange(channels), shown.argmax(axis=1)
+        filters = integers.weight(rng, op.weights()[0].shape, op.bits)
+        field = np.broadcast_to(added[pick][:, None, None], problem.output).copy()
+        rest = bias[pick], multiplier[pick].astype(np.float64), field, np.ones(1)
+        return np.zeros(problem.inputs[0]), filters, rest
 
     def _typical(self, op: QuantizedConv2d, x: Array, w: Array) -> float:
         """A typical sum: of K products with random signs."""

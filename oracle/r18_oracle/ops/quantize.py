@@ -45,10 +45,11 @@ class QuantizeSpec(OpSpec[Quantize]):
     def given(
         self, problem: Problem, kind: str, rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays] | None:
-        """Scales like those of images, and for ties powers of two and thirds."""
+        """Scales like those of images. Edges are ties: multiples of half a scale, exact where it is
+        a power of two, and else to the last bit."""
         shape = problem.inputs[0]
         scale = float(rng.uniform(0.01, 0.05))
-        x = rng.standard_normal(shape)
+        x: Array = rng.standard_normal(shape)
         if kind == "impulse":
             x, scale = (np.arange(x.size).reshape(shape) % 125 + 1.0) / 64, 1 / 64
         elif kind == "positive":
@@ -58,8 +59,8 @@ class QuantizeSpec(OpSpec[Quantize]):
         elif kind == "wide":
             x *= np.exp2(rng.uniform(-30, 30, shape))
         elif kind == "edges":
-            scale = float(np.exp2(rng.integers(-6, 1))) if variant % 2 else 1 / 3
-            x = rng.integers(-300, 300, shape) * np.float32(scale) / 2
+            scale = float(np.exp2(rng.integers(-6, 1))) if variant % 2 else scale
+            x = rng.integers(-150, 150, shape) * float(np.float32(scale)) + np.float32(scale) / 2
             flat = x.reshape(-1)
             for value in (np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38)[: max(1, flat.size // 8)]:
                 flat[rng.integers(flat.size)] = value

@@ -124,10 +124,6 @@ def _wrapped(sums: Sums) -> torch.Tensor:
     return ((integers - low) % 256 + low).double()
 
 
-def _no_relu(sums: Sums) -> torch.Tensor:
-    return saturated(torch.round(scaled(sums)), sums.stored)
-
-
 def _relu_before_residual(sums: Sums) -> torch.Tensor:
     numbers = torch.clamp(sums.total.float() * sums.multiplier, min=0) + sums.added
     return saturated(torch.round(numbers if sums.relu else scaled(sums)), sums.stored)
@@ -147,9 +143,16 @@ VARIATIONS: dict[str, Callable[[Sums], torch.Tensor]] = {
     "ReLU comes before the residual": _relu_before_residual,
     "it saturates to −127, not −128": _symmetric,
     "it wraps and does not saturate": _wrapped,
-    "ReLU is missing": _no_relu,
 }
-"""What an implementation may do instead, in words that complete 'as if'."""
+"""What an implementation may do instead, in words that complete 'as if'. ReLU that is left out is
+none of them: its output is uint8, which saturates at 0."""
+
+SUBTLE = (
+    "a fused multiply-add leaves out a rounding",
+    "the sum is multiplied before it is rounded to float32",
+    "it is computed in float64",
+)
+"""Variations that differ in the last bit of a float32, and so in one output of a million."""
 
 
 def explained(sums: Sums, got: np.ndarray) -> str:

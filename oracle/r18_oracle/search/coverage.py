@@ -8,7 +8,7 @@ from itertools import chain
 from r18.backend import Backend, CompileOptions, Kernel
 from r18.errors import NoKernel, R18Error, UnknownName
 from r18.evaluate.margins import Allowance
-from r18.graph.ops import OPTIONAL_OPS, Problem
+from r18.graph.ops import Problem
 from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
@@ -91,7 +91,7 @@ def uncovered(
         convolves = any(k.op.name == "conv2d" for k in usable)
         layouts = {k.layout for k in usable}
         for problem, ok in answers.items():
-            if ok or not convolves or isinstance(problem.op, OPTIONAL_OPS):
+            if ok or not convolves or problem.op.optional:
                 continue
             if problem.op.name == "relayout" and len(layouts) == 1:
                 continue  # no plan needs one

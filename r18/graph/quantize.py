@@ -1,0 +1,197 @@
+"""The pass from a folded schedule to a quantised one, and the weights that it reads.
+
+`quantized` replaces each op by its integer form (`r18.graph.quantized`); `quantized_weights`
+computes integers and multipliers from float weights and the scales of a calibration. Values keep
+their names, so a checkpoint is the same tensor in numbers and in integers: q · scale of the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from r18.errors import UsageError, WeightsError, show
+from r18.graph.ops import (
+    Conv2d,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Op,
+)
+from r18.graph.passes import SCALE, fold_weights
+from r18.graph.quantized import (
+    LIMITS,
+    MOST_SUM,
+    Quantize,
+    QuantizedConv2d,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
+    QuantizedMaxPool2d,
+)
+from r18.graph.schedule import Schedule, Step
+
+Array = npt.NDArray[Any]
+
+LEVEL = "all"
+"""The fusion level of quantised schedules: a sum is requantised once, with all that is fused."""
+STEP = "quantize"
+"""The step in front, which makes integers of the network's input."""
+
+
+def quantized(schedule: Schedule, bits: int = 8) -> Schedule:
+    """The schedule (at level `all`) with integers, and weights of so many bits.
+
+    Its first step makes int8 of the input, and its output is float32. The names of weights are
+    `{step}.int_weight`, `.int_bias`, `.multiplier`, `.residual_multiplier`, and `{input}.scale`.
+
+    Raises `UsageError` for a schedule at another level, one of pixels, and an op that has no
+    integer form; `ShapeError` for sums that may leave int32, and for bits other than 8, 4 and 2.
+    """
+    if schedule.level != LEVEL or schedule.of_pixels:
+        raise UsageError(
+            f"schedule '{schedule.name}' is quantised at level '{LEVEL}' and without pixels, not "
+            f"at level '{schedule.level}'"
+        )
+    image = f"{schedule.input}.int8"
+    stored = {image: "int8"}
+    steps = [Step(STEP, Quantize(), (schedule.input,), image, (schedule.input + SCALE,))]
+    for step in schedule.steps:
+        inputs = tuple(image if value == schedule.input else value for value in step.inputs)
+        op = _integer_op(step, tuple(stored[value] for value in inputs), bits)
+        stored[step.output] = op.output_storage
+        steps.append(Step(step.name, op, inputs, step.output, _names(step.name, op)))
+    return replace(schedule, steps=tuple(steps), folds=())
+
+
+def _integer_op(step: Step, stored: tuple[str, ...], bits: int) -> Op:
+    match step.op:
+        case Conv2d() as conv:
+            return QuantizedConv2d(replace(conv, bias=True), stored, bits)
+        case MaxPool2d() as pool:
+            return QuantizedMaxPool2d(pool, stored[0])
+        case GlobalAvgPool():
+            return QuantizedGlobalAvgPool(stored[0])
+        case Linear() as linear:
+            return QuantizedLinear(linear, stored[0], bits)
+    raise UsageError(f"step '{step.name}': {step.op.label} has no integer form")
+
+
+def _names(step: str, op: Op) -> tuple[str, ...]:
+    own = {"weight": "int_weight", "bias": "int_bias"}
+    return tuple(f"{step}.{own.get(spec.role, spec.role)}" for spec in op.weights())
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight in integers: int8, and the float32 scale of each output channel."""
+
+    integers: Array
+    scale: Array
+
+
+def rounded(weight: Array, bits: int) -> QuantizedWeight:
+    """A weight rounded to nearest, ties to even, with the largest of each channel at the limit.
+
+    A channel of zeros has the scale 1.
+    """
+    limit = LIMITS[bits]
+    wide = np.asarray(weight, np.float64)
+    largest = np.abs(wide).reshape(len(wide), -1).max(axis=1)
+    scale = np.where(largest > 0, largest / limit, 1.0).astype(np.float32)
+    by_channel = scale.astype(np.float64).reshape(-1, *[1] * (wide.ndim - 1))
+    integers = np.clip(np.rint(wide / by_channel), -limit, limit).astype(np.int8)
+    return QuantizedWeight(integers, scale)
+
+
+def quantized_weights(
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    scales: Mapping[str, float],
+    bits: int = 8,
+    given: Mapping[str, QuantizedWeight] | None = None,
+) -> dict[str, Array]:
+    """The weights of `quantized(schedule, bits)`.
+
+    schedule: at level `all`. weights: float ones of level `none`. scales: of the input and of every
+    value that a step makes, but for the output's; max-pooling keeps its input's. given: weights
+    that are integers already, by step name; others are `rounded`.
+
+    Raises `WeightsError` for a scale that is missing, not finite or not positive, and for a bias
+    that takes a sum out of int32; and what `fold_weights` raises.
+    """
+    given = given or {}
+    read = fold_weights(schedule, weights)
+    known = _Scales(schedule, scales)
+    found = {schedule.input + SCALE: np.array([known.of(schedule.input)], np.float32)}
+    for step, target in zip(schedule.steps, quantized(schedule, bits).steps[1:], strict=True):
+        names = dict(zip([s.role for s in target.op.weights()], target.weights, strict=True))
+        source = known.of(step.inputs[0])
+        if isinstance(step.op, GlobalAvgPool):
+            _, _, height, width = schedule.shapes(1)[step.inputs[0]]
+            divisor = np.float32(height * width) * known.of(step.output)
+            found[names["multiplier"]] = np.array([source / divisor], np.float32)
+        if not isinstance(step.op, Conv2d | Linear):
+            continue
+        weight = given.get(step.name) or rounded(read[step.weights[0]], bits)
+        products = source * weight.scale  # float32, rounded
+        bias = read[step.weights[1]] if len(step.weights) > 1 else np.zeros(len(products))
+        found[names["weight"]] = weight.integers
+        found[names["bias"]] = _integer_bias(step, bias, products, weight.integers)
+        if isinstance(step.op, Linear):
+            found[names["multiplier"]] = products
+            continue
+        made = known.of(step.output)
+        found[names["multiplier"]] = products / made
+        if step.op.residual:
+            ratio = known.of(step.inputs[1]) / made
+            found[names["residual_multiplier"]] = np.array([ratio], np.float32)
+    return found
+
+
+@dataclass(frozen=True)
+class _Scales:
+    schedule: Schedule
+    given: Mapping[str, float]
+
+    def of(self, value: str) -> np.float32:
+        """The scale of a value; max-pooling keeps its input's."""
+        maker = {step.output: step for step in self.schedule.steps}.get(value)
+        if maker is not None and isinstance(maker.op, MaxPool2d):
+            return self.of(maker.inputs[0])
+        if value not in self.given:
+            raise WeightsError(f"the quantisation has no scale for '{value}'")
+        with np.errstate(over="ignore"):
+            scale = np.float32(self.given[value])
+        if not (np.isfinite(scale) and scale > 0):
+            raise WeightsError(
+                f"the scale of '{value}' must be positive and finite, got {show(self.given[value])}"
+            )
+        return scale
+
+
+def _integer_bias(step: Step, bias: Array, products: Array, weight: Array) -> Array:
+    """The bias in units of a product's scale, if no sum with it can leave int32."""
+    integers = np.rint(np.asarray(bias, np.float64) / products.astype(np.float64))
+    terms = 255 * np.abs(weight.astype(np.int64)).reshape(len(weight), -1).sum(axis=1)
+    room = MOST_SUM - terms
+    beyond = np.flatnonzero(~(np.abs(integers) <= room))
+    if beyond.size:
+        channel = int(beyond[0])
+        raise WeightsError(
+            f"step '{step.name}': the bias of channel {channel} is {integers[channel]:.4g} times "
+            f"the scale of a product, and with it a sum may leave int32"
+        )
+    return integers.astype(np.int32)
+
+
+__all__ = [
+    "LEVEL",
+    "QuantizedWeight",
+    "quantized",
+    "quantized_weights",
+    "rounded",
+]

@@ -1,0 +1,326 @@
+"""Quantised ops, wrong in one step each.
+
+`SAID` has the words by which the finding must name a wrong step of the requantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from faults.fault import Fault, fault, kernel
+from r18.backend import Array
+from r18.backend.host import HostFunction
+from r18.graph.precision import INT8
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedConv2d,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
+    QuantizedMaxPool2d,
+    QuantizePixels,
+)
+
+Arrays = tuple[Array, ...]
+F32 = np.float32
+
+# -- the steps, as they should be --------------------------------------------------------------
+
+
+def sums_of(op: QuantizedConv2d, x: Array, weight: Array, bias: Array, padding: int = 0) -> Array:
+    """(N, O, OH, OW) in int64."""
+    (ph, pw), (sh, sw) = op.conv.padding, op.conv.stride
+    padded = np.pad(
+        x.astype(np.float64), ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=padding
+    )
+    windows = sliding_window_view(padded, op.conv.kernel_size, (2, 3))[:, :, ::sh, ::sw]
+    products = np.einsum("nchwrs,ocrs->nohw", windows, weight.astype(np.float64), optimize=True)
+    return products.astype(np.int64) + bias.astype(np.int64)[:, None, None]
+
+
+def scaled(sums: Array, multiplier: Array, added: Array | None, relu: bool = False) -> Array:
+    """Steps 1 and 2. added: what the residual adds."""
+    numbers = sums.astype(F32) * multiplier[:, None, None]
+    return numbers if added is None else numbers + added
+
+
+def stored(numbers: Array, relu: bool, low: int, high: int) -> Array:
+    """Steps 3 and 4."""
+    return np.clip(np.rint(np.maximum(numbers, 0) if relu else numbers), low, high)
+
+
+def conv(
+    sums: Callable[..., Array] = sums_of,
+    scale: Callable[..., Array] = scaled,
+    store: Callable[..., Array] = stored,
+    unpack: Callable[[Array, int], Array] = lambda weight, bits: weight,
+) -> HostFunction:
+    def run(
+        op: QuantizedConv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        weight, bias, multiplier, *more = weights
+        added = inputs[1].astype(F32) * more[0] if more else None
+        total = sums(op, inputs[0], unpack(weight, op.bits), bias)
+        limits = np.iinfo(out.dtype)
+        numbers = scale(total, multiplier, added, op.conv.relu)
+        out[...] = store(numbers, op.conv.relu, limits.min, limits.max)
+
+    return run
+
+
+# -- wrong ones --------------------------------------------------------------------------------
+
+
+def _with(round_: Callable[[Array], Array]) -> HostFunction:
+    def store(numbers: Array, relu: bool, low: int, high: int) -> Array:
+        wide = numbers.astype(np.float64)
+        return np.clip(round_(np.maximum(wide, 0) if relu else wide), low, high)
+
+    return conv(store=store)
+
+
+def _away(numbers: Array) -> Array:
+    return np.copysign(np.floor(np.abs(numbers) + 0.5), numbers)
+
+
+def _fused(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
+    wide = sums.astype(F32).astype(np.float64) * multiplier[:, None, None]
+    return (wide if added is None else wide + added).astype(F32)
+
+
+def _unconverted(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
+    numbers = (sums.astype(np.float64) * multiplier[:, None, None]).astype(F32)
+    return numbers if added is None else numbers + added
+
+
+def _residual_in_integers(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
+    numbers = np.rint(sums.astype(F32) * multiplier[:, None, None])
+    return numbers if added is None else numbers + np.rint(added)
+
+
+def _saturated_first(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
+    if added is None:
+        return scaled(sums, multiplier, added)
+    return np.clip(np.rint(scaled(sums, multiplier, None)), -128, 127).astype(F32) + added
+
+
+def _saturated_before_relu(numbers: Array, relu: bool, low: int, high: int) -> Array:
+    integers = np.clip(np.rint(numbers), -128, 127)
+    return np.clip(np.maximum(integers, 0) if relu else integers, low, high)
+
+
+def _symmetric(numbers: Array, relu: bool, low: int, high: int) -> Array:
+    return stored(numbers, relu, max(low, -127), high)
+
+
+def _wrapped(numbers: Array, relu: bool, low: int, high: int) -> Array:
+    integers = np.rint(np.maximum(numbers, 0) if relu else numbers)
+    return (np.clip(integers, -(2.0**31), 2.0**31 - 1).astype(np.int64) - low) % 256 + low
+
+
+def _relu_first(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
+    numbers = scaled(sums, multiplier, None)
+    if added is None:
+        return numbers
+    return (np.maximum(numbers, 0) if relu else numbers) + added
+
+
+def _signed_image(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
+    return sums_of(op, x.view(np.int8), weight, bias)
+
+
+def _unsigned_weight(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
+    return sums_of(op, x, weight.view(np.uint8), bias)
+
+
+def _pairs(weight: Array) -> Array:
+    """Two weights a byte, lowest bits first; a last odd one is alone."""
+    flat = weight.reshape(len(weight), -1) & 15
+    flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))
+    return np.asarray(flat[:, ::2] | flat[:, 1::2] << 4)
+
+
+def _unpacked(weight: Array, bits: int, *, swapped: bool = False, signed: bool = True) -> Array:
+    """int4 weights packed to bytes and unpacked again; others as they are."""
+    if bits != 4:
+        return weight
+    low, high = _pairs(weight) & 15, _pairs(weight) >> 4 & 15
+    if swapped:
+        low, high = high, low
+    both = np.stack([low, high], axis=2).reshape(len(weight), -1)
+    both = both[:, : weight[0].size].reshape(weight.shape)
+    return np.where(both > 7, both - 16, both).astype(np.int8) if signed else both
+
+
+def _conv_fault(name: str, wrong: str, run: HostFunction) -> Fault:
+    return fault(QuantizedConv2d, name, wrong, "impulse bound edges", run, precision=INT8)
+
+
+SAID = {
+    "ties_away": "ties are rounded away from zero",
+    "ties_up": "ties are rounded up",
+    "truncated": "the result is rounded towards zero",
+    "fused_multiply_add": "a fused multiply-add leaves out a rounding",
+    "product_before_conversion": "the sum is multiplied before it is rounded to float32",
+    "residual_in_integers": "the residual is added in integers",
+    "saturated_before_residual": "the sum is saturated before the residual is added",
+    "saturated_before_relu": "the result is saturated before ReLU",
+    "symmetric": "it saturates to −127, not −128",
+    "wrapped": "it wraps and does not saturate",
+    "relu_before_residual": "ReLU comes before the residual",
+}
+CONV_FAULTS = (
+    _conv_fault("ties_away", "rounds ties away from zero", _with(_away)),
+    _conv_fault("ties_up", "rounds ties up", _with(lambda t: np.floor(t + 0.5))),
+    _conv_fault("truncated", "rounds towards zero", _with(np.trunc)),
+    _conv_fault("fused_multiply_add", "rounds steps 1 and 2 once", conv(scale=_fused)),
+    _conv_fault(
+        "product_before_conversion",
+        "multiplies the sum before it is rounded",
+        conv(scale=_unconverted),
+    ),
+    _conv_fault(
+        "residual_in_integers",
+        "rounds sum and residual, and adds them then",
+        conv(scale=_residual_in_integers),
+    ),
+    _conv_fault(
+        "saturated_before_residual",
+        "saturates before it adds the residual",
+        conv(scale=_saturated_first),
+    ),
+    _conv_fault(
+        "saturated_before_relu", "saturates to int8 before ReLU", conv(store=_saturated_before_relu)
+    ),
+    _conv_fault("symmetric", "saturates to −127", conv(store=_symmetric)),
+    _conv_fault("wrapped", "keeps the last eight bits", conv(store=_wrapped)),
+    _conv_fault("relu_before_residual", "clamps before the residual", conv(scale=_relu_first)),
+    _conv_fault(
+        "padded_with_a_zero_point",
+        "pads with 128, as if that were zero",
+        conv(sums=partial(sums_of, padding=128)),
+    ),
+    _conv_fault("signed_image", "reads uint8 as int8", conv(sums=_signed_image)),
+    _conv_fault("unsigned_weight", "reads weights as uint8", conv(sums=_unsigned_weight)),
+    _conv_fault(
+        "unpacked_high_first",
+        "unpacks the higher bits of a byte first",
+        conv(unpack=partial(_unpacked, swapped=True)),
+    ),
+    _conv_fault(
+        "sign_not_extended",
+        "unpacks int4 without its sign",
+        conv(unpack=partial(_unpacked, signed=False)),
+    ),
+)
+
+
+def linear(convert: Callable[[Array], Array] = lambda sums: sums.astype(F32)) -> HostFunction:
+    def run(
+        op: QuantizedLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        weight, bias, multiplier = weights
+        sums = inputs[0].astype(np.int64) @ weight.astype(np.int64).T + bias
+        out[...] = convert(sums) * multiplier
+
+    return run
+
+
+def gap(round_: Callable[[Array], Array] = np.rint) -> HostFunction:
+    def run(
+        op: QuantizedGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        limits = np.iinfo(out.dtype)
+        numbers = inputs[0].sum(axis=(2, 3), dtype=np.int64).astype(F32) * weights[0]
+        out[...] = np.clip(round_(numbers), limits.min, limits.max)
+
+    return run
+
+
+def maxpool(lowest: Callable[[np.dtype[np.generic]], int]) -> HostFunction:
+    def run(
+        op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        (ph, pw), (sh, sw) = op.pool.padding, op.pool.stride
+        around = ((0, 0), (0, 0), (ph, ph), (pw, pw))
+        padded = np.pad(inputs[0], around, constant_values=lowest(out.dtype))
+        windows = sliding_window_view(padded, op.pool.kernel_size, (2, 3))
+        out[...] = windows[:, :, ::sh, ::sw].max(axis=(4, 5))
+
+    return run
+
+
+def quantize(number: Callable[[Array, Array], Array] = np.divide) -> HostFunction:
+    def run(op: Quantize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+        out[...] = np.clip(np.rint(number(inputs[0], weights[0])), -128, 127)
+
+    return run
+
+
+def of_pixels(turn: int = 0) -> HostFunction:
+    def run(
+        op: QuantizePixels, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        for channel, table in enumerate(np.roll(weights[0], turn, axis=0)):
+            out[:, channel] = table[inputs[0][..., channel]]
+
+    return run
+
+
+FAULTS = (
+    *CONV_FAULTS,
+    fault(
+        QuantizedLinear,
+        "sum_not_rounded",
+        "multiplies in float64",
+        "bound edges",
+        linear(lambda sums: sums.astype(np.float64)),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedGlobalAvgPool,
+        "ties_up",
+        "rounds ties up",
+        "bound edges",
+        gap(lambda t: np.floor(t + F32(0.5))),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedMaxPool2d,
+        "padded_with_zero",
+        "pads with 0",
+        "bound edges",
+        maxpool(lambda dtype: 0),
+        precision=INT8,
+    ),
+    fault(
+        Quantize,
+        "reciprocal",
+        "multiplies by the reciprocal of the scale",
+        "bound edges",
+        quantize(lambda x, scale: x * (F32(1) / scale)),
+        precision=INT8,
+    ),
+    fault(
+        QuantizePixels,
+        "table_of_another_channel",
+        "takes the table of the channel before",
+        "impulse bound edges",
+        of_pixels(1),
+        precision=INT8,
+    ),
+)
+TWINS = (
+    kernel("twin", QuantizedConv2d, "as_written", conv(), INT8, batch_invariant=True),
+    kernel("twin", QuantizedConv2d, "unpacked", conv(unpack=_unpacked), INT8),
+    kernel("twin", QuantizedLinear, "as_written", linear(), INT8),
+    kernel("twin", QuantizedGlobalAvgPool, "as_written", gap(), INT8),
+    kernel(
+        "twin", QuantizedMaxPool2d, "as_written", maxpool(lambda dtype: np.iinfo(dtype).min), INT8
+    ),
+    kernel("twin", Quantize, "as_written", quantize(), INT8),
+    kernel("twin", QuantizePixels, "as_written", of_pixels(), INT8),
+)
