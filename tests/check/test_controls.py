@@ -76,7 +76,7 @@ def test_never_an_alarm_from_winograd(kernel: HostKernel) -> None:
 def test_there_are_enough_of_them() -> None:
     assert len(CONTROLS) >= 30
     assert len(BY_ID) == len(CONTROLS)
-    assert {k.contract.algorithm for k in CONTROLS} == set(DERIVATIONS)
+    assert {k.contract.algorithm for k in CONTROLS} == set(DERIVATIONS) - {"integer"}
     assert {k.op for k in CONTROLS} == set(OPS.values())
     assert {k.precision.name for k in CONTROLS} == set(PRECISIONS) - {"int8"}
     assert any(k.precision.flush_to_zero for k in CONTROLS)

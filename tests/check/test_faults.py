@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from faults import FAULTS, TWINS, Backend, Fault, state
+from faults import FAULTS, TWINS, Backend, Fault, quantized, state
 from faults.cheats import CHEATS
 from r18.backend import Kernel
 from r18.backend.host import HostKernel
@@ -64,6 +64,8 @@ def test_a_fault_is_caught_by_its_check_whatever_the_seed(fault: Fault) -> None:
         assert finding is not None, f"escaped seed {seed}: {fault.wrong}"
         assert finding.check in fault.checks, finding.describe()
         assert finding.kernel == fault.kernel.id
+        if fault in quantized.FAULTS:
+            assert quantized.SAID.get(fault.kernel.algorithm, "") in finding.message
         if finding.check not in UNLOCATED:
             assert finding.problem is not None
             assert finding.coordinate is not None
