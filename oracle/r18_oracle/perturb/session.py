@@ -17,9 +17,10 @@ from r18.graph.resnet import tiny
 from r18_oracle.check.perturbed import SEEDS, Delays, lost, unable
 from r18_oracle.findings import SILENCE, Finding
 from r18_oracle.perturb.record import Record
-from r18_oracle.perturb.tasks import Result, kernel_job, program_job
+from r18_oracle.perturb.tasks import Result, perturb_kernel, program_job
 from r18_oracle.search.coverage import program_refusal
 from r18_oracle.search.profiles import profile
+from r18_oracle.search.tasks import kernel_job
 from r18_oracle.search.worker import Job, Outcome, run_jobs
 
 
@@ -148,7 +149,9 @@ def perturb(
     known = record.fresh(ids) if record and not again else []
     done = {result.name for result in known}
     todo = [
-        kernel_job(backend, name, how, seed, network, delays, deadline)
+        kernel_job(
+            perturb_kernel, backend, name, how, seed, network, delays=delays, deadline=deadline
+        )
         for name in ids
         if name not in done
     ]
