@@ -17,13 +17,10 @@ from tabulate import tabulate
 
 from r18.backend.registry import VARIABLE, load_backend
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend
+from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend, print_result
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
-from r18_oracle.cli.options import (
-    Continued,
-    NetworkOrNone,
-)
+from r18_oracle.cli.options import Continued, NetworkOrNone
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.mutants import Mutant
@@ -130,7 +127,7 @@ def mutate(
             again=again,
             progress=progress,
         )
-    typer.echo(json.dumps(score.to_json(), indent=1) if as_json else score.text())
+    print_result(score, as_json, indent=1)
     if record:
         _say_recorded(name, records)
     if score.left or score.percent < require:
@@ -166,7 +163,7 @@ def _mutate_core(
             workers=workers,
             progress=progress,
         )
-    typer.echo(json.dumps(score.to_json(), indent=1) if as_json else score.text())
+    print_result(score, as_json, indent=1)
     if score.percent < require:
         raise typer.Exit(FOUND)
 

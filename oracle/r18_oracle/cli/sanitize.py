@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, RecordFolder, listed
+from r18.cli.options import AsJson, RecordFolder, listed, print_result
 from r18.records import FOLDER
 from r18_oracle.cli.options import (
     Again,
@@ -88,7 +87,7 @@ def sanitize(
         )
     if done.path is not None and done.results:
         typer.echo(f"recorded in {done.path}", err=True)
-    typer.echo(json.dumps(done.to_json(), indent=2) if as_json else done.text())
+    print_result(done, as_json)
     if not done.clean:
         raise typer.Exit(FOUND)
 

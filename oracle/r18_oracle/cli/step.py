@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, BackendName, FusionLevel, PrecisionName, chosen_backend
+from r18.cli.options import (
+    AsJson,
+    BackendName,
+    FusionLevel,
+    PrecisionName,
+    chosen_backend,
+    print_result,
+)
 from r18.graph.resnet import NETWORKS
 from r18.weights import SOURCES
 from r18_oracle.cli.fixtures import OUTDIR, weights_source
@@ -59,7 +65,7 @@ def step(
     result = run_step(
         found, runner, loaded, precision=precision, fusion=fusion, atol=atol, repeat=repeat
     )
-    typer.echo(json.dumps(result.to_json(), indent=2) if as_json else result.text())
+    print_result(result, as_json)
     if not result.ok:
         raise typer.Exit(FOUND)
 
