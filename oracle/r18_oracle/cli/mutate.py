@@ -20,7 +20,7 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend, print_result
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
-from r18_oracle.cli.options import Continued, NetworkOrNone
+from r18_oracle.cli.options import Continued, NetworkOrNone, network_or_none
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.mutants import Mutant
@@ -120,7 +120,7 @@ def mutate(
             files=files,
             kind=kind,
             profile_name=profile,
-            network=None if network_name == "none" else network_name,
+            network=network_or_none(network_name),
             workers=workers,
             minutes=minutes,
             records_folder=records if record else None,

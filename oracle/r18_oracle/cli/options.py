@@ -36,3 +36,8 @@ Again = Annotated[
 Continued = Annotated[
     bool, typer.Option("--record", help="Write the device's record, and continue from it.")
 ]
+
+
+def network_or_none(name: str) -> str | None:
+    """The network of `NetworkOrNone`."""
+    return None if name == "none" else name
