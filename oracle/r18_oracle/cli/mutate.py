@@ -25,7 +25,7 @@ from r18_oracle.cli.options import Continued, NetworkOrNone, network_or_none
 if TYPE_CHECKING:
     from r18_oracle.mutation.mutants import Mutant
     from r18_oracle.mutation.plan import Plan
-
+    from r18_oracle.mutation.score import Score
 
 Limit = Annotated[
     int | None, typer.Option(min=1, help="A random sample of this size, the same for a seed.")
@@ -95,7 +95,6 @@ def mutate(
 
     Exit codes: 0 the score is reached, 1 it is not, or mutants are left, 2 nothing was run.
     """
-    from r18_oracle.mutation.plan import Plan
     from r18_oracle.mutation.run import run
 
     if core is not None:
@@ -103,13 +102,11 @@ def mutate(
             raise UsageError("--core goes without --backend, --record and --show")
         _mutate_core(core, kind, limit, seed, files, workers, require, show_list, as_json)
         return
-    name = asked_backend(backend)
-    if name == "auto":
-        raise UsageError(f"name the backend to mutate: --backend NAME or {VARIABLE}=NAME")
+    name = _backend_to_mutate(backend)
     if again is not None and not record:
         raise UsageError("--again is about recorded mutants: it needs --record")
     if show_list or show is not None:
-        _look(Plan.of(name), show, files, kind, as_json)
+        _look(name, show, files, kind, as_json)
         return
     with _progress() as progress:
         score = run(
@@ -127,11 +124,8 @@ def mutate(
             again=again,
             progress=progress,
         )
-    print_result(score, as_json, indent=1)
-    if record:
-        _say_recorded(name, records)
-    if score.left or score.percent < require:
-        raise typer.Exit(FOUND)
+    path = path_of(records, "mutate", load_backend(name).probe()) if record else None
+    _conclude(score, require, as_json, path)
 
 
 def _mutate_core(
@@ -163,14 +157,24 @@ def _mutate_core(
             workers=workers,
             progress=progress,
         )
+    _conclude(score, require, as_json)
+
+
+def _backend_to_mutate(backend: str | None) -> str:
+    """The name that the option or the variable gives."""
+    name = asked_backend(backend)
+    if name == "auto":
+        raise UsageError(f"name the backend to mutate: --backend NAME or {VARIABLE}=NAME")
+    return name
+
+
+def _conclude(score: Score, require: float, as_json: bool, path: Path | None = None) -> None:
+    """Print the score and the path of its record; exit with `FOUND` if it is not reached."""
     print_result(score, as_json, indent=1)
-    if score.percent < require:
+    if path is not None:
+        typer.echo(f"recorded in {path}", err=True)
+    if score.left or score.percent < require:
         raise typer.Exit(FOUND)
-
-
-def _say_recorded(backend: str, records: Path) -> None:
-    path = path_of(records, "mutate", load_backend(backend).probe())
-    typer.echo(f"recorded in {path}", err=True)
 
 
 @contextmanager
@@ -189,8 +193,11 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
         )
 
 
-def _look(plan: Plan, show: str | None, files: str, kind: str, as_json: bool) -> None:
+def _look(backend: str, show: str | None, files: str, kind: str, as_json: bool) -> None:
     """Print mutants without running any."""
+    from r18_oracle.mutation.plan import Plan
+
+    plan = Plan.of(backend)
     if show is not None:
         mutant = plan.find(show)
         typer.echo(plan.diff(mutant) + _judgement(plan, mutant))
