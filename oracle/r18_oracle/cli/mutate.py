@@ -20,7 +20,14 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend, print_result
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
-from r18_oracle.cli.options import Continued, NetworkOrNone, network_or_none
+from r18_oracle.cli.options import (
+    Continued,
+    KernelGlob,
+    Minutes,
+    NetworkOrNone,
+    ProfileName,
+    network_or_none,
+)
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.mutants import Mutant
@@ -31,7 +38,6 @@ Limit = Annotated[
     int | None, typer.Option(min=1, help="A random sample of this size, the same for a seed.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample and of the oracle.")]
-KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Kernel ids to examine.")]
 FileGlob = Annotated[str, typer.Option(metavar="GLOB", help="Files to change, such as kernels/*.")]
 Kind = Annotated[
     str,
@@ -43,12 +49,8 @@ Core = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Mutate the files in this table, for tests to judge."),
 ]
-ProfileName = Annotated[str, typer.Option(help="Effort of the oracle: quick, ci, ...")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [one per core]")]
 Required = Annotated[float, typer.Option(help="The least score, in percent.")]
-Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Stop after this time; the rest is not judged.")
-]
 Again = Annotated[
     str | None,
     typer.Option(metavar="WHAT", help="Run recorded mutants again: survived, or all."),

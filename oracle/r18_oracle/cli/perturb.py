@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,9 +11,11 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson, RecordFolder, listed
 from r18.records import FOLDER
 from r18_oracle.cli.options import (
+    FINDINGS,
     Again,
     BackendToCheck,
     Continued,
+    FindingsFolder,
     Jobs,
     Minutes,
     NetworkOrNone,
@@ -31,7 +32,6 @@ Seeds = Annotated[int, typer.Option(min=1, max=1 << 16, help="Seeds of delays fo
 Kinds = Annotated[
     str, typer.Option(help="Kinds of site that are late, such as wait,copy,host; or all.")
 ]
-FindingsFolder = Annotated[Path, typer.Option(help="Where findings are saved.")]
 
 
 def perturb(
@@ -45,7 +45,7 @@ def perturb(
     jobs: Jobs = None,
     minutes: Minutes = None,
     again: Again = False,
-    findings: FindingsFolder = Path("exports/findings"),
+    findings: FindingsFolder = FINDINGS,
     record: Continued = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,

@@ -19,6 +19,7 @@ from r18.cli.options import (
 from r18.graph.resnet import NETWORKS
 from r18.weights import SOURCES
 from r18_oracle.cli.fixtures import OUTDIR, weights_source
+from r18_oracle.cli.options import ExportFolder
 
 
 def step(
@@ -32,9 +33,7 @@ def step(
         str | None,
         typer.Option(help=f"One of: {', '.join(SOURCES)}. [default: the fixture's]"),
     ] = None,
-    manifest: Annotated[
-        Path | None, typer.Option(help="A folder that `r18 export` wrote, instead of --weights.")
-    ] = None,
+    manifest: ExportFolder = None,
     network_name: Annotated[
         str | None,
         typer.Option(

@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from r18.backend.registry import VARIABLE
 from r18.cli.app import FOUND, REFUSED
-from r18.cli.options import RecordFolder, backend_names, listed
+from r18.cli.options import (
+    AsJson,
+    FusionLevel,
+    NetworkName,
+    RecordFolder,
+    WeightsSource,
+    backend_names,
+    listed,
+)
 from r18.errors import UsageError
-from r18.graph.passes import FUSION_LEVELS
-from r18.graph.resnet import NETWORKS
 from r18.records import FOLDER
-from r18.weights import SOURCES
+from r18_oracle.cli.options import FINDINGS, FindingsFolder
 
 if TYPE_CHECKING:
     from r18.backend import Backend
@@ -29,7 +36,7 @@ Backends = Annotated[
     str,
     typer.Option(
         help="Names or module:attr, separated by commas; or all.",
-        envvar="R18_BACKEND",
+        envvar=VARIABLE,
         autocompletion=backend_names,
     ),
 ]
@@ -46,15 +53,11 @@ ProfileName = Annotated[
     str,
     typer.Option(help="Effort: quick, ci, thorough or nightly. [quick; thorough with --record]"),
 ]
-Network = Annotated[str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")]
-Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 Precisions = Annotated[
     str, typer.Option(help="Of the network, separated by commas. [all that it can run in]")
 ]
-Fusion = Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}.")]
 Seed = Annotated[int, typer.Option(help="Seed of problems, inputs and images.", min=0)]
 Workers = Annotated[int, typer.Option(help="Worker processes; 0 for one per core.", min=0)]
-FindingsFolder = Annotated[Path, typer.Option(help="Folder for the findings, one file each.")]
 ExpectedFailures = Annotated[
     Path | None,
     typer.Option(
@@ -64,7 +67,6 @@ ExpectedFailures = Annotated[
 Recorded = Annotated[
     bool, typer.Option("--record", help="Also write the result to the device's record.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 JunitFile = Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")]
 HtmlFile = Annotated[
     Path | None, typer.Option(help="Also write a self-contained page to this file.")
@@ -76,13 +78,13 @@ def verify(
     kernels: KernelGlob = "*",
     stale: OnlyStale = False,
     profile: ProfileName = "",
-    network_name: Network = "resnet18",
-    weights: Weights = "synthetic",
+    network_name: NetworkName = "resnet18",
+    weights: WeightsSource = "synthetic",
     precision: Precisions = "",
-    fusion: Fusion = "all",
+    fusion: FusionLevel = "all",
     seed: Seed = 0,
     workers: Workers = 0,
-    findings: FindingsFolder = Path("exports/findings"),
+    findings: FindingsFolder = FINDINGS,
     xfails: ExpectedFailures = None,
     record: Recorded = False,
     records: RecordFolder = FOLDER,
