@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from r18.backend import Backend
     from r18_oracle.findings import Finding
     from r18_oracle.search.verify import Verification
+    from r18_oracle.xfails import ExpectedFailure
 
 Backends = Annotated[
     str,
@@ -102,47 +103,55 @@ def verify(
     wrong request or nothing was executed.
     """
     from r18.cli.progress import progress_bar
-    from r18.report.render import check_libraries
     from r18_oracle.search import records as evidence
     from r18_oracle.search import verify as verifying
     from r18_oracle.search.profiles import profile as profile_of
     from r18_oracle.xfails import load_expected
 
-    if html:
-        check_libraries()
+    profile = profile or ("thorough" if record else "quick")
     expected = load_expected(xfails) if xfails else ()
-    if record and expected:
-        raise UsageError("--record keeps what was found: run it without --xfails")
-    if record:
-        evidence.check_profile(profile := profile or "thorough")
+    _check_outputs(html, record, profile, expected)
     with _prints_on_stderr() if as_json else nullcontext():
         chosen = _backends(backend)
-    request = verifying.Request(
-        profile_of(profile or "quick"),
-        kernels,
-        network_name,
-        weights,
-        tuple(listed(precision, "--precision")) if precision else (),
-        fusion,
-        seed,
-        workers or None,
-        simulated_kernels=backend != "all" or kernels != "*",
-        settled=evidence.settled(chosen, records) if stale else frozenset(),
-        expected=expected,
-    )
-    quiet = _prints_on_stderr() if as_json else nullcontext()
-    with quiet, progress_bar() as bar:
-        verification = verifying.verify(
-            chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
+        request = verifying.Request(
+            profile_of(profile),
+            kernels,
+            network_name,
+            weights,
+            tuple(listed(precision, "--precision")) if precision else (),
+            fusion,
+            seed,
+            workers or None,
+            simulated_kernels=backend != "all" or kernels != "*",
+            settled=evidence.settled(chosen, records) if stale else frozenset(),
+            expected=expected,
         )
+        with progress_bar() as bar:
+            verification = verifying.verify(
+                chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
+            )
     _print(verification, findings, as_json)
     _write_reports(verification, findings, junit, html)
     if record:
         for said in evidence.save(verification, chosen, records):
             typer.echo(f"\n{said}", err=as_json)
     if not verification.ok:
-        found = verification.findings or verification.passed
-        raise typer.Exit(FOUND if found else REFUSED)
+        raise typer.Exit(FOUND if verification.findings or verification.passed else REFUSED)
+
+
+def _check_outputs(
+    html: Path | None, record: bool, profile: str, expected: Sequence[ExpectedFailure]
+) -> None:
+    """Raise now what would prevent the page or the record after hours."""
+    from r18.report.render import check_libraries
+    from r18_oracle.search.records import check_profile
+
+    if html:
+        check_libraries()
+    if record and expected:
+        raise UsageError("--record keeps what was found: run it without --xfails")
+    if record:
+        check_profile(profile)
 
 
 @contextmanager
