@@ -6,7 +6,9 @@ stays in one, so that what its tests share is made once. `python -m pytest FILE`
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,33 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means: a container may have fewer cores than its machine."""
     return _cores()
+
+
+gc.disable()  # until every test file is imported: `pytest_collection_finish`
+
+
+def pytest_collection_finish() -> None:
+    _stay()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what libraries find left over as the process ends, they report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_file() -> Iterator[None]:
+    yield
+    _stay()
+
+
+def _stay() -> None:
+    """What is there now stays to the end, so nobody need look whether it is garbage.
+
+    PyTorch, Hypothesis and thousands of tests are millions of objects: a collection took a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ class Backend(cuda_toy.Backend):
 
 
 class Wrong(Backend):
-    """Kernels that raise, and that are wrong with nothing late."""
+    """Kernels that raise, and that are wrong without delays."""
 
     runs = (raises, wrong)
 

@@ -135,8 +135,8 @@ class Backend(BackendBase):
         compile_all(entries, capability, perturbed=LAUNCHER.perturbation is not None)
 
     def perturb(self, seed: int | None, kinds: Collection[str] | None = None) -> tuple[str, ...]:
-        """Warps and CTAs are late at the kernels' waits, arrivals and copies, and the host's copies
-        come late; see `r18_cupy.cuda.perturb`.
+        """Delays warps and CTAs at the kernels' waits, arrivals and copies, and delays the host's
+        copies; see `r18_cupy.cuda.perturb`.
         """
         from r18_cupy.cuda.copy_late import ENTRY
         from r18_cupy.cuda.launch import LAUNCHER

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--r18-profile",
         default="quick",
         metavar="NAME",
-        help="effort: quick, ci, thorough or nightly [quick]",
+        help="effort: brief, quick, ci, thorough or nightly [quick]",
     )
     group.addoption(
         "--r18-kernels", default="*", metavar="GLOB", help="only kernels of these ids [*]"

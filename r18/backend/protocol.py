@@ -128,13 +128,13 @@ class Backend(ABC):
         return False
 
     def perturb(self, seed: int | None, kinds: Collection[str] | None = None) -> tuple[str, ...]:
-        """Delay threads and copies, chosen by a seed, where a right kernel is right nevertheless.
+        """Delay threads and copies, chosen by a seed; a right kernel's results do not change.
 
-        For calls and programs that are made from now on, and those made since delays began. Waits
-        for the device. seed: None for the kernels as they are. kinds: of the places where something
-        is late; None for every one, () for the same builds with nothing late.
+        This applies to calls and programs that are made from now on, and to those made since delays
+        began. Waits for the device. seed: None for the kernels as they are. kinds: the kinds of
+        site to delay; None for all, () for builds with delays in which nothing is delayed.
 
-        Returns the kinds that there are. (), the default: the backend cannot delay anything.
+        Returns all kinds of site. (), the default: the backend cannot delay anything.
         """
         return ()
 

@@ -120,7 +120,7 @@ def test_a_stale_reason_is_an_error(found: Measured, tmp_path: Path, entry: dict
     [
         ([{"function": "never", "reason": " "}], "has no reason"),
         ([{"function": "never", "reason": "r"}] * 2, "is listed twice"),
-        ([{"file": "a.py", "line": "x", "reason": "r"}], "has a file, a scope and a line"),
+        ([{"file": "a.py", "line": "x", "reason": "r"}], "needs a file, a scope and a line"),
         ([{"function": "never", "why": "r"}], "cannot read the reasons of"),
     ],
 )
@@ -164,6 +164,8 @@ def test_names_that_are_not_there() -> None:
         branches("nothing_here:Backend")
     with pytest.raises(UnknownName, match="quik"):
         branches(TOY, profile_name="quik")
+    with pytest.raises(UnknownName, match="resnet19"):
+        branches(TOY, network="resnet19")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.id)
 def test_the_same_kernel_without_its_fault_passes(twin: HostKernel) -> None:
-    report = run_campaign(BACKEND, twin, profile("quick"), SEEDS[0], network_name=None)
+    report = run_campaign(BACKEND, twin, profile("brief"), SEEDS[0], network_name=None)
     assert report.verdict == "ok", report.finding and report.finding.describe()
     assert report.tally.ratio <= 1
 

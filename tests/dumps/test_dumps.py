@@ -38,11 +38,7 @@ from r18.graph.resnet import network
 from r18.graph.schedule import CANONICAL, checkpoint_names
 from r18.weights import Weights, load_weights
 from r18_numpy import Backend as NumpyBackend
-from r18_oracle.dumps.dumps import (
-    diff_dumps,
-    read_dump,
-    write_dump,
-)
+from r18_oracle.dumps.dumps import diff_dumps, read_dump, write_dump
 from r18_oracle.dumps.files import TensorFile
 from r18_oracle.judge.compare import compare, short
 from r18_oracle.network.images import Images, chosen, raw_file, seeded

@@ -135,7 +135,7 @@ def test_tests_must_pass_before(table: Path) -> None:
 
 def test_a_damaged_table_is_refused(table: Path) -> None:
     table.write_text("[[part]]\nfiles = []\n")
-    with pytest.raises(UsageError, match="is no table of parts"):
+    with pytest.raises(UsageError, match="is not a table of parts"):
         run_tested(table)
 
 

@@ -71,14 +71,14 @@ def test_a_race_is_found_with_its_seed_and_its_kind_of_site(session: Perturbatio
     finding = found(session, RACES)
     assert finding.check == "perturb"
     assert finding.message == (
-        "with delays of seed 3 at copy: 1 of 1 elements differ from those with nothing late"
+        "with delays of seed 3 at copy: 1 of 1 elements differ from those without delays"
     )
     assert finding.details[PERTURB] == {"seeds": [3], "kinds": ["copy"]}
     assert finding.got == 7.0
     assert finding.bound == 0.0
     assert (session.left, session.ok) == (0, False)
     right = next(result for result in session.results if result.verdict == "ok")
-    assert right.calls == 6 * right.problems > 60, "one call with nothing late, and five seeds"
+    assert right.calls == 6 * right.problems > 60, "one call without delays, and five seeds"
     assert session.text().endswith("(wait, copy, host): 2 failed")
 
 
@@ -104,7 +104,7 @@ def test_an_exception_is_a_finding() -> None:
 def test_a_kernel_that_is_wrong_with_nothing_late_says_so() -> None:
     wrong = alone("perturb_toy:Wrong", "toy/relu/wrong/fp32", 0).finding
     assert wrong is not None
-    assert wrong.message.startswith("with nothing late: the error exceeds the bound")
+    assert wrong.message.startswith("without delays: the error exceeds the bound")
     assert wrong.details[PERTURB] == {"seeds": [0], "kinds": []}
 
 
@@ -129,9 +129,7 @@ def test_a_program_that_launches_too_early_is_found() -> None:
     assert right.name == "perturb_toy:Programs/program/all/fp32"
     early = perturb_program(delays=Delays((2, 3), perturb_toy.KINDS), **asked)
     assert early.verdict == "FAIL"
-    assert early.broken == (
-        "with delays of seed 3: batch 1 of 12 differs from that with nothing late"
-    )
+    assert early.broken == ("with delays of seed 3: batch 1 of 12 differs from that without delays")
     assert perturb_program(delays=Delays((3,), ("wait",)), **asked).verdict == "ok"
 
 
@@ -153,7 +151,7 @@ def test_a_finding_is_replayed_from_its_file(session: Perturbation, tmp_path: Pa
 )
 def test_damaged_delays_are_refused(session: Perturbation, damaged: Any) -> None:
     finding = found(session, RACES)
-    with pytest.raises(UsageError, match="are no delays"):
+    with pytest.raises(UsageError, match="are not delays"):
         check_sound(replace(finding, details=finding.details | {PERTURB: damaged}))
 
 
@@ -202,7 +200,7 @@ def test_a_program_is_recorded_by_its_label(tmp_path: Path) -> None:
 
 
 def test_requests_are_checked() -> None:
-    with pytest.raises(UsageError, match="cannot perturb its schedule\n  a backend that can"):
+    with pytest.raises(UsageError, match="cannot perturb its schedule\n  to support this"):
         perturb("numpy")
     with pytest.raises(UsageError, match="name the backend"):
         perturb("auto")

@@ -156,9 +156,9 @@ def _device(buffer: Buffer) -> CupyBuffer:
     return buffer
 
 
-def hold(stream: cupy.cuda.Stream) -> None:
-    """With a perturbed schedule, let the stream's next work come late where the seed says so."""
-    if launch.LAUNCHER.holds():
+def delay(stream: cupy.cuda.Stream) -> None:
+    """With a perturbed schedule, delay the stream's next work if the seed says so."""
+    if launch.LAUNCHER.delays_host():
         launch.LAUNCHER.launch(late_copy(0), (0, 0, 0), stream)
 
 
@@ -210,14 +210,14 @@ class CupyStream(Stream):
     @contextmanager
     def branch(self) -> Iterator[CupyStream]:
         """One at a time."""
-        beside = self._beside()
-        beside.cuda.wait_event(self.cuda.record(_untimed()))
-        hold(beside.cuda)
-        yield beside
-        self.cuda.wait_event(beside.cuda.record(_untimed()))
+        other = self._branch_stream()
+        other.cuda.wait_event(self.cuda.record(_untimed()))
+        delay(other.cuda)
+        yield other
+        self.cuda.wait_event(other.cuda.record(_untimed()))
 
-    def _beside(self) -> CupyStream:
-        """The branches' stream; one suffices, since they take turns."""
+    def _branch_stream(self) -> CupyStream:
+        """The stream of all branches; one suffices, since there is one branch at a time."""
         if self._branch is None:
             self._branch = CupyStream()
         return self._branch
@@ -229,7 +229,7 @@ class CupyStream(Stream):
         if warm:
             work()
             self.cuda.synchronize()
-        self._beside()  # streams cannot be created during capture
+        self._branch_stream()  # streams cannot be created during capture
         self.cuda.begin_capture()
         try:
             work()

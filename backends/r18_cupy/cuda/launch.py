@@ -329,12 +329,12 @@ class Launcher:
                     if where == device:
                         self._tell(module)
 
-    def holds(self) -> bool:
-        """Whether the host's next copy, run or branch comes late."""
+    def delays_host(self) -> bool:
+        """Whether the host's next copy, run or branch is delayed."""
         if self.perturbation is None:
             return False
         self._turn += 1
-        return self.perturbation.holds(self._turn)
+        return self.perturbation.delays_host(self._turn)
 
     def _tell(self, module: Any) -> None:
         """Write the seed and the kinds to a module with delays, and wait for it."""

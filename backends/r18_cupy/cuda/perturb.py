@@ -1,13 +1,13 @@
-"""Perturbed schedules: the kernels compiled with seeded delays, and streams that are held up.
+"""Perturbed schedules: the kernels compiled with seeded delays, and delayed streams.
 
 A race may need an order of events that a quiet device shows once in a million runs. `perturbed`
-rewrites a source so that warps and CTAs, chosen by a seed, are late at its waits, arrivals,
+rewrites a source so that warps and CTAs, chosen by a seed, are delayed at its waits, arrivals,
 barriers, fences, copies, products and launches, and so that TMA stores read shared memory as late
 as they may. The result of a right kernel does not depend on any of this. The rewritten sources
 exist only in memory: the kernels' own sources, and their digests, do not change.
 
 A site is an inline-assembly statement or an intrinsic. Its kind follows from the instruction, so a
-new wrapper needs no entry here. An instruction without a kind is an error.
+new wrapper needs no entry here. An instruction without a rule is an error.
 
 NOTE: delays do not change what the hardware orders by itself. A missing proxy fence, a relaxed
 arrival, or an arrival before `wgmma` has read its operands becomes no likelier; `r18 ptxcheck`
@@ -29,9 +29,9 @@ import numpy as np
 from r18.errors import R18Error, UsageError, unknown
 
 KINDS = ("wait", "arrive", "barrier", "fence", "copy", "store", "product", "launch", "host")
-"""What is delayed. `host`: the program's copies and runs, and branches; the others in kernels."""
+"""The kinds of site. `host`: a program's copies, runs and branches. The others are in kernels."""
 MASKS = (3, 15)
-"""One draw in `mask + 1` is a delay: two seeds in turn have many, the next two few."""
+"""One draw in `mask + 1` is a delay: seeds 0 and 1 have many, 2 and 3 few, and so on."""
 NANOSECONDS = 8_000
 """The longest delay in a kernel; TMA brings a tile in about 1000."""
 HEADER = "perturb.cuh"
@@ -41,19 +41,19 @@ SYMBOL = "r18_perturbation"
 
 
 class SiteError(R18Error):
-    """A source has an instruction of which it is not known whether it synchronises."""
+    """A source has an instruction without a rule, or a site that cannot be delayed."""
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """What is delayed: kinds of site, by a seed."""
+    """The kinds of site that are delayed, and the seed that chooses the delays."""
 
     seed: int
     kinds: tuple[str, ...] = KINDS
 
     @classmethod
     def of(cls, seed: int, kinds: Collection[str] | None) -> Perturbation:
-        """kinds: None for every one. Raises `UnknownName` for another kind, `UsageError` for a
+        """kinds: None for all. Raises `UnknownName` for an unknown kind, and `UsageError` for a
         seed that is not a 32-bit number."""
         for kind in kinds or ():
             if kind not in KINDS:
@@ -69,8 +69,8 @@ class Perturbation:
         mask = MASKS[self.seed // 2 % len(MASKS)]
         return np.array([self.seed, bits, mask, NANOSECONDS], np.uint32)
 
-    def holds(self, turn: int) -> bool:
-        """Whether the host's copy, run or branch number `turn` comes late: every second one."""
+    def delays_host(self, turn: int) -> bool:
+        """Whether the host's copy, run or branch number `turn` is delayed: half of them are."""
         drawn = hashlib.sha256(f"{self.seed} {turn}".encode()).digest()
         return "host" in self.kinds and drawn[0] % 2 == 0
 
@@ -80,14 +80,14 @@ class Perturbation:
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of instruction, and on which sides of it threads may be late."""
+    """The kind of an instruction's sites, and whether threads are delayed before and after it."""
 
     kind: str
     before: bool
     after: bool
 
 
-# By the instruction's beginning; the first match decides.
+# By the beginning of the instruction; the first match decides. None: no delay.
 INSTRUCTIONS: dict[str, Rule | None] = {
     "mbarrier.try_wait": Rule("wait", False, True),  # in a loop: a delay before it only adds polls
     "mbarrier.arrive": Rule("arrive", True, True),
@@ -139,10 +139,10 @@ _CALM = re.compile(r"__shfl\w*_sync|__(?:all|any|ballot|match\w*|reduce\w*)_sync
 
 @dataclass(frozen=True)
 class Site:
-    """A statement of a source at which threads may be late.
+    """A statement of a source where threads may be delayed.
 
-    start, end: its characters, semicolon included. number: among the file's sites. operands: of a
-    bulk store, as written.
+    start, end: its span of characters, with the semicolon. number: its index among the file's
+    sites. operands: those of a bulk store, as written.
     """
 
     file: str
@@ -160,7 +160,7 @@ class Site:
 
 
 def sites(text: str, file: str) -> tuple[Site, ...]:
-    """Every site of a source, in order. Raises `SiteError` for an instruction without a kind.
+    """Every site of a source, in order. Raises `SiteError`.
 
     file: its path below the kernels, for the sites' numbers and for errors.
     """
@@ -199,8 +199,8 @@ def _sites(text: str, file: str) -> Iterator[Site]:
         line = text.count("\n", 0, found.start()) + 1
         if word != "asm" and word not in INTRINSICS:
             raise SiteError(
-                f"kernels/{file}:{line}: '{word}' has no kind of site\n"
-                "  say in r18_cupy/cuda/perturb.py how it synchronises, or that it does not"
+                f"kernels/{file}:{line}: '{word}' has no rule\n"
+                "  add one to r18_cupy/cuda/perturb.py, or None if the instruction orders nothing"
             )
         closing = _closing(bare, opening)
         end = closing + 1
@@ -221,7 +221,7 @@ def _sites(text: str, file: str) -> Iterator[Site]:
 
 
 def _instruction(content: str, where: str) -> tuple[str, Rule | None]:
-    """The instruction of an asm statement that has a rule, or one that has none."""
+    """The instruction of an asm statement that is delayed, with its rule, or else its first one."""
     template = re.match(r'(?:[^":]|"(?:[^"\\]|\\.)*")*', content)
     assert template is not None
     text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template[0])).replace("\\n", "\n")
@@ -234,8 +234,8 @@ def _instruction(content: str, where: str) -> tuple[str, Rule | None]:
             if rules and not re.match(r"[a-z]\w*[. ]", name):
                 continue  # operands of a template that is pasted together
             raise SiteError(
-                f"kernels/{where}: the instruction '{name.split()[0]}' has no kind of site\n"
-                "  say in r18_cupy/cuda/perturb.py how it synchronises, or that it does not"
+                f"kernels/{where}: the instruction '{name.split()[0]}' has no rule\n"
+                "  add one to r18_cupy/cuda/perturb.py, or None if the instruction orders nothing"
             )
         rules.append((name, INSTRUCTIONS[known]))
     timed = [one for one in rules if one[1] is not None]
@@ -263,7 +263,7 @@ def _delayed(site: Site, statement: str) -> str:
 
 
 def _without_comments(text: str, *, strings: bool = False) -> str:
-    """The text with comments, and strings if asked, as blanks of the same length."""
+    """The text with comments, and strings if `strings`, replaced by blanks of the same length."""
 
     def blank(found: re.Match[str]) -> str:
         if found[0][0] == '"' and not strings:

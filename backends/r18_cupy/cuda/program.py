@@ -31,7 +31,7 @@ from r18.backend import (
 from r18.backend.program import without_mask
 from r18.errors import UsageError
 from r18.graph.ops import Layout
-from r18_cupy.cuda.device import CupyBuffer, CupyStream, hold
+from r18_cupy.cuda.device import CupyBuffer, CupyStream, delay
 
 _DLPACK_CUDA = 2  # kDLCUDA
 
@@ -90,7 +90,7 @@ class CupyProgram(Program):
             slot, other = self._slots[index], self._slots[1 - index]
             source = images if any(given) else self._staged(images, tensor, slot)
             self._copies.wait_event(slot.free)
-            hold(self._copies)
+            delay(self._copies)
             slot.buffer.memory.copy_from_host_async(source.ctypes.data, source.nbytes, self._copies)
             slot.ready.record(self._copies)
             self._loaded, self._next = slot, 1 - index
@@ -117,7 +117,7 @@ class CupyProgram(Program):
         with self._lock:
             host = _pinned(tensor.layout.physical(tensor.shape), tensor.dtype)
             arrived = cupy.cuda.Event(disable_timing=True)
-            hold(self._cuda)
+            delay(self._cuda)
             buffer.memory.copy_to_host_async(host.ctypes.data, host.nbytes, self._cuda)
             arrived.record(self._cuda)
             # Keep it alive: the pool would reuse the memory while the copy is in flight.
@@ -135,7 +135,7 @@ class CupyProgram(Program):
         self._check_open()
         slot = self._slots[0] if self._loaded is None else self._loaded
         self._cuda.wait_event(slot.ready)
-        hold(self._cuda)
+        delay(self._cuda)
         self._run_of(slot)()
         slot.free.record(self._cuda)
 
@@ -210,7 +210,7 @@ class CupyProgram(Program):
             begun = cupy.cuda.Event(disable_timing=True)
             begun.record(caller)
             self._cuda.wait_event(begun)
-            hold(self._cuda)
+            delay(self._cuda)
             buffer = CupyBuffer(dense.data, dense.nbytes)
             self._enqueue(self._reading(buffer, self._launches[: self._head]))
             self._finish()

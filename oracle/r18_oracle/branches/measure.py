@@ -1,8 +1,8 @@
-"""A backend's kernels on the problems of a profile, under coverage.py.
+"""Call a backend's kernels with the problems of a profile, under coverage.py.
 
-On a device of their own, kernels run as in `r18 verify`. Without it, a kernel that names its host
-code or its functions is only asked what it decides: whether it refuses a problem, its workspace,
-its form of the weights, and the functions that it would launch.
+If their device is available, kernels run as in `r18 verify`. Otherwise only the host code of
+kernels that declare host files or device functions is called: `refusal`, `workspace`, `prepare`,
+`function_labels`, and the choice of a variant.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.graph.ops import Problem
 from r18_oracle.findings import described
-from r18_oracle.generate.corners import runnable
+from r18_oracle.generate.corners import runnable, vast
 from r18_oracle.judge.declared import declaration
 from r18_oracle.mutation.mutants import Target
-from r18_oracle.search.campaign import network_problems, run_campaign, search
-from r18_oracle.search.choices import shares
+from r18_oracle.search.campaign import network_problems, run_campaign, walk
 from r18_oracle.search.profiles import Profile
 
 MOST_WEIGHTS = 1 << 20
-"""Elements of the weights that a kernel without its device is asked to prepare. Larger ones take
-long, and no other path."""
+"""Without a device, `prepare` is called for weights of at most this many elements. Larger weights
+take longer, but no other branches."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What ran of a file: its lines with code, and its branches, each (line, next line).
+    """What was executed of a file: its lines of code, and its branches as (line, next line).
 
     The next line of a branch that leaves a function is negative.
     """
@@ -57,14 +56,15 @@ class Lines:
 
 @dataclass
 class Measured:
-    """What a backend's kernels did on a profile's problems.
+    """What a backend's kernels executed on a profile's problems.
 
     root:     the backend's package, or its single module.
-    device:   where the kernels ran; None if they were only asked.
-    problems: how many a kernel or one of its choices took.
-    failed:   what stopped a kernel before its last problem, by the kernel's id.
-    declared, launched: labels of device functions, the former with the kernels that name them.
-    lines:    of each module under `root` that has code.
+    device:   where the kernels ran; None if only their host code was called.
+    problems: how many were accepted by a kernel or one of its choices.
+    failed:   the error that stopped a kernel before its last problem, by the kernel's id.
+    declared: the labels of device functions, with the ids of the kernels that declare them.
+    launched: the labels of those that some problem launches.
+    lines:    what was executed of each module under `root`.
     """
 
     backend: Backend
@@ -85,12 +85,15 @@ def measure(
     *,
     on_kernel: Callable[[str], None] = lambda kernel: None,
 ) -> Measured:
-    """Show the kernels of a backend every problem of the profile and of the network.
+    """Call a backend's kernels with every problem of the profile and of the network.
 
-    name: as `load_backend` takes it; in a fresh process, or what is cached is not seen to run.
-    Raises what loading raises, `BackendUnavailable` if the kernels need a device that is not here
-    and do not say what they decide without it, and `UsageError` if they took no problem.
+    name: as `load_backend` takes it. The process must be new, since cached functions do not run
+    again. Raises what loading raises, `UnknownName` for a network, `BackendUnavailable` if the
+    device is not available and no kernel declares host files or device functions, and `UsageError`
+    if no problem was accepted.
     """
+    if network is not None:
+        network_problems(network, how.batches)  # raises for an unknown name
     root = _root(name)
     with _covered(root) as coverage:
         backend = load_backend(name)
@@ -98,20 +101,20 @@ def measure(
         if Target.of(name).path.resolve() != root:
             module = type(backend).__module__
             raise UsageError(
-                f"backend '{name}' is made by one package and defined in another, '{module}'\n"
-                f"  name it {module}:{type(backend).__name__}"
+                f"backend '{name}' is loaded from one package and defined in another, '{module}'\n"
+                f"  give it as {module}:{type(backend).__name__}"
             )
         found.device = _device(backend)
         for kernel in backend.kernels():
             on_kernel(kernel.id)
             try:
-                _ask(found, kernel, how, seed, network)
+                _call_host_code(found, kernel, how, seed, network)
                 if found.device is not None:
                     _run(found, name, kernel, how, seed, network)
             except Exception as error:  # any exception of a kernel
                 found.failed.setdefault(kernel.id, described(error))
     if not found.problems:
-        raise UsageError(f"the kernels of '{name}' took no problem, so nothing was executed")
+        raise UsageError(f"the kernels of '{name}' accepted no problem, so nothing was measured")
     found.lines = _lines(coverage, root)
     return found
 
@@ -125,7 +128,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def _device(backend: Backend) -> str | None:
-    """The device that kernels run on; None if it is not here and they can be asked without it."""
+    """The device that kernels run on; None if only their host code can be called."""
     try:
         return str(backend.probe())
     except BackendUnavailable:
@@ -144,13 +147,15 @@ def _run(
         found.failed[kernel.id] = f"{report.finding.check}: {report.finding.message}"
 
 
-def _ask(found: Measured, kernel: Kernel, how: Profile, seed: int, network: str | None) -> None:
-    """What the kernel and its choices decide about each problem of their campaign."""
+def _call_host_code(
+    found: Measured, kernel: Kernel, how: Profile, seed: int, network: str | None
+) -> None:
+    """Call the host code of the kernel and its choices for each problem of their campaign."""
     labels = kernel.function_labels()
     for label in labels:
         found.declared.setdefault(label, []).append(kernel.id)
     if found.device is not None and not labels:
-        return  # its campaign asks all this
+        return  # the campaign calls all of this
     prepared = set()
     for one, problem in _problems(found.backend, kernel, how, seed, network):
         if one.refusal(problem) is not None:
@@ -171,28 +176,23 @@ def _ask(found: Measured, kernel: Kernel, how: Profile, seed: int, network: str 
 
 def _problems(
     backend: Backend, kernel: Kernel, how: Profile, seed: int, network: str | None
-) -> Iterator[tuple[Kernel, Problem]]:
+) -> list[tuple[Kernel, Problem]]:
     """The problems of a kernel's campaign, each with the kernel or the choice that it is for."""
-    for share in shares(backend, kernel, how, seed):
-        drawn: list[Problem] = []
+    found: list[tuple[Kernel, Problem]] = []
 
-        def keep(problem: Problem, *_: object, drawn: list[Problem] = drawn) -> bool:
-            drawn.append(problem)
-            return True
+    def keep(one: Kernel, problem: Problem, *_: object) -> bool:
+        found.append((one, problem))
+        return True
 
-        search(share.one, share.how, share.seed, keep)
-        for problem in (*drawn, *share.known, *share.vast):
-            yield share.one, problem
-    for problem in network_problems(network, how.batches) if network else ():
-        if type(problem.op) is kernel.op:
-            yield kernel, problem
+    walk(backend, kernel, how, seed, network, keep)
+    return [*found, *((kernel, problem) for problem in vast(kernel.op))]
 
 
 def _prepare(kernel: Kernel, problem: Problem) -> None:
-    """Pack weights, as far as that goes without the device."""
+    """Pack weights, as far as possible without the device."""
     shapes = [spec.shape for spec in problem.op.weights()]
     if sum(int(np.prod(shape)) for shape in shapes) <= MOST_WEIGHTS:
-        with suppress(Exception):  # whatever its allocator raises here
+        with suppress(Exception):  # whatever its allocator raises without a device
             kernel.prepare(problem, tuple(np.ones(shape, np.float32) for shape in shapes))
 
 
@@ -213,7 +213,7 @@ def _root(name: str) -> Path:
     spec = importlib.util.find_spec(module.partition(".")[0])
     if spec is None or spec.origin is None:
         load_backend(name)  # raises, with the cause
-        raise UsageError(f"backend '{name}' has no source, so no branches")
+        raise UsageError(f"backend '{name}' has no source code, so it has no branches")
     origin = Path(spec.origin).resolve()
     return origin.parent if spec.submodule_search_locations else origin
 
@@ -223,7 +223,7 @@ def _covered(root: Path) -> Iterator[Coverage]:
     """Record the branches taken in the code under `root`, on all threads."""
     pattern = str(root) if root.is_file() else f"{root}/*"
     coverage = Coverage(data_file=None, config_file=False, branch=True, include=[pattern])
-    # Only a reason with its text may silence a branch: no `pragma` does.
+    # Only an entry with a reason may silence a branch, not a `pragma`.
     coverage.set_option("report:exclude_lines", [r"if (typing\.)?TYPE_CHECKING:"])
     coverage.set_option("report:partial_branches", [])
     coverage.start()
@@ -237,7 +237,7 @@ def _lines(coverage: Coverage, root: Path) -> dict[Path, Lines]:
     data = coverage.get_data()
     files = {str(path): path for path in sources(root)}
     for file in files:
-        data.touch_file(file)  # one that is imported already, and of which nothing ran
+        data.touch_file(file)  # so that a module that was already imported is reported
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "lines.json"
         coverage.json_report(morfs=[*files], outfile=str(out))

@@ -1,8 +1,8 @@
-"""Reasons: branches and device functions that may stay without a problem, each with the cause.
+"""The branches and device functions that problems may leave out, each with the reason.
 
-`reasons.json` lists those of our backends by name; `r18 branches --reasons FILE` reads others. An
-entry has the file, the scope and the text of the line, so it stays valid when other code is
-edited. An entry whose line no longer exists is an error, because the code must be judged again.
+`reasons.json` lists those of our backends, by name; `r18 branches --reasons FILE` reads another
+list. An entry has the file, the scope and the text of the line, so it stays valid when other code
+is edited. An entry whose line no longer exists is an error, because the code must be judged again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE = "reasons.json"
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A reason for a line of host code, or for a device function.
 
-    file, scope, line: the line as `Untaken` names it; the `def` of a function that is never called.
+    file, scope, line: as in `Untaken`; the line of a function that is never called is its `def`.
     to:       the text of the line that the branch leads to, or `exit`; empty for every branch of
               the line.
     function: the label of a device function, instead of a line.
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.file}, {self.scope}: {self.line}{more}"
 
     def covers(self, one: Untaken) -> bool:
-        """Whether this is the reason for what was left out."""
+        """Whether this is an entry for `one`."""
         named = (self.file, self.scope, self.line or self.function)
         return named == (one.file, one.scope, one.text) and self.to in ("", one.to_text)
 
@@ -67,10 +67,10 @@ class Reasons:
 
     @classmethod
     def of(cls, backend: str, path: Path | None = None) -> Reasons:
-        """Those of a backend in our own list, or in a file of the user's.
+        """The entries of a backend, from our own list or from the file at `path`.
 
-        Raises `UsageError` for a file that is no such list, an entry without a reason or with
-        neither a line nor a function, and one that is given twice.
+        Raises `UsageError` for a damaged list, an entry without a reason, one that has not exactly
+        one of a line and a function, and one that is listed twice.
         """
         name = str(path) if path else FILE
         try:
@@ -91,8 +91,8 @@ class Reasons:
                 raise UsageError(f"{name}: '{plain(str(entry))}' has no reason")
             if bool(entry.function) == bool(entry.file and entry.scope and entry.line):
                 raise UsageError(
-                    f"{name}: an entry has a file, a scope and a line, or a function, and a "
-                    f"reason: '{plain(entry.reason)}' has not"
+                    f"{name}: an entry needs a file, a scope and a line, or else a function; the "
+                    f"one with the reason '{plain(entry.reason)}' has neither or both"
                 )
             seen.add(key)
         return cls(name, tuple(entries))

@@ -1,4 +1,4 @@
-"""The report of `r18 branches`: what no problem took, the kernels it belongs to, and reasons."""
+"""The report of `r18 branches`: what the problems left out, with its kernels and reasons."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WHOLE = (1, sys.maxsize)
 class Report:
     """What the problems of a profile left out of a backend's kernels.
 
-    device:   where the kernels ran; None if they were only asked what they decide.
-    files, branches, functions: how many modules and branches of host code, and device functions,
-              were looked at.
-    without_reason: what has no reason, with the ids of its kernels.
-    reasons:  what has one, with it.
-    needless: entries for what was taken this time, such as on a device.
-    failed:   what stopped a kernel before its last problem, by its id.
+    device:   where the kernels ran; None if only their host code was called.
+    files, branches: how many modules and branches of host code were examined.
+    functions: how many device functions were examined.
+    without_reason: what was left out without a reason, with the ids of its kernels.
+    reasons:  what was left out with a reason, and the reason.
+    needless: entries that were not needed, for example because the kernels ran on a device.
+    failed:   the error that stopped a kernel before its last problem, by the kernel's id.
     """
 
     backend: str
@@ -46,11 +46,11 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether every kernel has seen all its problems, and what is left out has a reason."""
+        """Whether no kernel failed, and everything that was left out has a reason."""
         return not self.without_reason and not self.failed
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data. An `entry` is one of a file of reasons, but for its reason."""
+        """As plain data. Each `entry` goes into a file of reasons once its reason is filled in."""
         return {
             "backend": self.backend,
             "profile": self.profile,
@@ -69,13 +69,13 @@ class Report:
         }
 
     def text(self) -> str:
-        """What has no reason with its kernels, the kernels that failed, and the counts."""
+        """What was left out without a reason, the kernels that failed, and the counts."""
         lines = []
         for one, kernels in self.without_reason.items():
             more = f" and {len(kernels) - 1} more" if len(kernels) > 1 else ""
             lines += [str(one), f"  of {kernels[0]}{more}"] if kernels else [str(one)]
         lines += [f"{kernel} was stopped: {why}" for kernel, why in self.failed.items()]
-        how = f"ran on {self.device}" if self.device else "asked about, without the device"
+        how = f"on {self.device}" if self.device else "host code only, without the device"
         counts = [
             f"{self.problems} problems of '{self.profile}', {how}",
             f"{self.files} files, {self.branches} branches, {self.functions} device functions",
@@ -94,10 +94,10 @@ def branches(
     reasons: Path | None = None,
     on_kernel: Callable[[str], None] = lambda kernel: None,
 ) -> Report:
-    """What the problems of a profile leave out of the kernels of a backend.
+    """Report what the problems of a profile leave out of a backend's kernels.
 
-    reasons: a file of reasons by the backend's own name; by default our list. Raises what `measure`
-    raises, `UnknownName` for a profile or network, and `UsageError` for a damaged or stale list.
+    reasons: a file of entries by the backend's own name; by default our list. Raises what `measure`
+    raises, `UnknownName` for a profile, and `UsageError` for a damaged or stale list.
     """
     how = profile(profile_name)
     if reasons is None:
@@ -108,7 +108,7 @@ def branches(
 
 
 def judged(found: Measured, backend: str, how: Profile, reasons: Reasons) -> Report:
-    """The report of what was measured. Raises `UsageError` for a reason whose line is gone."""
+    """Make the report. Raises `UsageError` for an entry whose line no longer exists."""
     texts = {_name(found, path): Source.of(path) for path in sources(found.root)}
     reasons.check(backend, texts, found.declared)
     code = HostCode.of(found.root, found.backend.kernels())
@@ -142,9 +142,10 @@ class HostCode:
     """Where the host code of a backend's kernels is; all files relative to the package.
 
     reaches: the definitions that each kernel reaches, by its id.
-    spans: the lines of each file that count: all of a module in some kernel's `host_files`; where
-           a kernel names none, what it reaches. Modules of functions that Numba compiles are left
-           out: coverage does not see machine code, and what else they hold helps to compile it.
+    spans: the lines of each file that count: the whole file if it is in some kernel's
+           `host_files`; for a kernel without any, the definitions that it reaches. Modules with
+           functions that Numba compiles do not count: coverage.py does not see machine code, and
+           the other functions in them only help to compile it.
     """
 
     reaches: dict[str, tuple[Span, ...]]
@@ -169,7 +170,7 @@ class HostCode:
 
 
 def _compiled(root: Path) -> set[str]:
-    """The files that hold functions which Numba compiles."""
+    """The files with functions that Numba compiles."""
     found = set()
     for module in [*sys.modules.values()]:
         path = Path(getattr(module, "__file__", None) or "/").resolve()
@@ -182,7 +183,7 @@ def _compiled(root: Path) -> set[str]:
 
 
 def _owners(one: Untaken, code: HostCode, found: Measured) -> list[str]:
-    """The kernels that name a device function, or that reach a line of host code."""
+    """The kernels that declare a device function, or that reach a line of host code."""
     if not one.file:
         return found.declared[one.text]
     return reaching(one.file, one.line, code.reaches, code.reaches)

@@ -1,4 +1,4 @@
-"""What is left out: branches, lines and functions of host code, and functions of device code."""
+"""What problems left out: branches, lines and functions of host code, and device functions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from pathlib import Path
 from r18_oracle.branches.measure import Lines
 
 EXIT = "exit"
-"""What a branch leads to that leaves its function."""
+"""The target of a branch that leaves its function."""
 
 
 @dataclass(frozen=True, order=True)
 class Untaken:
-    """A branch that no problem took; or a line that none ran, or a function that none called.
+    """A branch, a line, a function of host code or a device function that no problem executed.
 
-    file:  relative to the backend's package; empty for a device function, of which only `text`, its
-           label, is known.
-    line, to: of the branch; `to` is 0 for a line or a function, and for a branch that leaves its
-           function.
+    file:  relative to the backend's package; empty for a device function.
+    line:  where the branch begins; or the line; or the function's `def`.
+    to:    the line that the branch leads to; 0 if it leaves its function, and without a branch.
     scope: the function's qualified name.
-    text, to_text: these lines without indentation; `to_text` is `EXIT` for such a branch, and empty
-           for a line or a function.
+    text:  the source of `line` without indentation; the label of a device function.
+    to_text: the source of `to`; `EXIT` if the branch leaves its function, empty without a branch.
     called: whether its function was called.
     """
 
@@ -57,8 +56,8 @@ class Untaken:
 class Function:
     """A function of a module.
 
-    scope: its qualified name. begin: the line of its first decorator. line: of its `def`. first,
-    last: of its body. parent: the function that it is defined in.
+    scope: its qualified name. begin: the line of its first decorator, or else of its `def`. line:
+    the line of its `def`. first, last: the lines of its body. parent: the function around it.
     """
 
     scope: str
@@ -85,7 +84,7 @@ class Source:
         return self.lines[line - 1].strip()
 
     def owner(self, line: int) -> Function | None:
-        """The innermost function whose body holds the line; None for code that an import runs."""
+        """The innermost function with this line in its body; None for code that imports run."""
         inside = (f for f in self.functions if f.first <= line <= f.last)
         return max(inside, key=lambda f: f.first, default=None)
 
@@ -102,7 +101,7 @@ class Source:
 def untaken(
     file: str, source: Source, lines: Lines, functions: Sequence[Function]
 ) -> Iterator[Untaken]:
-    """What was left out in these functions of the file, in the order of its lines."""
+    """What was left out of these functions, function by function and line by line."""
     own: dict[Function, list[int]] = {}
     for line in sorted(lines.code):
         if (function := source.owner(line)) is not None:
@@ -153,16 +152,16 @@ def _functions(node: ast.AST, prefix: str, parent: Function | None) -> Iterator[
 
 
 def _declares(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function has no code of its own, as an abstract one."""
+    """Whether a function has no code, only a docstring or an ellipsis."""
     return all(
         isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) for one in node.body
     )
 
 
 def _hidden(function: Function, lines: Lines, own: Mapping[Function, list[int]]) -> bool:
-    """Whether the function was never made, since the code around it did not run."""
-    made = range(function.begin, function.line + 1)
-    return function.parent is not None and not any(line in lines.ran for line in made)
+    """Whether the function was never defined, because the code around it did not run."""
+    head = range(function.begin, function.line + 1)
+    return function.parent is not None and not any(line in lines.ran for line in head)
 
 
 def _runs(code: Sequence[int], missed: frozenset[int]) -> Iterator[int]:

@@ -1,10 +1,10 @@
 """The check `perturb`: a kernel on one problem, with threads and copies delayed by several seeds.
 
-A build that can delay first runs with nothing delayed; that output must be within the bound. With
-each seed a deterministic kernel must then give the same bits, and any other kernel an output within
-the bound; no call may raise, or write where it must not. Memory holds NaN before calls with even
-seeds and ordinary numbers before the others. Where launches overlap, calls with every second four
-seeds begin while the copy of the inputs is still running.
+The build with delays first runs without any; that output must be within the bound. With each seed a
+deterministic kernel must then give the same bits, and any other kernel an output within the bound.
+No call may raise, or write where it must not. Memory holds NaN before calls with even seeds and
+ordinary numbers before the others. Where launches overlap, half of the calls (seeds 4 to 7, 12 to
+15, and so on) begin while the copy of the inputs is still running.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from r18_oracle.judge.verdict import judge
 
 CHECK = "perturb"
 SEEDS = 8
-"""Seeds of delays for each problem, if nothing else is asked."""
+"""How many seeds of delays each problem has by default."""
 TRIALS = 3
-"""Runs of one kind of site alone, when a failure is attributed to kinds."""
+"""Runs with delays at only one kind of site, when a failure is attributed to kinds."""
 REPLAYS = 20
 """Runs of a replay with each of a finding's seeds: a race need not show each time."""
 CALM = 0
-"""The seed of the call with nothing delayed."""
+"""The seed of the call without delays."""
 
 Announce = Callable[[Problem, str, int], None]
 
 
 @dataclass(frozen=True)
 class Delays:
-    """Seeds of delays, and the kinds of site that are late: None for every one."""
+    """Seeds of delays, and the kinds of site that are delayed; None for all."""
 
     seeds: tuple[int, ...]
     kinds: tuple[str, ...] | None = None
@@ -52,7 +52,7 @@ class Delays:
 
     @classmethod
     def of(cls, finding: Finding) -> Delays:
-        """Those of a finding's details. Raises `UsageError` for damaged ones."""
+        """The delays in a finding's details. Raises `UsageError` for damaged ones."""
         data = finding.details.get(PERTURB)
         match data:
             case {"seeds": [*seeds], "kinds": [*_] | None as kinds} if (
@@ -61,20 +61,20 @@ class Delays:
                 and all(isinstance(kind, str) for kind in kinds or ())
             ):
                 return cls(tuple(seeds), None if kinds is None else tuple(kinds))
-        raise UsageError(f"a damaged finding: its details: {show(data)} are no delays")
+        raise UsageError(f"a damaged finding: its details: {show(data)} are not delays")
 
 
 def unable(backend: Backend) -> UsageError:
     """The error for a backend that cannot delay anything."""
     return UsageError(
         f"backend '{backend.name}' cannot perturb its schedule\n"
-        "  a backend that can overrides `Backend.perturb`; of ours, cupy does"
+        "  to support this, a backend overrides `Backend.perturb`; of ours, cupy does"
     )
 
 
 @dataclass
 class Perturbed:
-    """One kernel under perturbation; `calls` counts what was run. See the module."""
+    """Examines kernels under perturbation and counts its `calls`; see the module."""
 
     backend: Backend
     backend_name: str
@@ -132,7 +132,7 @@ class Perturbed:
             raise failed(_named(failure.finding, replace(delays, kinds=tuple(found)))) from None
 
     def _suffices(self, about: _About, delays: Delays, kind: str, calm: Array) -> bool:
-        """Whether delays at one kind of site alone fail too."""
+        """Whether delays at only one kind of site fail too."""
         for _ in range(TRIALS):
             try:
                 self._compare(about, replace(delays, kinds=(kind,)), calm)
@@ -209,13 +209,13 @@ class _About:
             )
 
     def same(self, calm: Array, got: Array, delays: Delays) -> None:
-        """The same bits as with nothing late."""
+        """The same bits as without delays."""
         differs = bits_differ(calm, got)
         if differs.any():
             at = tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
             self.fail(
-                f"{np.count_nonzero(differs)} of {got.size} elements differ from those with "
-                "nothing late",
+                f"{np.count_nonzero(differs)} of {got.size} elements differ from those without "
+                "delays",
                 delays,
                 coordinate=at,
                 got=float(got[at]),
@@ -242,7 +242,7 @@ class _About:
 def _named(finding: Finding, delays: Delays) -> Finding:
     """The finding with the seed and the kinds of site in its message and its details."""
     if delays.kinds == ():
-        how = "with nothing late"
+        how = "without delays"
     else:
         kinds = ", ".join(delays.kinds) if delays.kinds else "every kind of site"
         how = f"with delays of seed {delays.seeds[0]} at {kinds}"

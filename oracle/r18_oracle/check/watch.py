@@ -9,17 +9,17 @@ is loaded, a plugin may replace a NumPy function or fork. Crashes and hangs are 
 from __future__ import annotations
 
 import ctypes
-import operator
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
+from operator import is_
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar
@@ -114,17 +114,63 @@ def _off_limits() -> frozenset[CodeType]:
 # -- what it leaves changed --------------------------------------------------------------------
 
 
+@dataclass(eq=False)
+class Names:
+    """The names of a module, a class or a table, and what they must stay bound to.
+
+    there: the values of all names at present, as a view. seen: these values when nothing was found
+    to be replaced; of a library, which has thousands, nothing.
+    """
+
+    owner: Any
+    held: dict[Any, Any]
+    there: ValuesView[Any]
+    seen: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, owner: Any) -> Names:
+        """As they are now."""
+        there = _held(owner).values()
+        return cls(owner, _watched(owner), there, () if _is_library(owner) else tuple(there))
+
+    def replaced(self) -> str | None:
+        """The first name that is bound to something else now, in words, or None."""
+        # Nearly always every value is the one that was seen: in a third of the time.
+        if len(self.there) == len(self.seen) and all(map(is_, self.there, self.seen)):
+            return None
+        there = _held(self.owner)
+        if isinstance(self.owner, OpSpec) and there:  # a spec has no state: it hides a method
+            return f"replaced {next(iter(there))} in the spec of {self.owner.op.name}"
+        if not all(map(is_, map(there.get, self.held), self.held.values())):
+            name = next(name for name, value in self.held.items() if there.get(name) is not value)
+            return f"replaced {name} in {getattr(self.owner, '__name__', 'a table')}"
+        if self.seen:
+            self.seen = tuple(self.there)
+        return None
+
+    def restore(self) -> None:
+        if isinstance(self.owner, OpSpec):
+            vars(self.owner).clear()
+        for name, value in self.held.items():
+            if _held(self.owner).get(name) is value:
+                continue
+            if isinstance(self.owner, dict):
+                self.owner[name] = value
+            else:
+                setattr(self.owner, name, value)
+
+
 @dataclass(frozen=True, eq=False)
 class Process:
     """The state that the kernels of a process share, at one moment.
 
-    names: the watched modules and classes, with the values of their names.
+    names: of each watched module, class and table.
     children: the processes that this one has started.
     errors: NumPy's handling of floating-point errors. dtype: PyTorch's default.
     blas_threads: the number of threads of each BLAS library.
     """
 
-    names: tuple[tuple[Any, dict[Any, Any]], ...]
+    names: tuple[Names, ...]
     children: frozenset[int]
     errors: Any
     dtype: torch.dtype
@@ -135,7 +181,7 @@ class Process:
         """The present state; the previous object if nothing has changed."""
         owners = _owners(len(sys.modules))
         if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
-            names = tuple((owner, _watched(owner)) for owner in owners)
+            names = tuple(map(Names.of, owners))
             dtype = torch.get_default_dtype()
             _latest[:] = owners, cls(names, children(), np.geterr(), dtype, _blas_threads())
         latest: Process = _latest[1]
@@ -143,13 +189,9 @@ class Process:
 
     def change(self) -> str | None:
         """What has changed since, in words, or None."""
-        for owner, held in self.names:
-            there = _held(owner)
-            if isinstance(owner, OpSpec) and there:  # a spec has no state: it hides a method
-                return f"replaced {next(iter(there))} in the spec of {owner.op.name}"
-            if not all(map(operator.is_, map(there.get, held), held.values())):
-                name = next(name for name, value in held.items() if there.get(name) is not value)
-                return f"replaced {name} in {getattr(owner, '__name__', 'a table')}"
+        for names in self.names:
+            if (replaced := names.replaced()) is not None:
+                return replaced
         if children() - self.children:
             return "left a child process"
         if np.geterr() != self.errors:
@@ -162,16 +204,8 @@ class Process:
 
     def restore(self) -> None:
         """Restore the state as far as possible, so that the next kernel starts from it."""
-        for owner, held in self.names:
-            if isinstance(owner, OpSpec):
-                vars(owner).clear()
-            for name, value in held.items():
-                if _held(owner).get(name) is value:
-                    continue
-                if isinstance(owner, dict):
-                    owner[name] = value
-                else:
-                    setattr(owner, name, value)
+        for names in self.names:
+            names.restore()
         for child in children() - self.children:
             with suppress(OSError):  # it may have ended
                 os.kill(child, signal.SIGKILL)
@@ -187,7 +221,8 @@ class Process:
 def children() -> frozenset[int]:
     """The processes that this one has started and not waited for, by their ids.
 
-    Not the one in which Python keeps track of shared memory, which it starts where it is needed.
+    Not the two that Python starts where it needs them: one keeps track of shared memory, and from
+    the other one workers are forked.
     """
     if hasattr(os, "waitid"):  # one call that tells whether there is any
         try:
@@ -195,7 +230,9 @@ def children() -> frozenset[int]:
         except ChildProcessError:
             return frozenset()
     tracker = getattr(resource_tracker, "_resource_tracker", None)
-    return _started() - {getattr(tracker, "_pid", None)}
+    server = getattr(forkserver, "_forkserver", None)
+    pythons = {getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)}
+    return _started() - pythons
 
 
 def _started() -> frozenset[int]:
@@ -270,9 +307,13 @@ def _owners(loaded: int) -> tuple[Any, ...]:
 def _watched(owner: Any) -> dict[Any, Any]:
     """What must not be replaced; in a library, the functions whose names the oracle uses."""
     held = _held(owner)
-    if getattr(owner, "__name__", None) in LIBRARIES:
+    if _is_library(owner):
         return {name: held[name] for name in _mentioned() & held.keys() if callable(held[name])}
     return {name: value for name, value in held.items() if not str(name).startswith("__")}
+
+
+def _is_library(owner: Any) -> bool:
+    return getattr(owner, "__name__", None) in LIBRARIES
 
 
 def _held(owner: Any) -> Mapping[Any, Any]:

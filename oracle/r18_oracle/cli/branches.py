@@ -14,7 +14,7 @@ from r18_oracle.cli.options import BackendToCheck, ProfileName, Seed
 ReasonsFile = Annotated[
     Path | None,
     typer.Option(
-        "--reasons", help="JSON file of reasons by the backend's name, instead of r18's own list."
+        "--reasons", help="JSON file of reasons by backend name, instead of r18's own list."
     ),
 ]
 
@@ -30,13 +30,13 @@ def branches(
     """Report what the problems of `r18 verify` leave out of a backend's kernels.
 
     A branch that no problem took was not verified. Kernels run as in `r18 verify`, in this process,
-    under coverage.py. If their device is not here, kernels with a digest are asked what they decide
-    on the host, and are not run. Host code is what that digest counts, or else the functions that a
-    kernel reaches; code that Numba compiles is not followed. Declared device functions that no
-    problem launches are reported too.
+    under coverage.py. If their device is not available, only their host code is called, as far as
+    it decides what is refused and what would be launched. Host code is in the modules that a
+    kernel's digest counts, or else in the functions that it reaches; code that Numba compiles does
+    not count. Declared device functions that no problem launches are reported too.
 
-    Exit codes: 0 nothing left out without a reason, 1 a branch or a function was left out, or a
-    kernel failed, 2 a wrong request, or a reason whose line no longer exists.
+    Exit codes: 0 nothing was left out without a reason, 1 a branch or a function was, or a kernel
+    failed, 2 a wrong request, or a reason whose line no longer exists.
     """
     from r18.cli.progress import progress_bar
     from r18_oracle.branches import branches as report

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from r18_oracle.mutation.score import Score
 
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="A random sample of this size, the same for a seed.")
+    int | None, typer.Option(min=1, help="Run a random sample of this size, fixed by the seed.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample and of the oracle.")]
 FileGlob = Annotated[str, typer.Option(metavar="GLOB", help="Files to change, such as kernels/*.")]
 Kind = Annotated[
     str,
     typer.Option(
-        help="tokens: small changes of expressions. state: of what is kept or waited for."
+        help="tokens: mistakes in expressions. state: in what is kept, shared or waited for."
     ),
 ]
 Core = Annotated[
@@ -50,7 +50,7 @@ Core = Annotated[
     typer.Option(metavar="FILE", help="Mutate the files in this table, for tests to judge."),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [one per core]")]
-Required = Annotated[float, typer.Option(help="The least score, in percent.")]
+Required = Annotated[float, typer.Option(help="The score to reach, in percent.")]
 Again = Annotated[
     str | None,
     typer.Option(metavar="WHAT", help="Run recorded mutants again: survived, or all."),
@@ -81,9 +81,9 @@ def mutate(
 ) -> None:
     """Mutation-test the oracle: make small changes to kernel sources and count those it catches.
 
-    --kind state makes mistakes of another sort: a field dropped from a cache key, a wait moved
-    behind a read, a shared scratch, a loop that ends early, a truncated rounding, a missing wait
-    for a store, and a run resumed by count.
+    --kind state makes structural mistakes: a field dropped from a cache key, a wait moved after a
+    read, a shared scratch buffer, a loop that ends early, truncation instead of rounding, a missing
+    wait for a store, and a run resumed by count.
 
     The unchanged kernels must pass first. Mutants judged equivalent by hand are not run. A change
     of device code that does not compile does not count; one that compiles to the same machine code
@@ -92,8 +92,8 @@ def mutate(
     With --record each mutant is recorded as soon as it is judged. Mutants that the record holds for
     the same sources are not run, so the same command continues where it stopped.
 
-    --core FILE changes sources that no kernel runs; FILE is a table of files and of the tests that
-    judge them.
+    --core FILE changes sources that no kernel runs. FILE is a table of these files and of the tests
+    that judge the changes.
 
     Exit codes: 0 the score is reached, 1 it is not, or mutants are left, 2 nothing was run.
     """
@@ -101,12 +101,12 @@ def mutate(
 
     if core is not None:
         if backend is not None or record or show is not None:
-            raise UsageError("--core goes without --backend, --record and --show")
+            raise UsageError("--core cannot be combined with --backend, --record or --show")
         _mutate_core(core, kind, limit, seed, files, workers, require, show_list, as_json)
         return
     name = _backend_to_mutate(backend)
     if again is not None and not record:
-        raise UsageError("--again is about recorded mutants: it needs --record")
+        raise UsageError("--again runs recorded mutants again, so it needs --record")
     if show_list or show is not None:
         _look(name, show, files, kind, as_json)
         return
@@ -229,4 +229,5 @@ def _judgement(plan: Plan, mutant: Mutant) -> str:
     if reason := plan.reasons.get(mutant.id):
         return f"equivalent: {reason}"
     entry = json.dumps(entry_of(mutant), indent=1, ensure_ascii=False)
-    return f'If no input can tell: an entry for "{plan.target.backend}" in {FILE}\n{entry}'
+    where = f'add this entry under "{plan.target.backend}" in {FILE}'
+    return f"If no input shows the change, {where}:\n{entry}"

@@ -21,7 +21,7 @@ BackendToCheck = Annotated[
 ]
 KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Only kernels whose id matches.")]
 ProfileName = Annotated[
-    str, typer.Option(help="The profile of the problems: quick, ci, thorough or nightly.")
+    str, typer.Option(help="The profile of the problems: brief, quick, ci, thorough or nightly.")
 ]
 NetworkOrNone = Annotated[
     str, typer.Option("--network", help="The network whose problems to include, or none.")

@@ -28,10 +28,8 @@ from r18_oracle.cli.session import print_session, show_result, show_start
 KernelGlob = Annotated[
     str, typer.Option(metavar="GLOB", help="Only kernels whose id matches, and no programs.")
 ]
-Seeds = Annotated[int, typer.Option(min=1, max=1 << 16, help="Seeds of delays for each problem.")]
-Kinds = Annotated[
-    str, typer.Option(help="Kinds of site that are late, such as wait,copy,host; or all.")
-]
+Seeds = Annotated[int, typer.Option(min=1, max=1 << 16, help="Number of seeds of delays.")]
+Kinds = Annotated[str, typer.Option(help="Kinds of site to delay, such as wait,copy,host; or all.")]
 
 
 def perturb(
@@ -52,15 +50,15 @@ def perturb(
 ) -> None:
     """Run kernels with delays at their waits, arrivals and copies, chosen by seeds.
 
-    Kernels are compiled with delays, the host's copies come late, and each problem of `r18 verify`
-    runs with every seed: the result must have the same bits each time. A race that a quiet device
-    shows once in a million runs is likely here. Findings are saved for `r18 replay`.
+    Kernels are compiled with delays, the host's copies are delayed, and each problem of `r18
+    verify` runs with every seed: the result must have the same bits each time. A race that a quiet
+    device shows once in a million runs is likely to show. Findings are saved for `r18 replay`.
 
-    With --record each kernel is recorded when it is done. What the record holds for the same
-    sources is not run, so the same command continues where it stopped.
+    With --record each kernel is recorded when it is done. Results that the record holds for the
+    same sources are not computed again, so the same command continues where it stopped.
 
-    Exit codes: 0 nothing was found, 1 a finding or kernels that are left, 2 a wrong request, or a
-    backend that cannot perturb its schedule.
+    Exit codes: 0 nothing failed, 1 something failed or was not run, 2 a wrong request, or a backend
+    that cannot perturb its schedule.
     """
     from r18.cli.progress import progress_bar
     from r18_oracle.findings import save

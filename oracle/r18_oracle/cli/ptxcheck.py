@@ -20,16 +20,16 @@ def ptxcheck(
     network_name: NetworkName = "resnet18",
     as_json: AsJson = False,
 ) -> None:
-    """Check memory ordering in the PTX of a backend's kernels: no device, nothing is run.
+    """Check memory ordering in the PTX of a backend's kernels. Nothing runs, on no device.
 
-    A missing fence or wait may not show in a million runs. This follows all paths of each function
-    that the network launches, and reports where shared memory goes from ordinary stores to TMA or
-    wgmma without a proxy fence, a bulk store is not waited for, a cluster barrier does not release
-    what was written, an mbarrier is published before its fence, a try_wait is not repeated, and a
-    launch that overlaps the previous one reads or writes before it waits.
+    A missing fence or wait might not show in a million runs. This follows all paths of each
+    function that the network launches. It reports where shared memory goes from ordinary stores to
+    TMA or wgmma without a proxy fence, a bulk store is not waited for, a cluster barrier does not
+    release what was written, an mbarrier is published before its fence, a try_wait is not repeated,
+    or a launch that overlaps the previous one reads or writes before it waits.
 
-    Exit codes: 0 no missing order, 1 a missing order, or a kernel that took no problem of the
-    network, 2 a wrong request.
+    Exit codes: 0 no violations, 1 a violation, or a kernel that accepted no problem of the network,
+    2 a wrong request.
     """
     from r18.cli.progress import progress_bar
     from r18_oracle.ptx.check import check

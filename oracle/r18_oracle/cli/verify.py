@@ -52,7 +52,9 @@ OnlyStale = Annotated[
 ]
 ProfileName = Annotated[
     str,
-    typer.Option(help="Effort: quick, ci, thorough or nightly. [quick; thorough with --record]"),
+    typer.Option(
+        help="Effort: brief, quick, ci, thorough or nightly. [quick; thorough with --record]"
+    ),
 ]
 Precisions = Annotated[
     str, typer.Option(help="Of the network, separated by commas. [all that it can run in]")

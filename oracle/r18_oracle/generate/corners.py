@@ -13,7 +13,7 @@ from r18.graph.ops import Op, Problem
 from r18_oracle.ops.table import spec_of
 
 MOST_ELEMENTS = 2**30
-"""Of a tensor that a kernel is run on; a kernel is only asked whether it refuses a larger one."""
+"""Tensors of problems that run have fewer elements. Larger problems only test refusals."""
 
 
 def corners(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
@@ -30,7 +30,7 @@ def many_tiles(op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem,
 
 
 def vast(op: type[Op]) -> tuple[Problem, ...]:
-    """Problems that a kernel is asked about and never runs."""
+    """Problems that are too large to run, to check whether a kernel refuses them."""
     return tuple(spec_of(op).vast())
 
 

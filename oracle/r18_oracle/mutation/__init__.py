@@ -1,8 +1,7 @@
 """Mutation testing: does the oracle notice small changes to a kernel's source?
 
+`edits`        the mutation operators, by language and kind
 `mutants`      the mutants of a backend; languages are registered here
-`python_edits` the operators on Python sources
-`cuda_edits`   the operators on CUDA C++, over the tokens of `cuda_tokens`
 `equivalents`  mutants judged equivalent by hand, each with its reason
 `names`        the definitions that the names in a package refer to
 `reach`        the source lines that belong to each kernel
@@ -13,4 +12,5 @@
 `score`        the fates of mutants, and the share that was caught
 `record`       the evidence of a run, which later runs reuse
 `run`          the whole run
+`tested`       mutants of sources that no kernel runs, which tests judge
 """

@@ -22,7 +22,7 @@ FILE = "equivalent_mutants.json"
 def listed(backend: str) -> dict[Key, str]:
     """The reasons, by (file, scope, before, after, occurrence); none for an unlisted backend.
 
-    Raises `UsageError` for an entry without a reason, or one given twice.
+    Raises `UsageError` for an entry without a reason, or one that is listed twice.
     """
     text = files("r18_oracle.mutation").joinpath(FILE).read_text("utf-8")
     found: dict[Key, str] = {}
@@ -45,7 +45,7 @@ def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
     """
     reasons = listed(backend)
     known: dict[Key, list[str]] = {}
-    for mutant in mutants:  # of two kinds, perhaps
+    for mutant in mutants:  # one of each kind may have the same key
         known.setdefault(mutant.key, []).append(mutant.id)
     stale = [key for key in reasons if key not in known]
     if stale:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from r18.backend.registry import installed, load_backend
 from r18.errors import BackendUnavailable
-from r18_oracle.mutation.edits import KINDS, STATE, cuda, cuda_state, python, python_state
+from r18_oracle.mutation.edits import KINDS, STATE, Edit, cuda, cuda_state, python, python_state
 
 
 @dataclass(frozen=True)
 class Language:
     """How to mutate sources of one language; `LANGUAGES` maps file suffixes to languages.
 
-    edits:   for each kind of mutant, in the order of `KINDS`: (operator, scope, start, end, text)
-             of every change to a source: text replaces source[start:end], scope is the function
-             that the change is in.
+    edits:   for each kind of mutant, in the order of `KINDS`, a function that yields every change
+             to a source as (operator, scope, start, end, text): text replaces source[start:end],
+             scope is the function that the change is in.
     meaning: (source, start, end, text) → a value that is equal for changes that differ only in
              form; None for a syntax error. Mutants with the meaning of the original (text = "" at
              an empty span) or of an earlier mutant of their kind are dropped.
@@ -31,7 +31,7 @@ class Language:
              is valid and differs from the original; see `r18.backend.Kernel`.
     """
 
-    edits: Mapping[str, Callable[[str], Iterator[python.Edit]]]
+    edits: Mapping[str, Callable[[str], Iterator[Edit]]]
     meaning: Callable[[str, int, int, str], object | None]
     compiled: bool = False
 
@@ -109,7 +109,7 @@ def kind_of(name: str) -> str:
 
 
 def mutants_of(file: str, source: str, kinds: Collection[str] = KINDS) -> list[Mutant]:
-    """Every mutant of a file with a meaning of its own: kind by kind, in the source's order."""
+    """Every mutant of a file, without those of equal meaning: kind by kind, in source order."""
     language = LANGUAGES[Path(file).suffix]
     chosen = [edits for kind, edits in language.edits.items() if kind in kinds]
     return [mutant for edits in chosen for mutant in _mutants(file, source, language, edits)]
@@ -119,7 +119,7 @@ def _mutants(
     file: str,
     source: str,
     language: Language,
-    edits: Callable[[str], Iterator[python.Edit]],
+    edits: Callable[[str], Iterator[Edit]],
 ) -> Iterator[Mutant]:
     seen: set[object] = {None}
     starts = [0]
@@ -158,7 +158,7 @@ def sample(mutants: Sequence[Mutant], limit: int | None, seed: int) -> list[Muta
     """The first `limit` mutants, or all, in an order determined by the seed and their keys.
 
     Any prefix contains each operator in about its overall proportion. A run that stops early has
-    therefore seen a fair sample: the one of a smaller limit.
+    therefore judged a fair sample: the one of a smaller limit.
     """
     decks: dict[str, list[tuple[float, int]]] = {}
     for position, mutant in enumerate(mutants):
@@ -219,7 +219,7 @@ class Target:
         return cls(backend, package, root, own, tuple(inside))
 
     def sources(self) -> dict[str, str]:
-        """The backend's own files out of `texts`."""
+        """The backend's own files among `texts`."""
         return {
             name: text
             for name, text in self.texts().items()

@@ -1,7 +1,7 @@
 """The definitions that the names in a package's sources refer to, read without importing them.
 
-Kernels import their device code when they need it, or find it by the name of its module, since it
-needs a GPU or a compiler. The sources show what such names refer to.
+Kernels import device code only when they need it, or by the name of its module, since it needs a
+GPU or a compiler. The sources show what such names refer to.
 """
 
 from __future__ import annotations

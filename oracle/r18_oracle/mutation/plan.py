@@ -43,12 +43,12 @@ class Plan:
             kernel.id: (*reach(kernel, target.path, names), *device_code(kernel, target.path))
             for kernel in kernels
         }
-        told = all(kernel.digest is not None for kernel in kernels)
+        declared = all(kernel.digest is not None for kernel in kernels)
         held = {span[0] for spans in reaches.values() for span in spans}
         mutants = [
             mutant
             for file, source in sources.items()
-            if not told or file in held or not LANGUAGES[Path(file).suffix].compiled
+            if not declared or file in held or not LANGUAGES[Path(file).suffix].compiled
             for mutant in mutants_of(file, source)
         ]
         if not mutants:

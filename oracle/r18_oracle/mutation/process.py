@@ -1,4 +1,4 @@
-"""The processes that mutants run in: forked from a warm worker, with an alarm of their own.
+"""The processes in which mutants run: forked from a warm worker, each with its own alarm.
 
 Whatever a mutant breaks ends with its process. A fork of a warm worker skips seconds of imports. A
 process can handle any number of requests; the caller decides when to replace it.
@@ -40,7 +40,7 @@ class _Result:
 
 
 class Process:
-    """A forked process that does `work` for one request after another.
+    """A forked process that handles one request after another with `work`.
 
     asked: the number of requests. silence: the longest time between messages on the last request,
     in seconds. child: its process id, 0 after it has ended.
@@ -62,10 +62,10 @@ class Process:
         self._answers = os.fdopen(answers, "rb")
 
     def ask(self, request: Any, seconds: int) -> list[Any]:
-        """Its messages on a request; the last one is the result, or `Ended`.
+        """Send a request; returns the messages, and last the result or `Ended`.
 
-        seconds: its alarm ends it after this time; the work may reset the alarm. An ended process
-        takes no further requests.
+        seconds: the alarm ends the process after this time; the work may reset the alarm. An ended
+        process takes no further requests.
         """
         self.asked += 1
         self.silence = 0.0

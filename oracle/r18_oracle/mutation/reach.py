@@ -1,8 +1,8 @@
 """The lines of a backend's sources that belong to each of its kernels.
 
 A kernel reaches the functions that it holds, the methods of its class, and, transitively, the
-backend's own definitions that these name. A mutant is shown to the kernels that reach its line. A
-line that no kernel reaches, such as the list of kernels, is shown to all kernels with code in its
+backend's own definitions that these name. A mutant is shown to the kernels that reach its line. If
+none reaches it, as with the list of kernels, the mutant is shown to all kernels with code in its
 file, or else to all kernels.
 """
 
@@ -120,7 +120,7 @@ def _is_ours(kind: type, root: Path) -> bool:
 def reaching(
     file: str, line: int, reaches: Mapping[str, Sequence[Span]], wanted: Iterable[str]
 ) -> list[str]:
-    """The ids out of `wanted` of the kernels that a mutant in this line is shown to."""
+    """The ids in `wanted` of the kernels that a mutant of this line is shown to."""
     exact = [k for k, spans in reaches.items() if any(_holds(s, file, line) for s in spans)]
     near = [k for k, spans in reaches.items() if any(span[0] == file for span in spans)]
     chosen = set(exact or near or reaches)

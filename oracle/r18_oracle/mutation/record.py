@@ -1,7 +1,7 @@
-"""The evidence of mutation runs: `mutate-<device>.json`, written while mutants are judged.
+"""The record of mutation runs: `mutate-<device>.json`, written while mutants are judged.
 
 For each backend it holds the last run's sample and score, and the fate of each mutant. A run reuses
-the fates whose sources have not changed, so a run that was stopped can be continued.
+the fates whose sources have not changed, so a stopped run can be continued.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from r18 import records
 from r18.backend import DeviceInfo
@@ -25,7 +26,7 @@ from r18_oracle.mutation.score import Result, Score
 
 WHAT = "mutate"
 FIELDS = ("status", "reason", "kernels", "finding", "problem", "seconds")
-"""What the record keeps of a killed mutant; for others it also has the change itself."""
+"""The fields that the record keeps of a killed mutant; for others it also keeps the change."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Known:
 class Journal:
     """The record of a backend on a device.
 
-    how: what else a fate depends on (profile, seed, network); entries with another
-    `how` are not reused. shown: the kernels of each mutant, by its id. kind: of the mutants that
-    run; the score in the record stays that of the tokens, and fates of the other kind stay too.
+    how: what else a fate depends on (profile, seed, network); entries with another `how` are not
+    reused. shown: the kernels of each mutant, by its id. kind: the kind of mutants that run. Fates
+    of the other kind are kept, and a run of structural mutants keeps the score of the tokens.
     Raises `UsageError` for a damaged record.
     """
 
@@ -108,8 +109,12 @@ class Journal:
         before = self._old.results if self._old else {}
         others = {name: fate for name, fate in before.items() if kind_of(name) != self._kind}
         entries = others | self._entries
-        told = (self._old and self._old.by_hand) or {}
-        by_hand |= {name: told[name] for name in told if kind_of(name) != self._kind}
+        if self._old and self._old.by_hand is not UNSET:
+            by_hand |= {
+                name: reason
+                for name, reason in self._old.by_hand.items()
+                if kind_of(name) != self._kind
+            }
         used = {fate.environment for fate in entries.values()}
         used |= {pace.environment for pace in self._paces.values()}
         old = self._old.environments if self._old else {}

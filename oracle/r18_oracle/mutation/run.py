@@ -46,8 +46,8 @@ NEVER = 86_400.0
 """The silence limit of a worker in seconds. Its children have alarms of their own."""
 
 AGAIN = {
-    "survived": "the mutants that survived and their unchanged kernels, as after a change of the "
-    "oracle",
+    "survived": "the mutants that survived and their unchanged kernels, for example after a change "
+    "of the oracle",
     "all": "every mutant, and the unchanged kernels",
 }
 """The recorded results that can be run again."""
@@ -83,14 +83,14 @@ def run(
              it holds are not run again, except those of `again` (one of `AGAIN`).
 
     Equivalent mutants are not run. The unchanged kernels run first. A simulated device gets a
-    smaller profile, as in `r18 verify`. Survivors in device code then run in compute-sanitizer.
+    smaller profile, as in `r18 verify`. Survivors in device code then run under compute-sanitizer.
 
     Raises `R18Error` when an unchanged kernel fails, `UsageError` when no mutant would run, and
     what `Plan.of` raises.
     """
     deadline = deadline_in(minutes)
     if again is not None and again not in AGAIN:
-        raise unknown("choice of what to run again", again, AGAIN)
+        raise unknown("set of mutants to run again", again, AGAIN)
     if kind not in KINDS:
         raise unknown("kind of mutants", kind, KINDS)
     sample = _Sample.of(backend, kernels, files, kind, limit, seed)
@@ -191,7 +191,7 @@ def _run_trials(
 
 @dataclass
 class _State:
-    """The fates of the sample's mutants so far, also written to the journal if there is one."""
+    """The fates of the sample's mutants so far, and the journal to write them to, if any."""
 
     sample: _Sample
     known: Known
@@ -297,7 +297,7 @@ def _with_machine_code(
     capability = device.details.get("compute capability")
     if capability is None:
         name = question.target.backend
-        raise UsageError(f"backend '{name}' does not say for which architecture it compiles")
+        raise UsageError(f"backend '{name}' does not report the compute capability of its device")
     target = f"sm_{capability.replace('.', '')}"
     compiled = [kernel for kernel in backend.kernels() if kernel.id in kernels and kernel.targets]
     with _cache(question.cache), ThreadPoolExecutor(cpus()) as threads:

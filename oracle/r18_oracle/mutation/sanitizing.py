@@ -1,8 +1,8 @@
 """Survivors in device code under compute-sanitizer: faults that may not change any value.
 
 A kernel without a barrier may give right values a million times, and a read of uninitialised memory
-the same value each time. The tools see the access itself. So a mutant that passes every check also
-runs under the tools, in processes that import the mutated copy.
+may give the same value each time. The tools see the access itself. A mutant that passes every check
+therefore runs under the tools too, in processes that import the mutated copy.
 """
 
 from __future__ import annotations

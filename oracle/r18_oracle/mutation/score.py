@@ -79,11 +79,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Score:
-    """What a run found.
+    """The results of a run.
 
-    results: of the sample, in the order of the source; after an early stop, of the sample up to the
-    first mutant that is not judged. further: results after that one, which do not count, since they
-    favour mutants that are judged quickly.
+    results: those of the sample, in source order; after an early stop, those of the sample up to
+    the first mutant that is not judged. further: results after that one, which do not count, since
+    they favour mutants that are judged quickly.
     left: how many mutants are not judged.
     """
 

@@ -1,6 +1,6 @@
-"""Mutants that tests judge: of sources that no kernel runs, such as caches, journals and programs.
+"""Mutants of sources that no kernel runs, such as caches, journals and programs, judged by tests.
 
-A table in TOML names the files to change and the tests that must notice:
+A table in TOML names the files to change and the tests that must notice the changes:
 
     [[part]]
     package = "r18"
@@ -43,7 +43,7 @@ SLACK = 4
 LEAST = 20.0
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+)$", re.MULTILINE)
 GUARD = "r18_mutated_copy"
-"""The module, loaded by pytest, that makes sure that the copy is imported."""
+"""The module that pytest loads to make sure that the copy is imported."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -79,7 +79,7 @@ def parts_of(table: Path) -> tuple[Part, ...]:
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{table} is no table of parts: {error!r}\n"
+            f"{table} is not a table of parts: {error!r}\n"
             "  it needs [[part]] entries with package, files and tests"
         ) from None
 
@@ -198,7 +198,7 @@ def _finding(ended: _Ended) -> Finding | None:
     """What the tests found, or None. Raises `R18Error` if there were no tests."""
     if ended.passed:
         return None
-    if ended.code == 5:  # pytest's for no tests
+    if ended.code == 5:  # pytest's code if it collected no tests
         raise R18Error(f"the mutation run itself failed: no tests ran\n{ended.output[-500:]}")
     if ended.code is None:
         return Finding("hang", NAME, "", None, "none", 0, "the tests had not ended")

@@ -6,8 +6,8 @@ child imports the copy. The working tree is never touched.
 
 A child that has examined a change of device code is reused for the next such change, since both run
 the same Python and initialising a device takes longer than catching most mutants. It is reused only
-while its findings are wrong values. Any other finding is repeated in a new child, so that it is not
-attributed to the wrong mutant.
+as long as its findings are wrong values. Any other finding is repeated in a new child, so that it
+is not attributed to the wrong mutant.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ SAME_CODE = "same code"
 equivalent (Papadakis et al., Trivial compiler equivalence, ICSE 2015)."""
 SAME_REASON = "It compiles to the same machine code."
 LATE = "late"
-"""The check of a mutant for which there was no time."""
+"""The check of a mutant that was not examined before the deadline."""
 
 GLANCE = 4
 """Problems drawn for every kernel before any is searched; they catch most mutants."""
@@ -113,7 +113,7 @@ WRONG_VALUES = {
 }
 """Checks whose findings leave a process and its device intact."""
 MOST_ASKED = 50
-"""A child is replaced after this many requests, since what each copy leaves behind adds up."""
+"""A child is replaced after this many requests, since each copy leaves something in memory."""
 
 COMPILER_ERRORS = {
     "TypingError",

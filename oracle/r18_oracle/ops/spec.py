@@ -96,9 +96,9 @@ class OpSpec(ABC, Generic[O]):
         yield from ()
 
     def vast(self) -> Iterator[Problem]:
-        """Problems that a kernel is asked about and never runs: more elements than 32 bits count.
+        """Problems with more elements than 32 bits count, to check whether a kernel refuses them.
 
-        By default the first corner, with a batch that large.
+        They are too large to run. By default the first corner, with a batch that large.
         """
         problem = next(self.corners())
         shapes = tuple((BEYOND_INDEX, *shape[1:]) for shape in problem.inputs)

@@ -1,1 +1,1 @@
-"""Kernels and programs with their schedules perturbed by seeds, and the record of it."""
+"""Run kernels and programs with schedules perturbed by seeds, and record the results."""

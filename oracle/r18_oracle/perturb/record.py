@@ -1,4 +1,4 @@
-"""What was found with perturbed schedules, kernel by kernel: `perturb-<device>.json`.
+"""The record of runs with perturbed schedules, kernel by kernel: `perturb-<device>.json`.
 
 A kernel's entry is reused while its sources, choices and request are the same. Programs have no
 digest, take seconds, and always run again.
@@ -25,7 +25,7 @@ WHAT = "perturb"
 class Record:
     """The record of a device, for the kernels of a backend. Raises `UsageError` for a damaged one.
 
-    seeds, kinds: of the delays, how many and where.
+    seeds: how many seeds of delays there are. kinds: the kinds of site that are delayed.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Record:
         self._programs = dict(old.programs)
 
     def fresh(self, kernels: Iterable[str]) -> list[Result]:
-        """Results of these that were found in the same sources, on the same problems and seeds.
+        """The recorded results of these kernels for the same sources, problems and seeds.
 
-        A kernel without a digest is never fresh: it may have changed.
+        There is none for a kernel without a digest, which may have changed.
         """
         return [
             _result(name, entry)
@@ -67,7 +67,7 @@ class Record:
         ]
 
     def write(self, results: Iterable[Result]) -> None:
-        """Add what was found, and write the whole file."""
+        """Add results and write the whole file."""
         now = records.now()
         for result in results:
             if result.name not in self._run.digests:

@@ -1,4 +1,4 @@
-"""`perturb`: a backend's kernels and programs with perturbed schedules, from and to a record."""
+"""`perturb`: run a backend's kernels and programs with perturbed schedules, and record results."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from r18_oracle.session import backend_with, deadline_in, matching
 
 @dataclass
 class Perturbation:
-    """What was found.
+    """The results of a run.
 
-    kernels, programs: how many there were to run. known: how many results are from the record.
-    kinds: of the sites where something was late. seeds: of delays, for each problem. path: the
-    record, if there is one.
+    kernels, programs: how many were requested. known: how many results are from the record.
+    kinds: the kinds of site that were delayed. seeds: how many seeds of delays each problem had.
+    path: the record, if there is one.
     """
 
     kernels: int
@@ -45,7 +45,7 @@ class Perturbation:
 
     @property
     def ok(self) -> bool:
-        """Whether everything ran, and nothing was found."""
+        """Whether everything ran and nothing failed."""
         return not self.left and all(result.verdict == "ok" for result in self.results)
 
     @property
@@ -69,7 +69,7 @@ class Perturbation:
         return {"seeds": self.seeds, "kinds": list(self.kinds), "results": results}
 
     def text(self) -> str:
-        """What failed without a finding, and a summary."""
+        """The failures without a finding, and a summary."""
         lines = [
             f"{result.name}: {result.broken or result.verdict}"
             for result in self.results
@@ -105,16 +105,17 @@ def perturb(
     on_start: Callable[[int, int], None] = lambda todo, known: None,
     on_result: Callable[[Result], None] = lambda result: None,
 ) -> Perturbation:
-    """Run a backend's kernels, and its programs if `kernels` is every one, with seeds of delays.
+    """Run a backend's kernels with seeds of delays, and its programs too if `kernels` is `*`.
 
-    kernels: a glob over kernel ids. seed: of problems and inputs. seeds: how many of delays: 0, 1,
-    and so on. kinds: of sites to delay; None for every one. jobs: processes at a time; by default
-    one per core. minutes: time limit of the run. records_folder: where the record is; it is written
-    after each kernel, and its results for the same sources are not run, except with `again`.
-    on_start gets the number of results to do and of known ones.
+    kernels: a glob over kernel ids. seed: for problems and inputs. seeds: how many seeds of delays
+    there are, from 0. kinds: the kinds of site to delay; None for all. jobs: processes at a time;
+    by default one per core. minutes: time limit of the run. records_folder: the folder of the
+    record, which is written after each kernel. Results that it holds for the same sources are not
+    computed again, except with `again`. on_start: called with the numbers of results to compute and
+    of known ones.
 
-    Raises `UnknownName` for a kernel, profile or kind, `UsageError` for backend `auto` and for one
-    that cannot perturb its schedule.
+    Raises `UnknownName` for an unknown kernel, profile or kind, and `UsageError` for backend `auto`
+    or a backend that cannot perturb its schedule.
     """
     deadline = deadline_in(minutes)
     how = profile(profile_name)
@@ -166,7 +167,7 @@ def perturb(
 def _results(
     jobs: Sequence[Job], delays: Delays, workers: int | None, deadline: float
 ) -> Iterator[Result]:
-    """The results, without those for which there was no time."""
+    """The results that were computed before the deadline."""
     if time.monotonic() >= deadline:
         return
     for outcome in run_jobs(jobs, workers=workers):
@@ -176,7 +177,7 @@ def _results(
 
 
 def _result(outcome: Outcome, delays: Delays) -> Result:
-    """A job's result; a crash or a hang is one, too. Raises what the oracle itself failed with."""
+    """A job's result, also for a crash or a hang. Raises the exception if the oracle failed."""
     if isinstance(outcome.result, Exception):
         raise outcome.result
     if outcome.finding is None:
@@ -191,7 +192,7 @@ def _result(outcome: Outcome, delays: Delays) -> Result:
 
 
 def _precisions(backend: Backend) -> Iterator[str]:
-    """The precisions of the program's runs: results can be compared by their bits."""
+    """The precisions in which programs run: those whose results have the same bits each time."""
     kernels = backend.kernels()
     for precision in dict.fromkeys(kernel.precision.name for kernel in kernels):
         same_bits = all(k.deterministic for k in kernels if k.precision.name == precision)

@@ -1,8 +1,8 @@
 """What a worker runs: one kernel on the problems of a profile, or a program's batches.
 
-Kernels are examined by `r18_oracle.check.perturbed`. Programs are those of the tiny network: with
-each seed a new one is compiled, so that delays in branches are part of its graph, and several
-batches follow one another from host memory. Every output must be that of its own batch, to the bit.
+Kernels are examined by `r18_oracle.check.perturbed`. Programs compute the tiny network. Each seed
+compiles a new one, so that delays in branches are part of its graph, and gives it several batches
+in a row from host memory. Every output must be that of its own batch, to the bit.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ BATCH = 3
 BATCHES = 6
 """Batches in a row: two input buffers alternate, so each is refilled twice while runs are late."""
 OUTPUTS = 2 * BATCHES
-"""Of a program: the batches run twice."""
+"""A program's outputs: each batch runs twice."""
 PROGRAM_SECONDS = 120.0
-"""A program that gives no sign of life for this long hangs."""
+"""A program hangs if it reports nothing for this long."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What perturbation found in a kernel, or in a program.
+    """The result of a kernel, or of a program.
 
-    name: the kernel's id, or the program's label. problems: accepted ones; of a program, batches.
-    calls: with and without delays. finding: the smallest failing problem of a kernel. broken: what
-    is wrong with a program, in a sentence. late: the deadline passed before it was done.
+    name: the kernel's id, or the program's label. problems: how many were accepted; for a program,
+    how many batches ran. calls: with and without delays. finding: the kernel's smallest failing
+    problem. broken: the program's fault, in a sentence. late: the deadline passed before the end.
     """
 
     name: str
@@ -160,7 +160,7 @@ def perturb_program(
             )
             wrong = [i for i, (a, b) in enumerate(zip(calm, got, strict=True)) if not _same(a, b)]
             if wrong:
-                what = f"batch {wrong[0]} of {OUTPUTS} differs from that with nothing late"
+                what = f"batch {wrong[0]} of {OUTPUTS} differs from that without delays"
                 return replace(result, broken=f"with delays of seed {seed}: {what}")
     except Exception as error:  # any exception of a program is a finding
         return replace(result, broken=f"raised {described(error)}")
@@ -169,7 +169,7 @@ def perturb_program(
 
 def _outputs(backend: Backend, precision: str, batches: list[Array], delays: Delays) -> list[Array]:
     """The outputs of a new program, batch by batch: through the pipeline, then all enqueued at
-    once. With a graph for every other seed."""
+    once. With an even seed the program is a graph."""
     (seed,) = delays.seeds
     if not backend.perturb(seed, delays.kinds):
         raise unable(backend)
@@ -188,7 +188,7 @@ def _outputs(backend: Backend, precision: str, batches: list[Array], delays: Del
 
             piped = [output.copy() for output in pipeline(program, filled())]
             later = []
-            for batch in batches:  # the host waits for no run
+            for batch in batches:  # the host does not wait between runs
                 program.load(batch)
                 program.launch()
                 later.append(program.fetch_later())

@@ -1,4 +1,4 @@
-"""`ptxcheck`: the rules over the PTX of a backend's kernels. It needs no device."""
+"""`ptxcheck`: apply the rules to the PTX of a backend's kernels. It needs no device."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from r18.backend import Backend, DeviceFunction, Kernel
+from r18.backend import DeviceFunction, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError, unknown_kernel
 from r18.graph.ops import Problem
 from r18_oracle.ptx.parse import PtxError, functions
 from r18_oracle.ptx.rules import Disorder, disorders
 from r18_oracle.search.campaign import network_problems
+from r18_oracle.search.choices import with_choices
 
 BATCHES = (1, 8, 64)
-"""The batches of the network whose problems say which functions a kernel launches."""
+"""The batch sizes of the network's problems, which determine the functions that kernels launch."""
 
 
 @dataclass
 class Ordering:
-    """What the rules found.
+    """The functions of a backend's kernels, and where they violate the rules.
 
-    functions: the checked functions by their labels, each with the kernels that launch it.
-    disorders: what they report, by label. unreached: kernels that took no problem.
+    functions: the checked functions by label, each with the kernels that launch it.
+    disorders: the violations by label. unreached: kernels that accepted no problem.
     """
 
     target: str
@@ -34,7 +35,7 @@ class Ordering:
 
     @property
     def clean(self) -> bool:
-        """Whether there are functions, all in order, and every kernel has shown its own."""
+        """Whether there are functions of every kernel, and none violates a rule."""
         return bool(self.functions) and not self.disorders and not self.unreached
 
     def to_json(self) -> dict[str, Any]:
@@ -53,17 +54,18 @@ class Ordering:
         }
 
     def text(self) -> str:
-        """The disorders with their kernels, the kernels that took no problem, and the counts."""
+        """The violations with their kernels, the kernels without functions, and the counts."""
         lines = []
         for label, found in self.disorders.items():
             kernels = self.functions[label]
             more = f" and {len(kernels) - 1} more" if len(kernels) > 1 else ""
             lines += [f"{label}\n  of {kernels[0]}{more}", *(f"  {one}" for one in found)]
         lines += [
-            f"{kernel} took no problem, so its functions are not known" for kernel in self.unreached
+            f"{kernel} accepted no problem, so its functions are not known"
+            for kernel in self.unreached
         ]
         count = sum(map(len, self.disorders.values()))
-        verdict = f"{count} missing orders" if count else "no missing order"
+        verdict = f"{count or 'no'} ordering violation{'' if count == 1 else 's'}"
         return "\n".join([*lines, f"{len(self.functions)} functions for {self.target}: {verdict}"])
 
 
@@ -77,13 +79,13 @@ def check(
 ) -> Ordering:
     """Check the functions that a backend's kernels launch on `target`.
 
-    kernels: a glob over kernel ids. network: its problems say which functions a kernel launches,
-    together with the kernel's own `extra_problems`. Raises `UnknownName` if no kernel matches,
-    `UsageError` if none of them is compiled to PTX, `PtxError` for PTX that the parser does not
-    understand, and what compiling raises.
+    kernels: a glob over kernel ids. network: its problems and a kernel's own `extra_problems`
+    determine which functions the kernel launches. Raises `UnknownName` if no kernel matches,
+    `UsageError` if no kernel that matches is compiled to PTX, `PtxError` for PTX that the parser
+    does not understand, and what compiling raises.
     """
     loaded = load_backend(backend)
-    known = [*_kernels(loaded)]
+    known = [*with_choices(loaded, loaded.kernels())]
     chosen = [kernel for kernel in known if fnmatchcase(kernel.id, kernels)]
     if not chosen:
         raise unknown_kernel(kernels, [kernel.id for kernel in known])
@@ -109,13 +111,6 @@ def check(
             "  a kernel has PTX if its class overrides Kernel.functions, as r18_cupy's do"
         )
     return found
-
-
-def _kernels(backend: Backend) -> Iterator[Kernel]:
-    """Every kernel, and after it those that it chooses among."""
-    for kernel in backend.kernels():
-        yield kernel
-        yield from backend.variants(kernel)
 
 
 def _launched(kernel: Kernel, target: str, network: str) -> Iterator[DeviceFunction]:

@@ -1,4 +1,4 @@
-"""Data flow over a kernel's PTX: which facts may hold at an instruction, and where values are from.
+"""Data flow over a kernel's PTX: the facts that may hold at an instruction, and values' origins.
 
 A forward "may" analysis (Aho, Lam, Sethi, Ullman, Compilers, 2nd edition, section 9.2): at a join
 the facts of all paths are united, so that a fact is missing only if it holds on no path.
@@ -23,7 +23,7 @@ def solve(
 
     Only instructions of `Function.ordering` take part.
 
-    step:  the facts after an instruction, from those before it. It has to be monotonic.
+    step:  returns the facts after an instruction, from those before it. It must be monotonic.
     start: the facts at the function's entry.
     """
     blocks, ordering = function.blocks, function.ordering
@@ -52,7 +52,7 @@ def solve(
 
 
 def after(function: Function, wanted: Callable[[Instruction], bool]) -> set[Instruction]:
-    """The instructions of `Function.ordering` that a wanted one may follow, on some path."""
+    """The instructions of `Function.ordering` after which a wanted one may follow."""
     having = {i for i, block in enumerate(function.ordering) if any(map(wanted, block))}
     found = set()
     for index, instructions in enumerate(function.ordering):

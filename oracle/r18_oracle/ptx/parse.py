@@ -1,6 +1,6 @@
-"""PTX as text to instructions and a control-flow graph of each entry function.
+"""Parses PTX into instructions and a control-flow graph for each entry function.
 
-Reads what NVRTC and Numba write: one instruction or label a line, calls already inlined. Grammar:
+Reads what NVRTC and Numba write: one instruction or label per line, calls already inlined. Grammar:
 PTX ISA 9.0, sections 4 ("Syntax") and 9.2 ("Instructions"). Types, alignment and values do not
 matter here and are not parsed.
 """
@@ -27,7 +27,7 @@ _ORDERING = frozenset((*_ACCESSES, *_SYNCHRONISES, *_ENDS))
 
 
 class PtxError(R18Error):
-    """PTX that this parser does not understand: nothing is skipped silently."""
+    """PTX that this parser does not understand; it skips nothing silently."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Instruction:
     """One instruction.
 
     opcode:   with its modifiers: `st.shared.v4.f32`.
-    operands: the text behind it, without the semicolon.
+    operands: the text after it, without the semicolon.
     guard:    the predicate's register, or "" if the instruction always executes.
     line:     its line in the PTX, from 1.
     """
@@ -60,7 +60,7 @@ class Instruction:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """All registers and symbols of the operands, in their order."""
+        """All registers and symbols of the operands, in order."""
         return tuple(_NAME.findall(self.operands))
 
     @cached_property
@@ -71,7 +71,7 @@ class Instruction:
 
 @dataclass
 class Block:
-    """Instructions without a branch between them, and the blocks that may follow."""
+    """A basic block: instructions without a branch between them, and the blocks that may follow."""
 
     instructions: list[Instruction] = field(default_factory=list)
     successors: list[int] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel: its name, the names of its parameters, and its blocks, the first one first."""
+    """A kernel: its name, the names of its parameters, and its blocks; the first is the entry."""
 
     name: str
     parameters: tuple[str, ...]
@@ -98,12 +98,12 @@ class Function:
         )
 
     def loop(self, block: int) -> frozenset[int]:
-        """The blocks of all loops around a block; empty outside of loops."""
+        """The blocks of all loops around a block; empty outside loops."""
         around = self.reachable[block]
         return frozenset(other for other in around if block in self.reachable[other])
 
     def earlier(self, block: int) -> frozenset[int]:
-        """Blocks of the loops around a block from which the same iteration may reach it."""
+        """The blocks of the loops around a block that may come before it in the same iteration."""
         loop = self.loop(block)
         outside = [i for i in range(len(self.blocks)) if i not in loop]
         heads = {s for i in outside for s in self.blocks[i].successors if s in loop}
@@ -112,7 +112,7 @@ class Function:
         while todo:
             at = todo.pop()
             if at in heads:
-                continue  # what comes before is another iteration
+                continue  # earlier blocks belong to another iteration
             more = {i for i in loop if at in self.blocks[i].successors} - found
             found |= more
             todo += more
@@ -158,7 +158,7 @@ def _function(text: str, entry: re.Match[str]) -> Function:
 
 
 def _closing(text: str, begin: int) -> int:
-    """The place of the brace that closes the one at `begin`."""
+    """The index of the brace that closes the one at `begin`."""
     depth = 0
     for found in re.finditer(r"[{}]", text[begin:]):
         depth += 1 if found[0] == "{" else -1

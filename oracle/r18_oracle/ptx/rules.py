@@ -1,24 +1,24 @@
-"""What must come before what in a kernel's PTX, and where it does not.
+"""The rules of memory ordering, and where a kernel's PTX violates them.
 
 A thread's accesses to shared memory go through two proxies: ordinary loads and stores through the
 generic one, TMA and `wgmma` through the async one. Program order and barriers order accesses of one
-proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows that reliably. The rules:
+proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows a violation reliably. The rules:
 
-- `proxy-fence`:   a generic write to shared memory, then an arrival or a barrier after which the
-                   async proxy is used: `fence.proxy.async` stands between them. A `cp.async` has to
+- `proxy-fence`:   between a generic write to shared memory and an arrival or a barrier after which
+                   the async proxy is used, there must be a `fence.proxy.async`. A `cp.async` must
                    be waited for before the fence.
-- `store-wait`:    a bulk store is committed and waited for before its thread exits, and in each
-                   loop that issues stores: it still reads the shared memory.
+- `store-wait`:    a bulk store must be committed and waited for before its thread exits, and in
+                   each loop that issues stores, since it reads shared memory until then.
 - `cluster-order`: a write to shared memory before a cluster barrier needs an arrival that releases
                    it, and a CTA must not exit while others may read its shared memory.
-- `init-fence`:    an initialised mbarrier is fenced before a barrier publishes it.
-- `retry`:         `mbarrier.try_wait` may return before the phase has completed: it needs a loop.
-- `launch-wait`:   a launch that may begin before the previous one has ended waits for it
-                   (`griddepcontrol.wait`) before it touches anything but weights.
+- `init-fence`:    an initialised mbarrier must be fenced before a barrier publishes it.
+- `retry`:         `mbarrier.try_wait` needs a loop, since it may return before the phase completes.
+- `launch-wait`:   a launch that may begin before the previous one has ended must wait for it
+                   (`griddepcontrol.wait`) before it accesses anything but weights.
 
 The analysis follows paths, not values: it does not know which addresses are equal, nor that two
-branches are taken together. So it can report an order that the program keeps by other means; it
-does not miss one that no path keeps.
+branches are taken together. So it may report a violation where the program keeps the order in
+another way, but it always reports an order that no path keeps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EXITS = ("ret", "exit")
 
 @dataclass(frozen=True)
 class Disorder:
-    """A missing order: the rule, the function, the lines of its PTX, and what is wrong."""
+    """A violation of a rule: the rule, the function, the lines of its PTX, and what is wrong."""
 
     rule: str
     function: str
@@ -51,7 +51,7 @@ class Disorder:
 def disorders(
     function: Function, *, constants: frozenset[int] = frozenset(), overlaps: bool = False
 ) -> tuple[Disorder, ...]:
-    """What breaks a rule, at most one for each instruction and rule, in the PTX's order.
+    """The violations, at most one per instruction and rule, in the order of the PTX.
 
     constants: see `r18.backend.DeviceFunction`.
     overlaps:  whether the launch may begin before the previous one has ended.
@@ -105,11 +105,10 @@ def _proxy_fence(function: Function) -> Iterator[Disorder]:
             return frozenset(fact for fact in facts if fact[0] == "copy")
         return facts
 
-    # Facts arrive at a barrier with the writes before it: each write is reported where it is first
-    # published.
+    # Facts still hold after a barrier, so each write is reported only where it is first published.
     reported: set[int] = set()
     for at, facts in solve(function, step):
-        # An mbarrier's other side may be any other code; what follows a barrier is reachable.
+        # The code that waits for an mbarrier may be anywhere; that behind a barrier comes after it.
         publishes = at.starts("mbarrier.arrive") or (at.starts(*_PUBLISHES) and at in then_async)
         if not (publishes or _is_async(at)) or not facts:
             continue
@@ -171,7 +170,7 @@ def _store_wait(function: Function) -> Iterator[Disorder]:
                 (stores[0].line, writes[0].line),
                 "a loop stores shared memory in bulk, writes it again, and never waits",
             )
-        # What a loop leaves to be waited for is a value (a flag), not a path.
+        # Whether a loop leaves stores to wait for depends on a value (a flag), not on a path.
         if writes and _any(waits, function, reachable - loop):
             continue
         for store in stores:
@@ -182,7 +181,7 @@ def _store_wait(function: Function) -> Iterator[Disorder]:
                     "store-wait",
                     function.name,
                     (store.line, end),
-                    f"a bulk store may not be {missing} when its thread exits",
+                    f"a bulk store might not be {missing} when its thread exits",
                 )
 
 
@@ -298,7 +297,7 @@ def _launch_wait(function: Function, constants: frozenset[int]) -> Iterator[Diso
     before = dict(solve(function, step, frozenset({"not waited"})))
     for index, instructions in enumerate(function.ordering):
         early = [at for at in instructions if _touches_global(at) and before.get(at)]
-        # A wait in the first iteration only is a value (a flag), not a path.
+        # Whether only the first iteration waits depends on a value (a flag), not on a path.
         if not early or _any(_waits_for_launch, function, function.earlier(index)):
             continue
         for at in early:
@@ -310,7 +309,7 @@ def _launch_wait(function: Function, constants: frozenset[int]) -> Iterator[Diso
                 "launch-wait",
                 function.name,
                 (at.line,),
-                f"'{at.opcode}' at parameter {which} may come before griddepcontrol.wait, while "
+                f"'{at.opcode}' at parameter {which} may run before griddepcontrol.wait, while "
                 "the previous launch writes or reads that memory",
             )
 

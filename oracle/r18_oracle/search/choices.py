@@ -7,7 +7,8 @@ tile's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
 SHARE = 5
 """A choice gets this fraction of its kernel's examples, plus one, since the first is trivial."""
+
+
+def with_choices(backend: Backend, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Each of these kernels, followed by its choices."""
+    for kernel in kernels:
+        yield kernel
+        yield from backend.variants(kernel)
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,17 @@ class Share:
         """The fixed problems. A kernel gets its op's corners and its crossings; a choice gets
         crossings at the edges that not all choices have, and many tiles."""
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
-        if self.common is None:
-            return (*corners(op, *limits), *crossings(self.one, *limits))
-        return (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
+        found = (
+            (*corners(op, *limits), *crossings(self.one, *limits))
+            if self.common is None
+            else (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
+        )
+        start = (zlib.crc32(self.one.id.encode()) + self.seed) % self.how.every
+        return found[start :: self.how.every]
 
     @property
     def vast(self) -> tuple[Problem, ...]:
-        """Problems that a kernel, not a choice, is asked about and never runs."""
+        """Problems that are too large to run, to check refusals; none for a choice."""
         return vast(self.one.op) if self.common is None else ()
 
 

@@ -15,6 +15,7 @@ from r18_oracle.findings import SILENCE, STATE, Failed, Finding
 from r18_oracle.generate.shrink import shrunk
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.search.campaign import Announce
+from r18_oracle.search.choices import with_choices
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job, Pool
 
@@ -89,7 +90,7 @@ def survive(
     """Examine a kernel and its choices on one problem; returns if the process survives it."""
     loaded = loaded_backend(backend)
     chosen = kernel_of(loaded, kernel)
-    for one in (chosen, *loaded.variants(chosen)):
+    for one in with_choices(loaded, [chosen]):
         with suppress(Failed):  # another fault than the crash
             examine(
                 loaded,

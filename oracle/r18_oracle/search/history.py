@@ -28,6 +28,7 @@ from r18_oracle.findings import (
     problem_to_json,
 )
 from r18_oracle.loading import kernel_of
+from r18_oracle.search.choices import with_choices
 
 TRIALS = 10
 """The most fresh processes for one finding."""
@@ -69,7 +70,7 @@ class Earlier:
     def again(self, backend: Backend, announce: Announce) -> None:
         """Make the examination again, whatever it finds."""
         kernel = kernel_of(backend, self.kernel)
-        every = (kernel, *backend.variants(kernel))
+        every = with_choices(backend, [kernel])
         one = next((one for one in every if one.id == self.one), None)
         if one is None:
             raise UsageError(f"the finding needs a call of {self.one}, which is not there")

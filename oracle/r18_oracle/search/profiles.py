@@ -18,6 +18,8 @@ class Profile:
     samples:        images in each comparison of checkpoints.
     shrink_seconds: time limit for shrinking a failing problem.
     call_seconds:   a worker that announces nothing for this long counts as hung.
+    every:          of the corners and crossings, a kernel gets one in so many: other kernels, and
+                    other seeds, others.
     """
 
     name: str
@@ -29,11 +31,13 @@ class Profile:
     samples: int
     shrink_seconds: float
     call_seconds: float
+    every: int = 1
 
 
 PROFILES = {
     p.name: p
     for p in (
+        Profile("brief", 5, 4_096, 400_000, (1,), False, 1, 5, 60, every=3),
         Profile("quick", 15, 4_096, 400_000, (1,), False, 2, 5, 60),
         Profile("ci", 40, 8_192, 1_000_000, (1,), False, 4, 20, 120),
         Profile("thorough", 250, 65_536, 20_000_000, (1, 2, 8), True, 16, 60, 300),

@@ -20,7 +20,7 @@ from r18.errors import UnknownName, UsageError
 from r18_cupy.cuda import compiler
 from r18_cupy.cuda.compiler import KERNELS, Binary, Entry, architecture, compile_entry
 from r18_cupy.cuda.copy_late import late_copy
-from r18_cupy.cuda.device import hold
+from r18_cupy.cuda.device import delay
 from r18_cupy.cuda.launch import GridLaunch, Launcher
 from r18_cupy.cuda.perturb import (
     HEADER,
@@ -82,7 +82,7 @@ CALLERS = ("await_copies", "fence_accumulator")
 """`await_copies` calls a wrapper; `fence_accumulator` holds up the compiler alone."""
 
 
-def test_a_new_instruction_needs_a_kind() -> None:
+def test_a_new_instruction_needs_a_rule() -> None:
     text = 'void f() {\n  asm volatile("mbarrier.test_wait.b64 p, [%0], %1;" ::"r"(a));\n}\n'
     with pytest.raises(SiteError, match=r"x\.cuh:2: the instruction 'mbarrier\.test_wait\.b64'"):
         sites(text, "x.cuh")
@@ -92,8 +92,8 @@ def test_a_new_instruction_needs_a_kind() -> None:
     "call",
     ["__threadfence()", "__barrier_sync(1)", "atomicAdd(p, 1)", "cooperative_groups::sync(g)"],
 )
-def test_a_new_intrinsic_needs_a_kind(call: str) -> None:
-    with pytest.raises(SiteError, match=r"x\.cu:1: '\w+' has no kind of site"):
+def test_a_new_intrinsic_needs_a_rule(call: str) -> None:
+    with pytest.raises(SiteError, match=r"x\.cu:1: '\w+' has no rule"):
         sites(f"void f() {{ {call}; }}", "x.cu")
 
 
@@ -292,7 +292,7 @@ def test_the_host_comes_late_where_the_seed_says_so(monkeypatch: pytest.MonkeyPa
         launcher.perturbation = perturbation
         monkeypatch.setattr(launching, "LAUNCHER", launcher)
         for stream in range(40):
-            hold(cast(Any, stream))
+            delay(cast(Any, stream))
         assert all(launch is late_copy(0) for launch, _ in launcher.launched)
         return [stream for _, stream in launcher.launched]
 

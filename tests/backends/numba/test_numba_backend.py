@@ -247,9 +247,9 @@ def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
 # -- the oracle, in the simulator --------------------------------------------------------------
 
 
-def test_the_quick_profile_finds_nothing_on_any_simulated_kernel() -> None:
+def test_the_oracle_finds_nothing_on_any_simulated_kernel() -> None:
     """By the command, with all that it asks of a simulated device."""
-    done = r18("verify", "--backend", "numba", "--profile", "quick", "--json")
+    done = r18("verify", "--backend", "numba", "--profile", "brief", "--json")
     assert done.code == 0, done.out + done.err
     data = json.loads(done.out)
     (found,) = data["backends"]

@@ -1,16 +1,23 @@
-"""The mutation operators: what small changes are made to a source, by language and kind.
+"""The mutation operators: the small changes that are made to a source, by language and kind.
 
 `python`, `cuda`              token mutants: common mistakes in an expression or a statement
 `python_state`, `cuda_state`  structural mutants: mistakes in what is kept, shared or waited for
-`python_view`, `cuda_tokens`  a source to mutate, and what of it may change
+`python_view`, `cuda_view`    a source to mutate, what of it may change, and its edits in order
+`cuda_tokens`                 the tokens of CUDA C++
 """
+
+Change = tuple[int, int, str]
+"""(start, end, text): the text replaces source[start:end]."""
+
+Edit = tuple[str, str, int, int, str]
+"""(operator, scope, start, end, text): see `r18_oracle.mutation.mutants.Language`."""
 
 STATE = {
     "cache_key": "drop a field from a cache key",
-    "wait": "move a wait behind the statement that needs it",
-    "scratch": "share a scratch",
+    "wait": "move a wait after the statement that needs it",
+    "scratch": "share a scratch buffer",
     "loop_rest": "skip the rest of a loop",
-    "rounding": "truncate a rounding",
+    "rounding": "truncate instead of rounding",
     "store_wait": "leave out a wait",
     "resume": "resume by count",
 }
@@ -19,4 +26,4 @@ STATE = {
 KINDS = {"tokens": "a token or an expression", "state": "; ".join(STATE.values())}
 """The kinds of mutants, in words."""
 
-__all__ = ["KINDS", "STATE"]
+__all__ = ["KINDS", "STATE", "Change", "Edit"]

@@ -1,21 +1,13 @@
-"""The mutation operators on CUDA C++: common mistakes, one at a time.
-
-They change code in functions and the values of `constexpr` and `#define` constants. They leave
-comments, strings, static assertions, launch bounds and template lists as they are.
-"""
+"""The mutation operators on CUDA C++: common mistakes, one at a time."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from itertools import pairwise
 
-from r18_oracle.mutation.edits.cuda_tokens import KEYWORDS, Source, words
-from r18_oracle.mutation.edits.python import Edit
-
-Change = tuple[int, int, str]
-"""(start, end, text): the text replaces source[start:end]."""
+from r18_oracle.mutation.edits import Change, Edit
+from r18_oracle.mutation.edits.cuda_tokens import KEYWORDS, words
+from r18_oracle.mutation.edits.cuda_view import Operator, View, edits_by, view_of
 
 SWAPPED = {"+": "-", "-": "+", "*": "+", "/": "*", "%": "/", "<<": ">>", ">>": "<<", "^": "|"}
 BOUNDARIES = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
@@ -36,118 +28,20 @@ RENAMES = {
     "__float2bfloat16_rn": "__float2bfloat16_rz",
 }
 SYNCHRONISATION = ("__syncthreads", "__syncwarp", "__threadfence", "cluster_sync")
-UNTOUCHED = {"static_assert", "__launch_bounds__", "__align__", "alignas", "template", "asm"}
-"""Words followed by brackets that hold none of the kernel's arithmetic."""
-
-
-class View:
-    """A source with the tokens that may be changed marked."""
-
-    def __init__(self, text: str) -> None:
-        self.source = Source(text)
-        self.tokens = self.source.tokens
-        self.allowed = self._allowed()
-        self.statements = list(self._statements())
-
-    def text(self, first: int, last: int) -> str:
-        """The source from token `first` to token `last`, both included."""
-        return self.source.text[self.tokens[first].start : self.tokens[last].end]
-
-    def replace(self, index: int, text: str) -> Change:
-        return self.tokens[index].start, self.tokens[index].end, text
-
-    def _allowed(self) -> list[bool]:
-        tokens, partners = self.tokens, self.source.partners
-        allowed = [bool(scope) for scope in self.source.scopes]
-        defined = self._constants()
-        index = 0
-        while index < len(tokens):
-            allowed[index] = allowed[index] or index in defined
-            if tokens[index].text in UNTOUCHED:
-                end = index + 1
-                while end < len(tokens) and tokens[end].text not in ("(", "<", ";", "{"):
-                    end += 1
-                if end < len(tokens) and tokens[end].text == "<":
-                    end = self._angle(end)
-                end = partners.get(end, end)
-                for inside in range(index, min(end + 1, len(tokens))):
-                    allowed[inside] = False
-                index = end
-            index += 1
-        return allowed
-
-    def _angle(self, index: int) -> int:
-        """The `>` that closes a template's list."""
-        depth = 0
-        while index < len(self.tokens):
-            depth += {"<": 1, ">": -1, ">>": -2}.get(self.tokens[index].text, 0)
-            if depth <= 0:
-                return index
-            index += 1
-        return index - 1
-
-    def _constants(self) -> set[int]:
-        """The tokens of `constexpr` and `#define` values outside functions."""
-        found: set[int] = set()
-        for index, token in enumerate(self.tokens):
-            if token.text == "constexpr" and not self.source.scopes[index]:
-                end = index
-                while end < len(self.tokens) and self.tokens[end].text not in (";", "{"):
-                    end += 1
-                equals = [i for i in range(index, end) if self.tokens[i].text == "="]
-                if equals:
-                    found |= set(range(equals[0] + 1, end))
-        for line in _defines(self.source.text):
-            found |= {i for i, t in enumerate(self.tokens) if line[0] <= t.start < line[1]}
-        return found
-
-    def _statements(self) -> Iterator[tuple[int, int]]:
-        """(first, last) token of each simple statement in a function, including its `;`."""
-        begin: int | None = None
-        index = 0
-        while index < len(self.tokens):
-            token = self.tokens[index]
-            if not self.source.scopes[index]:
-                begin = None
-            elif token.text in ("{", "}", ";"):
-                if token.text == ";" and begin is not None:
-                    yield begin, index
-                begin = None
-            elif begin is None:
-                begin = index
-            if token.text in ("(", "["):  # brackets and their content are part of the statement
-                index = self.source.partners.get(index, index)
-            index += 1
 
 
 def edits(source: str) -> Iterator[Edit]:
-    """Every change that an operator makes, in the order of the source."""
-    view = _view(source)
-    found = [
-        (start, order, end, text, view.source.scopes[view.source.at(start)], name)
-        for order, (name, operator) in enumerate(OPERATORS.items())
-        for start, end, text in operator(view)
-        if view.allowed[view.source.at(start)]
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
+    """Every change that an operator makes to tokens that may change, in the order of the source."""
+    view = view_of(source)
+    for name, scope, start, end, text in edits_by(OPERATORS, source):
+        if view.allowed[view.source.at(start)]:
+            yield name, scope, start, end, text
 
 
 def meaning(source: str, start: int, end: int, text: str) -> object | None:
     """The position and the tokens of the changed lines; see `Language.meaning`."""
-    first, last = _view(source).source.line(start, end)
+    first, last = view_of(source).source.line(start, end)
     return first, words(source[first:start] + text + source[end:last])
-
-
-@lru_cache(maxsize=8)
-def _view(source: str) -> View:
-    return View(source)
-
-
-def _defines(text: str) -> Iterator[tuple[int, int]]:
-    """The spans of directives, including continued lines."""
-    for found in re.finditer(r"^[ \t]*#(?:\\\n|[^\n])*", text, re.MULTILINE):
-        yield found.span()
 
 
 # -- the operators -----------------------------------------------------------------------------
@@ -326,7 +220,7 @@ def _function(view: View) -> Iterator[Change]:
             yield view.replace(index, RENAMES[token.text])
 
 
-OPERATORS: dict[str, Callable[[View], Iterator[Change]]] = {
+OPERATORS: dict[str, Operator] = {
     "index": _index,
     "bound": _bound,
     "stride": _stride,

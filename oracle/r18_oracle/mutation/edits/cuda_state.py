@@ -7,18 +7,17 @@ resumes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 
-from r18_oracle.mutation.edits.cuda import Change, View
+from r18_oracle.mutation.edits import Change, Edit
 from r18_oracle.mutation.edits.cuda_tokens import OPENING
-from r18_oracle.mutation.edits.python import Edit
+from r18_oracle.mutation.edits.cuda_view import Operator, View, edits_by
 
 WAIT = re.compile(r"^(__sync\w+|\w*_?wait(_\w+)?|\w*barrier|cluster_sync|\w*fence\w*)$")
 """Calls that wait for other threads, for copies or for stores, or that order them."""
 STORE_WAIT = re.compile(r"wait|fence")
 PLACES = {"stage", "slot", "buffer", "phase"}
-"""Variables that say which part of the shared memory is used."""
+"""Variables that select a part of shared memory."""
 SHARED = re.compile(r"^(smem|shared|scratch|workspace)\w*$")
 ROUNDED = re.compile(r"_rn\b|cvt\.rna?\b")
 PAIRED = re.compile(r"__floats2|__float22")
@@ -28,23 +27,11 @@ CONVERTED = {"__float2half": "__float2half_rz", "__float2bfloat16": "__float2bfl
 
 def edits(source: str) -> Iterator[Edit]:
     """Every change that a class makes, in the order of the source."""
-    view = _view(source)
-    found = [
-        (start, order, end, text, view.source.scopes[view.source.at(start)], name)
-        for order, (name, operator) in enumerate(OPERATORS.items())
-        for start, end, text in operator(view)
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
-
-
-@lru_cache(maxsize=8)
-def _view(source: str) -> View:
-    return View(source)
+    return edits_by(OPERATORS, source)
 
 
 def _wait(view: View) -> Iterator[Change]:
-    """A wait after the next statement."""
+    """A wait that is moved after the next statement."""
     followers = dict(view.statements)
     for first, last in view.statements:
         end = followers.get(last + 1)
@@ -59,20 +46,20 @@ def _wait(view: View) -> Iterator[Change]:
 
 
 def _store_wait(view: View) -> Iterator[Change]:
-    """No wait or fence at all. For the barriers see the operator `synchronisation`."""
+    """A missing wait or fence. For barriers see the operator `synchronisation`."""
     for first, last in view.statements:
         if _waits(view, first, last) and STORE_WAIT.search(view.tokens[first].text):
             yield view.tokens[first].start, view.tokens[last].end, ";"
 
 
 def _waits(view: View, first: int, last: int) -> bool:
-    """Whether a statement is nothing but a call that waits."""
+    """Whether a statement is only a call that waits."""
     name, after = view.tokens[first].text, view.tokens[first + 1].text
     return bool(WAIT.match(name)) and after in ("(", "<") and view.allowed[first]
 
 
 def _scratch(view: View) -> Iterator[Change]:
-    """The first part of the shared memory for every user of it."""
+    """The first part of shared memory for all of its users."""
     for index in range(1, len(view.tokens) - 1):
         token, before, after = view.tokens[index], view.tokens[index - 1], view.tokens[index + 1]
         if not view.allowed[index]:
@@ -91,7 +78,7 @@ def _scratch(view: View) -> Iterator[Change]:
 
 
 def _loop_rest(view: View) -> Iterator[Change]:
-    """Only the first turn of a loop."""
+    """Only the first iteration of a loop."""
     for index, token in enumerate(view.tokens[:-1]):
         if token.text != "for" or not view.allowed[index]:
             continue
@@ -124,7 +111,7 @@ def _rounding(view: View) -> Iterator[Change]:
                 yield token.start, view.tokens[close].end, f"(({left}) / ({right.strip()}))"
 
 
-OPERATORS: dict[str, Callable[[View], Iterator[Change]]] = {
+OPERATORS: dict[str, Operator] = {
     "wait": _wait,
     "scratch": _scratch,
     "loop_rest": _loop_rest,

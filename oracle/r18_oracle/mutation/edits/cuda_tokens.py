@@ -1,4 +1,4 @@
-"""A tokenizer for CUDA C++ that keeps positions: as much of the language as small edits need.
+"""A tokenizer for CUDA C++ that keeps positions, for as much of the language as edits need.
 
 There is no parser. A mutant that does not compile is not counted.
 """
@@ -75,7 +75,7 @@ class Source:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The tokens of a piece of source, without comments and whatever its spacing."""
+    """The tokens of a piece of source, without comments and independent of spacing."""
     return tuple(
         " ".join(found[0].split())
         for found in _TOKEN.finditer(text)

@@ -6,21 +6,20 @@ The source is parsed for positions and edited as text, so that a diff shows only
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
+from r18_oracle.mutation.edits import Change, Edit
 from r18_oracle.mutation.edits.python_view import (
     NEUTRAL,
-    Change,
+    Operator,
     View,
     called,
+    edits_by,
     is_declaration,
-    visible,
+    view_of,
 )
-
-Edit = tuple[str, str, int, int, str]
-"""(operator, scope, start, end, text): see `r18_oracle.mutation.mutants.Language`."""
 
 UNORDERED = {"axis", "axes"}
 """Keywords whose tuples are sets."""
@@ -29,7 +28,7 @@ COMMUTATIVE = {"maximum", "minimum", "fmax", "fmin", "add", "multiply", "min", "
 """Functions whose two arguments can be swapped."""
 
 UNTOUCHED_CALLS = {"isinstance", "cast", "getattr", "hasattr", "print", "super", "TypeVar"}
-"""Calls that only deal with types or names, or that no result is computed from."""
+"""Calls that only deal with types or names, or do not contribute to a result."""
 
 BUILTINS = {"int", "float", "bool", "str", "len", "tuple", "list", "set", "dict", "range", "iter"}
 
@@ -73,20 +72,12 @@ EQUALITIES = {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "==")}
 
 def edits(source: str) -> Iterator[Edit]:
     """Every change that an operator makes, in the order of the source."""
-    view = _view(source)
-    found = [
-        (start, order, end, text, scope, name)
-        for node, scope in visible(view.tree, "")
-        for order, (name, operator) in enumerate(OPERATORS.items())
-        for start, end, text in operator(view, node)
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
+    return edits_by(OPERATORS, source)
 
 
 def meaning(source: str, start: int, end: int, text: str) -> object | None:
     """The position and the syntax tree of the changed top-level statement; see `Language`."""
-    first, last = _view(source).statement(start)
+    first, last = view_of(source).statement(start)
     changed = source[first:start] + text + source[end:last]
     return _meaning(first, changed) if text or start < end else _unchanged(first, changed)
 
@@ -125,11 +116,6 @@ def _added(node: ast.BinOp) -> int | None:
     if value is None or not isinstance(node.op, ast.Add | ast.Sub):
         return None
     return value if isinstance(node.op, ast.Add) else -value
-
-
-@lru_cache(maxsize=8)
-def _view(source: str) -> View:
-    return View(source)
 
 
 def _integer(node: ast.AST | None) -> int | None:
@@ -378,7 +364,7 @@ def _function(view: View, node: ast.AST) -> Iterator[Change]:
                 yield view.replace(node, view.text(only))
 
 
-OPERATORS: dict[str, Callable[[View, ast.AST], Iterator[Change]]] = {
+OPERATORS: dict[str, Operator] = {
     "index": _index,
     "bound": _bound,
     "stride": _stride,

@@ -1,6 +1,6 @@
 """Structural mutants of Python sources: mistakes in what is kept, shared or waited for.
 
-Such a mistake is right in a first call, on one thread or on an idle machine. Each class is an
+Such a mistake does not show in a first call, on one thread or on an idle machine. Each class is an
 operator, named as in `r18_oracle.mutation.edits.STATE`.
 """
 
@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 
-from r18_oracle.mutation.edits.python import Edit
-from r18_oracle.mutation.edits.python_view import Change, View, called, visible
+from r18_oracle.mutation.edits import Change, Edit
+from r18_oracle.mutation.edits.python_view import Operator, View, called, edits_by
 
 KEY = re.compile(r"(^|_)key$")
-"""Names that hold the key of a cache."""
+"""Names of cache keys."""
 KEYED = re.compile(r"key|digest|fingerprint")
-"""Functions that make one."""
+"""Functions that make cache keys."""
 CACHES = {"cache", "lru_cache", "memo"}
 SCRATCH = re.compile(r"scratch|workspace|shared|arena")
 """Names of memory that several uses share."""
 PLACES = {"stage", "slot", "thread", "worker", "lane", "part", "turn"}
-"""Names that say which part of such memory is one's own."""
+"""Names of indices that select a user's own part of such memory."""
 ALLOCATIONS = {"empty", "zeros", "empty_like", "zeros_like"}
 WAITS = {"synchronize", "wait", "wait_event", "join", "syncthreads", "syncwarp", "barrier"}
 FLUSHES = {"flush", "fsync", "_flush", "_flush_folder", "commit"}
@@ -32,20 +31,7 @@ EXACT_TYPES = re.compile(r"float64|double|int|bool|object")
 
 def edits(source: str) -> Iterator[Edit]:
     """Every change that a class makes, in the order of the source."""
-    view = _view(source)
-    found = [
-        (start, order, end, text, scope, name)
-        for node, scope in visible(view.tree, "")
-        for order, (name, operator) in enumerate(OPERATORS.items())
-        for start, end, text in operator(view, node)
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
-
-
-@lru_cache(maxsize=8)
-def _view(source: str) -> View:
-    return View(source)
+    return edits_by(OPERATORS, source)
 
 
 # -- cache_key ---------------------------------------------------------------------------------
@@ -70,7 +56,7 @@ def _cache_key(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _uncached(view: View, node: ast.FunctionDef, decorator: ast.expr) -> Iterator[Change]:
-    """The decorator as one that leaves out an argument of its key, each in turn."""
+    """The decorator as one whose key leaves out an argument, each argument in turn."""
     plain = decorator.func if isinstance(decorator, ast.Call) else decorator
     if getattr(plain, "id", "") == "cached_property":
         once = "kept[0] if kept else kept.append(f(self)) or kept[0]"
@@ -117,7 +103,7 @@ def _is_wait(node: ast.AST, names: set[str]) -> bool:
 
 
 def _wait(view: View, node: ast.AST) -> Iterator[Change]:
-    """A wait after the next statement."""
+    """A wait that is moved after the next statement."""
     if not isinstance(node, ast.Expr) or not _is_wait(node, WAITS):
         return
     after = _next(view, node)
@@ -144,7 +130,7 @@ def _next(view: View, node: ast.stmt) -> ast.stmt | None:
 
 
 def _store_wait(view: View, node: ast.AST) -> Iterator[Change]:
-    """No wait, or no flush, at all."""
+    """A missing wait or flush."""
     if isinstance(node, ast.Expr) and _is_wait(node, WAITS | FLUSHES):
         yield view.replace(node, "pass")
 
@@ -153,7 +139,7 @@ def _store_wait(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _scratch(view: View, node: ast.AST) -> Iterator[Change]:
-    """One allocation for all calls, one part of a scratch for all of its users."""
+    """One allocation for all calls, or one part of a scratch buffer for all of its users."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name)) if name in ALLOCATIONS:
             if view.function(node) is not None and not _compiled(view, node):
@@ -206,7 +192,7 @@ def _hoisted(view: View, loop: ast.For, inner: ast.Assign) -> Change:
 
 
 def _loop_rest(view: View, node: ast.AST) -> Iterator[Change]:
-    """Only the first turn of a loop; of a parallel one, only its first half."""
+    """Only the first iteration of a loop, or the first half of a parallel loop."""
     match node:
         case ast.For(iter=ast.Call() as counted, orelse=[]) if called(counted) == "prange":
             stop = counted.args[min(1, len(counted.args) - 1)]
@@ -245,7 +231,7 @@ def _rounding(view: View, node: ast.AST) -> Iterator[Change]:
 
 
 def _resume(view: View, node: ast.AST) -> Iterator[Change]:
-    """As many as were done are skipped, whichever they were."""
+    """Skip as many items as are done, whichever those are."""
     match node:
         case ast.ListComp() | ast.GeneratorExp() | ast.SetComp() | ast.DictComp():
             for part in node.generators:
@@ -272,7 +258,7 @@ def _by_count(
     return view.start(listed), view.end(test), f"{counted}{between}{instead}"
 
 
-OPERATORS: dict[str, Callable[[View, ast.AST], Iterator[Change]]] = {
+OPERATORS: dict[str, Operator] = {
     "cache_key": _cache_key,
     "wait": _wait,
     "scratch": _scratch,

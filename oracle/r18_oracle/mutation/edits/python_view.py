@@ -7,15 +7,15 @@ declarations (`DECLARATIONS`), except lambdas, are never changed.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 
-Change = tuple[int, int, str]
-"""(start, end, text)."""
+from r18_oracle.mutation.edits import Change, Edit
 
 DECLARATIONS = ("kernel", "kernels", "contract", "deviceinfo")
-"""Calls of names with these endings make metadata, which no result is computed from."""
+"""Calls of names with these endings make metadata, from which no result is computed."""
 
 NEUTRAL = {"optimize", "writeable", "strict", "copy"}
 """Keywords that affect how or how safely a result is computed, but not the result."""
@@ -124,6 +124,29 @@ class View:
         if isinstance(parent, ast.Tuple) and isinstance(self.parent(parent), ast.Subscript):
             return True
         return isinstance(parent, ast.Slice | ast.Subscript)
+
+
+Operator = Callable[[View, ast.AST], Iterator[Change]]
+"""Yields the changes that an operator makes at a node."""
+
+
+@lru_cache(maxsize=8)
+def view_of(source: str) -> View:
+    """The view of a source, cached."""
+    return View(source)
+
+
+def edits_by(operators: Mapping[str, Operator], source: str) -> Iterator[Edit]:
+    """Every change that these operators make to a source, in the order of the source."""
+    view = view_of(source)
+    found = [
+        (start, order, end, text, scope, name)
+        for node, scope in visible(view.tree, "")
+        for order, (name, operator) in enumerate(operators.items())
+        for start, end, text in operator(view, node)
+    ]
+    for start, _, end, text, scope, name in sorted(found):
+        yield name, scope, start, end, text
 
 
 def visible(node: ast.AST, scope: str) -> Iterator[tuple[ast.AST, str]]:
