@@ -104,7 +104,7 @@ def fill(path: Path, batches: Iterable[BatchRows]) -> None:
 
 
 def cut_journal(path: Path, images: int, share: float) -> bytes:
-    """Write a journal of so many images and keep this share of its bytes, which it returns."""
+    """Write a journal, cut it to a share of its bytes, and return these."""
     fill(path, (rows(first, 10) for first in range(0, images, 10)))
     cut = path.read_bytes()[: int(share * path.stat().st_size)]
     path.write_bytes(cut)

@@ -23,7 +23,7 @@ from r18_oracle.search.records import digest_of
 
 
 def deadline_in(minutes: float | None) -> float:
-    """The time in so many minutes on the clock of `time.monotonic`; infinity for None."""
+    """`minutes` from now, on the clock of `time.monotonic`; infinity for None."""
     return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
@@ -101,7 +101,7 @@ class RecordedRun(Generic[Run]):
         }
 
     def repeats(self, entry: OfKernel) -> bool:
-        """Whether this run would ask a current entry's kernel the same again.
+        """Whether this run makes the same request of a current entry's kernel.
 
         Never for a kernel without a digest: it may have changed.
         """

@@ -144,7 +144,7 @@ def verify(
 def _check_outputs(
     html: Path | None, record: bool, profile: str, expected: Sequence[ExpectedFailure]
 ) -> None:
-    """Raise now what would prevent the page or the record after hours."""
+    """Raise before the run what would prevent its page or its record."""
     from r18.report.render import check_libraries
     from r18_oracle.search.records import check_profile
 
