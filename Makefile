@@ -11,7 +11,7 @@ verify: $(STAMP)  ## compare every backend that runs here, checkpoint by checkpo
 	$(BIN)/r18 verify
 
 test: $(STAMP)  ## pass the tests, in as many processes as there are cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

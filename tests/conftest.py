@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -46,6 +47,20 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means: a container may have fewer cores than its machine."""
     return _cores()
+
+
+LONGEST = (
+    *("check/test_differential.py", "backends/numba/test_numba_backend.py"),
+    *("check/test_faults.py", "docs/test_tutorial.py", "docs/test_troubleshooting.py"),
+    *("dropin/test_torch_dropin.py", "check/test_controls.py", "mutation/test_mutate.py"),
+    *("search/test_verify.py", "search/test_choices.py", "test_publishing.py"),
+)
+"""The files that take longest come first, so that no process is left alone with one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {HERE / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 gc.disable()  # until every test file is imported: `pytest_collection_finish`

@@ -1,4 +1,4 @@
-"""Folders of small photographs, a small network's request, and backends that are wrong on purpose.
+"""Folders of small photographs, a small network's evaluation, its journal, and wrong backends.
 
 Subprocesses and workers reach the backends as `evaluate_support:NAME`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from PIL import Image
 
 import r18_numpy
 from r18.backend import Array
+from r18.evaluate.journal import open_journal
 from r18.evaluate.request import Request
-from r18.evaluate.run import Here
+from r18.evaluate.rows import OK, BatchRows, Row, Times
+from r18.evaluate.run import Evaluation, Here, evaluate
 from r18.evaluate.sources import ImageSet, find_images
 from r18.graph.resnet import tiny
 from r18.weights import Weights, load_weights
@@ -66,6 +68,50 @@ def image_set(folder: Path, labels: str | Path | None = None) -> ImageSet:
 
 def here(asked: Request, images: ImageSet) -> Here:
     return Here(asked, asked.load(), images.folder, threads=2)
+
+
+def run(folder: Path, out: Path, asked: Request | None = None, **options: Any) -> Evaluation:
+    """An evaluation in this process, in batches of three unless asked otherwise."""
+    asked = asked or request()
+    images = image_set(folder)
+    engine = here(asked, images)
+    try:
+        return evaluate(engine, images, asked, asked.load(), out, **options)
+    finally:
+        engine.close()
+
+
+# -- journals ------------------------------------------------------------------------------------
+
+IDENTITY = {"weights_sha256": "a" * 64, "backend": "numpy"}
+
+
+def facts() -> dict[str, Any]:
+    return {"bound": 0.5}
+
+
+def rows(first: int, count: int) -> BatchRows:
+    """A batch of images with names of their own."""
+    made = (Row(f"{first + i}.png", 1, OK, (1, 2), (1, 2), 0.25) for i in range(count))
+    return BatchRows(tuple(made), Times(1.5, 3.0))
+
+
+def fill(path: Path, batches: Iterable[BatchRows]) -> None:
+    """Append batches to a journal."""
+    with open_journal(path, IDENTITY, facts) as journal:
+        for batch in batches:
+            journal.append(batch)
+
+
+def cut_journal(path: Path, images: int, share: float) -> bytes:
+    """Write a journal, cut it to a share of its bytes, and return these."""
+    fill(path, (rows(first, 10) for first in range(0, images, 10)))
+    cut = path.read_bytes()[: int(share * path.stat().st_size)]
+    path.write_bytes(cut)
+    return cut
+
+
+# -- backends ------------------------------------------------------------------------------------
 
 
 class _Program:

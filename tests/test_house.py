@@ -35,6 +35,7 @@ ORACLE = (
     ("network",),
     ("dumps",),
     ("search",),
+    ("session",),
     ("sanitize", "ptx", "perturb"),
     ("mutation", "conformance"),
     ("branches",),

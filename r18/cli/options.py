@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -83,6 +84,19 @@ KernelOverrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class Result(Protocol):
+    """What a command's library function returns."""
+
+    def to_json(self) -> Any: ...
+
+    def text(self) -> str: ...
+
+
+def print_result(result: Result, as_json: bool, *, indent: int = 2) -> None:
+    """Print a result as text, or as JSON."""
+    typer.echo(json.dumps(result.to_json(), indent=indent) if as_json else result.text())
 
 
 def chosen_schedule(name: str, image_size: int | None) -> Schedule:

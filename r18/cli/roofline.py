@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +27,7 @@ from r18.cli.options import (
     integers,
     kernel_overrides,
     listed,
+    print_result,
 )
 from r18.machine import set_threads
 
@@ -93,7 +93,7 @@ def roofline(
             warn=lambda message: typer.echo(message, err=True),
             progress=status.update,
         )
-    typer.echo(json.dumps(result.to_json(), indent=2) if as_json else result.text())
+    print_result(result, as_json)
 
 
 def _measure(device: DeviceInfo, folder: Path) -> None:

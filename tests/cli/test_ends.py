@@ -179,12 +179,15 @@ def run_code(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_signal_after_the_command() -> None:
-    """Python waits for its threads then, and would show where."""
+    """Python waits for its threads then, and would show where. The signal comes when it waits: one
+    that comes just before is only noticed with the next.
+    """
     code = """
 import os, signal, threading, time
 
 def late():
     threading.main_thread().join()
+    time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(600)
 

@@ -123,8 +123,6 @@ def _one_worker(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(folder)
         patched.delenv("R18_BACKEND", raising=False)
-        for name in THREAD_VARIABLES:
-            patched.setenv(name, "1")
         with Pool(1) as pool:
 
             class Kept:

@@ -171,7 +171,13 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_what_github_reads_is_well_formed() -> None:
     forms = sorted((ROOT / ".github").rglob("*.yml"))
-    assert {form.stem for form in forms} == {"ci", "config", "new-kernel", "wrong-result"}
+    assert {form.stem for form in forms} == {
+        "ci",
+        "nightly",
+        "config",
+        "new-kernel",
+        "wrong-result",
+    }
     for form in forms:
         data = yaml.safe_load(form.read_text("utf-8"))
         if form.stem in ("new-kernel", "wrong-result"):
@@ -180,6 +186,8 @@ def test_what_github_reads_is_well_formed() -> None:
             assert len(set(ids)) == len(ids)
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
     assert {"run": ".ci/run"} in workflow["jobs"]["check"]["steps"]
+    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text("utf-8"))
+    assert set(nightly["jobs"]) == {"fuzz", "verify", "compile"}
 
 
 # -- prose -------------------------------------------------------------------------------------

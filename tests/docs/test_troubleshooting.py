@@ -26,7 +26,7 @@ from r18.weights import load_weights
 from r18_oracle.check.fence import fences_hold
 from r18_oracle.findings import load
 from r18_oracle.search import verify as verify_module
-from r18_oracle.search.worker import THREAD_VARIABLES, Pool
+from r18_oracle.search.worker import Pool
 from support import ROOT
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -128,8 +128,6 @@ def test_the_commands_of_the_page_exist() -> None:
 def _variables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("R18_BACKEND", raising=False)
-        for name in THREAD_VARIABLES:
-            patched.setenv(name, "1")
         yield
 
 

@@ -19,11 +19,11 @@ from commands import Done, r18
 from evaluate_support import (
     KILL_AT,
     Rolled,
-    here,
     image_set,
     numbered,
     photographs,
     request,
+    run,
     twins,
     weights,
 )
@@ -34,7 +34,7 @@ from r18.evaluate.pair import Pair, _roundoff
 from r18.evaluate.record import save
 from r18.evaluate.request import Request
 from r18.evaluate.rows import OK, UNREADABLE
-from r18.evaluate.run import Evaluation, Progress, evaluate, journal_of
+from r18.evaluate.run import Progress, journal_of
 from r18.evaluate.sources import Item
 from r18.graph.precision import FP32, FP64, INT8
 from r18.images.preprocess import preprocess_batch
@@ -49,16 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = photographs(tmp_path_factory.mktemp("images"), numbered(11))
     (path / numbered(11)[4]).write_bytes(b"\x89PNG and nothing that follows")
     return path
-
-
-def run(folder: Path, out: Path, asked: Request | None = None, **options: Any) -> Evaluation:
-    asked = asked or request()
-    images = image_set(folder)
-    engine = here(asked, images)
-    try:
-        return evaluate(engine, images, asked, asked.load(), out, **options)
-    finally:
-        engine.close()
 
 
 def table(path: Path) -> list[dict[str, str]]:

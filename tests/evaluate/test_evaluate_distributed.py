@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from commands import r18
-from evaluate_support import here, image_set, numbered, photographs, request, weights
+from evaluate_support import image_set, numbered, photographs, request, run, weights
 from r18.errors import R18Error, UsageError
 from r18.evaluate.distributed import (
     THREAD_VARIABLES,
@@ -55,10 +55,7 @@ def client() -> Iterator[Any]:
 def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The table of a run in this process."""
     out = tmp_path_factory.mktemp("expected") / "t.csv"
-    images = image_set(folder)
-    engine = here(request(), images)
-    evaluate(engine, images, request(), weights(), out)
-    engine.close()
+    run(folder, out)
     return out.read_text()
 
 

@@ -17,36 +17,33 @@ from typing import Any
 
 import pytest
 
-from evaluate_support import here, image_set, numbered, photographs, request, weights
+from evaluate_support import (
+    IDENTITY,
+    cut_journal,
+    facts,
+    fill,
+    here,
+    image_set,
+    numbered,
+    photographs,
+    request,
+    rows,
+    run,
+    weights,
+)
 from r18.errors import R18Error, UsageError
 from r18.evaluate.journal import open_journal
-from r18.evaluate.rows import OK, BatchRows, Row, Times
-from r18.evaluate.run import Evaluation, Progress, evaluate, in_batches, journal_of
+from r18.evaluate.rows import BatchRows
+from r18.evaluate.run import Progress, evaluate, in_batches, journal_of
 from r18.evaluate.salvage import salvage_journal
 from r18.evaluate.sources import find_images
 from r18.evaluate.tables import write_table
 from support import ROOT
 
-IDENTITY = {"backend": "numpy"}
-
-
-def facts() -> dict[str, Any]:
-    return {"bound": 0.5}
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return photographs(tmp_path / "images", numbered(7))
-
-
-def run(folder: Path, out: Path, **options: Any) -> Evaluation:
-    """In batches of three, in this process."""
-    images = image_set(folder)
-    engine = here(request(), images)
-    try:
-        return evaluate(engine, images, request(), weights(), out, **options)
-    finally:
-        engine.close()
 
 
 def files(out: Path) -> list[str]:
@@ -206,11 +203,13 @@ def test_a_name_written_in_two_ways_is_listed_twice(tmp_path: Path) -> None:
 # -- two runs ------------------------------------------------------------------------------------
 
 HOLD = """
+import json
 import sys
 from pathlib import Path
 from r18.evaluate.journal import open_journal
 from r18.evaluate.rows import OK, BatchRows, Row
-with open_journal(Path(sys.argv[1]), {"backend": "numpy"}, lambda: {"bound": 0.5}) as journal:
+identity, facts = map(json.loads, sys.argv[2:])
+with open_journal(Path(sys.argv[1]), identity, lambda: facts) as journal:
     for index in range(10_000):
         journal.append(BatchRows((Row(f"{index}.png", 1, OK, (1,), (1,), 0.5),)))
         if index == 20:
@@ -223,9 +222,8 @@ with open_journal(Path(sys.argv[1]), {"backend": "numpy"}, lambda: {"bound": 0.5
 def test_two_runs_at_one_output(tmp_path: Path) -> None:
     """The lock is held between two transactions, too."""
     path = tmp_path / "j"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True
-    ) as other:
+    command = [sys.executable, "-c", HOLD, str(path), json.dumps(IDENTITY), json.dumps(facts())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "on\n"
         for _ in range(200):
@@ -271,11 +269,6 @@ def full_disk(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def rows(first: int, count: int) -> BatchRows:
-    made = (Row(f"{first + i}.png", 1, OK, (1, 2), (1, 2), 0.25) for i in range(count))
-    return BatchRows(tuple(made), Times(1.5, 3.0))
-
-
 def test_a_full_disk_keeps_what_is_done(tmp_path: Path) -> None:
     path = tmp_path / "j"
     kept = 0
@@ -304,11 +297,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_journal(folder: Path, tmp_path
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9, 0.999])
 def test_a_journal_cut_in_the_middle_is_refused_and_kept(tmp_path: Path, share: float) -> None:
     path = tmp_path / "j"
-    with open_journal(path, IDENTITY, facts) as journal:
-        for first in range(0, 200, 10):
-            journal.append(rows(first, 10))
-    cut = path.read_bytes()[: int(share * path.stat().st_size)]
-    path.write_bytes(cut)
+    cut = cut_journal(path, 200, share)
     with pytest.raises(UsageError, match="damaged"), open_journal(path, IDENTITY, facts):
         pass
     assert path.read_bytes() == cut
@@ -317,11 +306,7 @@ def test_a_journal_cut_in_the_middle_is_refused_and_kept(tmp_path: Path, share: 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.9, 0.999])
 def test_what_is_intact_of_a_cut_journal_is_salvaged(tmp_path: Path, share: float) -> None:
     path = tmp_path / "j"
-    with open_journal(path, IDENTITY, facts) as journal:
-        for first in range(0, 1000, 10):
-            journal.append(rows(first, 10))
-    cut = path.read_bytes()[: int(share * path.stat().st_size)]
-    path.write_bytes(cut)
+    cut = cut_journal(path, 1000, share)
     with pytest.raises(UsageError, match="another evaluation"):
         salvage_journal(path, {**IDENTITY, "batch": 3})
     assert path.read_bytes() == cut
@@ -342,9 +327,7 @@ def test_what_is_intact_of_a_cut_journal_is_salvaged(tmp_path: Path, share: floa
 
 def test_rows_on_both_sides_of_a_bad_page_are_salvaged(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    with open_journal(path, IDENTITY, facts) as journal:
-        for first in range(0, 1000, 10):
-            journal.append(rows(first, 10))
+    fill(path, (rows(first, 10) for first in range(0, 1000, 10)))
     with closing(sqlite3.connect(path)) as database:
         (page,) = database.execute("PRAGMA page_size").fetchone()
         changed = "UPDATE images SET image = replace(image, '0.25', '0.75') WHERE place = 7"
@@ -367,8 +350,7 @@ def test_nothing_to_salvage_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no journal"):
         salvage_journal(path, IDENTITY)
     assert not path.exists()
-    with open_journal(path, IDENTITY, facts) as journal:
-        journal.append(rows(0, 10))
+    fill(path, [rows(0, 10)])
     path.write_bytes(path.read_bytes()[:-4096])
     path.with_name("j.damaged").write_bytes(b"mine")
     with pytest.raises(UsageError, match="is there already"):
@@ -393,8 +375,7 @@ def test_a_changed_value_is_noticed(
 ) -> None:
     """The pages of the file are sound, and the value is wrong."""
     path = tmp_path / "j"
-    with open_journal(path, IDENTITY, facts) as journal:
-        journal.append(rows(0, 5))
+    fill(path, [rows(0, 5)])
     with closing(sqlite3.connect(path)) as database:
         database.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (old, new))
         database.commit()
@@ -405,8 +386,7 @@ def test_a_changed_value_is_noticed(
 def test_a_journal_without_digests_goes_on(tmp_path: Path) -> None:
     """As the first versions wrote them."""
     path = tmp_path / "j"
-    with open_journal(path, IDENTITY, facts) as journal:
-        journal.append(rows(0, 5))
+    fill(path, [rows(0, 5)])
     with closing(sqlite3.connect(path)) as database:
         for table, column in (("images", "image"), ("about", "facts")):
             for place, text in list(database.execute(f"SELECT rowid, {column} FROM {table}")):

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluate_support import IDENTITY, facts, fill, rows
 from r18.errors import ImageError, R18Error, UsageError
 from r18.evaluate.decode import Decoded, decoded
 from r18.evaluate.journal import Journal, open_journal
@@ -36,7 +37,6 @@ BAD = Row("d.png", 4, UNREADABLE, error="d.png: truncated")
 NAN = Row("e.png", None, NOT_FINITE, error="1 of 10 logits of the backend are not finite")
 ROWS = (GOOD, CLOSE, WRONG, BAD, NAN)
 BOUND = 0.3
-IDENTITY = {"weights_sha256": "a" * 64, "backend": "numpy"}
 
 
 # -- summary -----------------------------------------------------------------------------------
@@ -86,24 +86,13 @@ def test_a_share_is_100_only_when_it_is_all() -> None:
 # -- journal -----------------------------------------------------------------------------------
 
 
-def facts() -> dict[str, Any]:
-    return {"bound": BOUND}
-
-
 def batches(*sizes: int) -> list[BatchRows]:
     """Batches of rows with names of their own."""
     made, count = [], 0
     for size in sizes:
-        rows = tuple(Row(f"{count + i}.png", 1, OK, (1, 2), (1, 2), 0.25) for i in range(size))
-        made.append(BatchRows(rows, Times(1.5, 3.0)))
+        made.append(rows(count, size))
         count += size
     return made
-
-
-def filled(path: Path, done: list[BatchRows]) -> None:
-    with open_journal(path, IDENTITY, facts) as journal:
-        for batch in done:
-            journal.append(batch)
 
 
 def taken_up(path: Path) -> Journal:
@@ -116,7 +105,7 @@ def taken_up(path: Path) -> Journal:
 
 def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "down.journal"
-    filled(path, [BatchRows(ROWS, Times(1.0, 0.1 + 0.2)), BatchRows((Row("\udcff", 1, OK, (1,)),))])
+    fill(path, [BatchRows(ROWS, Times(1.0, 0.1 + 0.2)), BatchRows((Row("\udcff", 1, OK, (1,)),))])
     journal = taken_up(path)
     assert tuple(journal.rows.values()) == (*ROWS, Row("\udcff", 1, OK, (1,)))
     assert journal.times == [Times(1.0, 0.1 + 0.2)]
@@ -162,11 +151,11 @@ def test_a_journal_killed_at_any_moment_goes_on_without_loss(
         while here.poll():
             kept += here.recv()
     with open_journal(path, IDENTITY, facts) as journal:
-        rows = list(journal.rows.values())
+        kept_rows = list(journal.rows.values())
         whole = [len([row for batch in done[:count] for row in batch.rows]) for count in range(61)]
-        assert len(rows) in whole
-        assert whole.index(len(rows)) - whole.index(kept) in (0, 1)
-        assert len(journal.times) == whole.index(len(rows))
+        assert len(kept_rows) in whole
+        assert whole.index(len(kept_rows)) - whole.index(kept) in (0, 1)
+        assert len(journal.times) == whole.index(len(kept_rows))
         for batch in done:
             journal.append(batch)
     assert list(taken_up(path).rows.values()) == [row for batch in done for row in batch.rows]
@@ -175,13 +164,13 @@ def test_a_journal_killed_at_any_moment_goes_on_without_loss(
 
 def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
     (tmp_path / "j").touch()
-    filled(tmp_path / "j", batches(2))
+    fill(tmp_path / "j", batches(2))
     assert len(taken_up(tmp_path / "j").rows) == 2
 
 
 def test_other_results_are_never_mixed(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    filled(path, batches(2))
+    fill(path, batches(2))
     before = path.read_bytes()
     other = {"weights_sha256": "b" * 64, "backend": "numpy"}
     with (
@@ -221,7 +210,7 @@ def test_facts_that_cannot_be_found_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no device"), open_journal(tmp_path / "j", {}, fail):
         pass
     assert list(tmp_path.iterdir()) == []
-    filled(tmp_path / "j", batches(1))
+    fill(tmp_path / "j", batches(1))
     before = (tmp_path / "j").read_bytes()
     with (
         pytest.raises(UsageError, match="no device"),
@@ -245,7 +234,7 @@ def test_facts_that_cannot_be_found_leave_nothing(tmp_path: Path) -> None:
 )
 def test_a_damaged_journal_is_refused(tmp_path: Path, change: str, match: str | None) -> None:
     path = tmp_path / "j"
-    filled(path, batches(1, 1))
+    fill(path, batches(1, 1))
     with closing(sqlite3.connect(path)) as database:
         if match is None:
             with pytest.raises(sqlite3.IntegrityError):
@@ -264,7 +253,7 @@ def test_a_damaged_journal_is_refused(tmp_path: Path, change: str, match: str | 
 @pytest.mark.parametrize("page", [0, 1, 2])
 def test_a_journal_with_a_damaged_page_is_refused(tmp_path: Path, page: int) -> None:
     path = tmp_path / "j"
-    filled(path, batches(40, 40))
+    fill(path, batches(40, 40))
     data = bytearray(path.read_bytes())
     start = 4096 * page + 100 * (page == 0)
     data[start : start + 50] = b"\xff" * 50

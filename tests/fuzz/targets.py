@@ -33,7 +33,7 @@ from r18.weights import Weights, export_weights, load_weights
 from r18_numpy import Backend as NumpyBackend
 from r18_oracle.dumps.dumps import read_dump, write_dump
 from r18_oracle.dumps.fixtures import make_fixture, read_fixture
-from r18_oracle.findings import CHOICE, RUN, SILENCE, Finding, load
+from r18_oracle.findings import CHOICE, SILENCE, Finding, load
 from r18_oracle.network.images import seeded
 from r18_oracle.search.network_run import NetworkRun
 from support import ROOT
@@ -163,16 +163,7 @@ FINDINGS = (
         "died",
         details={SILENCE: 60.0},
     ),
-    Finding(
-        "runs",
-        "numpy",
-        "numpy/program/all/fp32",
-        None,
-        "network",
-        0,
-        "raised",
-        details={RUN: vars(NetworkRun("tiny", "synthetic", "fp32", "all", 2, 0))},
-    ),
+    NetworkRun("tiny", "synthetic", "fp32", "all", 2, 0).finding("runs", "numpy", "raised"),
     Finding(
         "coverage",
         "numpy",

@@ -22,7 +22,9 @@ from r18_oracle.check.state import State, base_problem, others
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import BEFORE, STATE, Finding, save
 from r18_oracle.search import history, replay
+from r18_oracle.search.campaign import run_campaign
 from r18_oracle.search.history import ALONE, Earlier, after, alone, confirmed, earlier_calls
+from r18_oracle.search.profiles import profile
 
 PROBLEM = Problem(ReLU(), ((1, 5),))
 
@@ -107,6 +109,23 @@ def test_what_no_call_brings_back_says_so() -> None:
     finding = confirmed(found(), [call(1)], lambda again: None)
     assert finding.details[ALONE] == "right"
     assert "right in a fresh process, also after" in finding.message
+
+
+def test_the_calls_before_are_those_of_the_findings_backend() -> None:
+    """A worker takes kernels of several backends in turn, and a replay knows one of them."""
+
+    def off(op: Any, x: Any, w: Any, out: Array, scratch: Array) -> None:
+        out[...] = x[0] + 1
+
+    right = kernel("one", ReLU, "plain", of_inputs(relu))
+    wrong = kernel("other", ReLU, "off", off)
+    how = profile("brief")
+    run_campaign(HostBackend([right]), right, how, 1, backend_name="one", network_name=None)
+    found = run_campaign(HostBackend([wrong]), wrong, how, 1, backend_name="other")
+    assert found.finding is not None
+    assert history.CALLS["one"]
+    assert {call.kernel for call in history.CALLS["one"]} == {right.id}
+    assert {call.kernel for call in found.history} <= {wrong.id}
 
 
 def test_a_scenario_whose_call_is_wrong_alone_is_an_ordinary_finding() -> None:

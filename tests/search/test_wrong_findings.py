@@ -19,16 +19,7 @@ KERNEL = "numpy/conv2d/im2col/fp32"
 PROBLEM = Problem(Conv2d(3, 4, (3, 3)), ((1, 3, 6, 5),))
 HOW = {"rounding": "normal", "light": True}
 SOUND = Finding("bound", "numpy", KERNEL, PROBLEM, "normal", 0, "off", details=HOW)
-RUNS = Finding(
-    "runs",
-    "numpy",
-    "numpy/program/all/fp32",
-    None,
-    "network",
-    0,
-    "raised",
-    details={RUN: vars(NetworkRun("tiny", "synthetic", "fp32", "all", 1, 0))},
-)
+RUNS = NetworkRun("tiny", "synthetic", "fp32", "all", 1, 0).finding("runs", "numpy", "raised")
 
 
 def changed(one: Finding, **fields: Any) -> dict[str, Any]:

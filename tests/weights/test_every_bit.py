@@ -28,22 +28,9 @@ CARRIED = {("preprocess", "resize")} | {
 """Values that a manifest may choose: they reach whoever reads it."""
 
 
-@pytest.fixture(scope="module")
-def weights() -> Weights:
-    return load_weights("synthetic", tiny())
-
-
-@pytest.fixture(scope="module")
-def export(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tests leave it as it was."""
-    folder = tmp_path_factory.mktemp("every_bit") / "export"
-    write_manifest(folder, weights, tiny())
-    return folder
-
-
-def test_every_field_of_a_manifest_is_looked_at(export: Path) -> None:
-    path = export / MANIFEST
-    text, pristine = path.read_text(), read_manifest(export).manifest
+def test_every_field_of_a_manifest_is_looked_at(pristine: Path) -> None:
+    path = pristine / MANIFEST
+    text, manifest = path.read_text(), read_manifest(pristine).manifest
     count = 0
     fields = [
         (where, data)
@@ -55,38 +42,38 @@ def test_every_field_of_a_manifest_is_looked_at(export: Path) -> None:
             path.write_text(json.dumps(data))
             count += 1
             try:
-                found = read_manifest(export).manifest
+                found = read_manifest(pristine).manifest
             except ManifestError:
                 continue
             assert where in CARRIED, f"{where} was changed, and the file was accepted"
-            assert found != pristine, f"{where} was changed and does not arrive"
-            assert load_weights(str(export), tiny()).preprocess == found.preprocess
+            assert found != manifest, f"{where} was changed and does not arrive"
+            assert load_weights(str(pristine), tiny()).preprocess == found.preprocess
     finally:
         path.write_text(text)
-    assert count > 6 * len(pristine.tensors)
+    assert count > 6 * len(manifest.tensors)
 
 
-def test_one_bit_of_every_tensor_is_noticed(export: Path, weights: Weights) -> None:
+def test_one_bit_of_every_tensor_is_noticed(pristine: Path, weights: Weights) -> None:
     """Of each kind: convolutions, BatchNorm's parameters and buffers, fc's weight and bias."""
     kinds = set()
-    for entry in read_manifest(export).manifest.tensors:
+    for entry in read_manifest(pristine).manifest.tensors:
         for bit in (0, -1):  # the lowest bit of the first value, the sign of the last one
-            flip_bit(export / entry.path, bit)
+            flip_bit(pristine / entry.path, bit)
             with pytest.raises(ManifestError, match=rf"tensor '{entry.name}': .* has sha256"):
-                read_manifest(export)
-            flip_bit(export / entry.path, bit)
+                read_manifest(pristine)
+            flip_bit(pristine / entry.path, bit)
         kinds.add(entry.kind)
     assert kinds == {"conv_weight", "bn_param", "bn_buffer", "fc_weight", "fc_bias"}
-    assert load_weights(str(export), tiny()) == weights
+    assert load_weights(str(pristine), tiny()) == weights
 
 
-def test_two_tensors_of_one_shape_do_not_change_places(export: Path, tmp_path: Path) -> None:
+def test_two_tensors_of_one_shape_do_not_change_places(pristine: Path, tmp_path: Path) -> None:
     for first, second in (
         ("bn1.weight", "bn1.bias"),
         ("bn1.running_mean", "bn1.running_var"),
         ("layer1.0.conv1.weight", "layer1.0.conv2.weight"),
     ):
-        copied = Path(shutil.copytree(export, tmp_path / first))
+        copied = Path(shutil.copytree(pristine, tmp_path / first))
         (copied / f"{first}.bin").rename(copied / "kept")
         (copied / f"{second}.bin").rename(copied / f"{first}.bin")
         (copied / "kept").rename(copied / f"{second}.bin")

@@ -24,11 +24,6 @@ from r18.weights import Weights, export_weights, load_weights
 from support import output_of
 
 
-@pytest.fixture(scope="module")
-def weights() -> Weights:
-    return load_weights("synthetic", tiny())
-
-
 @pytest.fixture
 def npz(tmp_path: Path, weights: Weights) -> Path:
     np.savez(tmp_path / "w.npz", **weights)

@@ -26,18 +26,6 @@ from r18.weights.tensors import TensorFile, tensor_sha256
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def weights() -> Weights:
-    return load_weights("synthetic", tiny())
-
-
-@pytest.fixture(scope="module")
-def pristine(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pristine") / "fp32"
-    write_manifest(folder, weights, tiny())
-    return folder
-
-
 @pytest.fixture
 def export(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "fp32"))

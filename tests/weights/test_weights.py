@@ -41,11 +41,6 @@ StateDict = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def weights() -> Weights:
-    return load_weights("synthetic", tiny())
-
-
-@pytest.fixture(scope="module")
 def weights18() -> Weights:
     return load_weights("synthetic", resnet18())
 

@@ -13,8 +13,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,8 +59,13 @@ class Entry:
     family: str | None = None
 
     @property
+    def file(self) -> str:
+        """The source's path in `kernels/`."""
+        return f"{self.source}.cu"
+
+    @property
     def path(self) -> Path:
-        return KERNELS / f"{self.source}.cu"
+        return KERNELS / self.file
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -133,7 +139,8 @@ def compile_entry(entry: Entry, target: str, *, perturbed: bool = False) -> Bina
     """
     asked = f"{_FORMAT} {entry.digest} {target} {_toolkit()}"
     if perturbed:
-        asked += f" {combined([part for pair in _perturbed().items() for part in pair])}"
+        sources = perturbed_sources(KERNELS)
+        asked += f" {combined([part for pair in sources.items() for part in pair])}"
     key = hashlib.sha256(asked.encode()).hexdigest()
     path = cache_folder() / "cubin" / f"{entry.symbol}-{target}-{key[:32]}.cubin"
     found = _read(path, entry.symbol)
@@ -153,61 +160,66 @@ def compile_ptx(entry: Entry, target: str) -> str:
     machine without a GPU has no driver. Raises `CompileError`.
     """
     options = [*entry.flags, f"-arch={target.replace('sm_', 'compute_')}"]
-    source = entry.path.read_text("utf-8")
-    ptx, _ = _nvrtc(entry, source, {}, options, f"does not compile to PTX for {target}", "PTX")
-    return str(ptx.rstrip(b"\0"), "ascii")
-
-
-def _nvrtc(
-    entry: Entry,
-    source: str,
-    headers: Mapping[str, str],
-    options: Sequence[str],
-    failed: str,
-    what: str,
-) -> tuple[bytes, str]:
-    """The PTX or the CUBIN (`what`) of a source, and the log. Raises `CompileError`.
-
-    headers: files to include that are in memory, by their names. failed: for the message.
-    """
-    from cuda.bindings import nvrtc
-
-    options = [*options, *(f"-I{folder}" for folder in _include_paths())]
-    created, program = nvrtc.nvrtcCreateProgram(
-        source.encode(),
-        f"kernels/{entry.source}.cu".encode(),
-        len(headers),
-        [text.encode() for text in headers.values()],
-        [name.encode() for name in headers],
-    )
-    (compiled,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    _, nbytes = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * nbytes
-    nvrtc.nvrtcGetProgramLog(program, log)
-    code, nbytes = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
-    content = b" " * nbytes
-    (fetched,) = getattr(nvrtc, f"nvrtcGet{what}")(program, content)
-    nvrtc.nvrtcDestroyProgram(program)
-    said = str(log.rstrip(b"\0 "), "utf-8", "replace")
-    if any(int(result) for result in (created, compiled, code, fetched)):
-        raise CompileError(
-            f"{entry.source}.cu {failed}: {compiled.name}\n{said}\n  flags: {' '.join(options)}"
-        )
-    return content, said
-
-
-def _perturbed() -> dict[str, str]:
-    return perturbed_sources(KERNELS)
+    sources = {entry.file: entry.path.read_text("utf-8")}
+    with _compiled(entry, sources, options, f"does not compile to PTX for {target}") as program:
+        return str(_output(program, "PTX").rstrip(b"\0"), "ascii")
 
 
 def _compile_perturbed(entry: Entry, target: str) -> Binary:
     """From the sources with delays, which are only in memory."""
-    headers = dict(_perturbed())
-    source = headers.pop(f"{entry.source}.cu")
     options = [*entry.flags, f"-arch={target}", "--ptxas-options=-v"]
+    sources = perturbed_sources(KERNELS)
     failed = f"with delays does not compile for {target}"
-    code, log = _nvrtc(entry, source, headers, options, failed, "CUBIN")
-    return Binary(entry.symbol, code, log)
+    with _compiled(entry, sources, options, failed) as program:
+        return Binary(entry.symbol, _output(program, "CUBIN"), _log(program))
+
+
+@contextmanager
+def _compiled(
+    entry: Entry, sources: Mapping[str, str], options: Sequence[str], failed: str
+) -> Iterator[Any]:
+    """NVRTC's program of an entry, compiled; sources: its own, and headers that are in memory.
+
+    Raises `CompileError`, which says that the entry `failed`.
+    """
+    from cuda.bindings import nvrtc
+
+    options = [*options, *(f"-I{folder}" for folder in _include_paths())]
+    headers = {name: text for name, text in sources.items() if name != entry.file}
+    created, program = nvrtc.nvrtcCreateProgram(
+        sources[entry.file].encode(),
+        f"kernels/{entry.file}".encode(),
+        len(headers),
+        [text.encode() for text in headers.values()],
+        [name.encode() for name in headers],
+    )
+    try:
+        encoded = [option.encode() for option in options]
+        (compiled,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if int(created) or int(compiled):
+            raise CompileError(
+                f"{entry.file} {failed}: {compiled.name}\n{_log(program)}\n"
+                f"  flags: {' '.join(options)}"
+            )
+        yield program
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _output(program: Any, what: str) -> bytes:
+    """The `PTX`, `CUBIN` or `ProgramLog` of a program of NVRTC."""
+    from cuda.bindings import nvrtc
+
+    sized, nbytes = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    content: bytes = b" " * nbytes
+    (fetched,) = getattr(nvrtc, f"nvrtcGet{what}")(program, content)
+    if int(sized) or int(fetched):
+        raise CompileError(f"NVRTC has no {what} of a program: {sized.name}, {fetched.name}")
+    return content
+
+
+def _log(program: Any) -> str:
+    return str(_output(program, "ProgramLog").rstrip(b"\0 "), "utf-8", "replace")
 
 
 def compile_all(
@@ -273,7 +285,7 @@ def _toolkit() -> str:
 def _compile(entry: Entry, target: str) -> Binary:
     core = _core()
     options = core.ProgramOptions(
-        name=f"kernels/{entry.source}.cu",
+        name=f"kernels/{entry.file}",
         std=STANDARD,
         arch=target,
         include_path=list(_include_paths()),
@@ -286,11 +298,11 @@ def _compile(entry: Entry, target: str) -> Binary:
         code = bytes(program.compile("cubin", logs=log).code)
     except Exception as error:  # cuda.core raises a different class in each layer
         raise CompileError(
-            f"{entry.source}.cu does not compile for {target}: {error}\n{log.getvalue()}"
+            f"{entry.file} does not compile for {target}: {error}\n{log.getvalue()}"
             f"  flags: {' '.join((*entry.flags, f'-arch={target}'))}"
         ) from error
     if entry.symbol.encode() not in code:
         raise CompileError(
-            f"there is no function '{entry.symbol}' in {entry.source}.cu; is it extern \"C\"?"
+            f"there is no function '{entry.symbol}' in {entry.file}; is it extern \"C\"?"
         )
     return Binary(entry.symbol, code, log.getvalue())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, NetworkName
+from r18.cli.options import AsJson, NetworkName, print_result
 from r18_oracle.cli.options import BackendToCheck, ProfileName, Seed
 
 ReasonsFile = Annotated[
@@ -51,6 +50,6 @@ def branches(
             reasons=reasons,
             on_kernel=lambda kernel: bar.show(kernel, None),
         )
-    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found.text())
+    print_result(found, as_json)
     if not found.clean:
         raise typer.Exit(FOUND)

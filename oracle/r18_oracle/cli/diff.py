@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson
+from r18.cli.options import AsJson, print_result
 from r18.errors import UsageError
+
+if TYPE_CHECKING:
+    from r18_oracle.dumps.agreement import Agreement
+    from r18_oracle.dumps.dumps import Report
 
 ATOL = 1e-4
 
@@ -61,18 +64,18 @@ def diff(
 
     Exit codes: 0 all agree, 1 a checkpoint is bad, 2 the dumps cannot be compared.
     """
+    report: Report | Agreement
     if bounds:
         _refuse({"--atol": atol is not None, "--allow-different-input": allow_different_input})
-        ok = _by_bounds([expected, got, *(others or ())], weights, backends or [], as_json)
+        report = _by_bounds([expected, got, *(others or ())], weights, backends or [])
     else:
         if others or weights is not None or backends:
             what = "--weights is" if weights is not None else "more than two dumps are"
             what = "--backend is" if backends else what
             raise UsageError(f"{what} for --bounds, which was not given")
-        ok = _by_tolerance(
-            expected, got, ATOL if atol is None else atol, allow_different_input, as_json
-        )
-    if not ok:
+        report = _by_tolerance(expected, got, ATOL if atol is None else atol, allow_different_input)
+    print_result(report, as_json)
+    if not report.ok:
         raise typer.Exit(FOUND)
 
 
@@ -85,19 +88,13 @@ def _refuse(given: dict[str, bool]) -> None:
         )
 
 
-def _by_tolerance(
-    expected: Path, got: Path, atol: float, allow_different_input: bool, as_json: bool
-) -> bool:
+def _by_tolerance(expected: Path, got: Path, atol: float, allow_different_input: bool) -> Report:
     from r18_oracle.dumps.dumps import diff_dumps
 
-    report = diff_dumps(expected, got, atol=atol, allow_different_input=allow_different_input)
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else report.text())
-    return report.ok
+    return diff_dumps(expected, got, atol=atol, allow_different_input=allow_different_input)
 
 
-def _by_bounds(dumps: list[Path], weights: str | None, backends: list[str], as_json: bool) -> bool:
+def _by_bounds(dumps: list[Path], weights: str | None, backends: list[str]) -> Agreement:
     from r18_oracle.dumps.agreement import compare_by_bounds
 
-    report = compare_by_bounds(dumps, weights=weights, backends=backends)
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else report.text())
-    return report.ok
+    return compare_by_bounds(dumps, weights=weights, backends=backends)

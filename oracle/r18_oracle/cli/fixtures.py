@@ -11,6 +11,7 @@ from r18.cli.options import NetworkName
 from r18.errors import UsageError, plain
 from r18.graph.resnet import network
 from r18.weights import SOURCES, load_weights
+from r18_oracle.cli.options import ExportFolder
 
 OUTDIR = Path("exports/fixtures")
 
@@ -20,9 +21,7 @@ def fixtures(
     weights: Annotated[
         str | None, typer.Option(help=f"One of: {', '.join(SOURCES)}. [default: synthetic]")
     ] = None,
-    manifest: Annotated[
-        Path | None, typer.Option(help="A folder that `r18 export` wrote, instead of --weights.")
-    ] = None,
+    manifest: ExportFolder = None,
     steps: Annotated[str, typer.Option(help="Such as 2-7, or 2,4-6.")] = "2-7",
     network_name: NetworkName = "resnet18",
     batch: Annotated[int, typer.Option(help="Samples in each fixture.", min=1)] = 1,

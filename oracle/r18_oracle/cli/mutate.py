@@ -17,21 +17,27 @@ from tabulate import tabulate
 
 from r18.backend.registry import VARIABLE, load_backend
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend
+from r18.cli.options import AsJson, BackendName, RecordFolder, asked_backend, print_result
 from r18.errors import UsageError
 from r18.records import FOLDER, path_of
-from r18_oracle.cli.options import Continued, NetworkOrNone
+from r18_oracle.cli.options import (
+    Continued,
+    KernelGlob,
+    Minutes,
+    NetworkOrNone,
+    ProfileName,
+    network_or_none,
+)
 
 if TYPE_CHECKING:
     from r18_oracle.mutation.mutants import Mutant
     from r18_oracle.mutation.plan import Plan
-
+    from r18_oracle.mutation.score import Score
 
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Run a random sample of this size, fixed by the seed.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample and of the oracle.")]
-KernelGlob = Annotated[str, typer.Option(metavar="GLOB", help="Kernel ids to examine.")]
 FileGlob = Annotated[str, typer.Option(metavar="GLOB", help="Files to change, such as kernels/*.")]
 Kind = Annotated[
     str,
@@ -43,12 +49,8 @@ Core = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Mutate the files in this table, for tests to judge."),
 ]
-ProfileName = Annotated[str, typer.Option(help="Effort of the oracle: brief, quick, ...")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [one per core]")]
 Required = Annotated[float, typer.Option(help="The score to reach, in percent.")]
-Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Stop after this time; the rest is not judged.")
-]
 Again = Annotated[
     str | None,
     typer.Option(metavar="WHAT", help="Run recorded mutants again: survived, or all."),
@@ -95,7 +97,6 @@ def mutate(
 
     Exit codes: 0 the score is reached, 1 it is not, or mutants are left, 2 nothing was run.
     """
-    from r18_oracle.mutation.plan import Plan
     from r18_oracle.mutation.run import run
 
     if core is not None:
@@ -103,13 +104,11 @@ def mutate(
             raise UsageError("--core cannot be combined with --backend, --record or --show")
         _mutate_core(core, kind, limit, seed, files, workers, require, show_list, as_json)
         return
-    name = asked_backend(backend)
-    if name == "auto":
-        raise UsageError(f"name the backend to mutate: --backend NAME or {VARIABLE}=NAME")
+    name = _backend_to_mutate(backend)
     if again is not None and not record:
         raise UsageError("--again runs recorded mutants again, so it needs --record")
     if show_list or show is not None:
-        _look(Plan.of(name), show, files, kind, as_json)
+        _look(name, show, files, kind, as_json)
         return
     with _progress() as progress:
         score = run(
@@ -120,18 +119,15 @@ def mutate(
             files=files,
             kind=kind,
             profile_name=profile,
-            network=None if network_name == "none" else network_name,
+            network=network_or_none(network_name),
             workers=workers,
             minutes=minutes,
             records_folder=records if record else None,
             again=again,
             progress=progress,
         )
-    typer.echo(json.dumps(score.to_json(), indent=1) if as_json else score.text())
-    if record:
-        _say_recorded(name, records)
-    if score.left or score.percent < require:
-        raise typer.Exit(FOUND)
+    path = path_of(records, "mutate", load_backend(name).probe()) if record else None
+    _conclude(score, require, as_json, path)
 
 
 def _mutate_core(
@@ -163,14 +159,24 @@ def _mutate_core(
             workers=workers,
             progress=progress,
         )
-    typer.echo(json.dumps(score.to_json(), indent=1) if as_json else score.text())
-    if score.percent < require:
+    _conclude(score, require, as_json)
+
+
+def _backend_to_mutate(backend: str | None) -> str:
+    """The name that the option or the variable gives."""
+    name = asked_backend(backend)
+    if name == "auto":
+        raise UsageError(f"name the backend to mutate: --backend NAME or {VARIABLE}=NAME")
+    return name
+
+
+def _conclude(score: Score, require: float, as_json: bool, path: Path | None = None) -> None:
+    """Print the score and the path of its record; exit with `FOUND` if it is not reached."""
+    print_result(score, as_json, indent=1)
+    if path is not None:
+        typer.echo(f"recorded in {path}", err=True)
+    if score.left or score.percent < require:
         raise typer.Exit(FOUND)
-
-
-def _say_recorded(backend: str, records: Path) -> None:
-    path = path_of(records, "mutate", load_backend(backend).probe())
-    typer.echo(f"recorded in {path}", err=True)
 
 
 @contextmanager
@@ -189,8 +195,11 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
         )
 
 
-def _look(plan: Plan, show: str | None, files: str, kind: str, as_json: bool) -> None:
+def _look(backend: str, show: str | None, files: str, kind: str, as_json: bool) -> None:
     """Print mutants without running any."""
+    from r18_oracle.mutation.plan import Plan
+
+    plan = Plan.of(backend)
     if show is not None:
         mutant = plan.find(show)
         typer.echo(plan.diff(mutant) + _judgement(plan, mutant))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,3 +37,13 @@ Again = Annotated[
 Continued = Annotated[
     bool, typer.Option("--record", help="Write the device's record, and continue from it.")
 ]
+FINDINGS = Path("exports/findings")
+FindingsFolder = Annotated[Path, typer.Option(help="Folder for the findings, one file each.")]
+ExportFolder = Annotated[
+    Path | None, typer.Option(help="A folder that `r18 export` wrote, instead of --weights.")
+]
+
+
+def network_or_none(name: str) -> str | None:
+    """The network of `NetworkOrNone`."""
+    return None if name == "none" else name

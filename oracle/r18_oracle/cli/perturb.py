@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,26 +11,25 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson, RecordFolder, listed
 from r18.records import FOLDER
 from r18_oracle.cli.options import (
+    FINDINGS,
     Again,
     BackendToCheck,
     Continued,
+    FindingsFolder,
     Jobs,
     Minutes,
     NetworkOrNone,
     ProfileName,
     Seed,
+    network_or_none,
 )
-
-if TYPE_CHECKING:
-    from r18.cli.progress import Bar
-    from r18_oracle.perturb.tasks import Result
+from r18_oracle.cli.session import print_session, show_result, show_start
 
 KernelGlob = Annotated[
     str, typer.Option(metavar="GLOB", help="Only kernels whose id matches, and no programs.")
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=1 << 16, help="Number of seeds of delays.")]
 Kinds = Annotated[str, typer.Option(help="Kinds of site to delay, such as wait,copy,host; or all.")]
-FindingsFolder = Annotated[Path, typer.Option(help="Where findings are saved.")]
 
 
 def perturb(
@@ -46,7 +43,7 @@ def perturb(
     jobs: Jobs = None,
     minutes: Minutes = None,
     again: Again = False,
-    findings: FindingsFolder = Path("exports/findings"),
+    findings: FindingsFolder = FINDINGS,
     record: Continued = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
@@ -72,7 +69,7 @@ def perturb(
             backend,
             kernels=kernels,
             profile_name=profile,
-            network=None if network_name == "none" else network_name,
+            network=network_or_none(network_name),
             seed=seed,
             seeds=seeds,
             kinds=None if kinds == "all" else listed(kinds, "--kinds"),
@@ -80,23 +77,11 @@ def perturb(
             minutes=minutes,
             records_folder=records if record else None,
             again=again,
-            on_start=partial(_start, bar),
-            on_result=partial(_advance, bar),
+            on_start=partial(show_start, bar),
+            on_result=lambda result: show_result(bar, result.name),
         )
-    if done.path is not None and done.results:
-        typer.echo(f"recorded in {done.path}", err=True)
-    typer.echo(json.dumps(done.to_json(), indent=2) if as_json else done.text())
+    print_session(done, as_json)
     for finding in done.findings:
         typer.echo(f"\n{finding.describe(save(finding, findings))}", err=as_json)
     if not done.ok:
         raise typer.Exit(FOUND)
-
-
-def _start(bar: Bar, todo: int, known: int) -> None:
-    bar.start(todo)
-    bar.show(f"{known} from the record" if known else "starting", None)
-
-
-def _advance(bar: Bar, result: Result) -> None:
-    bar.advance(result.name)
-    bar.show(result.name, None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, NetworkName
+from r18.cli.options import AsJson, NetworkName, print_result
 from r18_oracle.cli.options import BackendToCheck, KernelGlob
 
 Target = Annotated[str, typer.Option(help="The architecture to compile for.")]
@@ -43,6 +42,6 @@ def ptxcheck(
             network=network_name,
             on_kernel=lambda kernel: bar.show(kernel, None),
         )
-    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found.text())
+    print_result(found, as_json)
     if not found.clean:
         raise typer.Exit(FOUND)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,11 +20,9 @@ from r18_oracle.cli.options import (
     NetworkOrNone,
     ProfileName,
     Seed,
+    network_or_none,
 )
-
-if TYPE_CHECKING:
-    from r18.cli.progress import Bar
-    from r18_oracle.sanitize.run import KernelResult
+from r18_oracle.cli.session import print_session, show_result, show_start
 
 Tools = Annotated[
     str, typer.Option(help="Some of memcheck, racecheck, initcheck, synccheck; or all.")
@@ -75,7 +72,7 @@ def sanitize(
             list(TOOLS) if tools == "all" else listed(tools, "--tools"),
             kernels=kernels,
             profile_name=profile,
-            network=None if network_name == "none" else network_name,
+            network=network_or_none(network_name),
             seed=seed,
             seconds=seconds,
             jobs=jobs,
@@ -83,21 +80,9 @@ def sanitize(
             sanitizer=sanitizer,
             records_folder=records if record else None,
             again=again,
-            on_start=partial(_start, bar),
-            on_result=partial(_advance, bar),
+            on_start=partial(show_start, bar),
+            on_result=lambda result: show_result(bar, f"{result.tool} {result.kernel}"),
         )
-    if done.path is not None and done.results:
-        typer.echo(f"recorded in {done.path}", err=True)
-    typer.echo(json.dumps(done.to_json(), indent=2) if as_json else done.text())
+    print_session(done, as_json)
     if not done.clean:
         raise typer.Exit(FOUND)
-
-
-def _start(bar: Bar, todo: int, known: int) -> None:
-    bar.start(todo)
-    bar.show(f"{known} from the record" if known else "starting", None)
-
-
-def _advance(bar: Bar, result: KernelResult) -> None:
-    bar.advance(result.kernel)
-    bar.show(f"{result.tool} {result.kernel}", None)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, BackendName, FusionLevel, PrecisionName, chosen_backend
+from r18.cli.options import (
+    AsJson,
+    BackendName,
+    FusionLevel,
+    PrecisionName,
+    chosen_backend,
+    print_result,
+)
 from r18.graph.resnet import NETWORKS
 from r18.weights import SOURCES
 from r18_oracle.cli.fixtures import OUTDIR, weights_source
+from r18_oracle.cli.options import ExportFolder
 
 
 def step(
@@ -26,9 +33,7 @@ def step(
         str | None,
         typer.Option(help=f"One of: {', '.join(SOURCES)}. [default: the fixture's]"),
     ] = None,
-    manifest: Annotated[
-        Path | None, typer.Option(help="A folder that `r18 export` wrote, instead of --weights.")
-    ] = None,
+    manifest: ExportFolder = None,
     network_name: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +64,7 @@ def step(
     result = run_step(
         found, runner, loaded, precision=precision, fusion=fusion, atol=atol, repeat=repeat
     )
-    typer.echo(json.dumps(result.to_json(), indent=2) if as_json else result.text())
+    print_result(result, as_json)
     if not result.ok:
         raise typer.Exit(FOUND)
 

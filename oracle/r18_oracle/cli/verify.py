@@ -5,31 +5,39 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from r18.backend.registry import VARIABLE
 from r18.cli.app import FOUND, REFUSED
-from r18.cli.options import RecordFolder, backend_names, listed
+from r18.cli.options import (
+    AsJson,
+    FusionLevel,
+    NetworkName,
+    RecordFolder,
+    WeightsSource,
+    backend_names,
+    listed,
+)
 from r18.errors import UsageError
-from r18.graph.passes import FUSION_LEVELS
-from r18.graph.resnet import NETWORKS
 from r18.records import FOLDER
-from r18.weights import SOURCES
+from r18_oracle.cli.options import FINDINGS, FindingsFolder
 
 if TYPE_CHECKING:
     from r18.backend import Backend
     from r18_oracle.findings import Finding
     from r18_oracle.search.verify import Verification
+    from r18_oracle.xfails import ExpectedFailure
 
 Backends = Annotated[
     str,
     typer.Option(
         help="Names or module:attr, separated by commas; or all.",
-        envvar="R18_BACKEND",
+        envvar=VARIABLE,
         autocompletion=backend_names,
     ),
 ]
@@ -48,15 +56,11 @@ ProfileName = Annotated[
         help="Effort: brief, quick, ci, thorough or nightly. [quick; thorough with --record]"
     ),
 ]
-Network = Annotated[str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")]
-Weights = Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")]
 Precisions = Annotated[
     str, typer.Option(help="Of the network, separated by commas. [all that it can run in]")
 ]
-Fusion = Annotated[str, typer.Option(help=f"One of: {', '.join(FUSION_LEVELS)}.")]
 Seed = Annotated[int, typer.Option(help="Seed of problems, inputs and images.", min=0)]
 Workers = Annotated[int, typer.Option(help="Worker processes; 0 for one per core.", min=0)]
-FindingsFolder = Annotated[Path, typer.Option(help="Folder for the findings, one file each.")]
 ExpectedFailures = Annotated[
     Path | None,
     typer.Option(
@@ -66,7 +70,6 @@ ExpectedFailures = Annotated[
 Recorded = Annotated[
     bool, typer.Option("--record", help="Also write the result to the device's record.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 JunitFile = Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")]
 HtmlFile = Annotated[
     Path | None, typer.Option(help="Also write a self-contained page to this file.")
@@ -78,13 +81,13 @@ def verify(
     kernels: KernelGlob = "*",
     stale: OnlyStale = False,
     profile: ProfileName = "",
-    network_name: Network = "resnet18",
-    weights: Weights = "synthetic",
+    network_name: NetworkName = "resnet18",
+    weights: WeightsSource = "synthetic",
     precision: Precisions = "",
-    fusion: Fusion = "all",
+    fusion: FusionLevel = "all",
     seed: Seed = 0,
     workers: Workers = 0,
-    findings: FindingsFolder = Path("exports/findings"),
+    findings: FindingsFolder = FINDINGS,
     xfails: ExpectedFailures = None,
     record: Recorded = False,
     records: RecordFolder = FOLDER,
@@ -102,47 +105,55 @@ def verify(
     wrong request or nothing was executed.
     """
     from r18.cli.progress import progress_bar
-    from r18.report.render import check_libraries
     from r18_oracle.search import records as evidence
     from r18_oracle.search import verify as verifying
     from r18_oracle.search.profiles import profile as profile_of
     from r18_oracle.xfails import load_expected
 
-    if html:
-        check_libraries()
+    profile = profile or ("thorough" if record else "quick")
     expected = load_expected(xfails) if xfails else ()
-    if record and expected:
-        raise UsageError("--record keeps what was found: run it without --xfails")
-    if record:
-        evidence.check_profile(profile := profile or "thorough")
+    _check_outputs(html, record, profile, expected)
     with _prints_on_stderr() if as_json else nullcontext():
         chosen = _backends(backend)
-    request = verifying.Request(
-        profile_of(profile or "quick"),
-        kernels,
-        network_name,
-        weights,
-        tuple(listed(precision, "--precision")) if precision else (),
-        fusion,
-        seed,
-        workers or None,
-        simulated_kernels=backend != "all" or kernels != "*",
-        settled=evidence.settled(chosen, records) if stale else frozenset(),
-        expected=expected,
-    )
-    quiet = _prints_on_stderr() if as_json else nullcontext()
-    with quiet, progress_bar() as bar:
-        verification = verifying.verify(
-            chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
+        request = verifying.Request(
+            profile_of(profile),
+            kernels,
+            network_name,
+            weights,
+            tuple(listed(precision, "--precision")) if precision else (),
+            fusion,
+            seed,
+            workers or None,
+            simulated_kernels=backend != "all" or kernels != "*",
+            settled=evidence.settled(chosen, records) if stale else frozenset(),
+            expected=expected,
         )
+        with progress_bar() as bar:
+            verification = verifying.verify(
+                chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
+            )
     _print(verification, findings, as_json)
     _write_reports(verification, findings, junit, html)
     if record:
         for said in evidence.save(verification, chosen, records):
             typer.echo(f"\n{said}", err=as_json)
     if not verification.ok:
-        found = verification.findings or verification.passed
-        raise typer.Exit(FOUND if found else REFUSED)
+        raise typer.Exit(FOUND if verification.findings or verification.passed else REFUSED)
+
+
+def _check_outputs(
+    html: Path | None, record: bool, profile: str, expected: Sequence[ExpectedFailure]
+) -> None:
+    """Raise before the run what would prevent its page or its record."""
+    from r18.report.render import check_libraries
+    from r18_oracle.search.records import check_profile
+
+    if html:
+        check_libraries()
+    if record and expected:
+        raise UsageError("--record keeps what was found: run it without --xfails")
+    if record:
+        check_profile(profile)
 
 
 @contextmanager

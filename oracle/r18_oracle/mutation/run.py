@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import time
@@ -32,6 +31,7 @@ from r18_oracle.sanitize.run import version_of
 from r18_oracle.search.profiles import Profile, profile
 from r18_oracle.search.verify import Request, suited
 from r18_oracle.search.worker import Job, Outcome, Pool
+from r18_oracle.session import deadline_in
 
 REQUIRED = 97.0
 """The score, in percent, that a backend's kernels must reach."""
@@ -88,7 +88,7 @@ def run(
     Raises `R18Error` when an unchanged kernel fails, `UsageError` when no mutant would run, and
     what `Plan.of` raises.
     """
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    deadline = deadline_in(minutes)
     if again is not None and again not in AGAIN:
         raise unknown("set of mutants to run again", again, AGAIN)
     if kind not in KINDS:

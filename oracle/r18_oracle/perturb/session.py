@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from r18.backend import Backend
-from r18.backend.registry import load_backend
-from r18.errors import UsageError, unknown_kernel
 from r18.graph.resnet import tiny
 from r18_oracle.check.perturbed import SEEDS, Delays, lost, unable
 from r18_oracle.findings import SILENCE, Finding
 from r18_oracle.perturb.record import Record
-from r18_oracle.perturb.tasks import Result, kernel_job, program_job
+from r18_oracle.perturb.tasks import Result, perturb_kernel, program_job
 from r18_oracle.search.coverage import program_refusal
 from r18_oracle.search.profiles import profile
+from r18_oracle.search.tasks import kernel_job
 from r18_oracle.search.worker import Job, Outcome, run_jobs
+from r18_oracle.session import backend_with, deadline_in, matching
 
 
 @dataclass
@@ -119,15 +117,11 @@ def perturb(
     Raises `UnknownName` for an unknown kernel, profile or kind, and `UsageError` for backend `auto`
     or a backend that cannot perturb its schedule.
     """
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    deadline = deadline_in(minutes)
     how = profile(profile_name)
-    if backend == "auto":
-        raise UsageError("name the backend whose kernels to run: --backend NAME")
-    chosen = load_backend(backend)
-    if not any(fnmatchcase(kernel.id, kernels) for kernel in chosen.kernels()):
-        raise unknown_kernel(kernels, [kernel.id for kernel in chosen.kernels()])
+    chosen = backend_with(backend, kernels)
     device = chosen.probe()  # from now on `kernels()` lists those of this device
-    ids = tuple(kernel.id for kernel in chosen.kernels() if fnmatchcase(kernel.id, kernels))
+    ids = matching(chosen, kernels)
     offered = chosen.perturb(0, kinds)
     chosen.perturb(None)
     if not offered:
@@ -149,7 +143,9 @@ def perturb(
     known = record.fresh(ids) if record and not again else []
     done = {result.name for result in known}
     todo = [
-        kernel_job(backend, name, how, seed, network, delays, deadline)
+        kernel_job(
+            perturb_kernel, backend, name, how, seed, network, delays=delays, deadline=deadline
+        )
         for name in ids
         if name not in done
     ]

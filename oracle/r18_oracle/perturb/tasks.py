@@ -80,29 +80,6 @@ class _Raised(BaseException):
         self.finding = finding
 
 
-def kernel_job(
-    backend: str,
-    kernel: str,
-    how: Profile,
-    seed: int,
-    network_name: str | None,
-    delays: Delays,
-    deadline: float = math.inf,
-) -> Job:
-    """`perturb_kernel` as a job."""
-    arguments = {
-        "backend": backend,
-        "kernel": kernel,
-        "how": how,
-        "seed": seed,
-        "network_name": network_name,
-        "delays": delays,
-        "deadline": deadline,
-    }
-    _, op, _, precision, *_ = (*kernel.split("/"), "", "", "")  # an id may have fewer parts
-    return Job(perturb_kernel, arguments, backend, kernel, how.call_seconds, f"{op}/{precision}")
-
-
 def perturb_kernel(
     *,
     backend: str,
@@ -226,4 +203,4 @@ def _same(one: Array, other: Array) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-__all__ = ["Result", "kernel_job", "perturb_kernel", "perturb_program", "program_job"]
+__all__ = ["Result", "perturb_kernel", "perturb_program", "program_job"]

@@ -1,8 +1,7 @@
 """What compute-sanitizer's tools found, kernel by kernel: `sanitize-<device>.json`.
 
-There is an entry for each tool and kernel, with the digest of the kernel's sources and choices. An
-entry is fresh while these and the request are the same: it need not be run again, so a run that
-was stopped can be continued.
+There is an entry for each tool and kernel. It is reused while the kernel's sources, its choices and
+the request are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-import msgspec
 from msgspec import UNSET
 
 from r18 import records
@@ -25,7 +23,7 @@ from r18.records.kinds import (
 )
 from r18_oracle.sanitize.run import TOOLS, KernelResult, Request
 from r18_oracle.sanitize.tool_report import Complaint
-from r18_oracle.search.records import digest_of
+from r18_oracle.session import RecordedRun
 
 WHAT = "sanitize"
 
@@ -41,29 +39,12 @@ class Record:
     ) -> None:
         self.path = records.path_of(folder, WHAT, device)
         self._device = device
-        self._digests = {kernel.id: digest_of(backend, kernel) for kernel in backend.kernels()}
         self._sanitizer = sanitizer
-        run = {
-            "profile": request.profile,
-            "network": request.network,
-            "seed": request.seed,
-            "sanitizer": sanitizer,
-            "environment": records.environment(device),
-        }
-        self._key = records.key_of(run)
-        self._run = msgspec.convert(run, SanitizeRun)
-        old = records.load(self.path, Sanitize)
-        ours = {name.partition("/")[0] for name in self._digests}
-        self._runs = (old.runs if old else {}) | {self._key: self._run}
-        self._tools = {
-            tool: {
-                name: entry
-                for name, entry in found.kernels.items()
-                if name.partition("/")[0] not in ours
-                or (name in self._digests and entry.digest == self._digests[name])
-            }
-            for tool, found in (old.tools if old else {}).items()
-        }
+        empty = Sanitize(device=device.name, sanitizer=sanitizer, runs={}, tools={})
+        old = records.load(self.path, Sanitize) or empty
+        asked = {"profile": request.profile, "network": request.network, "seed": request.seed}
+        self._run = RecordedRun(SanitizeRun, old.runs, device, backend, asked, sanitizer=sanitizer)
+        self._tools = {tool: self._run.current(found.kernels) for tool, found in old.tools.items()}
 
     def fresh(self, tools: Iterable[str], kernels: Iterable[str]) -> list[KernelResult]:
         """Results of these that were found in the same sources, on the same problems.
@@ -75,12 +56,8 @@ class Record:
             _result(tool, name, entry)
             for tool in tools
             for name, entry in self._tools.get(tool, {}).items()
-            if name in wanted and entry.digest is not None and self._asked_alike(entry)
+            if name in wanted and self._run.repeats(entry)
         ]
-
-    def _asked_alike(self, entry: SanitizedKernel) -> bool:
-        then, now = self._runs[entry.run], self._run
-        return (then.profile, then.network, then.seed) == (now.profile, now.network, now.seed)
 
     def write(self, results: Iterable[KernelResult]) -> None:
         """Add what was found, and write the whole file."""
@@ -88,11 +65,11 @@ class Record:
         for result in results:
             self._tools.setdefault(result.tool, {})[result.kernel] = self._entry(result, now)
         tools = {tool: self._summary(tool) for tool in TOOLS if self._tools.get(tool)}
-        used = {entry.run for found in self._tools.values() for entry in found.values()}
+        entries = (entry for found in self._tools.values() for entry in found.values())
         record = Sanitize(
             device=self._device.name,
             sanitizer=self._sanitizer,
-            runs={key: run for key, run in self._runs.items() if key in used},
+            runs=self._run.runs_of(*entries),
             tools=tools,
         )
         records.write(self.path, record)
@@ -100,8 +77,8 @@ class Record:
     def _entry(self, result: KernelResult, now: str) -> SanitizedKernel:
         complaints = [SanitizeComplaint(**asdict(one)) for one in result.complaints]
         return SanitizedKernel(
-            digest=self._digests[result.kernel],
-            run=self._key,
+            digest=self._run.digests[result.kernel],
+            run=self._run.key,
             date=now,
             problems=result.problems,
             errors=result.errors,
@@ -117,7 +94,7 @@ class Record:
             date=max(entry.date for entry in entries.values()),
             errors=sum(result.errors or 0 for result in results),
             verdict=verdict(results),
-            missing=len(self._digests.keys() - entries.keys()),
+            missing=len(self._run.digests.keys() - entries.keys()),
             kernels=dict(sorted(entries.items())),
         )
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from r18.backend.registry import load_backend
-from r18.errors import UsageError, unknown, unknown_kernel
+from r18.errors import unknown
 from r18.machine import cpus
 from r18_oracle.sanitize.record import Record, verdict
 from r18_oracle.sanitize.run import TOOLS, KernelResult, Request, Runner, find, parts, version_of
 from r18_oracle.search.profiles import profile
+from r18_oracle.session import backend_with, deadline_in, matching
 
 
 @dataclass
@@ -84,20 +81,16 @@ def sanitize(
     Raises `UnknownName` for a tool, kernel or profile, `UsageError` for backend `auto` and if there
     is no compute-sanitizer.
     """
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    deadline = deadline_in(minutes)
     for tool in tools:
         if tool not in TOOLS:
             raise unknown("tool", tool, TOOLS)
     profile(profile_name)
-    if backend == "auto":
-        raise UsageError("name the backend whose kernels to run: --backend NAME")
-    chosen = load_backend(backend)
-    if not any(fnmatchcase(kernel.id, kernels) for kernel in chosen.kernels()):
-        raise unknown_kernel(kernels, [kernel.id for kernel in chosen.kernels()])
+    chosen = backend_with(backend, kernels)
     program = find(sanitizer)
     version = version_of(program)
     device = chosen.probe()  # from now on `kernels()` lists those of this device
-    ids = tuple(kernel.id for kernel in chosen.kernels() if fnmatchcase(kernel.id, kernels))
+    ids = matching(chosen, kernels)
     request = Request(backend, ids, profile_name, network, seed, seconds)
     record = None
     if records_folder is not None:

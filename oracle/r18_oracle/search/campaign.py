@@ -121,6 +121,7 @@ class Campaign:
         self.network_name = network_name
         self.announce = announce
         self.report = KernelReport(backend_name, kernel.id)
+        self._calls = CALLS[backend_name]
         self._last_passed: Callable[[], bool] | None = None  # examines that problem again
         self._smallest_passed: Problem | None = None
 
@@ -138,7 +139,7 @@ class Campaign:
             report.finding = self._idle_choice()
         except (Failed, _DeviceLost) as failure:
             report.finding = failure.finding
-            report.history = tuple(CALLS)
+            report.history = tuple(self._calls)
         for tally in report.choices.values():
             report.tally.include(tally)
         report.seconds = time.perf_counter() - start
@@ -162,7 +163,7 @@ class Campaign:
         kernel = self.kernel.id
         for suspect in self._state(problem).run():
             self._run_fixed(self.kernel, suspect, 0, light=False)
-        CALLS.append(Earlier(kernel, kernel, problem, self.seed, state=True))
+        self._calls.append(Earlier(kernel, kernel, problem, self.seed, state=True))
         return True
 
     def _state(self, problem: Problem) -> State:
@@ -233,7 +234,7 @@ class Campaign:
             raise failed(finding) from None
         if accepted:
             call = Earlier(self.kernel.id, one.id, problem, data_seed, rounding, light, only)
-            CALLS.append(call)
+            self._calls.append(call)
             self._last_passed = examined
             if one is self.kernel and self._smaller_than_passed(problem):
                 self._smallest_passed = problem

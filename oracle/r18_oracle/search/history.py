@@ -7,7 +7,7 @@ too, as few as still show it, and saved with the finding.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from r18_oracle.search.choices import with_choices
 TRIALS = 10
 """The most fresh processes for one finding."""
 REMEMBERED = 2_000
-"""The calls that a process remembers."""
+"""The calls of a backend that a process remembers."""
 ALONE = "alone"
 """Key of a finding's details: "right" if its call is right as the first in a process."""
 ORIGINAL = "check"
@@ -90,8 +90,8 @@ class Earlier:
             )
 
 
-CALLS: deque[Earlier] = deque(maxlen=REMEMBERED)
-"""The examinations of this process, in order."""
+CALLS: defaultdict[str, deque[Earlier]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+"""The examinations of this process, in order, by backend: a replay has only one."""
 
 
 def earlier_calls(finding: Finding) -> list[Earlier]:

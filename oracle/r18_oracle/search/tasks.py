@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,19 +16,33 @@ from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job, Outcome
 
 
-def campaign_job(
-    backend: str, kernel: str, how: Profile, seed: int, network_name: str | None
+def kernel_job(
+    task: Callable[..., Any],
+    backend: str,
+    kernel: str,
+    how: Profile,
+    seed: int,
+    network_name: str | None,
+    **further: Any,
 ) -> Job:
-    """A campaign on one kernel; the job's result is a `KernelReport`."""
+    """A task on one kernel and the problems of a campaign; further: other arguments of the task."""
     arguments = {
         "backend": backend,
         "kernel": kernel,
         "how": how,
         "seed": seed,
         "network_name": network_name,
+        **further,
     }
     _, op, _, precision, *_ = (*kernel.split("/"), "", "", "")  # an id may have fewer parts
-    return Job(campaign, arguments, backend, kernel, how.call_seconds, f"{op}/{precision}")
+    return Job(task, arguments, backend, kernel, how.call_seconds, f"{op}/{precision}")
+
+
+def campaign_job(
+    backend: str, kernel: str, how: Profile, seed: int, network_name: str | None
+) -> Job:
+    """A campaign on one kernel; the job's result is a `KernelReport`."""
+    return kernel_job(campaign, backend, kernel, how, seed, network_name)
 
 
 def campaign(

@@ -205,7 +205,7 @@ def test_an_error_in_a_perturbed_source_names_its_line(
     entry = next(e for e in entries() if e.source == "ops/gap")
     texts = perturbed_sources(KERNELS)
     wrong = texts | {"ops/gap.cu": texts["ops/gap.cu"] + "nonsense;\n"}
-    monkeypatch.setattr(compiler, "_perturbed", lambda: wrong)
+    monkeypatch.setattr(compiler, "perturbed_sources", lambda folder: wrong)
     line = SOURCES["ops/gap.cu"].count("\n") + 1
     with pytest.raises(compiler.CompileError, match=rf"gap\.cu\({line}\): error") as raised:
         compile_entry(entry, "sm_90", perturbed=True)
