@@ -155,8 +155,8 @@ def _unpacked(weight: Array, bits: int, *, swapped: bool = False, signed: bool =
     return np.where(both > 7, both - 16, both).astype(np.int8) if signed else both
 
 
-def _conv_fault(name: str, wrong: str, run: HostFunction) -> Fault:
-    return fault(QuantizedConv2d, name, wrong, "impulse bound edges", run, precision=INT8)
+def _conv_fault(name: str, wrong: str, run: HostFunction, checks: str = "bound edges") -> Fault:
+    return fault(QuantizedConv2d, name, wrong, checks, run, precision=INT8)
 
 
 SAID = {
@@ -202,18 +202,23 @@ CONV_FAULTS = (
         "padded_with_a_zero_point",
         "pads with 128, as if that were zero",
         conv(sums=partial(sums_of, padding=128)),
+        "impulse bound",
     ),
     _conv_fault("signed_image", "reads uint8 as int8", conv(sums=_signed_image)),
-    _conv_fault("unsigned_weight", "reads weights as uint8", conv(sums=_unsigned_weight)),
+    _conv_fault(
+        "unsigned_weight", "reads weights as uint8", conv(sums=_unsigned_weight), "impulse bound"
+    ),
     _conv_fault(
         "unpacked_high_first",
         "unpacks the higher bits of a byte first",
         conv(unpack=partial(_unpacked, swapped=True)),
+        "impulse bound",
     ),
     _conv_fault(
         "sign_not_extended",
         "unpacks int4 without its sign",
         conv(unpack=partial(_unpacked, signed=False)),
+        "impulse bound",
     ),
 )
 
@@ -308,7 +313,7 @@ FAULTS = (
         QuantizePixels,
         "table_of_another_channel",
         "takes the table of the channel before",
-        "impulse bound edges",
+        "impulse bound",
         of_pixels(1),
         precision=INT8,
     ),
