@@ -68,7 +68,8 @@ class Layout(Enum):
 class WeightSpec:
     """One weight of an op: its role, shape, layout and kind, as the manifest names them.
 
-    storage: the format that it is kept in; empty where the precision says which.
+    storage: the format that it is kept in; empty where the precision says which. limit: the largest
+    magnitude of an integer; 0 where its format is the limit. positive: it is finite and above 0.
     """
 
     role: str  # weight, bias, running_mean, running_var
@@ -76,6 +77,8 @@ class WeightSpec:
     layout: str  # OIHW, OI, O
     kind: str  # conv_weight, bn_param, bn_buffer, fc_weight, fc_bias, conv_bias
     storage: str = ""
+    limit: int = 0
+    positive: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
 """Each level fuses what the one before it does, and more; `fuse` says what."""
 
 SCALE, TABLE = ".scale", ".table"
-"""How the names of weights end that are an input's scale, and its table of pixels."""
+"""Suffixes of the names of an input's scale and of its table of pixels."""
 
 Array = npt.NDArray[Any]
 
@@ -255,7 +255,10 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
     for step in schedule.steps:
         if isinstance(step.op, QuantizePixels):
             (table,) = step.weights
-            scale = given(table.removesuffix(TABLE) + SCALE, (1,))
+            name = table.removesuffix(TABLE) + SCALE
+            scale = given(name, (1,)).astype(np.float32)
+            if not (np.isfinite(scale) & (scale > 0)).all():
+                raise WeightsError(f"weight '{name}' must be positive and finite, got {scale[0]}")
             folded[table] = step.op.table(scale[0])
     return {
         name: folded[name] if name in folded else given(name, spec.shape, spec.storage)

@@ -100,12 +100,20 @@ class Precision:
     def stored(self, array: Array, spec: WeightSpec) -> Array:
         """A float32 or float64 weight rounded to the dtype that it is kept in, dense.
 
-        Integers are not rounded: raises `WeightsError` for a number that is none of the format.
+        Raises `WeightsError` for integers that the format, or the limit of the weight, does not
+        hold: they are not rounded. And for a factor that is not positive and finite.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinity
             stored = np.ascontiguousarray(array, self.weight_dtype(spec))
         if stored.dtype.kind in "iu" and not np.array_equal(stored, array):
-            raise WeightsError(f"the {spec.role} holds what is no {stored.dtype}: nothing is cast")
+            wanted = f"{stored.dtype} cannot represent"
+            raise WeightsError(f"the {spec.role} holds values that {wanted}: nothing is cast")
+        if spec.limit and (beyond := stored[np.abs(stored.astype(np.int64)) > spec.limit]).size:
+            raise WeightsError(
+                f"the {spec.role} holds {beyond[0]}: its integers are −{spec.limit} … {spec.limit}"
+            )
+        if spec.positive and not (np.isfinite(stored) & (stored > 0)).all():
+            raise WeightsError(f"every {spec.role} must be positive and finite")
         return stored
 
     def __str__(self) -> str:

@@ -24,13 +24,13 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import SCALE, fold_weights
 from r18.graph.quantized import (
-    LIMITS,
     MOST_SUM,
     Quantize,
     QuantizedConv2d,
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    limit_of,
 )
 from r18.graph.schedule import Schedule, Step
 
@@ -45,16 +45,21 @@ STEP = "quantize"
 def quantized(schedule: Schedule, bits: int = 8) -> Schedule:
     """The schedule (at level `all`) with integers, and weights of so many bits.
 
-    Its first step makes int8 of the input, and its output is float32. The names of weights are
+    Its first step makes int8 of the input; logits are float32. The names of weights are
     `{step}.int_weight`, `.int_bias`, `.multiplier`, `.residual_multiplier`, and `{input}.scale`.
 
     Raises `UsageError` for a schedule at another level, one of pixels, and an op that has no
     integer form; `ShapeError` for sums that may leave int32, and for bits other than 8, 4 and 2.
     """
-    if schedule.level != LEVEL or schedule.of_pixels:
+    if schedule.level != LEVEL:
         raise UsageError(
-            f"schedule '{schedule.name}' is quantised at level '{LEVEL}' and without pixels, not "
-            f"at level '{schedule.level}'"
+            f"schedule '{schedule.name}' is at level '{schedule.level}': only one at level "
+            f"'{LEVEL}' is quantised"
+        )
+    if schedule.of_pixels:
+        raise UsageError(
+            f"schedule '{schedule.name}' is of pixels: quantise the one of images, and compile it "
+            "with `pixels`"
         )
     image = f"{schedule.input}.int8"
     stored = {image: "int8"}
@@ -65,6 +70,13 @@ def quantized(schedule: Schedule, bits: int = 8) -> Schedule:
         stored[step.output] = op.output_storage
         steps.append(Step(step.name, op, inputs, step.output, _names(step.name, op)))
     return replace(schedule, steps=tuple(steps), folds=())
+
+
+def has_integer_form(schedule: Schedule) -> bool:
+    """Whether `quantized` takes every op of the schedule."""
+    return all(
+        isinstance(s.op, Conv2d | MaxPool2d | GlobalAvgPool | Linear) for s in schedule.steps
+    )
 
 
 def _integer_op(step: Step, stored: tuple[str, ...], bits: int) -> Op:
@@ -87,21 +99,38 @@ def _names(step: str, op: Op) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight in integers: int8, and the float32 scale of each output channel."""
+    """A weight in integers: int8, and the float32 scale of each output channel.
+
+    Raises `WeightsError` for other formats, and for a scale that is not positive and finite.
+    """
 
     integers: Array
     scale: Array
+
+    def __post_init__(self) -> None:
+        integers, scale = self.integers, self.scale
+        formats = f"{integers.dtype} {scale.dtype}"
+        if formats != "int8 float32" or scale.shape != integers.shape[:1]:
+            raise WeightsError(
+                "a quantised weight is int8 with a float32 scale for each output channel, got "
+                f"{integers.dtype} of shape {integers.shape} and {scale.dtype} of shape "
+                f"{scale.shape}"
+            )
+        _check_factors("a quantised weight", "scale", self.scale)
 
 
 def rounded(weight: Array, bits: int) -> QuantizedWeight:
     """A weight rounded to nearest, ties to even, with the largest of each channel at the limit.
 
-    A channel of zeros has the scale 1.
+    A channel of zeros has the scale 1. Raises `WeightsError` for a weight that is not finite, or so
+    large or small that float32 does not hold its scale; `ShapeError` for other bits than 8, 4, 2.
     """
-    limit = LIMITS[bits]
+    limit = limit_of(bits)
     wide = np.asarray(weight, np.float64)
     largest = np.abs(wide).reshape(len(wide), -1).max(axis=1)
-    scale = np.where(largest > 0, largest / limit, 1.0).astype(np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        scale = np.where(largest == 0, 1.0, largest / limit).astype(np.float32)
+    _check_factors("a weight", "scale", scale)
     by_channel = scale.astype(np.float64).reshape(-1, *[1] * (wide.ndim - 1))
     integers = np.clip(np.rint(wide / by_channel), -limit, limit).astype(np.int8)
     return QuantizedWeight(integers, scale)
@@ -117,13 +146,16 @@ def quantized_weights(
     """The weights of `quantized(schedule, bits)`.
 
     schedule: at level `all`. weights: float ones of level `none`. scales: of the input and of every
-    value that a step makes, but for the output's; max-pooling keeps its input's. given: weights
-    that are integers already, by step name; others are `rounded`.
+    value that a step makes in integers; max-pooling keeps its input's. given: weights that are
+    integers already, by step name; others are `rounded`.
 
-    Raises `WeightsError` for a scale that is missing, not finite or not positive, and for a bias
-    that takes a sum out of int32; and what `fold_weights` raises.
+    Raises `WeightsError` for a scale that is missing, not finite or not positive, for weights that
+    have none, and for a bias that takes a sum out of int32; `UnknownName` for a step of `given`
+    that is not there; and what `fold_weights` raises.
     """
     given = given or {}
+    for name in given:
+        schedule.step(name)  # raises for a step that is not there
     read = fold_weights(schedule, weights)
     known = _Scales(schedule, scales)
     found = {schedule.input + SCALE: np.array([known.of(schedule.input)], np.float32)}
@@ -132,24 +164,71 @@ def quantized_weights(
         source = known.of(step.inputs[0])
         if isinstance(step.op, GlobalAvgPool):
             _, _, height, width = schedule.shapes(1)[step.inputs[0]]
-            divisor = np.float32(height * width) * known.of(step.output)
-            found[names["multiplier"]] = np.array([source / divisor], np.float32)
+            divisor = height * width * np.float64(known.of(step.output))
+            ratio = np.float64(source) / divisor
+            found[names["multiplier"]] = _factors(step, "multiplier", np.array([ratio]))
         if not isinstance(step.op, Conv2d | Linear):
             continue
-        weight = given.get(step.name) or rounded(read[step.weights[0]], bits)
-        products = source * weight.scale  # float32, rounded
+        weight = _weight_of(step, read[step.weights[0]], bits, given.get(step.name))
+        with np.errstate(over="ignore", under="ignore"):
+            products = source * weight.scale  # float32, rounded
+        _check_factors(f"step '{step.name}'", "scale of a product", products)
         bias = read[step.weights[1]] if len(step.weights) > 1 else np.zeros(len(products))
         found[names["weight"]] = weight.integers
-        found[names["bias"]] = _integer_bias(step, bias, products, weight.integers)
+        largest = 255 if target.op.input_storage[0] == "uint8" else 128
+        found[names["bias"]] = _integer_bias(step, bias, products, weight.integers, largest)
         if isinstance(step.op, Linear):
             found[names["multiplier"]] = products
             continue
         made = known.of(step.output)
-        found[names["multiplier"]] = products / made
-        if step.op.residual:
-            ratio = known.of(step.inputs[1]) / made
-            found[names["residual_multiplier"]] = np.array([ratio], np.float32)
+        with np.errstate(over="ignore", under="ignore"):
+            found[names["multiplier"]] = _factors(step, "multiplier", products / made)
+            if step.op.residual:
+                shortcut = np.array([known.of(step.inputs[1]) / made])
+                found[names["residual_multiplier"]] = _factors(step, "residual", shortcut)
     return found
+
+
+def _weight_of(
+    step: Step, weight: Array, bits: int, given: QuantizedWeight | None
+) -> QuantizedWeight:
+    """The step's weight in integers; raises `WeightsError` for another shape, or more bits."""
+    if given is None:
+        try:
+            return rounded(weight, bits)
+        except WeightsError as error:
+            raise WeightsError(f"step '{step.name}': {error}") from None
+    if given.integers.shape != weight.shape:
+        raise WeightsError(
+            f"step '{step.name}': its quantised weight has shape {given.integers.shape}, not "
+            f"{weight.shape}"
+        )
+    if np.abs(given.integers.astype(np.int64)).max() > limit_of(bits):
+        limit = limit_of(bits)
+        raise WeightsError(
+            f"step '{step.name}': weights of {bits} bits are −{limit} … {limit}, got "
+            f"{given.integers.min()} … {given.integers.max()}"
+        )
+    return given
+
+
+def _factors(step: Step, what: str, values: Array) -> Array:
+    """Multipliers in float32."""
+    with np.errstate(over="ignore", under="ignore"):
+        found = values.astype(np.float32)
+    _check_factors(f"step '{step.name}'", what, found)
+    return found
+
+
+def _check_factors(whose: str, what: str, values: Array) -> None:
+    """Raise `WeightsError` unless each is positive and finite."""
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if wrong.size:
+        channel = int(wrong[0])
+        raise WeightsError(
+            f"{whose}: the {what} of channel {channel} must be positive and finite in float32, got "
+            f"{values[channel]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -173,10 +252,13 @@ class _Scales:
         return scale
 
 
-def _integer_bias(step: Step, bias: Array, products: Array, weight: Array) -> Array:
-    """The bias in units of a product's scale, if no sum with it can leave int32."""
+def _integer_bias(step: Step, bias: Array, products: Array, weight: Array, largest: int) -> Array:
+    """The bias in units of a product's scale, if no sum with it can leave int32.
+
+    largest: the largest magnitude of an input.
+    """
     integers = np.rint(np.asarray(bias, np.float64) / products.astype(np.float64))
-    terms = 255 * np.abs(weight.astype(np.int64)).reshape(len(weight), -1).sum(axis=1)
+    terms = largest * np.abs(weight.astype(np.int64)).reshape(len(weight), -1).sum(axis=1)
     room = MOST_SUM - terms
     beyond = np.flatnonzero(~(np.abs(integers) <= room))
     if beyond.size:
@@ -191,6 +273,7 @@ def _integer_bias(step: Step, bias: Array, products: Array, weight: Array) -> Ar
 __all__ = [
     "LEVEL",
     "QuantizedWeight",
+    "has_integer_form",
     "quantized",
     "quantized_weights",
     "rounded",

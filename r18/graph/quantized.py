@@ -3,7 +3,7 @@
 An integer q stands for the number q·s. The scale s is the tensor's own, and of a weight its output
 channel's; every zero point is 0. Activations are uint8 after a ReLU and int8 elsewhere; weights are
 symmetric integers of 8, 4 or 2 bits (`LIMITS`). Sums are int32 and exact, so the order of summation
-is free: two right kernels give the same bits.
+is free: two correct kernels give the same bits.
 
 Requantisation, in float32. Each operation is rounded to nearest, ties to even; none is fused with
 another one. `fl` is such a rounding, `sum` the int32 sum with its bias:
@@ -15,12 +15,14 @@ another one. `fl` is such a rounding, `sum` the int32 sum with its bias:
    −128 … 127 in int8.
 
 Max-pooling moves values. Global pooling is steps 1 and 4 of the int32 sum over height and width,
-with the multiplier fl(s_x / fl(H·W·s_y)). Linear ends with step 1, for the multiplier
+with the multiplier fl(s_x / (H·W·s_y)), rounded once. Linear ends with step 1, for the multiplier
 fl(s_x · s_w[o]): its logits are float32. `Quantize` is step 4 of fl(x / s). Of pixels, the integers
-come from a table of 256 for each channel, so that normalising rounds once.
+come from a table of 256 for each channel: ((v / 255 − mean) / std) / s in float64, in this order,
+rounded to integers once.
 
-Where a bias takes the sum out of int32, the output is not specified; `r18.graph.quantize` refuses
-to make such weights.
+A weight beyond the limit of its bits, and a multiplier or scale that is not positive and finite,
+are refused when weights are prepared. Where a bias takes the sum out of int32, the output is not
+specified; `r18.graph.quantize` refuses to make such weights.
 """
 
 from __future__ import annotations
@@ -74,6 +76,11 @@ def _bits(op: str, value: object) -> int:
     return bits
 
 
+def limit_of(bits: int) -> int:
+    """The largest magnitude of a weight of so many bits; raises `ShapeError` for others."""
+    return LIMITS[_bits("a quantised weight", bits)]
+
+
 def _check_depth(op: str, depth: int) -> None:
     if depth > MOST_DEPTH:
         raise ShapeError(
@@ -81,9 +88,13 @@ def _check_depth(op: str, depth: int) -> None:
         )
 
 
+def _factor(role: str, shape: Shape) -> WeightSpec:
+    return WeightSpec(role, shape, "O", role, "float32", positive=True)
+
+
 @dataclass(frozen=True)
 class QuantizedConv2d(Op):
-    """A convolution with bias of integers, requantised.
+    """A convolution of integers with bias, requantised.
 
     conv: with a bias; what it fuses is fused here. stored: the storage format of the image, and of
     the residual if there is one. bits: of a weight.
@@ -98,7 +109,7 @@ class QuantizedConv2d(Op):
 
     def __post_init__(self) -> None:
         if not isinstance(self.conv, Conv2d) or not self.conv.bias:
-            raise ShapeError(f"{self.name} is of a Conv2d with a bias, got {show(self.conv)}")
+            raise ShapeError(f"{self.name} quantises a Conv2d with a bias, got {show(self.conv)}")
         if not isinstance(self.stored, tuple | list) or len(self.stored) != self.arity:
             raise ShapeError(
                 f"{self.label}: stored names the storage format of each of its {self.arity} "
@@ -117,6 +128,11 @@ class QuantizedConv2d(Op):
         return f"q{self.conv.label}"
 
     @property
+    def limit(self) -> int:
+        """The largest magnitude of a weight."""
+        return LIMITS[self.bits]
+
+    @property
     def input_storage(self) -> tuple[str, ...]:
         return self.stored
 
@@ -128,13 +144,13 @@ class QuantizedConv2d(Op):
         channels = (self.conv.out_channels,)
         weight, _ = self.conv.weights()
         found = (
-            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8"),
+            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8", self.limit),
             WeightSpec("bias", channels, "O", "conv_bias", "int32"),
-            WeightSpec("multiplier", channels, "O", "multiplier", "float32"),
+            _factor("multiplier", channels),
         )
         if not self.conv.residual:
             return found
-        return (*found, WeightSpec("residual_multiplier", (1,), "O", "multiplier", "float32"))
+        return (*found, _factor("residual_multiplier", (1,)))
 
     def infer(self, *inputs: Shape) -> Shape:
         return self.conv.infer(*inputs)
@@ -158,7 +174,7 @@ class QuantizedMaxPool2d(Op):
 
     def __post_init__(self) -> None:
         if not isinstance(self.pool, MaxPool2d):
-            raise ShapeError(f"{self.name} is of a MaxPool2d, got {show(self.pool)}")
+            raise ShapeError(f"{self.name} quantises a MaxPool2d, got {show(self.pool)}")
         _storage(self.name, self.stored)
 
     @property
@@ -197,7 +213,7 @@ class QuantizedGlobalAvgPool(Op):
         return self.stored
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        return (WeightSpec("multiplier", (1,), "O", "multiplier", "float32"),)
+        return (_factor("multiplier", (1,)),)
 
     def infer(self, *inputs: Shape) -> Shape:
         output = GlobalAvgPool().infer(*inputs)
@@ -220,10 +236,15 @@ class QuantizedLinear(Op):
 
     def __post_init__(self) -> None:
         if not isinstance(self.linear, Linear):
-            raise ShapeError(f"{self.name} is of a Linear, got {show(self.linear)}")
+            raise ShapeError(f"{self.name} quantises a Linear, got {show(self.linear)}")
         _storage(self.name, self.stored)
         object.__setattr__(self, "bits", _bits(self.name, self.bits))
         _check_depth(self.name, self.linear.in_features)
+
+    @property
+    def limit(self) -> int:
+        """The largest magnitude of a weight."""
+        return LIMITS[self.bits]
 
     @property
     def input_storage(self) -> tuple[str, ...]:
@@ -237,9 +258,9 @@ class QuantizedLinear(Op):
         outputs = (self.linear.out_features,)
         weight, _ = self.linear.weights()
         return (
-            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8"),
+            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8", self.limit),
             WeightSpec("bias", outputs, "O", "fc_bias", "int32"),
-            WeightSpec("multiplier", outputs, "O", "multiplier", "float32"),
+            _factor("multiplier", outputs),
         )
 
     def infer(self, *inputs: Shape) -> Shape:
@@ -265,7 +286,7 @@ class Quantize(Op):
         return "int8"
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        return (WeightSpec("scale", (1,), "O", "scale", "float32"),)
+        return (_factor("scale", (1,)),)
 
     def infer(self, *inputs: Shape) -> Shape:
         self._check(inputs, ndim=None)
@@ -287,7 +308,7 @@ class QuantizePixels(Op):
 
     def __post_init__(self) -> None:
         if not isinstance(self.normalize, Normalize):
-            raise ShapeError(f"{self.name} is of a Normalize, got {show(self.normalize)}")
+            raise ShapeError(f"{self.name} takes a Normalize, got {show(self.normalize)}")
 
     @property
     def input_storage(self) -> tuple[str, ...]:
@@ -303,7 +324,7 @@ class QuantizePixels(Op):
         Computed in float64 and rounded once, ties to even; saturated.
         """
         mean, std = (np.array(v)[:, None] for v in (self.normalize.mean, self.normalize.std))
-        numbers = (np.arange(PIXELS) / 255 - mean) / std / np.float64(scale)
+        numbers = (np.arange(PIXELS) / 255 - mean) / std / np.float64(np.float32(scale))
         found: Array = np.clip(np.rint(numbers), -128, 127).astype(np.int8)
         return found
 
@@ -330,4 +351,5 @@ __all__ = [
     "QuantizedGlobalAvgPool",
     "QuantizedLinear",
     "QuantizedMaxPool2d",
+    "limit_of",
 ]

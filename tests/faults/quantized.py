@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -57,12 +58,15 @@ def conv(
     scale: Callable[..., Array] = scaled,
     store: Callable[..., Array] = stored,
     unpack: Callable[[Array, int], Array] = lambda weight, bits: weight,
+    precise: type[Any] = F32,
 ) -> HostFunction:
+    """precise: the format of the residual's product."""
+
     def run(
         op: QuantizedConv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
     ) -> None:
         weight, bias, multiplier, *more = weights
-        added = inputs[1].astype(F32) * more[0] if more else None
+        added = inputs[1].astype(precise) * more[0] if more else None
         total = sums(op, inputs[0], unpack(weight, op.bits), bias)
         limits = np.iinfo(out.dtype)
         numbers = scale(total, multiplier, added, op.conv.relu)
@@ -89,6 +93,16 @@ def _away(numbers: Array) -> Array:
 def _fused(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
     wide = sums.astype(F32).astype(np.float64) * multiplier[:, None, None]
     return (wide if added is None else wide + added).astype(F32)
+
+
+def _fused_residual(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
+    numbers = sums.astype(F32) * multiplier[:, None, None]
+    return numbers if added is None else (numbers.astype(np.float64) + added).astype(F32)
+
+
+def _converted_first(numbers: Array, relu: bool, low: int, high: int) -> Array:
+    integers = np.rint(np.maximum(numbers, 0) if relu else numbers).astype(np.float64)
+    return np.clip(np.where(np.abs(integers) < 2.0**31, integers, -(2.0**31)), low, high)
 
 
 def _unconverted(sums: Array, multiplier: Array, added: Array | None, relu: bool) -> Array:
@@ -164,6 +178,8 @@ SAID = {
     "ties_up": "ties are rounded up",
     "truncated": "the result is rounded towards zero",
     "fused_multiply_add": "a fused multiply-add leaves out a rounding",
+    "fused_residual": "a fused multiply-add takes the residual's product",
+    "converted_first": "it is converted to int32 before it is saturated",
     "product_before_conversion": "the sum is multiplied before it is rounded to float32",
     "residual_in_integers": "the residual is added in integers",
     "saturated_before_residual": "the sum is saturated before the residual is added",
@@ -177,6 +193,14 @@ CONV_FAULTS = (
     _conv_fault("ties_up", "rounds ties up", _with(lambda t: np.floor(t + 0.5))),
     _conv_fault("truncated", "rounds towards zero", _with(np.trunc)),
     _conv_fault("fused_multiply_add", "rounds steps 1 and 2 once", conv(scale=_fused)),
+    _conv_fault(
+        "fused_residual",
+        "does not round the residual's product",
+        conv(scale=_fused_residual, precise=np.float64),
+    ),
+    _conv_fault(
+        "converted_first", "converts to int32 before it saturates", conv(store=_converted_first)
+    ),
     _conv_fault(
         "product_before_conversion",
         "multiplies the sum before it is rounded",
@@ -234,12 +258,14 @@ def linear(convert: Callable[[Array], Array] = lambda sums: sums.astype(F32)) ->
     return run
 
 
-def gap(round_: Callable[[Array], Array] = np.rint) -> HostFunction:
+def gap(
+    round_: Callable[[Array], Array] = np.rint, total: type[Any] = np.int64, number: type[Any] = F32
+) -> HostFunction:
     def run(
         op: QuantizedGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
     ) -> None:
         limits = np.iinfo(out.dtype)
-        numbers = inputs[0].sum(axis=(2, 3), dtype=np.int64).astype(F32) * weights[0]
+        numbers = inputs[0].sum(axis=(2, 3), dtype=total).astype(number) * weights[0]
         out[...] = np.clip(round_(numbers), limits.min, limits.max)
 
     return run
@@ -291,6 +317,22 @@ FAULTS = (
         "rounds ties up",
         "bound edges",
         gap(lambda t: np.floor(t + F32(0.5))),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedGlobalAvgPool,
+        "sum_in_int16",
+        "adds in int16",
+        "bound edges",
+        gap(total=np.int16),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedGlobalAvgPool,
+        "in_float64",
+        "multiplies in float64",
+        "bound edges",
+        gap(number=np.float64),
         precision=INT8,
     ),
     fault(

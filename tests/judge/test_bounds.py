@@ -252,8 +252,8 @@ def test_an_unknown_contract_is_an_error() -> None:
         bound(case, RoundingContract("winograd_f6x6", "float32", "float32"), np.ones((1, 1)))
     assert str(failure.value) == (
         "unknown algorithm in a rounding contract 'winograd_f6x6', did you mean 'winograd_f4x4'?\n"
-        "  known: batchnorm, elementwise, exact, mean, normalize, scale_shift, softmax, sum, "
-        "winograd_f2x2, winograd_f4x4\n"
+        "  known: batchnorm, elementwise, exact, integer, mean, normalize, scale_shift, softmax, "
+        "sum, winograd_f2x2, winograd_f4x4\n"
         "  Give it a derivation in r18_oracle.judge.bounds before a kernel declares it."
     )
 

@@ -16,6 +16,7 @@ from r18.backend.host import HostKernel
 from r18.errors import UsageError
 from r18.graph.ops import OPS, Op, Problem, Shape
 from r18.graph.precision import FP32
+from r18.graph.quantized import QUANTIZED_OPS
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.inputs import kinds_for, make_case
 from r18_oracle.judge.bounds import DERIVATIONS
@@ -63,7 +64,7 @@ def kernel(most: float) -> HostKernel:
 
 
 def test_every_op_has_a_spec_of_algorithms_that_have_a_bound() -> None:
-    assert set(table.SPECS) == set(OPS.values())
+    assert set(table.SPECS) == {*OPS.values(), *QUANTIZED_OPS}
     for op, spec in table.SPECS.items():
         assert table.spec_of(op) is spec
         assert spec.algorithms

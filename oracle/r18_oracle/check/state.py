@@ -72,7 +72,7 @@ from r18_oracle.generate.sizes import takes
 from r18_oracle.judge.declared import declaration
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.judge.verdict import judge
-from r18_oracle.ops.spec import FLAGS
+from r18_oracle.ops.spec import FLAGS, FORMATS
 from r18_oracle.ops.table import spec_of
 
 T = TypeVar("T")
@@ -145,6 +145,8 @@ def _changes(name: str, n: int) -> tuple[int, ...]:
     """Other values of a number, in the order in which they are tried."""
     if name in FLAGS:
         return (1 - n,)
+    if name in FORMATS:
+        return tuple(v for v in (0, 1, 2) if v != n)
     if "stride" in name or "padding" in name or "kernel_size" in name:
         least = int("padding" not in name)
         return tuple(v for v in (n + 1, n - 1, n + 2, n - 2) if v >= least)

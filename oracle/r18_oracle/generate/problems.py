@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from r18.backend import Kernel
 from r18.graph.ops import Layout, Problem, Relayout, Softmax
 from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_pool
-from r18.graph.quantize import quantized
+from r18.graph.quantize import has_integer_form, quantized
 from r18.graph.schedule import IMAGE, Schedule
 from r18_oracle.generate.sizes import takes
 from r18_oracle.ops.normalize import normalization
@@ -39,15 +39,16 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
     for batch in batches if len(schedule.input_shape) == 3 else ():
         normalize = normalization(schedule.input_shape[0])
         found.setdefault(Problem(normalize, ((batch, *schedule.input_shape),)))
-    for batch in batches:
-        fused = fuse(schedule, FUSION_LEVELS[-1])
-        for problem in fuse_pool(fused).problems(batch).values():
-            found.setdefault(problem)
-        if schedule.input == IMAGE:
-            integers = quantized(fused)
-            pixels = from_pixels(integers, normalization(schedule.input_shape[0]))
+    fused = fuse(schedule, FUSION_LEVELS[-1])
+    if schedule.input == IMAGE and has_integer_form(fused):  # slices are of float values
+        integers = quantized(fused)
+        pixels = from_pixels(integers, normalization(schedule.input_shape[0]))
+        for batch in batches:
             for problem in (*integers.problems(batch).values(), *pixels.problems(batch).values()):
                 found.setdefault(problem)
+    for batch in batches:
+        for problem in fuse_pool(fused).problems(batch).values():
+            found.setdefault(problem)
     return tuple(found)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 from r18.errors import ShapeError
 from r18.graph.ops import Problem
-from r18_oracle.ops.spec import FLAGS, Numbers
+from r18_oracle.ops.spec import FLAGS, FORMATS, Numbers
 from r18_oracle.ops.table import spec_of
 
-FROM_ZERO = ("padding_h", "padding_w", "pool_padding_h", "pool_padding_w", *FLAGS)
+FROM_ZERO = ("padding_h", "padding_w", "pool_padding_h", "pool_padding_w", *FLAGS, *FORMATS)
 """The numbers that may be 0; all others are at least 1."""
 
 

@@ -29,6 +29,8 @@ Numbers = dict[str, int]
 """The sizes and flags that make up a problem, by name, for shrinking."""
 
 FLAGS = ("bias", "residual", "relu")
+FORMATS = ("signed", "signed_residual", "narrow")
+"""Numbers of quantised problems (`r18_oracle.ops.integers.spec`)."""
 
 
 class OpSpec(ABC, Generic[O]):
@@ -246,6 +248,7 @@ def pick(rng: Rng, shape: Shape) -> Shape:
 
 __all__ = [
     "FLAGS",
+    "FORMATS",
     "Arrays",
     "Draw",
     "Numbers",

@@ -20,15 +20,11 @@ from r18_oracle.ops import (
     linear,
     maxpool2d,
     normalize,
-    qconv2d,
-    qgap,
-    qlinear,
-    qmaxpool2d,
-    quantize,
     relayout,
     relu,
     softmax,
 )
+from r18_oracle.ops.integers import qconv2d, qgap, qlinear, qmaxpool2d, quantize
 from r18_oracle.ops.spec import OpSpec
 
 GROUP = "r18.ops"

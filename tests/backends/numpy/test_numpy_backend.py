@@ -522,7 +522,8 @@ def test_a_kernel_that_claims_batch_invariance_keeps_it() -> None:
         (GlobalAvgPool(), []),
         (Relayout(Layout.NCHW, Layout.NHWC), []),
     ]
-    claimed = {k.op for k in r18_numpy.Backend().kernels() if k.batch_invariant}
+    floats = [k for k in r18_numpy.Backend().kernels() if k.precision.name != "int8"]
+    claimed = {k.op for k in floats if k.batch_invariant}
     assert {type(op) for op, _ in cases} | {Add, Softmax, Normalize} == claimed
     for precision in ("fp32", "fp64"):
         for op, given_weights in cases:

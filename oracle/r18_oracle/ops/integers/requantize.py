@@ -78,6 +78,21 @@ def _fused(sums: Sums) -> torch.Tensor:
     return saturated(torch.round(rectified(sums, numbers.float())), sums.stored)
 
 
+def _fused_residual(sums: Sums) -> torch.Tensor:
+    """The product of the residual is not rounded before it is added: the other way to contract."""
+    if sums.residual is None or sums.residual_multiplier is None:
+        return requantized(sums)
+    added = sums.residual.double() * sums.residual_multiplier.double()
+    numbers = (sums.total.float() * sums.multiplier).double() + added
+    return saturated(torch.round(rectified(sums, numbers.float())), sums.stored)
+
+
+def _converted_first(sums: Sums) -> torch.Tensor:
+    """To int32 before it is saturated: beyond it, processors give the least one."""
+    integers = torch.round(rectified(sums, scaled(sums)).double())
+    return saturated(torch.where(integers.abs() < 2.0**31, integers, -(2.0**31)), sums.stored)
+
+
 def _unconverted(sums: Sums) -> torch.Tensor:
     """The sum is multiplied before it is rounded to float32."""
     numbers = (sums.total.double() * sums.multiplier.double()).float() + sums.added
@@ -135,6 +150,8 @@ VARIATIONS: dict[str, Callable[[Sums], torch.Tensor]] = {
     "the result is rounded towards zero": _with(torch.trunc),
     "the result is rounded down": _with(torch.floor),
     "a fused multiply-add leaves out a rounding": _fused,
+    "a fused multiply-add takes the residual's product": _fused_residual,
+    "it is converted to int32 before it is saturated": _converted_first,
     "the sum is multiplied before it is rounded to float32": _unconverted,
     "it is computed in float64": _wide,
     "the residual is added in integers": _residual_in_integers,
@@ -149,6 +166,7 @@ none of them: its output is uint8, which saturates at 0."""
 
 SUBTLE = (
     "a fused multiply-add leaves out a rounding",
+    "a fused multiply-add takes the residual's product",
     "the sum is multiplied before it is rounded to float32",
     "it is computed in float64",
 )
@@ -159,6 +177,8 @@ def explained(sums: Sums, got: np.ndarray) -> str:
     """Which variations give this output (float64), in a sentence."""
     right = requantized(sums).numpy()
     wrong = got != right
+    if not wrong.any():
+        return ""
     found = [
         name
         for name, variation in VARIATIONS.items()

@@ -9,8 +9,9 @@ import torch
 
 from r18.graph.ops import Linear, Problem
 from r18.graph.quantized import LIMITS, QuantizedLinear
-from r18_oracle.ops import integers, linear
-from r18_oracle.ops.integers import QuantizedSpec, stored
+from r18_oracle.ops import linear
+from r18_oracle.ops.integers import spec as integers
+from r18_oracle.ops.integers.spec import BITS, QuantizedSpec, stored
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
 
@@ -22,11 +23,11 @@ class QuantizedLinearSpec(QuantizedSpec[QuantizedLinear]):
         return op.linear
 
     def settings(self, op: QuantizedLinear) -> Numbers:
-        return {"signed": int(op.stored == "int8"), "bits": op.bits}
+        return {"signed": int(op.stored == "int8"), "narrow": BITS.index(op.bits)}
 
     def quantized(self, problem: Problem, settings: Numbers) -> Problem:
         assert isinstance(problem.op, Linear)
-        op = QuantizedLinear(problem.op, stored(settings), settings["bits"])
+        op = QuantizedLinear(problem.op, stored(settings), BITS[settings["narrow"]])
         return Problem(op, problem.inputs)
 
     def reference(self, op: QuantizedLinear, inputs: Tensors, weights: Tensors) -> torch.Tensor:

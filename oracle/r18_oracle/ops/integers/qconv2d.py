@@ -1,4 +1,4 @@
-"""Quantised convolution: sums of integers, requantised (`r18_oracle.ops.requantize`)."""
+"""Quantised convolution: sums of integers, requantised (`r18_oracle.ops.integers.requantize`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ import torch
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.quantized import LIMITS, MOST_DEPTH, QuantizedConv2d
-from r18_oracle.ops import conv2d, integers
-from r18_oracle.ops.integers import QuantizedSpec, stored
-from r18_oracle.ops.requantize import RANGES, SUBTLE, VARIATIONS, Sums, explained, requantized
+from r18_oracle.ops import conv2d
+from r18_oracle.ops.integers import spec as integers
+from r18_oracle.ops.integers.requantize import (
+    RANGES,
+    SUBTLE,
+    VARIATIONS,
+    Sums,
+    explained,
+    requantized,
+)
+from r18_oracle.ops.integers.spec import BITS, QuantizedSpec, stored
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
-EDGES = 2 + len(SUBTLE)
-"""Variants of edges: ties; both ends of every format, saturating; one for each of `SUBTLE`."""
+EDGES = 3 + len(SUBTLE)
+"""Variants of edges: ties; both ends of every format, saturating; far beyond int32; one for each of
+`SUBTLE`."""
+
+UNCONVERTED = "the sum is multiplied before it is rounded to float32"
 
 CANDIDATES = 64
 """Sums that are tried for a channel until one shows a variation: about half of them do."""
@@ -32,7 +43,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         return op.conv
 
     def settings(self, op: QuantizedConv2d) -> Numbers:
-        signed = {"signed": int(op.stored[0] == "int8"), "bits": op.bits}
+        signed = {"signed": int(op.stored[0] == "int8"), "narrow": BITS.index(op.bits)}
         if op.conv.residual:
             signed["signed_residual"] = int(op.stored[1] == "int8")
         return signed
@@ -43,7 +54,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         formats = [stored(settings)]
         if conv.residual:
             formats.append(stored({"signed_residual": 0} | settings, "signed_residual"))
-        op = QuantizedConv2d(replace(conv, bias=True), tuple(formats), settings["bits"])
+        op = QuantizedConv2d(replace(conv, bias=True), tuple(formats), BITS[settings["narrow"]])
         return Problem(op, problem.inputs)
 
     def corners(self) -> Iterator[Problem]:
@@ -187,7 +198,10 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
             typical = self._typical(op, x, w) / 8
             bias, multiplier, _, scale = self._rest(problem, op, rng, typical)
             return x, w, (bias, multiplier, residual, scale)
-        return self._near_ties(problem, op, rng, SUBTLE[variant % EDGES - 2])
+        if variant % EDGES == 2:  # numbers far beyond int32, of both signs
+            x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
+            return x, w, (bias, np.minimum(multiplier * 2.0**40, 2.0**60), residual, scale)
+        return self._near_ties(problem, op, rng, SUBTLE[variant % EDGES - 3])
 
     def _near_ties(
         self, problem: Problem, op: QuantizedConv2d, rng: Rng, variation: str
@@ -200,27 +214,31 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         channels, residual = op.conv.out_channels, op.conv.residual
         size = channels, CANDIDATES
         room = 2**31 - 1 - op.conv.depth * 255 * LIMITS[op.bits]
-        low = min(2.0**24, room / 2) if variation == SUBTLE[1] else 2.0**10
+        low = min(2.0**24, room / 2) if variation == UNCONVERTED else 2.0**10
         bias = np.rint(rng.uniform(low, max(2.0, min(room, 2.0**29)), size))
-        bias *= rng.choice([-1, 1], size)
-        middle = rng.integers(2, 100, size) + 0.5  # of the scaled sum
-        multiplier = (middle / np.abs(bias.astype(np.float32))).astype(np.float32)
-        opposite = rng.integers(-3, 4, size) - np.rint(np.copysign(middle, bias))
+        # Without a residual the tie is anywhere; with one it is near 0, where cancelling shows.
         least, most = RANGES[(*op.stored, "uint8")[1]]
-        added = opposite.clip(least, most) * residual
+        scale = np.float32(rng.uniform(0.5, 1.5)) if residual else np.float32(1)
+        added = rng.integers(least, most + 1, size).astype(np.float64) * residual
+        wanted = rng.integers(-3, 5, size) + 0.5 if residual else rng.integers(2, 99, size) + 0.5
+        middle = wanted - (added.astype(np.float32) * scale)
+        bias = np.copysign(bias, middle)
+        multiplier = (np.abs(middle) / np.abs(bias.astype(np.float32))).astype(np.float32)
+        multiplier = np.maximum(multiplier, np.float32(2.0**-40))
         sums = Sums(
             total=torch.from_numpy(bias).long(),
             multiplier=torch.from_numpy(multiplier),
             stored=op.output_storage,
             residual=torch.from_numpy(added) if residual else None,
-            residual_multiplier=torch.ones(1) if residual else None,
+            residual_multiplier=torch.tensor([scale]) if residual else None,
             relu=op.conv.relu,
         )
         shown = (VARIATIONS[variation](sums) != requantized(sums)).numpy()
         pick = np.arange(channels), shown.argmax(axis=1)
         filters = integers.weight(rng, op.weights()[0].shape, op.bits)
         field = np.broadcast_to(added[pick][:, None, None], problem.output).copy()
-        rest = bias[pick], multiplier[pick].astype(np.float64), field, np.ones(1)
+        factors = multiplier[pick].astype(np.float64), np.array([scale], np.float64)
+        rest = bias[pick], factors[0], field, factors[1]
         return np.zeros(problem.inputs[0]), filters, rest
 
     def _typical(self, op: QuantizedConv2d, x: Array, w: Array) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import cycle
 from typing import Any, TypeVar
 
@@ -14,16 +15,20 @@ from r18.backend import Array, Kernel
 from r18.errors import ShapeError
 from r18.graph.ops import Op, Problem, Shape
 from r18.graph.quantized import LIMITS
-from r18_oracle.ops.requantize import RANGES
+from r18_oracle.ops.integers.requantize import RANGES
 from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng
 
 O = TypeVar("O", bound=Op)  # noqa: E741
 
 SETTINGS = tuple(
-    {"signed": signed, "signed_residual": residual, "bits": bits}
-    for bits, signed, residual in ((8, 0, 0), (4, 1, 0), (8, 1, 1), (2, 0, 1), (8, 0, 1))
+    {"signed": signed, "signed_residual": residual, "narrow": narrow}
+    for narrow, signed, residual in (
+        *((0, 0, 0), (1, 1, 0), (0, 1, 1), (2, 0, 1), (0, 0, 1), (1, 0, 0), (2, 1, 1)),
+    )
 )
 """Storage formats and bits of the corners, in turn."""
+BITS = (8, 4, 2)
+"""The bits of a weight, by the number `narrow`: 8 is the simplest."""
 
 FINITE = 2**31 - 1
 """The largest sum."""
@@ -33,7 +38,7 @@ class QuantizedSpec(OpSpec[O]):
     """A quantised op with the problems of the op that it quantises.
 
     inner: that op's spec. Further numbers of a problem: whether the image, and the residual, are
-    int8 and not uint8; the bits of a weight. An op without one of them ignores it.
+    int8 and not uint8; how narrow a weight is (`BITS`). An op without one of them ignores it.
     """
 
     algorithms = ("integer",)
@@ -63,7 +68,7 @@ class QuantizedSpec(OpSpec[O]):
             {
                 "signed": st.integers(0, 1),
                 "signed_residual": st.integers(0, 1),
-                "bits": st.sampled_from((8, 8, 4, 2)),
+                "narrow": st.sampled_from((0, 0, 1, 2)),
             }
         )
         return st.builds(self.quantized, self.inner.draw(kernel, most, macs), settings)
@@ -98,7 +103,8 @@ class QuantizedSpec(OpSpec[O]):
 
     def nearby(self, problem: Problem) -> Iterator[Problem]:
         for near in self.inner.nearby(self._inside(problem)):
-            yield self.quantized(near, self.settings(problem.op))  # type: ignore[arg-type]
+            with suppress(ShapeError):  # more products than a sum holds
+                yield self.quantized(near, self.settings(problem.op))  # type: ignore[arg-type]
 
     def numbers(self, problem: Problem) -> Numbers:
         settings = self.settings(problem.op)  # type: ignore[arg-type]

@@ -8,9 +8,10 @@ from torch.nn import functional as F
 
 from r18.graph.ops import MaxPool2d, Problem
 from r18.graph.quantized import QuantizedMaxPool2d
-from r18_oracle.ops import integers, maxpool2d
-from r18_oracle.ops.integers import QuantizedSpec, stored
-from r18_oracle.ops.requantize import RANGES
+from r18_oracle.ops import maxpool2d
+from r18_oracle.ops.integers import spec as integers
+from r18_oracle.ops.integers.requantize import RANGES
+from r18_oracle.ops.integers.spec import QuantizedSpec, stored
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors, pick
 
 

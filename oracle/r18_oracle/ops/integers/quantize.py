@@ -12,7 +12,7 @@ from r18.backend import Array, Kernel
 from r18.graph.ops import Normalize, Problem
 from r18.graph.quantized import Quantize, QuantizePixels
 from r18_oracle.ops import normalize, relu
-from r18_oracle.ops.requantize import saturated
+from r18_oracle.ops.integers.requantize import saturated
 from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng, Tensors
 
 

@@ -1,8 +1,9 @@
-"""Global pooling of integers: their sum, requantised (`r18_oracle.ops.requantize`)."""
+"""Global pooling of integers: their sum, requantised (`r18_oracle.ops.integers.requantize`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -10,10 +11,14 @@ import torch
 from r18.backend import Array
 from r18.graph.ops import GlobalAvgPool, Problem
 from r18.graph.quantized import QuantizedGlobalAvgPool
-from r18_oracle.ops import gap, integers
-from r18_oracle.ops.integers import QuantizedSpec, stored
-from r18_oracle.ops.requantize import Sums, explained, requantized
+from r18_oracle.ops import gap
+from r18_oracle.ops.integers import spec as integers
+from r18_oracle.ops.integers.requantize import RANGES, Sums, explained, requantized
+from r18_oracle.ops.integers.spec import QuantizedSpec, stored
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
+
+EDGES = 6
+"""Variants of edges: ties; the largest sums; four times a tie to the last bit."""
 
 
 class QuantizedGlobalAvgPoolSpec(QuantizedSpec[QuantizedGlobalAvgPool]):
@@ -29,6 +34,15 @@ class QuantizedGlobalAvgPoolSpec(QuantizedSpec[QuantizedGlobalAvgPool]):
 
     def quantized(self, problem: Problem, settings: Numbers) -> Problem:
         return Problem(QuantizedGlobalAvgPool(stored(settings)), problem.inputs)
+
+    def corners(self) -> Iterator[Problem]:
+        yield from super().corners()
+        # Sums that leave int16, and sums that float32 does not hold.
+        for side in (16, 260):
+            yield Problem(QuantizedGlobalAvgPool(), ((1, 2, side, side),))
+
+    def variants(self, kind: str) -> int:
+        return EDGES if kind == "edges" else 1
 
     def sums(self, op: QuantizedGlobalAvgPool, inputs: Tensors, weights: Tensors) -> Sums:
         total = inputs[0].long().sum(dim=(2, 3))
@@ -56,9 +70,14 @@ class QuantizedGlobalAvgPoolSpec(QuantizedSpec[QuantizedGlobalAvgPool]):
             x = integers.upper(rng, shape, op.stored)
         elif kind == "wide":
             multiplier *= float(np.exp2(rng.uniform(-8, 8)))
-        elif kind == "edges":  # ties: an eighth or so of few small integers
+        elif kind == "edges" and variant % EDGES == 0:  # ties, of few small integers
             x = integers.small(rng, shape, op.stored, 9)
             multiplier = float(np.exp2(rng.integers(-3, 0)))
+        elif kind == "edges" and variant % EDGES == 1:  # the largest sums
+            x = np.full(shape, float(rng.choice(RANGES[op.stored])))
+        elif kind == "edges":  # of one sum, a tie to the last bit
+            total = max(1.0, abs(float(x[0, 0].sum())))
+            multiplier = (rng.integers(2, 60) + 0.5) / float(np.float32(total))
         return (x,), (np.array([multiplier], np.float32).astype(np.float64),)
 
 
