@@ -161,6 +161,16 @@ def test_the_readmes_program_runs(tmp_path: Path) -> None:
     assert printed.strip() == "(2, 1000)"
 
 
+def test_the_program_of_the_page_about_integers_runs() -> None:
+    """On the small network, whose logits are what they were within what eight bits leave."""
+    text = (DOCS / "integers.md").read_text("utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    said = output_of(code.replace("resnet18", "tiny").replace("graph.tiny", "graph.resnet"))
+    decibels, unit = said.split()
+    assert unit == "dB"
+    assert int(decibels) >= 15
+
+
 def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
