@@ -82,7 +82,7 @@ def _one_file() -> Iterator[None]:
 
 
 def _stay() -> None:
-    """What is there now stays to the end, so nobody need look whether it is garbage.
+    """Leave all present objects out of later collections: they live to the end.
 
     PyTorch, Hypothesis and thousands of tests are millions of objects: a collection took a second.
     """

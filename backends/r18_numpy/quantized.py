@@ -7,6 +7,7 @@ partial sum, in any order, is an integer below 2³¹.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -32,41 +33,25 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
     """One kernel for each op."""
     contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
 
-    def kernel(op: type[Op], algorithm: str, run: HostFunction) -> HostKernel:
-        return HostKernel("numpy", op, algorithm, INT8, contract, run, batch_invariant=True)
+    def kernel(op: type[Op], algorithm: str, run: HostFunction, **options: Any) -> HostKernel:
+        return HostKernel(
+            "numpy", op, algorithm, INT8, contract, run, batch_invariant=True, **options
+        )
 
     return (
-        HostKernel(
-            "numpy",
-            QuantizedConv2d,
-            "im2col",
-            INT8,
-            contract,
-            conv,
-            batch_invariant=True,
-            scratch=_conv_nbytes,
-            pack=lambda op, weights: (_matrix(weights[0]), *weights[1:]),
-        ),
+        kernel(QuantizedConv2d, "im2col", conv, scratch=_conv_nbytes, pack=_pack),
         kernel(QuantizedMaxPool2d, "taps", maxpool),
         kernel(QuantizedGlobalAvgPool, "sum", gap),
-        HostKernel(
-            "numpy",
-            QuantizedLinear,
-            "matmul",
-            INT8,
-            contract,
-            linear,
-            batch_invariant=True,
-            pack=lambda op, weights: (_matrix(weights[0]), *weights[1:]),
-        ),
+        kernel(QuantizedLinear, "matmul", linear, pack=_pack),
         kernel(Quantize, "divide", quantize),
         kernel(QuantizePixels, "table", quantize_pixels),
     )
 
 
-def _matrix(weight: Array) -> Array:
-    """A weight as a float64 matrix with a row for each output."""
-    return weight.reshape(len(weight), -1).astype(np.float64)
+def _pack(op: Op, weights: Arrays) -> Arrays:
+    """The weight as a float64 matrix with a row for each output; the others as they are."""
+    weight, *others = weights
+    return weight.reshape(len(weight), -1).astype(np.float64), *others
 
 
 def store(numbers: Array, out: Array) -> None:
@@ -113,7 +98,7 @@ def _conv_nbytes(problem: Problem) -> int:
 def maxpool(
     op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Tap by tap, the maximum of what was there and the shifted image."""
+    """The maximum over the window's taps, each of them the image shifted by the tap."""
     (h, w), (oh, ow) = inputs[0].shape[2:], out.shape[2:]
     (sh, sw), (ph, pw) = op.pool.stride, op.pool.padding
     out[...] = np.iinfo(out.dtype).min  # the padding, which never wins

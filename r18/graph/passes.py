@@ -31,7 +31,7 @@ import numpy.typing as npt
 from r18.errors import UsageError, WeightsError, unknown
 from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, Normalize, ReLU, Shape
 from r18.graph.precision import dtype_of, is_floating
-from r18.graph.quantized import Quantize, QuantizePixels
+from r18.graph.quantized import Quantize, QuantizePixels, check_factors
 from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
 
 FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
@@ -257,8 +257,7 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
             (table,) = step.weights
             name = table.removesuffix(TABLE) + SCALE
             scale = given(name, (1,)).astype(np.float32)
-            if not (np.isfinite(scale) & (scale > 0)).all():
-                raise WeightsError(f"weight '{name}' must be positive and finite, got {scale[0]}")
+            check_factors(f"weight '{name}'", "scale", scale)
             folded[table] = step.op.table(scale[0])
     return {
         name: folded[name] if name in folded else given(name, spec.shape, spec.storage)

@@ -30,6 +30,7 @@ from r18.graph.quantized import (
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    check_factors,
     limit_of,
 )
 from r18.graph.schedule import Schedule, Step
@@ -43,7 +44,7 @@ STEP = "quantize"
 
 
 def quantized(schedule: Schedule, bits: int = 8) -> Schedule:
-    """The schedule (at level `all`) with integers, and weights of so many bits.
+    """The schedule (at level `all`) in integers, with weights of 8, 4 or 2 bits.
 
     Its first step makes int8 of the input; logits are float32. The names of weights are
     `{step}.int_weight`, `.int_bias`, `.multiplier`, `.residual_multiplier`, and `{input}.scale`.
@@ -116,7 +117,7 @@ class QuantizedWeight:
                 f"{integers.dtype} of shape {integers.shape} and {scale.dtype} of shape "
                 f"{scale.shape}"
             )
-        _check_factors("a quantised weight", "scale", self.scale)
+        check_factors("a quantised weight", "scale", self.scale)
 
 
 def rounded(weight: Array, bits: int) -> QuantizedWeight:
@@ -130,7 +131,7 @@ def rounded(weight: Array, bits: int) -> QuantizedWeight:
     largest = np.abs(wide).reshape(len(wide), -1).max(axis=1)
     with np.errstate(over="ignore", under="ignore"):
         scale = np.where(largest == 0, 1.0, largest / limit).astype(np.float32)
-    _check_factors("a weight", "scale", scale)
+    check_factors("a weight", "scale", scale)
     by_channel = scale.astype(np.float64).reshape(-1, *[1] * (wide.ndim - 1))
     integers = np.clip(np.rint(wide / by_channel), -limit, limit).astype(np.int8)
     return QuantizedWeight(integers, scale)
@@ -172,7 +173,7 @@ def quantized_weights(
         weight = _weight_of(step, read[step.weights[0]], bits, given.get(step.name))
         with np.errstate(over="ignore", under="ignore"):
             products = source * weight.scale  # float32, rounded
-        _check_factors(f"step '{step.name}'", "scale of a product", products)
+        check_factors(f"step '{step.name}'", "scale of a product", products)
         bias = read[step.weights[1]] if len(step.weights) > 1 else np.zeros(len(products))
         found[names["weight"]] = weight.integers
         largest = 255 if target.op.input_storage[0] == "uint8" else 128
@@ -216,19 +217,8 @@ def _factors(step: Step, what: str, values: Array) -> Array:
     """Multipliers in float32."""
     with np.errstate(over="ignore", under="ignore"):
         found = values.astype(np.float32)
-    _check_factors(f"step '{step.name}'", what, found)
+    check_factors(f"step '{step.name}'", what, found)
     return found
-
-
-def _check_factors(whose: str, what: str, values: Array) -> None:
-    """Raise `WeightsError` unless each is positive and finite."""
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-    if wrong.size:
-        channel = int(wrong[0])
-        raise WeightsError(
-            f"{whose}: the {what} of channel {channel} must be positive and finite in float32, got "
-            f"{values[channel]}"
-        )
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,15 @@ specified; `r18.graph.quantize` refuses to make such weights.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from r18.errors import ShapeError, show
+from r18.errors import ShapeError, WeightsError, show
 from r18.graph.ops import (
+    OPS,
     Conv2d,
     GlobalAvgPool,
     Linear,
@@ -77,7 +78,10 @@ def _bits(op: str, value: object) -> int:
 
 
 def limit_of(bits: int) -> int:
-    """The largest magnitude of a weight of so many bits; raises `ShapeError` for others."""
+    """The largest magnitude of a weight with this number of bits.
+
+    Raises `ShapeError` unless there are 8, 4 or 2.
+    """
     return LIMITS[_bits("a quantised weight", bits)]
 
 
@@ -88,8 +92,29 @@ def _check_depth(op: str, depth: int) -> None:
         )
 
 
+def check_factors(whose: str, what: str, values: Array) -> None:
+    """Raise `WeightsError` unless each multiplier or scale is positive and finite."""
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if wrong.size:
+        channel = int(wrong[0])
+        raise WeightsError(
+            f"{whose}: the {what} of channel {channel} must be positive and finite in float32, got "
+            f"{values[channel]}"
+        )
+
+
 def _factor(role: str, shape: Shape) -> WeightSpec:
     return WeightSpec(role, shape, "O", role, "float32", positive=True)
+
+
+def _weights_of_sum(op: Conv2d | Linear, bits: int) -> tuple[WeightSpec, ...]:
+    """Of an op with a bias: its weight and bias in integers, and the multiplier of the sum."""
+    weight, bias = op.weights()
+    return (
+        replace(weight, storage="int8", limit=LIMITS[bits]),
+        replace(bias, storage="int32"),
+        _factor("multiplier", bias.shape),
+    )
 
 
 @dataclass(frozen=True)
@@ -128,11 +153,6 @@ class QuantizedConv2d(Op):
         return f"q{self.conv.label}"
 
     @property
-    def limit(self) -> int:
-        """The largest magnitude of a weight."""
-        return LIMITS[self.bits]
-
-    @property
     def input_storage(self) -> tuple[str, ...]:
         return self.stored
 
@@ -141,13 +161,7 @@ class QuantizedConv2d(Op):
         return "uint8" if self.conv.relu else "int8"
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        channels = (self.conv.out_channels,)
-        weight, _ = self.conv.weights()
-        found = (
-            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8", self.limit),
-            WeightSpec("bias", channels, "O", "conv_bias", "int32"),
-            _factor("multiplier", channels),
-        )
+        found = _weights_of_sum(self.conv, self.bits)
         if not self.conv.residual:
             return found
         return (*found, _factor("residual_multiplier", (1,)))
@@ -242,11 +256,6 @@ class QuantizedLinear(Op):
         _check_depth(self.name, self.linear.in_features)
 
     @property
-    def limit(self) -> int:
-        """The largest magnitude of a weight."""
-        return LIMITS[self.bits]
-
-    @property
     def input_storage(self) -> tuple[str, ...]:
         return (self.stored,)
 
@@ -255,13 +264,7 @@ class QuantizedLinear(Op):
         return "float32"
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        outputs = (self.linear.out_features,)
-        weight, _ = self.linear.weights()
-        return (
-            WeightSpec("weight", weight.shape, weight.layout, weight.kind, "int8", self.limit),
-            WeightSpec("bias", outputs, "O", "fc_bias", "int32"),
-            _factor("multiplier", outputs),
-        )
+        return _weights_of_sum(self.linear, self.bits)
 
     def infer(self, *inputs: Shape) -> Shape:
         return self.linear.infer(*inputs)
@@ -336,11 +339,18 @@ class QuantizePixels(Op):
 
 
 QUANTIZED_OPS: tuple[type[Op], ...] = (
-    *(QuantizedConv2d, QuantizedMaxPool2d, QuantizedGlobalAvgPool, QuantizedLinear),
-    *(Quantize, QuantizePixels),
+    QuantizedConv2d,
+    QuantizedMaxPool2d,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
+    Quantize,
+    QuantizePixels,
 )
+ALL_OPS: dict[str, type[Op]] = OPS | {op.name: op for op in QUANTIZED_OPS}
+"""Every op by its name."""
 
 __all__ = [
+    "ALL_OPS",
     "LIMITS",
     "MOST_DEPTH",
     "QUANTIZED_OPS",
@@ -351,5 +361,6 @@ __all__ = [
     "QuantizedGlobalAvgPool",
     "QuantizedLinear",
     "QuantizedMaxPool2d",
+    "check_factors",
     "limit_of",
 ]

@@ -18,8 +18,8 @@ class Profile:
     samples:        images in each comparison of checkpoints.
     shrink_seconds: time limit for shrinking a failing problem.
     call_seconds:   a worker that announces nothing for this long counts as hung.
-    every:          of the corners and crossings, a kernel gets one in so many: other kernels, and
-                    other seeds, others.
+    every:          each kernel gets every n-th of the corners and crossings; which ones depends on
+                    the kernel and the seed.
     """
 
     name: str

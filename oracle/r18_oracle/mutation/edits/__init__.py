@@ -6,11 +6,23 @@
 `cuda_tokens`                 the tokens of CUDA C++
 """
 
+from collections.abc import Iterable, Iterator
+
 Change = tuple[int, int, str]
 """(start, end, text): the text replaces source[start:end]."""
 
 Edit = tuple[str, str, int, int, str]
 """(operator, scope, start, end, text): see `r18_oracle.mutation.mutants.Language`."""
+
+Found = tuple[int, int, int, str, str, str]
+"""(start, order, end, text, scope, operator): order is the operator's place among the others."""
+
+
+def in_order(found: Iterable[Found]) -> Iterator[Edit]:
+    """The edits in the order of the source, and at one place of the operators."""
+    for start, _, end, text, scope, name in sorted(found):
+        yield name, scope, start, end, text
+
 
 STATE = {
     "cache_key": "drop a field from a cache key",
@@ -26,4 +38,4 @@ STATE = {
 KINDS = {"tokens": "a token or an expression", "state": "; ".join(STATE.values())}
 """The kinds of mutants, in words."""
 
-__all__ = ["KINDS", "STATE", "Change", "Edit"]
+__all__ = ["KINDS", "STATE", "Change", "Edit", "in_order"]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
-from r18_oracle.mutation.edits import Change, Edit
+from r18_oracle.mutation.edits import Change, Edit, in_order
 from r18_oracle.mutation.edits.cuda_tokens import Source
 
 UNTOUCHED = {"static_assert", "__launch_bounds__", "__align__", "alignas", "template", "asm"}
@@ -110,13 +110,11 @@ def view_of(source: str) -> View:
 def edits_by(operators: Mapping[str, Operator], source: str) -> Iterator[Edit]:
     """Every change that these operators make to a source, in the order of the source."""
     view = view_of(source)
-    found = [
+    yield from in_order(
         (start, order, end, text, view.source.scopes[view.source.at(start)], name)
         for order, (name, operator) in enumerate(operators.items())
         for start, end, text in operator(view)
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
+    )
 
 
 def _defines(text: str) -> Iterator[tuple[int, int]]:

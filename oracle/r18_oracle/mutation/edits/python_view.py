@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
-from r18_oracle.mutation.edits import Change, Edit
+from r18_oracle.mutation.edits import Change, Edit, in_order
 
 DECLARATIONS = ("kernel", "kernels", "contract", "deviceinfo")
 """Calls of names with these endings make metadata, from which no result is computed."""
@@ -139,14 +139,12 @@ def view_of(source: str) -> View:
 def edits_by(operators: Mapping[str, Operator], source: str) -> Iterator[Edit]:
     """Every change that these operators make to a source, in the order of the source."""
     view = view_of(source)
-    found = [
+    yield from in_order(
         (start, order, end, text, scope, name)
         for node, scope in visible(view.tree, "")
         for order, (name, operator) in enumerate(operators.items())
         for start, end, text in operator(view, node)
-    ]
-    for start, _, end, text, scope, name in sorted(found):
-        yield name, scope, start, end, text
+    )
 
 
 def visible(node: ast.AST, scope: str) -> Iterator[tuple[ast.AST, str]]:

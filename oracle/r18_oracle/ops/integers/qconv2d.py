@@ -173,7 +173,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
         spread = np.exp2(rng.uniform(-12, 8, multiplier.shape)).astype(np.float32)
         multiplier = (multiplier.astype(np.float32) * spread).astype(np.float64)
-        room = 2**31 - 1 - op.conv.depth * 255 * LIMITS[op.bits]
+        room = integers.room(op.conv.depth, op.bits)
         bias = np.rint(np.exp2(rng.uniform(0, math.log2(max(2, room)), bias.shape)) - 1)
         return x, w, (bias * rng.choice([-1, 1], bias.shape), multiplier, residual, scale)
 
@@ -182,19 +182,18 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     ) -> tuple[Array, Array, Arrays]:
         shape, filters = problem.inputs[0], op.weights()[0].shape
         channels = (op.conv.out_channels,)
-        formats = (*op.stored, "uint8")
         if variant % EDGES == 0:  # multiples of a half, quarter or eighth
             few = max(1, 24 // op.conv.depth)
             x = integers.small(rng, shape, op.stored[0], min(15, few + 2))
             w = integers.weight(rng, filters, op.bits).clip(-3, 3)
             w *= rng.random(filters) < min(1.0, 16 / op.conv.depth)
-            residual = integers.whole(rng, problem.output, formats[1])
+            residual = integers.whole(rng, problem.output, _stored_residual(op))
             rest = integers.biases(rng, channels, 9), integers.powers(rng, channels, -3, -1)
             return x, w, (*rest, residual, integers.powers(rng, (1,), -2, 0))
         if variant % EDGES == 1:
             x = integers.ends(rng, shape, op.stored[0])
             w = rng.choice([-1, 1], filters) * float(LIMITS[op.bits])
-            residual = integers.ends(rng, problem.output, formats[1])
+            residual = integers.ends(rng, problem.output, _stored_residual(op))
             typical = self._typical(op, x, w) / 8
             bias, multiplier, _, scale = self._rest(problem, op, rng, typical)
             return x, w, (bias, multiplier, residual, scale)
@@ -213,11 +212,11 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         """
         channels, residual = op.conv.out_channels, op.conv.residual
         size = channels, CANDIDATES
-        room = 2**31 - 1 - op.conv.depth * 255 * LIMITS[op.bits]
+        room = integers.room(op.conv.depth, op.bits)
         low = min(2.0**24, room / 2) if variation == UNCONVERTED else 2.0**10
         bias = np.rint(rng.uniform(low, max(2.0, min(room, 2.0**29)), size))
         # Without a residual the tie is anywhere; with one it is near 0, where cancelling shows.
-        least, most = RANGES[(*op.stored, "uint8")[1]]
+        least, most = RANGES[_stored_residual(op)]
         scale = np.float32(rng.uniform(0.5, 1.5)) if residual else np.float32(1)
         added = rng.integers(least, most + 1, size).astype(np.float64) * residual
         wanted = rng.integers(-3, 5, size) + 0.5 if residual else rng.integers(2, 99, size) + 0.5
@@ -251,7 +250,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     ) -> tuple[Array, ...]:
         """Bias, multiplier, residual and its multiplier."""
         channels = (op.conv.out_channels,)
-        residual = integers.whole(rng, problem.output, (*op.stored, "uint8")[1])
+        residual = integers.whole(rng, problem.output, _stored_residual(op))
         scale = rng.uniform(0.2, 1.8, (1,)).astype(np.float32).astype(np.float64)
         return (
             integers.biases(rng, channels, typical),
@@ -259,6 +258,11 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
             residual,
             scale,
         )
+
+
+def _stored_residual(op: QuantizedConv2d) -> str:
+    """The storage format of the residual; uint8 where there is none, whose values nobody reads."""
+    return op.stored[-1] if op.conv.residual else "uint8"
 
 
 SPEC = QuantizedConv2dSpec()

@@ -43,7 +43,7 @@ class QuantizedLinearSpec(QuantizedSpec[QuantizedLinear]):
         assert isinstance(op, QuantizedLinear)
         outputs, filters = (op.linear.out_features,), op.weights()[0].shape
         depth, limit = op.linear.in_features, LIMITS[op.bits]
-        room = 2**31 - 1 - depth * 255 * limit
+        room = integers.room(depth, op.bits)
         if kind == "impulse":
             x, w = np.zeros(shape), np.zeros(filters)
             met = self.meeting(problem, rng)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from r18.backend import Array, Kernel
 from r18.errors import ShapeError
 from r18.graph.ops import Op, Problem, Shape
-from r18.graph.quantized import LIMITS
+from r18.graph.quantized import LIMITS, MOST_SUM
 from r18_oracle.ops.integers.requantize import RANGES
 from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng
 
@@ -29,9 +29,6 @@ SETTINGS = tuple(
 """Storage formats and bits of the corners, in turn."""
 BITS = (8, 4, 2)
 """The bits of a weight, by the number `narrow`: 8 is the simplest."""
-
-FINITE = 2**31 - 1
-"""The largest sum."""
 
 
 class QuantizedSpec(OpSpec[O]):
@@ -150,7 +147,7 @@ def small(rng: Rng, shape: Shape, stored: str, most: int) -> Array:
 
 
 def weight(rng: Rng, shape: Shape, bits: int) -> Array:
-    """Any weights of so many bits: symmetric integers."""
+    """Any integers that weights with this number of bits hold: they are symmetric."""
     most = LIMITS[bits]
     return rng.integers(-most, most + 1, shape).astype(np.float64)
 
@@ -172,8 +169,13 @@ def powers(rng: Rng, shape: Shape, low: int, high: int) -> Array:
     return np.exp2(rng.integers(low, high + 1, shape).astype(np.float64))
 
 
+def room(depth: int, bits: int) -> int:
+    """What int32 leaves to a bias, beside so many products of bytes and weights."""
+    return MOST_SUM - depth * 255 * LIMITS[bits]
+
+
 def biases(rng: Rng, shape: Shape, most: float) -> Array:
-    most = max(1.0, min(most, FINITE))
+    most = max(1.0, min(most, MOST_SUM))
     return np.rint(rng.uniform(-most, most, shape))
 
 
@@ -186,6 +188,7 @@ __all__ = [
     "ends",
     "multipliers",
     "powers",
+    "room",
     "small",
     "stored",
     "upper",
