@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,6 @@ def test_rounded_sums_stay_far_below_the_line(precision: Precision, kind: str) -
 
 
 def test_a_truncating_contract_and_float64_have_no_line() -> None:
-    from dataclasses import replace
-
     from r18_oracle.judge.bounds import bound
 
     one = TWINS[0]
@@ -97,7 +96,7 @@ def test_influence_is_the_effect_of_each_factor() -> None:
 
 
 def test_few_elements_are_not_judged() -> None:
-    drift = Drift(np.ones(FEWEST), 0.0, np.zeros(FEWEST))
+    drift = Drift(np.ones(FEWEST), 0.0, np.zeros(FEWEST), np.ones(FEWEST))
     error, y = np.full(FEWEST, 100.0), np.ones(FEWEST)
     chosen = np.ones(FEWEST, bool)
     assert (drift.ratio(error, y, chosen) or 0.0) > 1
@@ -122,5 +121,31 @@ def test_outputs_that_see_only_padding_are_no_fault() -> None:
 
     right = kernel("toy", Conv2d, "only_bias", run, FP16)
     found = [judged(right, problem, "normal", seed) for seed in range(12)]
+    assert all(one.ok for one in found)
+    assert max(one.bias or 0.0 for one in found) <= 1
+
+
+@pytest.mark.parametrize("stored_sum", [False, True], ids=["", "stored"])
+@pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
+@pytest.mark.parametrize("channels", [1, 2, 8])
+@pytest.mark.parametrize("kind", ROUNDING)
+def test_a_bias_that_decides_what_storage_drops_is_no_fault(
+    kind: str, channels: int, residual: bool, stored_sum: bool
+) -> None:
+    """Kernels were accused where products were 0 or few multiples of one number, as are those of
+    weights that add up to 0 and pixels near 100, and where the sum is stored before the bias."""
+    op = Conv2d(channels, 3, (1, 1), bias=True, residual=residual)
+    problem = Problem(op, ((4, channels, 20, 55), (4, 3, 20, 55))[: 1 + residual])
+
+    def run(op: Any, x: Any, w: Any, out: Array, scratch: Any) -> None:
+        pixels, weights, bias = (a.astype(np.float32) for a in (x[0], w[0][:, :, 0, 0], w[1]))
+        total = np.einsum("nchw,oc->nohw", pixels, weights)
+        total = total.astype(out.dtype).astype(np.float32) if stored_sum else total
+        total += bias[:, None, None]
+        out[...] = (total + x[1] if residual else total).astype(out.dtype)
+
+    contract = replace(kernel("toy", Conv2d, "plain", run, FP16).contract, stored_sum=stored_sum)
+    right = kernel("toy", Conv2d, "plain", run, FP16, contract)
+    found = [judged(right, problem, kind, seed) for seed in range(3)]
     assert all(one.ok for one in found)
     assert max(one.bias or 0.0 for one in found) <= 1

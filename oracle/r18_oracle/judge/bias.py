@@ -12,15 +12,19 @@ each term:
 
 - Sums: n operations of an output, each on an intermediate of at most S_i: n terms of u·S_i.
 - Storage: one term of u_out·(|y_i| + E_i), one more where the sum itself is stored first.
-- Equal outputs, such as those that see only padding, come from equal operations and have equal δ:
-  the a of outputs whose y_i is the same float32 add up before they are squared.
+- Equal sums, such as those that see only padding, come from equal operations and have equal δ, and
+  the last bits of a residual are above what the storage drops of them: the a of outputs whose sum,
+  without the residual, is the same float32 add up before they are squared. If the sum is stored
+  first, the storage drops the last bits of the bias alone: there the a of a channel add up.
 - Factors that are rounded (tf32): the δ of one weight or pixel v is common to all outputs that read
   it, so it is one term, of u_in·|v|·∂(Σ_i S_i)/∂|v|.
 
 What the model does not cover is added in full: a bias or residual, u·S_i each, since all outputs
-that share a small one round it alike (a sum of one binade is a multiple of its last bit);
-underflow, the float64 reference's own error, and products of several δ, at most c²·S_i with
-c = γ_n (and f² for factors). Both choices of c_i are tested, so each with half of `DELTA`.
+that share a small one round it alike (a sum of one binade is a multiple of its last bit); the
+rounding to storage of an output whose products are too small to move its last bit by some units,
+since then bias and residual alone decide it; underflow; the float64 reference's own error; and
+products of several δ, at most c²·S_i with c = γ_n (and f² for factors). Both choices of c_i are
+tested, so each with half of `DELTA`.
 Truncated factors move T by about 0.7·u_in·Σ|y_i| for c_i = sign(y_i), which exceeds λ·√Σ a² from
 some hundreds of weights and pixels on.
 
@@ -54,17 +58,19 @@ class Drift:
 
     steps:   √Σ a² over each element's own terms. shared: Σ a² over the terms of the factors.
     certain: per element, what is added in full.
+    alike:   per element, a number that elements with equal roundings share.
     """
 
     steps: Array
     shared: float
     certain: Array
+    alike: Array
 
     def ratio(self, error: Array, y: Array, chosen: Array) -> float | None:
         """max |T| over its line; above 1 is a fault. None if too few elements are chosen."""
         if np.count_nonzero(chosen) < FEWEST:
             return None
-        own = _added_where_equal(np.broadcast_to(self.steps, y.shape)[chosen], y[chosen])
+        own = _added_where_equal(np.broadcast_to(self.steps, y.shape)[chosen], self.alike[chosen])
         certain = float(np.broadcast_to(self.certain, y.shape)[chosen].sum())
         line = LINE * math.sqrt(float(np.square(own).sum()) + self.shared) + certain
         leans = error[chosen]
@@ -74,12 +80,12 @@ class Drift:
         return total / line if math.isfinite(line) and line > 0 else None
 
 
-def _added_where_equal(own: Array, y: Array) -> Array:
-    """Σ a over the elements of each value of y in float32, shape (values,).
+def _added_where_equal(own: Array, alike: Array) -> Array:
+    """Σ a over the elements of each value of `alike` in float32, shape (values,).
 
     By Minkowski's inequality, √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik² for the terms k of elements i.
     """
-    _, group = np.unique(y.astype(np.float32), return_inverse=True)
+    _, group = np.unique(alike.astype(np.float32), return_inverse=True)
     return np.bincount(group, weights=own)
 
 

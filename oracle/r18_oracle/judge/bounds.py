@@ -212,13 +212,26 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
         # An addend much smaller than the sum is rounded alike in all outputs that share it.
         shared_addends = len(addends) * roundoff(contract) * size
         rest = (1 + c) * lost + own + c**2 * weighed + factors**2 * products + shared_addends
-        steps = _rounding_steps(contract, depth + fused, weighed, size, np.abs(y) + largest)
+        rest = rest + format_of(contract.output).eta
+        stored_size = np.abs(y) + largest
+        steps = _rounding_steps(contract, depth + fused, weighed, size, stored_size)
+        if contract.output != contract.accumulate and addends:
+            last_bit = 2 * format_of(contract.output).u * stored_size
+            rest = rest + np.where(products < 4 * math.sqrt(depth) * last_bit, last_bit / 2, 0.0)
         shared = 0.0
         if factors:
             u_in = math.sqrt(1 + factors) - 1
             shared = u_in**2 * influence(case.problem, inputs, weights)
-        drift = Drift((1 + c) * steps, shared, rest + format_of(contract.output).eta)
+        drift = Drift((1 + c) * steps, shared, rest, _rounded_alike(contract, y, addends))
     return Bound.of(largest, mask, y, contract, statistical, drift)
+
+
+def _rounded_alike(contract: RoundingContract, y: Array, addends: tuple[Array, ...]) -> Array:
+    """A number for each output, equal where its roundings are; see `r18_oracle.judge.bias`."""
+    common = [a for a in addends if a.shape != y.shape]
+    if contract.stored_sum and common:
+        return np.broadcast_to(sum(common), y.shape)
+    return np.asarray(y - sum(a for a in addends if a.shape == y.shape))
 
 
 def _rounding_steps(

@@ -58,7 +58,9 @@ class Answer:
     @property
     def nbytes(self) -> int:
         limits = self.limits
-        drift = (limits.drift.steps, limits.drift.certain) if limits.drift else ()
+        drift = (
+            (limits.drift.steps, limits.drift.certain, limits.drift.alike) if limits.drift else ()
+        )
         arrays = (self.y, limits.largest, limits.statistical, limits.overflows, *drift)
         return sum(a.nbytes for a in arrays if a is not None)
 
