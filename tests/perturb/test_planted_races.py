@@ -155,7 +155,8 @@ def said(race: Race | None, runs: str, folder: Path, seconds: int) -> dict[str, 
     """What perturbation says of the copy, in a process that imports it."""
     copied = planted(race, folder)
     path = [folder, ROOT, ROOT / "backends", ROOT / "oracle"]
-    variables = {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    others = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    variables = {"PYTHONPATH": os.pathsep.join([*map(str, path), *others])}
     done = subprocess.run(
         [sys.executable, "-c", RUN, runs, str(seconds)],
         env={**os.environ, **variables},
