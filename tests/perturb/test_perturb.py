@@ -19,6 +19,7 @@ from r18.errors import UnknownName, UsageError
 from r18.graph.ops import Problem, ReLU
 from r18.records import load
 from r18.records.kinds import Perturb
+from r18.report.tables.judged import perturb_table
 from r18_oracle.check.perturbed import SEEDS, Delays, Perturbed
 from r18_oracle.cli.perturb import perturb as command
 from r18_oracle.findings import PERTURB, Failed, Finding, save
@@ -197,6 +198,21 @@ def test_a_program_is_recorded_by_its_label(tmp_path: Path) -> None:
     assert written is not None
     program = written.programs["toy/program/all/fp32"]
     assert (program.batches, program.broken, written.kernels) == (6, "wrong", {})
+    table = perturb_table({"device": "a-toy"}, tmp_path)
+    assert list(table.rows) == [("toy", "programs", "1", "", "6", "1")]
+    assert next(iter(table.captions)).startswith("A Toy (sm_90), 1 seeds of delays, ")
+
+
+def test_the_table_counts_what_ran_and_what_was_found(session: Perturbation) -> None:
+    assert session.path is not None
+    table = perturb_table({"device": "a-toy"}, session.path.parent)
+    problems, calls = (
+        sum(getattr(one, name) for one in session.results) for name in ("problems", "calls")
+    )
+    findings = sum(1 for one in session.results if one.finding)
+    assert findings
+    row = ("kernels", "3", str(problems), str(calls), str(findings))
+    assert [one[1:] for one in table.rows] == [row]
 
 
 def test_requests_are_checked() -> None:

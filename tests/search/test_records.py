@@ -312,13 +312,9 @@ def test_a_committed_record_decodes_and_encodes_to_the_same_bytes(
     assert kind is None or records.load(path, kind)
 
 
-NOT_YET_RUN = {"perturb"}
-"""Kinds whose command has not run on a device since it was written; see docs/evidence.md."""
-
-
 def test_every_kind_has_a_committed_record() -> None:
     found = {path.stem.partition("-")[0] for path in committed()}
-    assert found == {*KINDS, "tuned"} - NOT_YET_RUN
+    assert found == {*KINDS, "tuned"}
 
 
 @pytest.mark.parametrize(

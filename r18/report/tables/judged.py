@@ -54,6 +54,30 @@ def sanitize_table(options: Options, folder: Path) -> Table:
     return Table("tool | kernels | problems | errors | verdict", "lrrrl", rows, [caption])
 
 
+def perturb_table(options: Options, folder: Path) -> Table:
+    """The kernels and programs of each backend that ran with delays, and what was found."""
+    record = record_of(folder, "perturb", needed(options, "device"))
+    ran: dict[tuple[str, str], list[Data]] = {}
+    for what in ("kernels", "programs"):
+        for name, one in record[what].items():
+            ran.setdefault((name.split("/")[0], what), []).append(one)
+    rows = [
+        (
+            backend,
+            what,
+            str(len(found)),
+            f"{sum(one.get('problems', 0) for one in found):,}" if what == "kernels" else "",
+            f"{sum(one['calls'] for one in found):,}",
+            str(sum(1 for one in found if one.get("finding") or one.get("broken"))),
+        )
+        for (backend, what), found in ran.items()
+    ]
+    (most, *_) = sorted((run["seeds"] for run in record["runs"].values()), reverse=True)
+    everything = [one for found in ran.values() for one in found]
+    caption = f"{record['device']}, {most} seeds of delays, {days(everything)}."
+    return Table("backend | what | number | problems | calls | findings", "llrrrr", rows, [caption])
+
+
 def mutate_table(options: Options, folder: Path) -> Table:
     """The mutants of each backend, and the share caught."""
     rows: list[Row] = []

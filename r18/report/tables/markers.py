@@ -20,6 +20,7 @@ tuned:    device, precision, batch; backend (cupy), network, before. The time of
           tuned-<device>-<before>.json.
 verify:   device; backend (cupy). What was verified; a row for each op and algorithm.
 sanitize: device. The findings of compute-sanitizer's tools.
+perturb:  device. What ran with delays, and the findings; a row each for kernels and programs.
 mutate:   devices; backends (all). The share of mutants caught; a row for each backend.
 profile:  device, precisions, batches; backend (cupy), memory (contiguous or channels-last). CPU
           and CUDA time of the drop-in; a row for each fusion level, precision and batch.
@@ -36,7 +37,7 @@ from pathlib import Path
 
 from r18.errors import UsageError, unknown
 from r18.report.tables.algorithms import algorithms_table
-from r18.report.tables.judged import mutate_table, sanitize_table, verify_table
+from r18.report.tables.judged import mutate_table, perturb_table, sanitize_table, verify_table
 from r18.report.tables.summary import summary_table
 from r18.report.tables.table import Options, Table
 from r18.report.tables.timed import bench_table, from_host_table, roofline_table, tuned_table
@@ -90,6 +91,7 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "tuned": (tuned_table, ("device", "precision", "batch", "backend", "network", "before")),
     "verify": (verify_table, ("device", "backend")),
     "sanitize": (sanitize_table, ("device",)),
+    "perturb": (perturb_table, ("device",)),
     "mutate": (mutate_table, ("devices", "backends")),
     "evaluate": (evaluate_table, ("devices", "images", "backends", "network")),
     "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
