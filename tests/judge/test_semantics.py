@@ -43,8 +43,9 @@ def test_inputs_in_integers_are_not_cast(kind: Op, values: list[float], shown: s
     problem = Problem(kind, ((1, 1, 1, len(values)),))
     toy = kernel("toy", type(kind), "toy", lambda *a: None, INT8)
     weights = tuple(np.ones(spec.shape) for spec in kind.weights())
+    x = np.array(values, np.float64).reshape(problem.inputs[0])
     with pytest.raises(UsageError, match=f"an input of the case holds {shown} cannot represent"):
-        Case.of(toy, problem, (np.array(values).reshape(problem.inputs[0]),), weights)
+        Case.of(toy, problem, (x,), weights)
 
 
 @pytest.mark.parametrize("weight", [math.inf, math.nan])
