@@ -55,8 +55,8 @@ def elements(problem: Problem) -> int:
 
 
 def small(fault: Fault) -> int:
-    """The most elements of its shrunk problem."""
-    return SMALL + 2 * MOST_DEPTH * (fault.kernel.id in DEEP)
+    """The most elements of its shrunk problem: for a deep one, of an image and two filters."""
+    return SMALL + 3 * MOST_DEPTH * (fault.kernel.id in DEEP)
 
 
 def seen_here(fault: Fault) -> None:
