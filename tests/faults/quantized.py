@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from faults.fault import Fault, fault, kernel
 from r18.backend import Array
 from r18.backend.host import HostFunction
+from r18.graph.ops import Layout
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -23,6 +24,7 @@ from r18.graph.quantized import (
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    QuantizedRelayout,
     QuantizePixels,
 )
 
@@ -370,8 +372,31 @@ def of_pixels(turn: int = 0) -> HostFunction:
     return run
 
 
+def relayout(axes: Callable[[QuantizedRelayout], tuple[int, ...]]) -> HostFunction:
+    def run(
+        op: QuantizedRelayout, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        out[...] = inputs[0].transpose(axes(op)).reshape(out.shape)
+
+    return run
+
+
+def _axes(op: QuantizedRelayout) -> tuple[int, ...]:
+    if op.source is op.target:
+        return 0, 1, 2, 3
+    return (0, 2, 3, 1) if op.target is Layout.NHWC else (0, 3, 1, 2)
+
+
 FAULTS = (
     *CONV_FAULTS,
+    fault(
+        QuantizedRelayout,
+        "not_moved",
+        "copies values as they lie",
+        "impulse bound",
+        relayout(lambda op: (0, 1, 2, 3)),
+        precision=INT8,
+    ),
     fault(
         QuantizedLinear,
         "sum_not_rounded",
@@ -453,6 +478,7 @@ TWINS = (
     kernel(
         "twin", QuantizedMaxPool2d, "as_written", maxpool(lambda dtype: np.iinfo(dtype).min), INT8
     ),
+    kernel("twin", QuantizedRelayout, "as_written", relayout(_axes), INT8),
     kernel("twin", Quantize, "as_written", quantize(), INT8),
     kernel("twin", QuantizePixels, "as_written", of_pixels(), INT8),
 )

@@ -5,7 +5,7 @@ Draws shrink to the smallest failing problem: every size is drawn such that smal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 
@@ -15,7 +15,7 @@ from r18.backend import Kernel
 from r18.graph.ops import Layout, Problem, Relayout, Softmax
 from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_pool
 from r18.graph.quantize import has_integer_form, quantized
-from r18.graph.quantized import LIMITS
+from r18.graph.quantized import LIMITS, QuantizedRelayout
 from r18.graph.schedule import IMAGE, Schedule
 from r18_oracle.generate.sizes import takes
 from r18_oracle.ops.normalize import normalization
@@ -48,10 +48,22 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
             pixels = from_pixels(integers, normalization(schedule.input_shape[0]))
             for problem in (*integers.problems(batch).values(), *pixels.problems(batch).values()):
                 found.setdefault(problem)
+        for problem in _relayouts(quantized(fused), batches):
+            found.setdefault(problem)
     for batch in batches:
         for problem in fuse_pool(fused).problems(batch).values():
             found.setdefault(problem)
     return tuple(found)
+
+
+def _relayouts(integers: Schedule, batches: Sequence[int]) -> Iterator[Problem]:
+    """Both relayouts of every value of a quantised network."""
+    for batch in batches:
+        for value, shape in integers.shapes(batch).items():
+            if len(shape) == 4:
+                stored = integers.storage[value]
+                yield Problem(QuantizedRelayout(Layout.NCHW, Layout.NHWC, stored), (shape,))
+                yield Problem(QuantizedRelayout(Layout.NHWC, Layout.NCHW, stored), (shape,))
 
 
 def problems(kernel: Kernel, max_elements: int, max_macs: int) -> st.SearchStrategy[Problem]:

@@ -36,7 +36,9 @@ DRAWN = {
     "signed": st.integers(0, 1),
     "signed_residual": st.integers(0, 1),
     "narrow": st.sampled_from((0, 0, 1, 2)),
+    "wide": st.sampled_from((0, 0, 0, 1)),
 }
+"""How each number is drawn. The last says that values are float32, as a relayout's may be."""
 
 
 FULL = 4
@@ -69,7 +71,7 @@ SETTINGS = pairwise(NUMBERS)
 class QuantizedSpec(OpSpec[O]):
     """A quantised op with the problems of another op, which is the one that it quantises.
 
-    inner: that op's spec. chosen: the `NUMBERS` that a problem has in addition to the inner one's.
+    inner: that op's spec. chosen: the numbers of `DRAWN` that a problem has in addition to its own.
     """
 
     algorithms = ("integer",)
