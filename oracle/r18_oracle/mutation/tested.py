@@ -6,8 +6,10 @@ A table in TOML names the files to change and the tests that must notice the cha
     package = "r18"
     files = ["runtime/arena.py", "backend/program.py"]
     tests = ["tests/runtime/test_executor.py"]
+    classes = ["cache_key"]
 
-Each mutant is a change to a copy of the package, which pytest imports in a process of its own.
+`classes` are the operators to use, all by default. Each mutant is a change to a copy of the package,
+which pytest imports in a process of its own.
 """
 
 from __future__ import annotations
@@ -50,11 +52,20 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Part:
-    """Files of a package, by globs relative to it, and the tests that judge changes to them."""
+    """Files of a package, by globs relative to it, and the tests that judge changes to them.
+
+    classes: the operators of the changes; () for all. Of files that kernels run, the oracle judges
+    the others.
+    """
 
     package: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+
+    def has(self, mutant: Mutant) -> bool:
+        named = any(fnmatchcase(mutant.file, glob) for glob in self.files)
+        return named and (not self.classes or mutant.operator in self.classes)
 
 
 @dataclass(frozen=True)
@@ -75,12 +86,18 @@ def parts_of(table: Path) -> tuple[Part, ...]:
     try:
         data = tomllib.loads(table.read_text("utf-8"))
         return tuple(
-            Part(one["package"], tuple(one["files"]), tuple(one["tests"])) for one in data["part"]
+            Part(
+                one["package"],
+                tuple(one["files"]),
+                tuple(one["tests"]),
+                tuple(one.get("classes", ())),
+            )
+            for one in data["part"]
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{table} is not a table of parts: {error!r}\n"
-            "  it needs [[part]] entries with package, files and tests"
+            "  it needs [[part]] entries with package, files, tests and, if not all, classes"
         ) from None
 
 
@@ -90,7 +107,8 @@ def mutants_in(parts: tuple[Part, ...], kind: str) -> dict[Mutant, Part]:
     for part in parts:
         for file, source in _target(part).texts().items():
             if any(fnmatchcase(file, glob) for glob in part.files):
-                found |= dict.fromkeys(mutants_of(file, source, [kind]), part)
+                changes = mutants_of(file, source, [kind])
+                found |= {mutant: part for mutant in changes if part.has(mutant)}
     if not found:
         raise UsageError("no mutant to run: no file of the table has one")
     return found

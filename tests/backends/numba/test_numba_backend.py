@@ -6,11 +6,14 @@ tiles of a GPU, which one is chosen, graphs, and how the simulator comes to be u
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -269,6 +272,38 @@ def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
         simulate(backend, "failing", np.zeros((1, 1), np.float32))
     assert threading.enumerate() == before
     assert simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))[0, 0] == 6
+
+
+# -- builders of device code -------------------------------------------------------------------
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "storage": (np.float32, np.float16),
+    "tile": (TINY, SMALL),
+    "side": (4, 8),
+    "depth": (16, 32),
+}
+"""Two values of each argument of a builder."""
+
+
+def builders() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Module, name and arguments of every builder, from the sources."""
+    for path in sorted(DEVICE.glob("*/*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("build"):
+                arguments = tuple(argument.arg for argument in node.args.args)
+                yield f"{path.parent.name}.{path.stem}", node.name, arguments
+
+
+@pytest.mark.parametrize(("module", "name", "arguments"), list(builders()))
+def test_each_builder_keeps_a_function_for_each_argument(
+    backend: r18_numba.Backend, module: str, name: str, arguments: tuple[str, ...]
+) -> None:
+    """Else a kernel gets the code of another tile or format; the simulator has few of them."""
+    build = getattr(import_module(f"r18_numba.kernels.{module}"), name)
+    every = list(product(*(VALUES[argument] for argument in arguments)))
+    built = [build(*values) for values in every]
+    assert len({id(function) for function in built}) == len(every)
+    assert [build(*values) for values in every] == built
 
 
 # -- the oracle, in the simulator --------------------------------------------------------------
