@@ -8,8 +8,8 @@ A table in TOML names the files to change and the tests that must notice the cha
     tests = ["tests/runtime/test_executor.py"]
     classes = ["cache_key"]
 
-`classes` are the operators to use, all by default. Each mutant is a change to a copy of the package,
-which pytest imports in a process of its own.
+`classes` are the operators to use, all by default. Each mutant is a change to a copy of the
+package, which pytest imports in a process of its own.
 """
 
 from __future__ import annotations
