@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -28,12 +29,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from threading import Lock
 
+from r18.backend import DeviceInfo
 from r18.errors import R18Error, UsageError, unknown
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import KINDS
 from r18_oracle.mutation.equivalents import judged
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
+from r18_oracle.mutation.names import Span
+from r18_oracle.mutation.plan import Plan
+from r18_oracle.mutation.record import Journal, Known
+from r18_oracle.mutation.run import to_reuse
 from r18_oracle.mutation.score import Result, Score
 from r18_oracle.mutation.trial import copied
 
@@ -101,16 +108,34 @@ def parts_of(table: Path) -> tuple[Part, ...]:
         ) from None
 
 
+def reasons_in(parts: tuple[Part, ...]) -> dict[str, str]:
+    """The reason for each mutant of these files, of any kind, that is judged by hand, by its id.
+
+    Raises `UsageError` for an entry whose mutant no longer exists.
+    """
+    mutants = [mutant for kind in KINDS for mutant in _mutants_in(parts, kind)]
+    return judged(NAME, mutants, {mutant.file for mutant in mutants})
+
+
 def mutants_in(parts: tuple[Part, ...], kind: str) -> dict[Mutant, Part]:
     """The mutants of a kind in these files, each with its part; raises `UsageError` for none."""
+    found = _mutants_in(parts, kind)
+    if not found:
+        raise UsageError("no mutant to run: no file of the table has one")
+    return found
+
+
+def _mutants_in(parts: tuple[Part, ...], kind: str) -> dict[Mutant, Part]:
+    """Raises `UsageError` if two packages have a file of one name: mutants are known by theirs."""
     found: dict[Mutant, Part] = {}
+    owner: dict[str, str] = {}
     for part in parts:
         for file, source in _target(part).texts().items():
             if any(fnmatchcase(file, glob) for glob in part.files):
                 changes = mutants_of(file, source, [kind])
                 found |= {mutant: part for mutant in changes if part.has(mutant)}
-    if not found:
-        raise UsageError("no mutant to run: no file of the table has one")
+                if owner.setdefault(file, part.package) != part.package:
+                    raise UsageError(f"two packages of the table have a file '{file}' to change")
     return found
 
 
@@ -122,36 +147,82 @@ def run_tested(
     seed: int = 0,
     files: str = "*",
     workers: int | None = None,
+    records_folder: Path | None = None,
+    again: str | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> Score:
     """Run the tests of a table on mutants of its files; returns the share that they caught.
 
-    The tests run from the current folder. Raises `R18Error` if they fail on the unchanged sources,
-    and `UsageError` for a damaged table or no mutants.
+    The tests run from the current folder. records_folder, again: as in `r18_oracle.mutation.run`; a
+    result is reused as long as the changed file, the package's sources and the tests are the same.
+    Raises `R18Error` if the tests fail on the unchanged sources, and `UsageError` for a damaged
+    table or no mutants.
     """
     if kind not in KINDS:
         raise unknown("kind of mutants", kind, KINDS)
-    there = mutants_in(parts_of(table), kind)
-    reasons = judged(NAME, there)
+    parts = parts_of(table)
+    there = mutants_in(parts, kind)
+    plan = _plan(there, reasons_in(parts))
+    journal, known = None, Known()
+    if records_folder is not None:
+        how = {"profile": "tests", "seed": seed, "network": None}
+        shown = {mutant.id: part.tests for mutant, part in there.items()}
+        journal = Journal(records_folder, device(), plan, how, shown, kind)
+        known = to_reuse(journal.known(), again)
     chosen = sample([m for m in there if fnmatchcase(m.file, files)], limit, seed)
-    paces = {part: _unchanged(part) for part in {there[mutant]: None for mutant in chosen}}
-    texts = {part: _target(part).texts() for part in paces}
-    fates: dict[Mutant, Result] = {}
+    fates = {m.id: known.fates[m.id] for m in chosen if m.id in known.fates} | {
+        m.id: Result(m, "equivalent", plan.diff(m), reason=plan.reasons[m.id])
+        for m in chosen
+        if m.id in plan.reasons
+    }
+    untried = [mutant for mutant in chosen if mutant.id not in fates]
+    paces = {part: _unchanged(part) for part in {there[mutant]: None for mutant in untried}}
+    writing = Lock()
+
+    def score() -> Score:
+        judged_now = tuple(fates[m.id] for m in there if m.id in fates)
+        return Score(NAME, "tests", seed, judged_now, left=len(chosen) - len(fates))
+
+    def save(*results: Result) -> None:
+        with writing:
+            fates.update({result.mutant.id: result for result in results})
+            if journal is not None:
+                request = {"kernels": "*", "files": files, "limit": limit}
+                journal.write(request, score(), results)
 
     def judge(mutant: Mutant) -> None:
         part = there[mutant]
-        diff = mutant.diff(texts[part][mutant.file])
-        if reason := reasons.get(mutant.id):
-            fates[mutant] = Result(mutant, "equivalent", diff, reason=reason)
-        else:
-            ended = _tested(part, {mutant.file: mutant.source}, LEAST + SLACK * paces[part])
-            fates[mutant] = Result.of(mutant, diff, part.tests, _finding(ended), ended.seconds)
+        ended = _tested(part, {mutant.file: mutant.source}, LEAST + SLACK * paces[part])
+        save(Result.of(mutant, plan.diff(mutant), part.tests, _finding(ended), ended.seconds))
         progress(len(fates), len(chosen), mutant.id)
 
     with ThreadPoolExecutor(workers or 1) as threads:
-        list(threads.map(judge, chosen))
-    order = [mutant for mutant in there if mutant in fates]
-    return Score(NAME, "tests", seed, tuple(fates[mutant] for mutant in order))
+        list(threads.map(judge, untried))
+    save()
+    return score()
+
+
+def device() -> DeviceInfo:
+    """Where the tests run, for the record."""
+    return DeviceInfo("cpu", f"CPU ({platform.machine()})")
+
+
+def _plan(there: Mapping[Mutant, Part], reasons: Mapping[str, str]) -> Plan:
+    """The mutants with the sources that a result depends on: for the tests of a part, their files
+    and all of its package."""
+    texts: dict[str, str] = {}
+    reaches: dict[str, tuple[Span, ...]] = {}
+    owner = {mutant.file: part.package for mutant, part in there.items()}
+    for part in dict.fromkeys(there.values()):
+        sources = _target(part).texts()
+        texts |= {name: text for name, text in sources.items() if owner.get(name) == part.package}
+        texts[part.package] = "\0".join(f"{name}\0{text}" for name, text in sources.items())
+        for test in part.tests:
+            path = test.partition("::")[0]
+            texts[path] = Path(path).read_text("utf-8")
+            held = reaches.get(test, ())
+            reaches[test] = tuple(dict.fromkeys((*held, (path, 1, 1), (part.package, 1, 1))))
+    return Plan(Target(NAME, NAME, Path()), tuple(there), reasons, texts, reaches)
 
 
 def _target(part: Part) -> Target:
@@ -225,4 +296,4 @@ def _finding(ended: _Ended) -> Finding | None:
     return Finding("tests", NAME, "", None, "none", 0, message)
 
 
-__all__ = ["NAME", "Part", "mutants_in", "parts_of", "run_tested"]
+__all__ = ["NAME", "Part", "device", "mutants_in", "parts_of", "reasons_in", "run_tested"]
