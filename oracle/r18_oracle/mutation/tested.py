@@ -71,8 +71,10 @@ class Part:
     classes: tuple[str, ...] = ()
 
     def has(self, mutant: Mutant) -> bool:
-        named = any(fnmatchcase(mutant.file, glob) for glob in self.files)
-        return named and (not self.classes or mutant.operator in self.classes)
+        return self.names(mutant.file) and (not self.classes or mutant.operator in self.classes)
+
+    def names(self, file: str) -> bool:
+        return any(fnmatchcase(file, glob) for glob in self.files)
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def run_tested(
     """Run the tests of a table on mutants of its files; returns the share that they caught.
 
     The tests run from the current folder. records_folder, again: as in `r18_oracle.mutation.run`; a
-    result is reused as long as the changed file, the package's sources and the tests are the same.
+    result is reused as long as the files of its part and of the tests are the same.
     Raises `R18Error` if the tests fail on the unchanged sources, and `UsageError` for a damaged
     table or no mutants.
     """
@@ -208,20 +210,21 @@ def device() -> DeviceInfo:
 
 
 def _plan(there: Mapping[Mutant, Part], reasons: Mapping[str, str]) -> Plan:
-    """The mutants with the sources that a result depends on: for the tests of a part, their files
-    and all of its package."""
+    """The mutants with the sources that make a result another one: of a part, its files to change
+    and those of its tests. Its package may change, since the tests must pass without the change."""
     texts: dict[str, str] = {}
     reaches: dict[str, tuple[Span, ...]] = {}
     owner = {mutant.file: part.package for mutant, part in there.items()}
     for part in dict.fromkeys(there.values()):
         sources = _target(part).texts()
-        texts |= {name: text for name, text in sources.items() if owner.get(name) == part.package}
-        texts[part.package] = "\0".join(f"{name}\0{text}" for name, text in sources.items())
+        mine = [name for name in sources if owner.get(name) == part.package]
+        texts |= {name: sources[name] for name in mine}
+        own = tuple((name, 1, 1) for name in mine if part.names(name))
         for test in part.tests:
             path = test.partition("::")[0]
             texts[path] = Path(path).read_text("utf-8")
             held = reaches.get(test, ())
-            reaches[test] = tuple(dict.fromkeys((*held, (path, 1, 1), (part.package, 1, 1))))
+            reaches[test] = tuple(dict.fromkeys((*held, (path, 1, 1), *own)))
     return Plan(Target(NAME, NAME, Path()), tuple(there), reasons, texts, reaches)
 
 
