@@ -34,6 +34,38 @@ def passing_on(out: Any, step: int, waits: int) -> None:
 
 
 @cuda.jit  # type: ignore[untyped-decorator]
+def adding(out: Any, waits: int) -> None:
+    """Thread after thread adds to one element; all of them at once if they do not wait."""
+    total = cuda.shared.array(1, np.float32)
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        total[0] = 0
+    cuda.syncthreads()
+    for turn in range(THREADS):
+        if turn == thread:
+            total[0] += thread
+        if waits:
+            cuda.syncthreads()
+    if thread == THREADS - 1:
+        out[cuda.blockIdx.x] = total[0]
+
+
+@cuda.jit  # type: ignore[untyped-decorator]
+def overwriting(out: Any, waits: int) -> None:
+    """All threads read one element, and the first one overwrites it."""
+    kept = cuda.shared.array((1, 1), np.float32)
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        kept[0, 0] = 1
+    cuda.syncthreads()
+    out[thread] = kept[0, 0]
+    if waits:
+        cuda.syncthreads()
+    if thread == 0:
+        kept[0, 0] = 2
+
+
+@cuda.jit  # type: ignore[untyped-decorator]
 def leaving_early(out: Any) -> None:
     """All but the first thread leave before the barrier."""
     thread = cuda.threadIdx.x

@@ -1,7 +1,8 @@
 """Numba's CUDA kernels: `R18_BACKEND=numba`. Without a GPU they run in Numba's CUDA simulator.
 
 `target`     chooses GPU or simulator, and imports `numba.cuda`
-`device`     memory, streams and events; `graph` CUDA graphs; `simulator` how a simulated block runs
+`device`     memory, streams and events; `graph` CUDA graphs
+`simulator`  how a simulated block runs; `races` what it finds in shared memory
 `tile`       tile sizes of the matrix products
 `kernel`     what all kernels share
 `conv`, `others`   the kernels: refusals, packed weights, launches

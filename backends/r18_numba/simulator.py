@@ -4,8 +4,8 @@ Numba starts all threads of a block and polls them. That is many times slower, a
 random, so a missing barrier shows in only a few runs. Here one thread runs at a time, in the same
 order in every launch: first to last up to the first barrier, last to first up to the next, and so
 on. Odd blocks start in reverse. A read that comes before another thread's write, because a barrier
-is missing, therefore fails in every run. A race between two barriers, such as two threads adding to
-one element, does not show.
+is missing, therefore fails in every run. Two threads that add to one element between two barriers
+give the right sum in any order; in the first block of each launch `races` finds them.
 
 At the start of each block, shared and local arrays hold NaN (integers −1).
 """
@@ -21,6 +21,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.graph.ops import Shape
+from r18_numba.races import Watched
 from r18_numba.target import numba_cuda
 
 numba_cuda()  # chooses the simulator before its modules are imported
@@ -35,8 +36,9 @@ class Ended(BaseException):
 class Thread(kernel.BlockThread):  # type: ignore[misc]
     """A thread of a block. It runs when it gets the turn and passes it on at a barrier."""
 
-    def __init__(self, block: Block, at: Shape, thread: Shape, work: Any) -> None:
+    def __init__(self, block: Block, at: Shape, number: int, thread: Shape, work: Any) -> None:
         super().__init__(work, block, at, thread, debug=False)
+        self.number = number
         self._block = block
         self._turn = Lock()
         self._turn.acquire()
@@ -66,8 +68,12 @@ class Thread(kernel.BlockThread):  # type: ignore[misc]
 class Block(kernel.BlockManager):  # type: ignore[misc]
     """A block's threads. One runs at a time.
 
-    Only the running thread accesses this state, so it needs no lock.
+    running: its number. passed: the barriers that the block has passed. Only the running thread
+    accesses this state, so it needs no lock.
     """
+
+    running = 0
+    passed = 0
 
     def run(self, at: Shape, *arguments: Any) -> None:
         """Run one block of the grid to its end. Raises what a thread raises."""
@@ -75,9 +81,10 @@ class Block(kernel.BlockManager):  # type: ignore[misc]
         def work() -> None:
             self._f(*arguments)
 
-        fresh_memory()
+        fresh_memory(None if any(at) else self)
         arguments = tuple(plain(argument) for argument in arguments)
-        threads = [Thread(self, at, index, work) for index in np.ndindex(*self._block_dim)]
+        places = enumerate(np.ndindex(*self._block_dim))
+        threads = [Thread(self, at, number, index, work) for number, index in places]
         # Threads before the barrier, in the order of their turns, and threads at the barrier.
         self._ahead = threads[::-1] if sum(at) % 2 else list(threads)
         self._behind: list[Thread] = []
@@ -109,24 +116,32 @@ class Block(kernel.BlockManager):  # type: ignore[misc]
     def _next(self) -> None:
         if not self._ahead:  # all threads reached the barrier: the last one goes first
             self._ahead, self._behind = self._behind[::-1], []
+            self.passed += 1
         if self._ahead:
-            self._ahead.pop(0).go()
+            thread = self._ahead.pop(0)
+            self.running = thread.number
+            thread.go()
         else:
             self._over.release()
 
 
 class Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
-    """A block's arrays, each identified by the line that allocates it."""
+    """A block's arrays, each identified by the line that allocates it.
+
+    watched: the block whose races to look for, or None.
+    """
 
     def __init__(self, dynamic_nbytes: int) -> None:
         super().__init__(dynamic_nbytes)
-        self.arrays: dict[tuple[object, int], Array] = {}
+        self.arrays: dict[tuple[object, int], Array | Watched] = {}
+        self.watched: Block | None = None
 
-    def array(self, shape: int | Shape, dtype: Any, alignment: None = None) -> Array:
+    def array(self, shape: int | Shape, dtype: Any, alignment: None = None) -> Array | Watched:
         frame = sys._getframe(1)
         line = (frame.f_code, frame.f_lineno)
         if line not in self.arrays:
-            self.arrays[line] = unwritten(shape, dtype)
+            array = unwritten(shape, dtype)
+            self.arrays[line] = Watched(array, self.watched) if self.watched else array
         return self.arrays[line]
 
 
@@ -135,9 +150,11 @@ class Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
         return unwritten(shape, dtype)
 
 
-def fresh_memory() -> None:
-    """Drop the shared arrays of the previous block."""
-    kernel._get_kernel_context().shared.arrays.clear()
+def fresh_memory(watched: Block | None) -> None:
+    """Drop the shared arrays of the previous block. watched: the next one, to look for races."""
+    shared = kernel._get_kernel_context().shared
+    shared.arrays.clear()
+    shared.watched = watched
 
 
 def unwritten(shape: int | Shape, dtype: Any) -> Array:

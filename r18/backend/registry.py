@@ -38,6 +38,18 @@ def _claims() -> dict[str, tuple[EntryPoint, ...]]:
     return {name: tuple(found[name].values()) for name in ranked}
 
 
+def title(backend: Backend) -> str:
+    """A backend's name for messages, with its class if another package has the name installed.
+
+    A backend of a module may keep the name of the one that it inherits.
+    """
+    point = installed().get(backend.name)
+    kind = type(backend)
+    if point is None or point.module.partition(".")[0] == kind.__module__.partition(".")[0]:
+        return backend.name
+    return f"{backend.name} (of {kind.__module__}.{kind.__qualname__}, not the installed one)"
+
+
 def load_backend(name: str) -> Backend:
     """Import and make the backend of an entry point's name or a `module:attr`.
 

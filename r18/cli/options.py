@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from r18.backend import Backend, DeviceInfo
-from r18.backend.registry import VARIABLE, get_backend, installed
+from r18.backend.registry import VARIABLE, get_backend, installed, title
 from r18.errors import UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import PRECISIONS
@@ -114,7 +114,7 @@ def chosen_backend(name: str | None) -> tuple[Backend, DeviceInfo]:
     backend = get_backend(name)
     device = backend.probe()
     how = " (taken by auto)" if asked_backend(name) == "auto" else ""
-    typer.echo(f"backend: {backend.name}{how}, {device}", err=True)
+    typer.echo(f"backend: {title(backend)}{how}, {device}", err=True)
     return backend, device
 
 

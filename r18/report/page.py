@@ -80,7 +80,8 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         for name, run in record["backends"].items():
             if run["left"]:
                 limit = "" if run["limit"] is None else f" --limit {run['limit']}"
-                command = f"r18 mutate --backend {name}{limit} --record"
+                of = "--core FILE" if name == "core" else f"--backend {name}"
+                command = f"r18 mutate {of}{limit} --record"
                 yield f"{run['left']} more mutants of {name}", command, device
     if not evidence.sanitized:
         yield "errors of memory", "r18 sanitize --backend NAME --record", "on a GPU"

@@ -80,10 +80,29 @@ PythonSources = module.PythonSources
 kind = importlib.import_module({module!r}).Direct
 print(PythonSources(Path({str(self.folder)!r}), frozenset({{"serving.py"}})).digest(kind))
 """
-        done = subprocess.run([python, "-B", "-c", code], capture_output=True, text=True)
-        if done.returncode:
-            raise AssertionError(done.stderr)
-        return done.stdout.strip()
+        return said(python, code)
+
+    def digests(self, *asked: tuple[str, tuple[str, ...]]) -> list[str]:
+        """Of classes of `pkg.conv.direct` with this infrastructure, one after another in one
+        process."""
+        code = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(self.folder.parent)!r})
+from pkg.conv import direct
+from r18.backend.digest import PythonSources
+for name, serving in {asked!r}:
+    sources = PythonSources(Path({str(self.folder)!r}), frozenset(serving))
+    print(sources.digest(getattr(direct, name)))
+"""
+        return said(sys.executable, code).split()
+
+
+def said(python: str, code: str) -> str:
+    done = subprocess.run([python, "-B", "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -154,6 +173,74 @@ def test_an_import_that_brings_other_code_counts(package: Package) -> None:
     assert package.digest() != unchanged
 
 
+SEVERAL = {
+    "from pkg.device import direct, other": ("device/direct.py", "device/other.py"),
+    "import pkg.device.direct as direct, pkg.device.other": ("device/direct.py", "device/other.py"),
+    "from pkg.device.direct import run, math": ("device/direct.py",),
+}
+
+
+@pytest.mark.parametrize("several", SEVERAL)
+def test_every_name_of_one_import_counts(package: Package, several: str) -> None:
+    package.write("shared/sizes.py", f"{several}\n\ndef base(n):\n    return n\n")
+    unchanged = package.digest()
+    for name in SEVERAL[several]:
+        package.edit(name, "run", "walk" if "other" in name else "run")
+        package.edit(name, "return", "return 1 +")
+        assert package.digest() != unchanged
+        unchanged = package.digest()
+    *before, last = several.rpartition(", ")
+    package.edit("shared/sizes.py", several, "".join(before) + last + " as renamed")
+    assert package.digest() != unchanged
+
+
+@pytest.mark.parametrize(
+    "form", ["from pkg.conv.direct import Direct, gone", "import math, pkg.gone"]
+)
+def test_every_name_of_one_import_must_be_there(
+    package: Package, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    with loaded(package, monkeypatch) as kind:
+        package.edit("shared/sizes.py", "from pkg import serving", form)
+        with pytest.raises(DigestError, match="gone"):
+            PythonSources(package.folder).digest(kind)
+
+
+def test_other_classes_of_a_base_class_s_module_do_not_count(package: Package) -> None:
+    package.write(
+        "shared/kernel.py",
+        """
+        class Kernel:
+            SIZE = 1
+
+        class Unused:
+            def launch(self):
+                from pkg.device import other
+                return other.run()
+        """,
+    )
+    package.edit("conv/direct.py", "class Direct:", "class Direct(Kernel):")
+    package.edit(
+        "conv/direct.py", "import tile\n", "import tile\nfrom pkg.shared.kernel import Kernel\n"
+    )
+    unchanged = package.digest()
+    package.edit("device/other.py", "return 0", "return 1")
+    assert package.digest() == unchanged
+
+
+def test_a_digest_does_not_depend_on_those_before_it(package: Package) -> None:
+    """What is kept of a file is kept by all that decides it."""
+    asked = [
+        (name, serving)
+        for name in ("Direct", "Other")
+        for serving in (("serving.py",), (), ("shared/tile.py",))
+    ]
+    alone = [package.digests(one)[0] for one in asked]
+    assert len(set(alone)) == len(asked)
+    assert package.digests(*asked) == alone
+    assert package.digests(*reversed(asked)) == alone[::-1]
+
+
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_every_python_gives_the_same_digest(package: Package, version: str) -> None:
     """A record made with one version of Python is read with another."""
@@ -189,8 +276,10 @@ def test_a_missing_name_is_an_error(
 def test_a_missing_infrastructure_module_is_an_error(
     package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with loaded(package, monkeypatch) as kind, pytest.raises(DigestError, match=r"gone\.py"):
-        PythonSources(package.folder, frozenset({"gone.py"})).digest(kind)
+    with loaded(package, monkeypatch) as kind:
+        for serving in ({"gone.py"}, {"serving.py", "conv/gone.py"}, {"conv/direct.py", "gone.py"}):
+            with pytest.raises(DigestError, match=r"gone\.py"):
+                PythonSources(package.folder, frozenset(serving)).digest(kind)
 
 
 def test_a_class_of_another_package_has_no_digest(tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ import r18_numpy
 from r18.backend import Backend as BackendBase
 from r18.backend import CompileOptions, DeviceInfo, Kernel, registry
 from r18.backend.host import HostMemory, HostStream
-from r18.backend.registry import AUTO_ORDER, available, get_backend, installed, load_backend, survey
+from r18.backend.registry import (
+    AUTO_ORDER,
+    available,
+    get_backend,
+    installed,
+    load_backend,
+    survey,
+    title,
+)
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18.graph.resnet import tiny
 from support import images, output_of, random_weights, run_python
@@ -529,3 +537,17 @@ get_backend("numpy")
 print([name for name in ("torch", "r18_torch", "numba", "cupy") if name in sys.modules])
 """
     assert output_of(code) == "[]"
+
+
+class Borrowed(r18_numpy.Backend):
+    """One that keeps the name of the backend that it inherits."""
+
+
+class Named(r18_numpy.Backend):
+    name = "mine"
+
+
+def test_a_backend_of_an_installed_one_s_name_is_told_apart() -> None:
+    assert title(r18_numpy.Backend()) == "numpy"
+    assert title(Named()) == "mine"
+    assert title(Borrowed()) == f"numpy (of {__name__}.Borrowed, not the installed one)"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import r18_numpy
 from alike_backends import Chatty, Sharp, Typo
 from commands import r18
+from r18.backend import HostKernel, RoundingContract
 from r18.errors import UsageError
-from r18.graph.ops import Problem, ReLU
+from r18.graph.ops import Conv2d, Problem, ReLU
+from r18.graph.precision import FP32, Precision
 from r18_oracle.judge.declared import objection
 from r18_oracle.search import verify as _  # noqa: F401  before the suite: it forgets its imports
 from r18_oracle.search.campaign import run_campaign
@@ -67,11 +71,42 @@ def test_a_contract_may_claim_more_than_the_precision() -> None:
 
 def test_a_typo_in_an_algorithm_gets_the_nearest() -> None:
     (kernel,) = Typo().kernels()
-    said = "the oracle has no error bound for 'exakt', did you mean 'exact'?"
+    said = "the oracle has no error bound for 'exakt', did you mean 'exact'? known: exact"
     assert objection(kernel) == said
     finding = run_campaign(Typo(), kernel, profile("quick"), 0, network_name=None).finding
     assert finding is not None
     assert (finding.check, finding.message) == ("declaration", said)
+
+
+@pytest.mark.parametrize(
+    ("precision", "contract", "said"),
+    [
+        (
+            FP32,
+            ("zzz", "float32"),
+            "the oracle has no error bound for 'zzz'; known: sum, winograd_f2x2, winograd_f4x4, "
+            "exact",
+        ),
+        (
+            FP32,
+            ("sum", "float16"),
+            "fp32 accumulates in float32, not in float16; known: float32, float64",
+        ),
+        (
+            replace(FP32, name="fp33"),
+            ("sum", "float32"),
+            "its precision is 'fp33', did you mean 'fp32'? known: fp64, fp32, fp16x3, tf32, fp16, "
+            "bf16, int8",
+        ),
+    ],
+)
+def test_a_name_that_is_not_known_is_answered_with_those_that_are(
+    precision: Precision, contract: tuple[str, str], said: str
+) -> None:
+    rule = RoundingContract(*contract, precision.storage)
+    known = next(k for k in r18_numpy.Backend().kernels() if k.op is Conv2d)
+    assert isinstance(known, HostKernel)
+    assert objection(replace(known, precision=precision, contract=rule)) == said
 
 
 # -- what is printed ---------------------------------------------------------------------------

@@ -82,6 +82,36 @@ def test_a_file_in_the_journals_place_stays(
     assert mine.read_text() == "my diary\n"
 
 
+def test_a_file_next_to_a_journal_stays(folder: Path, tmp_path: Path) -> None:
+    """SQLite would play it back, or delete it."""
+    out = tmp_path / "t.csv"
+    interrupted(folder, out, 3)
+    mine = tmp_path / "t.csv.journal-journal"
+    mine.write_text("my diary\n")
+    with pytest.raises(UsageError, match="is no journal"):
+        run(folder, out)
+    assert mine.read_text() == "my diary\n"
+    mine.unlink()
+    assert run(folder, out).resumed == 3
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a folder has no descriptor on Windows")
+def test_a_new_journal_s_folder_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a journal whose rows are on the disk may have no name there after a power failure."""
+    flushed: list[Path] = []
+    fsync = os.fsync
+
+    def told(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.append(Path(os.readlink(f"/dev/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", told)
+    fill(tmp_path / "t.journal", [rows(0, 2)])
+    assert flushed == [tmp_path]
+    fill(tmp_path / "t.journal", [rows(2, 2)])
+    assert flushed == [tmp_path], "its name is there already"
+
+
 def replaced(path: Path) -> None:
     """Another image of the same size and times."""
     status = path.stat()
@@ -381,6 +411,18 @@ def test_a_changed_value_is_noticed(
         database.commit()
     with pytest.raises(UsageError, match="damaged"), open_journal(path, IDENTITY, facts):
         pass
+
+
+@pytest.mark.parametrize("times", [(-1.0, 1.0), (1.0, -1.0), (1.0, float("inf")), ("a", 1.0)])
+def test_times_that_are_none_are_noticed(tmp_path: Path, times: tuple[Any, Any]) -> None:
+    """A batch's times have no digest."""
+    path = tmp_path / "t.journal"
+    fill(path, [rows(0, 2), rows(2, 2)])
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE times SET backend_ms = ?, reference_ms = ? WHERE place = 2", times)
+        database.commit()
+    with pytest.raises(UsageError, match="are no milliseconds"):
+        fill(path, [])
 
 
 def test_a_journal_without_digests_goes_on(tmp_path: Path) -> None:

@@ -8,10 +8,21 @@ from the same pieces and are right. `faults.cheats` are kernels that try to pass
 
 from __future__ import annotations
 
-from faults import bias, conv, conv_maxpool, memory, others, pixels, quantized, state, winograd
+from faults import (
+    bias,
+    conv,
+    conv_maxpool,
+    memory,
+    others,
+    pixels,
+    quantized,
+    rounds,
+    state,
+    winograd,
+)
 from faults.fault import Fault, HostBackend, LateStream
 
-PARTS = (conv, winograd, conv_maxpool, others, pixels, memory, bias, quantized, state)
+PARTS = (conv, winograd, conv_maxpool, others, pixels, memory, rounds, bias, quantized, state)
 FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)
 TWINS = tuple(twin for part in PARTS for twin in part.TWINS)
 

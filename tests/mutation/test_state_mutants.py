@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from r18.backend.registry import installed
-from r18.errors import R18Error, UsageError
+from r18.errors import R18Error, UnknownName, UsageError
+from r18.records import load
+from r18.records.kinds import Mutate
 from r18_oracle.mutation.edits import STATE
 from r18_oracle.mutation.mutants import LANGUAGES, Target, mutants_of
+from r18_oracle.mutation.score import Score
 from r18_oracle.mutation.tested import mutants_in, parts_of, run_tested
 
 PYTHON = {
@@ -125,6 +130,51 @@ def test_tests_judge_a_change(table: Path) -> None:
     assert result.finding is not None
     assert result.finding.check == "tests"
     assert "test_what_is_left" in result.finding.message
+
+
+def test_a_result_is_recorded_and_used_again_until_something_changes(
+    table: Path, tmp_path: Path
+) -> None:
+    records, test = tmp_path / "records", table.parent / "test_left.py"
+    ran: list[str] = []
+
+    def run(**how: Any) -> Score:
+        ran.clear()
+        return run_tested(
+            table,
+            records_folder=records,
+            progress=lambda done, total, what: ran.append(what),
+            **how,
+        )
+
+    first = run()
+    (path,) = records.iterdir()
+    (recorded,) = load(path, Mutate).backends.values()  # type: ignore[union-attr]
+    assert (recorded.killed, recorded.score, len(recorded.results)) == (1, 100.0, 1)
+    assert recorded.state == {"resume": {"killed": 1}}
+    assert len(ran) == 1
+    again = run()
+    assert (ran, again.percent) == ([], 100.0)
+    assert again.results[0].finding == first.results[0].finding
+    assert (run(again="survived").percent, ran) == (100.0, [])
+    assert run(again="all").percent == 100.0
+    assert len(ran) == 1
+    test.write_text("from toy_core.left import left\ndef test_it():\n    assert left([1], [])\n")
+    assert run().percent == 0.0
+    assert len(ran) == 1
+    (recorded,) = load(path, Mutate).backends.values()  # type: ignore[union-attr]
+    assert (recorded.survived, recorded.score) == (1, 0.0)
+    with pytest.raises(UnknownName, match="set of mutants to run again 'some'"):
+        run(again="some")
+
+
+def test_files_of_one_name_in_two_packages_are_refused(table: Path, tmp_path: Path) -> None:
+    other = tmp_path / "site" / "other_core"
+    shutil.copytree(tmp_path / "site" / "toy_core", other)
+    text = table.read_text()
+    table.write_text(text + text.replace("toy_core", "other_core"))
+    with pytest.raises(UsageError, match=r"two packages of the table have a file 'left\.py'"):
+        run_tested(table)
 
 
 def test_tests_must_pass_before(table: Path) -> None:

@@ -678,6 +678,8 @@ def test_a_choice_for_a_step_or_op_that_does_not_exist_is_an_error() -> None:
         "unknown step or op in a kernel override 'layer1.0.conv3', did you mean 'layer1.0.conv2'?"
     )
     options = CompileOptions(batch=BATCH, fusion="all", kernels={"bn1": "*"})
+    with pytest.raises(UsageError, match="kernel override 'fc1'"):  # after one that is known
+        compiled(toy(), kernels={"conv1": "toy/*", "conv2d": "toy/*", "fc1": "toy/*"})
     with pytest.raises(UsageError, match="kernel override 'bn1'"):  # folded away at this level
         make_plan(toy(), SCHEDULE, options)
 
@@ -1001,6 +1003,25 @@ def test_closing_waits_for_the_work_in_flight() -> None:
     program.launch()
     program.close()
     assert backend.streams[0].queue == []
+
+
+def test_a_profile_begins_on_an_idle_stream() -> None:
+    """Else the first step's time would have a share of the run before it."""
+    program = compiled(toy())
+    program.load(images(SCHEDULE, BATCH))
+    program.launch()
+    stream = program.stream
+    assert isinstance(stream, ToyStream)
+    assert stream.queue
+    record, idle = stream.record, list[bool]()
+
+    def recorded() -> ToyEvent:
+        idle.append(not stream.queue)
+        return record()
+
+    stream.record = recorded  # type: ignore[method-assign]
+    program.profile()
+    assert idle[0]
 
 
 def test_missing_and_misshapen_weights_are_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import cycle
+from itertools import combinations, cycle
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,8 @@ def test_a_program_on_the_host_goes_from_batch_to_batch(options: CompileOptions)
     expected = [program(batch) for batch in given]
     arrays = program.input_arrays()
     assert program.input_arrays() is arrays
+    others = plain(options).input_arrays()
+    assert not any(np.shares_memory(*pair) for pair in combinations((*arrays, *others), 2))
     assert {(a.shape, a.dtype) for a in arrays} == {(given[0].shape, given[0].dtype)}
     assert same(pipeline(program, filled(cycle(arrays), given)), expected)
     assert same(pipeline(program, spoilt(given)), expected)

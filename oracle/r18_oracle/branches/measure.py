@@ -184,7 +184,7 @@ def _problems(
         found.append((one, problem))
         return True
 
-    walk(backend, kernel, how, seed, network, keep)
+    walk(backend, kernel, how, seed, network, keep, whole=True)
     return [*found, *((kernel, problem) for problem in vast(kernel.op))]
 
 

@@ -100,13 +100,18 @@ def mutate(
     from r18_oracle.mutation.run import run
 
     if core is not None:
-        if backend is not None or record or show is not None:
-            raise UsageError("--core cannot be combined with --backend, --record or --show")
-        _mutate_core(core, kind, limit, seed, files, workers, require, show_list, as_json)
-        return
-    name = _backend_to_mutate(backend)
+        if backend is not None or minutes is not None or show is not None:
+            raise UsageError("--core cannot be combined with --backend, --minutes or --show")
+        if show_list:
+            _look_at_core(core, kind, files, as_json)
+            return
+    name = "" if core is not None else _backend_to_mutate(backend)
     if again is not None and not record:
         raise UsageError("--again runs recorded mutants again, so it needs --record")
+    if core is not None:
+        folder = records if record else None
+        _mutate_core(core, kind, limit, seed, files, workers, require, folder, again, as_json)
+        return
     if show_list or show is not None:
         _look(name, show, files, kind, as_json)
         return
@@ -138,17 +143,13 @@ def _mutate_core(
     files: str,
     workers: int | None,
     require: float,
-    show_list: bool,
+    records: Path | None,
+    again: str | None,
     as_json: bool,
 ) -> None:
     """Mutants that tests judge."""
-    from r18_oracle.mutation.equivalents import judged
-    from r18_oracle.mutation.tested import NAME, mutants_in, parts_of, run_tested
+    from r18_oracle.mutation.tested import device, run_tested
 
-    if show_list:
-        mutants = [m for m in mutants_in(parts_of(table), kind) if fnmatchcase(m.file, files)]
-        _list(mutants, judged(NAME, mutants), as_json)
-        return
     with _progress() as progress:
         score = run_tested(
             table,
@@ -157,9 +158,21 @@ def _mutate_core(
             seed=seed,
             files=files,
             workers=workers,
+            records_folder=records,
+            again=again,
             progress=progress,
         )
-    _conclude(score, require, as_json)
+    path = None if records is None else path_of(records, "mutate", device())
+    _conclude(score, require, as_json, path)
+
+
+def _look_at_core(table: Path, kind: str, files: str, as_json: bool) -> None:
+    """Print the mutants that tests judge, without running any."""
+    from r18_oracle.mutation.tested import mutants_in, parts_of, reasons_in
+
+    parts = parts_of(table)
+    chosen = [m for m in mutants_in(parts, kind) if fnmatchcase(m.file, files)]
+    _list(chosen, reasons_in(parts), as_json)
 
 
 def _backend_to_mutate(backend: str | None) -> str:

@@ -7,11 +7,11 @@ than the kernel's precision would hide errors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 
 from r18.backend import Kernel
+from r18.errors import nearest, show
 from r18.graph.precision import PRECISIONS, Precision
 from r18_oracle.judge.bounds import DERIVATIONS, FORMATS
 from r18_oracle.ops.table import spec_of
@@ -55,22 +55,26 @@ def objection(kernel: Kernel) -> str | None:
         return f"{type(kernel).__name__} does not inherit r18.backend.Kernel"
     precision, contract = kernel.precision, kernel.contract
     known = PRECISIONS.get(precision.name)
-    if known is None or precision != replace(known, flush_to_zero=precision.flush_to_zero):
+    if known is None:
+        return f"its precision is {_unknown(precision.name, PRECISIONS)}"
+    if precision != replace(known, flush_to_zero=precision.flush_to_zero):
         return f"its precision is not the one that is known as '{precision.name}': {precision!r}"
     parts = kernel.id.split("/")
     if len(parts) < 4 or parts[1] != kernel.op.name or parts[3] != precision.name:
         return f"its id is not backend/{kernel.op.name}/algorithm/{precision.name}[/tile]"
-    if contract.accumulate not in _accumulators(precision):
-        return f"{precision} accumulates in {precision.accumulate}, not in {contract.accumulate}"
+    accumulators = _accumulators(precision)
+    if contract.accumulate not in accumulators:
+        said = f"{precision} accumulates in {precision.accumulate}, not in {contract.accumulate}"
+        return said if len(accumulators) == 1 else f"{said}; known: {', '.join(accumulators)}"
     if contract.output != precision.storage:
         return f"{precision} stores {precision.storage}, not {contract.output}"
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
     known_algorithms = {*DERIVATIONS, *spec_of(kernel.op).derivations}
     if contract.algorithm not in known_algorithms:
-        near = get_close_matches(contract.algorithm, sorted(known_algorithms), n=1, cutoff=0.5)
-        meant = f", did you mean '{near[0]}'?" if near else ""
-        return f"the oracle has no error bound for '{contract.algorithm}'{meant}"
+        usual = [*spec_of(kernel.op).algorithms, *spec_of(kernel.op).derivations, "exact"]
+        said = _unknown(contract.algorithm, known_algorithms, dict.fromkeys(usual))
+        return f"the oracle has no error bound for {said}"
     if precision.splits and contract.algorithm.startswith("winograd"):
         return f"the oracle has no error bound for '{contract.algorithm}' with {precision}"
     if wrong := [edge for edge in kernel.edges if edge < 1]:
@@ -81,11 +85,18 @@ def objection(kernel: Kernel) -> str | None:
     return None
 
 
-def _accumulators(precision: Precision) -> set[str]:
+def _unknown(name: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
+    """A name that is not known, with the nearest that is, and those to choose from."""
+    near = nearest(name, known := list(known))
+    meant = f", did you mean '{near}'?" if near else ";"
+    return f"{show(name)}{meant} known: {', '.join(known if listed is None else listed)}"
+
+
+def _accumulators(precision: Precision) -> tuple[str, ...]:
     """The precision's accumulator, and the formats that round less."""
     own = FORMATS.get(precision.accumulate)
-    finer = {name for name, found in FORMATS.items() if own is not None and found.u < own.u}
-    return {precision.accumulate} | finer
+    finer = (name for name, found in FORMATS.items() if own is not None and found.u < own.u)
+    return tuple(dict.fromkeys((precision.accumulate, *finer)))
 
 
 def repeated(kernels: Sequence[Kernel]) -> list[str]:

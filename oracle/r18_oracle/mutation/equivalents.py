@@ -8,7 +8,7 @@ mutant no longer exists is an error.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -38,12 +38,14 @@ def listed(backend: str) -> dict[Key, str]:
     return found
 
 
-def judged(backend: str, mutants: Iterable[Mutant]) -> dict[str, str]:
+def judged(
+    backend: str, mutants: Iterable[Mutant], files: Collection[str] | None = None
+) -> dict[str, str]:
     """The reason for each listed mutant, by its id, given all mutants of the backend.
 
-    Raises `UsageError` for entries that match no mutant.
+    files: only entries for these. Raises `UsageError` for entries that match no mutant.
     """
-    reasons = listed(backend)
+    reasons = {key: why for key, why in listed(backend).items() if files is None or key[0] in files}
     known: dict[Key, list[str]] = {}
     for mutant in mutants:  # one of each kind may have the same key
         known.setdefault(mutant.key, []).append(mutant.id)

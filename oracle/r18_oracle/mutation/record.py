@@ -42,7 +42,8 @@ class Journal:
 
     how: what else a fate depends on (profile, seed, network); entries with another `how` are not
     reused. shown: the kernels of each mutant, by its id. kind: the kind of mutants that run. Fates
-    of the other kind are kept, and a run of structural mutants keeps the score of the tokens.
+    of the other kind are kept, and a run of structural mutants keeps the score of the tokens if
+    there is one.
     Raises `UsageError` for a damaged record.
     """
 
@@ -120,7 +121,7 @@ class Journal:
         old = self._old.environments if self._old else {}
         environments = old | {self._key: self._environment}
         head = {"date": records.now(), **self._how, **request, **score.summary()}
-        if self._kind == "state" and self._old:
+        if self._kind == "state" and self._old and others:
             head = {name: getattr(self._old, name) for name in head}
         if classes := _classes(entries, by_hand):
             head["state"] = classes

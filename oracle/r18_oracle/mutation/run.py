@@ -101,7 +101,7 @@ def run(
         decides = {"profile": profile_name, "seed": seed, "network": network}
         plan, device = sample.plan, sample.device
         journal = Journal(records_folder, device, plan, decides, sample.kernels_of, kind)
-        known = _to_reuse(journal.known(), again)
+        known = to_reuse(journal.known(), again)
     request = {"kernels": kernels, "files": files, "limit": limit}
     state = _State(sample, known, backend, profile_name, seed, journal, request)
     if trials := state.untried():
@@ -275,13 +275,15 @@ def _suited(how: Profile, network: str | None, device: DeviceInfo) -> tuple[Prof
     return fitting.profile, network and fitting.network
 
 
-def _to_reuse(known: Known, again: str | None) -> Known:
-    """The known results that are not run again.
+def to_reuse(known: Known, again: str | None) -> Known:
+    """The known results that are not run again, given one of `AGAIN`. Raises `UnknownName`.
 
     With any `again` the unchanged kernels run again too, since the oracle may have changed.
     """
     if again is None:
         return known
+    if again not in AGAIN:
+        raise unknown("set of mutants to run again", again, AGAIN)
     if again == "all":
         return Known()
     return Known({name: fate for name, fate in known.fates.items() if fate.status != again})
@@ -365,4 +367,4 @@ def _result(outcome: Outcome) -> Any:
     return outcome.result
 
 
-__all__ = ["AGAIN", "REQUIRED", "run"]
+__all__ = ["AGAIN", "REQUIRED", "run", "to_reuse"]

@@ -6,14 +6,17 @@ A table in TOML names the files to change and the tests that must notice the cha
     package = "r18"
     files = ["runtime/arena.py", "backend/program.py"]
     tests = ["tests/runtime/test_executor.py"]
+    classes = ["cache_key"]
 
-Each mutant is a change to a copy of the package, which pytest imports in a process of its own.
+`classes` are the operators to use, all by default. Each mutant is a change to a copy of the
+package, which pytest imports in a process of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -26,12 +29,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from threading import Lock
 
+from r18.backend import DeviceInfo
 from r18.errors import R18Error, UsageError, unknown
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import KINDS
 from r18_oracle.mutation.equivalents import judged
 from r18_oracle.mutation.mutants import Mutant, Target, mutants_of, sample
+from r18_oracle.mutation.names import Span
+from r18_oracle.mutation.plan import Plan
+from r18_oracle.mutation.record import Journal, Known
+from r18_oracle.mutation.run import to_reuse
 from r18_oracle.mutation.score import Result, Score
 from r18_oracle.mutation.trial import copied
 
@@ -50,11 +59,22 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Part:
-    """Files of a package, by globs relative to it, and the tests that judge changes to them."""
+    """Files of a package, by globs relative to it, and the tests that judge changes to them.
+
+    classes: the operators of the changes; () for all. Of files that kernels run, the oracle judges
+    the others.
+    """
 
     package: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+
+    def has(self, mutant: Mutant) -> bool:
+        return self.names(mutant.file) and (not self.classes or mutant.operator in self.classes)
+
+    def names(self, file: str) -> bool:
+        return any(fnmatchcase(file, glob) for glob in self.files)
 
 
 @dataclass(frozen=True)
@@ -75,24 +95,49 @@ def parts_of(table: Path) -> tuple[Part, ...]:
     try:
         data = tomllib.loads(table.read_text("utf-8"))
         return tuple(
-            Part(one["package"], tuple(one["files"]), tuple(one["tests"])) for one in data["part"]
+            Part(
+                one["package"],
+                tuple(one["files"]),
+                tuple(one["tests"]),
+                tuple(one.get("classes", ())),
+            )
+            for one in data["part"]
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{table} is not a table of parts: {error!r}\n"
-            "  it needs [[part]] entries with package, files and tests"
+            "  it needs [[part]] entries with package, files, tests and, if not all, classes"
         ) from None
+
+
+def reasons_in(parts: tuple[Part, ...]) -> dict[str, str]:
+    """The reason for each mutant of these files, of any kind, that is judged by hand, by its id.
+
+    Raises `UsageError` for an entry whose mutant no longer exists.
+    """
+    mutants = [mutant for kind in KINDS for mutant in _mutants_in(parts, kind)]
+    return judged(NAME, mutants, {mutant.file for mutant in mutants})
 
 
 def mutants_in(parts: tuple[Part, ...], kind: str) -> dict[Mutant, Part]:
     """The mutants of a kind in these files, each with its part; raises `UsageError` for none."""
+    found = _mutants_in(parts, kind)
+    if not found:
+        raise UsageError("no mutant to run: no file of the table has one")
+    return found
+
+
+def _mutants_in(parts: tuple[Part, ...], kind: str) -> dict[Mutant, Part]:
+    """Raises `UsageError` if two packages have a file of one name: mutants are known by theirs."""
     found: dict[Mutant, Part] = {}
+    owner: dict[str, str] = {}
     for part in parts:
         for file, source in _target(part).texts().items():
             if any(fnmatchcase(file, glob) for glob in part.files):
-                found |= dict.fromkeys(mutants_of(file, source, [kind]), part)
-    if not found:
-        raise UsageError("no mutant to run: no file of the table has one")
+                changes = mutants_of(file, source, [kind])
+                found |= {mutant: part for mutant in changes if part.has(mutant)}
+                if owner.setdefault(file, part.package) != part.package:
+                    raise UsageError(f"two packages of the table have a file '{file}' to change")
     return found
 
 
@@ -104,36 +149,83 @@ def run_tested(
     seed: int = 0,
     files: str = "*",
     workers: int | None = None,
+    records_folder: Path | None = None,
+    again: str | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> Score:
     """Run the tests of a table on mutants of its files; returns the share that they caught.
 
-    The tests run from the current folder. Raises `R18Error` if they fail on the unchanged sources,
-    and `UsageError` for a damaged table or no mutants.
+    The tests run from the current folder. records_folder, again: as in `r18_oracle.mutation.run`; a
+    result is reused as long as the files of its part and of the tests are the same.
+    Raises `R18Error` if the tests fail on the unchanged sources, and `UsageError` for a damaged
+    table or no mutants.
     """
     if kind not in KINDS:
         raise unknown("kind of mutants", kind, KINDS)
-    there = mutants_in(parts_of(table), kind)
-    reasons = judged(NAME, there)
+    parts = parts_of(table)
+    there = mutants_in(parts, kind)
+    plan = _plan(there, reasons_in(parts))
+    journal, known = None, Known()
+    if records_folder is not None:
+        how = {"profile": "tests", "seed": seed, "network": None}
+        shown = {mutant.id: part.tests for mutant, part in there.items()}
+        journal = Journal(records_folder, device(), plan, how, shown, kind)
+        known = to_reuse(journal.known(), again)
     chosen = sample([m for m in there if fnmatchcase(m.file, files)], limit, seed)
-    paces = {part: _unchanged(part) for part in {there[mutant]: None for mutant in chosen}}
-    texts = {part: _target(part).texts() for part in paces}
-    fates: dict[Mutant, Result] = {}
+    fates = {m.id: known.fates[m.id] for m in chosen if m.id in known.fates} | {
+        m.id: Result(m, "equivalent", plan.diff(m), reason=plan.reasons[m.id])
+        for m in chosen
+        if m.id in plan.reasons
+    }
+    untried = [mutant for mutant in chosen if mutant.id not in fates]
+    paces = {part: _unchanged(part) for part in {there[mutant]: None for mutant in untried}}
+    writing = Lock()
+
+    def score() -> Score:
+        judged_now = tuple(fates[m.id] for m in there if m.id in fates)
+        return Score(NAME, "tests", seed, judged_now, left=len(chosen) - len(fates))
+
+    def save(*results: Result) -> None:
+        with writing:
+            fates.update({result.mutant.id: result for result in results})
+            if journal is not None:
+                request = {"kernels": "*", "files": files, "limit": limit}
+                journal.write(request, score(), results)
 
     def judge(mutant: Mutant) -> None:
         part = there[mutant]
-        diff = mutant.diff(texts[part][mutant.file])
-        if reason := reasons.get(mutant.id):
-            fates[mutant] = Result(mutant, "equivalent", diff, reason=reason)
-        else:
-            ended = _tested(part, {mutant.file: mutant.source}, LEAST + SLACK * paces[part])
-            fates[mutant] = Result.of(mutant, diff, part.tests, _finding(ended), ended.seconds)
+        ended = _tested(part, {mutant.file: mutant.source}, LEAST + SLACK * paces[part])
+        save(Result.of(mutant, plan.diff(mutant), part.tests, _finding(ended), ended.seconds))
         progress(len(fates), len(chosen), mutant.id)
 
     with ThreadPoolExecutor(workers or 1) as threads:
-        list(threads.map(judge, chosen))
-    order = [mutant for mutant in there if mutant in fates]
-    return Score(NAME, "tests", seed, tuple(fates[mutant] for mutant in order))
+        list(threads.map(judge, untried))
+    save()
+    return score()
+
+
+def device() -> DeviceInfo:
+    """Where the tests run, for the record."""
+    return DeviceInfo("cpu", f"CPU ({platform.machine()})")
+
+
+def _plan(there: Mapping[Mutant, Part], reasons: Mapping[str, str]) -> Plan:
+    """The mutants with the sources that make a result another one: of a part, its files to change
+    and those of its tests. Its package may change, since the tests must pass without the change."""
+    texts: dict[str, str] = {}
+    reaches: dict[str, tuple[Span, ...]] = {}
+    owner = {mutant.file: part.package for mutant, part in there.items()}
+    for part in dict.fromkeys(there.values()):
+        sources = _target(part).texts()
+        mine = [name for name in sources if owner.get(name) == part.package]
+        texts |= {name: sources[name] for name in mine}
+        own = tuple((name, 1, 1) for name in mine if part.names(name))
+        for test in part.tests:
+            path = test.partition("::")[0]
+            texts[path] = Path(path).read_text("utf-8")
+            held = reaches.get(test, ())
+            reaches[test] = tuple(dict.fromkeys((*held, (path, 1, 1), *own)))
+    return Plan(Target(NAME, NAME, Path()), tuple(there), reasons, texts, reaches)
 
 
 def _target(part: Part) -> Target:
@@ -207,4 +299,4 @@ def _finding(ended: _Ended) -> Finding | None:
     return Finding("tests", NAME, "", None, "none", 0, message)
 
 
-__all__ = ["NAME", "Part", "mutants_in", "parts_of", "run_tested"]
+__all__ = ["NAME", "Part", "device", "mutants_in", "parts_of", "reasons_in", "run_tested"]

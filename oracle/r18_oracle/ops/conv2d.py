@@ -142,6 +142,14 @@ class Conv2dSpec(SumSpec[Conv2d]):
         for window in windows_for(kernel):
             yield from _probes(window)
 
+    def growing(self, kernel: Kernel) -> Iterator[Problem]:
+        """With bias and residual, whose place depends on the round. A wide window makes many
+        columns of few pixels, and an image of one row grows to any height."""
+        for window in windows_for(kernel):
+            extent = window[0] + 4
+            yield fused(Conv2d(1, 2, *square(window)), (1, 1, extent, extent + 1))
+        yield fused(Conv2d(8, 2, (11, 11), (1, 1), (5, 5)), (1, 8, 3, 5))
+
     def many(self) -> Iterator[Problem]:
         yield Problem(Conv2d(BEYOND_GRID, 1, (1, 1)), ((1, BEYOND_GRID, 1, 1),))
         yield Problem(Conv2d(1, BEYOND_GRID, (1, 1)), ((1, 1, 1, 1),))

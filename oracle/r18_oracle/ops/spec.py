@@ -86,6 +86,13 @@ class OpSpec(ABC, Generic[O]):
         """Small problems like a network's, to call a kernel on in several ways."""
         return self.corners()
 
+    def growing(self, kernel: Kernel) -> Iterator[Problem]:
+        """Small problems that are made larger until they exceed a limit of the kernel's workspace.
+
+        See `r18_oracle.generate.rounds`.
+        """
+        return self.ordinary(kernel)
+
     def many(self) -> Iterator[Problem]:
         """More channels, outputs or samples than a CUDA grid holds; all else as small as it gets.
 

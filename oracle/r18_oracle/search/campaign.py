@@ -178,7 +178,8 @@ class Campaign:
         )
 
     def _run_share(self, share: Share) -> None:
-        """The kernel or one choice: drawn problems first, then corners and crossings."""
+        """The kernel or one choice: drawn problems first, then corners and crossings, and at last
+        problems that take several rounds."""
         one = share.one
         if one is not self.kernel:
             self.report.choices[one.id] = Tally()
@@ -186,6 +187,9 @@ class Campaign:
             search(one, share.how, share.seed, partial(self._attempt, one))
         for index, problem in enumerate((*share.known, *share.vast)):
             self._run_fixed(one, problem, index, light=False)
+        for index, problem in enumerate(share.rounds):
+            large = elements(problem) > 8 * share.how.max_elements  # as no corner is
+            self._run_fixed(one, problem, index, light=large)
 
     def _run_network(self, name: str) -> None:
         for index, problem in enumerate(network_problems(name, self.how.batches)):
@@ -328,8 +332,12 @@ def walk(
     seed: int,
     network_name: str | None,
     attempt: Callable[[Kernel, Problem, int, str], bool],
+    *,
+    whole: bool = False,
 ) -> None:
     """The problems of a campaign, with its seeds and inputs, for runs that check something else.
+
+    whole: with those beyond the limit of a workspace, for runs in which size costs little.
 
     attempt: gets the kernel or a choice, a problem, the seed of its data and the rounding kind. It
     returns False if the problem is refused, and may raise `Failed`.
@@ -353,6 +361,8 @@ def walk(
 
         search(share.one, share.how, share.seed, drawn)
         fixed(share.one, share.known)
+        if whole:
+            fixed(share.one, share.rounds)
     if network_name is not None:
         every = network_problems(network_name, how.batches)
         fixed(kernel, (problem for problem in every if type(problem.op) is kernel.op))

@@ -18,6 +18,7 @@ from r18.graph.ops import Problem
 from r18_oracle.findings import CHOICE, Finding
 from r18_oracle.generate.corners import corners, many_tiles, vast
 from r18_oracle.generate.crossings import choice_crossings, crossings
+from r18_oracle.generate.rounds import rounds
 
 if TYPE_CHECKING:
     from r18_oracle.search.profiles import Profile
@@ -58,6 +59,11 @@ class Share:
         )
         start = (zlib.crc32(self.one.id.encode()) + self.seed) % self.how.every
         return found[start :: self.how.every]
+
+    @property
+    def rounds(self) -> tuple[Problem, ...]:
+        """Problems beyond the limit of the workspace, which may be large."""
+        return rounds(self.one, self.how.max_elements, self.how.max_macs)
 
     @property
     def vast(self) -> tuple[Problem, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from r18_cupy.cuda import compiler
-from r18_cupy.cuda.compiler import Binary, CompileError, Entry, compile_entry
+from r18_cupy.cuda.compiler import Binary, CompileError, Entry, compile_entry, compile_ptx
 
 TARGET = "sm_90"
 SOURCE = """#include "scale.cuh"
@@ -112,6 +112,33 @@ def test_flags_architecture_and_toolkit_are_part_of_the_key(
     monkeypatch.setattr(compiler, "_toolkit", lambda: "another")
     compile_entry(ENTRY, TARGET)
     assert len(compiled) == len(cached(kernels)) == 4
+
+
+def test_all_of_an_entry_is_part_of_its_digest(kernels: Path) -> None:
+    """Kernels have these digests, and records name them: no file of the cache does."""
+    several = (
+        ENTRY,
+        Entry("scale", "other", ENTRY.defines),
+        Entry("scale", "scale", (("BIAS", 2),)),
+        Entry("scale", "scale", (("SHIFT", 1),)),
+        Entry("scale", "scale", ENTRY.defines, "sm_90a"),
+    )
+    before = {entry.digest for entry in several}
+    assert len(before) == len(several)
+    (kernels / "scale.cuh").write_text(HEADER.replace("2.0f", "3.0f"))
+    assert before.isdisjoint(entry.digest for entry in several)
+
+
+def test_ptx_is_that_of_the_entry_and_of_the_target(kernels: Path) -> None:
+    other = Entry("scale", "scale", (("BIAS", 2),))
+    compile_ptx.cache_clear()
+    found = [compile_ptx(e, t) for e in (ENTRY, other) for t in (TARGET, "sm_80", TARGET)]
+    compile_ptx.cache_clear()  # other tests have other sources of this name
+    assert found[:3] != found[3:]
+    assert len(set(found)) == 4
+    assert all(
+        f".target {t}" in ptx for t, ptx in zip((TARGET, "sm_80", TARGET) * 2, found, strict=True)
+    )
 
 
 def test_a_toolkit_is_told_by_its_packages_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,14 @@ tiles of a GPU, which one is chosen, graphs, and how the simulator comes to be u
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +35,7 @@ from r18_numba.catalogue import all_kernels, filling, simulated_kernels
 from r18_numba.conv import MOST_EXTENT, DirectConv, ImplicitGemm, Winograd
 from r18_numba.kernel import DEVICE, SOURCES, NumbaKernel
 from r18_numba.others import LINEAR_TILES, LinearKernel
+from r18_numba.races import Race
 from r18_numba.tile import LARGE, SMALL, TILES, TINY, WIDE, Tile
 from r18_oracle.generate.corners import corners
 from r18_oracle.judge.reference import reference
@@ -210,15 +214,41 @@ def test_threads_of_a_simulated_block_take_turns_in_a_known_order(
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_missing_barrier_shows_in_every_run(backend: r18_numba.Backend, step: int) -> None:
-    """Whichever way the threads look, some look too early, and find NaN."""
+    """Whichever way the threads look, some look too early."""
     right = (np.arange(4) + step) % 4
     nothing = np.zeros((2, 4), np.float32)
     np.testing.assert_array_equal(
         simulate(backend, "passing_on", nothing, step, 1), np.stack([right, right])
     )
-    runs = [simulate(backend, "passing_on", nothing, step, 0) for _ in range(3)]
+    for _ in range(3):
+        with pytest.raises(Race, match=r"of a shared array that .*, with no barrier"):
+            simulate(backend, "passing_on", nothing, step, 0)
+
+
+def test_an_early_read_gets_no_number(
+    backend: r18_numba.Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks that are not watched."""
+    monkeypatch.setattr("r18_numba.simulator.Watched", lambda array, block: array)
+    runs = [simulate(backend, "passing_on", np.zeros((2, 4), np.float32), 1, 0) for _ in range(3)]
     assert all(np.isnan(run).any(axis=1).all() for run in runs)
     assert len({run.tobytes() for run in runs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "said"),
+    [
+        ("adding", [[6, 0, 0, 0]], r"thread 2 used element 0 of .* thread 3 wrote to, with no"),
+        ("overwriting", [[1, 1, 1, 1]], r"element \(0, 0\) of .* other threads read, with no"),
+    ],
+)
+def test_a_race_between_two_barriers_is_found(
+    backend: r18_numba.Backend, name: str, right: list[list[int]], said: str
+) -> None:
+    """Though one thread after another gives the right result."""
+    assert simulate(backend, name, np.zeros((1, 4), np.float32), 1).tolist() == right
+    with pytest.raises(Race, match=said):
+        simulate(backend, name, np.zeros((1, 4), np.float32), 0)
 
 
 def test_a_barrier_does_not_wait_for_threads_that_are_done(backend: r18_numba.Backend) -> None:
@@ -242,6 +272,38 @@ def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
         simulate(backend, "failing", np.zeros((1, 1), np.float32))
     assert threading.enumerate() == before
     assert simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))[0, 0] == 6
+
+
+# -- builders of device code -------------------------------------------------------------------
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "storage": (np.float32, np.float16),
+    "tile": (TINY, SMALL),
+    "side": (4, 8),
+    "depth": (16, 32),
+}
+"""Two values of each argument of a builder."""
+
+
+def builders() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Module, name and arguments of every builder, from the sources."""
+    for path in sorted(DEVICE.glob("*/*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("build"):
+                arguments = tuple(argument.arg for argument in node.args.args)
+                yield f"{path.parent.name}.{path.stem}", node.name, arguments
+
+
+@pytest.mark.parametrize(("module", "name", "arguments"), list(builders()))
+def test_each_builder_keeps_a_function_for_each_argument(
+    backend: r18_numba.Backend, module: str, name: str, arguments: tuple[str, ...]
+) -> None:
+    """Else a kernel gets the code of another tile or format; the simulator has few of them."""
+    build = getattr(import_module(f"r18_numba.kernels.{module}"), name)
+    every = list(product(*(VALUES[argument] for argument in arguments)))
+    built = [build(*values) for values in every]
+    assert len({id(function) for function in built}) == len(every)
+    assert [build(*values) for values in every] == built
 
 
 # -- the oracle, in the simulator --------------------------------------------------------------

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -464,6 +465,55 @@ def test_each_signature_is_cached_in_a_file_of_its_own(tmp_path: Path, backend: 
     codegen = cpu_target.target_context.codegen()
     signatures = (numba.float32(numba.float32), numba.float64(numba.float64))
     assert len({kept._path(signature, codegen) for signature in signatures}) == 2
+
+
+class Processor:
+    """What Numba says of the processor that it compiles for."""
+
+    def __init__(self, *about: str) -> None:
+        self.about = about
+
+    def magic_tuple(self) -> tuple[str, ...]:
+        return self.about
+
+
+def test_all_that_decides_the_code_is_part_of_a_file_s_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    """A cache folder may be shared by machines, and outlive a version."""
+    cache = compiled.module("cache")
+    signature = numba.float32(numba.float32)
+
+    def path(function: str = "x", processor: str = "zen") -> Path:
+        names: dict[str, Any] = {}
+        exec(f"def same(x):\n    return {function}", names)
+        kept = cache.KernelCache(names["same"], tmp_path)
+        found: Path = kept._path(signature, Processor("linux", processor))
+        return found
+
+    found = [path(), path("x + x"), path(processor="icelake")]
+    for module, name in ((cache.numba, "numba"), (cache.llvmlite, "llvmlite")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "__version__", f"another {name}")
+            found.append(path())
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.sys, "version", "another Python")
+        found.append(path())
+    assert len(set(found)) == len(found)
+    assert path() == found[0]
+
+
+def test_flushing_a_cache_deletes_every_file_of_its_kernel(
+    tmp_path: Path, backend: Backend
+) -> None:
+    def same(x: float) -> float:
+        return x
+
+    others = [tmp_path / "other-1.numba", tmp_path / "same.txt"]
+    for path in (tmp_path / "same-1.numba", tmp_path / "same-2.numba", *others):
+        path.write_bytes(b"")
+    compiled.module("cache").KernelCache(same, tmp_path).flush()
+    assert sorted(tmp_path.iterdir()) == others
 
 
 def test_importing_it_and_listing_its_kernels_imports_no_numba() -> None:

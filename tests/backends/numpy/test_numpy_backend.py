@@ -36,6 +36,7 @@ from r18.graph.ops import (
     Shape,
     Softmax,
 )
+from r18.graph.quantized import QuantizedGlobalAvgPool
 from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import choose_kernel
@@ -562,3 +563,13 @@ assert counts() == before, (before, counts())
 """
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
+
+
+def test_a_sum_beyond_24_bits_is_rounded_to_nearest() -> None:
+    """2²⁴ + 3 rounds up. Cut off, it would give a product that is no more than one half: of random
+    images none is so large and so close."""
+    op = QuantizedGlobalAvgPool("uint8")
+    x = np.full((1, 1, 512, 512), 64, np.uint8)
+    x[0, 0, 0, :3] += 1
+    multiplier = np.array([2.0**-25 * (1 - 2.0**-23)], np.float32)
+    assert run(op, x, multiplier, precision="int8").tolist() == [[1]]
