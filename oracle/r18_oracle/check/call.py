@@ -8,6 +8,7 @@ kernel, and compares every byte afterwards.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -276,7 +277,7 @@ class _Call:
 
 def buffer_sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
     """Bytes of each buffer, by name. The output is between others, to catch both overruns."""
-    output = int(np.prod(case.problem.output, dtype=object)) * case.output_dtype.itemsize
+    output = math.prod(case.problem.output) * case.output_dtype.itemsize
     first, *others = (array.nbytes for array in case.inputs)
     rest = {f"input {index}": nbytes for index, nbytes in enumerate(others, 1)}
     return {"input 0": first, "output": output, **rest, "workspace": scratch_nbytes}
