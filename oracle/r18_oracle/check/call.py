@@ -331,8 +331,9 @@ def _changed_on_host(
     names: list[str], handed: tuple[Array, ...], given: tuple[Array, ...]
 ) -> str | None:
     for name, after, before in zip(names, handed, given, strict=True):
-        # As bits, which also tells zeros and NaN apart.
-        if not np.array_equal(*(array.reshape(-1).view(np.uint64) for array in (after, before))):
+        # As bits, in which the two zeros differ and NaN does not.
+        now, then = (array.reshape(-1).view(np.uint64) for array in (after, before))
+        if not np.array_equal(now, then):
             return f"`prepare` wrote to the array of weight '{name}'"
     return None
 
