@@ -36,7 +36,9 @@ def _share_threads(processes: int) -> None:
     """
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, str(max(2, _cores() // processes)))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # who spins takes the time of the others
+    # Who spins takes the time of the others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -50,8 +52,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 LONGEST = (
-    *("check/test_differential.py", "backends/numba/test_numba_backend.py"),
-    *("check/test_faults.py", "docs/test_tutorial.py", "docs/test_troubleshooting.py"),
+    *("check/test_faults.py", "backends/numba/test_numba_backend.py"),
+    *("check/test_differential.py", "docs/test_tutorial.py", "docs/test_troubleshooting.py"),
     *("dropin/test_torch_dropin.py", "check/test_controls.py", "mutation/test_mutate.py"),
     *("search/test_verify.py", "search/test_choices.py", "test_publishing.py"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +67,7 @@ class TorchMemory(Memory):
         _torch(buffer).tensor[: source.nbytes].copy_(torch.from_numpy(source))
 
     def download(self, buffer: Buffer, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         found = _torch(buffer).tensor[:nbytes].cpu().numpy()
         return found.view(dtype).reshape(shape).copy()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -51,7 +52,18 @@ class Case:
         return replace(self, problem=parts_of(self.problem)[0])
 
     def wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        """Inputs and weights widened exactly to float64."""
+        """Inputs and weights widened exactly to float64; the same arrays each time, to be read.
+
+        A kernel gets copies of them, since it may write to what it is given (`handed`).
+        """
+        return self._wide
+
+    def handed(self) -> tuple[Array, ...]:
+        """The weights in float64, for a kernel to prepare: new arrays each time."""
+        return tuple(a.astype(np.float64) for a in self.weights)
+
+    @cached_property
+    def _wide(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         return (
             tuple(a.astype(np.float64) for a in self.inputs),
             tuple(a.astype(np.float64) for a in self.weights),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -157,6 +158,17 @@ def test_a_choice_gets_fewer_examples_another_seed_and_edges_that_not_all_have()
     assert of_kernel.known
 
 
+def test_a_brief_look_at_all_precisions_of_a_kernel_sees_every_problem() -> None:
+    """Each precision gets a third of them, and not the same third."""
+    backend, brief = load_backend("torch"), profile("brief")
+    kernels = [k for k in backend.kernels() if k.id.startswith("torch/conv2d/aten/")]
+    seen = [next(shares(backend, kernel, brief, 5)).known for kernel in kernels]
+    every = next(shares(backend, kernels[0], replace(brief, every=1), 5)).known
+    assert len(seen) >= 4
+    assert all(len(every) // 3 <= len(part) <= len(every) // 3 + 1 for part in seen)
+    assert set().union(*seen) == set(every)
+
+
 def test_a_choice_that_takes_nothing_is_a_finding_until_it_does() -> None:
     finding = campaign(choosing_toy.Idle())
     assert finding is not None
@@ -235,6 +247,7 @@ def test_a_choice_is_its_kernel_with_one_function(kernel: CudaKernel) -> None:
     }
 
 
+@cache
 def shown(kernel: CudaKernel, how: Profile) -> dict[CudaKernel, list[Problem]]:
     """What the kernel and each of its choices take of the problems that a campaign shows them."""
     found: dict[CudaKernel, list[Problem]] = {}

@@ -8,6 +8,7 @@ kernel, and compares every byte afterwards.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -226,7 +227,7 @@ class _Call:
         self.case = case
         # A copy: a kernel that changes its problem must not change what it is judged by.
         self.problem = copy.deepcopy(case.problem)
-        self.given, self.handed = case.wide()[1], case.wide()[1]
+        self.given, self.handed = case.wide()[1], case.handed()
         self.names = [spec.role for spec in self.problem.op.weights()]
         with kernel_running():
             self.weights = prepare_weights(kernel, self.problem, self.names, self.handed)
@@ -276,7 +277,7 @@ class _Call:
 
 def buffer_sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
     """Bytes of each buffer, by name. The output is between others, to catch both overruns."""
-    output = int(np.prod(case.problem.output, dtype=object)) * case.output_dtype.itemsize
+    output = math.prod(case.problem.output) * case.output_dtype.itemsize
     first, *others = (array.nbytes for array in case.inputs)
     rest = {f"input {index}": nbytes for index, nbytes in enumerate(others, 1)}
     return {"input 0": first, "output": output, **rest, "workspace": scratch_nbytes}
@@ -293,13 +294,16 @@ def _bytes(memory: Memory, buffer: Buffer) -> Array:
 
 def stray_write(arena: Arena, before: Array, seen: Array) -> str | None:
     """The first byte written outside a buffer, in a sentence."""
-    outside = before != seen
-    for offset, nbytes in arena.spans.values():
-        outside[offset : offset + nbytes] = False
-    wrong = np.flatnonzero(outside)
-    if not wrong.size:
+    begin, wrong = 0, -1
+    for offset, nbytes in (*arena.spans.values(), (arena.nbytes, 0)):
+        differs = before[begin:offset] != seen[begin:offset]
+        if differs.any():
+            wrong = begin + int(differs.argmax())
+            break
+        begin = offset + nbytes
+    if wrong < 0:
         return None
-    name, at = arena.place(int(wrong[0]))
+    name, at = arena.place(wrong)
     if at < 0:
         return f"wrote {-at} byte(s) before the beginning of the {name} buffer"
     first = at - arena.spans[name][1]
@@ -327,7 +331,9 @@ def _changed_on_host(
     names: list[str], handed: tuple[Array, ...], given: tuple[Array, ...]
 ) -> str | None:
     for name, after, before in zip(names, handed, given, strict=True):
-        if after.tobytes() != before.tobytes():
+        # As bits, in which the two zeros differ and NaN does not.
+        now, then = (array.reshape(-1).view(np.uint64) for array in (after, before))
+        if not np.array_equal(now, then):
             return f"`prepare` wrote to the array of weight '{name}'"
     return None
 

@@ -65,7 +65,7 @@ def _given(address: int) -> bool:
     asked = _mincore()(ctypes.c_void_p(address), ctypes.c_size_t(FENCE_NBYTES), pages)
     if asked != 0:
         raise OSError(ctypes.get_errno(), "mincore failed")
-    return any(page & 1 for page in pages)
+    return bool((np.frombuffer(pages, np.uint8) & 1).any())
 
 
 @cache
@@ -103,7 +103,7 @@ def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
 
     names = [spec.role for spec in problem.op.weights()]
     with kernel_running():
-        prepared = prepare_weights(kernel, problem, names, case.wide()[1])
+        prepared = prepare_weights(kernel, problem, names, case.handed())
         scratch_nbytes = kernel.workspace(problem)
     inputs = tuple(buffer(f"input {i}", array.nbytes) for i, array in enumerate(case.inputs))
     for array, to in zip(case.inputs, inputs, strict=True):

@@ -512,14 +512,14 @@ class State:
 
     def _given(self, case: Case) -> tuple[Array, ...]:
         """Host arrays to prepare from: float32 where that holds every value, else float64."""
-        wide = case.wide()[1]
+        wide = case.handed()
         if case.precision.storage == "float64":
             return wide
         return tuple(array.astype(np.float32) for array in wide)
 
     def _changes_float64(self) -> bool:
         """Whether `prepare` also writes to float64 arrays, which `inputs_unchanged` sees."""
-        wide = self._case.wide()[1]
+        wide = self._case.handed()
         before = [array.tobytes() for array in wide]
         self._made(self._case, wide)
         return [array.tobytes() for array in wide] != before

@@ -13,11 +13,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Collection, Iterator, Mapping, ValuesView
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
+from itertools import chain
 from multiprocessing import forkserver, resource_tracker
 from operator import is_
 from pathlib import Path
@@ -135,7 +136,6 @@ class Names:
 
     def replaced(self) -> str | None:
         """The first name that is bound to something else now, in words, or None."""
-        # Nearly always every value is the one that was seen: in a third of the time.
         if len(self.there) == len(self.seen) and all(map(is_, self.there, self.seen)):
             return None
         there = _held(self.owner)
@@ -161,16 +161,51 @@ class Names:
 
 
 @dataclass(frozen=True, eq=False)
+class Bindings:
+    """The names of all owners, and a quick way to see that none is bound to anything else.
+
+    libraries: the names and what they must stay bound to. ours: the values of all names at present,
+    as views.
+    """
+
+    libraries: tuple[tuple[Mapping[Any, Any], Mapping[Any, Any]], ...]
+    ours: tuple[ValuesView[Any], ...]
+
+    @classmethod
+    def of(cls, names: tuple[Names, ...]) -> Bindings:
+        libraries = [one for one in names if _is_library(one.owner)]
+        ours = (one.there for one in names if not _is_library(one.owner))
+        return cls(tuple((one.held, _held(one.owner)) for one in libraries), tuple(ours))
+
+    def addresses(self) -> bytes:
+        """Where what is bound to the names is in memory, one after the other.
+
+        This is asked for after every call. NumPy copies thousands of references in a third of the
+        time of a loop with `is`, and compares none of them, which a kernel's `__eq__` could fool.
+        """
+        parts: list[Collection[Any]] = [[*map(now.get, held)] for held, now in self.libraries]
+        parts += self.ours
+        found = _array_of(chain.from_iterable(parts), object, sum(map(len, parts)))
+        return found.tobytes()
+
+
+_array_of = np.fromiter
+
+
+@dataclass(eq=False)
 class Process:
     """The state that the kernels of a process share, at one moment.
 
     names: of each watched module, class and table.
+    bindings, addresses: the same names, and where what they are bound to is in memory.
     children: the processes that this one has started.
     errors: NumPy's handling of floating-point errors. dtype: PyTorch's default.
     blas_threads: the number of threads of each BLAS library.
     """
 
     names: tuple[Names, ...]
+    bindings: Bindings
+    addresses: bytes
     children: frozenset[int]
     errors: Any
     dtype: torch.dtype
@@ -182,16 +217,20 @@ class Process:
         owners = _owners(len(sys.modules))
         if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
             names = tuple(map(Names.of, owners))
-            dtype = torch.get_default_dtype()
-            _latest[:] = owners, cls(names, children(), np.geterr(), dtype, _blas_threads())
+            bindings = Bindings.of(names)
+            rest = children(), np.geterr(), torch.get_default_dtype(), _blas_threads()
+            _latest[:] = owners, cls(names, bindings, bindings.addresses(), *rest)
         latest: Process = _latest[1]
         return latest
 
     def change(self) -> str | None:
         """What has changed since, in words, or None."""
-        for names in self.names:
-            if (replaced := names.replaced()) is not None:
-                return replaced
+        addresses = self.bindings.addresses()
+        if addresses != self.addresses:  # or an owner has names that it did not have
+            for names in self.names:
+                if (replaced := names.replaced()) is not None:
+                    return replaced
+            self.addresses = addresses
         if children() - self.children:
             return "left a child process"
         if np.geterr() != self.errors:

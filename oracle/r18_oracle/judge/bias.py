@@ -85,8 +85,11 @@ def _added_where_equal(own: Array, alike: Array) -> Array:
 
     By Minkowski's inequality, √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik² for the terms k of elements i.
     """
-    _, group = np.unique(alike.astype(np.float32), return_inverse=True)
-    return np.bincount(group, weights=own)
+    narrow = alike.astype(np.float32)
+    order = np.argsort(narrow)
+    narrow = narrow[order]
+    first = np.flatnonzero(np.concatenate(([True], narrow[1:] != narrow[:-1])))
+    return np.asarray(np.add.reduceat(own[order], first))
 
 
 def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> float:

@@ -62,6 +62,9 @@ def _at(case: Case, at: tuple[int, ...], without: Held | None = None) -> float:
     """One element of the reference, with 1 in place of one element."""
     inputs, weights = case.wide()
     if without is not None:
-        (*inputs, *weights)[without.array][without.index] = 1.0
+        arrays = [*inputs, *weights]
+        arrays[without.array] = arrays[without.array].copy()
+        arrays[without.array][without.index] = 1.0
+        inputs, weights = tuple(arrays[: len(inputs)]), tuple(arrays[len(inputs) :])
     with np.errstate(all="ignore"):
         return float(reference(case.problem, inputs, weights)[at])

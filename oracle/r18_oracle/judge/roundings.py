@@ -256,6 +256,8 @@ def factor_hazards(case: Case, contract: RoundingContract) -> Array:
     (x, *_), (weight, *_) = case.wide()
 
     def windows(found: Array) -> Array:
+        if not found.any():
+            return np.zeros(1, bool)
         return np.asarray(window_sum(case.problem, found.astype(np.float64)) > 0)
 
     def channels(found: Array) -> Array:
@@ -318,10 +320,12 @@ def _weight_sum(weight: Array) -> Array:
 def finite_part(case: Case) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Inputs and weights in float64, with 0 for what is infinite or NaN."""
     inputs, weights = case.wide()
-    return (
-        tuple(np.where(np.isfinite(a), a, 0.0) for a in inputs),
-        tuple(np.where(np.isfinite(a), a, 0.0) for a in weights),
-    )
+    return tuple(map(_finite, inputs)), tuple(map(_finite, weights))
+
+
+def _finite(a: Array) -> Array:
+    finite = np.isfinite(a)
+    return a if finite.all() else np.where(finite, a, 0.0)
 
 
 def depth_of(case: Case) -> int:

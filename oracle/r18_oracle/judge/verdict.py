@@ -147,14 +147,18 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
 
 
 def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgement:
-    finite = np.isfinite(y)
     error = np.abs(got - y)
     largest = np.broadcast_to(limits.largest, y.shape)
     ratio = np.where(error == 0, 0.0, error / largest)
-    # NaN in `error` means a NaN or an unlike infinity on either side: right only where both agree.
-    same = (np.isnan(got) & np.isnan(y)) | (got == y)
-    ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
-    judged = np.ones(y.shape, bool)
+    compared = np.isfinite(error)
+    if not compared.all():
+        # NaN in `error` means a NaN or an unlike infinity on either side: right only where both
+        # agree. It is infinite where one side is, or where a finite difference overflows.
+        same = (np.isnan(got) & np.isnan(y)) | (got == y)
+        finite = np.isfinite(y)
+        ratio = np.where(same, 0.0, np.where(finite & np.isfinite(got), ratio, np.inf))
+        compared &= finite
+    unjudged = 0
     if limits.overflows is not None:
         # After an overflow the output stays infinite or NaN, except that ReLU turns −∞ into 0, and
         # that max-pooling takes another value over −∞, which is then too low. Any other finite
@@ -165,27 +169,30 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgem
         elif getattr(op, "relu", False):
             lost |= got == 0
         judged = ~(limits.overflows & lost)
-    ratio = np.where(judged, ratio, 0.0)
+        unjudged = int(y.size - judged.sum())
+        ratio = np.where(judged, ratio, 0.0)
+        compared &= judged
     worst = np.unravel_index(int(np.argmax(ratio)), y.shape)
+    chosen: Any = ... if compared.all() else compared  # the first takes no copy
+    any_compared = bool(compared.any())
     sharp = None
-    compared = judged & finite & np.isfinite(error)
-    if limits.statistical is not None and compared.any():
-        line = limits.statistical[compared]
-        sharp = float(np.max(np.where(error[compared] == 0, 0.0, error[compared] / line)))
+    if limits.statistical is not None and any_compared:
+        off = error[chosen]
+        sharp = float(np.max(np.where(off == 0, 0.0, off / limits.statistical[chosen])))
     bias = None
     if limits.drift is not None:
         bias = limits.drift.ratio(got - y, y, compared & (np.abs(y) > largest))
     resolution = None
-    if not exact and compared.any():
-        rms = float(np.sqrt(np.mean(np.square(y[compared]))))
-        resolution = float(2 * np.max(largest[compared]) / rms) if rms > 0 else None
+    if not exact and any_compared:
+        rms = float(np.sqrt(np.mean(np.square(y[chosen]))))
+        resolution = float(2 * np.max(largest[chosen]) / rms) if rms > 0 else None
     peak = float(ratio[worst])
     return Judgement(
         ok=peak <= 1.0,
         ratio=peak,
         sharp=sharp,
         resolution=resolution,
-        unjudged=int(y.size - judged.sum()),
+        unjudged=unjudged,
         coordinate=tuple(int(i) for i in worst),
         got=float(got[worst]),
         expected=float(y[worst]),

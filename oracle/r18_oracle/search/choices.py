@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from r18.backend import Backend, Kernel
 from r18.errors import UsageError
 from r18.graph.ops import Problem
+from r18.graph.precision import PRECISIONS
 from r18_oracle.findings import CHOICE, Finding
 from r18_oracle.generate.corners import corners, many_tiles, vast
 from r18_oracle.generate.crossings import choice_crossings, crossings
@@ -57,8 +58,16 @@ class Share:
             if self.common is None
             else (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
         )
-        start = (zlib.crc32(self.one.id.encode()) + self.seed) % self.how.every
-        return found[start :: self.how.every]
+        return found[self._first :: self.how.every]
+
+    @property
+    def _first(self) -> int:
+        """Where every n-th problem begins. It is another one for each precision of a kernel, so
+        that the precisions, which share most of their code, share all problems among them."""
+        name, of = self.one.precision.name, [*PRECISIONS]
+        sources = zlib.crc32(self.one.id.replace(f"/{name}", "").encode())
+        turn = of.index(name) if name in of else 0
+        return (sources + turn + self.seed) % self.how.every
 
     @property
     def rounds(self) -> tuple[Problem, ...]:

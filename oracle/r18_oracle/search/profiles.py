@@ -19,7 +19,7 @@ class Profile:
     shrink_seconds: time limit for shrinking a failing problem.
     call_seconds:   a worker that announces nothing for this long counts as hung.
     every:          each kernel gets every n-th of the corners and crossings; which ones depends on
-                    the kernel and the seed.
+                    the kernel, its precision and the seed.
     """
 
     name: str

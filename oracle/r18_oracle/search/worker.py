@@ -206,7 +206,9 @@ def _variables(threads: int, folder: str) -> dict[str, str]:
     if limit.isdecimal() and int(limit):
         threads = min(threads, int(limit))  # MKL and OpenBLAS ignore the limit of OpenMP
     return {name: str(threads) for name in THREAD_VARIABLES} | {
-        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads would slow the others down
+        # Spinning threads would slow the others down. OpenBLAS's spin for 2^n cycles, n ≥ 4.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "OPENBLAS_THREAD_TIMEOUT": "4",
         "HYPOTHESIS_STORAGE_DIRECTORY": folder,
         # Else a worker looks for the standard library in the current folder first.
         "PYTHONSAFEPATH": "1",

@@ -6,9 +6,10 @@ The source is parsed for positions and edited as text, so that a diff shows only
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
+from typing import cast
 
 from r18_oracle.mutation.edits import Change, Edit
 from r18_oracle.mutation.edits.python_view import (
@@ -87,27 +88,50 @@ def _meaning(first: int, statement: str) -> object | None:
         tree = ast.parse(statement)
     except SyntaxError:
         return None
-    return first, ast.dump(_Folded().visit(tree))
+    words: list[str] = []
+    _tell(tree, words.append)
+    return first, " ".join(words)
 
 
 _unchanged = lru_cache(maxsize=8)(_meaning)
 """The meaning of an unchanged statement, cached since every change in it is compared with it."""
 
 
-class _Folded(ast.NodeTransformer):
-    """Folds integers: n + 1 + 1 becomes n + 2, n + 1 - 1 and 1 * n become n."""
+def _tell(value: object, tell: Callable[[str], None]) -> None:
+    """A syntax tree as words: equal for equal trees, after `_folded`.
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Mult) and 1 in (_integer(node.left), _integer(node.right)):
-            return node.right if _integer(node.left) == 1 else node.left
-        added, base = _added(node), node.left
-        if added is None:
-            return node
-        if isinstance(base, ast.BinOp) and (inner := _added(base)) is not None:
-            added, base = added + inner, base.left
-        op = ast.Add() if added > 0 else ast.Sub()
-        return ast.BinOp(base, op, ast.Constant(abs(added))) if added else base
+    There are thousands of edits, so this is one pass instead of a transformer and `ast.dump`.
+    """
+    if isinstance(value, ast.AST):
+        node = _folded(value) if isinstance(value, ast.BinOp) else value
+        tell(type(node).__name__)
+        for name in node._fields:
+            _tell(getattr(node, name, None), tell)
+        tell(")")
+    elif isinstance(value, list):
+        tell("[")
+        for one in value:
+            _tell(one, tell)
+        tell("]")
+    else:
+        tell(repr(value))
+
+
+def _folded(node: ast.AST) -> ast.AST:
+    """Integers folded: n + 1 + 1 becomes n + 2, n + 1 - 1 and 1 * n become n."""
+    if not isinstance(node, ast.BinOp):
+        return node
+    node.left = base = cast(ast.expr, _folded(node.left))
+    node.right = cast(ast.expr, _folded(node.right))
+    if isinstance(node.op, ast.Mult) and 1 in (_integer(base), _integer(node.right)):
+        return node.right if _integer(base) == 1 else base
+    added = _added(node)
+    if added is None:
+        return node
+    if isinstance(base, ast.BinOp) and (inner := _added(base)) is not None:
+        added, base = added + inner, base.left
+    op = ast.Add() if added > 0 else ast.Sub()
+    return ast.BinOp(base, op, ast.Constant(abs(added))) if added else base
 
 
 def _added(node: ast.BinOp) -> int | None:
