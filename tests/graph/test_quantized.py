@@ -16,7 +16,8 @@ from r18.errors import NoKernel, R18Error, ScheduleError, ShapeError, UsageError
 from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MaxPool2d, Normalize, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
-from r18.graph.quantize import QuantizedWeight, quantized, quantized_weights, rounded
+from r18.graph.quantization import QuantizedWeight
+from r18.graph.quantize import quantized, quantized_weights, rounded
 from r18.graph.quantized import (
     MOST_DEPTH,
     Quantize,
