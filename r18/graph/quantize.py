@@ -241,6 +241,20 @@ def scaled_values(schedule: Schedule) -> dict[str, str]:
     return found
 
 
+def value_scales(schedule: Schedule, scales: Mapping[str, float | np.float32]) -> dict[str, float]:
+    """The scale of every value of a quantised schedule that is stored in integers.
+
+    scales: by value, as `scaled_values` names them; max-pooling keeps its input's.
+    """
+    first, *others = schedule.steps
+    found = {first.output: float(scales[first.inputs[0]])}
+    for step in others:
+        if step.op.output_storage in STORAGES:
+            kept = isinstance(step.op, QuantizedMaxPool2d)
+            found[step.output] = found[step.inputs[0]] if kept else float(scales[step.output])
+    return found
+
+
 def product_scales(step: Step, source: np.float32, weight: Array) -> Array:
     """fl(s_x · s_w[o]) of each output channel. Raises `WeightsError` where it is 0 or infinite."""
     with np.errstate(over="ignore", under="ignore"):
@@ -332,4 +346,5 @@ __all__ = [
     "quantized_weights",
     "rounded",
     "scaled_values",
+    "value_scales",
 ]

@@ -344,7 +344,7 @@ def write_manifest(
     """
     folder = Path(folder)
     manifest = Manifest.of(weights, schedule)
-    check_free(folder, "export", MANIFEST, overwrite, load_manifest, ManifestError)
+    check_target(folder, overwrite)
     try:
         with new_folder(folder, overwrite=overwrite) as draft:
             for entry in manifest.tensors:
@@ -357,6 +357,11 @@ def write_manifest(
     except OSError as error:
         raise ManifestError(f"cannot write '{folder}': {error}") from error
     return manifest
+
+
+def check_target(folder: str | Path, overwrite: bool = False) -> None:
+    """Raise `ManifestError` unless an export may be written there, as `write_manifest` does."""
+    check_free(Path(folder), "export", MANIFEST, overwrite, load_manifest, ManifestError)
 
 
 # -- Fields ----------------------------------------------------------------------------------
@@ -382,6 +387,7 @@ __all__ = [
     "Entry",
     "Export",
     "Manifest",
+    "check_target",
     "load_manifest",
     "read_manifest",
     "write_manifest",
