@@ -132,6 +132,9 @@ def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tu
             seconds = _runs(partial(_clocked, partial(np.matmul, a, b, out=out)))
         how = f"NumPy {np.__version__}, matrix product {side}³, BLAS of {threads} threads"
         yield name, (2.0 * side**3, seconds, how)
+    if (times := _int8(side, threads)) is not None:
+        progress("matrix product, int8")
+        yield "int8", times
     progress("copy")
     source = np.full(nbytes // 8, 1.5)
     target = np.zeros_like(source)
@@ -145,6 +148,26 @@ def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tu
         seconds = _runs(partial(_clocked, copy))
     how = f"NumPy {np.__version__}, copy of {source.nbytes} bytes by {threads} threads"
     yield "copy", (2.0 * source.nbytes, seconds, how)
+
+
+def _int8(side: int, threads: int) -> Timed | None:
+    """A product of int8 matrices by PyTorch, since BLAS has none; None where it is missing."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    made = torch.Generator().manual_seed(0)
+    a, b = (
+        torch.randint(-128, 128, (side, side), dtype=torch.int8, generator=made) for _ in range(2)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        seconds = _runs(partial(_clocked, partial(torch._int_mm, a, b)))
+    finally:
+        torch.set_num_threads(before)
+    how = f"PyTorch {torch.__version__}, matrix product {side}³, {threads} threads"
+    return 2.0 * side**3, seconds, how
 
 
 def _clocked(work: Callable[[], object]) -> float:

@@ -155,13 +155,17 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A tensor in a file of its folder; `sha256` is None where it is not known."""
+    """A tensor in a file of its folder; `sha256` is None where it is not known.
+
+    scale: of integers that stand for numbers, q · scale; None for all others.
+    """
 
     name: str
     path: str
     shape: Shape
     dtype: str = "float32"
     sha256: str | None = None
+    scale: float | None = None
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +177,8 @@ class TensorFile:
         return f"shape {show(list(self.shape))} in {self.dtype}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"shape": list(self.shape)}
+        found = asdict(self) | {"shape": list(self.shape)}
+        return found if self.scale is not None else {k: v for k, v in found.items() if k != "scale"}
 
 
 def check_sha256(text: str, what: str, error: type[R18Error]) -> str:
