@@ -7,14 +7,16 @@ convolution is a matrix product over windows of the calibration images, drawn at
 seed. Needs PyTorch.
 
 The rounding of weight w is h(v) ∈ [0, 1] on top of ⌊w/s⌋, where h is a stretched sigmoid. Adam
-minimises the squared error of the output plus λ·Σ(1 − |2h − 1|^β), which pushes h to 0 or 1 as β
-falls.
+minimises e/e₀ + λ·mean(1 − |2h − 1|^β), where e is the squared error of the output and e₀ that of
+rounding to nearest. The second term pushes h to 0 or 1 as β falls. The paper has e and a sum in
+place of the quotient and the mean, and its λ then depends on the size of layers and of numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from r18.runtime.plan import choose_kernel
 
 STRETCH = (-0.1, 1.1)
 """The ends of the sigmoid before it is clipped to [0, 1]."""
-REGULARISATION = 0.01
+REGULARISATION = 1000.0
 BETA = (20.0, 2.0)
 WARMUP = 0.2
 """The part of the iterations in which nothing pushes h to its ends."""
@@ -88,7 +90,7 @@ def adaround(
             step,
             windows.gathered(integers, windows.places) * np.float32(scale),
             targets.pop(step.name),
-            *(np.asarray(read[name], np.float32) for name in step.weights),
+            *(np.array(read[name], np.float32) for name in step.weights),
         )
         nearest = found[step.name]
         found[step.name] = QuantizedWeight(layer.rounded(nearest, bits, settings), nearest.scale)
@@ -286,28 +288,35 @@ class _Layer:
         with torch.enable_grad():
             scale = torch.from_numpy(nearest.scale.copy())[:, None]
             matrix = self.weight.reshape(len(self.weight), -1)
-            exact = torch.from_numpy(np.ascontiguousarray(matrix)) / scale
+            exact = torch.from_numpy(matrix) / scale
             floor = torch.floor(exact)
             part = ((exact - floor) - low) / (high - low)
             v = torch.log(part / (1 - part)).requires_grad_()
             x, wanted, bias = map(torch.from_numpy, (self.rows, self.target, self.bias))
+            wanted = torch.relu(wanted) if relu else wanted
+
+            def error(rows: Any, right: Any, integers: Any) -> Any:
+                made = rows @ (integers * scale).T + bias
+                made = torch.relu(made) if relu else made
+                return (made - right).square().sum(dim=1).mean()
+
+            integers = torch.from_numpy(nearest.integers.reshape(exact.shape).astype(np.float32))
+            unit = float(error(x, wanted, integers))
+            if unit == 0:
+                return nearest.integers
             optimiser = torch.optim.Adam([v], lr=RATE)
             generator = torch.Generator().manual_seed(settings.seed)
             warm = int(settings.iterations * WARMUP)
             for iteration in range(settings.iterations):
                 pick = torch.randint(len(x), (min(ROWS, len(x)),), generator=generator)
                 h = torch.clamp(torch.sigmoid(v) * (high - low) + low, 0, 1)
-                made = x[pick] @ (torch.clamp(floor + h, -limit, limit) * scale).T + bias
-                right = wanted[pick]
-                if relu:
-                    made, right = torch.relu(made), torch.relu(right)
-                loss = (made - right).square().sum(dim=1).mean()
+                loss = error(x[pick], wanted[pick], torch.clamp(floor + h, -limit, limit)) / unit
                 if iteration >= warm:
                     left = (settings.iterations - iteration) / (settings.iterations - warm)
                     beta = BETA[1] + (BETA[0] - BETA[1]) * left
-                    loss = loss + REGULARISATION * (1 - (2 * h - 1).abs().pow(beta)).sum()
+                    loss = loss + REGULARISATION * (1 - (2 * h - 1).abs().pow(beta)).mean()
                 optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimiser.step()
             up = torch.sigmoid(v.detach()) * (high - low) + low >= 0.5
             found = torch.clamp(floor + up, -limit, limit)
