@@ -380,11 +380,13 @@ def _identical(a: Dump, b: Dump) -> bool:
 def _rows(expected: Dump, got: Dump, atol: float) -> Iterator[Row]:
     for file in expected.checkpoints:
         same = file.scale == got.checkpoint(file.name).scale
-        ours, theirs = (
-            d.read(file.name) if same else d.numbers(file.name) for d in (got, expected)
-        )
-        comparison = compare(ours, theirs, atol)
+        # Without names of their own, the arrays are dropped before the next ones are read.
+        comparison = compare(_read(got, file, same), _read(expected, file, same), atol)
         yield Row(file.name, file.shape, comparison)
+
+
+def _read(dump: Dump, file: TensorFile, as_stored: bool) -> Array:
+    return dump.read(file.name) if as_stored else dump.numbers(file.name)
 
 
 def check_comparable(a: Dump, b: Dump, allow_different_input: bool | None = None) -> None:
