@@ -230,7 +230,7 @@ def test_a_roofline_counts_bytes_of_integers(folder: Path) -> None:
 
 
 def test_the_rate_of_int8_on_a_cpu() -> None:
-    work, seconds, how = _int8(64, 1) or pytest.fail("PyTorch is installed")
+    work, seconds, how = _int8(64, 1)
     assert work == 2 * 64**3
     assert min(seconds) > 0
     assert how.startswith("PyTorch ")
