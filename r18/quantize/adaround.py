@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, Backend
+from r18.backend.registry import load_backend
 from r18.errors import NoKernel, R18Error
 from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.passes import fold_weights
@@ -30,6 +31,7 @@ from r18.graph.quantize import quantized, quantized_weights, value_scales
 from r18.graph.quantized import limit_of
 from r18.graph.schedule import Schedule, Step
 from r18.quantize.calibrate import Photographs, compiled
+from r18.quantize.losses import REFERENCE
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import choose_kernel
 
@@ -249,9 +251,6 @@ def _batches(count: int, size: int = 8) -> Iterator[slice]:
 
 def _with_integers(backend: Backend, schedule: Schedule) -> Backend:
     """The backend if it has kernels for every step, else numpy."""
-    from r18.backend.registry import load_backend
-    from r18.quantize.losses import REFERENCE
-
     kernels = backend.kernels()
     try:
         for problem in schedule.problems(1).values():

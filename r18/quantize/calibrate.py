@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from r18.graph.ops import MaxPool2d
 from r18.graph.quantize import quantized, scaled_values
 from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
+from r18.machine import cpus
 from r18.quantize.observers import Histogram, scale_of
 
 BATCH = 8
@@ -87,7 +87,7 @@ def photographs(
     digest = hashlib.sha256()
     names, pixels = [], []
     batches: Iterable[Sequence[Item]] = ([Item(file)] for file in files)
-    for (item,), (image,) in decoded(batches, folder, config, os.cpu_count() or 1, ahead=4):
+    for (item,), (image,) in decoded(batches, folder, config, cpus(), ahead=4):
         if isinstance(image.pixels, ImageError):
             tell(f"left out: {item.file}: {image.pixels}")
             continue
