@@ -13,6 +13,7 @@ from r18.errors import UsageError, unknown
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.weights import load_weights
+from r18.weights.precisions import in_precision
 
 
 def compile(
@@ -25,7 +26,7 @@ def compile(
 
     schedule: a name such as `resnet18`, or a schedule at level `none`.
     weights:  a source as `load_weights` takes it, or tensors by torchvision's names, such as a
-              model's `state_dict()`.
+              model's `state_dict()`. int8 needs weights with a quantisation (`r18 quantize`).
     backend:  a name as `get_backend` takes it; None for `R18_BACKEND`, else the first that can run.
     options:  of `CompileOptions`: batch, precision, fusion, taps, ...
 
@@ -43,4 +44,4 @@ def compile(
         weights = load_weights(os.fspath(weights), schedule)
     if not isinstance(backend, Backend):
         backend = get_backend(backend)
-    return backend.compile(schedule, weights, asked)
+    return backend.compile(*in_precision(schedule, weights, asked), asked)

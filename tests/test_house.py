@@ -16,7 +16,7 @@ from support import ROOT
 
 CORE = (
     ("errors",),
-    ("atomic", "ends", "files", "hooks"),
+    ("atomic", "ends", "files", "hooks", "progress"),
     ("cache", "machine"),
     ("graph",),
     ("backend",),
@@ -24,6 +24,7 @@ CORE = (
     ("weights", "torch"),
     ("compiled", "bench"),
     ("evaluate",),
+    ("quantize",),
     ("report",),
     ("cli",),
 )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,9 @@ def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tu
             seconds = _runs(partial(_clocked, partial(np.matmul, a, b, out=out)))
         how = f"NumPy {np.__version__}, matrix product {side}³, BLAS of {threads} threads"
         yield name, (2.0 * side**3, seconds, how)
+    if find_spec("torch"):  # BLAS has no products of int8
+        progress("matrix product, int8")
+        yield "int8", _int8(side, threads)
     progress("copy")
     source = np.full(nbytes // 8, 1.5)
     target = np.zeros_like(source)
@@ -145,6 +149,24 @@ def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tu
         seconds = _runs(partial(_clocked, copy))
     how = f"NumPy {np.__version__}, copy of {source.nbytes} bytes by {threads} threads"
     yield "copy", (2.0 * source.nbytes, seconds, how)
+
+
+def _int8(side: int, threads: int) -> Timed:
+    """A product of int8 matrices by PyTorch."""
+    import torch
+
+    made = torch.Generator().manual_seed(0)
+    a, b = (
+        torch.randint(-128, 128, (side, side), dtype=torch.int8, generator=made) for _ in range(2)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        seconds = _runs(partial(_clocked, partial(torch._int_mm, a, b)))
+    finally:
+        torch.set_num_threads(before)
+    how = f"PyTorch {torch.__version__}, matrix product {side}³, {threads} threads"
+    return 2.0 * side**3, seconds, how
 
 
 def _clocked(work: Callable[[], object]) -> float:

@@ -24,6 +24,7 @@ from r18.graph.ops import ConvMaxPool
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
+from r18.weights.precisions import in_precision
 
 Algorithm = tuple[str, str]
 """(op, algorithm): an algorithm's name such as `direct`, or a glob over kernel ids."""
@@ -95,7 +96,11 @@ def program_contender(
     *,
     required: bool = True,
 ) -> Contender:
-    """A backend's compiled program."""
+    """A backend's compiled program.
+
+    In int8 the weights must hold a quantisation; raises what `in_precision` raises.
+    """
+    schedule, weights = in_precision(schedule, weights, options)
     return Contender(
         name,
         device,
@@ -128,6 +133,8 @@ def algorithm_contender(
     Left out, and reported, in a precision or on a network for which the algorithm has no kernel.
     """
 
+    schedule, weights = in_precision(schedule, weights, options)
+
     def make() -> Compiled:
         chosen = algorithm_kernels(backend, schedule, algorithm, options)
         program = backend.compile(schedule, weights, replace(options, kernels=chosen))
@@ -153,7 +160,7 @@ def algorithm_kernels(
     them refuse (Winograd: all but 3x3 of stride 1) is not named, and keeps the preferred kernel.
     Pure. Raises `NoKernel` when no step is left.
     """
-    fused = fuse(schedule, options.fusion)
+    fused = schedule if schedule.level == options.fusion else fuse(schedule, options.fusion)
     if algorithm[0] == ConvMaxPool.name:
         fused = fuse_pool(fused)
     problems = fused.problems(options.batch)

@@ -37,6 +37,7 @@ COMMANDS: tuple[str, ...] = (
     "plan",
     "tune",
     "export",
+    "quantize",
     "classify",
     "evaluate",
     "bench",

@@ -29,8 +29,8 @@ from r18.cli.options import (
     integers,
     listed,
 )
-from r18.cli.progress import run_progress
 from r18.machine import set_threads
+from r18.progress import run_progress
 from r18.records import FOLDER
 
 BackendNames = Annotated[

@@ -23,6 +23,7 @@ from r18.graph.resnet import resnet18
 from r18.images.classify import Classification, even_batch
 from r18.images.classify import classify as classify_images
 from r18.weights import load_weights
+from r18.weights.precisions import in_precision
 
 
 def classify(
@@ -54,7 +55,7 @@ def classify(
     options = CompileOptions(
         batch=even_batch(len(images), batch), precision=precision, fusion=fusion
     )
-    program = runner.compile(network, loaded, options)
+    program = runner.compile(*in_precision(network, loaded, options), options)
     try:
         with Console(stderr=True).status("classifying") as status:
             results = classify_images(

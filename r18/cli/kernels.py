@@ -15,9 +15,9 @@ from tabulate import tabulate
 from r18.backend import Kernel, Resources, RoundingContract
 from r18.backend.registry import load_backend
 from r18.cli.options import AsJson, BackendName, asked_backend, chosen_backend, listed
-from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown_kernel
 from r18.machine import cpus
+from r18.progress import progress_bar
 
 Usage = dict[str, dict[str, Resources]]
 """By architecture, then by function, what a kernel's functions take."""

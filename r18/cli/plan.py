@@ -26,6 +26,7 @@ from r18.cli.options import (
     kernel_overrides,
 )
 from r18.runtime.plan import make_plan
+from r18.weights.precisions import integer_schedule
 
 Batch = Annotated[int, typer.Option(help="Images at once.", min=1)]
 Device = Annotated[
@@ -35,6 +36,8 @@ Device = Annotated[
         "fastest kernels there."
     ),
 ]
+
+Bits = Annotated[int, typer.Option(help="Of weights in int8: 8, 4 or 2.")]
 
 
 def plan(
@@ -46,6 +49,7 @@ def plan(
     image_size: ImageSize = None,
     kernel: KernelOverrides = None,
     device: Device = None,
+    bits: Bits = 8,
     as_json: AsJson = False,
 ) -> None:
     """Print a backend's plan for a network, without running it: no step touches a device.
@@ -62,7 +66,7 @@ def plan(
     options = CompileOptions(
         batch=batch, precision=precision, fusion=fusion, kernels=kernel_overrides(kernel or ())
     )
-    schedule = chosen_schedule(network_name, image_size)
+    schedule = integer_schedule(chosen_schedule(network_name, image_size), options, bits)
     made = make_plan(chosen, schedule, options)
     naive = make_plan(chosen, schedule, replace(options, arena=False)).arena_nbytes
     steps = rows(chosen, made)

@@ -22,11 +22,11 @@ from r18.cli.options import (
     integers,
     listed,
 )
-from r18.cli.progress import progress_bar
 from r18.errors import UsageError, unknown
 from r18.graph.ops import ConvMaxPool
 from r18.graph.passes import FUSION_LEVELS, fuse, fuse_pool
 from r18.graph.precision import precision as precision_named
+from r18.progress import progress_bar
 
 
 def tune(

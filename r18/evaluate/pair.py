@@ -22,6 +22,7 @@ from r18.evaluate.request import Request
 from r18.evaluate.rows import NOT_FINITE, OK, TOP, UNREADABLE, BatchRows, Row, Times
 from r18.graph.precision import precision as precision_of
 from r18.weights import Weights
+from r18.weights.precisions import in_precision
 
 FACTOR_ROUNDOFFS = {"tf32": 2.0**-11, "fp16x2": 2.0**-23}
 """For the formats of factors only."""
@@ -72,7 +73,8 @@ class Pair:
         request = self.request
         backend = get_backend(name)
         device = backend.probe()
-        program = backend.compile(request.schedule, self.weights, request.options(precision))
+        options = request.options(precision)
+        program = backend.compile(*in_precision(request.schedule, self.weights, options), options)
         runner = Compiled(program, device.kind)
         self._open.callback(runner.close)
         runner.load(random_images((request.batch, *request.schedule.input_shape), 1)[0])
@@ -185,7 +187,8 @@ class Pair:
 
     def _logits(self, backend: Backend, precision: str, pixels: Array) -> Array:
         options = CompileOptions(len(pixels), precision, self.request.fusion)
-        program = backend.compile(self.request.schedule, self.weights, options)
+        found = in_precision(self.request.schedule, self.weights, options)
+        program = backend.compile(*found, options)
         try:
             return program(pixels)
         finally:

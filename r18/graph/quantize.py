@@ -1,8 +1,9 @@
 """The pass from a folded schedule to a quantised one, and the weights that it reads.
 
-`quantized` replaces each op by its integer form (`r18.graph.quantized`); `quantized_weights`
-computes integers and multipliers from float weights and the scales of a calibration. Values keep
-their names, so a checkpoint is the same tensor in numbers and in integers: q · scale of the value.
+`quantized` replaces each op by its integer form (`r18.graph.quantized`). `quantization` computes
+integers from float weights and the scales of a calibration; `integer_weights` computes the
+multipliers, and gives all that the quantised schedule reads. Values keep their names, so a
+checkpoint is the same tensor in numbers and in integers: q · scale of the value.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from r18.graph.ops import (
     Op,
 )
 from r18.graph.passes import SCALE, fold_weights
+from r18.graph.quantization import GIVEN, Calibration, Quantization, QuantizedWeight
 from r18.graph.quantized import (
     MOST_SUM,
+    STORAGES,
     Quantize,
     QuantizedConv2d,
     QuantizedGlobalAvgPool,
@@ -98,28 +101,6 @@ def _names(step: str, op: Op) -> tuple[str, ...]:
     return tuple(f"{step}.{own.get(spec.role, spec.role)}" for spec in op.weights())
 
 
-@dataclass(frozen=True)
-class QuantizedWeight:
-    """A weight in integers: int8, and the float32 scale of each output channel.
-
-    Raises `WeightsError` for other formats, and for a scale that is not positive and finite.
-    """
-
-    integers: Array
-    scale: Array
-
-    def __post_init__(self) -> None:
-        integers, scale = self.integers, self.scale
-        formats = f"{integers.dtype} {scale.dtype}"
-        if formats != "int8 float32" or scale.shape != integers.shape[:1]:
-            raise WeightsError(
-                "a quantised weight is int8 with a float32 scale for each output channel, got "
-                f"{integers.dtype} of shape {integers.shape} and {scale.dtype} of shape "
-                f"{scale.shape}"
-            )
-        check_factors("a quantised weight", "scale", self.scale)
-
-
 def rounded(weight: Array, bits: int) -> QuantizedWeight:
     """A weight rounded to nearest, ties to even, with the largest of each channel at the limit.
 
@@ -144,24 +125,86 @@ def quantized_weights(
     bits: int = 8,
     given: Mapping[str, QuantizedWeight] | None = None,
 ) -> dict[str, Array]:
-    """The weights of `quantized(schedule, bits)`.
+    """`integer_weights` of a `quantization` with these arguments; raises what they raise."""
+    return integer_weights(schedule, quantization(schedule, weights, scales, bits, given))
+
+
+def quantization(
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    scales: Mapping[str, float],
+    bits: int = 8,
+    given: Mapping[str, QuantizedWeight] | None = None,
+    calibration: Calibration = GIVEN,
+) -> Quantization:
+    """Integers of float weights.
 
     schedule: at level `all`. weights: float ones of level `none`. scales: of the input and of every
-    value that a step makes in integers; max-pooling keeps its input's. given: weights that are
-    integers already, by step name; others are `rounded`.
+    value that a step makes in integers. given: weights that are integers already, by step name;
+    others are `rounded`.
 
     Raises `WeightsError` for a scale that is missing, not finite or not positive, for weights that
     have none, and for a bias that takes a sum out of int32; `UnknownName` for a step of `given`
-    that is not there; and what `fold_weights` raises.
+    that is not there; and what `quantized` and `fold_weights` raise.
     """
     given = given or {}
     for name in given:
         schedule.step(name)  # raises for a step that is not there
     read = fold_weights(schedule, weights)
+    integers = quantized(schedule, bits)
+    known = _Scales(schedule, scales)
+    found: dict[str, QuantizedWeight] = {}
+    biases: dict[str, Array] = {}
+    for step, target in zip(schedule.steps, integers.steps[1:], strict=True):
+        if not isinstance(step.op, Conv2d | Linear):
+            continue
+        weight = _weight_of(step, read[step.weights[0]], bits, given.get(step.name))
+        products = product_scales(step, known.of(step.inputs[0]), weight.scale)
+        bias = read[step.weights[1]] if len(step.weights) > 1 else np.zeros(len(products))
+        exact = np.rint(np.asarray(bias, np.float64) / products.astype(np.float64))
+        check_sums(step.name, target.op.input_storage[0], weight.integers, exact)
+        found[step.name], biases[step.name] = weight, exact.astype(np.int32)
+    used = {value: known.of(value) for value in scaled_values(integers)}
+    return Quantization(bits, used, found, biases, calibration)
+
+
+def integer_weights(schedule: Schedule, quantization: Quantization) -> dict[str, Array]:
+    """The weights of `quantized(schedule, quantization.bits)`; schedule: at level `all`.
+
+    Raises `WeightsError` for a scale that is missing, for a scale or multiplier that is not
+    positive and finite in float32, and for weights of the full range, which kernels do not take.
+    """
+    if quantization.full_range:
+        limit = limit_of(quantization.bits)
+        raise WeightsError(
+            f"the quantisation is full_range, and its weights may be −{limit + 1}: kernels take "
+            f"−{limit} … {limit}"
+        )
+    scales = {name: weight.scale for name, weight in quantization.weights.items()}
+    found = multipliers(schedule, quantization.bits, quantization.scales, scales)
+    for step in quantized(schedule, quantization.bits).steps:
+        if isinstance(step.op, QuantizedConv2d | QuantizedLinear):
+            names = _by_role(step)
+            found[names["weight"]] = quantization.weights[step.name].integers
+            found[names["bias"]] = quantization.biases[step.name]
+    return found
+
+
+def multipliers(
+    schedule: Schedule,
+    bits: int,
+    scales: Mapping[str, np.float32],
+    weight_scales: Mapping[str, Array],
+) -> dict[str, Array]:
+    """The float32 weights of `quantized(schedule, bits)`: the input's scale and every multiplier.
+
+    schedule: at level `all`. scales: by value. weight_scales: by step, (O,) each. Raises
+    `WeightsError` for a scale that is missing, and for one that is not positive and finite.
+    """
     known = _Scales(schedule, scales)
     found = {schedule.input + SCALE: np.array([known.of(schedule.input)], np.float32)}
     for step, target in zip(schedule.steps, quantized(schedule, bits).steps[1:], strict=True):
-        names = dict(zip([s.role for s in target.op.weights()], target.weights, strict=True))
+        names = _by_role(target)
         source = known.of(step.inputs[0])
         if isinstance(step.op, GlobalAvgPool):
             _, _, height, width = schedule.shapes(1)[step.inputs[0]]
@@ -170,14 +213,9 @@ def quantized_weights(
             found[names["multiplier"]] = _factors(step, "multiplier", np.array([ratio]))
         if not isinstance(step.op, Conv2d | Linear):
             continue
-        weight = _weight_of(step, read[step.weights[0]], bits, given.get(step.name))
-        with np.errstate(over="ignore", under="ignore"):
-            products = source * weight.scale  # float32, rounded
-        check_factors(f"step '{step.name}'", "scale of a product", products)
-        bias = read[step.weights[1]] if len(step.weights) > 1 else np.zeros(len(products))
-        found[names["weight"]] = weight.integers
-        largest = 255 if target.op.input_storage[0] == "uint8" else 128
-        found[names["bias"]] = _integer_bias(step, bias, products, weight.integers, largest)
+        if step.name not in weight_scales:
+            raise WeightsError(f"the quantisation has no weight for step '{step.name}'")
+        products = product_scales(step, source, weight_scales[step.name])
         if isinstance(step.op, Linear):
             found[names["multiplier"]] = products
             continue
@@ -188,6 +226,45 @@ def quantized_weights(
                 shortcut = np.array([known.of(step.inputs[1]) / made])
                 found[names["residual_multiplier"]] = _factors(step, "residual", shortcut)
     return found
+
+
+def scaled_values(schedule: Schedule) -> dict[str, str]:
+    """The values of a quantised schedule that have a scale of their own, and their formats.
+
+    The input's is the format that the first step makes of it; max-pooling keeps its input's scale.
+    """
+    first, *others = schedule.steps
+    found = {first.inputs[0]: first.op.output_storage}
+    for step in others:
+        if step.op.output_storage in STORAGES and not isinstance(step.op, QuantizedMaxPool2d):
+            found[step.output] = step.op.output_storage
+    return found
+
+
+def value_scales(schedule: Schedule, scales: Mapping[str, float | np.float32]) -> dict[str, float]:
+    """The scale of every value of a quantised schedule that is stored in integers.
+
+    scales: by value, as `scaled_values` names them; max-pooling keeps its input's.
+    """
+    first, *others = schedule.steps
+    found = {first.output: float(scales[first.inputs[0]])}
+    for step in others:
+        if step.op.output_storage in STORAGES:
+            kept = isinstance(step.op, QuantizedMaxPool2d)
+            found[step.output] = found[step.inputs[0]] if kept else float(scales[step.output])
+    return found
+
+
+def product_scales(step: Step, source: np.float32, weight: Array) -> Array:
+    """fl(s_x · s_w[o]) of each output channel. Raises `WeightsError` where it is 0 or infinite."""
+    with np.errstate(over="ignore", under="ignore"):
+        products: Array = source * weight  # float32, rounded
+    check_factors(f"step '{step.name}'", "scale of a product", products)
+    return products
+
+
+def _by_role(step: Step) -> dict[str, str]:
+    return dict(zip([spec.role for spec in step.op.weights()], step.weights, strict=True))
 
 
 def _weight_of(
@@ -224,7 +301,7 @@ def _factors(step: Step, what: str, values: Array) -> Array:
 @dataclass(frozen=True)
 class _Scales:
     schedule: Schedule
-    given: Mapping[str, float]
+    given: Mapping[str, float | np.float32]
 
     def of(self, value: str) -> np.float32:
         """The scale of a value; max-pooling keeps its input's."""
@@ -242,29 +319,32 @@ class _Scales:
         return scale
 
 
-def _integer_bias(step: Step, bias: Array, products: Array, weight: Array, largest: int) -> Array:
-    """The bias in units of a product's scale, if no sum with it can leave int32.
+def check_sums(step: str, stored: str, weight: Array, bias: Array) -> None:
+    """Raise `WeightsError` where a bias may take a sum out of int32.
 
-    largest: the largest magnitude of an input.
+    stored: the storage format of the step's input. bias: integers of any magnitude.
     """
-    integers = np.rint(np.asarray(bias, np.float64) / products.astype(np.float64))
+    largest = 255 if stored == "uint8" else 128
     terms = largest * np.abs(weight.astype(np.int64)).reshape(len(weight), -1).sum(axis=1)
-    room = MOST_SUM - terms
-    beyond = np.flatnonzero(~(np.abs(integers) <= room))
+    beyond = np.flatnonzero(~(np.abs(bias.astype(np.float64)) <= MOST_SUM - terms))
     if beyond.size:
         channel = int(beyond[0])
         raise WeightsError(
-            f"step '{step.name}': the bias of channel {channel} is {integers[channel]:.4g} times "
+            f"step '{step}': the bias of channel {channel} is {bias[channel]:.4g} times "
             f"the scale of a product, and with it a sum may leave int32"
         )
-    return integers.astype(np.int32)
 
 
 __all__ = [
     "LEVEL",
-    "QuantizedWeight",
+    "check_sums",
     "has_integer_form",
+    "integer_weights",
+    "multipliers",
+    "quantization",
     "quantized",
     "quantized_weights",
     "rounded",
+    "scaled_values",
+    "value_scales",
 ]

@@ -20,6 +20,9 @@ torchvision's. `kind` is conv_weight, bn_param, bn_buffer, fc_weight or fc_bias;
 tensor's bytes. For an `.npz` or `.safetensors` file the same fields are in `NAME.json`, and `path`
 is the name of the array in it.
 
+Quantised weights have one field more, `quant` (see `r18.weights.quant`), and files of integers. The
+float tensors stay: they are what the integers stand for, and every precision reads one folder.
+
 A manifest may come from anywhere and is not trusted: everything it says is checked before the
 first tensor is allocated, and each kind of damage has its own message.
 """
@@ -38,9 +41,20 @@ from r18.atomic import check_free, new_folder
 from r18.errors import ManifestError, R18Error, WeightsError, show, unknown
 from r18.files import check_distinct, open_file, read_object
 from r18.graph.ops import Linear
+from r18.graph.quantization import Quantization
 from r18.graph.resnet import NETWORKS, network
 from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
+from r18.weights.fields import (
+    as_extent,
+    as_list,
+    as_object,
+    as_shape,
+    as_text,
+    check_known,
+    field,
+)
+from r18.weights.quant import QuantBlock, stored_bytes
 from r18.weights.tensors import (
     Float32,
     Tensor,
@@ -66,7 +80,7 @@ MAX_BYTES = 4 << 20
 """The largest manifest that is read; ResNet-34's has 50 KB."""
 
 _CONSTANTS = {"version": VERSION, "dtype": "float32", "byte_order": "little", "layout": "NCHW"}
-_FIELDS = (*_CONSTANTS, "model", "network", "preprocess", "tensors")
+_FIELDS = (*_CONSTANTS, "model", "network", "preprocess", "tensors", "quant")
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,12 @@ class Manifest:
     image_size: int
     preprocess: Preprocess
     tensors: tuple[Entry, ...]
+    quant: QuantBlock | None = None
+
+    @property
+    def files(self) -> list[TensorFile]:
+        """Every file that it lists."""
+        return [e.file for e in self.tensors] + (self.quant.files if self.quant else [])
 
     @classmethod
     def of(cls, weights: Weights, schedule: Schedule, suffix: str = ".bin") -> Manifest:
@@ -136,58 +156,68 @@ class Manifest:
                 )
                 for name, spec in schedule.weight_specs.items()
             ),
+            quant=(
+                None
+                if weights.quantization is None
+                else QuantBlock.of(weights.quantization, schedule)
+            ),
         )
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it; `from_json` is the inverse."""
+        quant = {} if self.quant is None else {"quant": self.quant.to_json()}
         return {
             **_CONSTANTS,
             "model": self.model,
             "network": {"classes": self.classes, "image_size": self.image_size},
             "preprocess": self.preprocess.to_json(),
             "tensors": [asdict(entry) | {"shape": list(entry.shape)} for entry in self.tensors],
+            **quant,
         }
 
     def dumps(self) -> str:
         """The text of `manifest.json`: one line for each tensor."""
         data = self.to_json()
+        data.pop("quant", None)
         tensors = ",\n".join(f"    {json.dumps(entry)}" for entry in data.pop("tensors"))
         head = "".join(f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in data.items())
-        return f'{{\n{head}  "tensors": [\n{tensors}\n  ]\n}}\n'
+        quant = "" if self.quant is None else f',\n  "quant": {self.quant.dumps()}'
+        return f'{{\n{head}  "tensors": [\n{tensors}\n  ]{quant}\n}}\n'
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
         """Check every field by itself. Raises `ManifestError`, which does not name the file."""
-        data = _object(data, "a manifest")
+        data = as_object(data, "a manifest")
         for name, known in _CONSTANTS.items():
-            value = _field(data, name)
+            value = field(data, name)
             if type(value) is not type(known) or value != known:
                 raise ManifestError(f"{name} is {show(value)}, this r18 reads {known!r}")
-        _only(data, _FIELDS, "field")
-        shape = _object(_field(data, "network"), "network")
-        _only(shape, ("classes", "image_size"), "field of network")
+        check_known(data, _FIELDS, "field")
+        shape = as_object(field(data, "network"), "network")
+        check_known(shape, ("classes", "image_size"), "field of network")
         try:
-            preprocess = Preprocess.from_json(_field(data, "preprocess"))
+            preprocess = Preprocess.from_json(field(data, "preprocess"))
         except R18Error as error:
             raise ManifestError(str(error)) from None
-        image_size = _integer(_field(shape, "image_size", "network"), "network.image_size")
+        image_size = as_extent(field(shape, "image_size", "network"), "network.image_size")
         if preprocess.center_crop != image_size:
             raise ManifestError(
                 f"preprocess.center_crop is {preprocess.center_crop}, network.image_size is "
                 f"{image_size}; they must be equal"
             )
-        tensors = _field(data, "tensors")
-        if not isinstance(tensors, list):
-            raise ManifestError(f"tensors must be a list, got {show(tensors)}")
+        tensors = as_list(field(data, "tensors"), "tensors")
         entries = tuple(_entry(value, index) for index, value in enumerate(tensors))
         check_distinct("name", [entry.name for entry in entries], ManifestError)
-        check_distinct("path", [entry.path for entry in entries], ManifestError)
+        quant = QuantBlock.from_json(data["quant"]) if "quant" in data else None
+        paths = [entry.path for entry in entries] + (list(quant.paths()) if quant else [])
+        check_distinct("path", paths, ManifestError)
         return cls(
-            model=_text(_field(data, "model"), "model"),
-            classes=_integer(_field(shape, "classes", "network"), "network.classes"),
+            model=as_text(field(data, "model"), "model"),
+            classes=as_extent(field(shape, "classes", "network"), "network.classes"),
             image_size=image_size,
             preprocess=preprocess,
             tensors=entries,
+            quant=quant,
         )
 
     def schedule(self, wanted: Schedule | None = None) -> Schedule:
@@ -221,16 +251,22 @@ class Manifest:
                         f"tensor '{entry.name}': {what} is {show(_plain(found))}, "
                         f"{wanted.name} needs {_plain(expected)!r}"
                     )
+        if self.quant is not None:
+            self.quant.check(wanted)
         return wanted
 
 
 @dataclass(frozen=True)
 class Export:
-    """A manifest and its tensors, all checked: float32, by name, in the schedule's order."""
+    """A manifest and its tensors, all checked: float32, by name, in the schedule's order.
+
+    quantization: what the `quant` block describes, if there is one.
+    """
 
     manifest: Manifest
     schedule: Schedule
     tensors: Mapping[str, Float32]
+    quantization: Quantization | None = None
 
 
 # -- Reading ---------------------------------------------------------------------------------
@@ -256,15 +292,19 @@ def read_manifest(folder: str | Path, schedule: Schedule | None = None) -> Expor
         root = Path(folder).resolve()
         manifest = _parse(inside(root, MANIFEST, ManifestError))
         schedule = manifest.schedule(schedule)
-        files = [entry.file for entry in manifest.tensors]
+        files = manifest.files
         paths = [check_file(root, file, ManifestError) for file in files]
         for file, path in zip(files, paths, strict=True):
             with open_file(path, file.nbytes) as stream:
                 check_hash(file, hashlib.file_digest(stream, "sha256").hexdigest(), ManifestError)
-        arrays = {file.name: read_file(root, file, ManifestError) for file in files}
-        tensors = {name: arrays[name] for name in schedule.weight_specs}
+        entries = {entry.name: entry.file for entry in manifest.tensors}
+        tensors = {
+            name: read_file(root, entries[name], ManifestError) for name in schedule.weight_specs
+        }
         check_values(tensors, schedule, error=ManifestError)
-        return Export(manifest, schedule, tensors)
+        quant = manifest.quant
+        found = None if quant is None else quant.read(root, schedule)
+        return Export(manifest, schedule, tensors, found)
 
 
 @contextmanager
@@ -304,17 +344,24 @@ def write_manifest(
     """
     folder = Path(folder)
     manifest = Manifest.of(weights, schedule)
-    check_free(folder, "export", MANIFEST, overwrite, load_manifest, ManifestError)
+    check_target(folder, overwrite)
     try:
         with new_folder(folder, overwrite=overwrite) as draft:
             for entry in manifest.tensors:
                 (draft / entry.path).write_bytes(tensor_bytes(weights[entry.name]))
                 if progress is not None:
                     progress(entry)
+            for name, array in stored_bytes(weights.quantization) if weights.quantization else ():
+                (draft / f"{name}.bin").write_bytes(array)
             (draft / MANIFEST).write_text(manifest.dumps(), encoding="utf-8")
     except OSError as error:
         raise ManifestError(f"cannot write '{folder}': {error}") from error
     return manifest
+
+
+def check_target(folder: str | Path, overwrite: bool = False) -> None:
+    """Raise `ManifestError` unless an export may be written there, as `write_manifest` does."""
+    check_free(Path(folder), "export", MANIFEST, overwrite, load_manifest, ManifestError)
 
 
 # -- Fields ----------------------------------------------------------------------------------
@@ -322,48 +369,13 @@ def write_manifest(
 
 def _entry(value: object, index: int) -> Entry:
     what = f"tensors[{index}]"
-    data = _object(value, what)
+    data = as_object(value, what)
     names = tuple(field.name for field in fields(Entry))
-    _only(data, names, f"field of {what}")
-    texts = {n: _text(_field(data, n, what), f"{what}.{n}") for n in names if n != "shape"}
-    shape = _field(data, "shape", what)
-    if not isinstance(shape, list):
-        raise ManifestError(f"{what}.shape must be a list of integers, got {show(shape)}")
-    extents = tuple(_integer(extent, f"{what}.shape") for extent in shape)
+    check_known(data, names, f"field of {what}")
+    texts = {n: as_text(field(data, n, what), f"{what}.{n}") for n in names if n != "shape"}
+    extents = as_shape(field(data, "shape", what), f"{what}.shape")
     check_sha256(texts["sha256"], f"{what}.sha256", ManifestError)
     return Entry(shape=extents, **texts)
-
-
-def _field(data: Mapping[str, object], name: str, of: str = "") -> object:
-    if name not in data:
-        raise ManifestError(f"the field '{name}'" + (f" of {of}" if of else "") + " is missing")
-    return data[name]
-
-
-def _only(data: Mapping[str, object], known: tuple[str, ...], kind: str) -> None:
-    for name in data:
-        if name not in known:
-            raise unknown(kind, name[:80], known, error=ManifestError)
-
-
-def _object(value: object, what: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ManifestError(f"{what} must be an object, got {show(value)}")
-    return value
-
-
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise ManifestError(f"{what} must be a text that is not empty, got {show(value)}")
-    return value
-
-
-def _integer(value: object, what: str) -> int:
-    if type(value) is not int or not 1 <= value < 1 << 31:
-        raise ManifestError(
-            f"{what} must be made of integers from 1 to 2^31 − 1, got {show(value)}"
-        )
-    return value
 
 
 def _plain(value: object) -> object:
@@ -375,6 +387,7 @@ __all__ = [
     "Entry",
     "Export",
     "Manifest",
+    "check_target",
     "load_manifest",
     "read_manifest",
     "write_manifest",

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from r18.atomic import new_file
 from r18.errors import ManifestError, UsageError, WeightsError, plain, unknown
 from r18.files import WEIGHTS_LIMIT, read_bytes
+from r18.graph.quantization import Quantization
 from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights.formats import (
@@ -91,6 +92,7 @@ class Weights(Mapping[str, Float32]):
 
     source:     where they came from, as `load_weights` was asked.
     preprocess: what the images of this network go through.
+    quantization: the same weights in integers, for programs in int8.
 
     Equal are weights with equal `sha256`. Names, shapes and values are not checked here but by
     `load_weights` and `weights_from`. Raises `WeightsError` for arrays of another dtype.
@@ -99,6 +101,7 @@ class Weights(Mapping[str, Float32]):
     tensors: Mapping[str, NDArray[Any]]
     source: str
     preprocess: Preprocess
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         copies = {}
@@ -112,7 +115,8 @@ class Weights(Mapping[str, Float32]):
         object.__setattr__(self, "tensors", MappingProxyType(copies))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (dict(self), self.source, self.preprocess)  # a proxy has no pickle
+        parts = dict(self), self.source, self.preprocess, self.quantization
+        return type(self), parts  # a proxy has no pickle
 
     def __getitem__(self, name: str) -> Float32:
         return self.tensors[name]
@@ -127,12 +131,15 @@ class Weights(Mapping[str, Float32]):
     def sha256(self) -> str:
         """A digest over names, shapes and little-endian bytes, in the order of the names.
 
-        Each tensor contributes the line `NAME 64x3x7x7\\n` in UTF-8, then its bytes.
+        Each tensor contributes the line `NAME 64x3x7x7\\n` in UTF-8, then its bytes. Quantised
+        weights have one more line, `quant SHA256\\n` with the digest of their quantisation.
         """
         digest = hashlib.sha256()
         for name in sorted(self):
             digest.update(f"{name} {'x'.join(map(str, self[name].shape))}\n".encode())
             digest.update(tensor_bytes(self[name]))
+        if self.quantization is not None:
+            digest.update(f"quant {self.quantization.sha256}\n".encode())
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -142,7 +149,8 @@ class Weights(Mapping[str, Float32]):
         return hash(self.sha256)
 
     def __repr__(self) -> str:
-        return f"<Weights '{self.source}': {len(self)} tensors, sha256 {self.sha256[:16]}…>"
+        bits = f", int{self.quantization.bits}" if self.quantization else ""
+        return f"<Weights '{self.source}': {len(self)} tensors{bits}, sha256 {self.sha256[:16]}…>"
 
 
 # -- Loading ---------------------------------------------------------------------------------
@@ -230,7 +238,7 @@ def _from_folder_or_file(path: Path, source: str, schedule: Schedule) -> Weights
             )
         export = read_manifest(path, schedule)
         preprocess = _preprocess(schedule, export.manifest)
-        return Weights(export.tensors, source, preprocess)
+        return Weights(export.tensors, source, preprocess, export.quantization)
     if not path.exists() and not path.suffix and path.name == source:
         raise unknown("weights source", source, SOURCES)
     if path.suffix.lower() not in _READERS:
@@ -256,6 +264,10 @@ def _check_sidecar(
     sidecar: Path, manifest: Manifest, schedule: Schedule, tensors: Mapping[str, Float32]
 ) -> None:
     try:
+        if manifest.quant is not None:
+            raise ManifestError(
+                "it has a quant block, whose integers are files of a folder: name that folder"
+            )
         manifest.schedule(schedule)
         for entry in manifest.tensors:
             if entry.path != entry.name:
@@ -374,6 +386,11 @@ def export_weights(
     if format not in FORMATS:
         raise unknown("export format", format, FORMATS, error=UsageError)
     path = Path(out)
+    if format != "bin" and weights.quantization is not None:
+        raise UsageError(
+            f"quantised weights are exported in the format bin, a folder; {format} holds float32 "
+            "tensors only"
+        )
     if format == "bin":
         write_manifest(path, weights, schedule, overwrite=overwrite, progress=progress)
         return path

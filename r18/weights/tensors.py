@@ -143,26 +143,42 @@ def tensor_sha256(array: NDArray[Any]) -> str:
 
 # -- folders of tensors ------------------------------------------------------------------------
 
-DTYPES = {"float32": "<f4", "float64": "<f8"}
+DTYPES = {
+    "float32": "<f4",
+    "float64": "<f8",
+    "int8": "|i1",
+    "uint8": "|u1",
+    "int32": "<i4",
+}
 """NumPy's names of the dtypes that are stored, by the names in the JSON file."""
 
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A tensor in a file of its folder; `sha256` is None where it is not known."""
+    """A tensor in a file of its folder; `sha256` is None where it is not known.
+
+    scale: of integers that stand for numbers, q · scale; None for all others.
+    """
 
     name: str
     path: str
     shape: Shape
     dtype: str = "float32"
     sha256: str | None = None
+    scale: float | None = None
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
 
+    @property
+    def described(self) -> str:
+        """Shape and dtype, for messages."""
+        return f"shape {show(list(self.shape))} in {self.dtype}"
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"shape": list(self.shape)}
+        found = asdict(self) | {"shape": list(self.shape)}
+        return found if self.scale is not None else {k: v for k, v in found.items() if k != "scale"}
 
 
 def check_sha256(text: str, what: str, error: type[R18Error]) -> str:
@@ -215,7 +231,7 @@ def check_file(folder: Path, file: TensorFile, error: type[R18Error]) -> Path:
     if size != file.nbytes:
         raise error(
             f"tensor {show(file.name)}: '{plain(file.path)}' has {size} bytes, expected "
-            f"{file.nbytes}: shape {show(list(file.shape))} in {file.dtype}\n"
+            f"{file.nbytes}: {file.described}\n"
             "  truncated, or of another shape or dtype; write it again"
         )
     return path

@@ -313,8 +313,8 @@ def test_a_cpu_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     record = measured.measure(CPU, side=48, nbytes=1 << 16, progress=told.append)
     records.write(records.path_of(tmp_path, "ceilings", CPU), record)
     found = measured.read(tmp_path, CPU)
-    assert told == ["matrix product, fp32", "matrix product, fp64", "copy"]
-    assert set(found.rates) == {"fp32", "fp64"}
+    assert told == [*(f"matrix product, {name}" for name in ("fp32", "fp64", "int8")), "copy"]
+    assert set(found.rates) == {"fp32", "fp64", "int8"}
     assert found.threads == record.machine.threads
     for one in (*record.rates.values(), record.copy):
         assert one.runs == measured.LEAST

@@ -315,7 +315,7 @@ def test_plan_as_json_with_kernel_overrides(command: Command) -> None:
         (("--kernel", "conv2d"), "--kernel takes STEP=KERNEL or OP=KERNEL"),
         (("--kernel", "conv3d=*"), "unknown step or op in a kernel override 'conv3d'"),
         (("--kernel", "conv2d=numpy/conv2d/winograd/*"), "unknown kernel"),
-        (("--precision", "int8"), "no kernel takes"),
+        (("--precision", "bf16"), "no kernel takes"),
         (("--precision", "fp31"), "unknown precision 'fp31', did you mean"),
     ],
 )
@@ -482,7 +482,7 @@ def test_bench_as_json_of_all(command: Command) -> None:
     [
         (("--backends", "nunpy"), "unknown backend 'nunpy', did you mean 'numpy'?"),
         (("--backends", "numpy,numpy"), "--backends takes different values"),
-        (("--backends", "numpy", "--precision", "int8"), "no kernel takes"),
+        (("--backends", "numpy", "--precision", "bf16"), "no kernel takes"),
         (("--backends", "numpy", "--batch", "two"), "--batch takes integers"),
         (("--backends", "numpy", "--batch", "0"), "batch must be at least 1"),
     ],

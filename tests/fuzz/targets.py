@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -17,9 +18,11 @@ import numpy as np
 import torch
 from PIL import Image, features
 
+from quantised_weights import quantised_weights, sealed
 from r18 import records
 from r18.backend.tuned import Table, Timing
 from r18.backend.tuned import read_table as read_tuned
+from r18.errors import ManifestError
 from r18.evaluate.journal import open_journal
 from r18.evaluate.rows import OK, UNREADABLE, BatchRows, Row, Seen, Times
 from r18.evaluate.sources import find_images
@@ -290,6 +293,26 @@ def manifest(folder: Path) -> None:
     exported("bin")(folder)
 
 
+def quantised(folder: Path) -> None:
+    shutil.rmtree(folder / "q", ignore_errors=True)
+    export_weights(folder / "q", quantised_weights(4), tiny())
+
+
+def use_quantised(folder: Path) -> None:
+    """With sound digests as well, as somebody would write them who means it."""
+    path = folder / "q" / "manifest.json"
+    try:
+        load_weights(folder / "q", tiny())
+    except ManifestError as error:
+        stated = re.search(r"quant\.sha256 is \w{16}…, and the block has (\w{16})…", str(error))
+        if stated is None:
+            raise
+        data = json.loads(path.read_bytes())
+        data["quant"]["sha256"] = sealed(data["quant"])
+        path.write_text(json.dumps(data))
+        load_weights(folder / "q", tiny())
+
+
 SMALL = Preprocess.for_image_size(32)
 
 TARGETS = (
@@ -322,6 +345,8 @@ TARGETS = (
     Target(
         "tensor", "w/fc.weight.bin", manifest, lambda f: load_weights(f / "w", tiny()), weight=0.2
     ),
+    Target("quantised manifest", "q/manifest.json", quantised, use_quantised),
+    Target("integers", "q/fc.int_weight.bin", quantised, use_quantised, weight=0.2),
     Target("dump", "d/manifest.json", dump, use_dump, weight=0.5),
     Target("fixture", "f/fixture.json", fixture, use_fixture),
     Target(

@@ -26,7 +26,8 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
-from r18.graph.quantize import QuantizedWeight, quantized, quantized_weights, rounded
+from r18.graph.quantization import QuantizedWeight
+from r18.graph.quantize import quantized, quantized_weights, rounded
 from r18.graph.quantized import (
     MOST_DEPTH,
     Quantize,

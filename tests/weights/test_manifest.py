@@ -172,7 +172,7 @@ CHANGES: dict[str, tuple[Callable[[Json], object], str]] = {
         lambda d: d["preprocess"].pop("mean"),
         "preprocess: no value for mean; all four are needed",
     ),
-    "tensors type": (set_top(tensors={}), "tensors must be a list, got {}"),
+    "tensors type": (set_top(tensors={}), "tensors must be a list of objects, got {}"),
     "tensor type": (
         lambda d: d["tensors"].insert(2, None),
         "tensors[2] must be an object, got None",

@@ -38,7 +38,7 @@ def branches(
     Exit codes: 0 nothing was left out without a reason, 1 a branch or a function was, or a kernel
     failed, 2 a wrong request, or a reason whose line no longer exists.
     """
-    from r18.cli.progress import progress_bar
+    from r18.progress import progress_bar
     from r18_oracle.branches import branches as report
 
     with progress_bar() as bar:

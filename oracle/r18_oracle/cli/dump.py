@@ -43,7 +43,7 @@ Level = Annotated[
     str | None,
     typer.Option(
         help=f"One of: {', '.join(FUSION_LEVELS)}. If not said: all for the canonical "
-        "checkpoints, else none, the level at which every checkpoint exists."
+        "checkpoints and int8, else none, the level at which every checkpoint exists."
     ),
 ]
 
@@ -64,6 +64,8 @@ def dump(
 ) -> None:
     """Run a backend and write its checkpoints: raw tensors and a manifest, for `r18 diff`.
 
+    In int8 the checkpoints are integers, each with its scale.
+
     The input is seeded and the same bits on every machine, or photographs, or a raw file; it is
     stored next to the checkpoints as input.bin.
     """
@@ -81,7 +83,8 @@ def dump(
         batch=batch,
         seed=seed,
     )
-    level = fusion or ("all" if checkpoints == "canonical" else "none")
+    whole = checkpoints == "canonical" or precision == "int8"
+    level = fusion or ("all" if whole else "none")
     written = write_dump(
         out,
         runner,

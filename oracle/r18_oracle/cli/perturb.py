@@ -60,7 +60,7 @@ def perturb(
     Exit codes: 0 nothing failed, 1 something failed or was not run, 2 a wrong request, or a backend
     that cannot perturb its schedule.
     """
-    from r18.cli.progress import progress_bar
+    from r18.progress import progress_bar
     from r18_oracle.findings import save
     from r18_oracle.perturb.session import perturb as run
 

@@ -31,7 +31,7 @@ def ptxcheck(
     Exit codes: 0 no violations, 1 a violation, or a kernel that accepted no problem of the network,
     2 a wrong request.
     """
-    from r18.cli.progress import progress_bar
+    from r18.progress import progress_bar
     from r18_oracle.ptx.check import check
 
     with progress_bar() as bar:

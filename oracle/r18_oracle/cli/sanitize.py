@@ -62,7 +62,7 @@ def sanitize(
     Exit codes: 0 every tool is clean, 1 an error, a kernel that did not finish, or kernels that are
     left, 2 a wrong request, or no compute-sanitizer.
     """
-    from r18.cli.progress import progress_bar
+    from r18.progress import progress_bar
     from r18_oracle.sanitize.run import TOOLS
     from r18_oracle.sanitize.session import sanitize as run
 

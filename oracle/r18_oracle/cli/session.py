@@ -11,7 +11,7 @@ import typer
 from r18.cli.options import Result, print_result
 
 if TYPE_CHECKING:
-    from r18.cli.progress import Bar
+    from r18.progress import Bar
 
 
 class Session(Result, Protocol):

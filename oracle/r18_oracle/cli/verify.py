@@ -104,7 +104,7 @@ def verify(
     Exit codes: 0 no finding but expected ones, 1 findings or an expected failure that passes, 2 a
     wrong request or nothing was executed.
     """
-    from r18.cli.progress import progress_bar
+    from r18.progress import progress_bar
     from r18_oracle.search import records as evidence
     from r18_oracle.search import verify as verifying
     from r18_oracle.search.profiles import profile as profile_of

@@ -31,7 +31,7 @@ from r18.errors import (
 from r18.evaluate.margins import Allowance, multiple
 from r18.graph.ops import Shape
 from r18.graph.passes import fuse
-from r18.graph.precision import Precision
+from r18.graph.precision import INT8, Precision
 from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
@@ -266,6 +266,11 @@ class _Side:
     @classmethod
     def of(cls, dump: Dump, schedule: Schedule, given: Mapping[str, Backend]) -> _Side:
         made = _made(dump)
+        if made.precision == INT8.name:
+            raise DumpError(
+                f"'{dump.folder}' is in int8, where the bound is 0: nothing may be lost\n"
+                "  compare integers by equality: r18 diff without --bounds"
+            )
         fused = fuse(schedule, made.fusion)
         unknown = [f.name for f in dump.checkpoints if f.name not in fused.taps]
         if unknown:

@@ -18,6 +18,9 @@ little-endian, row-major, logical NCHW), and `manifest.json`:
       ]
     }
 
+In int8 a checkpoint is stored in its integers, uint8 or int8, and has one field more, `"scale"`:
+q · scale is the number. Logits are float32.
+
 Checkpoints stand in network order. A folder of raw float32 files without a manifest, written by a
 program in any language, can be one side of a diff: shapes and order then come from the other.
 """
@@ -29,12 +32,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from r18.backend import Array, Backend, CompileOptions, Program
 from r18.errors import DumpError, plain, unknown
 from r18.files import check_distinct
+from r18.graph.quantize import value_scales
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import schedule_for
 from r18.weights import Weights
+from r18.weights.precisions import in_precision, is_quantized
 from r18_oracle.dumps.files import (
     Origin,
     TensorFile,
@@ -99,8 +106,13 @@ class Dump:
         raise unknown("checkpoint", name, (file.name for file in self.checkpoints))
 
     def read(self, name: str) -> Array:
-        """A checkpoint's array, float32 or float64. Raises `UnknownName`, `DumpError`."""
+        """A checkpoint's array as it is stored. Raises `UnknownName`, `DumpError`."""
         return read_tensor(self.folder, self.checkpoint(name))
+
+    def numbers(self, name: str) -> Array:
+        """A checkpoint's numbers: of integers q · scale in float64. Raises as `read`."""
+        array, scale = self.read(name), self.checkpoint(name).scale
+        return array if scale is None else array.astype(np.float64) * scale
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -124,7 +136,7 @@ def write_dump(
     checkpoints: as in `checkpoint_names`, of the schedule at `options.fusion` as the backend plans
                  it (`r18.runtime.fusing`).
     options:     batch and taps are set here, the others count.
-    dtype:       float32 or float64 to round to; else as the program gives them.
+    dtype:       float32 or float64 to round to; else as the program gives them. Integers stay.
     overwrite:   replace a dump that is there; anything else is never replaced.
     progress:    called with each checkpoint that was written.
 
@@ -135,10 +147,12 @@ def write_dump(
     folder = Path(folder)
     images.check(schedule)
     options = replace(options, batch=images.batch, taps=())
+    schedule, read = in_precision(schedule, weights, options)
     names = checkpoint_names(schedule_for(backend, schedule, options), checkpoints)
     check_free(folder, "dump", MANIFEST, overwrite)
     options = replace(options, taps=tuple(names))
-    program = backend.compile(schedule, weights, options)
+    scales = _scales(schedule, weights)
+    program = backend.compile(schedule, read, options)
     try:
         program.load(images.values)
         program.launch()
@@ -148,7 +162,10 @@ def write_dump(
             image_file = write_tensor(draft, INPUT, images.values)
             files = []
             for name in names:
-                files.append(write_tensor(draft, name, program.fetch(name), dtype))
+                scale = scales.get(schedule.value_of(name))
+                stored = program.plan.tensors[schedule.value_of(name)].dtype.name
+                kind = dtype if scale is None else stored
+                files.append(write_tensor(draft, name, program.fetch(name), kind, scale))
                 _check_shape(files[-1], backend.name, schedule, images.batch)
                 if progress is not None:
                     progress(files[-1])
@@ -156,6 +173,13 @@ def write_dump(
     finally:
         program.close()
     return Dump(folder, tuple(files), made, image_file)
+
+
+def _scales(schedule: Schedule, weights: Weights) -> dict[str, float]:
+    """The scale of every value in integers; none of a schedule of floats."""
+    if not is_quantized(schedule) or weights.quantization is None:
+        return {}
+    return value_scales(schedule, weights.quantization.scales)
 
 
 def _made(backend: Backend, program: Program, weights: Weights, images: Images) -> Made:
@@ -270,12 +294,16 @@ def _folder(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Report:
-    """The diff of two dumps, in network order; `expected` and `got` describe them."""
+    """The diff of two dumps, in network order; `expected` and `got` describe them.
+
+    identical: both are in integers, and every file has the same bytes.
+    """
 
     expected: str
     got: str
     atol: float
     rows: tuple[Row, ...]
+    identical: bool = False
 
     @property
     def ok(self) -> bool:
@@ -284,6 +312,8 @@ class Report:
     def closing(self) -> str:
         """The last line: all agree, or the first bad one and why."""
         bad = first_bad(self.rows)
+        if bad is None and self.identical:
+            return f"all {len(self.rows)} checkpoints are identical, byte for byte"
         if bad is None:
             return f"all {len(self.rows)} checkpoints agree within atol {short(self.atol)}"
         return f"first bad checkpoint: {bad.checkpoint} ({bad.comparison.reason()})"
@@ -311,6 +341,7 @@ class Report:
             "got": self.got,
             "atol": self.atol,
             "ok": self.ok,
+            "identical": self.identical,
             "first_bad": None if bad is None else bad.checkpoint,
             "checkpoints": [row.to_json() for row in self.rows],
         }
@@ -326,19 +357,36 @@ def diff_dumps(
     """Compare the dump `got` with the dump `expected`, checkpoint by checkpoint.
 
     A checkpoint is bad where max_abs is above `atol`, or any value on either side is NaN or
-    infinite. No more than two checkpoints are in memory. Raises `DumpError` when a side is damaged
+    infinite. Integers are compared as integers if both sides have the same scale, and as numbers
+    otherwise. No more than two checkpoints are in memory. Raises `DumpError` when a side is damaged
     or lacks a checkpoint that the other has, shapes or networks differ, or (unless
     `allow_different_input`) their weights or inputs do.
     """
     a, b = read_pair(expected, got)
     check_comparable(a, b, allow_different_input)
-    return Report(str(a), str(b), atol, tuple(_rows(a, b, atol)))
+    return Report(str(a), str(b), atol, tuple(_rows(a, b, atol)), _identical(a, b))
+
+
+def _identical(a: Dump, b: Dump) -> bool:
+    """Whether two dumps in integers have equal files."""
+    if not (any(f.scale for f in a.checkpoints) and any(f.scale for f in b.checkpoints)):
+        return False
+    return all(
+        replace(file, path="") == replace(b.checkpoint(file.name), path="")
+        for file in a.checkpoints
+    )
 
 
 def _rows(expected: Dump, got: Dump, atol: float) -> Iterator[Row]:
     for file in expected.checkpoints:
-        comparison = compare(got.read(file.name), expected.read(file.name), atol)
+        same = file.scale == got.checkpoint(file.name).scale
+        # Without names of their own, the arrays are dropped before the next ones are read.
+        comparison = compare(_read(got, file, same), _read(expected, file, same), atol)
         yield Row(file.name, file.shape, comparison)
+
+
+def _read(dump: Dump, file: TensorFile, as_stored: bool) -> Array:
+    return dump.read(file.name) if as_stored else dump.numbers(file.name)
 
 
 def check_comparable(a: Dump, b: Dump, allow_different_input: bool | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,24 @@ def tensor_file(data: Mapping[str, object]) -> TensorFile:
         raise DumpError(f"{show(name)}: {show(shape)} is not a shape")
     if dtype not in DTYPES:
         raise DumpError(f"{show(name)}: the dtype {show(dtype)} is not one of {', '.join(DTYPES)}")
-    return TensorFile(name, path, tuple(shape), dtype, sha256)
+    return TensorFile(name, path, tuple(shape), dtype, sha256, _scale(data, name, dtype))
+
+
+def _scale(data: Mapping[str, object], name: str, dtype: str) -> float | None:
+    """What integers are multiplied by, which only they have."""
+    if not is_integer(dtype):
+        if "scale" in data:
+            raise DumpError(f"{show(name)} has a scale, and is {dtype}: only integers have one")
+        return None
+    scale = field(data, "scale", float)
+    if not (math.isfinite(scale) and scale > 0):
+        raise DumpError(f"the scale of {show(name)} must be positive and finite, got {scale}")
+    return scale
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether a dtype of `DTYPES` is one of integers."""
+    return np.dtype(DTYPES[dtype]).kind in "iu"
 
 
 @dataclass(frozen=True)
@@ -69,17 +87,20 @@ def sha256_of(array: Array, dtype: str = "float32") -> str:
     return hashlib.sha256(np.ascontiguousarray(array, DTYPES[dtype])).hexdigest()
 
 
-def write_tensor(folder: Path, name: str, array: Array, dtype: str | None = None) -> TensorFile:
+def write_tensor(
+    folder: Path, name: str, array: Array, dtype: str | None = None, scale: float | None = None
+) -> TensorFile:
     """Store an array as `NAME.bin`: float64 as it is, any other as float32, or rounded to `dtype`.
 
-    Raises `OSError`, also when the file is there already.
+    scale: of integers. Raises `OSError`, also when the file is there already.
     """
     stored = dtype or ("float64" if array.dtype == np.float64 else "float32")
     with np.errstate(over="ignore"):  # what is beyond the largest finite value becomes infinite
         values = np.ascontiguousarray(array, DTYPES[stored])
     with (folder / f"{name}.bin").open("xb") as stream:
         stream.write(memoryview(values).cast("B"))
-    return TensorFile(name, f"{name}.bin", array.shape, stored, sha256_of(values, stored))
+    digest = sha256_of(values, stored)
+    return TensorFile(name, f"{name}.bin", array.shape, stored, digest, scale)
 
 
 def check_tensor(folder: Path, file: TensorFile) -> None:
@@ -190,6 +211,7 @@ __all__ = [
     "check_free",
     "check_tensor",
     "field",
+    "is_integer",
     "objects",
     "read_json",
     "read_tensor",

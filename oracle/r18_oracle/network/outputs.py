@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from r18.backend import Array
+from r18.backend import Array, CompileOptions
 from r18.bench.contenders import Compiled
 from r18.bench.rows import Contender, Runner
 from r18.errors import ShapeError
 from r18.evaluate.margins import Allowance, multiple
 from r18.graph.passes import FUSION_LEVELS, fuse
+from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule
+from r18.weights.precisions import in_precision
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.losses import Loss, LossSums
@@ -115,17 +117,51 @@ class Yardstick:
         return self._own[count, level], self._expected[count]
 
 
+class IntegerYardstick:
+    """The output that the reference computes in integers: a contender's is equal, bit for bit.
+
+    schedule: at level `none`. Raises `WeightsError` for weights without a quantisation.
+    """
+
+    def __init__(self, schedule: Schedule, weights: Mapping[str, Array], seed: int = 0) -> None:
+        options = CompileOptions(precision=INT8.name)
+        self._integers, self._weights = in_precision(schedule, weights, options)
+        self._schedule, self._seed = schedule, seed
+        self._expected: dict[int, Array] = {}
+
+    def differs(self, runner: Runner, batch: int) -> bool:
+        """Whether an output on seeded images has another bit than the reference's."""
+        count = min(batch, IMAGES)
+        images = seeded_images(self._schedule, count, self._seed).values
+        filled = np.arange(batch) % count
+        with kernel_running():
+            runner.load(images[filled])
+            runner.run()
+            got = runner.fetch()
+        if count not in self._expected:
+            value = self._integers.output
+            run = reference_run(self._integers, self._weights, images, [value])
+            self._expected[count] = run.take(value)
+        return not np.array_equal(got, self._expected[count][filled])
+
+
 def judge_of(
     schedule: Schedule, weights: Mapping[str, Array], precisions: Iterable[str]
 ) -> Callable[[Contender, Runner], float]:
     """The `judge` of `r18.bench.timing.bench`: each contender's loss over its allowance.
 
-    Raises `UnknownName` for a precision that it could not judge, before anything is timed.
+    In int8 nothing may be lost: 0 for an output that equals the reference's, else infinite. Raises
+    `UnknownName` for a precision that it could not judge, before anything is timed.
     """
-    for name in precisions:
+    names = set(precisions)
+    integers = IntegerYardstick(schedule, weights) if INT8.name in names else None
+    for name in names - {INT8.name}:
         Allowance.of(precision_of(name), 1)
 
     def judge(contender: Contender, runner: Runner) -> float:
+        if contender.precision == INT8.name:
+            assert integers is not None  # every precision of the field is among `precisions`
+            return np.inf if integers.differs(runner, contender.shape[0]) else 0.0
         return _ratio(output_loss(contender, runner, schedule, weights))
 
     return judge
@@ -153,4 +189,4 @@ def _algorithms(runner: Runner) -> set[str]:
     return {step.kernel.contract.algorithm for step in steps}
 
 
-__all__ = ["IMAGES", "Yardstick", "drop_in_judge", "judge_of", "output_loss"]
+__all__ = ["IMAGES", "IntegerYardstick", "Yardstick", "drop_in_judge", "judge_of", "output_loss"]
