@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 
 class ConvShape(NamedTuple):
     """The extents of a convolution: x (N, C, H, W), out (N, O, OH, OW), and the window."""
@@ -83,3 +85,18 @@ class Depth(NamedTuple):
     runs: int
     length: int
     stride: int
+
+
+class Requantization(NamedTuple):
+    """How bytes are read, and how sums become bytes.
+
+    flip:      128 if the image's bytes are signed, else 0.
+    residual, signed_residual: whether there is one, and of which sign.
+    low, high: the ends of the output's format.
+    """
+
+    flip: np.uint8
+    residual: bool
+    signed_residual: bool
+    low: np.float32
+    high: np.float32

@@ -1,0 +1,102 @@
+"""All kernels of quantised ops, and the calls of those other than convolution and linear."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Array, Kernel, RoundingContract
+from r18.backend.host import HostFunction, HostKernel
+from r18.graph.ops import Layout, Op, Problem
+from r18.graph.precision import INT8
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedConv2d,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
+    QuantizedMaxPool2d,
+    QuantizePixels,
+)
+from r18_numba_cpu.compiled import NAME, module, run
+from r18_numba_cpu.integers.gemm import GROUP, VNNI, Gemm
+from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of
+
+SPAN = 1024
+"""Pixels that a thread processes at a time."""
+
+
+@cache
+def integer_kernels() -> tuple[HostKernel, ...]:
+    """By VNNI first, then portable ones; one kernel for each other op."""
+    contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
+
+    def kernel(op: type[Op], algorithm: str, run: HostFunction, **options: Any) -> HostKernel:
+        options = {"edges": (VECTOR, PANEL), "layout": Layout.NHWC, **options}
+        return HostKernel(NAME, op, algorithm, INT8, contract, run, batch_invariant=True, **options)
+
+    def products(suffix: str, gemm: Gemm, **options: Any) -> tuple[HostKernel, HostKernel]:
+        options |= {"edges": (*TILE_ROWS, VECTOR, PANEL), "scratch": gemm.workspace_nbytes}
+        return (
+            kernel(
+                QuantizedConv2d, f"implicit_gemm{suffix}", gemm.conv, pack=gemm.pack_conv, **options
+            ),
+            kernel(
+                QuantizedLinear, f"tiled{suffix}", gemm.linear, pack=gemm.pack_linear, **options
+            ),
+        )
+
+    return (
+        *products(f"_{VNNI}", Gemm(GROUP)),
+        *products("", Gemm(1)),
+        kernel(QuantizedMaxPool2d, "direct", maxpool),
+        kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),
+        kernel(Quantize, "divide", quantize, reads=Layout.NCHW, edges=(SPAN,)),
+        kernel(QuantizePixels, "table", quantize_pixels, edges=(SPAN,)),
+    )
+
+
+def without_vnni(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    return tuple(kernel for kernel in kernels if not kernel.algorithm.endswith(f"_{VNNI}"))
+
+
+def maxpool(
+    op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    _, shape = problem_of(op.pool, inputs[0].shape, out.shape)
+    _run("maxpool", inputs[0], out, shape, out.dtype.type(np.iinfo(out.dtype).min))
+
+
+def gap(
+    op: QuantizedGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    n, height, width, channels = inputs[0].shape
+    sums, limits = workspace.view(np.int32), np.iinfo(out.dtype)
+    ends = np.float32(limits.min), np.float32(limits.max)
+    _run("mean", inputs[0], *weights, out, sums, n, height * width, channels, *ends)
+
+
+def _gap_nbytes(problem: Problem) -> int:
+    """An int32 for each output."""
+    return math.prod(problem.output) * 4
+
+
+def quantize(op: Quantize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """Images (N, C, H, W) to (N, H, W, C); of other shapes, element by element."""
+    x = inputs[0]
+    samples, channels, *pixels = x.shape if x.ndim == 4 else (1, 1, x.size)
+    _run("quantize", x, *weights, out, samples, channels, math.prod(pixels), SPAN)
+
+
+def quantize_pixels(
+    op: QuantizePixels, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """(N, H, W, C) of bytes in, (N, H, W, C) out."""
+    channels = op.normalize.channels
+    _run("look_up", inputs[0], *weights, out, out.size // channels, channels, SPAN)
+
+
+def _run(name: str, *arguments: Any) -> None:
+    run(getattr(module("integers.others"), name), *arguments)
