@@ -20,8 +20,9 @@ from r18.graph.quantized import (
     QuantizedMaxPool2d,
     QuantizePixels,
 )
-from r18_numba_cpu.compiled import NAME, module, run
+from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import GROUP, VNNI, Gemm
+from r18_numba_cpu.integers.packing import flip_of
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of
 
 SPAN = 1024
@@ -53,8 +54,8 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         *products("", Gemm(1)),
         kernel(QuantizedMaxPool2d, "direct", maxpool),
         kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),
-        kernel(Quantize, "divide", quantize, reads=Layout.NCHW, edges=(SPAN,)),
-        kernel(QuantizePixels, "table", quantize_pixels, edges=(SPAN,)),
+        kernel(Quantize, "divide", quantize, reads=Layout.NCHW, scratch=_rows_nbytes),
+        kernel(QuantizePixels, "table", quantize_pixels),
     )
 
 
@@ -66,7 +67,7 @@ def maxpool(
     op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
     _, shape = problem_of(op.pool, inputs[0].shape, out.shape)
-    _run("maxpool", inputs[0], out, shape, out.dtype.type(np.iinfo(out.dtype).min))
+    _run("maxpool", inputs[0].view(np.uint8), out.view(np.uint8), flip_of(op.stored), shape)
 
 
 def gap(
@@ -83,11 +84,17 @@ def _gap_nbytes(problem: Problem) -> int:
     return math.prod(problem.output) * 4
 
 
+def _rows_nbytes(problem: Problem) -> int:
+    """A span of bytes for each worker."""
+    return most_threads() * SPAN
+
+
 def quantize(op: Quantize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
     """Images (N, C, H, W) to (N, H, W, C); of other shapes, element by element."""
     x = inputs[0]
     samples, channels, *pixels = x.shape if x.ndim == 4 else (1, 1, x.size)
-    _run("quantize", x, *weights, out, samples, channels, math.prod(pixels), SPAN)
+    sizes = samples, channels, math.prod(pixels), workers(), SPAN
+    _run("quantize", x, *weights, out.view(np.uint8), workspace, *sizes)
 
 
 def quantize_pixels(

@@ -15,7 +15,8 @@ from numba.extending import overload
 
 from r18_numba_cpu.kernels.arguments import Depth
 from r18_numba_cpu.kernels.integers import portable, vnni
-from r18_numba_cpu.kernels.integers.requantize import load_bytes, load_sum, store_quantized
+from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
+from r18_numba_cpu.kernels.integers.requantize import load_sum, store_quantized, widened
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.vector import (
@@ -45,6 +46,28 @@ def _multiply(rows, a, a_at, a_row, b, b_at, c, c_at, part, depth):
     )
 
 
+def put(scratch, at, value, lanes):
+    """scratch[at : at + lanes] = the first lanes of a vector of bytes, in the type of scratch."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put)
+def _put(scratch, at, value, lanes):
+    if scratch.dtype == types.float32:
+        return lambda scratch, at, value, lanes: store_lanes(
+            scratch, at, widened(value, False), lanes
+        )
+    return lambda scratch, at, value, lanes: store_bytes(scratch, at, value, lanes)
+
+
+@function
+def fill(scratch, first, count, byte):
+    """scratch[first : first + count] = byte."""
+    value = repeated(byte)
+    for at in range(0, count, LANES):
+        put(scratch, first + at, value, min(LANES, count - at))
+
+
 @function
 def copy_band(x, flip, sample, top, rows, row_length, shape, scratch, band):
     """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
@@ -60,16 +83,14 @@ def copy_band(x, flip, sample, top, rows, row_length, shape, scratch, band):
             continue
         to = band + row * row_length
         if top + row < 0 or top + row >= shape.height:
-            for at in range(row_length):
-                scratch[to + at] = flip
+            fill(scratch, to, row_length, flip)
             continue
-        source = ((sample * shape.height + top + row) * shape.width) * shape.channels - left
-        for at in range(left):
-            scratch[to + at] = flip
-        for at in range(left, right):
-            scratch[to + at] = x[source + at] ^ flip
-        for at in range(right, row_length):
-            scratch[to + at] = flip
+        source = ((sample * shape.height + top + row) * shape.width) * shape.channels
+        fill(scratch, to, left, flip)
+        for at in range(0, right - left, LANES):
+            lanes = min(LANES, right - left - at)
+            put(scratch, to + left + at, flipped(load_bytes(x, source + at, lanes), flip), lanes)
+        fill(scratch, to + right, row_length - right, flip)
 
 
 def store_tile(
@@ -97,7 +118,9 @@ def store_bytes_of(
             value = load_sum(sums, tile + p * COLUMNS + v, bias, first) * scale
             to = (pixel + p) * outputs + first
             if how.residual:
-                value = value + load_bytes(residual, to, lanes, how.signed_residual) * factor
+                value = (
+                    value + widened(load_bytes(residual, to, lanes), how.signed_residual) * factor
+                )
             store_quantized(value, out, to, lanes, how.low, how.high)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
+from r18_numba_cpu.kernels.integers.bytes import (
+    flipped,
+    larger,
+    load_bytes,
+    repeated,
+    store_bytes,
+)
+from r18_numba_cpu.kernels.integers.requantize import store_quantized
 from r18_numba_cpu.kernels.jit import function, kernel
+from r18_numba_cpu.kernels.vector import LANES, broadcast, fetch_add, load_lanes
 
 
 @function
@@ -15,52 +24,69 @@ def requantized(number, low, high):
 
 
 @kernel
-def maxpool(x, out, shape, low):
+def maxpool(x, out, flip, shape):
     """Maxima over the part of each window that is inside the image. shape: as of a convolution.
 
-    low: the least value of the format. x, out: of it.
+    x, out: bytes; flip: 128 if they are signed, else 0. Padding is the least byte.
     """
     height, width, channels = shape.height, shape.width, shape.channels
     for line in prange(shape.samples * shape.out_h):
         sample, top = line // shape.out_h, line % shape.out_h * shape.stride_h - shape.pad_h
         for j in range(shape.out_w):
             left = j * shape.stride_w - shape.pad_w
-            to = (line * shape.out_w + j) * channels
-            out[to : to + channels] = low
-            for row in range(max(0, top), min(height, top + shape.kernel_h)):
-                for column in range(max(0, left), min(width, left + shape.kernel_w)):
-                    at = ((sample * height + row) * width + column) * channels
-                    for c in range(channels):
-                        out[to + c] = max(out[to + c], x[at + c])
+            for c in range(0, channels, LANES):
+                lanes = min(LANES, channels - c)
+                best = repeated(np.uint8(0))
+                for row in range(max(0, top), min(height, top + shape.kernel_h)):
+                    for column in range(max(0, left), min(width, left + shape.kernel_w)):
+                        at = ((sample * height + row) * width + column) * channels + c
+                        best = larger(best, flipped(load_bytes(x, at, lanes), flip))
+                to = (line * shape.out_w + j) * channels + c
+                store_bytes(out, to, flipped(best, flip), lanes)
 
 
 @kernel
 def mean(x, multiplier, out, sums, samples, pixels, channels, low, high):
     """out[n, c] = Σ_p x[n, p, c], requantised. sums: scratch, int32, of out's shape."""
     for n in prange(samples):
-        here = n * channels
-        sums[here : here + channels] = 0
-        for p in range(pixels):
-            for c in range(channels):
-                sums[here + c] += np.int32(x[(n * pixels + p) * channels + c])
-        for c in range(channels):
+        here = np.uintp(n * channels)  # unsigned, so that no index may count from the end
+        for c in range(np.uintp(channels)):
+            sums[here + c] = 0
+        for p in range(np.uintp(pixels)):
+            source = np.uintp((n * pixels + p) * channels)
+            for c in range(np.uintp(channels)):
+                sums[here + c] += np.int32(x[source + c])
+        for c in range(np.uintp(channels)):
             number = np.float32(sums[here + c]) * multiplier[0]
             out[here + c] = requantized(number, low, high)
 
 
 @kernel
-def quantize(x, scale, out, samples, channels, pixels, span):
-    """out (N, P, C) = fl(x / scale), rounded and saturated, of x (N, C, P). span: pixels."""
+def quantize(x, scale, out, rows, samples, channels, pixels, workers, span):
+    """out (N, P, C) = fl(x / scale), rounded and saturated, of x (N, C, P).
+
+    rows: scratch, `span` pixels for each worker.
+    """
     spans = (pixels + span - 1) // span
-    low, high = np.float32(-128), np.float32(127)
-    for item in prange(samples * spans):
-        sample, first = item // spans, item % spans * span
-        for c in range(channels):
-            source = (sample * channels + c) * pixels
-            to = sample * pixels * channels + c
-            for p in range(first, min(pixels, first + span)):
-                number = x[source + p] / scale[0]
-                out[to + p * channels] = requantized(number, low, high)
+    items = samples * spans
+    divisor = broadcast(scale[0])
+    counter = np.zeros(1, np.int64)
+    for worker in prange(workers):
+        row = rows[worker * span : (worker + 1) * span]
+        item = fetch_add(counter)
+        while item < items:
+            sample, first = item // spans, item % spans * span
+            count = min(span, pixels - first)
+            for c in range(channels):
+                source = (sample * channels + c) * pixels + first
+                for p in range(0, count, LANES):
+                    lanes = min(LANES, count - p)
+                    number = load_lanes(x, source + p, lanes) / divisor
+                    store_quantized(number, row, p, lanes, np.float32(-128), np.float32(127))
+                to, step = np.uintp((sample * pixels + first) * channels + c), np.uintp(channels)
+                for p in range(np.uintp(count)):
+                    out[to + p * step] = row[p]
+            item = fetch_add(counter)
 
 
 @kernel

@@ -14,7 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.integers.requantize import BYTE, INT32, INT_ALIGNMENT, INTEGERS
+from r18_numba_cpu.kernels.integers.bytes import BYTE, INT32
+from r18_numba_cpu.kernels.integers.requantize import INT_ALIGNMENT, INTEGERS
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, rolled
 from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic, splat
