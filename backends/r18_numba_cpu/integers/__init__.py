@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from r18_numba_cpu.integers.gemm import VNNI
 from r18_numba_cpu.integers.others import integer_kernels, without_vnni
 
-__all__ = ["VNNI", "integer_kernels", "without_vnni"]
+__all__ = ["integer_kernels", "without_vnni"]

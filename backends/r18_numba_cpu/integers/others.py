@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,12 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
-from r18_numba_cpu.integers.gemm import GROUP, VNNI, Gemm
-from r18_numba_cpu.integers.packing import flip_of
+from r18_numba_cpu.integers.gemm import gemm, workspace_nbytes
+from r18_numba_cpu.integers.packing import PORTABLE, VNNI, flip_of, pack
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of
+
+BY_VNNI = "_vnni"
+"""What the names of algorithms with VNNI end in."""
 
 SPAN = 1024
 """Pixels that a thread processes at a time."""
@@ -38,20 +41,21 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         options = {"edges": (VECTOR, PANEL), "layout": Layout.NHWC, **options}
         return HostKernel(NAME, op, algorithm, INT8, contract, run, batch_invariant=True, **options)
 
-    def products(suffix: str, gemm: Gemm, **options: Any) -> tuple[HostKernel, HostKernel]:
-        options |= {"edges": (*TILE_ROWS, VECTOR, PANEL), "scratch": gemm.workspace_nbytes}
+    def products(suffix: str, group: int) -> tuple[HostKernel, HostKernel]:
+        options: dict[str, Any] = {
+            "run": partial(gemm, group=group),
+            "pack": partial(pack, group=group),
+            "scratch": partial(workspace_nbytes, group=group),
+            "edges": (*TILE_ROWS, VECTOR, PANEL),
+        }
         return (
-            kernel(
-                QuantizedConv2d, f"implicit_gemm{suffix}", gemm.conv, pack=gemm.pack_conv, **options
-            ),
-            kernel(
-                QuantizedLinear, f"tiled{suffix}", gemm.linear, pack=gemm.pack_linear, **options
-            ),
+            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", **options),
+            kernel(QuantizedLinear, f"tiled{suffix}", **options),
         )
 
     return (
-        *products(f"_{VNNI}", Gemm(GROUP)),
-        *products("", Gemm(1)),
+        *products(BY_VNNI, VNNI),
+        *products("", PORTABLE),
         kernel(QuantizedMaxPool2d, "direct", maxpool),
         kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),
         kernel(Quantize, "divide", quantize, reads=Layout.NCHW, scratch=_rows_nbytes),
@@ -60,7 +64,8 @@ def integer_kernels() -> tuple[HostKernel, ...]:
 
 
 def without_vnni(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    return tuple(kernel for kernel in kernels if not kernel.algorithm.endswith(f"_{VNNI}"))
+    """The kernels that a CPU without VNNI runs."""
+    return tuple(kernel for kernel in kernels if not kernel.algorithm.endswith(BY_VNNI))
 
 
 def maxpool(

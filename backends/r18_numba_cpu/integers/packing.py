@@ -13,15 +13,19 @@ FLIP = 128
 """What is added to signed bytes, so that products are of unsigned and signed ones."""
 
 
+VNNI, PORTABLE = 4, 1
+"""The bytes that a micro-kernel multiplies at a time: its `group`."""
+
+
 def flip_of(stored: str) -> np.uint8:
     return np.uint8(FLIP if stored == "int8" else 0)
 
 
-def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, stored: str, group: int) -> Arrays:
+def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), bias and multiplier padded to panels, and
     the residual's multiplier, (1,).
 
-    A group of 4 is int8, with zeros beyond a kernel row; one of 1 is float32. The bias subtracts
+    Weights are int8, with zeros beyond a kernel row; portable ones are float32. The bias subtracts
     what `FLIP` adds to each sum: modulo 2³², as the kernels add, so the result is the sum itself.
     """
     weight, bias, multiplier, *residual_multiplier = weights
@@ -31,12 +35,13 @@ def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, stored: str, gr
     columns = module("micro_kernel").COLUMNS
     groups = ceil_div(runs.shape[1], group)
     whole: Array = np.zeros(
-        (len(runs), groups * group, panels(count) * columns), np.float32 if group == 1 else np.int8
+        (len(runs), groups * group, panels(count) * columns),
+        np.float32 if group == PORTABLE else np.int8,
     )
     whole[:, : runs.shape[1], :count] = runs
     split = whole.reshape(len(runs), groups, group, -1, columns).transpose(3, 0, 1, 4, 2)
     sums = weight.reshape(count, -1).sum(axis=1, dtype=np.int64)
-    flipped = bias.astype(np.int64) - int(flip_of(stored)) * sums
+    flipped = bias.astype(np.int64) - int(flip_of(op.input_storage[0])) * sums
     return (
         np.ascontiguousarray(split),
         _padded(flipped.astype(np.int32), columns),  # modulo 2³²

@@ -13,7 +13,14 @@ import numpy as np
 from numba import prange, types
 from numba.extending import overload
 
-from r18_numba_cpu.kernels.arguments import Depth
+from r18_numba_cpu.kernels.arguments import (
+    Bands,
+    ConvShape,
+    Depth,
+    Requantization,
+    Terms,
+    Tile,
+)
 from r18_numba_cpu.kernels.integers import portable, vnni
 from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
 from r18_numba_cpu.kernels.integers.requantize import load_sum, store_quantized, widened
@@ -23,26 +30,67 @@ from r18_numba_cpu.kernels.vector import (
     LANES,
     broadcast,
     fetch_add,
-    load_lanes,
+    load,
     store_lanes,
 )
 
 portable_multiply, vnni_multiply = portable.multiply, vnni.multiply
 
 
-def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, part, depth):
-    """The micro-kernel for the type of `a`."""
+def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+    """A register tile, by the micro-kernel for the type of `a`, and its epilogue."""
     raise NotImplementedError("compiled only")
 
 
 @overload(multiply)
-def _multiply(rows, a, a_at, a_row, b, b_at, c, c_at, part, depth):
+def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
     if a.dtype == types.float32:
-        return lambda rows, a, a_at, a_row, b, b_at, c, c_at, part, depth: portable_multiply(
-            rows, a, a_at, a_row, b, b_at, c, c_at, part, depth
-        )
-    return lambda rows, a, a_at, a_row, b, b_at, c, c_at, part, depth: vnni_multiply(
-        rows, a, a_at, a_row, b, b_at, c, c_at, depth
+
+        def by_floats(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+            portable_multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at)
+            store_tile(rows, c, c_at, tile, terms)
+
+        return by_floats
+
+    def by_bytes(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+        whole = tile.channel + COLUMNS <= tile.outputs
+        vnni_multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms)
+        if not whole:
+            store_tile(rows, c, c_at, tile, terms)
+
+    return by_bytes
+
+
+@function
+def store_tile(rows, sums, at, tile, terms):
+    """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
+    factor = broadcast(terms.residual_multiplier[0])
+    for v in range(0, COLUMNS, LANES):
+        channel = tile.channel + v
+        if channel >= tile.outputs:
+            break
+        lanes = min(LANES, tile.outputs - channel)
+        scale = load(terms.multiplier, channel)
+        for p in range(rows):
+            number = load_sum(sums, at + p * COLUMNS + v, terms.bias, channel) * scale
+            to = (tile.pixel + p) * tile.outputs + channel
+            if terms.how.residual:
+                added = widened(load_bytes(terms.residual, to, lanes), terms.how.signed_residual)
+                number = number + added * factor
+            put_number(terms.out, to, number, lanes, terms.how)
+
+
+def put_number(out, at, number, lanes, how):
+    """out[at : at + lanes] = the numbers as logits, or requantised: by the type of `out`."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put_number)
+def _put_number(out, at, number, lanes, how):
+    if out.dtype == types.float32:
+        return lambda out, at, number, lanes, how: store_lanes(out, at, number, lanes)
+    return lambda out, at, number, lanes, how: store_quantized(
+        number, out, at, lanes, how.low, how.high
     )
 
 
@@ -93,87 +141,26 @@ def copy_band(x, flip, sample, top, rows, row_length, shape, scratch, band):
         fill(scratch, to + right, row_length - right, flip)
 
 
-def store_tile(
-    sums, tile, bias, multiplier, residual, residual_multiplier, out, pixel, count, channel,
-    outputs, requantization,
-):  # fmt: skip
-    """The epilogue of `count` pixels from `pixel` on, COLUMNS channels from `channel` on."""
-    raise NotImplementedError("compiled only")
-
-
-@function
-def store_bytes_of(
-    sums, tile, bias, multiplier, residual, residual_multiplier, out, pixel, count, channel,
-    outputs, requantization,
-):  # fmt: skip
-    how = requantization
-    factor = broadcast(residual_multiplier[0])
-    for v in range(0, COLUMNS, LANES):
-        first = channel + v
-        if first >= outputs:
-            break
-        lanes = min(LANES, outputs - first)
-        scale = load_lanes(multiplier, first, LANES)
-        for p in range(count):
-            value = load_sum(sums, tile + p * COLUMNS + v, bias, first) * scale
-            to = (pixel + p) * outputs + first
-            if how.residual:
-                value = (
-                    value + widened(load_bytes(residual, to, lanes), how.signed_residual) * factor
-                )
-            store_quantized(value, out, to, lanes, how.low, how.high)
-
-
-@function
-def store_logits_of(sums, tile, bias, multiplier, out, pixel, count, channel, outputs):
-    for v in range(0, COLUMNS, LANES):
-        first = channel + v
-        if first >= outputs:
-            break
-        lanes = min(LANES, outputs - first)
-        scale = load_lanes(multiplier, first, LANES)
-        for p in range(count):
-            value = load_sum(sums, tile + p * COLUMNS + v, bias, first) * scale
-            store_lanes(out, (pixel + p) * outputs + first, value, lanes)
-
-
-@overload(store_tile)
-def _store_tile(
-    sums, tile, bias, multiplier, residual, residual_multiplier, out, pixel, count, channel,
-    outputs, requantization,
-):  # fmt: skip
-    if out.dtype == types.float32:
-
-        def store(
-            sums, tile, bias, multiplier, residual, residual_multiplier, out, pixel, count,
-            channel, outputs, requantization,
-        ):  # fmt: skip
-            store_logits_of(sums, tile, bias, multiplier, out, pixel, count, channel, outputs)
-    else:
-
-        def store(
-            sums, tile, bias, multiplier, residual, residual_multiplier, out, pixel, count,
-            channel, outputs, requantization,
-        ):  # fmt: skip
-            store_bytes_of(
-                sums, tile, bias, multiplier, residual, residual_multiplier, out, pixel, count,
-                channel, outputs, requantization,
-            )  # fmt: skip
-
-    return store
-
-
 @kernel
 def implicit_gemm(
-    x, weight, bias, multiplier, residual, residual_multiplier, out, sums, scratch, workers, shape,
-    blocking, requantization,
+    x, weight, bias, multiplier, residual, residual_multiplier, out, sums, scratch, numbers, workers
 ):  # fmt: skip
     """out (N, OH, OW, O) of x (N, H, W, C); all are flat, and bytes are uint8, of either sign.
 
     weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/group⌉, COLUMNS, group), float32 (a group has one) or
     int8 (of four). bias, multiplier: padded to whole panels. out: bytes, or float32 for logits.
-    sums: int32, a register tile for each worker. scratch: a slot of `blocking` for each worker.
+    sums: int32, a register tile for each worker. scratch: a slot of `Bands` for each worker.
+    numbers: `packed_numbers`, as int64.
     """
+    # NOTE: made here, because `prange` takes a named tuple only from where it is made.
+    n = numbers
+    shape = ConvShape(
+        n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12]
+    )
+    blocking = Bands(n[13], n[14], n[15])
+    how = Requantization(
+        np.uint8(n[16]), n[17] != 0, n[18] != 0, np.float32(n[19]), np.float32(n[20])
+    )
     group = vnni.GROUP if scratch.itemsize == 1 else 1
     length = (shape.kernel_w * shape.channels + group - 1) // group
     row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
@@ -187,7 +174,8 @@ def implicit_gemm(
     most = tile_rows(shape.out_w, ROWS)
     counter = np.zeros(1, np.int64)
     for worker in prange(workers):
-        tile = worker * ROWS * COLUMNS
+        # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
+        terms = Terms(bias, multiplier, residual, residual_multiplier, out, how)
         part = scratch[worker * blocking.slot : (worker + 1) * blocking.slot]
         band = ROWS * COLUMNS
         block = fetch_add(counter)
@@ -198,21 +186,19 @@ def implicit_gemm(
             rows = min(blocking.rows, shape.out_h - first_row)
             top = first_row * shape.stride_h - shape.pad_h
             seen = (rows - 1) * shape.stride_h + shape.kernel_h
-            copy_band(x, requantization.flip, sample, top, seen, row_length, shape, part, band)
+            copy_band(x, how.flip, sample, top, seen, row_length, shape, part, band)
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):
                 for row in range(rows):
+                    line = sample * shape.out_h + first_row + row
+                    start = band + row * shape.stride_h * row_length
                     for column in range(0, shape.out_w, most):
-                        count = min(most, shape.out_w - column)
-                        start = band + row * shape.stride_h * row_length + column * pixel_stride
+                        pixel = line * shape.out_w + column
+                        tile = Tile(pixel, panel * COLUMNS, shape.outputs)
                         multiply(
-                            count, part, start, pixel_stride,
-                            weight, panel * panel_size, sums, tile, part, depth,
-                        )  # fmt: skip
-                        line = sample * shape.out_h + first_row + row
-                        store_tile(
-                            sums, tile, bias, multiplier, residual, residual_multiplier, out,
-                            line * shape.out_w + column, count, panel * COLUMNS, shape.outputs,
-                            requantization,
+                            min(most, shape.out_w - column),
+                            part, start + column * pixel_stride, pixel_stride,
+                            weight, panel * panel_size, depth,
+                            sums, worker * ROWS * COLUMNS, tile, terms,
                         )  # fmt: skip
             block = fetch_add(counter)

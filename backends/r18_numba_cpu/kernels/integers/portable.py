@@ -18,8 +18,9 @@ MOST = 2**24 // (255 * 127)
 
 
 @function
-def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, part, depth):
-    """As `vnni.multiply`, of bytes in float32: a group has one of them. part: a tile of scratch."""
+def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at):
+    """As `vnni.multiply`, into c, of bytes in float32: a group has one. a begins with a tile of
+    scratch."""
     tile = rows * COLUMNS
     c[c_at : c_at + tile] = np.int32(0)
     together = max(1, MOST // depth.length)  # runs; of a long one, pieces
@@ -30,7 +31,7 @@ def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, part, depth):
             multiply_floats(
                 rows, a, a_at + run * depth.stride + first, a_row,
                 b, b_at + (run * depth.length + first) * COLUMNS,
-                part, 0, COLUMNS, Depth(runs, length, depth.stride),
+                a, 0, COLUMNS, Depth(runs, length, depth.stride),
             )  # fmt: skip
             for at in range(tile):
-                c[c_at + at] += np.int32(part[at])
+                c[c_at + at] += np.int32(a[at])

@@ -28,70 +28,79 @@ INTEGERS = ir.VectorType(INT32, LANES)
 INT_ALIGNMENT = 4  # bytes: a vector may begin at any int32
 
 
+# -- LLVM's instructions -----------------------------------------------------------------------
+
+
+def load_integers(builder: Any, pointer: Any) -> Any:
+    """LANES int32 from a pointer to the first."""
+    return builder.load(builder.bitcast(pointer, INTEGERS.as_pointer()), align=INT_ALIGNMENT)
+
+
+def to_numbers(builder: Any, integers: Any) -> Any:
+    """int32 rounded to float32."""
+    return builder.sitofp(integers, VECTOR)
+
+
+def widen(builder: Any, value: Any, signed: Any) -> Any:
+    """Bytes, or int8 where the bit `signed` is set, as float32."""
+    wide = builder.select(signed, builder.sext(value, INTEGERS), builder.zext(value, INTEGERS))
+    return to_numbers(builder, wide)
+
+
+def round_saturated(builder: Any, number: Any, low: Any, high: Any) -> Any:
+    """The nearest integers, ties to even, saturated to low … high, as bytes.
+
+    They are saturated first: the limits are integers, so the order does not matter, and int32 then
+    holds every number.
+    """
+    number = builder.select(builder.fcmp_ordered(">", number, low), number, low)
+    number = builder.select(builder.fcmp_ordered("<", number, high), number, high)
+    kind = ir.FunctionType(INTEGERS, [VECTOR])
+    name = f"llvm.lrint.v{LANES}i32.v{LANES}f32"
+    lrint = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.trunc(builder.call(lrint, [number]), BYTES)
+
+
+# -- as functions of kernels -------------------------------------------------------------------
+
+
 @intrinsic
 def load_sum(typing: Any, sums: Any, at: Any, bias: Any, channel: Any) -> Any:
     """sums[at : at + LANES] + bias[channel : channel + LANES] in int32, rounded to float32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = signature.args
-        terms = [
-            builder.load(
-                builder.bitcast(address(context, builder, kind, *place), INTEGERS.as_pointer()),
-                align=INT_ALIGNMENT,
-            )
-            for kind, place in ((kinds[0], values[:2]), (kinds[2], values[2:]))
-        ]
-        return builder.sitofp(builder.add(*terms), VECTOR)
+        total = load_integers(builder, address(context, builder, kinds[0], *values[:2]))
+        added = load_integers(builder, address(context, builder, kinds[2], *values[2:]))
+        return to_numbers(builder, builder.add(total, added))
 
     return vector(sums, types.int64, bias, types.int64), generate
 
 
 @intrinsic
 def widened(typing: Any, value: Any, signed: Any) -> Any:
-    """Bytes, or signed ones, as float32."""
+    """Bytes, or int8 if `signed`, as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        value, signed = values
-        wide = builder.select(
-            context.is_true(builder, types.boolean, signed),
-            builder.sext(value, INTEGERS),
-            builder.zext(value, INTEGERS),
-        )
-        return builder.sitofp(wide, VECTOR)
+        return widen(builder, values[0], context.is_true(builder, types.boolean, values[1]))
 
     return vector(byte_vector, types.boolean), generate
 
 
 @intrinsic
-def rounded(typing: Any, value: Any) -> Any:
-    """The nearest integers, ties to even, in the low byte of each lane."""
+def rounded(typing: Any, number: Any, low: Any, high: Any) -> Any:
+    """The nearest integers, ties to even, saturated to low … high, as bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(VECTOR, [VECTOR])
-        rint = cgutils.get_or_insert_function(builder.module, kind, f"llvm.rint.v{LANES}f32")
-        whole = builder.fptosi(builder.call(rint, [values[0]]), INTEGERS)
-        return builder.trunc(whole, BYTES)
+        return round_saturated(builder, *values)
 
-    return byte_vector(vector), generate
-
-
-@intrinsic
-def clamp(typing: Any, value: Any, low: Any, high: Any) -> Any:
-    """min(max(value, low), high) in each lane."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        value, low, high = values
-        raised = builder.select(builder.fcmp_ordered(">", value, low), value, low)
-        return builder.select(builder.fcmp_ordered("<", raised, high), raised, high)
-
-    return vector(vector, vector, vector), generate
+    return byte_vector(vector, vector, vector), generate
 
 
 @function
-def store_quantized(value, out, at, lanes, low, high):
-    """Steps 3 and 4: out[at : at + lanes] = the numbers, rounded, ties to even, and saturated.
+def store_quantized(number, out, at, lanes, low, high):
+    """Steps 3 and 4 of `lanes` numbers: out[at : at + lanes].
 
-    They are saturated first: the limits are integers, so the order does not matter, and int32 then
-    holds every number. Step 3 is part of it, because what has a ReLU is stored as uint8.
+    Step 3 is part of step 4, because what has a ReLU is stored as uint8.
     """
-    store_bytes(out, at, rounded(clamp(value, broadcast(low), broadcast(high))), lanes)
+    store_bytes(out, at, rounded(number, broadcast(low), broadcast(high)), lanes)

@@ -14,11 +14,27 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.integers.bytes import BYTE, INT32
-from r18_numba_cpu.kernels.integers.requantize import INT_ALIGNMENT, INTEGERS
+from r18_numba_cpu.kernels.integers.bytes import BYTE, INT32, as_bytes
+from r18_numba_cpu.kernels.integers.requantize import (
+    INT_ALIGNMENT,
+    INTEGERS,
+    load_integers,
+    round_saturated,
+    to_numbers,
+    widen,
+)
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, rolled
-from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic, splat
+from r18_numba_cpu.kernels.vector import (
+    FEATURES,
+    FLOAT_ALIGNMENT,
+    INDEX,
+    LANES,
+    address,
+    as_vector_pointer,
+    intrinsic,
+    splat,
+)
 
 GROUP = 4
 """Bytes that a lane multiplies at a time."""
@@ -36,23 +52,36 @@ Releases that were changed before 22 accept the old types as well."""
 
 
 @function
-def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, depth):
+def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
     """C[p, o] = Σ_(r, g, q) A[p·a_row + r·stride + 4g + q]·B[r·length + g, o, q], for a `Depth`.
 
     For p < rows ≤ ROWS, o < COLUMNS, r < runs, g < length, q < 4. a: uint8; b: int8, rows of
-    COLUMNS groups. In them A and B begin at a_at and b_at. c: int32, rows of COLUMNS from c_at on.
+    COLUMNS groups. In them A and B begin at a_at and b_at.
+
+    If `whole`, the tile has all its columns, and goes through the epilogue from the registers that
+    it is in. Otherwise it is stored in c: int32, rows of COLUMNS from c_at on.
     """
-    multiply_tile(rows, a, a_at, a_row, b, b_at, c, c_at, depth.runs, depth.length, depth.stride)
+    multiply_tile(
+        rows, a, a_at, a_row, b, b_at, depth.runs, depth.length, depth.stride, c, c_at, whole,
+        tile.pixel * tile.outputs + tile.channel, tile.channel, tile.outputs,
+        terms.bias, terms.multiplier, terms.residual, terms.residual_multiplier, terms.out,
+        terms.how.residual, terms.how.signed_residual, terms.how.low, terms.how.high,
+    )  # fmt: skip
 
 
 @intrinsic
 def multiply_tile(
-    typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, c: Any, c_at: Any,
-    runs: Any, length: Any, stride: Any,
+    typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, runs: Any,
+    length: Any, stride: Any, c: Any, c_at: Any, whole: Any, to: Any, channel: Any, out_row: Any,
+    bias: Any, multiplier: Any, residual: Any, residual_multiplier: Any, out: Any,
+    has_residual: Any, signed: Any, low: Any, high: Any,
 ) -> Any:  # fmt: skip
     """See `multiply`, which contains this code once. Each number of rows has code of its own."""
-    i64 = types.int64
-    signature = types.void(i64, a, i64, i64, b, i64, c, i64, i64, i64, i64)
+    i64, flag, number = types.int64, types.boolean, types.float32
+    signature = types.void(
+        i64, a, i64, i64, b, i64, i64, i64, i64, c, i64, flag, i64, i64, i64,
+        bias, multiplier, residual, residual_multiplier, out, flag, flag, number, number,
+    )  # fmt: skip
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         end = builder.append_basic_block("multiplied")
@@ -60,7 +89,17 @@ def multiply_tile(
         for rows in range(1, ROWS + 1):
             with builder.goto_block(builder.append_basic_block(f"rows.{rows}")):
                 switch.add_case(rows, builder.basic_block)
-                _multiply_rows(rows, context, builder, signature.args, values)
+                sums = _multiply_rows(rows, context, builder, signature.args, values[:9])
+                is_whole = context.is_true(builder, types.boolean, values[11])
+                with builder.if_else(is_whole) as (finish, keep):
+                    with finish:
+                        _finish(sums, context, builder, signature.args[12:], values[12:])
+                    with keep:
+                        _keep(
+                            sums,
+                            address(context, builder, signature.args[9], *values[9:11]),
+                            builder,
+                        )
                 builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -68,11 +107,10 @@ def multiply_tile(
     return signature, generate
 
 
-def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> None:
-    """The code for one number of rows."""
-    _, a, a_at, a_row, b, b_at, c, c_at, runs, length, stride = values
+def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> list[Any]:
+    """The code for one number of rows; returns the places of its sums, row by row."""
+    _, a, a_at, a_row, b, b_at, runs, length, stride = values
     a_base = address(context, builder, kinds[1], a, a_at)
-    c_base = address(context, builder, kinds[6], c, c_at)
     dot = _declared(builder)
 
     # LLVM promotes these to registers, because nothing takes their addresses.
@@ -97,11 +135,67 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
                     arguments = [builder.load(place), factor, column]
                     builder.store(builder.call(dot, arguments), place)
             builder.store(builder.gep(here, [ir.Constant(INDEX, GROUP * COLUMNS)]), b_next)
+    return sums
 
+
+def _keep(sums: list[Any], c: Any, builder: Any) -> None:
+    """Store the sums from the pointer c on."""
     for index, place in enumerate(sums):
-        to = builder.gep(c_base, [ir.Constant(INDEX, index * LANES)])
-        to = builder.bitcast(to, INTEGERS.as_pointer())
+        to = builder.bitcast(_lane(builder, c, index), INTEGERS.as_pointer())
         builder.store(builder.load(place), to, align=INT_ALIGNMENT)
+
+
+def _finish(sums: list[Any], context: Any, builder: Any, kinds: Any, values: Any) -> None:
+    """The epilogue of the sums, with a residual and without."""
+    flags = [context.is_true(builder, types.boolean, flag) for flag in values[8:10]]
+    arguments = sums, context, builder, kinds, values
+    if kinds[7].dtype == types.float32:
+        _store_finished(None, *arguments)
+        return
+    with builder.if_else(flags[0]) as (with_residual, without):
+        with with_residual:
+            _store_finished(flags[1], *arguments)
+        with without:
+            _store_finished(None, *arguments)
+
+
+def _store_finished(
+    signed: Any, sums: list[Any], context: Any, builder: Any, kinds: Any, values: Any
+) -> None:
+    """signed: a bit, of the residual; None if there is none."""
+    to, channel, out_row, bias, multiplier, residual, residual_multiplier, out, *_, low, high = (
+        values
+    )
+    shift = address(context, builder, kinds[3], bias, channel)
+    scale = address(context, builder, kinds[4], multiplier, channel)
+    read = address(context, builder, kinds[5], residual, to)
+    zero = ir.Constant(INDEX, 0)
+    factor = address(context, builder, kinds[6], residual_multiplier, zero)
+    written = address(context, builder, kinds[7], out, to)
+    low, high = splat(builder, low), splat(builder, high)
+    for v in range(VECTORS):
+        shifts = load_integers(builder, _lane(builder, shift, v))
+        place = as_vector_pointer(builder, _lane(builder, scale, v))
+        scales = builder.load(place, align=FLOAT_ALIGNMENT)
+        for p in range(len(sums) // VECTORS):
+            total = builder.add(builder.load(sums[p * VECTORS + v]), shifts)
+            number = builder.fmul(to_numbers(builder, total), scales)
+            here = _lane(builder, ahead(builder, written, out_row, p), v)
+            if kinds[7].dtype == types.float32:
+                builder.store(number, as_vector_pointer(builder, here), align=FLOAT_ALIGNMENT)
+                continue
+            if signed is not None:
+                added = as_bytes(builder, _lane(builder, ahead(builder, read, out_row, p), v))
+                added = widen(builder, builder.load(added, align=1), signed)
+                added = builder.fmul(added, splat(builder, builder.load(factor)))
+                number = builder.fadd(number, added)
+            whole = round_saturated(builder, number, low, high)
+            builder.store(whole, as_bytes(builder, here), align=1)
+
+
+def _lane(builder: Any, pointer: Any, v: int) -> Any:
+    """The v-th vector from a pointer on."""
+    return builder.gep(pointer, [ir.Constant(INDEX, v * LANES)])
 
 
 def _declared(builder: Any) -> Any:
