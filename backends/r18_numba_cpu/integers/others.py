@@ -21,9 +21,9 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
-from r18_numba_cpu.integers.gemm import gemm, workspace_nbytes
+from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
 from r18_numba_cpu.integers.packing import PORTABLE, VNNI, flip_of, pack
-from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of
+from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
 
 BY_VNNI = "_vnni"
 """What the names of algorithms with VNNI end in."""
@@ -79,14 +79,19 @@ def gap(
     op: QuantizedGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
     n, height, width, channels = inputs[0].shape
-    sums, limits = workspace.view(np.int32), np.iinfo(out.dtype)
-    ends = np.float32(limits.min), np.float32(limits.max)
-    _run("mean", inputs[0], *weights, out, sums, n, height * width, channels, *ends)
+    limits = np.iinfo(out.dtype)
+    _run(
+        "mean",
+        *(inputs[0].view(np.uint8), *weights, out.view(np.uint8), workspace.view(np.int32)),
+        *(n, height * width, channels, op.stored == "int8"),
+        *(np.float32(limits.min), np.float32(limits.max)),
+    )
 
 
 def _gap_nbytes(problem: Problem) -> int:
-    """An int32 for each output."""
-    return math.prod(problem.output) * 4
+    """An int32 for each output, in whole vectors."""
+    samples, channels = problem.output
+    return samples * round_up(channels) * INT_NBYTES
 
 
 def _rows_nbytes(problem: Problem) -> int:

@@ -12,15 +12,13 @@ from r18_numba_cpu.kernels.integers.bytes import (
     repeated,
     store_bytes,
 )
-from r18_numba_cpu.kernels.integers.requantize import store_quantized
-from r18_numba_cpu.kernels.jit import function, kernel
+from r18_numba_cpu.kernels.integers.requantize import (
+    add_bytes,
+    load_number,
+    store_quantized,
+)
+from r18_numba_cpu.kernels.jit import kernel
 from r18_numba_cpu.kernels.vector import LANES, broadcast, fetch_add, load_lanes
-
-
-@function
-def requantized(number, low, high):
-    """Step 4: the nearest integer, ties to even, saturated. See `requantize.store_quantized`."""
-    return np.rint(min(max(number, low), high))
 
 
 @kernel
@@ -46,19 +44,25 @@ def maxpool(x, out, flip, shape):
 
 
 @kernel
-def mean(x, multiplier, out, sums, samples, pixels, channels, low, high):
-    """out[n, c] = Σ_p x[n, p, c], requantised. sums: scratch, int32, of out's shape."""
+def mean(x, multiplier, out, sums, samples, pixels, channels, signed, low, high):
+    """out[n, c] = Σ_p x[n, p, c], requantised. x, out: bytes, int8 if `signed`.
+
+    sums: scratch, int32, whole vectors for each sample.
+    """
+    vectors = (channels + LANES - 1) // LANES
+    scale = broadcast(multiplier[0])
     for n in prange(samples):
-        here = np.uintp(n * channels)  # unsigned, so that no index may count from the end
-        for c in range(np.uintp(channels)):
-            sums[here + c] = 0
-        for p in range(np.uintp(pixels)):
-            source = np.uintp((n * pixels + p) * channels)
-            for c in range(np.uintp(channels)):
-                sums[here + c] += np.int32(x[source + c])
-        for c in range(np.uintp(channels)):
-            number = np.float32(sums[here + c]) * multiplier[0]
-            out[here + c] = requantized(number, low, high)
+        here = n * vectors * LANES
+        for v in range(vectors * LANES):
+            sums[here + v] = np.int32(0)
+        for p in range(pixels):
+            source = (n * pixels + p) * channels
+            for c in range(0, channels, LANES):
+                read = load_bytes(x, source + c, min(LANES, channels - c))
+                add_bytes(sums, here + c, read, signed)
+        for c in range(0, channels, LANES):
+            number = load_number(sums, here + c) * scale
+            store_quantized(number, out, n * channels + c, min(LANES, channels - c), low, high)
 
 
 @kernel

@@ -41,10 +41,14 @@ def to_numbers(builder: Any, integers: Any) -> Any:
     return builder.sitofp(integers, VECTOR)
 
 
+def extend(builder: Any, value: Any, signed: Any) -> Any:
+    """Bytes, or int8 where the bit `signed` is set, as int32."""
+    return builder.select(signed, builder.sext(value, INTEGERS), builder.zext(value, INTEGERS))
+
+
 def widen(builder: Any, value: Any, signed: Any) -> Any:
-    """Bytes, or int8 where the bit `signed` is set, as float32."""
-    wide = builder.select(signed, builder.sext(value, INTEGERS), builder.zext(value, INTEGERS))
-    return to_numbers(builder, wide)
+    """The same as float32."""
+    return to_numbers(builder, extend(builder, value, signed))
 
 
 def round_saturated(builder: Any, number: Any, low: Any, high: Any) -> Any:
@@ -75,6 +79,32 @@ def load_sum(typing: Any, sums: Any, at: Any, bias: Any, channel: Any) -> Any:
         return to_numbers(builder, builder.add(total, added))
 
     return vector(sums, types.int64, bias, types.int64), generate
+
+
+@intrinsic
+def load_number(typing: Any, sums: Any, at: Any) -> Any:
+    """sums[at : at + LANES] in int32, rounded to float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = address(context, builder, signature.args[0], *values)
+        return to_numbers(builder, load_integers(builder, pointer))
+
+    return vector(sums, types.int64), generate
+
+
+@intrinsic
+def add_bytes(typing: Any, sums: Any, at: Any, value: Any, signed: Any) -> Any:
+    """sums[at : at + LANES] += the bytes, or int8 if `signed`, in int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = address(context, builder, signature.args[0], *values[:2])
+        is_signed = context.is_true(builder, types.boolean, values[3])
+        total = builder.add(load_integers(builder, pointer), extend(builder, values[2], is_signed))
+        place = builder.bitcast(pointer, INTEGERS.as_pointer())
+        builder.store(total, place, align=INT_ALIGNMENT)
+        return context.get_dummy_value()
+
+    return types.void(sums, types.int64, byte_vector, types.boolean), generate
 
 
 @intrinsic
