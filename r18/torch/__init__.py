@@ -65,8 +65,7 @@ def optimize_resnet18(
     precision: a name of `r18.graph.precision.PRECISIONS` that the backend computes in. None: the
                model's own (float32 is fp32). Whatever it is, images go in and logits come out in
                the model's dtype. At level `add_relu` the model computes, so it must be None.
-               int8 is for level `all`, and computes the float32 of images and logits in between in
-               integers; it needs a `calibration`.
+               int8 is for level `all` and needs a `calibration`; docs/integers.md specifies it.
     backend:   as `r18.backend.registry.get_backend` takes it; it must compute where the model is.
                None: `R18_BACKEND`, else the first that can.
     calibration: with int8 only. Images as the model takes them: an iterable of tensors (N, 3, H, W)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from r18.errors import UsageError, WeightsError, show
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
 from r18.graph.quantization import Quantization
-from r18.graph.quantize import LEVEL
+from r18.graph.quantize import LEVEL, integer_weights
 from r18.graph.resnet import resnet18
 from r18.graph.schedule import Schedule
 from r18.torch.followed import Seen, Tensors
@@ -39,10 +39,10 @@ TAKES = "calibration takes float tensors of images (N, 3, H, W) as the model doe
 
 @dataclass(frozen=True, eq=False)
 class Calibrating:
-    """Images and a method, or a quantisation that is there already."""
+    """Images and a method, or a quantisation that is there already, which needs none."""
 
     source: Images | Quantization
-    how: Method
+    how: Method = field(default_factory=Method)
 
     @property
     def bits(self) -> int:
@@ -80,7 +80,7 @@ def calibrating(
         raise UsageError(
             "int8 needs a calibration\n"
             "  give images as the model takes them, calibration=LOADER, or weights that "
-            "`r18 quantize` wrote, calibration=r18.load_weights(FOLDER)"
+            "`r18 quantize` wrote, calibration=r18.load_weights(FOLDER, r18.resnet18())"
         )
     found = _quantization(given)
     if found is not None:
@@ -89,7 +89,7 @@ def calibrating(
                 f"{said[1]} is decided in the quantisation that is the calibration\n"
                 f"  leave out {', '.join(said[1:])}, or give images as the calibration"
             )
-        return Calibrating(found, Method(found.calibration.method, found.bits))
+        return Calibrating(found)
     defaults = Method()
     how = Method(
         defaults.method if method is None else method, defaults.bits if bits is None else bits
@@ -123,7 +123,7 @@ def images_of(given: object) -> Images:
     if isinstance(given, str | os.PathLike):
         raise UsageError(
             f"{TAKES}, got the path {show(os.fspath(given))}\n"
-            "  of a folder that `r18 quantize` wrote, give r18.load_weights(FOLDER)"
+            "  of a folder that `r18 quantize` wrote, give r18.load_weights(FOLDER, r18.resnet18())"
         )
     batches = [given] if isinstance(given, torch.Tensor) else given
     if not isinstance(batches, Iterable):
@@ -223,6 +223,7 @@ class Quantizer:
             return calibrate(backend, folded, weights, source, self.asked.how)
         try:
             check_fit(folded, weights, source)
+            integer_weights(folded, source)  # raises for what no kernel takes
         except WeightsError as error:
             raise UsageError(
                 f"the quantisation given as calibration does not fit the model: {error}\n"

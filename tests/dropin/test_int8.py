@@ -25,7 +25,7 @@ from r18.calibration.calibrate import IMAGES
 from r18.errors import BackendUnavailable, NoKernel, R18Error, UsageError
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
-from r18.graph.quantization import Quantization
+from r18.graph.quantization import GIVEN, Quantization
 from r18.graph.resnet import resnet18
 from r18.images.preprocess import Preprocess
 from r18.torch import optimize_resnet18
@@ -148,7 +148,7 @@ def test_logits_are_those_of_a_program_to_the_bit(
 
 
 def test_the_quantisation_is_the_one_of_r18_quantize() -> None:
-    """With the same images and weights, of any backend's float32."""
+    """With the same images, weights and backend."""
     fast = int8(network(), method="minmax")
     assert fast.quantization == _given(8)
     how = fast.quantization.calibration
@@ -259,7 +259,7 @@ def test_a_quantisation_that_is_there(bits: int, tmp_path: Path) -> None:
         ({"calibration": []}, "the calibration holds no images"),
         ({"calibration": [images(0)]}, "the calibration holds no images"),
         ({"calibration": 8}, "float tensors of images .*, got a int"),
-        ({"calibration": "folder"}, r"(?s)got the path 'folder'.*r18.load_weights\(FOLDER\)"),
+        ({"calibration": "folder"}, r"(?s)got the path 'folder'.*r18.load_weights\(FOLDER, r18"),
         ({"calibration": [{"image": 1}]}, "batch 0 of the calibration is a dict"),
         ({"calibration": [("a.png", 1)]}, "batch 0 of the calibration is a tuple of str"),
         ({"calibration": [images(1).byte()]}, r"batch 0 of the calibration is torch\.uint8\n"),
@@ -317,6 +317,14 @@ def with_the_body_of_network(model: Any) -> Any:
     state = {n: t for n, t in network().state_dict().items() if not n.startswith("fc.")}
     model.load_state_dict(state, strict=False)
     return model
+
+
+def test_scales_that_were_chosen_need_no_calibration() -> None:
+    """And a block of the full range, which no kernel takes, is refused at once."""
+    found = replace(_given(8), calibration=GIVEN)
+    assert int8(network(), found).quantization == found
+    with pytest.raises(UsageError, match="the quantisation is full_range"):
+        int8(network(), replace(found, full_range=True))
 
 
 def test_a_bias_of_another_model_is_refused() -> None:
