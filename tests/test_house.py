@@ -21,6 +21,7 @@ CORE = (
     ("graph",),
     ("backend",),
     ("records", "images", "runtime"),
+    ("calibration",),
     ("weights", "torch"),
     ("compiled", "bench"),
     ("evaluate",),

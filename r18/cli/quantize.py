@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from r18.calibration.adaround import Settings
+from r18.calibration.calibrate import IMAGES, ROUNDINGS
+from r18.calibration.observers import METHODS
 from r18.cli.options import (
     AsJson,
     BackendName,
@@ -19,9 +22,6 @@ from r18.cli.options import (
 from r18.progress import run_progress
 from r18.quantize import Request
 from r18.quantize import quantize as quantize_weights
-from r18.quantize.adaround import Settings
-from r18.quantize.observers import METHODS
-from r18.quantize.run import IMAGES, ROUNDINGS
 
 Images = Annotated[Path, typer.Option(help="Folder of photographs; labels do not count.")]
 Out = Annotated[Path, typer.Option(help="Folder to write; it appears whole or not at all.")]

@@ -1,4 +1,4 @@
-"""Quantisation after training: scales from calibration images, integers of weights, what is lost.
+"""Quantisation of weights in files, calibrated on a folder of photographs, and what that loses.
 
 `run.quantize` is what `r18 quantize` runs.
 """

@@ -11,15 +11,13 @@ import numpy as np
 
 from r18.backend import Array, Backend, Program
 from r18.backend.registry import load_backend
+from r18.calibration.observe import REFERENCE, Images, compiled
 from r18.errors import NoKernel
 from r18.evaluate.margins import calls
 from r18.graph.quantization import Quantization
 from r18.graph.quantize import integer_weights, quantized, value_scales
 from r18.graph.schedule import Schedule
-from r18.quantize.calibrate import Photographs, compiled
-
-REFERENCE = "numpy"
-"""Where a backend has no kernels of a precision, these are used: plain, and for every precision."""
+from r18.quantize.photographs import Photographs
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def with_kernels(
     precision: str,
     schedule: Schedule,
     weights: Mapping[str, Array],
-    images: Photographs,
+    images: Images,
     taps: Mapping[str, str],
 ) -> Program:
     """The program on the backend, or on numpy where it has no kernels of the precision."""

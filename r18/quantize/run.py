@@ -10,27 +10,19 @@ from typing import Any
 from tabulate import tabulate
 
 from r18.backend import Backend
-from r18.errors import UsageError, unknown
+from r18.calibration.adaround import Settings
+from r18.calibration.calibrate import IMAGES, Method, Progress, calibrate
+from r18.errors import UsageError
 from r18.graph.passes import fuse
-from r18.graph.quantization import Calibration
-from r18.graph.quantize import LEVEL, quantization
-from r18.graph.quantized import LIMITS
+from r18.graph.quantize import LEVEL
 from r18.graph.resnet import network
-from r18.quantize.adaround import Settings, adaround, check_torch
-from r18.quantize.calibrate import choose, observe, photographs, scales
 from r18.quantize.losses import Losses, measure
-from r18.quantize.observers import METHODS
-from r18.quantize.weights import nearest_weights
+from r18.quantize.photographs import choose, photographs
 from r18.weights import Weights, load_weights
 from r18.weights.manifest import check_target, write_manifest
 
-ROUNDINGS = ("nearest", "adaround")
-IMAGES = 256
 SHOWN = 10
 """The most images with another class that are named."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, and how many of how many parts of it are done."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +52,18 @@ class Request:
     adaround: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise unknown("calibration method", self.method, METHODS, error=UsageError)
-        if self.bits not in LIMITS:
-            raise UsageError(f"weights have 8, 4 or 2 bits, got {self.bits}")
-        if self.rounding not in (None, *ROUNDINGS):
-            raise unknown("rounding", self.rounding, ROUNDINGS, error=UsageError)
+        _ = self.how  # checks method, bits and rounding
         if self.calibrate < 1 or self.measure < 1:
             raise UsageError("calibrate with at least 1 image, and measure on at least 1")
 
     @property
+    def how(self) -> Method:
+        return Method(self.method, self.bits, self.rounding, self.adaround)
+
+    @property
     def chosen_rounding(self) -> str:
         """The rounding that was asked for, or the default of the bits."""
-        return self.rounding or ("nearest" if self.bits == 8 else "adaround")
+        return self.how.chosen_rounding
 
     @property
     def why(self) -> str:
@@ -169,8 +160,7 @@ def quantize(
     `load_weights`, `find_images` and compiling raise; `ImageError` where no image can be read.
     """
     check_target(request.out, request.overwrite)
-    if request.chosen_rounding == "adaround":
-        check_torch()
+    request.how.check()
     if request.why:
         tell(request.why)
     schedule = network(request.network)
@@ -181,25 +171,7 @@ def quantize(
     images = photographs(request.images, chosen.calibration, weights.preprocess, tell)
     tell(f"images: {len(images)} to calibrate with, {len(chosen.measured)} to measure on")
 
-    seen = observe(
-        backend, folded, weights, images, lambda done: progress("calibrating", done, len(images))
-    )
-    found = scales(seen, folded, request.method)
-    integers = nearest_weights(folded, weights, request.bits)
-    if request.chosen_rounding == "adaround":
-        integers = adaround(
-            backend,
-            folded,
-            weights,
-            images,
-            found,
-            integers,
-            request.bits,
-            request.adaround,
-            lambda step, done, total: progress(f"rounding {step}", done, total),
-        )
-    how = Calibration(request.method, request.chosen_rounding, len(images), images.sha256)
-    quantised = quantization(folded, weights, found, request.bits, integers, how)
+    quantised = calibrate(backend, folded, weights, images, request.how, progress)
     if not same:
         images = photographs(request.images, chosen.measured, weights.preprocess, tell)
     losses = measure(
@@ -212,7 +184,7 @@ def quantize(
     )
     made = replace(weights, quantization=quantised)
     write_manifest(request.out, made, schedule, overwrite=request.overwrite)
-    return Result(request, made, losses, how.images, same)
+    return Result(request, made, losses, quantised.calibration.images, same)
 
 
-__all__ = ["IMAGES", "ROUNDINGS", "Request", "Result", "quantize"]
+__all__ = ["Request", "Result", "quantize"]

@@ -18,6 +18,8 @@ How it works
   the first convolution does, and the outputs of all convolutions have the layout of the backend's
   fast kernels (`choice`). At `all` the plan decides layouts, and on a GPU everything except the
   steps on the caller's tensors is a CUDA graph.
+- In int8 a `Quantizer` (`integers`) makes the quantisation of the model's weights, which is derived
+  like packed weights, and again when the weights change.
 - An operator costs the host less than the modules that it replaces: whatever cannot change between
   calls is computed once, and a call only checks the rest (shapes, addresses, weights).
 - The fast module owns nothing: its submodules and parameters are the model's own. A weight that
@@ -39,6 +41,7 @@ from r18.errors import UsageError
 if TYPE_CHECKING:
     from torch import nn
 
+    from r18.torch.integers import Given
     from r18.torch.module import FastResNet18
 
 INSTALL = "pip install 'r18[torch]'"
@@ -49,6 +52,9 @@ def optimize_resnet18(
     fuse: str = "all",
     precision: str | None = None,
     backend: str | None = None,
+    calibration: Given | None = None,
+    method: str | None = None,
+    bits: int | None = None,
 ) -> FastResNet18:
     """The model, for inference, with kernels of a backend in it; the model stays as it is.
 
@@ -59,12 +65,22 @@ def optimize_resnet18(
     precision: a name of `r18.graph.precision.PRECISIONS` that the backend computes in. None: the
                model's own (float32 is fp32). Whatever it is, images go in and logits come out in
                the model's dtype. At level `add_relu` the model computes, so it must be None.
+               int8 is for level `all` and needs a `calibration`; docs/integers.md specifies it.
     backend:   as `r18.backend.registry.get_backend` takes it; it must compute where the model is.
                None: `R18_BACKEND`, else the first that can.
+    calibration: with int8 only. Images as the model takes them: an iterable of tensors (N, 3, H, W)
+               in a floating-point dtype, or of pairs of them and labels, as of a DataLoader; or one
+               tensor. The first 256 are copied, and looked at again when the model's weights have
+               changed. Or weights with a quantisation (`r18.load_weights` of what `r18 quantize`
+               wrote), or a `Quantization`, of the model's weights as they are.
+    method:    with images, of scales of activations: `mse` (the default), `minmax` or `percentile`.
+    bits:      with images, of weights: 8 (the default), 4 or 2; the last two are rounded by
+               AdaRound, which takes minutes.
 
-    Raises `UsageError` for a model that is not as described, `UnknownName` for a fusion level,
-    precision or backend that does not exist, `BackendUnavailable` for one that cannot run or does
-    not compute where the model is, `NoKernel` when it has no kernels in that precision.
+    Raises `UsageError` for a model or calibration that is not as described, `UnknownName` for a
+    fusion level, precision, method or backend that does not exist, `BackendUnavailable` for one
+    that cannot run or does not compute where the model is, `NoKernel` when it has no kernels in
+    that precision.
     """
     try:
         from r18.torch.module import FastResNet18
@@ -74,7 +90,7 @@ def optimize_resnet18(
         raise UsageError(
             f"optimize_resnet18 needs PyTorch and torchvision: {error}\n  {INSTALL}"
         ) from error
-    return FastResNet18(model, fuse, precision, backend)
+    return FastResNet18(model, fuse, precision, backend, calibration, method, bits)
 
 
 __all__ = ["optimize_resnet18"]

@@ -11,6 +11,8 @@ from r18.backend.registry import VARIABLE, get_backend, installed
 from r18.errors import BackendUnavailable, NoKernel, R18Error
 from r18.graph.ops import Add, Conv2d, Layout, Op
 from r18.graph.passes import fuse
+from r18.graph.precision import INT8
+from r18.graph.quantize import quantized
 from r18.graph.resnet import resnet18
 from r18.runtime.plan import choose_kernel, fastest_first, make_plan
 from r18.torch.storage import check_adopts
@@ -39,33 +41,58 @@ class Choice:
     layout: Layout | None = None
 
 
-def choose(asked: str | None, kind: str, level: str, precision: str) -> Choice:
+def choose(asked: str | None, kind: str, level: str, precision: str, bits: int = 8) -> Choice:
     """What computes for a model on a kind of device ("cpu", "cuda").
 
     asked: a name, `module:attr` or "auto"; None: `R18_BACKEND`, else "auto". A name is taken or is
            an error; "auto" takes the first in its order that can.
+    bits:  of weights in int8.
     Raises as `optimize_resnet18` says.
     """
     name = asked or os.environ.get(VARIABLE) or "auto"
     if name != "auto":
-        return _checked(get_backend(name), name, kind, level, precision)
+        try:
+            return _checked(get_backend(name), name, kind, level, precision, bits)
+        except NoKernel as error:
+            if precision != INT8.name:
+                raise
+            raise NoKernel(f"{error}\n  {_with_integers(level, bits)}") from None
     causes: list[str] = []
     for candidate in installed():
         try:
             backend = get_backend(candidate)
             if backend.probe().simulated:
                 raise BackendUnavailable(candidate, "it is a simulator, which auto never takes")
-            return _checked(backend, candidate, kind, level, precision)
+            return _checked(backend, candidate, kind, level, precision, bits)
         except (BackendUnavailable, NoKernel) as error:
             causes.append(f"{candidate}: {_cause(error)}")
+    known = [_with_integers(level, bits)] if precision == INT8.name else []
     raise BackendUnavailable(
         "auto",
         f"none computes a drop-in at level {level} in {precision} on {kind}",
-        "\n  ".join([*causes, "`r18 backends` shows what each one needs."]),
+        "\n  ".join([*causes, *known, "`r18 backends` shows what each one needs."]),
     )
 
 
-def _checked(backend: Backend, name: str, kind: str, level: str, precision: str) -> Choice:
+def _with_integers(level: str, bits: int) -> str:
+    """Which backends compute a drop-in in int8 here, and where the model must be for them."""
+    found: dict[str, list[str]] = {}
+    for name in installed():
+        try:
+            backend = get_backend(name)
+            device = backend.probe()
+            if not device.simulated:
+                _checked(backend, name, device.kind, level, INT8.name, bits)
+                found.setdefault(device.kind, []).append(name)
+        except (BackendUnavailable, NoKernel):
+            continue
+    parts = [f"{' and '.join(names)} on {kind}" for kind, names in found.items()]
+    return f"int8 is computed by {', '.join(parts) or 'no backend that is installed'}"
+
+
+def _checked(
+    backend: Backend, name: str, kind: str, level: str, precision: str, bits: int
+) -> Choice:
     """The backend as a choice; raises unless it computes that level on that kind of device."""
     check_adopts(backend)
     found = backend.probe().kind
@@ -76,7 +103,10 @@ def _checked(backend: Backend, name: str, kind: str, level: str, precision: str)
             f"Move the model with model.to('{found}'), or choose another backend.",
         )
     if level not in _OPERATORS:
-        make_plan(backend, resnet18(), CompileOptions(precision=precision, fusion=level))
+        schedule = resnet18()
+        if precision == INT8.name:
+            schedule = quantized(fuse(schedule, level), bits)
+        make_plan(backend, schedule, CompileOptions(precision=precision, fusion=level))
         return Choice(name, precision)
     kernels = [
         choose_kernel(

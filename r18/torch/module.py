@@ -10,11 +10,16 @@ from torch import nn
 
 from r18.errors import ShapeError, UsageError, unknown
 from r18.graph.ops import Layout
+from r18.graph.precision import precision as precision_named
+from r18.graph.quantization import Quantization
+from r18.graph.resnet import resnet18
 from r18.torch.architecture import check_resnet, examine
 from r18.torch.choice import LEVELS, Choice, choose
 from r18.torch.convolution import WEIGHTS
 from r18.torch.followed import Followed
-from r18.torch.operators import ops
+from r18.torch.integers import Given, Quantizer, calibrating
+from r18.torch.network import network_schedule
+from r18.torch.operators import QUANTIZERS, backend_named, ops
 from r18.torch.storage import below_autograd, precision_of, shape_of, storage_dtype
 
 CONV_WEIGHTS = len(WEIGHTS)
@@ -33,12 +38,22 @@ class FastResNet18(nn.Module):
     _model: nn.Module
 
     def __init__(
-        self, model: nn.Module, fuse: str, precision: str | None, backend: str | None
+        self,
+        model: nn.Module,
+        fuse: str,
+        precision: str | None,
+        backend: str | None,
+        calibration: Given | None = None,
+        method: str | None = None,
+        bits: int | None = None,
     ) -> None:
         super().__init__()
         if fuse not in LEVELS:
             raise unknown("fusion level of a drop-in", fuse, LEVELS, error=UsageError)
         check_resnet(model)
+        if precision is not None:
+            precision_named(precision)
+        self._calibrating = calibrating(precision, fuse, calibration, method, bits)
         self.fuse = fuse
         self._asked_precision = precision
         self._asked_backend = backend
@@ -48,12 +63,16 @@ class FastResNet18(nn.Module):
         self.__dict__["_model"] = model
         self.__dict__["_modules"] = model._modules
         self._begin()
+        _ = self.quantization  # which may fail, and takes long
 
     def _begin(self) -> None:
         self._architecture = examine(self._model)
         self._choices: dict[tuple[str, torch.dtype], Choice] = {}
         self._whole = Followed()
         self._convs = [Followed() for _ in self._architecture.norms]
+        self._quantizer = None
+        if self._calibrating is not None:
+            self._quantizer = QUANTIZERS[self._whole.handle] = Quantizer(self._calibrating)
         self._choice()
 
     def _follow(self) -> None:
@@ -78,12 +97,12 @@ class FastResNet18(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _choose(self, kind: str, dtype: torch.dtype) -> None:
         precision = self._precision_in(dtype)
-        self._choices[kind, dtype] = choose(self._asked_backend, kind, self.fuse, precision)
+        bits = 8 if self._calibrating is None else self._calibrating.bits
+        self._choices[kind, dtype] = choose(self._asked_backend, kind, self.fuse, precision, bits)
 
     def _precision_in(self, dtype: torch.dtype) -> str:
         own = precision_of(dtype)
         asked = self._asked_precision or own
-        storage_dtype(asked)
         if self.fuse == "add_relu" and asked != own:
             raise UsageError(
                 f"at level add_relu the model computes in its own {dtype}, {asked} was asked for\n"
@@ -100,6 +119,22 @@ class FastResNet18(nn.Module):
     def backend(self) -> str:
         """The backend that computes where the model is now."""
         return self._choice().backend
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """In int8, the quantisation of the model's weights as they are now: what it computes with.
+
+        None in other precisions. Raises what `optimize_resnet18` raises for a calibration.
+        """
+        if self._quantizer is None:
+            return None
+        self._follow()
+        backend = backend_named(self._choice().backend)
+        weights = self._architecture.tensors()
+        height, width = resnet18().input_shape[1:]  # any: scales do not depend on it
+        eps = tuple(norm.eps for norm in self._architecture.norms)
+        schedule = network_schedule(len(weights[-1]), height, width, eps)
+        return self._quantizer.quantization(backend, schedule, weights)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -224,6 +259,8 @@ class FastResNet18(nn.Module):
         """
         self._follow()
         tensors = self._architecture.tensors()
+        if self._quantizer is not None:
+            self._quantizer.forget()
         self._whole.refresh(tensors)
         for number, conv in enumerate(self._convs):
             conv.refresh(self._of(number, tensors))
@@ -263,7 +300,7 @@ class FastResNet18(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """The state without derived data; a copy or a loaded module derives it again."""
         state = self.__dict__.copy()
-        for name in ("_architecture", "_choices", "_whole", "_convs"):
+        for name in ("_architecture", "_choices", "_whole", "_convs", "_quantizer"):
             del state[name]
         return state
 

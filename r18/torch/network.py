@@ -27,11 +27,15 @@ from r18.backend import (
     prepare_plan,
 )
 from r18.graph.ops import BatchNorm, Layout, Relayout
+from r18.graph.passes import fuse
+from r18.graph.quantize import LEVEL, integer_weights, quantized
 from r18.graph.resnet import resnet18
 from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 from r18.torch.followed import Derived, Packed, Prepared, Tensors
+from r18.torch.integers import Quantizer
 from r18.torch.storage import (
+    STORAGE,
     buffer_of,
     bytes_of,
     capturing,
@@ -42,7 +46,6 @@ from r18.torch.storage import (
     kept_bytes,
     layout_of,
     on_device,
-    storage_dtype,
     stream_handle,
 )
 
@@ -65,7 +68,10 @@ def network_schedule(classes: int, height: int, width: int, eps: tuple[float, ..
 
 
 class Network(Derived):
-    """ResNet-18 for images of one shape."""
+    """ResNet-18 for images of one shape.
+
+    schedule: at level `none`. quantizer: in int8, of the network's weights.
+    """
 
     def __init__(
         self,
@@ -75,19 +81,29 @@ class Network(Derived):
         precision: str,
         device: torch.device,
         weights: Tensors,
+        quantizer: Quantizer | None = None,
     ) -> None:
-        options = CompileOptions(batch=batch, precision=precision, fusion="all", graph=False)
+        options = CompileOptions(batch=batch, precision=precision, fusion=LEVEL, graph=False)
         self._backend = backend
-        self._names = tuple(schedule.weight_specs)
-        self._plan = make_plan(backend, schedule, options)
-        self._dtype = storage_dtype(precision)
+        self._schedule = schedule
+        self._quantizer = quantizer
+        planned = schedule
+        if quantizer is not None:
+            planned = quantized(fuse(schedule, LEVEL), quantizer.asked.bits)
+        self._plan = make_plan(backend, planned, options)
+        ends = (planned.input, planned.output)
+        self._reads, self._writes = (STORAGE[self._plan.tensors[v].dtype.name] for v in ends)
         self._lanes: dict[tuple[int, str], Lane] = {}
         self._ready = False
         self.prepared = Prepared(backend, device, self._pack, weights)
 
     def _pack(self, tensors: Tensors) -> Packed:
+        if self._quantizer is not None:
+            found = self._quantizer.quantization(self._backend, self._schedule, tensors)
+            return prepare_plan(self._plan, integer_weights(fuse(self._schedule, LEVEL), found))
         arrays = map(host_array, tensors)
-        return prepare_plan(self._plan, dict(zip(self._names, arrays, strict=True)))
+        names = self._schedule.weight_specs
+        return prepare_plan(self._plan, dict(zip(names, arrays, strict=True)))
 
     def run(self, images: torch.Tensor) -> torch.Tensor:
         """New logits in the dtype of the images, (N, classes)."""
@@ -96,10 +112,10 @@ class Network(Derived):
             if not self._ready:
                 forbid_capture(device, "the first run of a network")
             key = entry(plan, layout_of(images))
-            stored = images.to(self._dtype)
+            stored = images.to(self._reads)
             source = dense(stored, plan.tensors[key].layout, self._backend.memory.alignment)
             target = plan.tensors[plan.schedule.output]
-            logits = empty(target.shape, target.layout, self._dtype, device)
+            logits = empty(target.shape, target.layout, self._writes, device)
             given = {
                 key: buffer_of(memory, source),
                 target.value: buffer_of(memory, logits),

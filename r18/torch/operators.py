@@ -15,7 +15,8 @@ relu, cache, backend, precision, channels_last)`
     order of `network_schedule(...).weight_specs`, `eps` the BatchNorms' in the order of the steps.
 
 `backend` is a name of the registry. `cache` is the handle of a `Followed`, which keeps what is
-derived from the weights; 0 for none. All are for inference: a backward pass through one is an
+derived from the weights; 0 for none. In int8 a quantisation is derived from them too, and the cache
+is one of `QUANTIZERS`. All are for inference: a backward pass through one is an
 error. Importing this module registers them.
 """
 
@@ -25,6 +26,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -32,8 +34,10 @@ from r18.backend import Backend
 from r18.backend.registry import get_backend
 from r18.errors import ShapeError, UsageError
 from r18.graph.ops import Conv2d, Layout, Shape
+from r18.graph.precision import INT8
 from r18.torch.convolution import Convolution, make_sum
 from r18.torch.followed import followed
+from r18.torch.integers import Quantizer
 from r18.torch.network import Network, network_schedule
 from r18.torch.storage import (
     Run,
@@ -273,6 +277,7 @@ def resnet18(
     found = kept.current(key, weights)
     if found is None:
         _check_devices("r18::resnet18", images, weights)
+        quantizer = _quantizer(cache, precision)
         found = kept.find(
             key,
             weights,
@@ -283,9 +288,27 @@ def resnet18(
                 precision,
                 images.device,
                 weights,
+                quantizer,
             ),
         )
     return cast(Network, found).run(images)
+
+
+QUANTIZERS: WeakValueDictionary[int, Quantizer] = WeakValueDictionary()
+"""In int8, what quantises the weights, by the handle of the cache."""
+
+
+def _quantizer(cache: int, precision: str) -> Quantizer | None:
+    """Raises `UsageError` for int8 without one."""
+    if precision != INT8.name:
+        return None
+    found = QUANTIZERS.get(cache)
+    if found is None:
+        raise UsageError(
+            "r18::resnet18 in int8 needs the cache of a module that was calibrated\n"
+            "  optimize_resnet18(model, precision='int8', calibration=…) makes one"
+        )
+    return found
 
 
 def _resnet18_fake(

@@ -37,11 +37,11 @@ FORMATS = {Layout.NCHW: torch.contiguous_format, Layout.NHWC: torch.channels_las
 
 
 def storage_dtype(precision: str) -> torch.dtype:
-    """The dtype of stored tensors; raises `UnknownName`, and `UsageError` for int8."""
+    """The dtype that all tensors are stored in; raises `UnknownName`, and `UsageError` for int8."""
     storage = precision_named(precision).storage
     if storage not in STORAGE:
         known = ", ".join([*PRECISIONS.values(), "fp16x3", "tf32"])
-        raise UsageError(f"{precision} needs quantised weights; a drop-in computes in {known}")
+        raise UsageError(f"{precision} is for whole networks; a layer computes in {known}")
     return STORAGE[storage]
 
 

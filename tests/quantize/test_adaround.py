@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from r18.calibration.adaround import Settings, _Layer, _Windows
+from r18.calibration.weights import least_error
 from r18.errors import R18Error
 from r18.graph.ops import Conv2d, Linear
 from r18.graph.passes import fuse
@@ -19,8 +21,6 @@ from r18.graph.quantize import rounded
 from r18.graph.resnet import tiny
 from r18.graph.schedule import Step
 from r18.quantize import Request, quantize
-from r18.quantize.adaround import Settings, _Layer, _Windows
-from r18.quantize.weights import least_error
 from r18.weights import load_weights
 from r18_numpy import Backend as NumpyBackend
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from r18.calibration.observers import BINS, LARGEST, METHODS, PERCENTILE, Histogram, scale_of
 from r18.errors import R18Error, UnknownName, UsageError
-from r18.quantize.observers import BINS, LARGEST, METHODS, PERCENTILE, Histogram, scale_of
 
 
 def counted(*batches: np.ndarray) -> Histogram:

@@ -13,16 +13,17 @@ import pytest
 import r18 as package
 from commands import r18
 from r18.backend import CompileOptions
+from r18.calibration.observe import observe, scales
+from r18.calibration.observers import METHODS
+from r18.calibration.weights import least_error, nearest_weights
 from r18.errors import ImageError, ManifestError, R18Error, UnknownName, UsageError
 from r18.graph.passes import fuse
 from r18.graph.quantize import quantized, rounded, scaled_values, value_scales
 from r18.graph.resnet import tiny
 from r18.quantize import Request, Result, quantize
 from r18.quantize import run as run_module
-from r18.quantize.calibrate import choose, observe, photographs, scales
 from r18.quantize.losses import decibels, measure
-from r18.quantize.observers import METHODS
-from r18.quantize.weights import least_error, nearest_weights
+from r18.quantize.photographs import choose, photographs
 from r18.weights import load_weights
 from r18_numpy import Backend as NumpyBackend
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from r18.backend import Array, Backend
 from r18.backend.registry import load_backend
+from r18.calibration.observe import REFERENCE, Images, compiled
 from r18.errors import NoKernel, R18Error
 from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.passes import fold_weights
@@ -30,8 +31,6 @@ from r18.graph.quantization import QuantizedWeight
 from r18.graph.quantize import quantized, quantized_weights, value_scales
 from r18.graph.quantized import limit_of
 from r18.graph.schedule import Schedule, Step
-from r18.quantize.calibrate import Photographs, compiled
-from r18.quantize.losses import REFERENCE
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import choose_kernel
 
@@ -59,7 +58,7 @@ def adaround(
     backend: Backend,
     schedule: Schedule,
     weights: Mapping[str, Array],
-    images: Photographs,
+    images: Images,
     scales: Mapping[str, float],
     start: Mapping[str, QuantizedWeight],
     bits: int,
@@ -167,7 +166,7 @@ def _targets(
     schedule: Schedule,
     weights: Mapping[str, Array],
     read: Mapping[str, Array],
-    images: Photographs,
+    images: Images,
     plans: Mapping[str, _Windows],
 ) -> dict[str, Array]:
     """Each layer's output at its windows, (windows, O), of the network in float32."""
@@ -210,7 +209,7 @@ class _Integers:
         weights: Mapping[str, Array],
         scales: Mapping[str, float],
         bits: int,
-        images: Photographs,
+        images: Images,
     ) -> None:
         self._schedule, self._weights, self._scales = schedule, weights, scales
         self._bits, self._images = bits, images
