@@ -21,8 +21,10 @@ from r18.graph.quantized import (
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    QuantizedRelayout,
     QuantizePixels,
 )
+from r18_numpy.others import relayout
 from r18_numpy.taps import inside, shift
 from r18_numpy.threads import single_threaded_blas
 
@@ -45,6 +47,7 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
         kernel(QuantizedLinear, "matmul", linear, pack=_pack),
         kernel(Quantize, "divide", quantize),
         kernel(QuantizePixels, "table", quantize_pixels),
+        kernel(QuantizedRelayout, "copy", relayout),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from r18.backend import Array, Kernel
+from r18.errors import UsageError
 from r18.graph.ops import Problem, parts_of
 from r18.graph.precision import Precision
 
@@ -27,16 +28,19 @@ class Case:
     def of(
         cls, kernel: Kernel, problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]
     ) -> Case:
-        """Round float64 values as the core's upload and `prepare` round them for the kernel."""
+        """Round float64 values as the core's upload and `prepare` round them for the kernel.
+
+        Integers are not rounded: raises `UsageError` for inputs that their format does not hold,
+        and what `Precision.stored` does for weights.
+        """
         precision = kernel.precision
         given = precision.input_dtypes(problem.op)
-        with np.errstate(over="ignore"):
-            return cls(
-                problem,
-                precision,
-                tuple(map(np.ascontiguousarray, inputs, given)),
-                tuple(map(precision.stored, weights, problem.op.weights())),
-            )
+        return cls(
+            problem,
+            precision,
+            tuple(map(_stored, inputs, given)),
+            tuple(map(precision.stored, weights, problem.op.weights())),
+        )
 
     @property
     def output_dtype(self) -> np.dtype[np.generic]:
@@ -52,3 +56,17 @@ class Case:
             tuple(a.astype(np.float64) for a in self.inputs),
             tuple(a.astype(np.float64) for a in self.weights),
         )
+
+
+def _stored(array: Array, dtype: np.dtype[np.generic]) -> Array:
+    """An input in its format. A float that is too large becomes infinity; an integer never wraps,
+    because a kernel would then be judged on other values than were meant."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored: Array = np.ascontiguousarray(array, dtype)
+    if dtype.kind in "iu" and not np.array_equal(stored, array):
+        wrong = array[stored != array].flat[0]
+        raise UsageError(
+            f"an input of the case holds {wrong}, which {dtype} cannot represent: draw integers "
+            "that it holds"
+        )
+    return stored

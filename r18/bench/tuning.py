@@ -17,10 +17,12 @@ from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from r18.backend import (
+    Array,
     Backend,
     Buffer,
     Kernel,
@@ -44,13 +46,15 @@ from r18.graph.ops import (
     Problem,
     Relayout,
     Shape,
+    WeightSpec,
     parts_of,
 )
-from r18.graph.precision import Precision, precision
+from r18.graph.precision import Precision, dtype_of, is_floating, precision
 
 TUNED_OPS: tuple[type[Op], ...] = (Conv2d, ConvMaxPool, Linear)
 """Ops worth measuring: the others have one kernel per layout."""
 PLACES = 3
+VALUES = 1 << 20
 
 
 def shipped_table(backend: str, device: str) -> Path:
@@ -108,17 +112,16 @@ class Range:
     def __init__(self, backend: Backend, problem: Problem, precision: Precision) -> None:
         self.backend = backend
         self.problem = problem
-        self.dtype = precision.dtype
+        self.precision = precision
         self._inputs: dict[Layout, list[tuple[Buffer, ...]]] = {}
         rng = np.random.default_rng(0)
-        self._weights = [
-            rng.uniform(0.5, 1, spec.shape).astype(np.float32) / math.prod(spec.shape[1:])
-            for spec in problem.op.weights()
-        ]
+        self._weights = [_weight(spec, rng) for spec in problem.op.weights()]
         # A million values again and again: drawing every value would take longer than measuring.
-        self._values = rng.standard_normal(1 << 20, np.float32).astype(self.dtype)
-        nbytes = math.prod(problem.output) * self.dtype.itemsize
-        self._outputs = [backend.memory.empty(nbytes) for _ in range(PLACES)]
+        self._values = {
+            dtype: _values(dtype, rng)
+            for dtype in dict.fromkeys(precision.input_dtypes(problem.op))
+        }
+        self._outputs = [self._output(problem) for _ in range(PLACES)]
 
     def launches(self, kernel: Kernel) -> list[Launch]:
         """The kernel on each of the places; its weights are prepared once."""
@@ -133,19 +136,24 @@ class Range:
 
     def _inputs_in(self, layout: Layout) -> list[tuple[Buffer, ...]]:
         if layout not in self._inputs:
+            dtypes = self.precision.input_dtypes(self.problem.op)
             self._inputs[layout] = [
-                tuple(self._filled(shape) for shape in self.problem.inputs) for _ in range(PLACES)
+                tuple(map(self._filled, self.problem.inputs, dtypes)) for _ in range(PLACES)
             ]
         return self._inputs[layout]
 
-    def _filled(self, shape: Shape) -> Buffer:
+    def _filled(self, shape: Shape, dtype: np.dtype[np.generic]) -> Buffer:
         """A buffer of the values, again and again; random in any layout."""
-        memory, nbytes = self.backend.memory, math.prod(shape) * self.dtype.itemsize
-        buffer = memory.empty(nbytes)
-        for offset in range(0, nbytes, self._values.nbytes):
-            part = self._values[: (nbytes - offset) // self.dtype.itemsize]
+        memory, nbytes = self.backend.memory, math.prod(shape) * dtype.itemsize
+        values, buffer = self._values[dtype], memory.empty(nbytes)
+        for offset in range(0, nbytes, values.nbytes):
+            part = values[: (nbytes - offset) // dtype.itemsize]
             memory.upload(part, buffer.view(offset, part.nbytes))
         return buffer
+
+    def _output(self, problem: Problem) -> Buffer:
+        dtype = self.precision.output_dtype(problem.op)
+        return self.backend.memory.empty(math.prod(problem.output) * dtype.itemsize)
 
     def chains(self, links: Sequence[Link]) -> list[Chain]:
         """Kernels that each read the previous one's output, on each of the copies.
@@ -161,7 +169,7 @@ class Range:
             prepared = prepare_weights(kernel, part, roles, self._weights if roles else ())
             workspace = memory.empty(kernel.workspace(part))
             for place, inputs in enumerate(held):
-                output = memory.empty(math.prod(part.output) * self.dtype.itemsize)
+                output = self._output(part)
                 launches[place].append(Launch(kernel, part, inputs, prepared, output, workspace))
                 held[place] = (output,)
         return [Chain(tuple(found)) for found in launches]
@@ -179,6 +187,21 @@ class Range:
 
         run = stream.capture(work) or work
         return statistics.median(_timed(stream, run, repeat)) * 1e3 / count
+
+
+def _weight(spec: WeightSpec, rng: np.random.Generator) -> Array:
+    """A random weight as its op stores it: numbers that keep sums small, or integers."""
+    if spec.storage and np.issubdtype(stored := dtype_of(spec.storage), np.integer):
+        most = spec.limit or np.iinfo(np.int8).max
+        return rng.integers(-most, most + 1, spec.shape).astype(stored)
+    return rng.uniform(0.5, 1, spec.shape).astype(np.float32) / math.prod(spec.shape[1:])
+
+
+def _values(dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
+    if is_floating(dtype):
+        return rng.standard_normal(VALUES, np.float32).astype(dtype)
+    ends = np.iinfo(dtype)
+    return rng.integers(ends.min, ends.max + 1, VALUES).astype(dtype)
 
 
 def _timed(stream: Stream, run: Callable[[], None], repeat: int) -> list[float]:

@@ -43,6 +43,7 @@ from r18.graph.ops import (
     MaxPool2d,
     Normalize,
     Op,
+    Relayout,
     Shape,
     WeightSpec,
     as_int,
@@ -52,6 +53,9 @@ Array = npt.NDArray[Any]
 
 STORAGES = ("uint8", "int8")
 """The storage formats of quantised activations."""
+
+RELAID = (*STORAGES, "float32")
+"""The storage formats of values whose memory layout a quantised network changes."""
 
 LIMITS = {8: 127, 4: 7, 2: 1}
 """The largest magnitude of a weight, by its bits."""
@@ -338,6 +342,40 @@ class QuantizePixels(Op):
         return self.normalize.infer(*inputs)
 
 
+@dataclass(frozen=True)
+class QuantizedRelayout(Relayout):
+    """The same values in another memory layout, where the precision does not say their format.
+
+    Of a quantised network: plans have it where `Relayout` is in networks of numbers. stored: the
+    storage format of the values; float32 of the network's images.
+    """
+
+    name: ClassVar[str] = "qrelayout"
+    optional: ClassVar[bool] = True
+
+    stored: str = "uint8"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stored not in RELAID:
+            raise ShapeError(
+                f"{self.name}: values are stored as {', '.join(RELAID[:-1])} or {RELAID[-1]}, got "
+                f"{show(self.stored)}"
+            )
+
+    @property
+    def label(self) -> str:
+        return f"q{super().label}"
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (self.stored,)
+
+    @property
+    def output_storage(self) -> str:
+        return self.stored
+
+
 QUANTIZED_OPS: tuple[type[Op], ...] = (
     QuantizedConv2d,
     QuantizedMaxPool2d,
@@ -345,6 +383,7 @@ QUANTIZED_OPS: tuple[type[Op], ...] = (
     QuantizedLinear,
     Quantize,
     QuantizePixels,
+    QuantizedRelayout,
 )
 ALL_OPS: dict[str, type[Op]] = OPS | {op.name: op for op in QUANTIZED_OPS}
 """Every op by its name."""
@@ -354,6 +393,7 @@ __all__ = [
     "LIMITS",
     "MOST_DEPTH",
     "QUANTIZED_OPS",
+    "RELAID",
     "STORAGES",
     "Quantize",
     "QuantizePixels",
@@ -361,6 +401,7 @@ __all__ = [
     "QuantizedGlobalAvgPool",
     "QuantizedLinear",
     "QuantizedMaxPool2d",
+    "QuantizedRelayout",
     "check_factors",
     "limit_of",
 ]

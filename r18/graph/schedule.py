@@ -115,7 +115,7 @@ class Schedule:
                     f"step '{step.name}': {step.op.label} reads {len(wanted)} weights, "
                     f"{len(step.weights)} are named"
                 )
-        self._check_storage()
+        _ = self.storage  # raises where reading and storing differ
         specs = self.weight_specs
         for fold in self.folds:
             if fold.weight not in specs or fold.bias not in specs:
@@ -130,8 +130,12 @@ class Schedule:
                     "which no step makes"
                 )
 
-    def _check_storage(self) -> None:
-        """Raise `ScheduleError` where a value is read in another storage format than it is in."""
+    @cached_property
+    def storage(self) -> Mapping[str, str]:
+        """Each value's storage format; empty where it is the precision's.
+
+        Raises `ScheduleError` where a value is read in another one than it is in.
+        """
         stored: dict[str, str] = {}
         for step in self.steps:
             for value, wanted in zip(step.inputs, step.op.input_storage, strict=True):
@@ -143,6 +147,7 @@ class Schedule:
                         f"{found or 'the precision says'}"
                     )
             stored[step.output] = step.op.output_storage
+        return stored
 
     @property
     def of_pixels(self) -> bool:

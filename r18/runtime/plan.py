@@ -24,6 +24,7 @@ from r18.backend import (
 from r18.errors import NoKernel, UsageError, unknown, unknown_kernel
 from r18.graph.ops import Layout, Problem, Relayout
 from r18.graph.precision import Precision, precision
+from r18.graph.quantized import QuantizedRelayout
 from r18.graph.schedule import Schedule, Step
 from r18.runtime.arena import Lifetime, plan_arena
 from r18.runtime.fusing import schedule_for
@@ -119,7 +120,8 @@ def make_plan(backend: Backend, schedule: Schedule, options: CompileOptions) -> 
     that the backend lists for its problem, unless its first input has another layout than that
     kernel reads: then the same algorithm in the input's layout if there is one (see
     `in_layout_of_input`), so that pooling between NHWC convolutions stays in NHWC. A `Relayout`
-    step converts layouts that still differ.
+    step converts layouts that still differ; a `QuantizedRelayout`, where the precision does not say
+    how the value is stored.
 
     Two consecutive independent steps are planned to run at the same time where the backend says
     that it pays (`Backend.beside`); their tensors then share no memory.
@@ -213,7 +215,9 @@ class _Draft:
             return value
         key = f"{value}@{wanted.value}"
         if key not in self.values:
-            problem = Problem(Relayout(layout, wanted), (shape,))
+            stored = self.schedule.storage[value]
+            op = QuantizedRelayout(layout, wanted, stored) if stored else Relayout(layout, wanted)
+            problem = Problem(op, (shape,))
             kernel = choose_kernel(self.kernels, problem, self.options.precision)
             self.steps.append(_DraftStep(f"relayout {key}", problem, kernel, (value,), key, ()))
             self.layouts[key], self.values[key] = wanted, value

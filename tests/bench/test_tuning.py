@@ -31,8 +31,19 @@ from r18.backend.tuned import APART, read_table, users_table
 from r18.bench.tuning import Range, tune
 from r18.cli.app import REFUSED
 from r18.errors import UsageError
-from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, Relayout, parts_of
-from r18.graph.precision import FP32
+from r18.graph.ops import (
+    Conv2d,
+    ConvMaxPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Problem,
+    Relayout,
+    parts_of,
+)
+from r18.graph.precision import FP32, INT8
+from r18.graph.quantized import Quantize, QuantizedConv2d, QuantizedLinear, QuantizePixels
 from r18.graph.resnet import tiny
 from r18.runtime.plan import make_plan
 
@@ -229,6 +240,43 @@ def test_inputs_are_the_values_to_the_last() -> None:
     assert values.std() == pytest.approx(1, abs=0.01)
     size = 1 << 20
     assert np.array_equal(values[size:], values[: len(values) - size])
+
+
+RESIDUAL = Conv2d(3, 4, (3, 3), (1, 1), (1, 1), bias=True, residual=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "formats"),
+    [
+        (
+            Problem(QuantizedConv2d(RESIDUAL, ("uint8", "int8"), 4), ((2, 3, 5, 7), (2, 4, 5, 7))),
+            ["uint8", "int8", "int8"],
+        ),
+        (Problem(QuantizedLinear(Linear(9, 5)), ((3, 9),)), ["uint8", "float32"]),
+        (Problem(Quantize(), ((2, 3, 5, 7),)), ["float32", "int8"]),
+        (Problem(QuantizePixels(Normalize((0.5,), (0.2,))), ((2, 1, 5, 7),)), ["uint8", "int8"]),
+    ],
+)
+def test_tensors_are_as_their_op_stores_them(problem: Problem, formats: list[str]) -> None:
+    """The precision's storage is int8, whatever an op reads and writes."""
+    backend = r18_numpy.Backend()
+    (kernel,) = (k for k in backend.kernels() if k.op is type(problem.op))
+    dtypes = [np.dtype(name) for name in formats]
+    for launch in Range(backend, problem, INT8).launches(kernel):
+        launch.enqueue(backend.stream())
+        buffers, shapes = (*launch.inputs, launch.output), (*problem.inputs, problem.output)
+        for buffer, shape, dtype in zip(buffers, shapes, dtypes, strict=True):
+            assert buffer.nbytes == np.prod(shape) * dtype.itemsize
+            assert isinstance(buffer, HostBuffer)
+            assert len(np.unique(buffer.as_array(shape, dtype))) > 2
+    (timing,) = (
+        tune(backend, [problem], ["int8"]).choices["int8"][str(at_batch_one(problem))].values()
+    )
+    assert timing.kernel == kernel.id
+
+
+def at_batch_one(problem: Problem) -> Problem:
+    return Problem(problem.op, tuple((1, *shape[1:]) for shape in problem.inputs))
 
 
 class Compiling(r18_numpy.Backend):

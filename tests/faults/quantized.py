@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from faults.fault import Fault, fault, kernel
 from r18.backend import Array
 from r18.backend.host import HostFunction
+from r18.graph.ops import Layout
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -22,6 +24,7 @@ from r18.graph.quantized import (
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    QuantizedRelayout,
     QuantizePixels,
 )
 
@@ -31,14 +34,25 @@ F32 = np.float32
 # -- the steps, as they should be --------------------------------------------------------------
 
 
+def windows_of(op: QuantizedConv2d, x: Array, padding: int = 0) -> Array:
+    """(N, C, OH, OW, kh, kw)."""
+    (ph, pw), (sh, sw) = op.conv.padding, op.conv.stride
+    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=padding)
+    return sliding_window_view(padded, op.conv.kernel_size, (2, 3))[:, :, ::sh, ::sw]
+
+
+def products_of(
+    op: QuantizedConv2d, x: Array, weight: Array, padding: int = 0, number: type[Any] = np.float64
+) -> Array:
+    """The sums of products, (N, O, OH, OW): exact in float64."""
+    windows = windows_of(op, x.astype(number), padding)
+    found: Array = np.einsum("nchwrs,ocrs->nohw", windows, weight.astype(number), optimize=True)
+    return found
+
+
 def sums_of(op: QuantizedConv2d, x: Array, weight: Array, bias: Array, padding: int = 0) -> Array:
     """(N, O, OH, OW) in int64."""
-    (ph, pw), (sh, sw) = op.conv.padding, op.conv.stride
-    padded = np.pad(
-        x.astype(np.float64), ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=padding
-    )
-    windows = sliding_window_view(padded, op.conv.kernel_size, (2, 3))[:, :, ::sh, ::sw]
-    products = np.einsum("nchwrs,ocrs->nohw", windows, weight.astype(np.float64), optimize=True)
+    products = products_of(op, x, weight, padding)
     return products.astype(np.int64) + bias.astype(np.int64)[:, None, None]
 
 
@@ -59,14 +73,15 @@ def conv(
     store: Callable[..., Array] = stored,
     unpack: Callable[[Array, int], Array] = lambda weight, bits: weight,
     precise: type[Any] = F32,
+    read: Callable[[Array], Array] = lambda residual: residual,
 ) -> HostFunction:
-    """precise: the format of the residual's product."""
+    """precise: the format of the residual's product. read: what the residual is taken for."""
 
     def run(
         op: QuantizedConv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
     ) -> None:
         weight, bias, multiplier, *more = weights
-        added = inputs[1].astype(precise) * more[0] if more else None
+        added = read(inputs[1]).astype(precise) * more[0] if more else None
         total = sums(op, inputs[0], unpack(weight, op.bits), bias)
         limits = np.iinfo(out.dtype)
         numbers = scale(total, multiplier, added, op.conv.relu)
@@ -148,6 +163,34 @@ def _signed_image(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> 
 
 def _unsigned_weight(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
     return sums_of(op, x, weight.view(np.uint8), bias)
+
+
+def _float32_sum(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
+    return products_of(op, x, weight, number=F32) + bias.astype(F32)[:, None, None]
+
+
+def _saturated_pairs(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
+    """`pmaddubsw`: two products of uint8 and int8 are added in int16, which saturates."""
+    windows = windows_of(op, x.astype(np.int32)).transpose(1, 4, 5, 0, 2, 3)
+    windows = windows.reshape(-1, *windows.shape[3:])
+    flat = weight.reshape(len(weight), -1).T[:, :, None, None].astype(np.int32)
+    total = np.broadcast_to(bias.astype(np.int64)[:, None, None], _output_of(op, x)).copy()
+    for k in range(0, len(flat), 2):
+        pair = sum(windows[i][:, None] * flat[i] for i in range(k, min(k + 2, len(flat))))
+        total += np.clip(pair, -(2**15), 2**15 - 1)
+    return total
+
+
+def _output_of(op: QuantizedConv2d, x: Array) -> tuple[int, ...]:
+    return replace(op.conv, residual=False).infer(x.shape)
+
+
+def _offset_weights(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
+    """Σ x·(w − 1) in int32, which saturates, and Σ x."""
+    offset = products_of(op, x, weight.astype(np.int16) - 1)
+    image = products_of(op, x, np.ones_like(weight[:1]))
+    sums = np.clip(offset, -(2.0**31), 2.0**31 - 1) + image
+    return sums.astype(np.int64) + bias.astype(np.int64)[:, None, None]
 
 
 def _pairs(weight: Array) -> Array:
@@ -233,6 +276,21 @@ CONV_FAULTS = (
         "unsigned_weight", "reads weights as uint8", conv(sums=_unsigned_weight), "impulse bound"
     ),
     _conv_fault(
+        "residual_as_signed",
+        "reads a residual of uint8 as int8",
+        conv(read=lambda residual: residual.view(np.int8)),
+    ),
+    _conv_fault(
+        "residual_as_unsigned",
+        "reads a residual of int8 as uint8",
+        conv(read=lambda residual: residual.view(np.uint8)),
+    ),
+    _conv_fault("saturated_pairs", "adds pairs of products in int16", conv(sums=_saturated_pairs)),
+    _conv_fault("float32_sum", "adds in float32", conv(sums=_float32_sum)),
+    _conv_fault(
+        "offset_weights", "adds x·(w − 1) in int32, which saturates", conv(sums=_offset_weights)
+    ),
+    _conv_fault(
         "unpacked_high_first",
         "unpacks the higher bits of a byte first",
         conv(unpack=partial(_unpacked, swapped=True)),
@@ -247,25 +305,38 @@ CONV_FAULTS = (
 )
 
 
-def linear(convert: Callable[[Array], Array] = lambda sums: sums.astype(F32)) -> HostFunction:
+def linear(
+    convert: Callable[[Array], Array] = lambda sums: sums.astype(F32), number: type[Any] = np.int64
+) -> HostFunction:
     def run(
         op: QuantizedLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
     ) -> None:
         weight, bias, multiplier = weights
-        sums = inputs[0].astype(np.int64) @ weight.astype(np.int64).T + bias
+        sums = inputs[0].astype(number) @ weight.astype(number).T + bias.astype(number)
         out[...] = convert(sums) * multiplier
 
     return run
 
 
+def _total(x: Array, kind: type[Any] = np.int64) -> Array:
+    return x.sum(axis=(2, 3), dtype=kind)
+
+
+def _one_by_one(x: Array) -> Array:
+    """In float32, each sum by itself, as a thread adds."""
+    return np.asarray(np.cumsum(x.reshape(*x.shape[:2], -1), axis=2, dtype=F32)[..., -1])
+
+
 def gap(
-    round_: Callable[[Array], Array] = np.rint, total: type[Any] = np.int64, number: type[Any] = F32
+    round_: Callable[[Array], Array] = np.rint,
+    total: Callable[[Array], Array] = _total,
+    number: type[Any] = F32,
 ) -> HostFunction:
     def run(
         op: QuantizedGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
     ) -> None:
         limits = np.iinfo(out.dtype)
-        numbers = inputs[0].sum(axis=(2, 3), dtype=total).astype(number) * weights[0]
+        numbers = total(inputs[0]).astype(number) * weights[0]
         out[...] = np.clip(round_(numbers), limits.min, limits.max)
 
     return run
@@ -301,14 +372,45 @@ def of_pixels(turn: int = 0) -> HostFunction:
     return run
 
 
+def relayout(axes: Callable[[QuantizedRelayout], tuple[int, ...]]) -> HostFunction:
+    def run(
+        op: QuantizedRelayout, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        out[...] = inputs[0].transpose(axes(op)).reshape(out.shape)
+
+    return run
+
+
+def _axes(op: QuantizedRelayout) -> tuple[int, ...]:
+    if op.source is op.target:
+        return 0, 1, 2, 3
+    return (0, 2, 3, 1) if op.target is Layout.NHWC else (0, 3, 1, 2)
+
+
 FAULTS = (
     *CONV_FAULTS,
+    fault(
+        QuantizedRelayout,
+        "not_moved",
+        "copies values as they lie",
+        "impulse bound",
+        relayout(lambda op: (0, 1, 2, 3)),
+        precision=INT8,
+    ),
     fault(
         QuantizedLinear,
         "sum_not_rounded",
         "multiplies in float64",
         "bound edges",
         linear(lambda sums: sums.astype(np.float64)),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedLinear,
+        "float32_sum",
+        "adds in float32",
+        "bound edges",
+        linear(number=F32),
         precision=INT8,
     ),
     fault(
@@ -324,7 +426,15 @@ FAULTS = (
         "sum_in_int16",
         "adds in int16",
         "bound edges",
-        gap(total=np.int16),
+        gap(total=partial(_total, kind=np.int16)),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedGlobalAvgPool,
+        "float32_sum",
+        "adds in float32",
+        "bound edges",
+        gap(total=_one_by_one),
         precision=INT8,
     ),
     fault(
@@ -368,6 +478,7 @@ TWINS = (
     kernel(
         "twin", QuantizedMaxPool2d, "as_written", maxpool(lambda dtype: np.iinfo(dtype).min), INT8
     ),
+    kernel("twin", QuantizedRelayout, "as_written", relayout(_axes), INT8),
     kernel("twin", Quantize, "as_written", quantize(), INT8),
     kernel("twin", QuantizePixels, "as_written", of_pixels(), INT8),
 )

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations, product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from r18.backend.registry import load_backend
-from r18.graph.ops import OPS, Conv2d, Linear, MaxPool2d, Op, Relayout
+from r18.graph.ops import Conv2d, Linear, MaxPool2d, Op, Relayout
+from r18.graph.precision import INT8
+from r18.graph.quantized import (
+    ALL_OPS,
+    MOST_DEPTH,
+    MOST_SUM,
+    QuantizedConv2d,
+    QuantizedLinear,
+)
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
+from r18_oracle.generate.inputs import make_case
 from r18_oracle.generate.sizes import GRID
+from r18_oracle.ops.integers import qconv2d, qlinear
+from r18_oracle.ops.integers.spec import pairwise
 from r18_oracle.search.profiles import profile
 
 QUICK = profile("quick")
@@ -20,7 +34,7 @@ def quick(op: type[Op]) -> list[Op]:
     return [p.op for p in corners(op, QUICK.max_elements, QUICK.max_macs)]
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", ALL_OPS.values(), ids=lambda op: op.name)
 def test_every_op_has_corners_and_the_quick_profile_has_room_for_them(op: type[Op]) -> None:
     everything = corners(op, 10**9, 10**12)
     assert everything
@@ -136,3 +150,47 @@ def test_windows_of_an_even_number_of_columns_with_their_pooling() -> None:
             if kernel.refusal(problem) is None
         ]
         assert {p.op.conv.kernel_size[1] for p in taken} >= {2, 4, 7, 8}
+
+
+# -- of integers -------------------------------------------------------------------------------
+
+
+def test_each_two_values_of_different_numbers_meet() -> None:
+    numbers = {"a": (0, 1), "b": (0, 1, 2), "c": (5,), "d": (2, 1, 0), "e": (0, 1)}
+    found = pairwise(numbers)
+    assert found == pairwise(numbers)
+    assert found[0] == {name: values[0] for name, values in numbers.items()}
+    assert len(found) < 12
+    for (a, of_a), (b, of_b) in combinations(numbers.items(), 2):
+        assert {(row[a], row[b]) for row in found} == set(product(of_a, of_b))
+    assert pairwise({"a": (3, 1)}) == ({"a": 3}, {"a": 1})
+
+
+def test_formats_bits_relu_and_residual_of_a_quantised_convolution_meet() -> None:
+    of_one = [o for o in quick(QuantizedConv2d) if isinstance(o, QuantizedConv2d)]
+    of_one = [o for o in of_one if replace(o.conv, residual=False, relu=False) == qconv2d.CROSSED]
+    found = {
+        (o.stored[0], o.bits, o.conv.relu, o.stored[1] if o.conv.residual else None) for o in of_one
+    }
+    formats = ("uint8", "int8")
+    values = (formats, (8, 4, 2), (False, True), (None, *formats))
+    for a, b in combinations(range(len(values)), 2):
+        assert {(row[a], row[b]) for row in found} == set(product(values[a], values[b]))
+
+
+@pytest.mark.parametrize("name", ["brief", "quick", "ci", "thorough"])
+@pytest.mark.parametrize("op", [QuantizedConv2d, QuantizedLinear])
+def test_the_longest_sums_reach_both_ends_of_int32(op: type[Op], name: str) -> None:
+    how = profile(name)
+    (problem,) = (
+        p for p in corners(op, how.max_elements, how.max_macs) if p.inputs[0][1] == MOST_DEPTH
+    )
+    edges = {QuantizedConv2d: qconv2d.EDGES, QuantizedLinear: qlinear.EDGES}[op]
+    (kernel,) = (k for k in load_backend("numpy").kernels() if k.op is op)
+    case = make_case(kernel, problem, "edges", 1, edges.index("largest_sums"))
+    image, (weight, bias, *_) = case.inputs[0].reshape(-1), case.weights
+    products = weight.reshape(len(weight), -1).astype(np.int64) @ image.astype(np.int64)
+    assert kernel.precision is INT8
+    assert max(products) == MOST_DEPTH * 255 * 127
+    assert min(products) == -max(products)
+    assert {*(products + bias)} >= {MOST_SUM, -MOST_SUM}

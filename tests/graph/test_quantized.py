@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 
 import r18_numpy
-from r18.backend import Array, CompileOptions
+from r18.backend import Array, CompileOptions, Kernel
+from r18.backend.host import HostFunction, HostKernel
 from r18.errors import NoKernel, R18Error, ScheduleError, ShapeError, UsageError, WeightsError
-from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MaxPool2d, Normalize, Problem
+from r18.graph.ops import (
+    Conv2d,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Normalize,
+    Problem,
+    Relayout,
+)
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
 from r18.graph.quantization import QuantizedWeight
@@ -25,6 +35,7 @@ from r18.graph.quantized import (
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    QuantizedRelayout,
     QuantizePixels,
 )
 from r18.graph.resnet import resnet18, tiny
@@ -142,6 +153,10 @@ def test_numbers_and_pixels_become_integers() -> None:
         ),
         (lambda: QuantizedMaxPool2d(GlobalAvgPool()), "quantises a MaxPool2d"),  # type: ignore[arg-type]
         (lambda: QuantizePixels(Quantize()), "takes a Normalize"),  # type: ignore[arg-type]
+        (
+            lambda: QuantizedRelayout(Layout.NCHW, Layout.NHWC, "int32"),
+            "stored as uint8, int8 or float32, got 'int32'",
+        ),
     ],
 )
 def test_what_cannot_be_an_op(make: Any, words: str) -> None:
@@ -271,6 +286,47 @@ def test_a_network_in_integers_is_its_steps_one_after_the_other(bits: int) -> No
     ratio = np.square(wanted).sum() / np.square(wanted - logits).sum()
     if bits > 2:
         assert ratio > {8: 10**2.5, 4: 10**0.3}[bits]
+
+
+class ChannelsLast(r18_numpy.Backend):
+    """Its first step and its convolutions are in NHWC, all others in NCHW."""
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(
+            replace(k, layout=Layout.NHWC, run=in_nhwc(k.run))
+            if isinstance(k, HostKernel) and k.op in (Quantize, QuantizedConv2d)
+            else k
+            for k in super().kernels()
+        )
+
+
+def in_nhwc(run: HostFunction) -> HostFunction:
+    def moved(op: Any, inputs: Any, weights: Any, out: Array, workspace: Array) -> None:
+        there = tuple(np.ascontiguousarray(x.transpose(0, 3, 1, 2)) for x in inputs)
+        made = np.empty(out.transpose(0, 3, 1, 2).shape, out.dtype)
+        run(op, there, weights, made, workspace)
+        out[...] = made.transpose(0, 2, 3, 1)
+
+    return moved
+
+
+def test_a_relayout_moves_values_as_they_are_stored() -> None:
+    schedule = quantized(NETWORK)
+    weights = quantized_weights(NETWORK, WEIGHTS, scales_of(numbers_of(images()), schedule))
+    options = CompileOptions(precision="int8", batch=3)
+    program = ChannelsLast().compile(schedule, weights, options)
+    moved = {
+        step.inputs[0]: step.problem.op
+        for step in program.plan.steps
+        if isinstance(step.problem.op, Relayout)
+    }
+    assert {op.output_storage for op in moved.values()} == {"float32", "uint8"}
+    assert all(type(op) is QuantizedRelayout for op in moved.values())
+    for key, op in moved.items():
+        dtype = program.plan.tensors[key].dtype
+        assert INT8.output_dtype(op) == dtype == INT8.input_dtypes(op)[0]
+    expected = NUMPY.compile(schedule, weights, options)(images())
+    np.testing.assert_array_equal(program(images()), expected)
 
 
 def test_pixels_become_the_integers_that_normalised_images_become() -> None:

@@ -715,49 +715,16 @@ def test_moving_values_costs_nothing_but_flushed_subnormals() -> None:
 # -- int8 --------------------------------------------------------------------------------------
 
 
-def int8_case(depth: int, value: int = -128) -> Case:
-    x = np.full((1, depth), value, np.int8)
-    return Case(dot(depth), INT8, (x,), (x, np.zeros(1, np.int32)))
-
-
-def test_int8_is_exact_up_to_131071_products() -> None:
-    """Shown with int32 itself: the largest sum fits, and one more product wraps around."""
-    assert bounds.int8_sum_is_exact(131_071)
-    assert not bounds.int8_sum_is_exact(131_072)
-    with np.errstate(over="ignore"):
-        for depth, fits in ((131_071, True), (131_072, False)):
-            factors = np.full(depth, -128, np.int32)
-            total = np.add.accumulate(factors * factors, dtype=np.int32)[-1]
-            assert (int(total) == depth * 2**14) is fits
-    rule = RoundingContract("sum", "int32", "int32")
-    case = int8_case(131_071)
-    y = reference(case.problem, *case.wide())
-    limits = bound(case, rule, y)
-    assert y.item() == 131_071 * 2**14
-    assert limits.largest.item() == 0
-    assert limits.overflows is None
-    with pytest.raises(UsageError, match="131,072 products of int8 values may leave int32"):
-        bound(int8_case(131_072), rule, y)
-
-
-def test_int8_contracts_that_promise_nothing() -> None:
-    case = int8_case(3)
-    y = reference(case.problem, *case.wide())
-    with pytest.raises(UsageError, match="stored as int8 is requantised, and how is not specified"):
-        bound(case, RoundingContract("sum", "int32", "int8"), y)
-    halves = replace(case, inputs=(np.full((1, 3), 0.5),))
-    with pytest.raises(UsageError, match="only multiplies int8 values"):
-        bound(halves, RoundingContract("sum", "int32", "int32"), y)
-    heavy = replace(case, weights=(case.weights[0], np.array([2**31 - 1], np.int32)))
-    overflows = bound(heavy, RoundingContract("sum", "int32", "int32"), y).overflows
-    assert overflows is not None
-    assert overflows.all()
-    with pytest.raises(UnknownName, match="unknown floating-point format 'int32'"):
-        bound(
-            Case(Problem(Add(), ((1, 1),) * 2), INT8, (y, y), ()),
-            RoundingContract("elementwise", "int32", "int32"),
-            y,
-        )
+def test_a_sum_in_integers_has_no_bound() -> None:
+    """Sums of integers are those of quantised ops, whose contract is `integer`."""
+    x = np.full((1, 3), -128, np.int8)
+    whole = np.zeros((1, 1))
+    for case, rule in (
+        (Case(dot(3), INT8, (x,), (x, np.zeros(1, np.int32))), "sum"),
+        (Case(Problem(Add(), ((1, 1),) * 2), INT8, (whole, whole), ()), "elementwise"),
+    ):
+        with pytest.raises(UnknownName, match="unknown floating-point format 'int32'"):
+            bound(case, RoundingContract(rule, "int32", "int8"), whole)
 
 
 # -- Winograd ----------------------------------------------------------------------------------

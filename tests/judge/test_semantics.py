@@ -9,8 +9,10 @@ import pytest
 
 from faults.fault import kernel
 from r18.backend.registry import load_backend
-from r18.graph.ops import BatchNorm, Conv2d, Problem
-from r18.graph.precision import FP32
+from r18.errors import UsageError
+from r18.graph.ops import BatchNorm, Conv2d, MaxPool2d, Normalize, Op, Problem
+from r18.graph.precision import FP32, INT8
+from r18.graph.quantized import QuantizedGlobalAvgPool, QuantizedMaxPool2d
 from r18_oracle.cases import Case
 from r18_oracle.check.checks import examine
 from r18_oracle.generate.corners import corners
@@ -26,6 +28,24 @@ def case(weight: float) -> Case:
     weights = np.ones((2, 1, 3, 3))
     weights[0, 0, 0, 0] = weight
     return Case.of(CONV, PADDED, (np.ones((1, 1, 4, 4)),), (weights,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "shown"),
+    [
+        (Normalize((0.5,), (0.25,)), [3, 256, 300], "256.0, which uint8"),
+        (QuantizedMaxPool2d(MaxPool2d((1, 1), (1, 1)), "int8"), [127, -129], "-129.0, which int8"),
+        (QuantizedGlobalAvgPool("uint8"), [1.5], "1.5, which uint8"),
+        (QuantizedGlobalAvgPool("uint8"), [math.nan], "nan, which uint8"),
+    ],
+)
+def test_inputs_in_integers_are_not_cast(kind: Op, values: list[float], shown: str) -> None:
+    problem = Problem(kind, ((1, 1, 1, len(values)),))
+    toy = kernel("toy", type(kind), "toy", lambda *a: None, INT8)
+    weights = tuple(np.ones(spec.shape) for spec in kind.weights())
+    x = np.array(values, np.float64).reshape(problem.inputs[0])
+    with pytest.raises(UsageError, match=f"an input of the case holds {shown} cannot represent"):
+        Case.of(toy, problem, (x,), weights)
 
 
 @pytest.mark.parametrize("weight", [math.inf, math.nan])

@@ -5,8 +5,9 @@ Draws shrink to the smallest failing problem: every size is drawn such that smal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
 
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from r18.backend import Kernel
 from r18.graph.ops import Layout, Problem, Relayout, Softmax
 from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_pool
 from r18.graph.quantize import has_integer_form, quantized
+from r18.graph.quantized import LIMITS, QuantizedRelayout
 from r18.graph.schedule import IMAGE, Schedule
 from r18_oracle.generate.sizes import takes
 from r18_oracle.ops.normalize import normalization
@@ -22,7 +24,7 @@ from r18_oracle.ops.table import spec_of
 
 def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Problem, ...]:
     """Every distinct problem of a network at every fusion level, softmax and relayouts included,
-    and of the network in integers.
+    and of the network in integers with weights of each number of bits.
 
     The last ones are in a plan only if the backend has a kernel for them (`Op.optional`).
     """
@@ -41,15 +43,27 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
         found.setdefault(Problem(normalize, ((batch, *schedule.input_shape),)))
     fused = fuse(schedule, FUSION_LEVELS[-1])
     if schedule.input == IMAGE and has_integer_form(fused):  # slices are of float values
-        integers = quantized(fused)
-        pixels = from_pixels(integers, normalization(schedule.input_shape[0]))
-        for batch in batches:
+        for bits, batch in product(LIMITS, batches):
+            integers = quantized(fused, bits)
+            pixels = from_pixels(integers, normalization(schedule.input_shape[0]))
             for problem in (*integers.problems(batch).values(), *pixels.problems(batch).values()):
                 found.setdefault(problem)
+        for problem in _relayouts(quantized(fused), batches):
+            found.setdefault(problem)
     for batch in batches:
         for problem in fuse_pool(fused).problems(batch).values():
             found.setdefault(problem)
     return tuple(found)
+
+
+def _relayouts(integers: Schedule, batches: Sequence[int]) -> Iterator[Problem]:
+    """Both relayouts of every value of a quantised network."""
+    for batch in batches:
+        for value, shape in integers.shapes(batch).items():
+            if len(shape) == 4:
+                stored = integers.storage[value]
+                yield Problem(QuantizedRelayout(Layout.NCHW, Layout.NHWC, stored), (shape,))
+                yield Problem(QuantizedRelayout(Layout.NHWC, Layout.NCHW, stored), (shape,))
 
 
 def problems(kernel: Kernel, max_elements: int, max_macs: int) -> st.SearchStrategy[Problem]:

@@ -77,7 +77,6 @@ __all__ = [
     "folding_error",
     "format_of",
     "gamma",
-    "int8_sum_is_exact",
     "stored",
     "summation_error",
     "underflow",
@@ -173,11 +172,9 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
     products and the addends, E ≤ c·S + (1+c)(f·Σ|w||x| + underflow), and the rounding to storage.
     For products of pairs: `split_sum_error`. `factor_hazards` never turn a NaN into anything else.
     Statistical line: λ√K·u·S with λ = √(2 ln(2NK/δ)) over N outputs (Higham and Mary 2019), where
-    sums are rounded to nearest and factors are not rounded. int8: see `_integer_sum`.
+    sums are rounded to nearest and factors are not rounded.
     """
     depth = depth_of(case)
-    if contract.accumulate == "int32":
-        return _integer_sum(case, contract, y)
     inputs, weights = finite_part(case)
     addends = addends_of(case)
     products = magnitude(case.problem, inputs, weights)
@@ -233,28 +230,6 @@ def _rounding_steps(
     if contract.output != contract.accumulate:
         squares = squares + np.square(u_out * stored_size)
     return np.asarray(np.sqrt(squares))
-
-
-def _integer_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
-    """int8 products summed in int32: exact in any order (`int8_sum_is_exact`), so the bound is 0.
-
-    Raises `UsageError` if K products may leave int32, if factors are not int8 values, and for any
-    output other than int32 (requantisation is not specified yet). Bias and residual may still leave
-    int32; elements where that can happen are not judged.
-    """
-    depth = depth_of(case)
-    if not int8_sum_is_exact(depth):
-        raise UsageError(f"{depth:,} products of int8 values may leave int32: no bound exists")
-    if contract.output != "int32":
-        raise UsageError(
-            f"an int32 sum stored as {contract.output} is requantised, and how is not specified"
-        )
-    inputs, weights = case.wide()
-    for factor in (inputs[0], weights[0]):
-        if not ((np.rint(factor) == factor) & (factor >= -128) & (factor <= 127)).all():
-            raise UsageError("a contract that sums in int32 only multiplies int8 values")
-    size = magnitude(case.problem, inputs, weights) + sum(np.abs(a) for a in addends_of(case))
-    return Bound.of(np.zeros(y.shape), size > 2**31 - 1, y, contract)
 
 
 WINOGRAD_ROUNDINGS = {2: 16, 4: 26}
@@ -562,12 +537,3 @@ def folding_error(
     size = magnitude(problem, (x,), (weight,))
     least = eta / 2 * (window_sum(problem, np.abs(x)) + 1) if eta else 0.0
     return u * (size + np.abs(bias)[:, None, None]) + least
-
-
-def int8_sum_is_exact(depth: int) -> bool:
-    """Whether `depth` products of int8 values cannot leave int32: K ≤ ⌊(2³¹−1)/2¹⁴⌋ = 131,071.
-
-    |a·b| ≤ 2¹⁴ for a, b in [−128, 127]; integer sums in range are exact in any order, so the bound
-    of an int8 convolution before requantisation is zero.
-    """
-    return depth <= (2**31 - 1) // 2**14

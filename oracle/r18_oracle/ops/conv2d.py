@@ -185,7 +185,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
         for multiple in MULTIPLES:
             channels, out = aligned(c, multiple), aligned(op.out_channels, multiple)
             rounded = replace(op, in_channels=channels, out_channels=out)
-            yield _with_residual(rounded, (n, channels, h, w))
+            yield with_residual(rounded, (n, channels, h, w))
 
     def numbers(self, problem: Problem) -> Numbers:
         op = problem.op
@@ -197,7 +197,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
     def rebuild(self, op: Conv2d, numbers: Numbers) -> Problem:
         flags = (bool(numbers[name]) for name in FLAGS)
         found = Conv2d(numbers["c"], numbers["o"], *window_of(numbers), *flags)
-        return _with_residual(found, shape_of(numbers))
+        return with_residual(found, shape_of(numbers))
 
     # -- inputs --------------------------------------------------------------------------------
 
@@ -215,10 +215,10 @@ def meeting_in(op: Conv2d, image: Shape, output: Shape, rng: Rng) -> tuple[Shape
 
 def fused(op: Conv2d, shape: Shape) -> Problem:
     """The convolution with bias, residual and ReLU."""
-    return _with_residual(replace(op, bias=True, residual=True, relu=True), shape)
+    return with_residual(replace(op, bias=True, residual=True, relu=True), shape)
 
 
-def _with_residual(op: Conv2d, shape: Shape) -> Problem:
+def with_residual(op: Conv2d, shape: Shape) -> Problem:
     """The problem of this input shape, and of a residual where the op adds one."""
     result = replace(op, residual=False).infer(shape)
     return Problem(op, (shape, result) if op.residual else (shape,))

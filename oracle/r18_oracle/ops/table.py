@@ -24,7 +24,7 @@ from r18_oracle.ops import (
     relu,
     softmax,
 )
-from r18_oracle.ops.integers import qconv2d, qgap, qlinear, qmaxpool2d, quantize
+from r18_oracle.ops.integers import qconv2d, qgap, qlinear, qmaxpool2d, qrelayout, quantize
 from r18_oracle.ops.spec import OpSpec
 
 GROUP = "r18.ops"
@@ -50,6 +50,7 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         qlinear.SPEC,
         quantize.SPEC,
         quantize.PIXELS_SPEC,
+        qrelayout.SPEC,
     )
 }
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,19 +18,24 @@ from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.integers.requantize import (
     RANGES,
     SUBTLE,
+    UNCONVERTED,
     VARIATIONS,
     Sums,
     explained,
     requantized,
 )
-from r18_oracle.ops.integers.spec import BITS, QuantizedSpec, stored
+from r18_oracle.ops.integers.spec import BITS, NUMBERS, QuantizedSpec, pairwise, stored
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
-EDGES = 3 + len(SUBTLE)
-"""Variants of edges: ties; both ends of every format, saturating; far beyond int32; one for each of
-`SUBTLE`."""
+EDGES = ("ties", "ends", "beyond_int32", "largest_sums", *SUBTLE)
+"""Variants of edges: ties; both ends of every format, saturating; numbers far beyond int32; the
+largest sums that int32 holds; a tie to the last bit for each variation of `SUBTLE`."""
 
-UNCONVERTED = "the sum is multiplied before it is rounded to float32"
+CROSSED = Conv2d(3, 5, (3, 3), (1, 1), (1, 1), bias=True)
+"""27 weights a channel: an odd number, so that packed ones end within a byte."""
+
+NO_RESIDUAL = -1
+RESIDUALS = (NO_RESIDUAL, *NUMBERS["signed_residual"])
 
 CANDIDATES = 64
 """Sums that are tried for a channel until one shows a variation: about half of them do."""
@@ -38,6 +44,7 @@ CANDIDATES = 64
 class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     op = QuantizedConv2d
     inner = conv2d.SPEC
+    chosen = ("signed", "signed_residual", "narrow")
 
     def part(self, op: QuantizedConv2d) -> Conv2d:
         return op.conv
@@ -59,8 +66,19 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
 
     def corners(self) -> Iterator[Problem]:
         yield from super().corners()
+        yield from self._crossed()
+
+    def _crossed(self) -> Iterator[Problem]:
+        """One small convolution: each two of its storage formats, bits, ReLU and residual meet."""
+        for row in pairwise({**NUMBERS, "signed_residual": RESIDUALS, "relu": (0, 1)}):
+            residual = row["signed_residual"] != NO_RESIDUAL
+            op = replace(CROSSED, residual=residual, relu=row["relu"] == 1)
+            yield self.quantized(conv2d.with_residual(op, (2, 3, 4, 5)), row)
+
+    def many(self) -> Iterator[Problem]:
+        yield from super().many()
         # The longest sum that int32 holds whatever its terms are.
-        deep = Conv2d(MOST_DEPTH, 1, (1, 1), bias=True)
+        deep = Conv2d(MOST_DEPTH, 2 + integers.FULL, (1, 1), bias=True)
         yield Problem(QuantizedConv2d(deep, ("uint8",)), ((1, MOST_DEPTH, 1, 1),))
 
     # -- what it computes ----------------------------------------------------------------------
@@ -87,7 +105,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     # -- inputs --------------------------------------------------------------------------------
 
     def variants(self, kind: str) -> int:
-        return EDGES if kind == "edges" else 1
+        return len(EDGES) if kind == "edges" else 1
 
     def given(
         self, problem: Problem, kind: str, rng: Rng, variant: int
@@ -111,22 +129,9 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     def _impulse(
         self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
     ) -> tuple[Array, Array, Arrays]:
-        """As `r18_oracle.generate.inputs`: one pixel and one weight, or all of one of them."""
         channels = (op.conv.out_channels,)
-        x, w = np.zeros(problem.inputs[0]), np.zeros(op.weights()[0].shape)
-        met = self.meeting(problem, rng)
-        assert met is not None
-        pixel, tap = met
-        if variant % 3 == 1:
-            x[...] = integers.counted(x.shape)
-        else:
-            x[pixel] = 3
-        if variant % 3 == 2:
-            w[...] = (integers.counted(w.shape, 39) - 20).clip(-LIMITS[op.bits], LIMITS[op.bits])
-        else:
-            w[tap] = 1
-        residual = np.zeros(problem.output)
-        return x, w, (np.zeros(channels), np.ones(channels), residual, np.ones(1))
+        x, w = integers.impulse(self, problem, rng, variant)
+        return x, w, (np.zeros(channels), np.ones(channels), np.zeros(problem.output), np.ones(1))
 
     def _normal(
         self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
@@ -153,16 +158,12 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     ) -> tuple[Array, Array, Arrays]:
         """A residual, or without one a bias, that takes away what the sums give."""
         x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
-        sums = self.sums(
-            replace(op, conv=replace(op.conv, residual=False), stored=op.stored[:1]),
-            (torch.from_numpy(x),),
-            tuple(map(torch.from_numpy, (w, bias, multiplier))),
-        )
+        total = self._totals(op, x, w, bias)
         if not op.conv.residual:
-            bias -= np.rint(sums.total.double().mean(dim=(0, 2, 3)).numpy())
+            bias -= np.rint(total.mean(axis=(0, 2, 3)))
             return x, w, (bias, multiplier, residual, scale)
         low, high = RANGES[op.stored[1]]
-        wanted = -(sums.total.double() * sums.multiplier).numpy() / scale[0]
+        wanted = -(total * multiplier[:, None, None]) / scale[0]
         residual = np.rint(wanted + rng.integers(-2, 3, wanted.shape)).clip(low, high)
         return x, w, (bias, multiplier, residual, scale)
 
@@ -180,30 +181,59 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     def _edges(
         self, problem: Problem, op: QuantizedConv2d, rng: Rng, variant: int
     ) -> tuple[Array, Array, Arrays]:
-        shape, filters = problem.inputs[0], op.weights()[0].shape
-        channels = (op.conv.out_channels,)
-        if variant % EDGES == 0:  # multiples of a half, quarter or eighth
-            few = max(1, 24 // op.conv.depth)
-            x = integers.small(rng, shape, op.stored[0], min(15, few + 2))
-            w = integers.weight(rng, filters, op.bits).clip(-3, 3)
-            w *= rng.random(filters) < min(1.0, 16 / op.conv.depth)
-            residual = integers.whole(rng, problem.output, _stored_residual(op))
-            rest = integers.biases(rng, channels, 9), integers.powers(rng, channels, -3, -1)
-            return x, w, (*rest, residual, integers.powers(rng, (1,), -2, 0))
-        if variant % EDGES == 1:
-            x = integers.ends(rng, shape, op.stored[0])
-            w = rng.choice([-1, 1], filters) * float(LIMITS[op.bits])
-            residual = integers.ends(rng, problem.output, _stored_residual(op))
-            typical = self._typical(op, x, w) / 8
-            bias, multiplier, _, scale = self._rest(problem, op, rng, typical)
-            return x, w, (bias, multiplier, residual, scale)
-        if variant % EDGES == 2:  # numbers far beyond int32, of both signs
-            x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, variant)
-            return x, w, (bias, np.minimum(multiplier * 2.0**40, 2.0**60), residual, scale)
-        return self._near_ties(problem, op, rng, SUBTLE[variant % EDGES - 3])
+        makers: dict[str, Callable[..., tuple[Array, Array, Arrays]]] = {
+            "ties": self._ties,
+            "ends": self._ends,
+            "beyond_int32": self._beyond_int32,
+            "largest_sums": self._largest_sums,
+            **{name: partial(self._near_ties, variation=name) for name in SUBTLE},
+        }
+        return makers[EDGES[variant % len(EDGES)]](problem, op, rng)
+
+    def _ties(self, problem: Problem, op: QuantizedConv2d, rng: Rng) -> tuple[Array, Array, Arrays]:
+        """Multiples of a half, quarter or eighth."""
+        filters, channels = op.weights()[0].shape, (op.conv.out_channels,)
+        few = max(1, 24 // op.conv.depth)
+        x = integers.small(rng, problem.inputs[0], op.stored[0], min(15, few + 2))
+        w = integers.weight(rng, filters, op.bits).clip(-3, 3)
+        w *= rng.random(filters) < min(1.0, 16 / op.conv.depth)
+        residual = integers.whole(rng, problem.output, _stored_residual(op))
+        rest = integers.biases(rng, channels, 9), integers.powers(rng, channels, -3, -1)
+        return x, w, (*rest, residual, integers.powers(rng, (1,), -2, 0))
+
+    def _ends(self, problem: Problem, op: QuantizedConv2d, rng: Rng) -> tuple[Array, Array, Arrays]:
+        x = integers.ends(rng, problem.inputs[0], op.stored[0])
+        w = rng.choice([-1, 1], op.weights()[0].shape) * float(LIMITS[op.bits])
+        residual = integers.ends(rng, problem.output, _stored_residual(op))
+        bias, multiplier, _, scale = self._rest(problem, op, rng, self._typical(op, x, w) / 8)
+        return x, w, (bias, multiplier, residual, scale)
+
+    def _beyond_int32(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng
+    ) -> tuple[Array, Array, Arrays]:
+        """Numbers of both signs that a conversion to int32 does not hold."""
+        x, w, (bias, multiplier, residual, scale) = self._normal(problem, op, rng, 0)
+        return x, w, (bias, np.minimum(multiplier * 2.0**40, 2.0**60), residual, scale)
+
+    def _largest_sums(
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng
+    ) -> tuple[Array, Array, Arrays]:
+        """The largest number of each channel is a tie to the last bit, so that it shows an inexact
+        sum."""
+        (filters, *_), clamped = op.weights(), op.conv.relu
+        x, w, bias = integers.largest(
+            rng, problem.inputs[0], op.stored[0], filters, op.bits, both_signs=not clamped
+        )
+        most = np.abs(self._totals(op, x, w, bias)).max(axis=(0, 2, 3))
+        # A tie shows an error of one direction: of the other one if its even neighbour is below.
+        odd = (np.arange(len(most)) // 2 + rng.integers(2)) % 2
+        wanted = 2 * rng.integers(1, 49, most.shape) + odd + 0.5
+        multiplier = (wanted / np.maximum(most, 1).astype(np.float32)).astype(np.float32)
+        multiplier = multiplier.astype(np.float64)
+        return x, w, (bias, multiplier, np.zeros(problem.output), np.ones(1))
 
     def _near_ties(
-        self, problem: Problem, op: QuantizedConv2d, rng: Rng, variation: str
+        self, problem: Problem, op: QuantizedConv2d, rng: Rng, *, variation: str
     ) -> tuple[Array, Array, Arrays]:
         """A black image, so that each channel's sums are its bias: one that a variation shows.
 
@@ -239,6 +269,12 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         factors = multiplier[pick].astype(np.float64), np.array([scale], np.float64)
         rest = bias[pick], factors[0], field, factors[1]
         return np.zeros(problem.inputs[0]), filters, rest
+
+    def _totals(self, op: QuantizedConv2d, x: Array, w: Array, bias: Array) -> Array:
+        """The sums with their bias, (N, O, OH, OW)."""
+        products = conv2d.SPEC.sums(op.conv, (torch.from_numpy(x),), (torch.from_numpy(w),))
+        found: Array = products.numpy() + bias[:, None, None]
+        return found
 
     def _typical(self, op: QuantizedConv2d, x: Array, w: Array) -> float:
         """A typical sum: of K products with random signs."""

@@ -17,14 +17,16 @@ from r18_oracle.ops.integers.requantize import RANGES, Sums, explained, requanti
 from r18_oracle.ops.integers.spec import QuantizedSpec, stored
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
 
-EDGES = 6
-"""Variants of edges: ties; the largest sums; four times a tie to the last bit."""
+EDGES = ("ties", "largest_to_odd", "largest_to_even", *4 * ("near_tie",))
+"""Variants of edges: ties; the largest sum, to the last bit a tie with the odd integer above the
+even one, or the even one above; four times such a tie of any sum."""
 
 
 class QuantizedGlobalAvgPoolSpec(QuantizedSpec[QuantizedGlobalAvgPool]):
     op = QuantizedGlobalAvgPool
     inner = gap.SPEC
     indexed = False
+    chosen = ("signed",)
 
     def part(self, op: QuantizedGlobalAvgPool) -> GlobalAvgPool:
         return GlobalAvgPool()
@@ -37,12 +39,16 @@ class QuantizedGlobalAvgPoolSpec(QuantizedSpec[QuantizedGlobalAvgPool]):
 
     def corners(self) -> Iterator[Problem]:
         yield from super().corners()
-        # Sums that leave int16, and sums that float32 does not hold.
-        for side in (16, 260):
-            yield Problem(QuantizedGlobalAvgPool(), ((1, 2, side, side),))
+        # Sums that leave int16.
+        yield Problem(QuantizedGlobalAvgPool(), ((1, 2, 16, 16),))
+
+    def many(self) -> Iterator[Problem]:
+        yield from super().many()
+        # Sums that float32 does not hold, which takes 65,794 bytes.
+        yield Problem(QuantizedGlobalAvgPool(), ((1, 1, 260, 260),))
 
     def variants(self, kind: str) -> int:
-        return EDGES if kind == "edges" else 1
+        return len(EDGES) if kind == "edges" else 1
 
     def sums(self, op: QuantizedGlobalAvgPool, inputs: Tensors, weights: Tensors) -> Sums:
         total = inputs[0].long().sum(dim=(2, 3))
@@ -66,19 +72,28 @@ class QuantizedGlobalAvgPoolSpec(QuantizedSpec[QuantizedGlobalAvgPool]):
         pixels = math.prod(shape[2:])
         multiplier = rng.uniform(0.5, 1.5) / pixels
         x = integers.whole(rng, shape, op.stored)
+        edge = EDGES[variant % len(EDGES)] if kind == "edges" else ""
         if kind == "positive":
             x = integers.upper(rng, shape, op.stored)
         elif kind == "wide":
             multiplier *= float(np.exp2(rng.uniform(-8, 8)))
-        elif kind == "edges" and variant % EDGES == 0:  # ties, of few small integers
+        elif edge == "ties":  # of few small integers
             x = integers.small(rng, shape, op.stored, 9)
             multiplier = float(np.exp2(rng.integers(-3, 0)))
-        elif kind == "edges" and variant % EDGES == 1:  # the largest sums
-            x = np.full(shape, float(rng.choice(RANGES[op.stored])))
-        elif kind == "edges":  # of one sum, a tie to the last bit
-            total = max(1.0, abs(float(x[0, 0].sum())))
-            multiplier = (rng.integers(2, 60) + 0.5) / float(np.float32(total))
+        elif edge in ("largest_to_odd", "largest_to_even"):
+            low, high = RANGES[op.stored]
+            x = np.full(shape, float(low or high))
+            x[:, :, 0, 0] -= 1 if high == 255 else -1  # odd, where the number of pixels is even
+            multiplier = _tie(x, 2 * int(rng.integers(1, 30)) + (edge == "largest_to_even"))
+        elif edge == "near_tie":
+            multiplier = _tie(x, int(rng.integers(2, 60)))
         return (x,), (np.array([multiplier], np.float32).astype(np.float64),)
+
+
+def _tie(x: Array, below: int) -> float:
+    """A multiplier of which the first channel's sum is half above an integer, to the last bit."""
+    total = max(1.0, abs(float(x[0, 0].sum())))
+    return (below + 0.5) / float(np.float32(total))
 
 
 SPEC = QuantizedGlobalAvgPoolSpec()

@@ -18,6 +18,7 @@ from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors, pick
 class QuantizedMaxPool2dSpec(QuantizedSpec[QuantizedMaxPool2d]):
     op = QuantizedMaxPool2d
     inner = maxpool2d.SPEC
+    chosen = ("signed",)
 
     def part(self, op: QuantizedMaxPool2d) -> MaxPool2d:
         return op.pool

@@ -144,16 +144,21 @@ def _relu_before_residual(sums: Sums) -> torch.Tensor:
     return saturated(torch.round(numbers if sums.relu else scaled(sums)), sums.stored)
 
 
+FUSED = "a fused multiply-add leaves out a rounding"
+FUSED_RESIDUAL = "a fused multiply-add takes the residual's product"
+UNCONVERTED = "the sum is multiplied before it is rounded to float32"
+WIDE = "it is computed in float64"
+
 VARIATIONS: dict[str, Callable[[Sums], torch.Tensor]] = {
     "ties are rounded away from zero": _with(_away),
     "ties are rounded up": _with(lambda numbers: torch.floor(numbers + 0.5)),
     "the result is rounded towards zero": _with(torch.trunc),
     "the result is rounded down": _with(torch.floor),
-    "a fused multiply-add leaves out a rounding": _fused,
-    "a fused multiply-add takes the residual's product": _fused_residual,
+    FUSED: _fused,
+    FUSED_RESIDUAL: _fused_residual,
     "it is converted to int32 before it is saturated": _converted_first,
-    "the sum is multiplied before it is rounded to float32": _unconverted,
-    "it is computed in float64": _wide,
+    UNCONVERTED: _unconverted,
+    WIDE: _wide,
     "the residual is added in integers": _residual_in_integers,
     "the sum is saturated before the residual is added": _residual_after_saturation,
     "the result is saturated before ReLU": _saturated_before_relu,
@@ -164,12 +169,7 @@ VARIATIONS: dict[str, Callable[[Sums], torch.Tensor]] = {
 """What an implementation may do instead, in words that complete 'as if'. ReLU that is left out is
 none of them: its output is uint8, which saturates at 0."""
 
-SUBTLE = (
-    "a fused multiply-add leaves out a rounding",
-    "a fused multiply-add takes the residual's product",
-    "the sum is multiplied before it is rounded to float32",
-    "it is computed in float64",
-)
+SUBTLE = (FUSED, FUSED_RESIDUAL, UNCONVERTED, WIDE)
 """Variations that differ in the last bit of a float32, and so in one output of a million."""
 
 

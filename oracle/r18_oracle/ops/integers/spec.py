@@ -2,45 +2,82 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import cycle
-from typing import Any, TypeVar
+from itertools import combinations, cycle, product
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
 
 from r18.backend import Array, Kernel
 from r18.errors import ShapeError
-from r18.graph.ops import Op, Problem, Shape
+from r18.graph.ops import Op, Problem, Shape, WeightSpec
 from r18.graph.quantized import LIMITS, MOST_SUM
 from r18_oracle.ops.integers.requantize import RANGES
 from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng
 
 O = TypeVar("O", bound=Op)  # noqa: E741
 
-SETTINGS = tuple(
-    {"signed": signed, "signed_residual": residual, "narrow": narrow}
-    for narrow, signed, residual in (
-        *((0, 0, 0), (1, 1, 0), (0, 1, 1), (2, 0, 1), (0, 0, 1), (1, 0, 0), (2, 1, 1)),
-    )
-)
-"""Storage formats and bits of the corners, in turn."""
 BITS = (8, 4, 2)
 """The bits of a weight, by the number `narrow`: 8 is the simplest."""
 
+NUMBERS: dict[str, tuple[int, ...]] = {
+    "narrow": (0, 1, 2),
+    "signed": (0, 1),
+    "signed_residual": (0, 1),
+}
+"""What the settings of an op may be: how narrow a weight is (`BITS`), and whether the image, and
+the residual, are int8 and not uint8."""
+
+DRAWN = {
+    "signed": st.integers(0, 1),
+    "signed_residual": st.integers(0, 1),
+    "narrow": st.sampled_from((0, 0, 1, 2)),
+    "wide": st.sampled_from((0, 0, 0, 1)),
+}
+"""How each number is drawn. The last says that values are float32, as a relayout's may be."""
+
+
+FULL = 4
+"""The channels with the largest sums of all."""
+
+
+def pairwise(numbers: Mapping[str, Sequence[int]]) -> tuple[Numbers, ...]:
+    """Few settings in which each two values of any two numbers occur together; always the same.
+
+    Greedy: each one has as many pairs as any that the earlier ones do not have. The first has the
+    first value of every number.
+    """
+
+    def pairs(row: Numbers) -> set[tuple[tuple[str, int], ...]]:
+        return set(combinations(row.items(), min(2, len(row))))
+
+    rows = [dict(zip(numbers, values, strict=True)) for values in product(*numbers.values())]
+    missing = set().union(*map(pairs, rows))
+    found: list[Numbers] = []
+    while missing:
+        found.append(max(rows, key=lambda row: len(pairs(row) & missing)))
+        missing -= pairs(found[-1])
+    return tuple(found)
+
+
+SETTINGS = pairwise(NUMBERS)
+"""Those of the corners, in turn."""
+
 
 class QuantizedSpec(OpSpec[O]):
-    """A quantised op with the problems of the op that it quantises.
+    """A quantised op with the problems of another op, which is the one that it quantises.
 
-    inner: that op's spec. Further numbers of a problem: whether the image, and the residual, are
-    int8 and not uint8; how narrow a weight is (`BITS`). An op without one of them ignores it.
+    inner: that op's spec. chosen: the numbers of `DRAWN` that a problem has in addition to its own.
     """
 
     algorithms = ("integer",)
     indexed = True
     inner: OpSpec[Any]
+    chosen: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def part(self, op: O) -> Op:
@@ -48,11 +85,14 @@ class QuantizedSpec(OpSpec[O]):
 
     @abstractmethod
     def quantized(self, problem: Problem, settings: Numbers) -> Problem:
-        """A problem of the inner op, quantised. Raises `ShapeError`."""
+        """A problem of the inner op, quantised; the op ignores settings that it does not have.
 
-    @abstractmethod
+        Raises `ShapeError`.
+        """
+
     def settings(self, op: O) -> Numbers:
-        """Those of `SETTINGS` that the op has."""
+        """Those of `chosen` that the op has."""
+        return {}
 
     def exact(self, problem: Problem, algorithm: str) -> bool:
         """Every kind of input has an exact result: `bound` asks for equality."""
@@ -61,13 +101,7 @@ class QuantizedSpec(OpSpec[O]):
     # -- problems ------------------------------------------------------------------------------
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
-        settings = st.fixed_dictionaries(
-            {
-                "signed": st.integers(0, 1),
-                "signed_residual": st.integers(0, 1),
-                "narrow": st.sampled_from((0, 0, 1, 2)),
-            }
-        )
+        settings = st.fixed_dictionaries({name: DRAWN[name] for name in self.chosen})
         return st.builds(self.quantized, self.inner.draw(kernel, most, macs), settings)
 
     def _in_turn(self, problems: Iterable[Problem]) -> Iterator[Problem]:
@@ -179,6 +213,47 @@ def biases(rng: Rng, shape: Shape, most: float) -> Array:
     return np.rint(rng.uniform(-most, most, shape))
 
 
+def impulse(spec: QuantizedSpec[Any], problem: Problem, rng: Rng, variant: int) -> Arrays:
+    """As in `r18_oracle.generate.inputs`: one pixel and one weight, or all of one of them."""
+    (weight, *_) = problem.op.weights()
+    x, w = np.zeros(problem.inputs[0]), np.zeros(weight.shape)
+    met = spec.meeting(problem, rng)
+    assert met is not None
+    pixel, tap = met
+    if variant % 3 == 1:
+        x[...] = counted(x.shape)
+    else:
+        x[pixel] = 3
+    if variant % 3 == 2:
+        w[...] = (counted(w.shape, 39) - 20).clip(-weight.limit, weight.limit)
+    else:
+        w[tap] = 1
+    return x, w
+
+
+def largest(
+    rng: Rng, image: Shape, stored: str, weight: WeightSpec, bits: int, *, both_signs: bool
+) -> Arrays:
+    """The largest sums: pixels, weights and biases.
+
+    Every pixel is the largest of its format in magnitude. So are the weights of the first `FULL`
+    channels, whose bias takes the sum to an end of int32 if pixels are uint8. Other channels have
+    weights of the largest and the second largest magnitude, so that sums have low bits, and half of
+    them have no bias. The sums are positive, or every second one negative with `both_signs`.
+    """
+    low, high = RANGES[stored]
+    pixel = float(low or high)
+    channels, limit = weight.shape[0], LIMITS[bits]
+    w = limit - rng.integers(0, 2, weight.shape).astype(np.float64)
+    w[:FULL] = limit
+    most = room(math.prod(weight.shape[1:]), bits)
+    bias = np.where(rng.random(channels) < 0.5, 0.0, np.rint(rng.uniform(0, most, channels)))
+    bias[:FULL] = most
+    sign = np.where(np.arange(channels) % 2 * both_signs, -1.0, 1.0)
+    w *= (np.sign(pixel) * sign).reshape(-1, *[1] * (w.ndim - 1))
+    return np.full(image, pixel), w, bias * sign
+
+
 __all__ = [
     "SETTINGS",
     "Arrays",
@@ -186,7 +261,10 @@ __all__ = [
     "biases",
     "counted",
     "ends",
+    "impulse",
+    "largest",
     "multipliers",
+    "pairwise",
     "powers",
     "room",
     "small",
