@@ -22,6 +22,7 @@ CORE = (
     ("backend",),
     ("records", "images", "runtime"),
     ("weights", "torch"),
+    ("qdq",),
     ("compiled", "bench"),
     ("evaluate",),
     ("quantize",),

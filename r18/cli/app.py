@@ -38,6 +38,7 @@ COMMANDS: tuple[str, ...] = (
     "tune",
     "export",
     "quantize",
+    "convert",
     "classify",
     "evaluate",
     "bench",

@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from r18.errors import UsageError
 from r18.graph.resnet import NETWORKS, network
+from r18.qdq import write_qdq
 from r18.weights import FORMATS, SOURCES, export_weights, load_weights
 from r18.weights.manifest import Entry
+
+QDQ = "qdq"
 
 
 def export(
@@ -21,12 +25,32 @@ def export(
     network_name: Annotated[
         str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")
     ] = "resnet18",
-    format: Annotated[str, typer.Option(help=f"One of: {', '.join(FORMATS)}.")] = "bin",
+    format: Annotated[
+        str,
+        typer.Option(
+            help=f"One of: {', '.join(FORMATS)}; or {QDQ}, an ONNX model of quantised weights."
+        ),
+    ] = "bin",
+    batch: Annotated[int, typer.Option(help=f"Images at once, of {QDQ}.", min=1)] = 1,
+    unpack: Annotated[
+        bool,
+        typer.Option("--unpack", help=f"Of {QDQ}: weights of 4 bits in int8, not in ONNX's int4."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:
-    """Export weights: a manifest and raw little-endian float32 tensors, whole or not at all."""
+    """Export weights: a manifest and raw little-endian float32 tensors, whole or not at all.
+
+    With --format qdq and weights of `r18 quantize`: an ONNX model that ONNX Runtime and OpenVINO
+    run. Its input is the float image; every integer tensor has the name of its value.
+    """
     schedule = network(network_name)
     loaded = load_weights(weights, schedule)
+    if format == QDQ:
+        written = write_qdq(out, schedule, loaded, batch=batch, unpack=unpack, overwrite=force)
+        typer.echo(f"exported: {written.stat().st_size / 1e6:.1f} MB -> {written}")
+        return
+    if batch != 1 or unpack:
+        raise UsageError(f"--batch and --unpack are for --format {QDQ}, not {format}")
     path = export_weights(
         out, loaded, schedule, format=format, overwrite=force, progress=_print_saved
     )

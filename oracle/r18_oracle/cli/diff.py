@@ -78,7 +78,8 @@ def diff(
     fused or simulated, division or reciprocal, saturation, residual order. Dumps must hold every
     value (`r18 dump --precision int8 --checkpoints all`).
 
-    Exit codes: 0 all agree, or every element is explained, 1 a checkpoint is bad, 2 the dumps cannot be compared.
+    Exit codes: 0 all agree (or every element is explained), 1 a checkpoint is bad (or an element is
+    not explained), 2 the dumps cannot be compared.
     """
     report: Report | Agreement | Reasons
     if explain:
