@@ -57,7 +57,7 @@ def read_qdq(path: str | Path, schedule: Schedule, *, approximate: bool = False)
     """
     onnx = import_onnx()
     try:
-        model = onnx.load_model_from_string(read_bytes(Path(path), WEIGHTS_LIMIT, WeightsError))
+        model = onnx.load_model_from_string(read_bytes(Path(path), WEIGHTS_LIMIT))
     except (OSError, ValueError) as error:
         raise WeightsError(f"'{path}' cannot be read: {error}") from None
     except Exception as error:  # protobuf on hostile bytes raises its own
@@ -163,8 +163,8 @@ class _Graph:
         if np.any(zero.astype(np.int64) != 0):
             first = int(zero.astype(np.int64).reshape(-1)[np.flatnonzero(zero)[0]])
             raise WeightsError(
-                f"{what}: the zero point of {node.op_type} '{plain_name(node)}' is {first}; kernels "
-                "take 0 only: quantise symmetrically, with uint8 behind a ReLU from 0 on"
+                f"{what}: the zero point of {node.op_type} '{plain_name(node)}' is {first}; "
+                "kernels take 0 only: quantise symmetrically, with uint8 behind a ReLU from 0 on"
             )
         return zero
 
