@@ -14,7 +14,7 @@ from r18.errors import UsageError
 if TYPE_CHECKING:
     from r18_oracle.dumps.agreement import Agreement
     from r18_oracle.dumps.dumps import Report
-    from r18_oracle.dumps.explained import Reasons
+    from r18_oracle.network.reasons import Reasons
 
 ATOL = 1e-4
 

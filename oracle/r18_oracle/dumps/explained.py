@@ -1,156 +1,22 @@
-"""The differences of two dumps in integers, each element with its reason.
-
-Differences cascade: one integer that is another one changes all that reads it. So each dump is
-judged step by step from its own inputs: the specification is computed from what the dump holds in
-front of a step, and compared with what it holds behind. An element that differs there is the
-step's own doing, and `r18_oracle.ops.integers.arithmetics` says which arithmetic gives it. An
-element in which two dumps differ although both are as specified follows from their inputs.
-"""
+"""The differences of two dumps in integers, each element with its reason."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
 
 from r18.backend import Array
 from r18.errors import DumpError
-from r18.graph.ops import Conv2d, MaxPool2d
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
-from r18.graph.quantization import Quantization
-from r18.graph.quantize import LEVEL, product_scales, quantized, value_scales
-from r18.graph.quantized import (
-    Quantize,
-    QuantizedConv2d,
-    QuantizedGlobalAvgPool,
-    QuantizedLinear,
-    QuantizedMaxPool2d,
-)
+from r18.graph.quantize import LEVEL, quantized
 from r18.graph.resnet import network
-from r18.graph.schedule import Schedule, Step
+from r18.graph.schedule import Schedule
 from r18.weights.precisions import quantization_of
 from r18_oracle.dumps.agreement import weights_of
 from r18_oracle.dumps.dumps import Dump, check_comparable, read_dump
 from r18_oracle.dumps.files import read_tensor
-from r18_oracle.judge.compare import table
-from r18_oracle.ops.integers.arithmetics import (
-    CLASSES,
-    SPECIFIED,
-    UNEXPLAINED,
-    Explained,
-    Operands,
-    explain,
-    explain_quotient,
-)
-
-
-@dataclass(frozen=True)
-class StepReasons:
-    """What a step of two dumps differs in.
-
-    value:     what the step makes. elements: of it. differ: those that are not equal.
-    inherited: of them, those that both sides computed as specified, from other inputs.
-    sides:     of each dump, what it computed in another way from its own inputs.
-    """
-
-    step: str
-    value: str
-    elements: int
-    differ: int
-    inherited: int
-    sides: tuple[Explained, Explained]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "value": self.value,
-            "elements": self.elements,
-            "differ": self.differ,
-            "inherited": self.inherited,
-            "sides": [
-                {"classes": dict(one.classes), "arithmetic": one.arithmetic, "moved": one.moved}
-                for one in self.sides
-            ],
-        }
-
-
-@dataclass(frozen=True)
-class Reasons:
-    """The reasons of all steps, in network order; `dumps` describes both sides."""
-
-    dumps: tuple[str, str]
-    rows: tuple[StepReasons, ...]
-
-    def total(self, side: int) -> Counter[str]:
-        """Elements by class, of one dump."""
-        return sum((row.sides[side].classes for row in self.rows), Counter())
-
-    @property
-    def unexplained(self) -> int:
-        """Elements of both dumps that no arithmetic gives."""
-        return sum(self.total(side)[UNEXPLAINED] for side in (0, 1))
-
-    @property
-    def ok(self) -> bool:
-        return self.unexplained == 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "dumps": list(self.dumps),
-            "ok": self.ok,
-            "unexplained": self.unexplained,
-            "totals": [dict(self.total(side)) for side in (0, 1)],
-            "steps": [row.to_json() for row in self.rows],
-        }
-
-    def text(self) -> str:
-        """A line for each step, then each dump's elements by class."""
-        heads = ("step", "elements", "differ", "inherited", "own", "how the dumps compute it")
-        lines = [
-            (
-                row.step,
-                f"{row.elements:,}",
-                f"{row.differ:,}",
-                f"{row.inherited:,}",
-                " | ".join(f"{sum(one.classes.values()):,}" for one in row.sides),
-                " | ".join(map(_how, row.sides)),
-            )
-            for row in self.rows
-        ]
-        parts = [f"a: {self.dumps[0]}\nb: {self.dumps[1]}", table(heads, lines)]
-        for name, side in (("a", 0), ("b", 1)):
-            found = self.total(side)
-            names = [*CLASSES, *sorted(set(found) - {*CLASSES, UNEXPLAINED}), UNEXPLAINED]
-            counts = ", ".join(f"{found[one]:,} {one}" for one in names)
-            parts.append(f"{name} differs from the specification in {counts}")
-        return "\n\n".join(parts)
-
-
-def _how(one: Explained) -> str:
-    words = one.arithmetic or "several ways"
-    return f"{words} (moved by ≤ {one.moved:.2g})" if one.moved else words
-
-
-def explain_values(
-    schedule: Schedule,
-    quantization: Quantization,
-    a: Mapping[str, Array],
-    b: Mapping[str, Array],
-    names: tuple[str, str] = ("a", "b"),
-) -> Reasons:
-    """Why two runs of a schedule (at level `none`) in integers differ.
-
-    a, b: the input and every value of the quantised schedule, by name. names: describe them.
-    """
-    integers = quantized(fuse(schedule, LEVEL), quantization.bits)
-    rows = (explain_step(step, integers, quantization, a, b) for step in integers.steps)
-    return Reasons(names, tuple(rows))
+from r18_oracle.network.reasons import Reasons, explain_values
 
 
 def explain_dumps(
@@ -175,147 +41,39 @@ def explain_dumps(
     schedule = network(made.network)
     quantization = quantization_of(weights_of(dumps[0], schedule, weights))
     integers = quantized(fuse(schedule, LEVEL), quantization.bits)
-    files = [_files(dump, integers) for dump in dumps]
-    rows = []
-    for step in integers.steps:
-        values = [{v: one.read(v) for v in (*step.inputs, step.output)} for one in files]
-        rows.append(explain_step(step, integers, quantization, values[0], values[1]))
-    return Reasons((str(dumps[0]), str(dumps[1])), tuple(rows))
+    mine, theirs = (_Values(dump, integers) for dump in dumps)
+    names = str(dumps[0]), str(dumps[1])
+    return explain_values(schedule, quantization, mine, theirs, names)
 
 
-@dataclass(frozen=True)
-class _Values:
-    """A dump's values by their names in the schedule."""
+class _Values(Mapping[str, Array]):
+    """A dump's values by their names in the schedule; each is read when it is asked for."""
 
-    dump: Dump
-    names: Mapping[str, str]
-    image: str
+    def __init__(self, dump: Dump, schedule: Schedule) -> None:
+        self._dump, self._image = dump, schedule.input
+        self._names = {
+            schedule.taps[file.name]: file.name
+            for file in dump.checkpoints
+            if file.name in schedule.taps
+        }
+        missing = [step.output for step in schedule.steps if step.output not in self._names]
+        if missing:
+            raise DumpError(
+                f"'{dump.folder}' does not hold '{missing[0]}', and each step is judged from its "
+                "inputs\n  write both dumps with --checkpoints all"
+            )
 
-    def read(self, value: str) -> Array:
-        if value == self.image:
-            assert self.dump.input is not None
-            return read_tensor(self.dump.folder, self.dump.input)
-        return self.dump.read(self.names[value])
+    def __getitem__(self, value: str) -> Array:
+        if value == self._image:
+            assert self._dump.input is not None  # of a dump with a manifest
+            return read_tensor(self._dump.folder, self._dump.input)
+        return self._dump.read(self._names[value])
 
+    def __iter__(self) -> Iterator[str]:
+        return iter((self._image, *self._names))
 
-def _files(dump: Dump, schedule: Schedule) -> _Values:
-    names = {
-        schedule.taps[file.name]: file.name
-        for file in dump.checkpoints
-        if file.name in schedule.taps
-    }
-    missing = [step.output for step in schedule.steps if step.output not in names]
-    if missing:
-        raise DumpError(
-            f"'{dump.folder}' does not hold '{missing[0]}', and each step is judged from its "
-            "inputs\n  write both dumps with --checkpoints all"
-        )
-    return _Values(dump, names, schedule.input)
-
-
-def explain_step(
-    step: Step,
-    schedule: Schedule,
-    quantization: Quantization,
-    a: Mapping[str, Array],
-    b: Mapping[str, Array],
-) -> StepReasons:
-    """The reasons of one step of the quantised schedule. a, b: its inputs and output, by value."""
-    judged = [_judged(step, schedule, quantization, side) for side in (a, b)]
-    differ = a[step.output] != b[step.output]
-    own = judged[0][0] | judged[1][0]
-    return StepReasons(
-        step.name,
-        step.output,
-        differ.size,
-        int(differ.sum()),
-        int((differ & ~own).sum()),
-        (judged[0][1], judged[1][1]),
-    )
+    def __len__(self) -> int:
+        return 1 + len(self._names)
 
 
-def _judged(
-    step: Step, schedule: Schedule, quantization: Quantization, values: Mapping[str, Array]
-) -> tuple[Array, Explained]:
-    got = values[step.output].astype(np.float64)
-    scales = value_scales(schedule, quantization.scales)
-    match step.op:
-        case Quantize():
-            numbers = values[step.inputs[0]].astype(np.float32)
-            scale = np.float32(scales[step.output])
-            return explain_quotient(numbers, scale, step.op.output_storage, got)
-        case QuantizedMaxPool2d(pool):
-            wrong = got != _pooled(pool, values[step.inputs[0]])
-            count = int(wrong.sum())
-            return wrong, Explained(Counter({UNEXPLAINED: count} if count else {}), SPECIFIED)
-        case QuantizedGlobalAvgPool():
-            return explain(_mean(step, values, scales), got, sums=False)
-    return explain(_sums(step, quantization, values, scales), got)
-
-
-def _pooled(pool: MaxPool2d, image: Array) -> Array:
-    wide = torch.from_numpy(image.astype(np.float64))
-    found: Array = torch.nn.functional.max_pool2d(
-        wide, pool.kernel_size, pool.stride, pool.padding
-    ).numpy()
-    return found
-
-
-def _mean(step: Step, values: Mapping[str, Array], scales: Mapping[str, float]) -> Operands:
-    image = values[step.inputs[0]].astype(np.float64)
-    total = image.sum(axis=(2, 3))
-    pixels = image.shape[2] * image.shape[3]
-    return Operands(
-        total,
-        np.zeros_like(total),
-        np.abs(image).sum(axis=(2, 3)),
-        pixels,
-        np.full((1, 1), scales[step.inputs[0]], np.float32),
-        np.float32(scales[step.output]),
-        step.op.output_storage,
-        divisor=pixels,
-    )
-
-
-def _sums(
-    step: Step,
-    quantization: Quantization,
-    values: Mapping[str, Array],
-    scales: Mapping[str, float],
-) -> Operands:
-    """Of a convolution or a linear layer."""
-    op = step.op
-    assert isinstance(op, QuantizedConv2d | QuantizedLinear)
-    weight = quantization.weights[step.name]
-    conv = op.conv if isinstance(op, QuantizedConv2d) else None
-    across = (-1, 1, 1) if conv is not None else (-1,)
-    bias = quantization.biases[step.name].astype(np.float64).reshape(across)
-    image, filters = values[step.inputs[0]], weight.integers
-    products = product_scales(step, np.float32(scales[step.inputs[0]]), weight.scale)
-    residual = conv is not None and conv.residual
-    return Operands(
-        _exact(conv, image, filters) + bias,
-        bias,
-        _exact(conv, np.abs(image.astype(np.int16)), np.abs(filters)) + np.abs(bias),
-        int(np.prod(filters.shape[1:])),
-        products.reshape(across),
-        None if conv is None else np.float32(scales[step.output]),
-        op.output_storage,
-        residual=values[step.inputs[1]].astype(np.float64) if residual else None,
-        residual_scale=np.float32(scales[step.inputs[1]]) if residual else None,
-        relu=conv is not None and conv.relu,
-    )
-
-
-def _exact(conv: Conv2d | None, image: Array, weight: Array) -> Array:
-    """Sums of products of integers: float64 adds them exactly in any order."""
-    x, w = (torch.from_numpy(array.astype(np.float64)) for array in (image, weight))
-    with torch.inference_mode():
-        if conv is None:
-            found: Array = (x @ w.T).numpy()
-        else:
-            found = torch.nn.functional.conv2d(x, w, None, conv.stride, conv.padding).numpy()
-    return found
-
-
-__all__ = ["Reasons", "StepReasons", "explain_dumps", "explain_step"]
+__all__ = ["explain_dumps"]
