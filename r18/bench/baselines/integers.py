@@ -34,10 +34,9 @@ def peer_integers(
     library fuses nodes into integer kernels, as it does when it is timed; else it runs each node in
     float32, or (OpenVINO) each layer.
 
-    Values are outputs of the model, next to the logits. Where ONNX Runtime fuses, each in int8 is
-    the output of a model that ends there: otherwise it would compute it, and what reads it, in
-    float32. That looking inside changes nothing is checked: the logits are those of the model
-    without such outputs, bit for bit.
+    Values are outputs of the model, next to the logits; where that would change what a library
+    computes (`_is_end`), a value is the output of a model that ends there. That looking inside
+    changes nothing is checked: the logits are those of the model without such outputs, bit for bit.
 
     Raises `UnknownName` for another mode, `BackendUnavailable` where a library is missing, and
     `R18Error` where a value that the library returns is no integer, or its logits change.
@@ -47,7 +46,7 @@ def peer_integers(
     integers = quantized(fuse(schedule, LEVEL), quantization.bits)
     taps = tuple(step.output for step in integers.steps[:-1])
     scales = value_scales(integers, quantization.scales)
-    ends = {v for v in taps if integers.storage[v] == "int8"} if _converts(mode, optimised) else ()
+    ends = [v for v in taps if _is_end(mode, v == taps[0], integers.storage[v], optimised)]
     inside = tuple(name for name in taps if name not in ends)
 
     def run(output: str = "", taps: tuple[str, ...] = ()) -> dict[str, Array]:
@@ -66,9 +65,15 @@ def peer_integers(
     return {name: found[name] for name in (*taps, integers.output)}
 
 
-def _converts(mode: str, optimised: bool) -> bool:
-    """Whether the peer computes int8 as uint8 with a zero point, unless it is asked for int8."""
-    return mode == "onnxruntime" and optimised
+def _is_end(mode: str, first: bool, storage: str, optimised: bool) -> bool:
+    """Whether a library computes otherwise where a value is an output of the model next to others.
+
+    ONNX Runtime computes int8 as uint8 with a zero point unless it is asked for int8, OpenVINO the
+    integers of the images together with the first convolution.
+    """
+    if mode == "onnxruntime":
+        return optimised and storage == "int8"
+    return first
 
 
 def _run(
