@@ -291,9 +291,13 @@ def explain_quotient(
     wrong = got != answers[ways[0]]
     if not wrong.any():
         return wrong, Explained(Counter(), SPECIFIED)
+    for fused in ("nothing", "sum"):
+        for division in ("reciprocal", "reciprocal of the range"):
+            way = Arithmetic(division=division, bias="scaled", fused=fused)
+            answers[way] = _shifted(numbers, way, given)
     classes: Counter[str] = Counter()
     open_ = wrong.copy()
-    for way in sorted(ways[1:], key=lambda one: len(one.departures())):
+    for way in sorted(list(answers)[1:], key=lambda one: len(one.departures())):
         if np.array_equal(answers[way], got):
             found = Counter({" and ".join(way.classes): int(wrong.sum())})
             return wrong, Explained(found, way.name)
@@ -302,6 +306,17 @@ def explain_quotient(
         open_ &= ~hits
     classes[UNEXPLAINED] += int(open_.sum())
     return wrong, Explained(+classes, "")
+
+
+def _shifted(numbers: Array, way: Arithmetic, given: Operands) -> Array:
+    """As a FakeQuantize node has it: counted from the least integer, which is added in float32."""
+    assert given.scale is not None
+    low = RANGES[given.stored][0]
+    unit = way.quotient_of(np.ones((), np.float32), given.scale, given.stored)
+    product = numbers.astype(np.float64) * unit
+    counted = _f32((product if way.fused == "sum" else _f32(product)) - np.float64(low))
+    found: Array = np.clip(np.rint(counted.astype(np.float64)) + low, *RANGES[given.stored])
+    return found
 
 
 def _by_float_sums(given: Operands, got: Array) -> tuple[Array, float]:
