@@ -38,7 +38,6 @@ COMMANDS: tuple[str, ...] = (
     "tune",
     "export",
     "quantize",
-    "convert",
     "classify",
     "evaluate",
     "bench",

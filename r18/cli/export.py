@@ -10,6 +10,7 @@ import typer
 from r18.errors import UsageError
 from r18.graph.resnet import NETWORKS, network
 from r18.qdq import write_qdq
+from r18.qdq.read import read_qdq
 from r18.weights import FORMATS, SOURCES, export_weights, load_weights
 from r18.weights.manifest import Entry
 
@@ -21,7 +22,9 @@ def export(
         Path,
         typer.Option(help="Folder to write, such as exports/resnet18/fp32; a file for npz, …"),
     ],
-    weights: Annotated[str, typer.Option(help=f"One of: {', '.join(SOURCES)}.")] = "imagenet",
+    weights: Annotated[
+        str, typer.Option(help=f"One of: {', '.join(SOURCES)}; or a QDQ model, FILE.onnx.")
+    ] = "imagenet",
     network_name: Annotated[
         str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")
     ] = "resnet18",
@@ -36,15 +39,34 @@ def export(
         bool,
         typer.Option("--unpack", help=f"Of {QDQ}: weights of 4 bits in int8, not in ONNX's int4."),
     ] = False,
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate",
+            help="Of a QDQ model: leave out what the quantised ops do not compute, and say what.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:
     """Export weights: a manifest and raw little-endian float32 tensors, whole or not at all.
 
     With --format qdq and weights of `r18 quantize`: an ONNX model that ONNX Runtime and OpenVINO
     run. Its input is the float image; every integer tensor has the name of its value.
+
+    A QDQ model of another tool becomes weights in integers. One that computes what the quantised
+    ops do not is refused, with all that differs: a zero point, roundings before a residual is added
+    or of logits, saturation at 127 behind a ReLU. --approximate leaves out what can be left out.
     """
     schedule = network(network_name)
-    loaded = load_weights(weights, schedule)
+    if weights.endswith(".onnx"):
+        found = read_qdq(weights, schedule, approximate=approximate)
+        for one in found.left_out:
+            typer.echo(f"left out: {one}", err=True)
+        loaded = found.weights
+    elif approximate:
+        raise UsageError("--approximate is for weights of a QDQ model, FILE.onnx")
+    else:
+        loaded = load_weights(weights, schedule)
     if format == QDQ:
         written = write_qdq(out, schedule, loaded, batch=batch, unpack=unpack, overwrite=force)
         typer.echo(f"exported: {written.stat().st_size / 1e6:.1f} MB -> {written}")

@@ -100,7 +100,8 @@ def test_a_static_quantisation_is_refused_with_what_differs(folded: Path, tmp_pa
 
 def test_a_static_quantisation_approximately(folded: Path, tmp_path: Path) -> None:
     path = static(folded, tmp_path / "q.onnx", **SYMMETRIC)
-    done = r18("convert", path, "--network", "tiny", "--out", tmp_path / "w", "--approximate")
+    common = ("export", "--network", "tiny", "--out", tmp_path / "w", "--weights")
+    done = r18(*common, path, "--approximate")
     assert done.code == 0, done.err
     assert "left out: step 'layer1.0.conv2' is rounded to integers before its residual" in done.err
     weights = load_weights(str(tmp_path / "w"), tiny())
@@ -124,6 +125,11 @@ def test_a_zero_point_is_refused_by_name(folded: Path, tmp_path: Path) -> None:
     path = static(folded, tmp_path / "q.onnx", activation_type=QuantType.QUInt8)
     with pytest.raises(WeightsError, match=r"the zero point of .* is \d+; kernels take 0 only"):
         read_qdq(path, tiny(), approximate=True)
+
+
+def test_approximate_is_for_models(tmp_path: Path) -> None:
+    done = r18("export", "--weights", "synthetic", "--out", tmp_path / "w", "--approximate")
+    assert (done.code, "is for weights of a QDQ model" in done.err) == (2, True)
 
 
 # -- damage ------------------------------------------------------------------------------------
