@@ -23,6 +23,7 @@ CORE = (
     ("records", "images", "runtime"),
     ("calibration",),
     ("weights", "torch"),
+    ("qdq",),
     ("compiled", "bench"),
     ("evaluate",),
     ("quantize",),

@@ -11,6 +11,7 @@ from r18.backend import CompileOptions
 from r18.errors import UsageError, WeightsError
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
+from r18.graph.quantization import Quantization
 from r18.graph.quantize import LEVEL, integer_weights, quantized
 from r18.graph.quantized import Quantize, QuantizePixels
 from r18.graph.schedule import Schedule
@@ -31,17 +32,22 @@ def in_precision(
     if options.precision != INT8.name or is_quantized(schedule):
         return schedule, weights
     check_level(options)
-    if not isinstance(weights, Weights) or weights.quantization is None:
-        source = weights.source if isinstance(weights, Weights) else "SOURCE"
-        which = f"weights '{source}' hold" if isinstance(weights, Weights) else "the weights hold"
-        raise WeightsError(
-            f"{which} no quantisation, and int8 computes with integers\n"
-            f"  quantise them: r18 quantize --weights {source} --images FOLDER --out OUT, and then "
-            "use --weights OUT"
-        )
+    quantization = quantization_of(weights)
     folded = fuse(schedule, LEVEL) if schedule.level == "none" else schedule
-    quantization = weights.quantization
     return quantized(folded, quantization.bits), integer_weights(folded, quantization)
+
+
+def quantization_of(weights: Mapping[str, Any]) -> Quantization:
+    """The quantisation that the weights hold. Raises `WeightsError` where there is none."""
+    if isinstance(weights, Weights) and weights.quantization is not None:
+        return weights.quantization
+    source = weights.source if isinstance(weights, Weights) else "SOURCE"
+    which = f"weights '{source}' hold" if isinstance(weights, Weights) else "the weights hold"
+    raise WeightsError(
+        f"{which} no quantisation, and int8 computes with integers\n"
+        f"  quantise them: r18 quantize --weights {source} --images FOLDER --out OUT, and then "
+        "use --weights OUT"
+    )
 
 
 def integer_schedule(schedule: Schedule, options: CompileOptions, bits: int = 8) -> Schedule:
@@ -69,4 +75,4 @@ def check_level(options: CompileOptions) -> None:
         )
 
 
-__all__ = ["in_precision", "integer_schedule", "is_quantized"]
+__all__ = ["in_precision", "integer_schedule", "is_quantized", "quantization_of"]

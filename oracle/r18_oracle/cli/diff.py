@@ -1,4 +1,4 @@
-"""`r18 diff`: compare two dumps, or more by their bounds, checkpoint by checkpoint."""
+"""`r18 diff`: compare two dumps, or more by their bounds, or two in integers by reasons."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from r18.errors import UsageError
 if TYPE_CHECKING:
     from r18_oracle.dumps.agreement import Agreement
     from r18_oracle.dumps.dumps import Report
+    from r18_oracle.network.reasons import Reasons
 
 ATOL = 1e-4
 
@@ -36,9 +37,19 @@ def diff(
             "taken to be right, and no two may be farther apart than both may lose.",
         ),
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Say of every element of two dumps in int8 why it differs: which arithmetic gives "
+            "it from the dump's own inputs. One that none gives is an error.",
+        ),
+    ] = False,
     weights: Annotated[
         str | None,
-        typer.Option(help="With --bounds: where the weights are, if not where the dumps say."),
+        typer.Option(
+            help="With --bounds or --explain: where the weights are, if not where the dumps say."
+        ),
     ] = None,
     backends: Annotated[
         list[str] | None,
@@ -62,10 +73,26 @@ def diff(
     any program; not with --bounds, which depend on precision and kernels. NaN and infinity are
     always bad; a missing checkpoint is an error, never a skip.
 
-    Exit codes: 0 all agree, 1 a checkpoint is bad, 2 the dumps cannot be compared.
+    In int8 one integer that differs changes all that reads it. With --explain each step is judged
+    from the dump's own inputs, and every element that it computes differently has a class: tie,
+    fused or simulated, division or reciprocal, saturation, residual order. Dumps must hold every
+    value (`r18 dump --precision int8 --checkpoints all`).
+
+    Exit codes: 0 all agree (or every element is explained), 1 a checkpoint is bad (or an element is
+    not explained), 2 the dumps cannot be compared.
     """
-    report: Report | Agreement
-    if bounds:
+    report: Report | Agreement | Reasons
+    if explain:
+        given = {
+            "--atol": atol is not None,
+            "--bounds": bounds,
+            "--backend": bool(backends),
+            "--allow-different-input": allow_different_input,
+            "a third dump": bool(others),
+        }
+        _refuse_with("--explain", given, "it compares two dumps of the same weights and input")
+        report = _by_reasons(expected, got, weights)
+    elif bounds:
         _refuse({"--atol": atol is not None, "--allow-different-input": allow_different_input})
         report = _by_bounds([expected, got, *(others or ())], weights, backends or [])
     else:
@@ -80,18 +107,26 @@ def diff(
 
 
 def _refuse(given: dict[str, bool]) -> None:
+    why = "what may be lost is derived from the weights and the input that the dumps share"
+    _refuse_with("--bounds", given, why)
+
+
+def _refuse_with(option: str, given: dict[str, bool], why: str) -> None:
     wrong = [name for name, is_given in given.items() if is_given]
     if wrong:
-        raise UsageError(
-            f"{' and '.join(wrong)} cannot be given with --bounds: what may be lost is derived "
-            "from the weights and the input that the dumps share"
-        )
+        raise UsageError(f"{' and '.join(wrong)} cannot be given with {option}: {why}")
 
 
 def _by_tolerance(expected: Path, got: Path, atol: float, allow_different_input: bool) -> Report:
     from r18_oracle.dumps.dumps import diff_dumps
 
     return diff_dumps(expected, got, atol=atol, allow_different_input=allow_different_input)
+
+
+def _by_reasons(expected: Path, got: Path, weights: str | None) -> Reasons:
+    from r18_oracle.dumps.explained import explain_dumps
+
+    return explain_dumps(expected, got, weights=weights)
 
 
 def _by_bounds(dumps: list[Path], weights: str | None, backends: list[str]) -> Agreement:

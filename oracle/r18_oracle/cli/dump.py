@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from r18.backend import CompileOptions
+from r18.bench.baselines.ways import EXPORTED
 from r18.cli.options import (
     BackendName,
     NetworkName,
@@ -15,6 +16,7 @@ from r18.cli.options import (
     WeightsSource,
     chosen_backend,
 )
+from r18.errors import UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.resnet import network
 from r18.graph.schedule import CANONICAL
@@ -48,6 +50,20 @@ Level = Annotated[
 ]
 
 
+Peer = Annotated[
+    str | None,
+    typer.Option(
+        help=f"In int8, one of {', '.join(EXPORTED)} instead of a backend; every value is dumped."
+    ),
+]
+Unoptimised = Annotated[
+    bool,
+    typer.Option(
+        "--unoptimised", help="With --peer: the library runs each node in float32, and fuses none."
+    ),
+]
+
+
 def dump(
     out: Annotated[Path, typer.Option(help="Folder to write; it appears whole or not at all.")],
     backend: BackendName = None,
@@ -60,6 +76,8 @@ def dump(
     input_file: RawInput = None,
     checkpoints: Checkpoints = "canonical",
     fusion: Level = None,
+    peer: Peer = None,
+    unoptimised: Unoptimised = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier dump.")] = False,
 ) -> None:
     """Run a backend and write its checkpoints: raw tensors and a manifest, for `r18 diff`.
@@ -70,10 +88,18 @@ def dump(
     stored next to the checkpoints as input.bin.
     """
     from r18_oracle.dumps.dumps import write_dump
+    from r18_oracle.dumps.peers import write_peer_dump
     from r18_oracle.network.images import chosen
 
     schedule = network(network_name)
-    runner, _ = chosen_backend(backend)
+    if peer is None and unoptimised:
+        raise UsageError("--unoptimised is for --peer, which was not given")
+    if peer is not None and (backend is not None or fusion is not None or precision != "int8"):
+        raise UsageError(
+            "--peer runs the quantised network by itself: give it with --precision int8, and "
+            "without --backend and --fusion"
+        )
+    runner = None if peer is not None else chosen_backend(backend)[0]
     loaded = load_weights(weights, schedule)
     images = chosen(
         schedule,
@@ -83,6 +109,20 @@ def dump(
         batch=batch,
         seed=seed,
     )
+    if runner is None:
+        assert peer is not None  # it is why there is no backend
+        written = write_peer_dump(
+            out,
+            peer,
+            schedule,
+            loaded,
+            images,
+            optimised=not unoptimised,
+            overwrite=force,
+            progress=_print_saved,
+        )
+        typer.echo(f"dumped: {len(written.checkpoints)} checkpoints -> {written}")
+        return
     whole = checkpoints == "canonical" or precision == "int8"
     level = fusion or ("all" if whole else "none")
     written = write_dump(

@@ -230,7 +230,7 @@ def compare_by_bounds(
     given = _given(backends)
     sides = [_Side.of(dump, schedule, given) for dump in dumps]
     images = _images(first, schedule)
-    loaded = _weights(first, schedule, weights)
+    loaded = weights_of(first, schedule, weights)
     count = images.batch
     names = [file.name for file in first.checkpoints]
     sums = {name: _Sums(sides) for name in names}
@@ -349,7 +349,11 @@ def _images(dump: Dump, schedule: Schedule) -> Images:
     return images
 
 
-def _weights(dump: Dump, schedule: Schedule, asked: str | None) -> Weights:
+def weights_of(dump: Dump, schedule: Schedule, asked: str | None) -> Weights:
+    """The weights of a dump: of the source asked for, else the one that it names.
+
+    Raises `DumpError` where they are other ones, or cannot be loaded.
+    """
     origin = _made(dump).weights
     source = origin.source if asked is None else asked
     say = "  give the source of the dumps' weights with --weights"

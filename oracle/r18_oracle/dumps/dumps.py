@@ -169,7 +169,7 @@ def write_dump(
                 _check_shape(files[-1], backend.name, schedule, images.batch)
                 if progress is not None:
                     progress(files[-1])
-            _write_manifest(draft / MANIFEST, made, image_file, files)
+            write_dump_manifest(draft / MANIFEST, made, image_file, files)
     finally:
         program.close()
     return Dump(folder, tuple(files), made, image_file)
@@ -205,7 +205,8 @@ def _check_shape(file: TensorFile, backend: str, schedule: Schedule, batch: int)
         )
 
 
-def _write_manifest(path: Path, made: Made, image: TensorFile, files: list[TensorFile]) -> None:
+def write_dump_manifest(path: Path, made: Made, image: TensorFile, files: list[TensorFile]) -> None:
+    """Write the `manifest.json` of a dump."""
     data: dict[str, Any] = asdict(made)
     kernels = data.pop("kernels")
     data["input"] = {"source": made.input.source, **image.to_json()}
@@ -458,4 +459,5 @@ __all__ = [
     "read_pair",
     "read_raw",
     "write_dump",
+    "write_dump_manifest",
 ]

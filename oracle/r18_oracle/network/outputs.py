@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from r18.backend import Array, CompileOptions
+from r18.bench.baselines.integers import peer_integers
+from r18.bench.baselines.ways import EXPORTED
 from r18.bench.contenders import Compiled
 from r18.bench.rows import Contender, Runner
 from r18.errors import ShapeError
@@ -20,11 +22,13 @@ from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule
-from r18.weights.precisions import in_precision
+from r18.weights.precisions import in_precision, quantization_of
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.losses import Loss, LossSums
+from r18_oracle.network.reasons import explain_values
 from r18_oracle.network.reference_runs import pytorch_run, reference_run
+from r18_oracle.ops.integers.arithmetics import UNEXPLAINED
 
 IMAGES = 2
 """The most different images; a larger batch repeats them."""
@@ -120,6 +124,8 @@ class Yardstick:
 class IntegerYardstick:
     """The output that the reference computes in integers: a contender's is equal, bit for bit.
 
+    ONNX Runtime and OpenVINO have arithmetics of their own; of theirs every element is explained.
+
     schedule: at level `none`. Raises `WeightsError` for weights without a quantisation.
     """
 
@@ -127,7 +133,27 @@ class IntegerYardstick:
         options = CompileOptions(precision=INT8.name)
         self._integers, self._weights = in_precision(schedule, weights, options)
         self._schedule, self._seed = schedule, seed
+        self._quantization = quantization_of(weights)
         self._expected: dict[int, Array] = {}
+
+    def unexplained(self, mode: str, runner: Runner, batch: int) -> int:
+        """The elements of all values inside a peer that no known arithmetic gives.
+
+        Of the same images as its output, which must be that of the peer looked into; all of it
+        counts otherwise. mode: the peer's.
+        """
+        images = seeded_images(self._schedule, min(batch, IMAGES), self._seed).values
+        images = images[np.arange(batch) % len(images)]
+        with kernel_running():
+            runner.load(images)
+            runner.run()
+            got = runner.fetch()
+        values = peer_integers(mode, self._schedule, self._quantization, images)
+        if not np.array_equal(values[self._integers.output], got):
+            return got.size
+        values[self._schedule.input] = images
+        found = explain_values(self._schedule, self._quantization, values, values)
+        return found.total(0)[UNEXPLAINED]
 
     def differs(self, runner: Runner, batch: int) -> bool:
         """Whether an output on seeded images has another bit than the reference's."""
@@ -150,7 +176,8 @@ def judge_of(
 ) -> Callable[[Contender, Runner], float]:
     """The `judge` of `r18.bench.timing.bench`: each contender's loss over its allowance.
 
-    In int8 nothing may be lost: 0 for an output that equals the reference's, else infinite. Raises
+    In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer of
+    which every element is explained (`r18_oracle.network.reasons`), else infinite. Raises
     `UnknownName` for a precision that it could not judge, before anything is timed.
     """
     names = set(precisions)
@@ -161,7 +188,10 @@ def judge_of(
     def judge(contender: Contender, runner: Runner) -> float:
         if contender.precision == INT8.name:
             assert integers is not None  # every precision of the field is among `precisions`
-            return np.inf if integers.differs(runner, contender.shape[0]) else 0.0
+            batch = contender.shape[0]
+            if contender.name in EXPORTED:
+                return np.inf if integers.unexplained(contender.name, runner, batch) else 0.0
+            return np.inf if integers.differs(runner, batch) else 0.0
         return _ratio(output_loss(contender, runner, schedule, weights))
 
     return judge

@@ -13,7 +13,10 @@ from r18.backend.host import HostMemory
 from r18.bench.baselines.onnx_export import onnx_model
 from r18.errors import BackendUnavailable, ProgramClosed
 from r18.graph.ops import Shape
+from r18.graph.precision import INT8
 from r18.graph.schedule import Schedule
+from r18.qdq import qdq_model
+from r18.weights.precisions import quantization_of
 
 
 class Exported(ABC):
@@ -21,7 +24,8 @@ class Exported(ABC):
 
     Images are read from and logits written to memory that the library is bound to, so that a run
     copies nothing. Raises `BackendUnavailable` where the library or `onnx` is missing, and for
-    what it is no peer in: all but float32 on a CPU.
+    what it is no peer in: all but float32 and int8 on a CPU. In int8 it raises `WeightsError` for
+    weights without a quantisation.
     """
 
     mode: ClassVar[str]
@@ -39,13 +43,16 @@ class Exported(ABC):
     ) -> None:
         if kind != "cpu":
             raise BackendUnavailable(self.mode, f"it is a peer on the CPU, not on {kind}")
-        if precision != "fp32":
+        if precision not in ("fp32", INT8.name):
             raise BackendUnavailable(self.mode, f"it has no {precision} on {kind}")
         shapes = schedule.shapes(batch)
         self._images = _aligned(shapes[schedule.input])
         self._output = _aligned(shapes[schedule.output])
-        model = onnx_model(schedule, weights, batch=batch).SerializeToString()
-        self._infer = self._built(model, schedule.input, schedule.output)
+        if precision == INT8.name:
+            model = qdq_model(schedule, quantization_of(weights), batch=batch)
+        else:
+            model = onnx_model(schedule, weights, batch=batch)
+        self._infer = self._built(model.SerializeToString(), schedule.input, schedule.output)
 
     @abstractmethod
     def _built(self, model: bytes, images: str, output: str) -> Callable[[], object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from r18.bench.baselines.exported import Exported, not_importable
 from r18.machine import thread_count
@@ -29,27 +30,39 @@ class OnnxRuntime(Exported):
     mode = "onnxruntime"
 
     def _built(self, model: bytes, images: str, output: str) -> Callable[[], object]:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise not_importable(self.mode, error) from error
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.intra_op_num_threads = thread_count()
-        options.inter_op_num_threads = 1  # a residual network is one chain
-        options.log_severity_level = ERRORS_ONLY
-        # A session that is given bytes keeps them: the weights would be there twice.
-        with TemporaryDirectory() as folder:
-            path = Path(folder, "model.onnx")
-            path.write_bytes(model)
-            session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+        session = made_session(model)
         binding = session.io_binding()
-        shared = onnxruntime.OrtValue.ortvalue_from_numpy  # copies nothing on a CPU
+        shared = import_onnxruntime().OrtValue.ortvalue_from_numpy  # copies nothing on a CPU
         binding.bind_ortvalue_input(images, shared(self._images))
         binding.bind_ortvalue_output(output, shared(self._output))
         return lambda: session.run_with_iobinding(binding)
 
 
-__all__ = ["OnnxRuntime", "device_words"]
+def import_onnxruntime() -> Any:
+    """The library. Raises `BackendUnavailable` where it is missing."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise not_importable(OnnxRuntime.mode, error) from error
+    return onnxruntime
+
+
+def made_session(model: bytes, *, optimised: bool = True) -> Any:
+    """A session of a model on the CPU. optimised: the graph is; else every node runs as it is."""
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = (
+        levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
+    )
+    options.intra_op_num_threads = thread_count()
+    options.inter_op_num_threads = 1  # a residual network is one chain
+    options.log_severity_level = ERRORS_ONLY
+    # A session that is given bytes keeps them: the weights would be there twice.
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(model)
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+__all__ = ["OnnxRuntime", "device_words", "import_onnxruntime", "made_session"]

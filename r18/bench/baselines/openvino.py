@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from r18.bench.baselines.exported import Exported, not_importable
 from r18.machine import thread_count
@@ -26,20 +27,33 @@ class OpenVino(Exported):
     mode = "openvino"
 
     def _built(self, model: bytes, images: str, output: str) -> Callable[[], object]:
-        try:
-            import openvino
-        except ImportError as error:
-            raise not_importable(self.mode, error) from error
-        core = openvino.Core()
-        settings = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",  # a CPU with bfloat16 would take that
-            "INFERENCE_NUM_THREADS": thread_count(),
-        }
-        request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
+        openvino = import_openvino()
+        request = made_request(model)
         request.set_tensor(images, openvino.Tensor(self._images, shared_memory=True))
         request.set_tensor(output, openvino.Tensor(self._output, shared_memory=True))
         return lambda: request.infer(share_inputs=True, share_outputs=True)
 
 
-__all__ = ["OpenVino", "device_words"]
+def import_openvino() -> Any:
+    """The library. Raises `BackendUnavailable` where it is missing."""
+    try:
+        import openvino
+    except ImportError as error:
+        raise not_importable(OpenVino.mode, error) from error
+    return openvino
+
+
+def made_request(model: bytes, *, optimised: bool = True) -> Any:
+    """A request of a compiled model. optimised: integers are computed with; else their numbers."""
+    core = import_openvino().Core()
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",  # a CPU with bfloat16 would take that
+        "INFERENCE_NUM_THREADS": thread_count(),
+    }
+    if not optimised:
+        settings["LP_TRANSFORMS_MODE"] = "NO"
+    return core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
+
+
+__all__ = ["OpenVino", "device_words", "import_openvino", "made_request"]

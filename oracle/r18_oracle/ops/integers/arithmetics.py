@@ -1,0 +1,388 @@
+"""The arithmetics by which libraries get from exact sums to integers, and which one gave an output.
+
+The specification (`r18.graph.quantized`) is one of them. The others differ from it in known ways,
+and each difference has a class: the names in `CLASSES`. An output element that differs from the
+specification is computed again from its inputs by each arithmetic; the one with the fewest
+departures that gives it says the class. A sum that a library adds up in float32 is no bit of any
+order that we know, so it is judged by the bound of all orders: the element is explained if some
+number within γ_n · Σ|w·x| of the exact one becomes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from r18.backend import Array
+from r18_oracle.ops.integers.requantize import RANGES
+
+TIE = "tie"
+ROUNDING = "fused or simulated"
+DIVISION = "division or reciprocal"
+SATURATION = "saturation"
+ORDER = "residual order"
+CLASSES = (TIE, ROUNDING, DIVISION, SATURATION, ORDER)
+UNEXPLAINED = "unexplained"
+SPECIFIED = "as specified"
+IN_FLOAT32 = "sums in float32"
+
+UNIT = 2.0**-24
+"""The unit roundoff of float32."""
+OTHERS = 12
+"""Roundings besides those of the sum: of numbers, scales, products, bias, residual and quotient."""
+FEW = 2
+"""The most departures of an arithmetic that is taken for the library's own: with more, one of the
+hundreds gives a few elements by chance."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What an output is computed from, as arrays that broadcast over it.
+
+    total:  exact sums with their bias, as float64. bias: of them. magnitude: Σ|w·x| + |bias|.
+    terms:  how many products a sum has.
+    product: fl(s_x · s_w[o]) in float32; of pooling s_x. divisor: what a mean divides by.
+    scale:  of the output; None where it is a number. stored: the output's storage format.
+    residual, residual_scale: what is added, if anything.
+    """
+
+    total: Array
+    bias: Array
+    magnitude: Array
+    terms: int
+    product: Array
+    scale: np.float32 | None
+    stored: str
+    divisor: int = 1
+    residual: Array | None = None
+    residual_scale: np.float32 | None = None
+    relu: bool = False
+
+    def at(self, places: Array) -> Operands:
+        """Those of some elements, by a mask over the output."""
+        shape = places.shape
+
+        def cut(array: Array) -> Array:
+            found: Array = np.broadcast_to(array, shape)[places]
+            return found
+
+        return Operands(
+            cut(self.total),
+            cut(self.bias),
+            cut(self.magnitude),
+            self.terms,
+            cut(self.product),
+            self.scale,
+            self.stored,
+            self.divisor,
+            None if self.residual is None else cut(self.residual),
+            self.residual_scale,
+            self.relu,
+        )
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One way; each field's first value is the specification's.
+
+    quotient: "multiplier": of sums by one factor; "number": sums become numbers, which are divided.
+    division: of scales or numbers, or a product with a reciprocal: of the scale, or of its range.
+    bias:     an integer of the sum; or added in float32, multiplied as the sum is ("scaled"), or
+              made a number first ("number").
+    fused:    a multiply-add rounds once: of sum and bias, or of the residual.
+    order:    where the residual comes: last, or before the bias.
+    ties:     to even, away from zero, or up.
+    limits:   saturation after everything; or to int8 before ReLU; or to −127.
+    """
+
+    quotient: str = "multiplier"
+    division: str = "division"
+    bias: str = "integer"
+    fused: str = "nothing"
+    order: str = "last"
+    ties: str = "even"
+    limits: str = "last"
+
+    def departures(self) -> tuple[str, ...]:
+        """Each field that is not as specified, in words."""
+        return tuple(
+            f"{f.name}: {getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        )
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.departures()) or SPECIFIED
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of its departures, each once."""
+        found = {
+            TIE: self.ties != "even",
+            ROUNDING: self.quotient != "multiplier"
+            or self.bias != "integer"
+            or self.fused != "nothing",
+            DIVISION: self.division != "division",
+            SATURATION: self.limits != "last",
+            ORDER: self.order != "last",
+        }
+        return tuple(name for name, is_so in found.items() if is_so)
+
+    def numbers(self, given: Operands) -> Array:
+        """What is rounded to integers, in float32; of an output in numbers the output."""
+        factor, unit = self._factors(given)
+        if self.bias == "integer":
+            value = _f32(given.total) * factor
+            added = None
+        else:
+            value = _f32(given.total - given.bias) * factor
+            added = _f32(given.bias) * factor
+            if self.bias == "number" and self.quotient == "multiplier" and given.scale is not None:
+                numbers = _f32(given.bias) * given.product
+                added = self.quotient_of(numbers, given.scale, given.stored)
+        first = self.order == "before the bias"
+        if first:
+            value = self._with_residual(value, given, unit)
+        if added is not None and self.fused in ("sum", "both"):
+            wide = (given.total - given.bias) * factor.astype(np.float64)
+            value = _f32(wide + added) if not first else value + added
+        elif added is not None:
+            value = value + added
+        if not first:
+            value = self._with_residual(value, given, unit)
+        if given.relu and self.limits != "before ReLU":
+            value = np.maximum(value, np.float32(0))
+        if self.quotient == "number" and given.scale is not None:
+            return self.quotient_of(value, given.scale, given.stored)
+        return value
+
+    def outputs(self, given: Operands) -> Array:
+        """The output, as float64."""
+        numbers = self.numbers(given)
+        if given.scale is None:
+            return numbers.astype(np.float64)
+        return _stored(numbers, given, self.ties, self.limits)
+
+    def quotient_of(self, numbers: Array, scale: np.float32, stored: str) -> Array:
+        """Numbers, or scales, over a scale."""
+        if self.division == "division":
+            return numbers / scale
+        if self.division == "reciprocal":
+            return numbers * (np.float32(1) / scale)
+        # As OpenVINO's FakeQuantize: 255 steps from the least number to the largest.
+        low, high = (np.float32(limit) * scale for limit in RANGES[stored])
+        return numbers * (np.float32(255) / (high - low))
+
+    def _factors(self, given: Operands) -> tuple[Array, np.float32 | None]:
+        """Of the sum, and of the residual."""
+        wide = given.product.astype(np.float64)
+        if given.scale is None or self.quotient == "number":
+            factor = _f32(wide / given.divisor) if given.divisor > 1 else given.product
+            return factor, given.residual_scale
+        if given.divisor > 1 and self.division == "division":  # rounded once
+            return _f32(wide / (given.divisor * np.float64(given.scale))), None
+        factor = self.quotient_of(given.product, given.scale, given.stored)
+        if given.divisor > 1:
+            factor = factor / np.float32(given.divisor)
+        unit = given.residual_scale
+        if unit is not None:
+            unit = np.float32(self.quotient_of(np.asarray(unit), given.scale, given.stored))
+        return factor, unit
+
+    def _with_residual(self, value: Array, given: Operands, unit: np.float32 | None) -> Array:
+        if given.residual is None or unit is None:
+            return value
+        if self.fused in ("residual", "both"):
+            return _f32(given.residual * np.float64(unit) + value)
+        return value + _f32(given.residual) * unit
+
+
+@cache
+def arithmetics(residual: bool, sums: bool) -> tuple[Arithmetic, ...]:
+    """Every arithmetic that can differ, the fewest departures first.
+
+    residual: there is one. sums: there is a bias, so more than a quotient.
+    """
+    biases = ("integer", "scaled", "number") if sums else ("integer",)
+    fused = ("nothing", "sum", "residual", "both") if residual else ("nothing", "sum")
+    orders = ("last", "before the bias") if residual else ("last",)
+    found = [
+        Arithmetic(quotient, division, bias, contracted, order, ties, limits)
+        for quotient, division, bias, contracted, order, ties, limits in product(
+            ("multiplier", "number"),
+            ("division", "reciprocal", "reciprocal of the range"),
+            biases,
+            fused if sums else ("nothing",),
+            orders,
+            ("even", "away from zero", "up"),
+            ("last", "before ReLU", "symmetric"),
+        )
+        if bias != "integer" or (contracted not in ("sum", "both") and order == "last")
+    ]
+    return tuple(sorted(found, key=lambda one: len(one.departures())))
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Why an output differs from the specification, elements by class.
+
+    arithmetic: one that gives every element of the output, also those that do not differ;
+    "as specified" where none differs, `IN_FLOAT32` where elements are explained by float32 sums,
+    empty where no single one was found. moved: how far float32 sums must have moved a number, at
+    most, for the elements that they explain; in units of the output.
+    """
+
+    classes: Counter[str]
+    arithmetic: str
+    moved: float = 0.0
+
+    @property
+    def unexplained(self) -> int:
+        return self.classes[UNEXPLAINED]
+
+
+def explain(given: Operands, got: Array, *, sums: bool = True) -> tuple[Array, Explained]:
+    """Which elements of an output (float64) differ from the specification, and why."""
+    wrong = got != Arithmetic().outputs(given)
+    if not wrong.any():
+        return wrong, Explained(Counter(), SPECIFIED)
+    some, values = given.at(wrong), got[wrong]
+    open_ = np.ones(values.shape, bool)
+    classes: Counter[str] = Counter()
+    for one in arithmetics(given.residual is not None, sums):
+        right = one.outputs(some) == values
+        hits = right & open_
+        few = len(one.departures()) <= FEW
+        if few and right.all() and np.array_equal(one.outputs(given), got):
+            # One arithmetic for all of it: that is how the library computes.
+            return wrong, Explained(Counter({" and ".join(one.classes): len(values)}), one.name)
+        if hits.any():
+            classes[" and ".join(one.classes)] += int(hits.sum())
+            open_ &= ~right
+    in_float, far = _by_float_sums(some, values)
+    everywhere, _ = _by_float_sums(given, got)
+    if everywhere.all():
+        # All elements are those of a sum in float32, in an order that only the library knows.
+        return wrong, Explained(Counter({ROUNDING: len(values)}), IN_FLOAT32, far)
+    late = open_ & in_float
+    classes[ROUNDING] += int(late.sum())
+    classes[UNEXPLAINED] += int((open_ & ~in_float).sum())
+    return wrong, Explained(+classes, "", far if late.any() else 0.0)
+
+
+def explain_quotient(
+    numbers: Array, scale: np.float32, stored: str, got: Array
+) -> tuple[Array, Explained]:
+    """The same for numbers (float32) that are only divided by a scale and rounded."""
+    given = Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
+    ways = [
+        Arithmetic(division=division, ties=ties)
+        for ties in ("even", "away from zero", "up")
+        for division in ("division", "reciprocal", "reciprocal of the range")
+    ]
+    answers = {
+        way: _stored(way.quotient_of(numbers, scale, stored), given, way.ties) for way in ways
+    }
+    wrong = got != answers[ways[0]]
+    if not wrong.any():
+        return wrong, Explained(Counter(), SPECIFIED)
+    for fused in ("nothing", "sum"):
+        for division in ("reciprocal", "reciprocal of the range"):
+            way = Arithmetic(division=division, bias="scaled", fused=fused)
+            answers[way] = _shifted(numbers, way, given)
+    classes: Counter[str] = Counter()
+    open_ = wrong.copy()
+    for way in sorted(list(answers)[1:], key=lambda one: len(one.departures())):
+        if np.array_equal(answers[way], got):
+            found = Counter({" and ".join(way.classes): int(wrong.sum())})
+            return wrong, Explained(found, way.name)
+        hits = open_ & (answers[way] == got)
+        classes[" and ".join(way.classes)] += int(hits.sum())
+        open_ &= ~hits
+    classes[UNEXPLAINED] += int(open_.sum())
+    return wrong, Explained(+classes, "")
+
+
+def _shifted(numbers: Array, way: Arithmetic, given: Operands) -> Array:
+    """As a FakeQuantize node has it: counted from the least integer, which is added in float32."""
+    assert given.scale is not None
+    low = RANGES[given.stored][0]
+    unit = way.quotient_of(np.ones((), np.float32), given.scale, given.stored)
+    product = numbers.astype(np.float64) * unit
+    counted = _f32((product if way.fused == "sum" else _f32(product)) - np.float64(low))
+    found: Array = np.clip(np.rint(counted.astype(np.float64)) + low, *RANGES[given.stored])
+    return found
+
+
+def _by_float_sums(given: Operands, got: Array) -> tuple[Array, float]:
+    """Which elements a sum in float32 may give, in any order; how far it moved one of them."""
+    exact, bound = exact_and_bound(given)
+    if given.scale is None:
+        return np.abs(got - exact) <= bound, 0.0
+    low, high = (_stored(exact + side, given) for side in (-bound, bound))
+    inside = (low <= got) & (got <= high)
+    moved = np.abs(np.clip(exact, *RANGES[given.stored]) - got) - 0.5  # beyond the tie between them
+    found = moved[inside & (_stored(exact, given) != got)]
+    return inside, float(found.max(initial=0.0))
+
+
+def exact_and_bound(given: Operands) -> tuple[Array, Array]:
+    """The output before it is rounded, and how far float32 sums in any order may be from it.
+
+    Each of n products and a bias is off by a few roundings, and so is their sum in any order:
+    γ_{n+k} · Σ|w·x|, with k the roundings of scales, residual and quotient (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2002, §3.1). In float64, which adds 2⁻⁵⁰ of it.
+    """
+    unit = given.product.astype(np.float64) / given.divisor
+    exact, size = given.total * unit, given.magnitude * unit
+    if given.residual is not None and given.residual_scale is not None:
+        added = given.residual * np.float64(given.residual_scale)
+        exact, size = exact + added, size + np.abs(added)
+    if given.relu:
+        exact = np.maximum(exact, 0)
+    if given.scale is not None:
+        exact, size = exact / np.float64(given.scale), size / np.float64(given.scale)
+    steps = (given.terms + OTHERS) * UNIT
+    return exact, size * (steps / (1 - steps)) * (1 + 2.0**-50)
+
+
+def _stored(numbers: Array, given: Operands, ties: str = "even", limits: str = "last") -> Array:
+    """Rounded and saturated, as float64."""
+    wide = numbers.astype(np.float64)
+    match ties:
+        case "even":
+            found = np.rint(wide)
+        case "up":
+            found = np.floor(wide + 0.5)
+        case _:
+            found = np.copysign(np.floor(np.abs(wide) + 0.5), wide)
+    low, high = RANGES[given.stored]
+    if limits == "before ReLU":
+        low, high = RANGES["int8"]
+    if limits == "symmetric":
+        low = max(low, -127)
+    found = np.clip(found, low, high)
+    return np.maximum(found, 0) if given.relu else found
+
+
+def _f32(array: Array) -> Array:
+    found: Array = np.asarray(array).astype(np.float32)
+    return found
+
+
+__all__ = [
+    "CLASSES",
+    "UNEXPLAINED",
+    "Arithmetic",
+    "Explained",
+    "Operands",
+    "arithmetics",
+    "exact_and_bound",
+    "explain",
+    "explain_quotient",
+]
