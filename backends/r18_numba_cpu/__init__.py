@@ -1,4 +1,4 @@
-"""Numba's CPU kernels: `R18_BACKEND=numba-cpu`. float32, channels last, on all of Numba's threads.
+"""Numba's CPU kernels: `R18_BACKEND=numba-cpu`. Channels last, on all of Numba's threads.
 
 `compiled`       loads the compiled code on first use
 `panels`         packs weights for the micro-kernel
@@ -6,6 +6,7 @@
 `winograd`       convolution by F(4×4, 3×3): the same
 `conv`           the convolution kernels, and which one a plan prefers
 `others`         every other op
+`integers`       quantised ops
 `kernels/`       the code that Numba compiles
 
 Importing this package does not import Numba. `probe` does.
@@ -14,14 +15,16 @@ Importing this package does not import Numba. `probe` does.
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 
+from r18.backend import Array, CompileOptions, DeviceInfo, Fastest, Kernel, Preferred, Program
 from r18.backend import Backend as BackendBase
-from r18.backend import DeviceInfo, Fastest, Kernel, Preferred
 from r18.graph.ops import Problem
-from r18_numba_cpu import conv
-from r18_numba_cpu.compiled import NAME, most_threads, vector
+from r18.graph.schedule import Schedule
+from r18_numba_cpu import conv, integers
+from r18_numba_cpu.compiled import NAME, module, most_threads, vector
 from r18_numba_cpu.others import other_kernels
 
 
@@ -30,25 +33,39 @@ class Backend(BackendBase):
 
     name = NAME
 
+    def __init__(self) -> None:
+        self._vnni: bool | None = None  # unknown until it is probed
+
     def probe(self) -> DeviceInfo:
         lanes, threads = vector().LANES, most_threads()
+        self._vnni = bool(module("integers.vnni").AVAILABLE)
         details = {"numba": version("numba"), "lanes": str(lanes), "threads": str(threads)}
+        details["vnni"] = "yes" if self._vnni else "no"
         words = f"{threads} thread{'s' * (threads != 1)}, vectors of {lanes}"
+        words += ", VNNI" if self._vnni else ", no VNNI"
         name = f"CPU ({platform.machine()}), Numba {details['numba']}, {words}"
         return DeviceInfo("cpu", name, details)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return _kernels()
+        """Every kernel; after `probe`, only those that this CPU runs."""
+        return integers.without_vnni(_kernels()) if self._vnni is False else _kernels()
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         """Winograd where it pays; see `r18_numba_cpu.conv`."""
         kernel = conv.fastest(problem) if precision == "fp32" else None
         return None if kernel is None else Preferred(kernel)
 
+    def compile(
+        self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
+    ) -> Program:
+        if self._vnni is None:
+            self.probe()  # a plan may only name kernels that the CPU runs
+        return super().compile(schedule, weights, options)
+
 
 @cache
 def _kernels() -> tuple[Kernel, ...]:
-    return (*conv.conv_kernels(), *other_kernels())
+    return (*conv.conv_kernels(), *other_kernels(), *integers.integer_kernels())
 
 
 __all__ = ["Backend"]

@@ -43,13 +43,17 @@ def vector() -> Any:
 def most_threads() -> int:
     """Numba's threads: NUMBA_NUM_THREADS, or all CPUs. A caller may use fewer."""
     vector()  # raises if Numba is missing
-    config: Any = import_module("numba.core.config")
-    return int(config.NUMBA_NUM_THREADS)
+    return int(_numba().config.NUMBA_NUM_THREADS)
 
 
 def workers() -> int:
     """The threads that kernels run on now, as set by `numba.set_num_threads`."""
-    return int(import_module("numba").get_num_threads())
+    return int(_numba().get_num_threads())
+
+
+@cache
+def _numba() -> Any:
+    return import_module("numba")
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -6,6 +6,7 @@
 `micro_kernel`   a register tile of a matrix product
 `implicit_gemm`, `winograd`   the convolutions
 `others`         every other op
+`integers/`      quantised ops
 
 Loops over outputs are Python code. `vector` and `micro_kernel` decide what registers hold.
 """

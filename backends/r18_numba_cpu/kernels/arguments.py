@@ -6,7 +6,7 @@ the cache folder is a hash over this folder.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class ConvShape(NamedTuple):
@@ -83,3 +83,48 @@ class Depth(NamedTuple):
     runs: int
     length: int
     stride: int
+
+
+class Requantization(NamedTuple):
+    """How bytes are read, and how sums become bytes.
+
+    flip:      128 if the image's bytes are signed, else 0.
+    residual, signed_residual: whether there is one, and of which sign.
+    low, high: the ends of the output's format; kernels have them in float32.
+    """
+
+    flip: int
+    residual: bool
+    signed_residual: bool
+    low: int
+    high: int
+
+
+class Tile(NamedTuple):
+    """Where a register tile is in the output: its first pixel and channel, and a pixel's channels.
+
+    Pixels are counted from the batch's first.
+    """
+
+    pixel: int
+    channel: int
+    outputs: int
+
+
+class Terms(NamedTuple):
+    """The arrays of an epilogue, flat, and what it does."""
+
+    bias: Any
+    multiplier: Any
+    residual: Any
+    residual_multiplier: Any
+    out: Any
+    how: Requantization
+
+
+def packed_numbers(shape: ConvShape, blocking: Bands, how: Requantization) -> tuple[int, ...]:
+    """All of them, as `integers.implicit_gemm` unpacks them.
+
+    Numba takes 15 µs to pass three named tuples, and next to none for an array.
+    """
+    return (*shape, *blocking, *map(int, how))

@@ -20,7 +20,7 @@ def _folder() -> Path:
     folder is a hash over all of these modules.
     """
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return cache_folder() / "numba-cpu" / digest.hexdigest()[:16]
 

@@ -98,8 +98,8 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
 
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
         corner = builder.gep(a_base, [builder.mul(run.index, stride)])
-        starts = [_ahead(builder, corner, a_row, p) for p in range(rows)]
-        with _rolled(builder, length) as k:
+        starts = [ahead(builder, corner, a_row, p) for p in range(rows)]
+        with rolled(builder, length) as k:
             here = builder.load(b_next)
             columns = [_load(builder, here, v) for v in range(VECTORS)]
             for p, start in enumerate(starts):
@@ -111,13 +111,13 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
             builder.store(builder.gep(here, [ir.Constant(INDEX, COLUMNS)]), b_next)
 
     for p in range(rows):
-        start = _ahead(builder, c_base, c_row, p)
+        start = ahead(builder, c_base, c_row, p)
         for v in range(VECTORS):
             place = as_vector_pointer(builder, _lane(builder, start, v))
             builder.store(builder.load(sums[p * VECTORS + v]), place, align=FLOAT_ALIGNMENT)
 
 
-def _ahead(builder: Any, pointer: Any, stride: Any, count: int) -> Any:
+def ahead(builder: Any, pointer: Any, stride: Any, count: int) -> Any:
     return builder.gep(pointer, [builder.mul(stride, ir.Constant(INDEX, count))])
 
 
@@ -131,7 +131,7 @@ def _load(builder: Any, pointer: Any, v: int) -> Any:
 
 
 @contextmanager
-def _rolled(builder: Any, count: Any) -> Iterator[Any]:
+def rolled(builder: Any, count: Any) -> Iterator[Any]:
     """A loop over the indices below `count` that LLVM does not unroll.
 
     Unrolled, it would run out of registers and spill sums to memory.

@@ -82,7 +82,7 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
     return types.void(array, types.int64, vector), generate
 
 
-def _lane_mask(builder: Any, count: Any) -> Any:
+def lane_mask(builder: Any, count: Any) -> Any:
     """The mask of the lanes below `count`."""
     lanes = ir.Constant(ir.VectorType(INDEX, LANES), list(range(LANES)))
     return builder.icmp_signed("<", lanes, splat(builder, count))
@@ -111,7 +111,7 @@ def masked_load(typing: Any, array: Any, at: Any, count: Any) -> Any:
             [
                 as_vector_pointer(builder, pointer),
                 ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
-                _lane_mask(builder, values[2]),
+                lane_mask(builder, values[2]),
                 ir.Constant(VECTOR, None),
             ],
         )
@@ -134,7 +134,7 @@ def masked_store(typing: Any, array: Any, at: Any, value: Any, count: Any) -> An
                 values[2],
                 as_vector_pointer(builder, pointer),
                 ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
-                _lane_mask(builder, values[3]),
+                lane_mask(builder, values[3]),
             ],
         )
         return context.get_dummy_value()

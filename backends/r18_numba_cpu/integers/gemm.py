@@ -1,0 +1,95 @@
+"""Convolution and linear of bytes as an implicit GEMM: cache blocking, the call. See `kernels`.
+
+`group` says which micro-kernel: the bytes that it multiplies at a time.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from r18.backend import Array
+from r18.graph.ops import Conv2d, Layout, Problem, Shape
+from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
+from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
+from r18_numba_cpu.integers.packing import PORTABLE, flip_of
+from r18_numba_cpu.kernels.arguments import Bands, ConvShape, Requantization, packed_numbers
+from r18_numba_cpu.packing import Arrays, panels, problem_of, round_up, tile_size
+
+BAND_NBYTES = 128 << 10
+"""A band of the padded image of about this size stays in a core's L2 cache."""
+
+CACHE_LINE = 64
+INT_NBYTES = 4
+
+Sum = QuantizedConv2d | QuantizedLinear
+
+
+def bands(shape: ConvShape, threads: int, group: int) -> Bands:
+    """The cache blocking. It affects the speed only, never the result. See `implicit_gemm.bands`.
+
+    A band ends with room for what a group reads beyond a kernel row, where weights are 0.
+    """
+    length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
+    fitting = BAND_NBYTES // (_scratch_dtype(group).itemsize * length)
+    rows = max(1, min(shape.out_h, (fitting - shape.kernel_h) // shape.stride_h + 1))
+    rows = ceil_div(shape.out_h, ceil_div(shape.out_h, rows))
+    blocks = shape.samples * ceil_div(shape.out_h, rows)
+    splits = min(panels(shape.outputs), ceil_div(2 * threads, blocks))
+    seen = (rows - 1) * shape.stride_h + shape.kernel_h
+    slot = round_up(tile_size() + seen * length + group, CACHE_LINE)
+    return Bands(rows, ceil_div(panels(shape.outputs), splits), slot)
+
+
+def workspace_nbytes(problem: Problem, group: int) -> int:
+    """For each worker a register tile of sums, and its slot."""
+    op, shapes = problem.op, (problem.inputs[0], problem.output)
+    assert isinstance(op, Sum)
+    shape = conv_shape(op, *map(Layout.NHWC.physical, shapes))
+    slot = bands(shape, most_threads(), group).slot * _scratch_dtype(group).itemsize
+    return most_threads() * (tile_size() * INT_NBYTES + slot)
+
+
+def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
+    """The extents of a convolution, (N, H, W, C) in memory, or of a linear op, (N, K).
+
+    The latter is the 1×1 convolution of one image with a pixel for each sample.
+    """
+    if isinstance(op, QuantizedConv2d):
+        return problem_of(op.conv, read, written)[1]
+    conv = Conv2d(op.linear.in_features, op.linear.out_features, (1, 1))
+    return problem_of(conv, (1, 1, *read), (1, 1, *written))[1]
+
+
+@lru_cache(maxsize=1024)
+def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
+    """All that the kernel takes besides arrays, as int64. Cached, because every run needs it."""
+    shape = conv_shape(op, read, written)
+    stored = op.input_storage
+    residual = len(stored) > 1
+    ends = (0, 0)  # logits do not saturate
+    if isinstance(op, QuantizedConv2d):
+        limits = np.iinfo(op.output_storage)
+        ends = int(limits.min), int(limits.max)
+    how = Requantization(int(flip_of(stored[0])), residual, stored[-1] == "int8", *ends)
+    return np.array(packed_numbers(shape, bands(shape, most_threads(), group), how), np.int64)
+
+
+def gemm(
+    op: Sum, inputs: Arrays, weights: Arrays, out: Array, workspace: Array, group: int
+) -> None:
+    weight, bias, multiplier, residual_multiplier = weights
+    x, residual = inputs[0].view(np.uint8), inputs[-1].view(np.uint8)
+    written = out.view(np.uint8) if isinstance(op, QuantizedConv2d) else out
+    sums = most_threads() * tile_size() * INT_NBYTES
+    run(
+        module("integers.implicit_gemm").implicit_gemm,
+        *(x, weight, bias, multiplier, residual, residual_multiplier, written),
+        *(workspace[:sums].view(np.int32), workspace[sums:].view(_scratch_dtype(group))),
+        *(numbers(op, inputs[0].shape, out.shape, group), workers()),
+    )
+
+
+def _scratch_dtype(group: int) -> np.dtype[np.generic]:
+    return np.dtype(np.float32 if group == PORTABLE else np.uint8)

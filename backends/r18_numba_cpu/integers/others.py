@@ -1,0 +1,119 @@
+"""All kernels of quantised ops, and the calls of those other than convolution and linear."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from r18.backend import Array, Kernel, RoundingContract
+from r18.backend.host import HostFunction, HostKernel
+from r18.graph.ops import Layout, Op, Problem
+from r18.graph.precision import INT8
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedConv2d,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
+    QuantizedMaxPool2d,
+    QuantizePixels,
+)
+from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
+from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
+from r18_numba_cpu.integers.packing import PORTABLE, VNNI, flip_of, pack
+from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
+
+BY_VNNI = "_vnni"
+"""What the names of algorithms with VNNI end in."""
+
+SPAN = 1024
+"""Pixels that a thread processes at a time."""
+
+
+@cache
+def integer_kernels() -> tuple[HostKernel, ...]:
+    """By VNNI first, then portable ones; one kernel for each other op."""
+    contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
+
+    def kernel(op: type[Op], algorithm: str, run: HostFunction, **options: Any) -> HostKernel:
+        options = {"edges": (VECTOR, PANEL), "layout": Layout.NHWC, **options}
+        return HostKernel(NAME, op, algorithm, INT8, contract, run, batch_invariant=True, **options)
+
+    def products(suffix: str, group: int) -> tuple[HostKernel, HostKernel]:
+        options: dict[str, Any] = {
+            "run": partial(gemm, group=group),
+            "pack": partial(pack, group=group),
+            "scratch": partial(workspace_nbytes, group=group),
+            "edges": (*TILE_ROWS, VECTOR, PANEL),
+        }
+        return (
+            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", **options),
+            kernel(QuantizedLinear, f"tiled{suffix}", **options),
+        )
+
+    return (
+        *products(BY_VNNI, VNNI),
+        *products("", PORTABLE),
+        kernel(QuantizedMaxPool2d, "direct", maxpool),
+        kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),
+        kernel(Quantize, "divide", quantize, reads=Layout.NCHW, scratch=_rows_nbytes),
+        kernel(QuantizePixels, "table", quantize_pixels),
+    )
+
+
+def without_vnni(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """The kernels that a CPU without VNNI runs."""
+    return tuple(kernel for kernel in kernels if not kernel.algorithm.endswith(BY_VNNI))
+
+
+def maxpool(
+    op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    _, shape = problem_of(op.pool, inputs[0].shape, out.shape)
+    _run("maxpool", inputs[0].view(np.uint8), out.view(np.uint8), flip_of(op.stored), shape)
+
+
+def gap(
+    op: QuantizedGlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    n, height, width, channels = inputs[0].shape
+    limits = np.iinfo(out.dtype)
+    _run(
+        "mean",
+        *(inputs[0].view(np.uint8), *weights, out.view(np.uint8), workspace.view(np.int32)),
+        *(n, height * width, channels, op.stored == "int8"),
+        *(np.float32(limits.min), np.float32(limits.max)),
+    )
+
+
+def _gap_nbytes(problem: Problem) -> int:
+    """An int32 for each output, in whole vectors."""
+    samples, channels = problem.output
+    return samples * round_up(channels) * INT_NBYTES
+
+
+def _rows_nbytes(problem: Problem) -> int:
+    """A span of bytes for each worker."""
+    return most_threads() * SPAN
+
+
+def quantize(op: Quantize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+    """Images (N, C, H, W) to (N, H, W, C); of other shapes, element by element."""
+    x = inputs[0]
+    samples, channels, *pixels = x.shape if x.ndim == 4 else (1, 1, x.size)
+    sizes = samples, channels, math.prod(pixels), workers(), SPAN
+    _run("quantize", x, *weights, out.view(np.uint8), workspace, *sizes)
+
+
+def quantize_pixels(
+    op: QuantizePixels, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """(N, H, W, C) of bytes in, (N, H, W, C) out."""
+    channels = op.normalize.channels
+    _run("look_up", inputs[0], *weights, out, out.size // channels, channels, SPAN)
+
+
+def _run(name: str, *arguments: Any) -> None:
+    run(getattr(module("integers.others"), name), *arguments)

@@ -1,0 +1,103 @@
+"""Quantised ops other than convolution and linear. Activations are flat, channels last."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from r18_numba_cpu.kernels.integers.bytes import (
+    flipped,
+    larger,
+    load_bytes,
+    repeated,
+    store_bytes,
+)
+from r18_numba_cpu.kernels.integers.requantize import (
+    add_bytes,
+    load_number,
+    store_quantized,
+)
+from r18_numba_cpu.kernels.jit import kernel
+from r18_numba_cpu.kernels.vector import LANES, broadcast, fetch_add, load_lanes
+
+
+@kernel
+def maxpool(x, out, flip, shape):
+    """Maxima over the part of each window that is inside the image. shape: as of a convolution.
+
+    x, out: bytes; flip: 128 if they are signed, else 0. Padding is the least byte.
+    """
+    height, width, channels = shape.height, shape.width, shape.channels
+    for line in prange(shape.samples * shape.out_h):
+        sample, top = line // shape.out_h, line % shape.out_h * shape.stride_h - shape.pad_h
+        for j in range(shape.out_w):
+            left = j * shape.stride_w - shape.pad_w
+            for c in range(0, channels, LANES):
+                lanes = min(LANES, channels - c)
+                best = repeated(np.uint8(0))
+                for row in range(max(0, top), min(height, top + shape.kernel_h)):
+                    for column in range(max(0, left), min(width, left + shape.kernel_w)):
+                        at = ((sample * height + row) * width + column) * channels + c
+                        best = larger(best, flipped(load_bytes(x, at, lanes), flip))
+                to = (line * shape.out_w + j) * channels + c
+                store_bytes(out, to, flipped(best, flip), lanes)
+
+
+@kernel
+def mean(x, multiplier, out, sums, samples, pixels, channels, signed, low, high):
+    """out[n, c] = Σ_p x[n, p, c], requantised. x, out: bytes, int8 if `signed`.
+
+    sums: scratch, int32, whole vectors for each sample.
+    """
+    vectors = (channels + LANES - 1) // LANES
+    scale = broadcast(multiplier[0])
+    for n in prange(samples):
+        here = n * vectors * LANES
+        for v in range(vectors * LANES):
+            sums[here + v] = np.int32(0)
+        for p in range(pixels):
+            source = (n * pixels + p) * channels
+            for c in range(0, channels, LANES):
+                read = load_bytes(x, source + c, min(LANES, channels - c))
+                add_bytes(sums, here + c, read, signed)
+        for c in range(0, channels, LANES):
+            number = load_number(sums, here + c) * scale
+            store_quantized(number, out, n * channels + c, min(LANES, channels - c), low, high)
+
+
+@kernel
+def quantize(x, scale, out, rows, samples, channels, pixels, workers, span):
+    """out (N, P, C) = fl(x / scale), rounded and saturated, of x (N, C, P).
+
+    rows: scratch, `span` pixels for each worker.
+    """
+    spans = (pixels + span - 1) // span
+    items = samples * spans
+    divisor = broadcast(scale[0])
+    counter = np.zeros(1, np.int64)
+    for worker in prange(workers):
+        row = rows[worker * span : (worker + 1) * span]
+        item = fetch_add(counter)
+        while item < items:
+            sample, first = item // spans, item % spans * span
+            count = min(span, pixels - first)
+            for c in range(channels):
+                source = (sample * channels + c) * pixels + first
+                for p in range(0, count, LANES):
+                    lanes = min(LANES, count - p)
+                    number = load_lanes(x, source + p, lanes) / divisor
+                    store_quantized(number, row, p, lanes, np.float32(-128), np.float32(127))
+                to, step = np.uintp((sample * pixels + first) * channels + c), np.uintp(channels)
+                for p in range(np.uintp(count)):
+                    out[to + p * step] = row[p]
+            item = fetch_add(counter)
+
+
+@kernel
+def look_up(x, table, out, pixels, channels, span):
+    """out[p, c] = table[c, x[p, c]] of bytes x. span: pixels."""
+    for item in prange((pixels + span - 1) // span):
+        for p in range(item * span, min(pixels, (item + 1) * span)):
+            for c in range(channels):
+                at = p * channels + c
+                out[at] = table[c * 256 + x[at]]

@@ -1,0 +1,213 @@
+"""A register tile of a product of bytes, by VNNI: `vpdpbusd`.
+
+The instruction adds to each int32 lane the four products of uint8 and int8 that lie in its bytes.
+It does not saturate: sums are exact modulo 2³², and so is whatever is added to them. A sum that
+int32 holds is right at its end, whatever it was on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from r18_numba_cpu.kernels.integers.bytes import BYTE, INT32, as_bytes
+from r18_numba_cpu.kernels.integers.requantize import (
+    INT_ALIGNMENT,
+    INTEGERS,
+    load_integers,
+    round_saturated,
+    to_numbers,
+    widen,
+)
+from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, rolled
+from r18_numba_cpu.kernels.vector import (
+    FEATURES,
+    FLOAT_ALIGNMENT,
+    INDEX,
+    LANES,
+    address,
+    as_vector_pointer,
+    intrinsic,
+    splat,
+)
+
+GROUP = 4
+"""Bytes that a lane multiplies at a time."""
+
+AVAILABLE = bool(
+    FEATURES.get("avx512vnni") and FEATURES.get("avx512vl")
+    if LANES == 16
+    else FEATURES.get("avxvnni")
+)
+
+FACTORS = ir.VectorType(BYTE, GROUP * LANES)
+TYPED = llvmlite.binding.llvm_version_info >= (22,)
+"""Whether LLVM declares the factors as bytes, as they are (llvm-project #97271), and not as int32.
+Releases that were changed before 22 accept the old types as well."""
+
+
+@function
+def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
+    """C[p, o] = Σ_(r, g, q) A[p·a_row + r·stride + 4g + q]·B[r·length + g, o, q], for a `Depth`.
+
+    For p < rows ≤ ROWS, o < COLUMNS, r < runs, g < length, q < 4. a: uint8; b: int8, rows of
+    COLUMNS groups. In them A and B begin at a_at and b_at.
+
+    If `whole`, the tile has all its columns, and goes through the epilogue from the registers that
+    it is in. Otherwise it is stored in c: int32, rows of COLUMNS from c_at on.
+    """
+    multiply_tile(
+        rows, a, a_at, a_row, b, b_at, depth.runs, depth.length, depth.stride, c, c_at, whole,
+        tile.pixel * tile.outputs + tile.channel, tile.channel, tile.outputs,
+        terms.bias, terms.multiplier, terms.residual, terms.residual_multiplier, terms.out,
+        terms.how.residual, terms.how.signed_residual, terms.how.low, terms.how.high,
+    )  # fmt: skip
+
+
+@intrinsic
+def multiply_tile(
+    typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, runs: Any,
+    length: Any, stride: Any, c: Any, c_at: Any, whole: Any, to: Any, channel: Any, out_row: Any,
+    bias: Any, multiplier: Any, residual: Any, residual_multiplier: Any, out: Any,
+    has_residual: Any, signed: Any, low: Any, high: Any,
+) -> Any:  # fmt: skip
+    """See `multiply`, which contains this code once. Each number of rows has code of its own."""
+    i64, flag, number = types.int64, types.boolean, types.float32
+    signature = types.void(
+        i64, a, i64, i64, b, i64, i64, i64, i64, c, i64, flag, i64, i64, i64,
+        bias, multiplier, residual, residual_multiplier, out, flag, flag, number, number,
+    )  # fmt: skip
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        end = builder.append_basic_block("multiplied")
+        switch = builder.switch(values[0], end)
+        for rows in range(1, ROWS + 1):
+            with builder.goto_block(builder.append_basic_block(f"rows.{rows}")):
+                switch.add_case(rows, builder.basic_block)
+                sums = _multiply_rows(rows, context, builder, signature.args, values[:9])
+                is_whole = context.is_true(builder, types.boolean, values[11])
+                with builder.if_else(is_whole) as (finish, keep):
+                    with finish:
+                        _finish(sums, context, builder, signature.args[12:], values[12:])
+                    with keep:
+                        _keep(
+                            sums,
+                            address(context, builder, signature.args[9], *values[9:11]),
+                            builder,
+                        )
+                builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> list[Any]:
+    """The code for one number of rows; returns the places of its sums, row by row."""
+    _, a, a_at, a_row, b, b_at, runs, length, stride = values
+    a_base = address(context, builder, kinds[1], a, a_at)
+    dot = _declared(builder)
+
+    # LLVM promotes these to registers, because nothing takes their addresses.
+    sums = [cgutils.alloca_once(builder, INTEGERS) for _ in range(rows * VECTORS)]
+    for place in sums:
+        builder.store(ir.Constant(INTEGERS, None), place)
+    b_next = cgutils.alloca_once_value(builder, address(context, builder, kinds[4], b, b_at))
+
+    with cgutils.for_range(builder, runs, intp=INDEX) as run:
+        corner = builder.gep(a_base, [builder.mul(run.index, stride)])
+        starts = [ahead(builder, corner, a_row, p) for p in range(rows)]
+        with rolled(builder, length) as group:
+            here = builder.load(b_next)
+            columns = [_columns(builder, here, v, dot) for v in range(VECTORS)]
+            offset = builder.mul(group, ir.Constant(INDEX, GROUP))
+            for p, start in enumerate(starts):
+                place = builder.bitcast(builder.gep(start, [offset]), INT32.as_pointer())
+                factor = splat(builder, builder.load(place, align=1))
+                factor = builder.bitcast(factor, dot.args[1].type)
+                for v, column in enumerate(columns):
+                    place = sums[p * VECTORS + v]
+                    arguments = [builder.load(place), factor, column]
+                    builder.store(builder.call(dot, arguments), place)
+            builder.store(builder.gep(here, [ir.Constant(INDEX, GROUP * COLUMNS)]), b_next)
+    return sums
+
+
+def _keep(sums: list[Any], c: Any, builder: Any) -> None:
+    """Store the sums from the pointer c on."""
+    for index, place in enumerate(sums):
+        to = builder.bitcast(_lane(builder, c, index), INTEGERS.as_pointer())
+        builder.store(builder.load(place), to, align=INT_ALIGNMENT)
+
+
+def _finish(sums: list[Any], context: Any, builder: Any, kinds: Any, values: Any) -> None:
+    """The epilogue of the sums, with a residual and without."""
+    flags = [context.is_true(builder, types.boolean, flag) for flag in values[8:10]]
+    arguments = sums, context, builder, kinds, values
+    if kinds[7].dtype == types.float32:
+        _store_finished(None, *arguments)
+        return
+    with builder.if_else(flags[0]) as (with_residual, without):
+        with with_residual:
+            _store_finished(flags[1], *arguments)
+        with without:
+            _store_finished(None, *arguments)
+
+
+def _store_finished(
+    signed: Any, sums: list[Any], context: Any, builder: Any, kinds: Any, values: Any
+) -> None:
+    """signed: a bit, of the residual; None if there is none."""
+    to, channel, out_row, bias, multiplier, residual, residual_multiplier, out, *_, low, high = (
+        values
+    )
+    shift = address(context, builder, kinds[3], bias, channel)
+    scale = address(context, builder, kinds[4], multiplier, channel)
+    read = address(context, builder, kinds[5], residual, to)
+    zero = ir.Constant(INDEX, 0)
+    factor = address(context, builder, kinds[6], residual_multiplier, zero)
+    written = address(context, builder, kinds[7], out, to)
+    low, high = splat(builder, low), splat(builder, high)
+    for v in range(VECTORS):
+        shifts = load_integers(builder, _lane(builder, shift, v))
+        place = as_vector_pointer(builder, _lane(builder, scale, v))
+        scales = builder.load(place, align=FLOAT_ALIGNMENT)
+        for p in range(len(sums) // VECTORS):
+            total = builder.add(builder.load(sums[p * VECTORS + v]), shifts)
+            number = builder.fmul(to_numbers(builder, total), scales)
+            here = _lane(builder, ahead(builder, written, out_row, p), v)
+            if kinds[7].dtype == types.float32:
+                builder.store(number, as_vector_pointer(builder, here), align=FLOAT_ALIGNMENT)
+                continue
+            if signed is not None:
+                added = as_bytes(builder, _lane(builder, ahead(builder, read, out_row, p), v))
+                added = widen(builder, builder.load(added, align=1), signed)
+                added = builder.fmul(added, splat(builder, builder.load(factor)))
+                number = builder.fadd(number, added)
+            whole = round_saturated(builder, number, low, high)
+            builder.store(whole, as_bytes(builder, here), align=1)
+
+
+def _lane(builder: Any, pointer: Any, v: int) -> Any:
+    """The v-th vector from a pointer on."""
+    return builder.gep(pointer, [ir.Constant(INDEX, v * LANES)])
+
+
+def _declared(builder: Any) -> Any:
+    """`vpdpbusd` of this machine's registers, with the types that LLVM declares."""
+    factors = FACTORS if TYPED else INTEGERS
+    kind = ir.FunctionType(INTEGERS, [INTEGERS, factors, factors])
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
+    return cgutils.get_or_insert_function(builder.module, kind, name)
+
+
+def _columns(builder: Any, pointer: Any, v: int, dot: Any) -> Any:
+    """The groups of the v-th LANES columns."""
+    place = builder.gep(pointer, [ir.Constant(INDEX, v * GROUP * LANES)])
+    kind = dot.args[2].type
+    return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)

@@ -1,0 +1,417 @@
+"""Quantised ops on the CPU: equal to the bit at every edge of a tile, in every cut, on every road.
+
+What is asked of each road of a sum is the same: by VNNI (skipped by name where the CPU has none),
+and portable, in float32.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+
+from r18.backend import Array, CompileOptions, Kernel
+from r18.errors import UnknownName
+from r18.graph.ops import Conv2d, Linear, MaxPool2d, Op, Problem
+from r18.graph.passes import fuse
+from r18.graph.precision import INT8
+from r18.graph.quantize import quantized, quantized_weights
+from r18.graph.quantized import (
+    LIMITS,
+    MOST_DEPTH,
+    STORAGES,
+    Quantize,
+    QuantizedConv2d,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
+    QuantizedMaxPool2d,
+    QuantizePixels,
+)
+from r18.graph.resnet import tiny
+from r18.graph.schedule import Schedule
+from r18.images.preprocess import Preprocess
+from r18_numba_cpu import Backend, compiled
+from r18_numba_cpu.integers import gemm, without_vnni
+from r18_numba_cpu.integers.packing import PORTABLE, VNNI
+from r18_numba_cpu.kernels.arguments import Depth
+from r18_numpy import Backend as Numpy
+from r18_oracle.check.call import observe
+from r18_oracle.generate.inputs import kinds_for, make_case
+from r18_oracle.judge.verdict import judge
+from r18_oracle.ops.normalize import normalization
+from support import output_of, random_weights
+
+CHANNELS = (1, 3, 4, 15, 17, 31, 33, 64)
+"""Around the ends of groups (4), vectors (16) and panels (32)."""
+
+KERNELS = {k.id.removeprefix("numba-cpu/"): k for k in Backend().kernels() if k.precision is INT8}
+CONVS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedConv2d]
+LINEARS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedLinear]
+BY_VNNI = [kernel for kernel in KERNELS.values() if "vnni" in kernel.algorithm]
+
+each_conv = pytest.mark.parametrize("kernel", CONVS, ids=lambda kernel: kernel.id)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    found = Backend()
+    found.probe()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _only_on_a_cpu_with_it(request: pytest.FixtureRequest, backend: Backend) -> None:
+    kernel = request.node.callspec.params.get("kernel") if hasattr(request.node, "callspec") else 0
+    if kernel in BY_VNNI and kernel not in backend.kernels():
+        pytest.skip("this CPU has no VNNI")
+
+
+def conv_problem(
+    channels: int,
+    outputs: int,
+    image: tuple[int, int, int],
+    window: tuple[int, int, int] = (3, 1, 1),
+    *,
+    fused: bool = True,
+    signs: int = 0,
+    bits: int = 8,
+) -> Problem:
+    """A convolution of (N, H, W) images by a window of so many pixels, stride and padding.
+
+    signs: which of image (1) and residual (2) are signed; and whether there is no ReLU (4).
+    """
+    (n, h, w), (k, s, p) = image, window
+    plain = Conv2d(channels, outputs, (k, k), (s, s), (p, p), bias=True)
+    stored = STORAGES[signs & 1], STORAGES[signs >> 1 & 1]
+    shape = (n, channels, h, w)
+    conv = replace(plain, residual=fused, relu=not signs & 4)
+    op = QuantizedConv2d(conv, stored[: conv.arity], bits)
+    return Problem(op, (shape, plain.infer(shape))[: conv.arity])
+
+
+def result(
+    backend: Backend, kernel: Kernel, problem: Problem, kind: str = "normal", seed: int = 0
+) -> Array:
+    """The output: equal to the reference, and nothing else is written.
+
+    A byte that was never written may be right by chance; the oracle's own checks look for those.
+    """
+    case = make_case(kernel, problem, kind, seed, variant=seed)
+    seen = observe(backend, kernel, case)
+    assert seen.trespass is None
+    assert seen.changed is None
+    judged = judge(case, kernel.contract, seen.output)
+    assert judged.ok, f"{kernel.id}: {problem}, {kind}: {judged}"
+    return seen.output
+
+
+# -- edges -------------------------------------------------------------------------------------
+
+
+@each_conv
+def test_every_end_of_a_group_a_vector_and_a_panel(backend: Backend, kernel: Kernel) -> None:
+    rng = np.random.default_rng(0)
+    for index, (channels, outputs) in enumerate(product(CHANNELS, CHANNELS)):
+        n, h, w = (int(extent) for extent in rng.integers(1, (4, 10, 18)))
+        problem = conv_problem(
+            channels, outputs, (n, h, w), fused=index % 3 > 0, signs=index % 8, bits=2 << index % 3
+        )
+        kinds = kinds_for(kernel, problem)
+        result(backend, kernel, problem, kinds[index % len(kinds)], seed=index)
+
+
+WINDOWS = ((3, 1, 1), (3, 2, 1), (3, 1, 0), (1, 2, 0), (3, 1, 2), (7, 2, 3))
+"""Pixels, stride and padding."""
+
+
+@each_conv
+def test_every_image_from_one_pixel_to_seven_by_nine(backend: Backend, kernel: Kernel) -> None:
+    for h, w in product(range(1, 8), range(1, 10)):
+        for index, (k, s, p) in enumerate(WINDOWS[(h + w) % 2 :: 2]):
+            if min(h, w) + 2 * p >= k:
+                problem = conv_problem(5, 3, (2, h, w), (k, s, p), signs=(h + w + index) % 8)
+                result(backend, kernel, problem)
+
+
+@each_conv
+def test_windows_strides_and_padding_of_unlike_axes(backend: Backend, kernel: Kernel) -> None:
+    for size, stride, padding in (
+        ((1, 5), (2, 1), (0, 2)),
+        ((5, 1), (1, 3), (3, 0)),
+        ((2, 3), (3, 2), (2, 3)),  # padding as wide as the window
+        ((3, 2), (5, 4), (0, 1)),  # pixels never read
+        ((4, 7), (1, 1), (4, 7)),
+    ):
+        conv = Conv2d(3, 17, size, stride, padding, bias=True)
+        for (h, w), stored in zip(((1, 1), (4, 7), (7, 4), (6, 33)), STORAGES * 2, strict=True):
+            if h + 2 * padding[0] >= size[0] and w + 2 * padding[1] >= size[1]:
+                problem = Problem(QuantizedConv2d(conv, (stored,)), ((2, 3, h, w),))
+                result(backend, kernel, problem, "edges", seed=h)
+
+
+@each_conv
+@pytest.mark.parametrize("signs", range(8))
+def test_roundings_that_others_get_wrong(backend: Backend, kernel: Kernel, signs: int) -> None:
+    """All variants of edges (ties, both ends, what only a fused multiply-add changes, …), of whole
+    panels, whose sums are requantised in registers, and of part of one."""
+    for outputs in (64, 40):
+        problem = conv_problem(4, outputs, (1, 5, 15), signs=signs)
+        for variant in range(16):
+            result(backend, kernel, problem, "edges", seed=variant)
+
+
+LONGEST = 2**24 // (255 * 127)
+"""Products that float32 adds exactly."""
+
+
+@each_conv
+@pytest.mark.parametrize(
+    ("channels", "window"),
+    [
+        *((LONGEST + more, 1) for more in (-1, 0, 1)),  # of one kernel row
+        (2 * LONGEST + 1, 1),
+        *((173 + more, 3) for more in (-1, 0, 1)),  # a row has 519 products at 173 channels
+        (86, 3),  # two rows have 516
+        (58, 5),  # one of two rows: 290
+        (MOST_DEPTH, 1),
+    ],
+)
+@pytest.mark.parametrize("stored", STORAGES)
+def test_the_longest_sums(
+    backend: Backend, kernel: Kernel, channels: int, window: int, stored: str
+) -> None:
+    """Of the largest products, of one sign: rounded anywhere on the way, a sum would be wrong.
+
+    Those of signed bytes are far beyond int32 on the way: 128 is added to each of them.
+    """
+    conv = Conv2d(channels, 2, (window, window), bias=True)
+    op = QuantizedConv2d(conv, (stored,))
+    problem = Problem(op, ((1, channels, window, window),))
+    case = make_case(kernel, problem, "normal", 0)
+    largest = 255 if stored == "uint8" else 127
+    x = np.full(problem.inputs[0], largest, case.inputs[0].dtype)
+    weight = np.full(case.weights[0].shape, 127, case.weights[0].dtype)
+    weight[1] = -127
+    exact = largest * 127 * conv.depth
+    for index, near in enumerate((3, 1, 0, -1, -100)):  # what is left of the sum
+        bias = np.array([near - exact, exact - near])
+        weights = (weight, bias.astype(case.weights[1].dtype), np.ones_like(case.weights[2]))
+        seen = observe(backend, kernel, replace(case, inputs=(x,), weights=weights))
+        assert seen.output.reshape(-1).tolist() == [near, -near], index
+
+
+def others() -> list[tuple[Kernel, Problem]]:
+    """The problems of all that is no convolution, around their vectors, spans and tiles."""
+
+    def asked(op: type[Op]) -> list[Problem]:
+        images = [(n, c, h, w) for c in CHANNELS for n, h, w in ((1, 1, 1), (2, 3, 5))]
+        images += [(3, 3, 1, extent) for extent in (1023, 1024, 1025, 2049)]
+        rows = [(n, k) for n in (1, 2, 5, 6, 7, 13, 14, 15, 29) for k in (1, 4, 16, 33)]
+        spans = [(1, extent) for extent in (1, 15, 16, 17, 1023, 1024, 1025, 2049)]
+        match op.__name__:
+            case "QuantizedMaxPool2d":
+                pools = (MaxPool2d((3, 3), (2, 2), (1, 1)), MaxPool2d((1, 2), (3, 1), (0, 1)))
+                return [
+                    Problem(QuantizedMaxPool2d(pool, stored), (shape,))
+                    for pool, stored in product(pools, STORAGES)
+                    for shape in images
+                    if shape[3] > 1 or pool.padding[1]
+                ]
+            case "QuantizedGlobalAvgPool":
+                ops = map(QuantizedGlobalAvgPool, STORAGES)
+                return [Problem(op, (shape,)) for op in ops for shape in images]
+            case "QuantizedLinear":
+                return [
+                    Problem(QuantizedLinear(Linear(k, o), stored, bits), ((n, k),))
+                    for n, k in rows
+                    for o, stored, bits in zip(
+                        (1, 31, 32, 40), STORAGES * 2, (*LIMITS, 8), strict=True
+                    )
+                ]
+            case "Quantize":
+                return [Problem(Quantize(), (shape,)) for shape in (*images, *spans)]
+            case "QuantizePixels":
+                return [
+                    Problem(QuantizePixels(normalization(shape[1])), (shape,)) for shape in images
+                ]
+        raise AssertionError(op)
+
+    kernels = [kernel for kernel in KERNELS.values() if kernel not in CONVS]
+    return [(kernel, problem) for kernel in kernels for problem in asked(kernel.op)]
+
+
+def test_every_end_of_what_is_no_convolution(backend: Backend) -> None:
+    run = [(kernel, problem) for kernel, problem in others() if kernel in backend.kernels()]
+    assert {kernel for kernel, _ in run} == {
+        k for k in backend.kernels() if k.precision is INT8
+    } - {*CONVS}
+    for index, (kernel, problem) in enumerate(run):
+        kinds = kinds_for(kernel, problem)
+        result(backend, kernel, problem, kinds[index % len(kinds)], seed=index)
+
+
+# -- cuts: they decide how fast, never what, is computed ---------------------------------------
+
+
+@each_conv
+@pytest.mark.parametrize("window", [(3, 1, 1), (7, 2, 3), (1, 2, 0)], ids=str)
+def test_bands_of_any_height_give_the_same_bits(
+    backend: Backend, kernel: Kernel, window: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = conv_problem(17, 70, (2, 21, 9), window, signs=5)
+    whole = result(backend, kernel, problem)
+    group = VNNI if kernel in BY_VNNI else PORTABLE
+    read, written = ((n, h, w, c) for n, c, h, w in (problem.inputs[0], problem.output))
+    assert isinstance(problem.op, QuantizedConv2d)
+    shape = gemm.conv_shape(problem.op, read, written)
+    seen = set()
+    for nbytes in range(0, 12_000 if group == VNNI else 48_000, 500):
+        monkeypatch.setattr(gemm, "BAND_NBYTES", nbytes)
+        cut = gemm.bands(shape, 2, group)
+        if (cut.rows, cut.panels) not in seen:
+            seen.add((cut.rows, cut.panels))
+            gemm.numbers.cache_clear()
+            np.testing.assert_array_equal(result(backend, kernel, problem), whole)
+    gemm.numbers.cache_clear()
+    heights = {height for height, _ in seen}
+    assert {1, shape.out_h} <= heights
+    assert any(shape.out_h % height for height in heights)  # the last band is lower
+
+
+HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
+
+
+def test_every_number_of_threads_gives_the_same_bits() -> None:
+    code = """
+import hashlib, json, numba
+from r18_oracle.check.call import observe
+from r18_oracle.generate.inputs import make_case
+from test_numba_cpu_integers import CONVS, Backend, conv_problem, others
+
+backend = Backend()
+backend.probe()
+asked = [(kernel, conv_problem(17, 70, (2, 13, 9), signs=3)) for kernel in CONVS]
+asked += [(kernel, conv_problem(17, 200, (1, 5, 5))) for kernel in CONVS]
+asked += others()[::11]
+found = {}
+for threads in (1, 2, 3, 4):
+    numba.set_num_threads(threads)
+    digest = hashlib.sha256()
+    for kernel, problem in asked:
+        if kernel in backend.kernels():
+            digest.update(observe(backend, kernel, make_case(kernel, problem, "normal", 0)).output)
+    found[threads] = digest.hexdigest()
+print(json.dumps(found))
+"""
+    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
+    assert list(found) == ["1", "2", "3", "4"]
+    assert len(set(found.values())) == 1
+
+
+# -- the CPU -----------------------------------------------------------------------------------
+
+
+def test_a_cpu_without_vnni_has_the_portable_kernels(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that is not there is refused by its name, and never replaced."""
+    assert [kernel.id for kernel in BY_VNNI] == [
+        "numba-cpu/qconv2d/implicit_gemm_vnni/int8",
+        "numba-cpu/qlinear/tiled_vnni/int8",
+    ]
+    monkeypatch.setattr(compiled.module("integers.vnni"), "AVAILABLE", False)
+    without = Backend()
+    assert set(BY_VNNI) <= set(without.kernels())  # until the CPU is known
+    info = without.probe()
+    assert "no VNNI" in info.name
+    assert info.details["vnni"] == "no"
+    assert without.kernels() == without_vnni(backend.kernels())
+    assert not set(BY_VNNI) & set(without.kernels())
+    schedule, weights = NETWORK, weights_of(NETWORK, 8)
+    options = CompileOptions(precision="int8", kernels={"qconv2d": BY_VNNI[0].id})
+    with pytest.raises(UnknownName, match="did you mean 'numba-cpu/qconv2d/implicit_gemm/int8'"):
+        Backend().compile(quantized(schedule), weights, options)
+
+
+@pytest.mark.skipif(not compiled.module("integers.vnni").AVAILABLE, reason="this CPU has no VNNI")
+def test_a_register_tile_is_products_alone(backend: Backend) -> None:
+    """The loop over K of a whole tile: a `vpdpbusd` for each register, and nothing spilled."""
+    vnni, micro_kernel = (compiled.module(n) for n in ("integers.vnni", "micro_kernel"))
+    rows, columns = micro_kernel.ROWS, micro_kernel.COLUMNS
+    arguments = compiled.module("arguments")
+
+    @numba.njit
+    def one(a, b, c, depth, terms):  # type: ignore[no-untyped-def]
+        tile = arguments.Tile(0, 0, 0)
+        vnni.multiply(rows, a, 0, 4, b, 0, depth, c, 0, False, tile, terms)
+
+    how = arguments.Requantization(np.uint8(0), False, False, np.float32(0), np.float32(0))
+    floats, bytes_ = np.zeros(columns, np.float32), np.zeros(4 * rows, np.uint8)
+    terms = arguments.Terms(np.zeros(columns, np.int32), floats, bytes_, floats, bytes_, how)
+    a, b = np.arange(4 * rows, dtype=np.uint8), np.arange(4 * columns).astype(np.int8)
+    c = np.zeros(rows * columns, np.int32)
+    one(a, b, c, Depth(1, 1, 4), terms)
+    wide = a.reshape(rows, 4).astype(np.int32) @ b.reshape(columns, 4).T.astype(np.int32)
+    np.testing.assert_array_equal(c.reshape(rows, columns), wide)
+
+    (assembly,) = one.inspect_asm().values()
+    products = rows * micro_kernel.VECTORS
+    blocks = re.split(r"^\.LBB\w+:", assembly, flags=re.MULTILINE)
+    loops = [block for block in blocks if block.count("vpdpbusd") == products]
+    assert loops
+    for loop in loops:
+        body = loop[: loop.rindex("vpdpbusd")]
+        assert "rsp" not in body
+        assert len(re.findall("vmov", body)) <= micro_kernel.VECTORS
+
+
+# -- a network ---------------------------------------------------------------------------------
+
+
+NETWORK = fuse(tiny(), "all")
+FLOATS = random_weights(tiny())
+
+
+def images() -> Array:
+    shape = (3, *NETWORK.input_shape)
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def weights_of(schedule: Schedule, bits: int) -> dict[str, Array]:
+    """For scales of the largest magnitudes of a float run."""
+    values = tuple(step.output for step in schedule.steps)
+    program = Numpy().compile(schedule, FLOATS, CompileOptions(batch=3, taps=values))
+    program(images())
+    stored = {s.output: s.op.output_storage for s in quantized(schedule).steps} | {"image": "int8"}
+    most = {v: np.abs(program.fetch(v)).max() for v in values} | {"image": np.abs(images()).max()}
+    scales = {v: float(m) / (255 if stored[v] == "uint8" else 127) for v, m in most.items()}
+    return quantized_weights(schedule, FLOATS, scales, bits)
+
+
+@pytest.mark.parametrize("pixels", [False, True], ids=["images", "pixels"])
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_a_network_in_integers_equals_numpys_at_every_value(
+    backend: Backend, bits: int, pixels: bool
+) -> None:
+    schedule, weights = quantized(NETWORK, bits), weights_of(NETWORK, bits)
+    x = images()
+    options = CompileOptions(precision="int8", batch=3)
+    if pixels:
+        options = replace(options, pixels=Preprocess().normalize)
+        x = np.random.default_rng(3).integers(0, 256, x.shape).astype(np.uint8)
+    values = tuple(step.output for step in schedule.steps)
+    options = replace(options, taps=values)
+    reference = Numpy().compile(schedule, weights, options)
+    reference(x)
+    portable = {"qconv2d": "*/implicit_gemm/int8", "qlinear": "*/tiled/int8"}
+    for kernels in ({}, portable):
+        program = backend.compile(schedule, weights, replace(options, kernels=kernels))
+        program(x)
+        for value in values:
+            np.testing.assert_array_equal(program.fetch(value), reference.fetch(value), value)
