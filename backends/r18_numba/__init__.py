@@ -4,7 +4,7 @@
 `device`     memory, streams and events; `graph` CUDA graphs; `simulator` how a simulated block runs
 `tile`       tile sizes of the matrix products
 `kernel`     what all kernels share
-`conv`, `others`   the kernels: refusals, packed weights, launches
+`conv`, `others`, `integers`   the kernels: refusals, packed weights, launches
 `catalogue`  the list of kernels, and which tile fills a GPU
 `kernels/`   device code
 
