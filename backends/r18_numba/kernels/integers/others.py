@@ -35,7 +35,7 @@ def qmaxpool(  # type: ignore[no-untyped-def]
 
 @kernel()
 def qgap(x, multiplier, out, area, low, high):  # type: ignore[no-untyped-def]
-    """The requantised sum of each plane's `area` bytes: one block per plane, a tree over threads."""
+    """The requantised sum of each plane's `area` bytes: a block per plane, a tree over threads."""
     partial = cuda.shared.array(REDUCTION_THREADS, i32)
     thread = cuda.threadIdx.x & 1023
     first = index(cuda.blockIdx.x) * area
