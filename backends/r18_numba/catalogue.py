@@ -8,11 +8,10 @@ from r18.graph.ops import Conv2d, Problem
 from r18.graph.precision import INT8
 from r18.graph.quantized import QuantizedConv2d
 from r18_numba.conv import IMPLICIT_GEMM_TILES, WINOGRAD_TILES, DirectConv, ImplicitGemm, Winograd
-from r18_numba.integers import (
-    DirectQuantizedConv,
+from r18_numba.integers.conv import DirectQuantizedConv, QuantizedImplicitGemm
+from r18_numba.integers.linear import QuantizedLinearKernel
+from r18_numba.integers.others import (
     QuantizedGapKernel,
-    QuantizedImplicitGemm,
-    QuantizedLinearKernel,
     QuantizedMaxPoolKernel,
     QuantizedRelayoutKernel,
     QuantizeKernel,

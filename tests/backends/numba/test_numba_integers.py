@@ -19,7 +19,9 @@ from r18.graph.quantized import QUANTIZED_OPS, QuantizedConv2d, QuantizedLinear
 from r18.graph.resnet import resnet18, tiny
 from r18.runtime.launch import run_kernel
 from r18_numba.catalogue import all_kernels, filling, simulated_kernels
-from r18_numba.integers import IntegerKernel, QuantizedImplicitGemm, QuantizedLinearKernel
+from r18_numba.integers.conv import QuantizedImplicitGemm
+from r18_numba.integers.kernel import IntegerKernel
+from r18_numba.integers.linear import QuantizedLinearKernel
 from r18_numba.others import LINEAR_TILES
 from r18_numba.tile import LARGE, SMALL, TINY, WIDE, Tile
 from r18_oracle.generate.inputs import make_case
