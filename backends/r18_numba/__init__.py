@@ -5,7 +5,7 @@
 `simulator`  how a simulated block runs; `races` what it finds in shared memory
 `tile`       tile sizes of the matrix products
 `kernel`     what all kernels share
-`conv`, `others`   the kernels: refusals, packed weights, launches
+`conv`, `others`, `integers`   the kernels: refusals, packed weights, launches
 `catalogue`  the list of kernels, and which tile fills a GPU
 `kernels/`   device code
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from functools import cache
 
 from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import INT8
+from r18.graph.quantized import QuantizedConv2d
 from r18_numba.conv import IMPLICIT_GEMM_TILES, WINOGRAD_TILES, DirectConv, ImplicitGemm, Winograd
+from r18_numba.integers.conv import DirectQuantizedConv, QuantizedImplicitGemm
+from r18_numba.integers.linear import QuantizedLinearKernel
+from r18_numba.integers.others import (
+    QuantizedGapKernel,
+    QuantizedMaxPoolKernel,
+    QuantizedRelayoutKernel,
+    QuantizeKernel,
+    QuantizePixelsKernel,
+)
 from r18_numba.kernel import PRECISIONS, NumbaKernel, ceil_div
 from r18_numba.others import (
     LINEAR_TILES,
@@ -29,6 +40,14 @@ PLAIN = (
     SoftmaxKernel,
     NormalizeKernel,
 )
+PLAIN_INTEGERS = (
+    DirectQuantizedConv,
+    QuantizedMaxPoolKernel,
+    QuantizedGapKernel,
+    QuantizeKernel,
+    QuantizePixelsKernel,
+    QuantizedRelayoutKernel,
+)
 WINOGRAD_CHANNELS = 64
 """From this many input and output channels on, Winograd saves more multiplications than its extra
 memory traffic costs."""
@@ -45,6 +64,9 @@ def all_kernels() -> tuple[NumbaKernel, ...]:
         kernels += [Winograd(precision, tile) for tile in WINOGRAD_TILES]
         kernels += [LinearKernel(precision, *tile) for tile in LINEAR_TILES]
         kernels += [kind(precision) for kind in PLAIN]
+    kernels += [QuantizedImplicitGemm(INT8, tile) for tile in IMPLICIT_GEMM_TILES]
+    kernels += [QuantizedLinearKernel(INT8, *tile) for tile in LINEAR_TILES]
+    kernels += [kind(INT8) for kind in PLAIN_INTEGERS]
     return tuple(kernels)
 
 
@@ -62,11 +84,15 @@ def filling(problem: Problem, precision: str, multiprocessors: int) -> str | Non
     small tiles. Tiles of less than a warp are for the simulator.
     """
     op = problem.op
-    if not isinstance(op, Conv2d):
+    integers = isinstance(op, QuantizedConv2d)
+    conv = op.conv if isinstance(op, QuantizedConv2d) else op
+    if not isinstance(conv, Conv2d):
         return None
     samples, outputs, out_height, out_width = problem.output
-    wide = min(op.in_channels, outputs) >= WINOGRAD_CHANNELS
-    kind = Winograd if wide and op.kernel_size == (3, 3) and op.stride == (1, 1) else ImplicitGemm
+    wide = min(conv.in_channels, outputs) >= WINOGRAD_CHANNELS and not integers
+    small = conv.kernel_size == (3, 3) and conv.stride == (1, 1)
+    plain = QuantizedImplicitGemm if integers else ImplicitGemm
+    kind = Winograd if wide and small else plain
     if kind is Winograd:
         columns, layers = samples * ceil_div(out_height, 2) * ceil_div(out_width, 2), 16
     else:

@@ -1,4 +1,5 @@
-"""The PyTorch backend: the external reference, on CPU and CUDA, in every floating-point precision.
+"""The PyTorch backend: the external reference, on CPU and CUDA, in every floating-point precision
+and in int8.
 
 It runs r18's schedule step by step through `torch.nn.functional`, so taps and fusion levels work.
 The tests compare it with torchvision's module.
@@ -79,9 +80,10 @@ class Backend(BackendBase):
 
 @cache
 def _kernels(device: str) -> tuple[Kernel, ...]:
+    from r18_torch.integers import quantized_kernels
     from r18_torch.kernels import all_kernels
 
-    return all_kernels(device)
+    return (*all_kernels(device), *quantized_kernels(device))
 
 
 def cpu() -> Backend:

@@ -1,4 +1,6 @@
-"""One kernel per op, precision and layout, each a call of `torch.nn.functional`.
+"""One kernel per op, floating-point precision and layout, each a call of `torch.nn.functional`.
+
+`integers` has the quantised ops.
 
 NOTE: inside `enqueue`, PyTorch allocates results from its caching allocator. They are copied to the
 planned output. A reference may be slower than what it is compared with.
@@ -41,7 +43,7 @@ from r18.graph.ops import (
     Shape,
     Softmax,
 )
-from r18.graph.precision import BF16, FP16, FP32, FP64, TF32, Precision, dtype_of
+from r18.graph.precision import BF16, FP16, FP32, FP64, INT8, TF32, Precision, dtype_of
 from r18_torch.device import DTYPES, TorchBuffer, TorchMemory, TorchStream
 
 Tensors = tuple[torch.Tensor, ...]
@@ -149,13 +151,20 @@ _MODES = threading.RLock()
 
 @contextmanager
 def _library_modes(precision: Precision) -> Iterator[None]:
-    """Set cuDNN and cuBLAS to the kernel's precision. The switches are global, hence the lock."""
+    """Set cuDNN and cuBLAS to the kernel's precision. The switches are global, hence the lock.
+
+    In int8, cuDNN is off: sums in float64 are exact as sums of products, which PyTorch's own
+    convolution computes, and not as transforms, which cuDNN may choose.
+    """
     with _MODES:
         before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = precision is TF32
         try:
             with torch.backends.cudnn.flags(
-                enabled=True, deterministic=True, benchmark=False, allow_tf32=precision is TF32
+                enabled=precision is not INT8,
+                deterministic=True,
+                benchmark=False,
+                allow_tf32=precision is TF32,
             ):
                 yield
         finally:
@@ -242,7 +251,7 @@ def _normalize(op: Normalize, inputs: Tensors, weights: Tensors, out: torch.Tens
 
 
 def all_kernels(device: str) -> tuple[Kernel, ...]:
-    """Every kernel on a device ("cpu" or "cuda"), NCHW before NHWC."""
+    """Every floating-point kernel on a device ("cpu" or "cuda"), NCHW before NHWC."""
     kernels: list[Kernel] = []
     for precision in (FP32, FP64, TF32, FP16, BF16):
         # On CUDA the library rounds the sum to storage before our epilogue adds to it.
