@@ -24,7 +24,14 @@ from r18.bench.contenders import contenders, peer_contender, program_contender
 from r18.bench.rows import Contender
 from r18.bench.timing import bench
 from r18.cli.app import FOUND
-from r18.errors import BackendUnavailable, ProgramClosed, ShapeError, UnknownName, UsageError
+from r18.errors import (
+    BackendUnavailable,
+    ProgramClosed,
+    ShapeError,
+    UnknownName,
+    UsageError,
+    WeightsError,
+)
 from r18.graph.resnet import network, resnet18, tiny
 from r18.graph.schedule import Schedule
 from r18.machine import set_threads, thread_count
@@ -131,7 +138,7 @@ def test_outputs_that_cannot_be_judged() -> None:
     whole = peer_contender("cpu", NETWORK, weights, 1, "int8", Way())
     with pytest.raises(UnknownName, match="int8"):
         output_loss(whole, short, NETWORK, weights)
-    with pytest.raises(UnknownName, match="int8"):
+    with pytest.raises(WeightsError, match="hold no quantisation"):
         judge_of(NETWORK, weights, ["fp32", "int8"])
 
 
