@@ -31,6 +31,8 @@ from r18_oracle.mutation.plan import Pace, Plan, eager, patience
 from r18_oracle.mutation.reach import reach, reaching
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.score import Score
+from r18_oracle.mutation.tested import NAME as CORE
+from r18_oracle.mutation.tested import parts_of, reasons_in
 from r18_oracle.mutation.trial import LATE, Question, trial
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
@@ -271,10 +273,11 @@ def test_a_kernel_reaches_its_own_code_and_its_helpers(numpy_plan: Plan) -> None
 
 
 def test_every_judged_mutant_exists_and_has_a_reason() -> None:
-    """`Plan.of` raises for one that does not."""
-    backends = json.loads((Path(equivalents.__file__).parent / equivalents.FILE).read_text("utf-8"))
-    for backend in backends:
-        for reason in Plan.of(backend).reasons.values():
+    """`Plan.of` and `reasons_in` raise for one that does not."""
+    names = json.loads((Path(equivalents.__file__).parent / equivalents.FILE).read_text("utf-8"))
+    core = reasons_in(parts_of(Path(__file__).with_name("core.toml")))
+    for name in names:
+        for reason in (core if name == CORE else Plan.of(name).reasons).values():
             assert len(reason.split()) >= 5
             assert reason.endswith(".")
 

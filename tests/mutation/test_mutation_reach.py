@@ -132,7 +132,12 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
         ("numba-cpu", "kernels/others.py", "def rectify", {"relu"}),
         ("numba-cpu", "kernels/others.py", "def to_channels_last", {"relayout"}),
         ("numba-cpu", "kernels/winograd.py", "def transform_patch_row", {"conv2d"}),
-        ("numba-cpu", "kernels/micro_kernel.py", "def multiply(", {"conv2d", "linear"}),
+        (
+            "numba-cpu",
+            "kernels/micro_kernel.py",
+            "def multiply(",
+            {"conv2d", "linear", "qconv2d", "qlinear"},
+        ),
         ("numba", "kernels/ops/softmax.py", "def build", {"softmax"}),
     ],
 )
