@@ -236,6 +236,6 @@ def test_the_rate_of_int8_on_a_cpu() -> None:
     assert how.startswith("PyTorch ")
 
 
-def test_a_backend_without_integers_says_which_it_has() -> None:
+def test_a_backend_without_integers_says_so() -> None:
     with pytest.raises(NoKernel, match="no kernel takes"):
-        package.compile("tiny", quantised_weights(), "torch", precision="int8")
+        package.compile("tiny", quantised_weights(), "r18_oracle.demo:Backend", precision="int8")
