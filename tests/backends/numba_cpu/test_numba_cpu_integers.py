@@ -16,12 +16,13 @@ import numba
 import numpy as np
 import pytest
 
+from integer_networks import assert_equals_numpy, images_of, integer_weights
 from r18.backend import Array, CompileOptions, Kernel
 from r18.errors import UnknownName
 from r18.graph.ops import Conv2d, Linear, MaxPool2d, Op, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
-from r18.graph.quantize import quantized, quantized_weights
+from r18.graph.quantize import quantized
 from r18.graph.quantized import (
     LIMITS,
     MOST_DEPTH,
@@ -34,18 +35,15 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18.graph.resnet import tiny
-from r18.graph.schedule import Schedule
-from r18.images.preprocess import Preprocess
 from r18_numba_cpu import Backend, compiled
 from r18_numba_cpu.integers import gemm, without_vnni
 from r18_numba_cpu.integers.packing import PORTABLE, VNNI
 from r18_numba_cpu.kernels.arguments import Depth
-from r18_numpy import Backend as Numpy
 from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import kinds_for, make_case
 from r18_oracle.judge.verdict import judge
 from r18_oracle.ops.normalize import normalization
-from support import output_of, random_weights
+from support import output_of
 
 CHANNELS = (1, 3, 4, 15, 17, 31, 33, 64)
 """Around the ends of groups (4), vectors (16) and panels (32)."""
@@ -333,7 +331,8 @@ def test_a_cpu_without_vnni_has_the_portable_kernels(
     assert info.details["vnni"] == "no"
     assert without.kernels() == without_vnni(backend.kernels())
     assert not set(BY_VNNI) & set(without.kernels())
-    schedule, weights = NETWORK, weights_of(NETWORK, 8)
+    schedule = fuse(tiny(), "all")
+    weights = integer_weights(tiny(), images_of(tiny(), 1), 8)
     options = CompileOptions(precision="int8", kernels={"qconv2d": BY_VNNI[0].id})
     with pytest.raises(UnknownName, match="did you mean 'numba-cpu/qconv2d/implicit_gemm/int8'"):
         Backend().compile(quantized(schedule), weights, options)
@@ -374,44 +373,13 @@ def test_a_register_tile_is_products_alone(backend: Backend) -> None:
 # -- a network ---------------------------------------------------------------------------------
 
 
-NETWORK = fuse(tiny(), "all")
-FLOATS = random_weights(tiny())
+ON_ANY_CPU = {"qconv2d": "*/implicit_gemm/int8", "qlinear": "*/tiled/int8"}
 
 
-def images() -> Array:
-    shape = (3, *NETWORK.input_shape)
-    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
-
-
-def weights_of(schedule: Schedule, bits: int) -> dict[str, Array]:
-    """For scales of the largest magnitudes of a float run."""
-    values = tuple(step.output for step in schedule.steps)
-    program = Numpy().compile(schedule, FLOATS, CompileOptions(batch=3, taps=values))
-    program(images())
-    stored = {s.output: s.op.output_storage for s in quantized(schedule).steps} | {"image": "int8"}
-    most = {v: np.abs(program.fetch(v)).max() for v in values} | {"image": np.abs(images()).max()}
-    scales = {v: float(m) / (255 if stored[v] == "uint8" else 127) for v, m in most.items()}
-    return quantized_weights(schedule, FLOATS, scales, bits)
-
-
+@pytest.mark.parametrize("kernels", [{}, ON_ANY_CPU], ids=["", "portable"])
 @pytest.mark.parametrize("pixels", [False, True], ids=["images", "pixels"])
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_network_in_integers_equals_numpys_at_every_value(
-    backend: Backend, bits: int, pixels: bool
+    backend: Backend, bits: int, pixels: bool, kernels: dict[str, str]
 ) -> None:
-    schedule, weights = quantized(NETWORK, bits), weights_of(NETWORK, bits)
-    x = images()
-    options = CompileOptions(precision="int8", batch=3)
-    if pixels:
-        options = replace(options, pixels=Preprocess().normalize)
-        x = np.random.default_rng(3).integers(0, 256, x.shape).astype(np.uint8)
-    values = tuple(step.output for step in schedule.steps)
-    options = replace(options, taps=values)
-    reference = Numpy().compile(schedule, weights, options)
-    reference(x)
-    portable = {"qconv2d": "*/implicit_gemm/int8", "qlinear": "*/tiled/int8"}
-    for kernels in ({}, portable):
-        program = backend.compile(schedule, weights, replace(options, kernels=kernels))
-        program(x)
-        for value in values:
-            np.testing.assert_array_equal(program.fetch(value), reference.fetch(value), value)
+    assert_equals_numpy(backend, tiny(), bits, batch=3, pixels=pixels, kernels=kernels)
