@@ -18,7 +18,7 @@ from r18.graph.schedule import Schedule
 
 ROUNDINGS = ("nearest", "adaround")
 IMAGES = 256
-"""The most images that are looked at, unless another number is asked for."""
+"""The most images that calibration uses, by default."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many of how many parts of it are done."""

@@ -4,7 +4,7 @@
 |---|---|
 | `minmax` | the largest that was seen |
 | `percentile` | the one below which `PERCENTILE` of all are |
-| `mse` | the one with the least mean squared error of what was seen |
+| `mse` | the one with the least mean squared error over the magnitudes seen |
 
 A scale is that magnitude over the largest integer: 255 in uint8, 127 in int8.
 """
@@ -32,7 +32,7 @@ class Histogram:
     """Magnitudes of one value, counted in equal bins from 0 to a power of two.
 
     The result does not depend on the order of images or on the batch: when a magnitude is beyond
-    the last bin, bins are merged in pairs. Zeros, half of what a ReLU leaves, are counted apart.
+    the last bin, bins are merged in pairs. Zeros have a counter of their own: a ReLU makes many.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
 
 @lru_cache(maxsize=1024)
 def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
-    """All that the kernel takes besides arrays, as int64. Cached, because every run needs it."""
+    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
     shape = conv_shape(op, read, written)
     stored = op.input_storage
     residual = len(stored) > 1

@@ -89,7 +89,7 @@ class Requantization(NamedTuple):
     """How bytes are read, and how sums become bytes.
 
     flip:      128 if the image's bytes are signed, else 0.
-    residual, signed_residual: whether there is one, and of which sign.
+    residual, signed_residual: whether there is one, and whether it is int8.
     low, high: the ends of the output's format; kernels have them in float32.
     """
 

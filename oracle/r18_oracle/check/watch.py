@@ -180,8 +180,8 @@ class Bindings:
     def addresses(self) -> bytes:
         """Where what is bound to the names is in memory, one after the other.
 
-        This is asked for after every call. NumPy copies thousands of references in a third of the
-        time of a loop with `is`, and compares none of them, which a kernel's `__eq__` could fool.
+        Runs after every call. NumPy copies thousands of references in a third of the time of a loop
+        with `is`. It does not compare the objects, so a kernel's `__eq__` cannot fool it.
         """
         parts: list[Collection[Any]] = [[*map(now.get, held)] for held, now in self.libraries]
         parts += self.ours

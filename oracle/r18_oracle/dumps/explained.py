@@ -47,7 +47,7 @@ def explain_dumps(
 
 
 class _Values(Mapping[str, Array]):
-    """A dump's values by their names in the schedule; each is read when it is asked for."""
+    """A dump's values by their names in the schedule; read from the file at each lookup."""
 
     def __init__(self, dump: Dump, schedule: Schedule) -> None:
         self._dump, self._image = dump, schedule.input

@@ -1,4 +1,4 @@
-"""A dump of what ONNX Runtime or OpenVINO computes inside a quantised network."""
+"""Dumps of a quantised network's intermediate values in ONNX Runtime or OpenVINO."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def peer_integers(
 def _is_end(mode: str, first: bool, storage: str, optimised: bool) -> bool:
     """Whether a library computes otherwise where a value is an output of the model next to others.
 
-    ONNX Runtime computes int8 as uint8 with a zero point unless it is asked for int8, OpenVINO the
-    integers of the images together with the first convolution.
+    ONNX Runtime computes int8 values as uint8 with a zero point, unless they are outputs. OpenVINO
+    computes the integers of the images together with the first convolution.
     """
     if mode == "onnxruntime":
         return optimised and storage == "int8"

@@ -39,7 +39,7 @@ def build_tile_product(tile: Tile) -> Any:
                 right[j] = b[stage, k, j // column_vector * column_gap + column + j % column_vector]
             for i in range(rows):
                 for j in range(columns):
-                    # Numba's product of two int32 is int64, of which this keeps 32 bits.
+                    # Numba multiplies two int32 in int64; the conversion keeps the low 32 bits.
                     sums[i * columns + j] += i32(left[i] * right[j])
 
     return multiply

@@ -33,7 +33,7 @@ IN_FLOAT32 = "sums in float32"
 UNIT = 2.0**-24
 """The unit roundoff of float32."""
 OTHERS = 12
-"""Roundings besides those of the sum: of numbers, scales, products, bias, residual and quotient."""
+"""Roundings outside the sum: of numbers, scales, products, bias, residual and quotient."""
 FEW = 2
 """The most departures of an arithmetic that is taken for the library's own: with more, one of the
 hundreds gives a few elements by chance."""

@@ -297,7 +297,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
 
 
 def _stored_residual(op: QuantizedConv2d) -> str:
-    """The storage format of the residual; uint8 where there is none, whose values nobody reads."""
+    """The storage format of the residual; uint8, which is not used, where there is none."""
     return op.stored[-1] if op.conv.residual else "uint8"
 
 

@@ -91,7 +91,7 @@ class QuantizedGlobalAvgPoolSpec(QuantizedSpec[QuantizedGlobalAvgPool]):
 
 
 def _tie(x: Array, below: int) -> float:
-    """A multiplier of which the first channel's sum is half above an integer, to the last bit."""
+    """A multiplier that takes the first channel's sum to a tie, exactly half above an integer."""
     total = max(1.0, abs(float(x[0, 0].sum())))
     return (below + 0.5) / float(np.float32(total))
 

@@ -204,7 +204,7 @@ def powers(rng: Rng, shape: Shape, low: int, high: int) -> Array:
 
 
 def room(depth: int, bits: int) -> int:
-    """What int32 leaves to a bias, beside so many products of bytes and weights."""
+    """The largest bias whose sum with `depth` products of bytes and weights fits in int32."""
     return MOST_SUM - depth * 255 * LIMITS[bits]
 
 
