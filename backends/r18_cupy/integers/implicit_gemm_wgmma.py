@@ -1,0 +1,174 @@
+"""Implicit GEMM of integers with TMA and `wgmma`. NHWC.
+
+TMA gathers the pixels of each window position, `wgmma` multiplies them; see
+kernels/integers/hopper/implicit_gemm_wgmma.cu. Split-K: where there are too few tiles to fill a
+GPU, the CTAs of a cluster divide K.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from r18.graph.ops import Problem
+from r18.graph.quantized import QuantizedConv2d
+from r18_cupy.conv.base import conv_shape
+from r18_cupy.cuda.h200 import MULTIPROCESSORS, PRODUCT_BYTES_PER_CYCLE, SHARED_BYTES_PER_CYCLE
+from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
+from r18_cupy.integers.kernel import conv_of, epilogue
+from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
+from r18_cupy.integers.wgmma import (
+    ALIGNMENT,
+    BARRIER_NBYTES,
+    GROUP_M,
+    SLAB_ROW,
+    IntegerTile,
+    IntegerWgmmaConv,
+    packed_depth,
+)
+
+
+def tiles_of(k: int) -> tuple[IntegerTile, ...]:
+    """The compiled tiles over `k` bytes of K, those with many outputs first."""
+
+    def tile(
+        m: int, n: int, stages: int, blocks: int, parts: int = 1, groups_n: int = 1
+    ) -> IntegerTile:
+        return IntegerTile(m, n, k, m // GROUP_M, groups_n, stages, blocks, parts)
+
+    more = 128 // k  # stages of the same bytes
+    return (
+        tile(128, 256, 4 * more, 1),
+        tile(128, 192, 4 * more, 1),
+        tile(128, 128, 3 * more, 2),
+        tile(128, 96, 3 * more, 2),
+        tile(64, 256, 4 * more, 1, groups_n=2),
+        tile(64, 128, 4 * more, 2),
+        tile(64, 64, 4 * more, 3),
+        tile(128, 64, 6 * more, 1, parts=2),
+        tile(64, 64, 6 * more, 2, parts=2),
+        tile(64, 64, 6 * more, 2, parts=4),
+        tile(64, 64, 8 * more, 1, parts=8),
+    )
+
+
+TILES = (*tiles_of(128), *tiles_of(64))
+
+# -- choosing ----------------------------------------------------------------------------------
+
+# As in r18_cupy.hopper.implicit_gemm_wgmma.
+STEP_LATENCY = 40  # cycles per step besides its products: waiting, issuing
+COPY_LATENCY = 2000  # cycles from issuing a stage's loads until they arrive,
+COPY_BYTES_PER_CYCLE = 256  # plus a part that grows with its bytes
+L2_BYTES_PER_CYCLE = 5600  # to all SMs together
+BLOCK_LATENCY = 3400  # cycles per block outside of its steps: prologue and epilogue,
+OUTPUTS_PER_CYCLE = 12  # plus a part that grows with the outputs
+SHARING = 1.05  # slowdown of products when several blocks share an SM
+PART_LATENCY = 300  # cycles per CTA of a cluster: launching it, adding its sums
+FULL_ROUNDS = 7  # rounds after which blocks no longer end together
+CLUSTER_MULTIPROCESSORS = {8: 104}  # a cluster must fit in one GPC
+
+
+def step_cycles(tile: IntegerTile) -> float:
+    """Cycles of an SM for one step of a block: the maximum of products and shared memory."""
+    products = tile.m * tile.n * tile.k / PRODUCT_BYTES_PER_CYCLE
+    rows = tile.m * (1 + tile.groups_n) + tile.n * (1 + tile.groups_m)
+    return max(products, rows * tile.k / SHARED_BYTES_PER_CYCLE) + STEP_LATENCY
+
+
+def estimate(problem: Problem, tile: IntegerTile) -> float:
+    """Rough cycles: rounds of blocks that share an SM; see the estimate for floats."""
+    op = cast(QuantizedConv2d, problem.op).conv
+    n, o, oh, ow = problem.output
+    steps = ceil_div(packed_depth(op, tile.k) // tile.k, tile.parts)
+    blocks = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m) * tile.parts
+    multiprocessors = CLUSTER_MULTIPROCESSORS.get(tile.parts, MULTIPROCESSORS)
+    share = ceil_div(blocks, multiprocessors)
+    rounds: float = ceil_div(share, tile.blocks)
+    if rounds > FULL_ROUNDS:
+        rounds = blocks / multiprocessors / tile.blocks
+    together = min(tile.blocks, share)
+    stage = stage_nbytes(tile)
+    copy = COPY_LATENCY + stage / COPY_BYTES_PER_CYCLE
+    reading = min(blocks, multiprocessors * tile.blocks) * stage / L2_BYTES_PER_CYCLE
+    step = max(together * step_cycles(tile) * SHARING, copy / (tile.stages - 1), reading)
+    ends = BLOCK_LATENCY + tile.m * tile.n / OUTPUTS_PER_CYCLE
+    parts = PART_LATENCY * tile.parts if tile.parts > 1 else 0
+    return rounds * (steps * step + ends + parts)
+
+
+# -- kernel ------------------------------------------------------------------------------------
+
+
+def stage_nbytes(tile: IntegerTile) -> int:
+    """Bytes of a stage: weights and pixels."""
+    return (tile.m + tile.n) * tile.k
+
+
+def shared_nbytes(tile: IntegerTile) -> int:
+    """Bytes of the stages, the warpgroups' slabs unless K is split, and the mbarriers."""
+    slabs = tile.groups_m * tile.n * SLAB_ROW if tile.parts == 1 else 0
+    barriers = (tile.stages + 1) * BARRIER_NBYTES
+    return tile.stages * stage_nbytes(tile) + slabs + barriers + ALIGNMENT
+
+
+class IntegerImplicitGemmWgmma(IntegerWgmmaConv):
+    """Implicit GEMM on integer `wgmma`, with the tile that suits the problem best."""
+
+    algorithm = "implicit_gemm_wgmma"
+    source = "integers/hopper/implicit_gemm_wgmma"
+
+    @property
+    def tiles(self) -> tuple[IntegerTile, ...]:
+        return TILES
+
+    def tile_for(self, problem: Problem) -> IntegerTile:
+        """The tile with the lowest estimate. Pure."""
+        return min(self.tiles, key=lambda tile: estimate(problem, tile))
+
+    def pixels(self, problem: Problem, tile: IntegerTile) -> ByteIm2colMap:
+        """The tensor map of the input."""
+        op = cast(QuantizedConv2d, problem.op).conv
+        n, c, h, w = problem.inputs[0]
+        windows = (op.kernel_size, op.stride, op.padding)
+        return ByteIm2colMap(X, "uint8", (n, c, h, w), *windows, tile.n, tile.k)
+
+    def refuses(self, problem: Problem) -> str | None:
+        if reason := self.refuses_channels(cast(QuantizedConv2d, problem.op).conv):
+            return reason
+        if reason := self.pixels(problem, self.tiles[0]).refusal():
+            return f"TMA takes {reason}"
+        return None
+
+    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
+        op = cast(QuantizedConv2d, problem.op)
+        tile = self.tile_for(problem)
+        n, o, oh, ow = problem.output
+
+        def slab(pointer: Pointer) -> ByteMap:
+            return ByteMap(pointer, (o, n * oh * ow), (SLAB_ROW, tile.group_n))
+
+        return (
+            GridLaunch(
+                self.entry(tile, op.stored[0]),
+                (ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m), tile.parts, 1),
+                (tile.threads, 1, 1),
+                (
+                    self.pixels(problem, tile),
+                    self.weights(op.conv, tile),
+                    slab(Pointer(Role.INPUT, 1) if op.conv.residual else OUT),
+                    slab(OUT),
+                    *epilogue(op),
+                    OUT,
+                    conv_shape(conv_of(problem)),
+                    np.int32(packed_depth(op.conv, tile.k) // tile.k),
+                ),
+                shared_nbytes(tile),
+                overlaps=True,
+            ),
+        )
+
+
+def integer_implicit_gemm_wgmma_kernels() -> tuple[IntegerImplicitGemmWgmma, ...]:
+    return (IntegerImplicitGemmWgmma(),)

@@ -1,0 +1,125 @@
+// Implicit GEMM of integers on Hopper for stride 1, persistent, with all weights of 64 channels
+// resident in shared memory: they are loaded once per CTA, and image rows once per tile. NHWC.
+//
+// A CTA computes tiles of whole output rows (halo.cuh), all of the same 64 channels:
+// 1. The producer thread loads the weights, then for each tile the image rows under it into a slot
+//    and the residual into a slab.
+// 2. Consumer warpgroups take the tiles in turn: while one multiplies, the others requantise.
+// 3. Epilogue: requantisation in the warpgroup's slab, and a TMA store that ends during the next
+//    tile's products.
+//
+// Constraints: sm_90a; stride 1; C and O multiples of 16; the weights of 64 channels, two slots of
+// image rows and the slabs in shared memory, see `obstacle` in integers/wgmma_halo.py.
+#include "integers/hopper/halo.cuh"
+
+// Grid: a multiple of the channel tiles, so that a CTA's tiles have the same channels.
+// `residual_multiplier` is null without a residual; that descriptor is then unused.
+extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
+qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
+                                     const __grid_constant__ TensorMap weight,
+                                     const __grid_constant__ TensorMap residual,
+                                     const __grid_constant__ TensorMap out,
+                                     const int* __restrict__ bias,
+                                     const float* __restrict__ multiplier,
+                                     const float* __restrict__ residual_multiplier,
+                                     const int residual_signed, const ConvShape p,
+                                     const HaloShape shape) {
+  extern __shared__ unsigned char dynamic[];
+  const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
+  const int slot_pitch = chunks * shape.patch_pitch;
+  const unsigned slots = shared_address(aligned_shared(dynamic));
+  const unsigned weights = slots + shape.slots * slot_pitch;
+  const unsigned slabs = weights + chunks * positions * WEIGHT_BYTES;
+  const Ring slot_ring{slabs + WARPGROUPS * shape.slab_pitch, shape.slots, 4};  // image rows
+  const Ring slab_ring{slot_ring.end(), WARPGROUPS, 1};  // residuals in, outputs out
+  const Ring weight_ring{slab_ring.end(), 1, 1};
+  const int channel0 = tile_at(blockIdx.x, p, shape.rows).channel0;
+  const int warpgroup = threadIdx.x / 128;
+  const bool elected = threadIdx.x % 32 == 0;
+
+  begin_block(x, weight, residual, out, slot_ring, slab_ring, weight_ring);
+
+  if (warpgroup == WARPGROUPS) {
+    if (!elected) return;
+    mbarrier_arrive_expect_tx(weight_ring.full(0), chunks * positions * WEIGHT_BYTES);
+    for (int i = 0; i < chunks * positions; ++i) {  // [chunk][position]
+      tma_load(weights + i * WEIGHT_BYTES, weight, weight_ring.full(0),
+               (i % positions * chunks + i / positions) * TILE_K, channel0);
+    }
+    wait_for_previous_launch();
+    RingState slot, slab;
+    int issued = 0;
+    for (int index = blockIdx.x; index < shape.tiles; index += gridDim.x, ++issued) {
+      const Tile at = tile_at(index, p, shape.rows);
+      if (issued >= shape.slots) mbarrier_wait(slot_ring.empty(slot.stage), slot.phase ^ 1);
+      const unsigned full = slot_ring.full(slot.stage);
+      mbarrier_arrive_expect_tx(full, chunks * shape.patch_nbytes);
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        tma_load_patch(slots + slot.stage * slot_pitch + chunk * shape.patch_pitch, x, full,
+                       chunk * TILE_K, -p.pw, at.line0 - p.ph, at.image);
+      }
+      slot.advance(shape.slots);
+      if (residual_multiplier) {
+        if (issued >= WARPGROUPS) mbarrier_wait(slab_ring.empty(slab.stage), slab.phase ^ 1);
+        mbarrier_arrive_expect_tx(slab_ring.full(slab.stage), shape.rows * p.ow * SLAB_ROW);
+        tma_load(slabs + slab.stage * shape.slab_pitch, residual, slab_ring.full(slab.stage),
+                 channel0, at.line0 * p.ow, at.image);
+        slab.advance(WARPGROUPS);
+      }
+    }
+    return;
+  }
+
+  const bool storing = threadIdx.x % 128 == 0;  // the thread that stores the warpgroup's outputs
+  const Requantization by(p, multiplier, residual_multiplier, residual_signed, channel0);
+  const unsigned slab = slabs + warpgroup * shape.slab_pitch;
+  RingState slot;
+  unsigned slab_phase = 0;
+  for (int i = 0; i < warpgroup; ++i) slot.advance(shape.slots);
+  bool first = true;
+  mbarrier_wait(weight_ring.full(0), 0);
+  for (int index = blockIdx.x + warpgroup * gridDim.x; index < shape.tiles;
+       index += WARPGROUPS * gridDim.x) {
+    const Tile at = tile_at(index, p, shape.rows);
+    Sums sums;
+    begin_sums(sums, p, bias, channel0);
+    mbarrier_wait(slot_ring.full(slot.stage), slot.phase);
+    const unsigned pixels = slots + slot.stage * slot_pitch;
+    unsigned at_weights = weights;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      for (int r = 0; r < p.kh; ++r) {
+        for (int s = 0; s < p.kw; ++s, at_weights += WEIGHT_BYTES) {
+          multiply(sums, at_weights,
+                   pixels + chunk * shape.patch_pitch + (r * shape.padded + s) * TILE_K);
+          wgmma_commit();
+          wgmma_wait<1>();
+        }
+      }
+    }
+    if (!first && storing) {
+      tma_store_wait();  // the outputs of the last tile have left the slab
+      mbarrier_arrive(slab_ring.empty(warpgroup));
+    }
+    wgmma_wait<0>();
+    if (elected) mbarrier_arrive(slot_ring.empty(slot.stage));
+    if (by.has_residual) {
+      mbarrier_wait(slab_ring.full(warpgroup), slab_phase);
+    } else {
+      warpgroup_barrier(warpgroup);  // behind the wait of the storing thread
+    }
+    int per_place = shape.per_place;
+    asm volatile("" : "+r"(per_place));  // recompute rows: keeping them would spill registers
+    requantize(sums, slab, by, RowOf{p, shape, per_place});
+    fence_async_proxy();
+    warpgroup_barrier(warpgroup);
+    if (storing) {
+      if (first) wait_for_previous_launch();
+      tma_store(out, at.channel0, at.line0 * p.ow, at.image, slab);
+      tma_store_commit();
+    }
+    first = false;
+    slab_phase ^= 1;
+    for (int i = 0; i < WARPGROUPS; ++i) slot.advance(shape.slots);
+  }
+  if (!first && storing) tma_store_wait();
+}

@@ -1,0 +1,240 @@
+// What the integer `wgmma` convolutions share: threads, mbarriers, products, epilogue. NHWC.
+//
+// A producer warp fills shared memory by TMA; consumer warpgroups multiply. Rows of A are output
+// channels, rows of B output pixels, as in hopper/products.cuh. Sums are exact, so their order does
+// not matter.
+//
+// Weights are packed with the rows of each 16 channels in the order 0, 2, … 14, 1, 3, … 15. A
+// thread's two rows, i and i + 8 of 16, are then neighbouring channels, and their two bytes move
+// through `stmatrix` and `ldmatrix` as one 16-bit element, transposed to channels of a pixel.
+//
+// The including file defines X_SIGNED and TILE_* and includes this once.
+#pragma once
+#include "common/cp_async.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/epilogue.cuh"
+#include "hopper/tma.cuh"
+#include "integers/hopper/wgmma.cuh"
+#include "integers/requantize.cuh"
+#include "mma/transposed_matrices.cuh"
+
+constexpr int STEPS = TILE_K / 32;  // instructions per K tile
+constexpr int WARPGROUPS = TILE_GROUPS_M * TILE_GROUPS_N;
+constexpr int CONSUMERS = 128 * WARPGROUPS;  // threads
+constexpr int THREADS = CONSUMERS + 32;
+constexpr int GROUP_N = TILE_N / TILE_GROUPS_N;  // pixels per warpgroup
+// A slab: 64 channels of each of a warpgroup's pixels, swizzled. It receives the residual, and the
+// outputs take its place.
+constexpr int SLAB_ROW = 64;
+
+static_assert(TILE_M == 64 * TILE_GROUPS_M, "a warpgroup multiplies 64 channels");
+static_assert(GROUP_N * TILE_GROUPS_N == TILE_N && GROUP_N % 16 == 0, "N of `wgmma`");
+
+using Sums = int[GROUP_N / 2];  // of a thread; layout in hopper/wgmma.cuh
+
+static_assert(WARPGROUPS <= 2, "as many as have barriers below");
+
+// Barrier of one consumer warpgroup. The numbers are literals: the compiler would otherwise reserve
+// all sixteen.
+__device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
+  if (WARPGROUPS == 1 || warpgroup == 0) {
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  }
+}
+
+// Aligns shared memory to 1024 bytes, which the swizzle needs. The host allocates 1024 bytes more.
+__device__ __forceinline__ unsigned char* aligned_shared(unsigned char* dynamic) {
+  return dynamic + (1024 - shared_address(dynamic) % 1024) % 1024;
+}
+
+// The mbarriers of a ring, a full/empty pair per stage. `full` completes a phase when the stage's
+// bytes have arrived, `empty` when `readers` warps have read them.
+struct Ring {
+  unsigned first;
+  int stages, readers;
+  __device__ __forceinline__ unsigned full(int stage) const { return first + 16 * stage; }
+  __device__ __forceinline__ unsigned empty(int stage) const { return first + 16 * stage + 8; }
+  __device__ __forceinline__ unsigned end() const { return first + 16 * stages; }
+  __device__ __forceinline__ void init() const {
+    for (int stage = 0; stage < stages; ++stage) {
+      mbarrier_init(full(stage), 1);
+      mbarrier_init(empty(stage), readers);
+    }
+  }
+};
+
+// The stage that is next, and the parity of its phase.
+struct RingState {
+  int stage = 0;
+  unsigned phase = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+};
+
+// Start of every kernel: allows the next launch to begin, prefetches the TMA descriptors while the
+// previous one still runs, and initialises the mbarriers.
+template <typename... Rings>
+__device__ __forceinline__ void begin_block(const TensorMap& x, const TensorMap& weight,
+                                            const TensorMap& residual, const TensorMap& out,
+                                            const Rings&... rings) {
+  if (threadIdx.x == CONSUMERS) {
+    prefetch_tensor_map(weight);
+    prefetch_tensor_map(x);
+    prefetch_tensor_map(residual);
+    prefetch_tensor_map(out);
+  }
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    (rings.init(), ...);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+}
+
+// Issues A·Bᵀ over one K tile; complete after `wgmma_commit` and a wait. `a` and `b` are where the
+// warpgroup's rows begin.
+__device__ __forceinline__ void multiply(Sums& sums, unsigned a, unsigned b) {
+  const unsigned long long left = row_descriptor<TILE_K>(a), right = row_descriptor<TILE_K>(b);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    wgmma_bytes<X_SIGNED != 0, GROUP_N>(sums, left + step * K_STEP, right + step * K_STEP);
+  }
+}
+
+// -- epilogue -------------------------------------------------------------------------------------
+
+// The thread's two channels of a tile whose first channel is `channel0`. O is a multiple of 16.
+__device__ __forceinline__ int channel_of(int channel0) {
+  return channel0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 * 2;
+}
+
+// The bias of the thread's two channels is what their sums begin with.
+__device__ __forceinline__ void begin_sums(Sums& sums, const ConvShape& p, const int* bias,
+                                           int channel0) {
+  const int channel = channel_of(channel0);
+  int2 pair{};
+  if (channel < p.o) pair = *reinterpret_cast<const int2*>(bias + channel);
+#pragma unroll
+  for (int i = 0; i < GROUP_N / 2; ++i) sums[i] = i % 4 < 2 ? pair.x : pair.y;
+}
+
+// What the sums are requantised with.
+struct Requantization {
+  float2 multiplier;          // of the thread's two channels
+  float residual_multiplier;
+  bool has_residual, residual_signed, relu;
+
+  __device__ __forceinline__ Requantization(const ConvShape& p, const float* multipliers,
+                                            const float* residual_multipliers, int residual_signed,
+                                            int channel0)
+      : multiplier{},
+        residual_multiplier(residual_multipliers ? *residual_multipliers : 0.0f),
+        has_residual(residual_multipliers != nullptr),
+        residual_signed(residual_signed != 0),
+        relu(p.relu != 0) {
+    const int channel = channel_of(channel0);
+    if (channel < p.o) multiplier = *reinterpret_cast<const float2*>(multipliers + channel);
+  }
+};
+
+// Two integers saturated to bytes (uint8 with RELU, int8 without), the first lowest; the bytes of
+// `upper` follow them.
+template <bool RELU>
+__device__ __forceinline__ unsigned pack_bytes(int first, int second, unsigned upper) {
+  unsigned packed;
+  if constexpr (RELU) {
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(packed) : "r"(second), "r"(first),
+        "r"(upper));
+  } else {
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(packed) : "r"(second), "r"(first),
+        "r"(upper));
+  }
+  return packed;
+}
+
+enum class Residual { NONE, UNSIGNED, SIGNED };
+template <Residual KIND>
+struct Kind {
+  static constexpr Residual value = KIND;
+};
+
+// Requantises COUNT matrices of 16 channels by 8 pixels, with the residual at `address` in the
+// slab, and writes them there. Lane i has the address of pixel i % 8 of matrix i / 8.
+template <int COUNT, Residual RESIDUAL, bool RELU>
+__device__ __forceinline__ void requantize_matrices(const int* sums, unsigned address,
+                                                    const Requantization& by) {
+  unsigned bytes[4];  // channels 2i and 2i + 1 of a pixel, then of the next pixel
+  if constexpr (RESIDUAL != Residual::NONE) {
+    if constexpr (COUNT == 4) {
+      load_transposed(bytes, address);
+    } else {
+      load_transposed_pair(bytes, address);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    int made[2][2];  // [pixel][channel]
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int channel = v / 2, pixel = v % 2, shift = 16 * pixel + 8 * channel;
+      float number = scaled(sums[4 * i + v], channel ? by.multiplier.y : by.multiplier.x);
+      if constexpr (RESIDUAL == Residual::UNSIGNED) {
+        number = plus_residual(number, bytes[i] >> shift & 255, by.residual_multiplier);
+      } else if constexpr (RESIDUAL == Residual::SIGNED) {
+        number = plus_residual(number, (signed char)(bytes[i] >> shift), by.residual_multiplier);
+      }
+      made[pixel][channel] = __float2int_rn(number);
+    }
+    const unsigned upper = pack_bytes<RELU>(made[1][0], made[1][1], 0);
+    bytes[i] = pack_bytes<RELU>(made[0][0], made[0][1], upper);
+  }
+  if constexpr (COUNT == 4) {
+    store_transposed(address, bytes);
+  } else {
+    store_transposed_pair(address, bytes);
+  }
+}
+
+template <Residual RESIDUAL, bool RELU, typename RowOf>
+__device__ __forceinline__ void requantize_as(const Sums& sums, unsigned slab,
+                                              const Requantization& by, const RowOf& row_of) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const auto address = [&](int place) {
+    const int row = row_of(place);
+    return slab + row * SLAB_ROW + (warp ^ row / 2 % 4) * 16;
+  };
+#pragma unroll
+  for (int j = 0; j < GROUP_N / 32; ++j) {
+    requantize_matrices<4, RESIDUAL, RELU>(sums + 16 * j, address(32 * j + lane), by);
+  }
+  if constexpr (GROUP_N % 32 != 0) {  // two matrices: the upper lanes' addresses are unused
+    constexpr int LAST = GROUP_N / 32;
+    requantize_matrices<2, RESIDUAL, RELU>(sums + 16 * LAST, address(32 * LAST + lane % 16), by);
+  }
+}
+
+// Requantises a warpgroup's sums into its slab, which holds the residual if there is one.
+// `row_of(place)` maps a pixel of the tile to its row in the slab; no two places share one.
+template <typename RowOf>
+__device__ __forceinline__ void requantize(const Sums& sums, unsigned slab,
+                                           const Requantization& by, const RowOf& row_of) {
+  const auto with = [&](auto residual) {
+    constexpr Residual KIND = decltype(residual)::value;
+    if (by.relu) {
+      requantize_as<KIND, true>(sums, slab, by, row_of);
+    } else {
+      requantize_as<KIND, false>(sums, slab, by, row_of);
+    }
+  };
+  if (!by.has_residual) {
+    with(Kind<Residual::NONE>{});
+  } else if (by.residual_signed) {
+    with(Kind<Residual::SIGNED>{});
+  } else {
+    with(Kind<Residual::UNSIGNED>{});
+  }
+}
