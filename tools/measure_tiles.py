@@ -30,6 +30,8 @@ from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem
 from r18.graph.passes import fuse, fuse_pool
+from r18.graph.quantize import quantized
+from r18.graph.quantized import QuantizedConv2d
 from r18.graph.resnet import network
 from r18.report.tables import Table
 
@@ -72,9 +74,9 @@ def problems(batches: Iterable[int]) -> list[Problem]:
     found = (
         problem
         for batch in batches
-        for schedule in (fused, fuse_pool(fused))
+        for schedule in (fused, fuse_pool(fused), quantized(fused))
         for problem in schedule.problems(batch).values()
-        if isinstance(problem.op, (Conv2d, ConvMaxPool))
+        if isinstance(problem.op, (Conv2d, ConvMaxPool, QuantizedConv2d))
     )
     return list(dict.fromkeys(found))
 
