@@ -157,10 +157,6 @@ __device__ __forceinline__ unsigned pack_bytes(int first, int second, unsigned u
 }
 
 enum class Residual { NONE, UNSIGNED, SIGNED };
-template <Residual KIND>
-struct Kind {
-  static constexpr Residual value = KIND;
-};
 
 // Requantises COUNT matrices of 16 channels by 8 pixels, with the residual at `address` in the
 // slab, and writes them there. Lane i has the address of pixel i % 8 of matrix i / 8.
@@ -217,24 +213,26 @@ __device__ __forceinline__ void requantize_as(const Sums& sums, unsigned slab,
   }
 }
 
+template <bool RELU, typename RowOf>
+__device__ __forceinline__ void requantize_with(const Sums& sums, unsigned slab,
+                                                const Requantization& by, const RowOf& row_of) {
+  if (!by.has_residual) {
+    requantize_as<Residual::NONE, RELU>(sums, slab, by, row_of);
+  } else if (by.residual_signed) {
+    requantize_as<Residual::SIGNED, RELU>(sums, slab, by, row_of);
+  } else {
+    requantize_as<Residual::UNSIGNED, RELU>(sums, slab, by, row_of);
+  }
+}
+
 // Requantises a warpgroup's sums into its slab, which holds the residual if there is one.
 // `row_of(place)` maps a pixel of the tile to its row in the slab; no two places share one.
 template <typename RowOf>
 __device__ __forceinline__ void requantize(const Sums& sums, unsigned slab,
                                            const Requantization& by, const RowOf& row_of) {
-  const auto with = [&](auto residual) {
-    constexpr Residual KIND = decltype(residual)::value;
-    if (by.relu) {
-      requantize_as<KIND, true>(sums, slab, by, row_of);
-    } else {
-      requantize_as<KIND, false>(sums, slab, by, row_of);
-    }
-  };
-  if (!by.has_residual) {
-    with(Kind<Residual::NONE>{});
-  } else if (by.residual_signed) {
-    with(Kind<Residual::SIGNED>{});
+  if (by.relu) {
+    requantize_with<true>(sums, slab, by, row_of);
   } else {
-    with(Kind<Residual::UNSIGNED>{});
+    requantize_with<false>(sums, slab, by, row_of);
   }
 }
