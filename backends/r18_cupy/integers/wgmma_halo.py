@@ -52,6 +52,7 @@ HALO_SHAPE = np.dtype(
             "patch_nbytes",
             "patch_pitch",
             "slots",
+            "slabs",
             "slab_pitch",
         )
     ]
@@ -130,6 +131,10 @@ class IntegerHaloConv(IntegerWgmmaConv):
     def slots(self, blocking: Blocking) -> int:
         """Slots in shared memory. Pure."""
 
+    def slabs(self, blocking: Blocking) -> int:
+        """Slabs in shared memory. Pure."""
+        return 1
+
     @abstractmethod
     def shared_nbytes(self, blocking: Blocking) -> int:
         """Bytes of shared memory. Pure."""
@@ -195,6 +200,7 @@ class IntegerHaloConv(IntegerWgmmaConv):
             blocking.patch_nbytes,
             blocking.patch_pitch,
             self.slots(blocking),
+            self.slabs(blocking),
             blocking.slab_pitch,
         )
         patch = (tile.k, blocking.padded, blocking.height, 1)
@@ -289,7 +295,7 @@ def resident_tiles() -> tuple[IntegerTile, ...]:
     `n` counts the pixels of all warpgroups, which take tiles in turn; `stages` are the slots.
     """
     return (
-        IntegerTile(GROUP_M, 480, 64, 1, 2, 3, 1),
+        IntegerTile(GROUP_M, 480, 64, 1, 2, 4, 1),
         IntegerTile(GROUP_M, 240, 64, 1, 1, 2, 2),
         IntegerTile(GROUP_M, 416, 128, 1, 2, 3, 1),
         IntegerTile(GROUP_M, 448, 128, 1, 2, 3, 1),
@@ -312,14 +318,26 @@ class IntegerImplicitGemmWgmmaResident(IntegerHaloConv):
     def slots(self, blocking: Blocking) -> int:
         return blocking.tile.stages
 
+    def slabs(self, blocking: Blocking) -> int:
+        """Where there is room, one for each slot: then residuals arrive as early as image rows."""
+        tile = blocking.tile
+        room = SHARED_NBYTES if tile.blocks == 1 else MULTIPROCESSOR_NBYTES // tile.blocks
+        room -= self._held(blocking, 0) + RESERVED_NBYTES
+        return max(min(room // blocking.slab_pitch, tile.stages), tile.groups_n)
+
     def shared_nbytes(self, blocking: Blocking) -> int:
+        tile = blocking.tile
+        last_chunk = (tile.stages * blocking.chunks - 1) * blocking.patch_pitch
+        held = self._held(blocking, self.slabs(blocking))
+        return max(held, ALIGNMENT + last_chunk + blocking.reach_nbytes)
+
+    def _held(self, blocking: Blocking, slabs: int) -> int:
+        """Bytes of image rows, weights, slabs and mbarriers."""
         tile = blocking.tile
         weights = blocking.chunks * blocking.positions * tile.m * tile.k
         rows = tile.stages * blocking.chunks * blocking.patch_pitch
-        barriers = (tile.stages + tile.groups_n + 1) * BARRIER_NBYTES
-        held = rows + weights + tile.groups_n * blocking.slab_pitch + barriers
-        last_chunk = rows - blocking.patch_pitch
-        return ALIGNMENT + max(held, last_chunk + blocking.reach_nbytes)
+        barriers = (2 * tile.stages + tile.groups_n + 1) * BARRIER_NBYTES
+        return ALIGNMENT + rows + weights + slabs * blocking.slab_pitch + barriers
 
     def blocks(self, problem: Problem, blocking: Blocking) -> int:
         """As many as an H200 runs at a time, and a multiple of the channel tiles."""

@@ -21,7 +21,8 @@ struct HaloShape {
   int patch_nbytes;  // bytes of one chunk of TILE_K channels of the image rows
   int patch_pitch;   // bytes from one such chunk to the next, a multiple of 1024
   int slots;         // of shared memory for chunks (halo), or for all chunks of a tile (resident)
-  int slab_pitch;    // bytes from one warpgroup's slab to the next, a multiple of 1024
+  int slabs;         // slabs of shared memory, for tiles in turn
+  int slab_pitch;    // bytes from one slab to the next, a multiple of 1024
 };
 
 // A tile's first channel, output row and image.

@@ -30,8 +30,8 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
   const unsigned slots = shared_address(aligned_shared(dynamic));
   const unsigned weights = slots + shape.slots * slot_pitch;
   const unsigned slabs = weights + chunks * positions * WEIGHT_BYTES;
-  const Ring slot_ring{slabs + WARPGROUPS * shape.slab_pitch, shape.slots, 4};  // image rows
-  const Ring slab_ring{slot_ring.end(), WARPGROUPS, 1};  // residuals in, outputs out
+  const Ring slot_ring{slabs + shape.slabs * shape.slab_pitch, shape.slots, 4};  // image rows
+  const Ring slab_ring{slot_ring.end(), shape.slabs, 1};  // residuals in, outputs out
   const Ring weight_ring{slab_ring.end(), 1, 1};
   const int channel0 = tile_at(blockIdx.x, p, shape.rows).channel0;
   const int warpgroup = threadIdx.x / 128;
@@ -59,23 +59,27 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
                        chunk * TILE_K, -p.pw, at.line0 - p.ph, at.image);
       }
       slot.advance(shape.slots);
+      if (issued >= shape.slabs) mbarrier_wait(slab_ring.empty(slab.stage), slab.phase ^ 1);
       if (residual_multiplier) {
-        if (issued >= WARPGROUPS) mbarrier_wait(slab_ring.empty(slab.stage), slab.phase ^ 1);
         mbarrier_arrive_expect_tx(slab_ring.full(slab.stage), shape.rows * p.ow * SLAB_ROW);
         tma_load(slabs + slab.stage * shape.slab_pitch, residual, slab_ring.full(slab.stage),
                  channel0, at.line0 * p.ow, at.image);
-        slab.advance(WARPGROUPS);
+      } else {
+        mbarrier_arrive(slab_ring.full(slab.stage));
       }
+      slab.advance(shape.slabs);
     }
     return;
   }
 
   const bool storing = threadIdx.x % 128 == 0;  // the thread that stores the warpgroup's outputs
   const Requantization by(p, multiplier, residual_multiplier, residual_signed, channel0);
-  const unsigned slab = slabs + warpgroup * shape.slab_pitch;
-  RingState slot;
-  unsigned slab_phase = 0;
-  for (int i = 0; i < warpgroup; ++i) slot.advance(shape.slots);
+  RingState slot, slab;
+  int stored = 0;  // the slab of the last tile
+  const auto advance = [&](int tiles) {
+    for (int i = 0; i < tiles; ++i) slot.advance(shape.slots), slab.advance(shape.slabs);
+  };
+  advance(warpgroup);
   bool first = true;
   mbarrier_wait(weight_ring.full(0), 0);
   for (int index = blockIdx.x + warpgroup * gridDim.x; index < shape.tiles;
@@ -98,28 +102,25 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
     }
     if (!first && storing) {
       tma_store_wait();  // the outputs of the last tile have left the slab
-      mbarrier_arrive(slab_ring.empty(warpgroup));
+      mbarrier_arrive(slab_ring.empty(stored));
     }
     wgmma_wait<0>();
     if (elected) mbarrier_arrive(slot_ring.empty(slot.stage));
-    if (by.has_residual) {
-      mbarrier_wait(slab_ring.full(warpgroup), slab_phase);
-    } else {
-      warpgroup_barrier(warpgroup);  // behind the wait of the storing thread
-    }
+    mbarrier_wait(slab_ring.full(slab.stage), slab.phase);
+    const unsigned outputs = slabs + slab.stage * shape.slab_pitch;
     int per_place = shape.per_place;
     asm volatile("" : "+r"(per_place));  // recompute rows: keeping them would spill registers
-    requantize(sums, slab, by, RowOf{p, shape, per_place});
+    requantize(sums, outputs, by, RowOf{p, shape, per_place});
     fence_async_proxy();
     warpgroup_barrier(warpgroup);
     if (storing) {
       if (first) wait_for_previous_launch();
-      tma_store(out, at.channel0, at.line0 * p.ow, at.image, slab);
+      tma_store(out, at.channel0, at.line0 * p.ow, at.image, outputs);
       tma_store_commit();
     }
     first = false;
-    slab_phase ^= 1;
-    for (int i = 0; i < WARPGROUPS; ++i) slot.advance(shape.slots);
+    stored = slab.stage;
+    advance(WARPGROUPS);
   }
   if (!first && storing) tma_store_wait();
 }
