@@ -145,6 +145,8 @@ class IntegerImplicitGemmWgmma(IntegerWgmmaConv):
         op = cast(QuantizedConv2d, problem.op)
         tile = self.tile_for(problem)
         n, o, oh, ow = problem.output
+        tiles = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m)
+        blocks = tiles if tile.parts > 1 else min(tiles, MULTIPROCESSORS * tile.blocks)
 
         def slab(pointer: Pointer) -> ByteMap:
             return ByteMap(pointer, (o, n * oh * ow), (SLAB_ROW, tile.group_n))
@@ -152,7 +154,7 @@ class IntegerImplicitGemmWgmma(IntegerWgmmaConv):
         return (
             GridLaunch(
                 self.entry(tile, op.stored[0]),
-                (ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m), tile.parts, 1),
+                (blocks, tile.parts, 1),
                 (tile.threads, 1, 1),
                 (
                     self.pixels(problem, tile),
@@ -162,6 +164,7 @@ class IntegerImplicitGemmWgmma(IntegerWgmmaConv):
                     *epilogue(op),
                     OUT,
                     conv_shape(conv_of(problem)),
+                    np.int32(tiles),
                     np.int32(packed_depth(op.conv, tile.k) // tile.k),
                 ),
                 shared_nbytes(tile),

@@ -84,9 +84,9 @@ qconv2d_implicit_gemm_wgmma_halo(const __grid_constant__ TensorMap x,
     return;
   }
 
-  const Requantization by(p, multiplier, residual_multiplier, residual_signed, at.channel0);
+  const Requantization by(p, bias, multiplier, residual_multiplier, residual_signed,
+                          at.channel0);
   Sums sums;
-  begin_sums(sums, p, bias, at.channel0);
   RingState state, slot_state;
   int before = 0, slot_before = 0;  // stages of the previous position and the previous chunk
   for (int chunk = 0; chunk < chunks; ++chunk, slot_state.advance(shape.slots)) {
@@ -95,8 +95,10 @@ qconv2d_implicit_gemm_wgmma_halo(const __grid_constant__ TensorMap x,
     for (int r = 0; r < p.kh; ++r) {
       for (int s = 0; s < p.kw; ++s, state.advance(TILE_STAGES)) {
         mbarrier_wait(ring.full(state.stage), state.phase);
-        multiply(sums, stages + state.stage * WEIGHT_BYTES,
-                 pixels + (r * shape.padded + s) * TILE_K);
+        wgmma_fence();
+        multiply(sums, row_descriptor<TILE_K>(stages + state.stage * WEIGHT_BYTES),
+                 row_descriptor<TILE_K>(pixels + (r * shape.padded + s) * TILE_K),
+                 chunk + r + s == 0);
         wgmma_commit();
         wgmma_wait<1>();  // all but these products have read their operands
         if (elected && chunk + r + s > 0) mbarrier_arrive(ring.empty(before));

@@ -73,7 +73,7 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
   }
 
   const bool storing = threadIdx.x % 128 == 0;  // the thread that stores the warpgroup's outputs
-  const Requantization by(p, multiplier, residual_multiplier, residual_signed, channel0);
+  const Requantization by(p, bias, multiplier, residual_multiplier, residual_signed, channel0);
   RingState slot, slab;
   int stored = 0;  // the slab of the last tile
   const auto advance = [&](int tiles) {
@@ -86,17 +86,34 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
        index += WARPGROUPS * gridDim.x) {
     const Tile at = tile_at(index, p, shape.rows);
     Sums sums;
-    begin_sums(sums, p, bias, channel0);
     mbarrier_wait(slot_ring.full(slot.stage), slot.phase);
     const unsigned pixels = slots + slot.stage * slot_pitch;
-    unsigned at_weights = weights;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      for (int r = 0; r < p.kh; ++r) {
-        for (int s = 0; s < p.kw; ++s, at_weights += WEIGHT_BYTES) {
-          multiply(sums, at_weights,
-                   pixels + chunk * shape.patch_pitch + (r * shape.padded + s) * TILE_K);
-          wgmma_commit();
-          wgmma_wait<1>();
+    const unsigned long long left = row_descriptor<TILE_K>(weights);
+    const unsigned long long right = row_descriptor<TILE_K>(pixels);
+    wgmma_fence();
+    if (p.kh == 3 && p.kw == 3 && chunks == 1) {
+      // All products in one group: between two groups the tensor cores would wait.
+#pragma unroll
+      for (int r = 0; r < 3; ++r) {
+#pragma unroll
+        for (int s = 0; s < 3; ++s) {
+          multiply(sums, left + (3 * r + s) * (WEIGHT_BYTES / 16),
+                   right + (r * shape.padded + s) * (TILE_K / 16), r + s == 0);
+        }
+      }
+      wgmma_commit();
+    } else {
+      int done = 0;
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int r = 0; r < p.kh; ++r) {
+          for (int s = 0; s < p.kw; ++s, ++done) {
+            wgmma_fence();
+            multiply(sums, left + done * (WEIGHT_BYTES / 16),
+                     right + (chunk * shape.patch_pitch + (r * shape.padded + s) * TILE_K) / 16,
+                     done == 0);
+            wgmma_commit();
+            wgmma_wait<1>();
+          }
         }
       }
     }

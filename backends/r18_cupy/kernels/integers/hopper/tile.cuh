@@ -94,14 +94,14 @@ __device__ __forceinline__ void begin_block(const TensorMap& x, const TensorMap&
   __syncthreads();
 }
 
-// Issues A·Bᵀ over one K tile; complete after `wgmma_commit` and a wait. `a` and `b` are where the
-// warpgroup's rows begin.
-__device__ __forceinline__ void multiply(Sums& sums, unsigned a, unsigned b) {
-  const unsigned long long left = row_descriptor<TILE_K>(a), right = row_descriptor<TILE_K>(b);
-  wgmma_fence();
+// Issues A·Bᵀ over one K tile, whose rows the descriptors name; complete after `wgmma_commit` and a
+// wait. `wgmma_fence` goes before the first. The sums' `first` products replace them.
+__device__ __forceinline__ void multiply(Sums& sums, unsigned long long a, unsigned long long b,
+                                         bool first) {
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    wgmma_bytes<X_SIGNED != 0, GROUP_N>(sums, left + step * K_STEP, right + step * K_STEP);
+    wgmma_bytes<X_SIGNED != 0, GROUP_N>(sums, a + step * K_STEP, b + step * K_STEP,
+                                        step > 0 || !first);
   }
 }
 
@@ -112,32 +112,28 @@ __device__ __forceinline__ int channel_of(int channel0) {
   return channel0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 * 2;
 }
 
-// The bias of the thread's two channels is what their sums begin with.
-__device__ __forceinline__ void begin_sums(Sums& sums, const ConvShape& p, const int* bias,
-                                           int channel0) {
-  const int channel = channel_of(channel0);
-  int2 pair{};
-  if (channel < p.o) pair = *reinterpret_cast<const int2*>(bias + channel);
-#pragma unroll
-  for (int i = 0; i < GROUP_N / 2; ++i) sums[i] = i % 4 < 2 ? pair.x : pair.y;
-}
-
 // What the sums are requantised with.
 struct Requantization {
-  float2 multiplier;          // of the thread's two channels
+  int2 bias;                  // of the thread's two channels
+  float2 multiplier;          // likewise
   float residual_multiplier;
   bool has_residual, residual_signed, relu;
 
-  __device__ __forceinline__ Requantization(const ConvShape& p, const float* multipliers,
+  __device__ __forceinline__ Requantization(const ConvShape& p, const int* biases,
+                                            const float* multipliers,
                                             const float* residual_multipliers, int residual_signed,
                                             int channel0)
-      : multiplier{},
+      : bias{},
+        multiplier{},
         residual_multiplier(residual_multipliers ? *residual_multipliers : 0.0f),
         has_residual(residual_multipliers != nullptr),
         residual_signed(residual_signed != 0),
         relu(p.relu != 0) {
     const int channel = channel_of(channel0);
-    if (channel < p.o) multiplier = *reinterpret_cast<const float2*>(multipliers + channel);
+    if (channel < p.o) {
+      bias = *reinterpret_cast<const int2*>(biases + channel);
+      multiplier = *reinterpret_cast<const float2*>(multipliers + channel);
+    }
   }
 };
 
@@ -177,7 +173,8 @@ __device__ __forceinline__ void requantize_matrices(const int* sums, unsigned ad
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const int channel = v / 2, pixel = v % 2, shift = 16 * pixel + 8 * channel;
-      float number = scaled(sums[4 * i + v], channel ? by.multiplier.y : by.multiplier.x);
+      const int sum = sums[4 * i + v] + (channel ? by.bias.y : by.bias.x);
+      float number = scaled(sum, channel ? by.multiplier.y : by.multiplier.x);
       if constexpr (RESIDUAL == Residual::UNSIGNED) {
         number = plus_residual(number, bytes[i] >> shift & 255, by.residual_multiplier);
       } else if constexpr (RESIDUAL == Residual::SIGNED) {

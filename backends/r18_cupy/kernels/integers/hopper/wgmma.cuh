@@ -16,10 +16,11 @@ __device__ __forceinline__ unsigned long long row_descriptor(unsigned address) {
   return SWIZZLE << 62 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3FFFF) >> 4;
 }
 
-// B is of SIGNED bytes or not.
+// B is of SIGNED bytes or not. Without `accumulates`, D is not read: sums need no zeros to begin
+// with.
 template <bool SIGNED, int N>
 __device__ __forceinline__ void wgmma_bytes(int (&d)[N / 2], unsigned long long a,
-                                            unsigned long long b);
+                                            unsigned long long b, int accumulates);
 
 #define WGMMA_NAMES_72 \
   WGMMA_NAMES_64 ", " \
@@ -48,28 +49,28 @@ __device__ __forceinline__ void wgmma_bytes(int (&d)[N / 2], unsigned long long 
 #define WGMMA_SUMS_120 WGMMA_SUMS_112, WGMMA_SUMS_8(112)
 #define WGMMA_SUMS_128 WGMMA_SUMS_120, WGMMA_SUMS_8(120)
 
-// `A`, `B`: operand numbers of the descriptors, which follow the accumulators.
-#define WGMMA_BYTES(N, COUNT, A, B)         \
-  WGMMA_BYTES_OF(true, "s8", N, COUNT, A, B) \
-  WGMMA_BYTES_OF(false, "u8", N, COUNT, A, B)
-#define WGMMA_BYTES_OF(SIGNED, TYPE, N, COUNT, A, B)                                          \
+// `A`, `B`, `ADDS`: operand numbers of the descriptors and the flag, which follow the accumulators.
+#define WGMMA_BYTES(N, COUNT, A, B, ADDS)         \
+  WGMMA_BYTES_OF(true, "s8", N, COUNT, A, B, ADDS) \
+  WGMMA_BYTES_OF(false, "u8", N, COUNT, A, B, ADDS)
+#define WGMMA_BYTES_OF(SIGNED, TYPE, N, COUNT, A, B, ADDS)                                    \
   template <>                                                                                 \
   __device__ __forceinline__ void wgmma_bytes<SIGNED, N>(                                     \
-      int (&d)[N / 2], unsigned long long a, unsigned long long b) {                          \
+      int (&d)[N / 2], unsigned long long a, unsigned long long b, int accumulates) {         \
     asm volatile(                                                                             \
-        "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"                                        \
+        "{\n.reg .pred add;\nsetp.ne.u32 add, %" #ADDS ", 0;\n"                               \
         "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8." TYPE " {" WGMMA_NAMES_##COUNT    \
         "}, %" #A ", %" #B ", add;\n}"                                                        \
         : WGMMA_SUMS_##COUNT                                                                  \
-        : "l"(a), "l"(b));                                                                    \
+        : "l"(a), "l"(b), "r"(accumulates));                                                  \
   }
 
-WGMMA_BYTES(64, 32, 32, 33)
-WGMMA_BYTES(96, 48, 48, 49)
-WGMMA_BYTES(112, 56, 56, 57)
-WGMMA_BYTES(128, 64, 64, 65)
-WGMMA_BYTES(192, 96, 96, 97)
-WGMMA_BYTES(208, 104, 104, 105)
-WGMMA_BYTES(224, 112, 112, 113)
-WGMMA_BYTES(240, 120, 120, 121)
-WGMMA_BYTES(256, 128, 128, 129)
+WGMMA_BYTES(64, 32, 32, 33, 34)
+WGMMA_BYTES(96, 48, 48, 49, 50)
+WGMMA_BYTES(112, 56, 56, 57, 58)
+WGMMA_BYTES(128, 64, 64, 65, 66)
+WGMMA_BYTES(192, 96, 96, 97, 98)
+WGMMA_BYTES(208, 104, 104, 105, 106)
+WGMMA_BYTES(224, 112, 112, 113, 114)
+WGMMA_BYTES(240, 120, 120, 121, 122)
+WGMMA_BYTES(256, 128, 128, 129, 130)
