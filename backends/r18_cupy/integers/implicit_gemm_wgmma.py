@@ -29,31 +29,39 @@ from r18_cupy.integers.wgmma import (
 )
 
 
-def tiles_of(k: int) -> tuple[IntegerTile, ...]:
-    """The compiled tiles over `k` bytes of K, those with many outputs first."""
-
-    def tile(
-        m: int, n: int, stages: int, blocks: int, parts: int = 1, groups_n: int = 1
-    ) -> IntegerTile:
-        return IntegerTile(m, n, k, m // GROUP_M, groups_n, stages, blocks, parts)
-
-    more = 128 // k  # stages of the same bytes
-    return (
-        tile(128, 256, 4 * more, 1),
-        tile(128, 192, 4 * more, 1),
-        tile(128, 128, 3 * more, 2),
-        tile(128, 96, 3 * more, 2),
-        tile(64, 256, 4 * more, 1, groups_n=2),
-        tile(64, 128, 4 * more, 2),
-        tile(64, 64, 4 * more, 3),
-        tile(128, 64, 6 * more, 1, parts=2),
-        tile(64, 64, 6 * more, 2, parts=2),
-        tile(64, 64, 6 * more, 2, parts=4),
-        tile(64, 64, 8 * more, 1, parts=8),
-    )
+def tile_of(
+    k: int, m: int, n: int, stages: int, blocks: int, parts: int = 1, groups_n: int = 1
+) -> IntegerTile:
+    """The tile with as many warpgroups as its channels need, times `groups_n`."""
+    return IntegerTile(m, n, k, m // GROUP_M, groups_n, stages, blocks, parts)
 
 
-TILES = (*tiles_of(128), *tiles_of(64))
+TILES = (
+    # A warpgroup with many pixels reads the fewest bytes of shared memory per product.
+    tile_of(128, 128, 256, stages=4, blocks=1),
+    tile_of(128, 128, 192, stages=4, blocks=1),
+    tile_of(128, 128, 128, stages=3, blocks=2),
+    tile_of(128, 128, 96, stages=3, blocks=2),
+    tile_of(128, 64, 256, stages=4, blocks=1, groups_n=2),
+    tile_of(128, 64, 128, stages=4, blocks=2),
+    tile_of(128, 64, 64, stages=4, blocks=3),
+    # For a few images, K is split, and as much is prefetched as fits.
+    tile_of(128, 128, 128, stages=6, blocks=1, parts=4),
+    tile_of(128, 64, 128, stages=8, blocks=1, parts=4),
+    tile_of(128, 128, 64, stages=6, blocks=1, parts=2),
+    tile_of(128, 128, 64, stages=8, blocks=1, parts=4),
+    tile_of(128, 64, 64, stages=6, blocks=2, parts=2),
+    tile_of(128, 64, 64, stages=6, blocks=2, parts=4),
+    tile_of(128, 64, 64, stages=8, blocks=1, parts=8),
+    # For 64 channels or fewer.
+    tile_of(64, 128, 256, stages=8, blocks=1),
+    tile_of(64, 128, 192, stages=8, blocks=1),
+    tile_of(64, 128, 128, stages=6, blocks=2),
+    tile_of(64, 64, 128, stages=8, blocks=2),
+    tile_of(64, 64, 64, stages=8, blocks=3),
+    tile_of(64, 64, 64, stages=12, blocks=2, parts=2),
+)
+"""The compiled tiles, by K and by outputs."""
 
 # -- choosing ----------------------------------------------------------------------------------
 

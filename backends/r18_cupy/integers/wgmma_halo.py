@@ -230,19 +230,17 @@ class IntegerHaloConv(IntegerWgmmaConv):
 # -- weights in a ring -------------------------------------------------------------------------
 
 
-def halo_tiles(k: int) -> tuple[IntegerTile, ...]:
-    """The compiled tiles: pixel counts that the rows of ResNet-18 fill.
-
-    4 rows of 58 pixels without the last two, 14 of 16, 7 of 30; fewer for small batches. A block
-    alone on its SM prefetches its weights further ahead.
-    """
-    more = 128 // k
-    return (
-        *(IntegerTile(GROUP_M, n, k, 1, 1, 4 * more, 2) for n in (240, 224, 208, 128)),
-        IntegerTile(GROUP_M, 64, k, 1, 1, 4 * more, 4),
-        IntegerTile(GROUP_M, 128, k, 1, 1, 9 * more, 1),
-        IntegerTile(GROUP_M, 64, k, 1, 1, 9 * more, 1),
-    )
+HALO_TILES = (
+    *(IntegerTile(GROUP_M, n, 128, 1, 1, stages=4, blocks=2) for n in (240, 224, 208, 128)),
+    IntegerTile(GROUP_M, 64, 128, 1, 1, stages=4, blocks=4),
+    IntegerTile(GROUP_M, 128, 128, 1, 1, stages=9, blocks=1),
+    IntegerTile(GROUP_M, 64, 128, 1, 1, stages=9, blocks=1),
+    *(IntegerTile(GROUP_M, n, 64, 1, 1, stages=8, blocks=2) for n in (240, 128)),
+    IntegerTile(GROUP_M, 64, 64, 1, 1, stages=8, blocks=4),
+)
+"""Pixel counts that the rows of ResNet-18 fill: 4 rows of 58 pixels without the last two, 14 of 16, 7
+of 30; fewer for small batches. A block alone on its SM prefetches its weights further ahead.
+"""
 
 
 class IntegerImplicitGemmWgmmaHalo(IntegerHaloConv):
@@ -258,7 +256,7 @@ class IntegerImplicitGemmWgmmaHalo(IntegerHaloConv):
 
     @property
     def tiles(self) -> tuple[IntegerTile, ...]:
-        return (*halo_tiles(128), *halo_tiles(64))
+        return HALO_TILES
 
     def slots(self, blocking: Blocking) -> int:
         return min(2, blocking.chunks)
@@ -289,17 +287,15 @@ class IntegerImplicitGemmWgmmaHalo(IntegerHaloConv):
 # -- weights resident --------------------------------------------------------------------------
 
 
-def resident_tiles() -> tuple[IntegerTile, ...]:
-    """The compiled tiles: for 64 channels of 56 or fewer columns, and for 128 of 28 or fewer.
-
-    `n` counts the pixels of all warpgroups, which take tiles in turn; `stages` are the slots.
-    """
-    return (
-        IntegerTile(GROUP_M, 480, 64, 1, 2, 4, 1),
-        IntegerTile(GROUP_M, 240, 64, 1, 1, 2, 2),
-        IntegerTile(GROUP_M, 416, 128, 1, 2, 3, 1),
-        IntegerTile(GROUP_M, 448, 128, 1, 2, 3, 1),
-    )
+RESIDENT_TILES = (
+    IntegerTile(GROUP_M, 480, 64, 1, groups_n=2, stages=4, blocks=1),
+    IntegerTile(GROUP_M, 240, 64, 1, groups_n=1, stages=2, blocks=2),
+    IntegerTile(GROUP_M, 416, 128, 1, groups_n=2, stages=3, blocks=1),
+    IntegerTile(GROUP_M, 448, 128, 1, groups_n=2, stages=3, blocks=1),
+)
+"""For 64 channels of 56 columns or fewer, and for 128 of 28 or fewer. `n` counts the pixels of all
+warpgroups, which take tiles in turn; `stages` are the slots.
+"""
 
 
 class IntegerImplicitGemmWgmmaResident(IntegerHaloConv):
@@ -308,12 +304,13 @@ class IntegerImplicitGemmWgmmaResident(IntegerHaloConv):
     algorithm = "implicit_gemm_wgmma_resident"
     source = "integers/hopper/implicit_gemm_wgmma_resident"
 
+    WINDOW = (3, 3)
     LATENCY = 6000  # cycles of a block besides its tiles: weights, the first rows, the last outputs
     PIXEL_LATENCY = 12  # cycles per pixel of a tile besides its products
 
     @property
     def tiles(self) -> tuple[IntegerTile, ...]:
-        return resident_tiles()
+        return RESIDENT_TILES
 
     def slots(self, blocking: Blocking) -> int:
         return blocking.tile.stages
@@ -325,17 +322,24 @@ class IntegerImplicitGemmWgmmaResident(IntegerHaloConv):
         room -= self._held(blocking, 0) + RESERVED_NBYTES
         return max(min(room // blocking.slab_pitch, tile.stages), tile.groups_n)
 
+    def obstacle(self, problem: Problem, tile: IntegerTile) -> str | None:
+        op = cast(QuantizedConv2d, problem.op).conv
+        if op.kernel_size != self.WINDOW:
+            return f"has unrolled a window of {self.WINDOW}, got {op.kernel_size}"
+        if op.in_channels > tile.k:
+            return f"keeps {tile.k} channels of all weights, got {op.in_channels}"
+        return super().obstacle(problem, tile)
+
     def shared_nbytes(self, blocking: Blocking) -> int:
-        tile = blocking.tile
-        last_chunk = (tile.stages * blocking.chunks - 1) * blocking.patch_pitch
+        last_slot = (blocking.tile.stages - 1) * blocking.patch_pitch
         held = self._held(blocking, self.slabs(blocking))
-        return max(held, ALIGNMENT + last_chunk + blocking.reach_nbytes)
+        return max(held, ALIGNMENT + last_slot + blocking.reach_nbytes)
 
     def _held(self, blocking: Blocking, slabs: int) -> int:
         """Bytes of image rows, weights, slabs and mbarriers."""
         tile = blocking.tile
-        weights = blocking.chunks * blocking.positions * tile.m * tile.k
-        rows = tile.stages * blocking.chunks * blocking.patch_pitch
+        weights = blocking.positions * tile.m * tile.k
+        rows = tile.stages * blocking.patch_pitch
         barriers = (2 * tile.stages + tile.groups_n + 1) * BARRIER_NBYTES
         return ALIGNMENT + rows + weights + slabs * blocking.slab_pitch + barriers
 
@@ -347,7 +351,7 @@ class IntegerImplicitGemmWgmmaResident(IntegerHaloConv):
 
     def estimate(self, problem: Problem, blocking: Blocking) -> float:
         tile = blocking.tile
-        work = blocking.chunks * blocking.positions * step_cycles(tile)
+        work = blocking.positions * step_cycles(tile)
         share = ceil_div(blocking.tiles, MULTIPROCESSORS)
         work = max(work * share, share * (work + self.PIXEL_LATENCY * tile.group_n) / 2)
         return self.LATENCY + work

@@ -20,7 +20,7 @@ struct HaloShape {
   int per_place;     // ⌈2¹⁶ / padded⌉: finds a place's row without dividing
   int patch_nbytes;  // bytes of one chunk of TILE_K channels of the image rows
   int patch_pitch;   // bytes from one such chunk to the next, a multiple of 1024
-  int slots;         // of shared memory for chunks (halo), or for all chunks of a tile (resident)
+  int slots;         // of shared memory for chunks
   int slabs;         // slabs of shared memory, for tiles in turn
   int slab_pitch;    // bytes from one slab to the next, a multiple of 1024
 };

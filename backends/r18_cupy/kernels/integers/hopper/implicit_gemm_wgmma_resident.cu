@@ -8,9 +8,13 @@
 // 3. Epilogue: requantisation in the warpgroup's slab, and a TMA store that ends during the next
 //    tile's products.
 //
-// Constraints: sm_90a; stride 1; C and O multiples of 16; the weights of 64 channels, two slots of
-// image rows and the slabs in shared memory, see `obstacle` in integers/wgmma_halo.py.
+// Constraints: sm_90a; a 3×3 window with stride 1; C and O multiples of 16, C at most TILE_K; the
+// weights of 64 channels, the slots of image rows and the slabs in shared memory, see `obstacle` in
+// integers/wgmma_halo.py.
 #include "integers/hopper/halo.cuh"
+
+constexpr int WINDOW = 3;  // rows and columns
+constexpr int POSITIONS = WINDOW * WINDOW;
 
 // Grid: a multiple of the channel tiles, so that a CTA's tiles have the same channels.
 // `residual_multiplier` is null without a residual; that descriptor is then unused.
@@ -25,11 +29,9 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
                                      const int residual_signed, const ConvShape p,
                                      const HaloShape shape) {
   extern __shared__ unsigned char dynamic[];
-  const int chunks = (p.c + TILE_K - 1) / TILE_K, positions = p.kh * p.kw;
-  const int slot_pitch = chunks * shape.patch_pitch;
   const unsigned slots = shared_address(aligned_shared(dynamic));
-  const unsigned weights = slots + shape.slots * slot_pitch;
-  const unsigned slabs = weights + chunks * positions * WEIGHT_BYTES;
+  const unsigned weights = slots + shape.slots * shape.patch_pitch;
+  const unsigned slabs = weights + POSITIONS * WEIGHT_BYTES;
   const Ring slot_ring{slabs + shape.slabs * shape.slab_pitch, shape.slots, 4};  // image rows
   const Ring slab_ring{slot_ring.end(), shape.slabs, 1};  // residuals in, outputs out
   const Ring weight_ring{slab_ring.end(), 1, 1};
@@ -41,10 +43,9 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
 
   if (warpgroup == WARPGROUPS) {
     if (!elected) return;
-    mbarrier_arrive_expect_tx(weight_ring.full(0), chunks * positions * WEIGHT_BYTES);
-    for (int i = 0; i < chunks * positions; ++i) {  // [chunk][position]
-      tma_load(weights + i * WEIGHT_BYTES, weight, weight_ring.full(0),
-               (i % positions * chunks + i / positions) * TILE_K, channel0);
+    mbarrier_arrive_expect_tx(weight_ring.full(0), POSITIONS * WEIGHT_BYTES);
+    for (int i = 0; i < POSITIONS; ++i) {
+      tma_load(weights + i * WEIGHT_BYTES, weight, weight_ring.full(0), i * TILE_K, channel0);
     }
     wait_for_previous_launch();
     RingState slot, slab;
@@ -53,11 +54,9 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
       const Tile at = tile_at(index, p, shape.rows);
       if (issued >= shape.slots) mbarrier_wait(slot_ring.empty(slot.stage), slot.phase ^ 1);
       const unsigned full = slot_ring.full(slot.stage);
-      mbarrier_arrive_expect_tx(full, chunks * shape.patch_nbytes);
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        tma_load_patch(slots + slot.stage * slot_pitch + chunk * shape.patch_pitch, x, full,
-                       chunk * TILE_K, -p.pw, at.line0 - p.ph, at.image);
-      }
+      mbarrier_arrive_expect_tx(full, shape.patch_nbytes);
+      tma_load_patch(slots + slot.stage * shape.patch_pitch, x, full, 0, -p.pw, at.line0 - p.ph,
+                     at.image);
       slot.advance(shape.slots);
       if (issued >= shape.slabs) mbarrier_wait(slab_ring.empty(slab.stage), slab.phase ^ 1);
       if (residual_multiplier) {
@@ -87,36 +86,20 @@ qconv2d_implicit_gemm_wgmma_resident(const __grid_constant__ TensorMap x,
     const Tile at = tile_at(index, p, shape.rows);
     Sums sums;
     mbarrier_wait(slot_ring.full(slot.stage), slot.phase);
-    const unsigned pixels = slots + slot.stage * slot_pitch;
+    const unsigned pixels = slots + slot.stage * shape.patch_pitch;
     const unsigned long long left = row_descriptor<TILE_K>(weights);
     const unsigned long long right = row_descriptor<TILE_K>(pixels);
     wgmma_fence();
-    if (p.kh == 3 && p.kw == 3 && chunks == 1) {
-      // All products in one group: between two groups the tensor cores would wait.
+    // All products are one group: between two groups the tensor cores would wait.
 #pragma unroll
-      for (int r = 0; r < 3; ++r) {
+    for (int r = 0; r < WINDOW; ++r) {
 #pragma unroll
-        for (int s = 0; s < 3; ++s) {
-          multiply(sums, left + (3 * r + s) * (WEIGHT_BYTES / 16),
-                   right + (r * shape.padded + s) * (TILE_K / 16), r + s == 0);
-        }
-      }
-      wgmma_commit();
-    } else {
-      int done = 0;
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        for (int r = 0; r < p.kh; ++r) {
-          for (int s = 0; s < p.kw; ++s, ++done) {
-            wgmma_fence();
-            multiply(sums, left + done * (WEIGHT_BYTES / 16),
-                     right + (chunk * shape.patch_pitch + (r * shape.padded + s) * TILE_K) / 16,
-                     done == 0);
-            wgmma_commit();
-            wgmma_wait<1>();
-          }
-        }
+      for (int s = 0; s < WINDOW; ++s) {
+        multiply(sums, left + (WINDOW * r + s) * (WEIGHT_BYTES / 16),
+                 right + (r * shape.padded + s) * (TILE_K / 16), r + s == 0);
       }
     }
+    wgmma_commit();
     if (!first && storing) {
       tma_store_wait();  // the outputs of the last tile have left the slab
       mbarrier_arrive(slab_ring.empty(stored));
