@@ -40,7 +40,7 @@ TILES = (
     # A warpgroup with many pixels reads the fewest bytes of shared memory per product.
     tile_of(128, 128, 256, stages=4, blocks=1),
     tile_of(128, 128, 192, stages=4, blocks=1),
-    tile_of(128, 128, 128, stages=3, blocks=2),
+    tile_of(128, 128, 112, stages=3, blocks=2),
     tile_of(128, 128, 96, stages=3, blocks=2),
     tile_of(128, 64, 256, stages=4, blocks=1, groups_n=2),
     tile_of(128, 64, 128, stages=4, blocks=2),
@@ -56,7 +56,7 @@ TILES = (
     # For 64 channels or fewer.
     tile_of(64, 128, 256, stages=8, blocks=1),
     tile_of(64, 128, 192, stages=8, blocks=1),
-    tile_of(64, 128, 128, stages=6, blocks=2),
+    tile_of(64, 128, 112, stages=6, blocks=2),
     tile_of(64, 64, 128, stages=8, blocks=2),
     tile_of(64, 64, 64, stages=8, blocks=3),
     tile_of(64, 64, 64, stages=12, blocks=2, parts=2),

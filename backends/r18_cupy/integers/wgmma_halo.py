@@ -238,8 +238,8 @@ HALO_TILES = (
     *(IntegerTile(GROUP_M, n, 64, 1, 1, stages=8, blocks=2) for n in (240, 128)),
     IntegerTile(GROUP_M, 64, 64, 1, 1, stages=8, blocks=4),
 )
-"""Pixel counts that the rows of ResNet-18 fill: 4 rows of 58 pixels without the last two, 14 of 16, 7
-of 30; fewer for small batches. A block alone on its SM prefetches its weights further ahead.
+"""Pixel counts that the rows of ResNet-18 fill: 4 rows of 58 pixels without the last two, 14 of 16,
+7 of 30; fewer for small batches. A block alone on its SM prefetches its weights further ahead.
 """
 
 
