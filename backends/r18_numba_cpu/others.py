@@ -109,7 +109,11 @@ def softmax(op: Softmax, inputs: Arrays, weights: Arrays, out: Array, workspace:
 
 
 def relayout(op: Relayout, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    x = inputs[0]
+    moved(op, inputs[0], out)
+
+
+def moved(op: Relayout, x: Array, out: Array) -> None:
+    """The values of x, in its layout, to where `out` has them; of any storage format."""
     if op.source is op.target:
         out[...] = x
     elif op.target is Layout.NHWC:

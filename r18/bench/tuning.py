@@ -49,9 +49,19 @@ from r18.graph.ops import (
     WeightSpec,
     parts_of,
 )
-from r18.graph.precision import Precision, dtype_of, is_floating, precision
+from r18.graph.passes import FUSION_LEVELS, fuse, fuse_pool
+from r18.graph.precision import INT8, Precision, dtype_of, is_floating, precision
+from r18.graph.quantize import LEVEL, quantized
+from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
+from r18.graph.schedule import Schedule
 
-TUNED_OPS: tuple[type[Op], ...] = (Conv2d, ConvMaxPool, Linear)
+TUNED_OPS: tuple[type[Op], ...] = (
+    Conv2d,
+    ConvMaxPool,
+    Linear,
+    QuantizedConv2d,
+    QuantizedLinear,
+)
 """Ops worth measuring: the others have one kernel per layout."""
 PLACES = 3
 VALUES = 1 << 20
@@ -217,6 +227,25 @@ def _timed(stream: Stream, run: Callable[[], None], repeat: int) -> list[float]:
     return times
 
 
+def tuned_schedules(
+    backend: Backend, schedule: Schedule, levels: Sequence[str], names: Sequence[str], bits: int = 8
+) -> list[Schedule]:
+    """The schedules whose problems plans of a schedule (at level `none`) may have.
+
+    levels: of the precisions in `names` that store floats. In int8 there is one, in integers, with
+    weights of these bits. Where the backend has kernels that fuse max-pooling, so has a further
+    schedule. Raises what `fuse` and `quantized` raise.
+    """
+    found = []
+    if any(name != INT8.name for name in names):
+        found += [fuse(schedule, level) for level in levels]
+        if any(kernel.op is ConvMaxPool for kernel in backend.kernels()):
+            found += [fuse_pool(fused) for fused in found if fused.level == FUSION_LEVELS[-1]]
+    if INT8.name in names:
+        found.append(quantized(fuse(schedule, LEVEL), bits))
+    return found
+
+
 def tune(
     backend: Backend,
     problems: Iterable[Problem],
@@ -327,4 +356,5 @@ __all__ = [
     "as_on",
     "shipped_table",
     "tune",
+    "tuned_schedules",
 ]

@@ -10,7 +10,7 @@ import typer
 from tabulate import tabulate
 
 from r18.backend.tuned import read_table, users_table
-from r18.bench.tuning import TUNED_OPS
+from r18.bench.tuning import TUNED_OPS, tuned_schedules
 from r18.bench.tuning import tune as tuned
 from r18.cli.options import (
     BackendName,
@@ -23,9 +23,10 @@ from r18.cli.options import (
     listed,
 )
 from r18.errors import UsageError, unknown
-from r18.graph.ops import ConvMaxPool
-from r18.graph.passes import FUSION_LEVELS, fuse, fuse_pool
+from r18.graph.passes import FUSION_LEVELS
+from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_named
+from r18.graph.quantized import QUANTIZED_OPS
 from r18.progress import progress_bar
 
 
@@ -40,6 +41,7 @@ def tune(
     steps: Annotated[
         str, typer.Option(metavar="GLOB", help="Only steps whose name matches.")
     ] = "*",
+    bits: Annotated[int, typer.Option(help="Of a weight in int8: 8, 4 or 2.")] = 8,
     out: Annotated[
         Path | None, typer.Option(help="The table's file. [where plans on this device look]")
     ] = None,
@@ -48,7 +50,8 @@ def tune(
 
     The table keeps what it holds of other problems. Plans on this device then use it; it changes
     only speed. At level all, kernels that compute max-pooling with its
-    convolution are measured next to separate ones. Exit code 2 when there was nothing to measure.
+    convolution are measured next to separate ones. In int8 the network is measured in integers, at
+    level all. Exit code 2 when there was nothing to measure.
     """
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
@@ -56,9 +59,8 @@ def tune(
     for name in names:
         precision_named(name)
     schedule = chosen_schedule(network_name, None)
-    schedules = [fuse(schedule, level) for level in listed(fusion, "--fusion")]
-    if any(kernel.op is ConvMaxPool for kernel in chosen.kernels()):
-        schedules += [fuse_pool(fused) for fused in schedules if fused.level == FUSION_LEVELS[-1]]
+    levels = listed(fusion, "--fusion")
+    schedules = tuned_schedules(chosen, schedule, levels, names, bits)
     known = sorted({step.name for fused in schedules for step in fused.steps})
     if not any(fnmatchcase(name, steps) for name in known):
         raise unknown("step", steps, known, hint="A glob over names works too.")
@@ -70,7 +72,13 @@ def tune(
         if isinstance(problem.op, TUNED_OPS) and fnmatchcase(name, steps)
     ]
     with progress_bar() as bar:
-        bar.start(len(set(problems)) * len(names))
+        bar.start(
+            sum(
+                isinstance(problem.op, QUANTIZED_OPS) == (name == INT8.name)
+                for name in names
+                for problem in set(problems)
+            )
+        )
         table = tuned(chosen, problems, names, bar.advance)
     rows = [
         (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")

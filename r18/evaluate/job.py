@@ -13,6 +13,7 @@ from r18.evaluate import distributed, record
 from r18.evaluate.request import Request
 from r18.evaluate.run import Engine, Evaluation, Here, Progress, check_ready, evaluate
 from r18.evaluate.sources import ImageSet, find_images
+from r18.graph.quantization import Quantization
 from r18.graph.resnet import network
 from r18.images.classify import even_batch
 from r18.machine import cpus, machine
@@ -60,12 +61,19 @@ class Finished:
     images: ImageSet
     host: dict[str, Any]
     workers: int | None
+    quantization: Quantization | None = None
 
     def record(self, folder: Path) -> Path:
         """Write the numbers to the device's record; returns the file. Raises `UsageError`."""
         about = {"machine": self.host}
         return record.save(
-            self.evaluation, self.request, self.images, about, folder, workers=self.workers
+            self.evaluation,
+            self.request,
+            self.images,
+            about,
+            folder,
+            workers=self.workers,
+            quantization=self.quantization,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -126,7 +134,7 @@ def run_job(
             tell=tell,
             on_progress=on_progress,
         )
-        return Finished(job, done, request, found, host, runner.workers)
+        return Finished(job, done, request, found, host, runner.workers, weights.quantization)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The numbers of evaluations, on which device: `evaluate-<device>.json`.
 
 There is one entry for each backend, precision, batch, reference, set of images and number of
-workers; a later run replaces its own. The rows are in the table that the run wrote.
+workers, and in int8 for each way to quantise; a later run replaces its own. The rows are in the
+table that the run wrote.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from r18.backend import DeviceInfo
 from r18.evaluate.request import Request
 from r18.evaluate.run import Evaluation
 from r18.evaluate.sources import ImageSet
+from r18.graph.precision import INT8
+from r18.graph.quantization import Quantization
 from r18.records.kinds import Evaluate, EvaluateEntry
 
 WHAT = "evaluate"
@@ -24,11 +27,17 @@ ROWS = ("changed", "not_read")
 """What a summary lists and a record counts."""
 
 
-def entry_name(request: Request, images: str, workers: int | None) -> str:
-    """images: the folder's name."""
+def entry_name(
+    request: Request, images: str, workers: int | None, found: Quantization | None = None
+) -> str:
+    """images: the folder's name. found: what int8 computes with."""
     against = f"{request.against}-{request.against_precision}" if request.against else "none"
     batch = f"b{request.batch}"
-    parts = [request.network, request.backend, request.precision, batch, against, images]
+    precision = request.precision
+    if found is not None:
+        how = found.calibration
+        precision += f"-w{found.bits}-{how.rounding}-{how.method}"
+    parts = [request.network, request.backend, precision, batch, against, images]
     return "/".join([*parts, *([] if workers is None else [f"{workers}-workers"])])
 
 
@@ -40,11 +49,12 @@ def save(
     folder: Path,
     *,
     workers: int | None = None,
+    quantization: Quantization | None = None,
 ) -> Path:
     """Write an evaluation to the record of its backend's device; returns the file.
 
     workers: how many there were; None is this process. about: facts about the run: `machine`.
-    Raises `UsageError` for a damaged record.
+    quantization: of the weights; it counts in int8. Raises `UsageError` for a damaged record.
     """
     running = done.running[0]
     device = DeviceInfo(running.kind, running.device)
@@ -65,7 +75,17 @@ def save(
         "seconds": done.seconds,
         "images_per_second": new / done.seconds if new else None,
     }
-    name = entry_name(request, images.folder.name, workers)
+    found = quantization if request.precision == INT8.name else None
+    if found is not None:
+        how = found.calibration
+        entry["quantised"] = {
+            "bits": found.bits,
+            "method": how.method,
+            "rounding": how.rounding,
+            "images": how.images,
+            "sha256": found.sha256,
+        }
+    name = entry_name(request, images.folder.name, workers, found)
     old = records.load(path, Evaluate)
     entries = (old.entries if old else {}) | {name: msgspec.convert(entry, EvaluateEntry)}
     records.write(path, Evaluate(device=device.name, entries=dict(sorted(entries.items()))))

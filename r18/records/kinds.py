@@ -489,6 +489,16 @@ class Accuracy(Part):
     top5: Number
 
 
+class Quantised(Part):
+    """How weights and activations of int8 were made; see `r18.graph.quantization.Calibration`."""
+
+    bits: int
+    method: str
+    rounding: str
+    images: Count
+    sha256: str
+
+
 class EvaluateEntry(Part):
     """A finished evaluation: the request, the numbers of the summary, and how long it took."""
 
@@ -525,6 +535,7 @@ class EvaluateEntry(Part):
     resumed: Count
     seconds: Number
     images_per_second: Number | None
+    quantised: Quantised | UnsetType = UNSET
 
 
 class Evaluate(OfDevice, kw_only=True, tag="evaluate"):

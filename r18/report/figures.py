@@ -331,7 +331,8 @@ def checkpoints(run: Mapping[str, Any]) -> str:
         figure.subplots_adjust(left=0.1, right=0.98, top=0.87, bottom=0.2, hspace=0.3)
         clip = _logarithmic(upper, [number for found in series.values() for number in found])
         allowed = [n if math.isnan(n) else clip(n) for n in series["allowed"]]  # NaN: unknown
-        upper.plot(xs, allowed, "--", color=BAD, label=f"allowed, {run['multiple']:g} × PyTorch's")
+        most = f"{run['multiple']:g} × PyTorch's" if run["multiple"] else "nothing"
+        upper.plot(xs, allowed, "--", color=BAD, label=f"allowed, {most}")
         upper.fill_between(xs, allowed, upper.get_ylim()[1], color=BAD, alpha=0.1, lw=0)
         if own:
             upper.plot(xs, list(map(clip, series["own"])), ":", color=SOFT, label="PyTorch's own")

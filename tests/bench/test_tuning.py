@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -27,7 +29,8 @@ from r18.backend import (
     find_table,
 )
 from r18.backend.host import HostBuffer, HostKernel
-from r18.backend.tuned import APART, read_table, users_table
+from r18.backend.registry import load_backend
+from r18.backend.tuned import APART, at_batch_1, read_table, users_table
 from r18.bench.tuning import Range, tune
 from r18.cli.app import REFUSED
 from r18.errors import UsageError
@@ -42,7 +45,9 @@ from r18.graph.ops import (
     Relayout,
     parts_of,
 )
+from r18.graph.passes import fuse
 from r18.graph.precision import FP32, INT8
+from r18.graph.quantize import quantized
 from r18.graph.quantized import Quantize, QuantizedConv2d, QuantizedLinear, QuantizePixels
 from r18.graph.resnet import tiny
 from r18.runtime.plan import make_plan
@@ -347,6 +352,43 @@ def test_the_command_measures_only_the_steps_that_are_named(tmp_path: Path) -> N
     refused = r18("tune", "--backend", "numpy", *options, "--steps", "fd")
     assert refused.code == REFUSED
     assert "fc" in refused.err
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_command_measures_the_network_in_integers(tmp_path: Path, bits: int) -> None:
+    """By the kernels of int8 alone, and plans follow the table."""
+    path = tmp_path / "t.json"
+    done = r18(
+        *("tune", "--backend", "numba-cpu", "--network", "tiny", "--precision", "fp32,int8"),
+        *("--batch", 2, "--bits", bits, "--steps", "layer1.*", "--out", path),
+    )
+    assert done.code == 0, done.err
+    table = read_table(path)
+    found = table.choices["int8"]
+    integers = quantized(fuse(tiny(), "all"), bits)
+    asked = {n: p for n, p in integers.problems(2).items() if n.startswith("layer1.")}
+    assert found.keys() == {at_batch_1(problem) for problem in asked.values()}
+    assert all(f"bits={bits}" in problem or bits == 8 for problem in found)
+    assert {
+        timing.kernel.split("/")[3] for sizes in found.values() for timing in sizes.values()
+    } == {"int8"}
+    assert not any(problem.startswith("q") for problem in table.choices["fp32"])
+
+    slow = "numba-cpu/qconv2d/implicit_gemm/int8"  # the portable one, after VNNI's in the list
+    chosen = {problem: {2: replace(found[problem][2], kernel=slow)} for problem in found}
+    backend = copy(load_backend("numba-cpu"))
+    vars(backend)["fastest"] = Table(table.device, {"int8": chosen}).best
+    plan = make_plan(backend, integers, CompileOptions(2, "int8"))
+    assert {step.kernel.id for step in plan.steps if step.name in asked} == {slow}
+
+
+def test_the_command_says_where_there_are_no_kernels_of_integers(tmp_path: Path) -> None:
+    refused = r18(
+        *("tune", "--backend", "pooling_backends:Pooling", "--network", "tiny", "--batch", 1),
+        *("--precision", "int8", "--out", tmp_path / "t.json"),
+    )
+    assert refused.code == REFUSED
+    assert "has no kernel in int8 for any of the problems" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,13 @@ from r18.graph.quantized import (
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    QuantizedRelayout,
     QuantizePixels,
 )
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
 from r18_numba_cpu.integers.packing import PORTABLE, VNNI, flip_of, pack
+from r18_numba_cpu.others import moved
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
 
 BY_VNNI = "_vnni"
@@ -60,6 +62,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),
         kernel(Quantize, "divide", quantize, reads=Layout.NCHW, scratch=_rows_nbytes),
         kernel(QuantizePixels, "table", quantize_pixels),
+        kernel(QuantizedRelayout, "copy", relayout, edges=()),
     )
 
 
@@ -113,6 +116,16 @@ def quantize_pixels(
     """(N, H, W, C) of bytes in, (N, H, W, C) out."""
     channels = op.normalize.channels
     _run("look_up", inputs[0], *weights, out, out.size // channels, channels, SPAN)
+
+
+def relayout(
+    op: QuantizedRelayout, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """Bytes of either sign are moved by the same code; images are float32."""
+    if op.stored == "float32":
+        moved(op, inputs[0], out)
+    else:
+        moved(op, inputs[0].view(np.uint8), out.view(np.uint8))
 
 
 def _run(name: str, *arguments: Any) -> None:

@@ -22,6 +22,7 @@ from r18.backend.registry import load_backend
 from r18.errors import ProgramClosed, ShapeError, UnknownName, UsageError
 from r18.graph.ops import Normalize
 from r18.graph.precision import precision as precision_of
+from r18.graph.quantized import QuantizePixels
 from r18.graph.resnet import tiny
 from r18.graph.schedule import CANONICAL, Schedule
 from r18.images.preprocess import Preprocess
@@ -35,6 +36,7 @@ from r18_oracle.network.checkpoints import (
     seeded_pixels,
 )
 from r18_oracle.network.images import Images
+from r18_oracle.network.integers import executed
 from r18_oracle.search.campaign import Announce
 
 BATCH = 3
@@ -61,10 +63,15 @@ class Subject:
     def options(self, batch: int = BATCH, **more: Any) -> CompileOptions:
         return CompileOptions(batch, self.precision, self.fusion, **more)
 
+    def network(self, seed: int = 0) -> tuple[Schedule, Mapping[str, Array]]:
+        """What programs are compiled from: with the synthetic weights of a seed, or integers."""
+        return executed(self.schedule, _weights(seed), self.images.values, self.options())
+
     @contextmanager
     def program(self, batch: int = BATCH, seed: int = 0, **more: Any) -> Iterator[Program]:
         """A program with the synthetic weights of a seed, closed at the end."""
-        program = self.backend.compile(self.schedule, _weights(seed), self.options(batch, **more))
+        options = self.options(batch, **more)
+        program = self.backend.compile(*self.network(seed), options)
         try:
             yield program
         finally:
@@ -73,7 +80,7 @@ class Subject:
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         """The planned ones."""
-        plan = make_plan(self.backend, self.schedule, self.options())
+        plan = make_plan(self.backend, self.network()[0], self.options())
         return tuple(step.kernel for step in plan.steps)
 
     @cached_property
@@ -232,8 +239,9 @@ def threads_may_share_a_program(subject: Subject) -> None:
 
 def pixels_are_normalised_first(subject: Subject) -> None:
     """A program of pixels loses no more than it may, where there is a kernel for it."""
+    begins = (Normalize, QuantizePixels)
     kernels = subject.backend.kernels()
-    if not any(k.op is Normalize and k.precision.name == subject.precision for k in kernels):
+    if not any(k.op in begins and k.precision.name == subject.precision for k in kernels):
         return  # no backend needs one
     normalize = Preprocess().normalize
     report = compare_checkpoints(
@@ -254,7 +262,8 @@ def pixels_are_normalised_first(subject: Subject) -> None:
 
 
 def checkpoints_have_their_shapes(subject: Subject) -> None:
-    """Every canonical checkpoint can be fetched: float32, float64 from an fp64 program."""
+    """Every canonical checkpoint can be fetched: float32 (integers, too), float64 from an fp64
+    program."""
     wide = precision_of(subject.precision).dtype == np.float64
     with subject.program(taps=CANONICAL) as program:
         output = program(subject.images.values)

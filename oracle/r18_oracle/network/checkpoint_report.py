@@ -245,8 +245,9 @@ HEADS = ("checkpoint", "max abs", "rms", "PyTorch's", "loss", "step's worst", "c
 
 
 def text(report: CheckpointReport) -> str:
-    """A table, then top-1. rms and PyTorch's loss are relative to the reference's rms; `loss` is
-    error/allowed, `step's worst` is error/bound since the previous checkpoint."""
+    """A table, then top-1. rms and PyTorch's loss are relative to the reference's rms, the
+    latter empty where nothing may be lost. `loss` is error/allowed, `step's worst` is error/bound
+    since the previous checkpoint."""
     lines = []
     for row in report.checkpoints:
         loss, forced = row.loss, row.forced
@@ -255,7 +256,7 @@ def text(report: CheckpointReport) -> str:
                 row.name,
                 f"{loss.max_abs:.2e}",
                 f"{loss.relative:.2e}",
-                f"{loss.own_relative:.2e}",
+                f"{loss.own_relative:.2e}" if loss.allowed_max else "",
                 f"{loss.ratio:.3f}",
                 "" if forced is None else f"{forced.ratio:.3f} {forced.step}",
                 f"{loss.cosine:.9f}",

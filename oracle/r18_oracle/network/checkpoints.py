@@ -5,6 +5,8 @@
 - Teacher-forced: each step of the plan gets the reference's values, rounded to its storage, and is
   judged by its derived bound. This locates the source of a propagated error.
 
+In int8 both must be 0: integers are specified to the bit, and so are the logits.
+
 The reference run, PyTorch's own run and the backend's run advance together, batch by batch. Only
 one checkpoint of each is in memory, in addition to the values that the network still reads.
 """
@@ -18,17 +20,18 @@ import numpy as np
 
 from r18.backend import Array, Backend, CompileOptions, Kernel, Plan, PlannedStep, Program
 from r18.errors import R18Error, ShapeError, UsageError
-from r18.evaluate.margins import Allowance, Call, calls, multiple
+from r18.evaluate.margins import Call, calls, multiple
 from r18.graph.ops import ConvMaxPool, Normalize, Problem
 from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pool
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import schedule_for
+from r18.weights.precisions import is_quantized
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
 from r18_oracle.check.call import Observation, observe
 from r18_oracle.findings import described
-from r18_oracle.judge.reference import kernel_running
+from r18_oracle.judge.reference import explanation, kernel_running
 from r18_oracle.judge.verdict import judge
 from r18_oracle.network.checkpoint_report import (
     UNTAPPED,
@@ -40,7 +43,8 @@ from r18_oracle.network.checkpoint_report import (
     text,
 )
 from r18_oracle.network.images import Images
-from r18_oracle.network.losses import LossSums
+from r18_oracle.network.integers import executed
+from r18_oracle.network.losses import LossSums, allowance_of
 from r18_oracle.network.reference_runs import LayerRun, pytorch_run, reference_run
 
 DEFAULT_BATCH = 4
@@ -65,6 +69,9 @@ def compare_checkpoints(
 ) -> CheckpointReport:
     """Run a schedule (at level `none`) on a backend and compare it with float64.
 
+    In int8 the network is quantised (`r18_oracle.network.integers`), and compared with the
+    reference of the quantised ops: every integer and every logit must be equal.
+
     batch:    images per run; by default `DEFAULT_BATCH`, or all images if there are fewer. The last
               run may be smaller.
     taps:     as in `checkpoint_names`, of the schedule at that fusion level; with "all", those that
@@ -88,6 +95,7 @@ def compare_checkpoints(
         kernels=dict(kernels or {}),
         pixels=pixels,
     )
+    schedule, weights = executed(schedule, weights, images.values, options)
     firsts = range(0, count, options.batch)
     sizes = {min(options.batch, count - first) for first in firsts}
     names = _names(backend, schedule, options, taps, sizes)
@@ -124,11 +132,16 @@ def _names(
     batches: Collection[int],
 ) -> list[str]:
     """The selected checkpoints; "all" leaves out those that some plan has fused away."""
-    names = checkpoint_names(_begun(fuse(schedule, options.fusion), options), taps)
+    names = checkpoint_names(_begun(_fused(schedule, options), options), taps)
     if taps != "all":
         return names
     plans = [schedule_for(backend, schedule, replace(options, batch=size)) for size in batches]
     return [name for name in names if all(name in plan.taps for plan in plans)]
+
+
+def _fused(schedule: Schedule, options: CompileOptions) -> Schedule:
+    """The schedule at the options' level, where one in integers is already."""
+    return schedule if is_quantized(schedule) else fuse(schedule, options.fusion)
 
 
 def _begun(schedule: Schedule, options: CompileOptions) -> Schedule:
@@ -149,23 +162,28 @@ class _Comparison:
         progress: Callable[[str, Problem | None], None] | None,
     ) -> None:
         self._precision = precision_of(options.precision)
-        Allowance.of(self._precision, 1)  # raises for a precision without one
+        self._integers = is_quantized(schedule)
         self._backend, self._schedule, self._weights = backend, schedule, weights
         self._options = options
         self._progress = progress or (lambda name, problem: None)
-        fused = _begun(fuse(schedule, options.fusion), options)
+        fused = _begun(_fused(schedule, options), options)
         self._unfused, self._fused = _begun(schedule, options), fused
         self._values = {name: fused.value_of(name) for name in names}
         self._values[UNTAPPED] = fused.output
-        self._pytorch = pytorch_run(self._unfused, fused, weights, self._precision)
         self._read = fold_weights(fused, weights)
+        self._exact = self._read if self._integers else weights
+        self._pytorch = (
+            None
+            if self._integers  # there is nothing that it could lose
+            else pytorch_run(self._unfused, fused, weights, self._precision)
+        )
         self._open: list[Program] = []
         self._programs: dict[int, tuple[Program, Program]] = {}  # by batch
         self._sums = {name: LossSums() for name in self._values}
         self._since: dict[str, dict[str, None]] = {}  # steps since the previous checkpoint
         self._calls: list[Call] = []
         self.steps: dict[str, StepError] = {}
-        self.multiple = multiple((), self._precision)
+        self.multiple = self._multiple(())
 
     def close(self) -> None:
         for program in self._open:
@@ -183,8 +201,8 @@ class _Comparison:
             tapped.synchronize()
         reads = [plan.tensors[key].value for step in plan.steps for key in step.inputs]
         compared = set(self._values.values())
-        reference = reference_run(self._unfused, self._weights, images, [*reads, *compared])
-        own = self._pytorch(images, compared)
+        reference = reference_run(self._unfused, self._exact, images, [*reads, *compared])
+        own = None if self._pytorch is None else self._pytorch(images, compared)
         steps: dict[str, None] = {}
 
         def compare(value: str) -> None:
@@ -212,8 +230,11 @@ class _Comparison:
             self._programs[batch] = tapped, self._compile(batch, ())
             _check_plan(self._backend, self._fused, tapped.plan, batch)
             algorithms = {step.kernel.contract.algorithm for step in tapped.plan.steps}
-            self.multiple = max(self.multiple, multiple(algorithms, self._precision))
+            self.multiple = max(self.multiple, self._multiple(algorithms))
         return self._programs[batch]
+
+    def _multiple(self, algorithms: Collection[str]) -> float:
+        return 0.0 if self._integers else multiple(algorithms, self._precision)
 
     def _compile(self, batch: int, taps: tuple[str, ...]) -> Program:
         options = replace(self._options, batch=batch, taps=taps)
@@ -241,7 +262,7 @@ class _Comparison:
         self,
         value: str,
         reference: LayerRun,
-        own: LayerRun,
+        own: LayerRun | None,
         tapped: Program,
         output: Array,
         first: int,
@@ -249,10 +270,11 @@ class _Comparison:
         """Compare one value with the backend's, under each of its names."""
         expected = reference.take(value)
         names = [name for name, of in self._values.items() if of == value]
-        lost = own.take(value)
-        for name in names:
-            self._sums[name].add_own(lost, expected)
-        del lost
+        if own is not None:
+            lost = own.take(value)
+            for name in names:
+                self._sums[name].add_own(lost, expected)
+            del lost
         for name in names:
             with kernel_running():
                 got = output if name == UNTAPPED else tapped.fetch(name)
@@ -266,7 +288,7 @@ class _Comparison:
                 self._calls += calls(got, expected, first)
 
     def rows(self) -> tuple[CheckpointError, ...]:
-        allowance = Allowance.of(self._precision, self.multiple)
+        allowance = allowance_of(self._precision, self.multiple)
         return tuple(
             CheckpointError(
                 name,
@@ -306,7 +328,9 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
             return replace(step, check=check, message=wrong)
     judged = judge(case, kernel.contract, seen.output)
     if not judged.ok:
+        whence = explanation(case.problem, *case.wide(), seen.output)
         message = f"error exceeds the bound (error/bound {judged.ratio:.3g})"
+        message += whence and f"; {whence}"
         step = replace(step, check="checkpoint", message=message)
     return replace(
         step,

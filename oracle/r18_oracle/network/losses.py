@@ -3,7 +3,7 @@
 A derived bound is useless over a whole network: worst cases multiply, and after some layers any
 value would be allowed. The yardstick is therefore measured. It is the error of PyTorch's own
 arithmetic in the same precision (`r18_oracle.network.reference_runs.pytorch_run`), on the same
-weights and images, at the same checkpoint.
+weights and images, at the same checkpoint. In integers nothing may be lost, and the yardstick is 0.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import numpy as np
 
 from r18.backend import Array
 from r18.evaluate.margins import Allowance
+from r18.graph.precision import INT8, Precision
+
+NOTHING = Allowance(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Loss:
         """The error and the allowed error, in words."""
         if self.nonfinite:
             return f"{self.nonfinite} of its values are NaN or infinite"
+        if self.allowed_max == 0:
+            return (
+                f"differs from the reference's integers, by up to {self.max_abs:.3g}: they are "
+                "specified to the bit, and nothing may be lost"
+            )
         return (
             f"loses {self.ratio:.3g} times what it may (rms {self.rms:.3g} of "
             f"{self.allowed_rms:.3g}, max {self.max_abs:.3g} of {self.allowed_max:.3g})"
@@ -130,10 +138,18 @@ class LossSums:
         )
 
 
+def allowance_of(precision: Precision, multiple: float) -> Allowance:
+    """What a program may lose against its reference: nothing in integers, whatever the multiple.
+
+    Raises as `Allowance.of`.
+    """
+    return NOTHING if precision == INT8 else Allowance.of(precision, multiple)
+
+
 def _ratio(error: float, allowed: float) -> float:
     if error == 0:
         return 0.0
     return error / allowed if allowed else math.inf
 
 
-__all__ = ["Loss", "LossSums"]
+__all__ = ["Loss", "LossSums", "allowance_of"]

@@ -66,6 +66,8 @@ def reference_run(
 ) -> LayerRun:
     """A run in float64 from these weights and images, of a schedule at level `none`.
 
+    One in integers gives integers, and logits in float32: float64 holds them exactly.
+
     `take` raises `UsageError` if a value is not finite, since nothing can be compared with it.
     """
 

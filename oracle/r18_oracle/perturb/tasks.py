@@ -23,6 +23,7 @@ from r18_oracle.check.perturbed import CALM, Delays, Perturbed, has_raised, unab
 from r18_oracle.findings import Failed, Finding, described
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoints import seeded_images
+from r18_oracle.network.integers import executed
 from r18_oracle.search.campaign import Announce, walk
 from r18_oracle.search.choices import on_kernel
 from r18_oracle.search.network_run import program_label
@@ -177,7 +178,7 @@ def _outputs(backend: Backend, precision: str, batches: list[Array], delays: Del
         schedule = tiny()
         options = CompileOptions(BATCH, precision, "all", graph=seed % 2 == 0)
         weights = load_weights("synthetic:0", schedule)
-        program = backend.compile(schedule, weights, options)
+        program = backend.compile(*executed(schedule, weights, batches[0], options), options)
         try:
             arrays = program.input_arrays()
 

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from itertools import chain
 
 from r18.backend import Backend, CompileOptions, Kernel
-from r18.errors import NoKernel, R18Error, UnknownName
-from r18.evaluate.margins import Allowance
+from r18.errors import NoKernel, R18Error, UsageError
 from r18.graph.ops import Problem
 from r18.graph.precision import precision as precision_of
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
+from r18.weights.precisions import integer_schedule
 from r18_oracle.findings import Finding, described
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.judge.declared import repeated
 from r18_oracle.search.campaign import network_problems
 
+CONVOLUTIONS = frozenset({"conv2d", "qconv2d"})
+"""The ops without which a backend runs no network of a precision."""
 SMALL = 1 << 16
 """Limit on elements and on multiplications of the corners that a precision is tried with."""
 
@@ -28,16 +30,17 @@ def program_refusal(
 ) -> str | None:
     """Why a backend cannot run a schedule (at level `none`) in a precision, or None.
 
-    An exception of a kernel's `refusal` is not a refusal; the run itself will show it. Raises
+    In int8 that is the schedule's integer form, which exists at fusion level `all` only. An
+    exception of a kernel's `refusal` is not a refusal; the run itself will show it. Raises
     `UnknownName` or `UsageError` for a precision or a fusion level that does not exist.
     """
-    arithmetic = precision_of(precision)
+    options = CompileOptions(1, precision_of(precision).name, fusion)
     try:
-        Allowance.of(arithmetic, 1)
-    except UnknownName:
-        return f"what a network may lose in {precision} is not known"
+        schedule = integer_schedule(schedule, options)
+    except UsageError as refusal:
+        return str(refusal)
     try:
-        make_plan(backend, schedule, CompileOptions(1, precision, fusion))
+        make_plan(backend, schedule, options)
     except NoKernel as refusal:
         return str(refusal).splitlines()[-1].strip()
     except R18Error:
@@ -70,7 +73,7 @@ def lacks_convolutions(backend: Backend, precision: str) -> bool:
     """
     try:
         ops = {k.op.name for k in backend.kernels() if k.precision.name == precision}
-        return "conv2d" not in ops and unavailable(backend, precision) is None
+        return CONVOLUTIONS.isdisjoint(ops) and unavailable(backend, precision) is None
     except Exception:  # of a kernel's refusal; the campaign shows it
         return False
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from r18.graph.precision import INT8
 from r18.machine import machine
 from r18.report.verification import verification_page
 from r18_oracle.check.checks import CHECKS
@@ -19,7 +20,7 @@ from r18_oracle.search.verify import Verification
 from r18_oracle.search.verify_text import to_json
 
 OWN = "fp64"
-"""In this precision PyTorch's own loss is that of float32."""
+"""In this precision PyTorch's own loss is that of float32. In int8 it has none."""
 
 
 def page(
@@ -100,7 +101,7 @@ def _finding(finding: Finding, folder: Path | None) -> dict[str, Any]:
 
 
 def _extend(run: dict[str, Any], report: CheckpointReport) -> None:
-    run["own"] = report.precision != OWN
+    run["own"] = report.precision not in (OWN, INT8.name)
     for row, checkpoint in zip(run["checkpoints"], report.checkpoints, strict=True):
         row["allowed"] = allowed(checkpoint.loss)
     for step, judged in zip(run["steps"], report.steps, strict=True):

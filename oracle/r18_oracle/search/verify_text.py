@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from tabulate import tabulate
 
+from r18.graph.precision import INT8
 from r18_oracle.findings import Finding
 from r18_oracle.network import checkpoint_report
 from r18_oracle.search.campaign import KernelReport
@@ -52,9 +53,10 @@ def _backend(result: BackendResult) -> str:
         parts += _refusals(result)
     for report in result.checkpoints:
         words = "image" if report.images == 1 else "images"
+        against = "the integers specified" if report.precision == INT8.name else "float64"
         parts.append(
             f"{report.network} on {result.name} in {report.precision}, fusion '{report.fusion}', "
-            f"{report.images} {words}, against float64\n{checkpoint_report.text(report)}"
+            f"{report.images} {words}, against {against}\n{checkpoint_report.text(report)}"
         )
     parts += [f"not run in {name}: {reason}" for name, reason in result.skipped.items()]
     return "\n\n".join(parts)

@@ -24,9 +24,9 @@ perturb:  device. What ran with delays, and the findings; a row each for kernels
 mutate:   devices; backends (all). The share of mutants caught; a row for each backend.
 profile:  device, precisions, batches; backend (cupy), memory (contiguous or channels-last). CPU
           and CUDA time of the drop-in; a row for each fusion level, precision and batch.
-evaluate: devices, images (the folder's name); backends (all), network (resnet18). Agreement with
-          the reference on photographs, and speed; a row for each backend, precision, batch and
-          number of workers.
+evaluate: devices, images (the folder's name); backends (all), network (resnet18), precisions (all).
+          Agreement with the reference on photographs, and speed; a row for each backend, precision
+          (int8 with the way to quantise), batch and number of workers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "sanitize": (sanitize_table, ("device",)),
     "perturb": (perturb_table, ("device",)),
     "mutate": (mutate_table, ("devices", "backends")),
-    "evaluate": (evaluate_table, ("devices", "images", "backends", "network")),
+    "evaluate": (evaluate_table, ("devices", "images", "backends", "network", "precisions")),
     "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
 """The function that makes each table, and the options of its marker."""

@@ -77,12 +77,14 @@ def evaluate_table(options: Options, folder: Path) -> Table:
     counts the images kept from an interrupted run.
     """
     images, network = needed(options, "images"), options.get("network", "resnet18")
-    asked = options.get("backends")
+    asked, precisions = options.get("backends"), options.get("precisions")
     rows: list[Row] = []
     captions: list[str] = []
     for device in listed(options, "devices"):
         for found in record_of(folder, "evaluate", device)["entries"].values():
             if (found["network"], found["folder"]) != (network, images):
+                continue
+            if precisions is not None and found["precision"] not in precisions.split(","):
                 continue
             if asked is None or found["backend"] in asked.split(","):
                 captions.append(f"{device_words(found)}, {found['date'][:10]}.")
@@ -91,6 +93,7 @@ def evaluate_table(options: Options, folder: Path) -> Table:
         raise UsageError(
             f"no record of {options['devices']} has an evaluation of '{images}'"
             + (f" with {asked}" if asked else "")
+            + (f" in {precisions}" if precisions else "")
         )
     heads = (
         "backend | device | precision | batch | against | images | same class | near ties | "
@@ -103,8 +106,10 @@ def _evaluated(found: Data) -> Row:
     """The cells of an evaluation behind its device."""
     against, right = found["against"], found["accuracy"]
     compared = bool(found["compared"])
+    how = found.get("quantised")
+    words = f" (W{how['bits']} {how['rounding']}, {how['method']})" if how else ""
     return (
-        found["precision"],
+        found["precision"] + words,
         str(found["batch"]),
         "" if against is None else f"{against} {found['against_precision']}",
         f"{found['images']:,}",

@@ -19,19 +19,21 @@ import pytest
 from integer_networks import assert_equals_numpy, images_of, integer_weights
 from r18.backend import Array, CompileOptions, Kernel
 from r18.errors import UnknownName
-from r18.graph.ops import Conv2d, Linear, MaxPool2d, Op, Problem
+from r18.graph.ops import Conv2d, Layout, Linear, MaxPool2d, Op, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
 from r18.graph.quantize import quantized
 from r18.graph.quantized import (
     LIMITS,
     MOST_DEPTH,
+    RELAID,
     STORAGES,
     Quantize,
     QuantizedConv2d,
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
+    QuantizedRelayout,
     QuantizePixels,
 )
 from r18.graph.resnet import tiny
@@ -237,6 +239,13 @@ def others() -> list[tuple[Kernel, Problem]]:
             case "QuantizePixels":
                 return [
                     Problem(QuantizePixels(normalization(shape[1])), (shape,)) for shape in images
+                ]
+            case "QuantizedRelayout":
+                return [
+                    Problem(QuantizedRelayout(source, target, stored), (shape,))
+                    for source, target in product(Layout, Layout)
+                    for stored in RELAID
+                    for shape in ((1, 1, 1, 1), (2, 3, 5, 4), (3, 33, 1, 2), (1, 16, 7, 17))
                 ]
         raise AssertionError(op)
 
