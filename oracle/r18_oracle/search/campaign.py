@@ -192,10 +192,10 @@ class Campaign:
             self._run_fixed(one, problem, index, light=large)
 
     def _run_network(self, name: str) -> None:
-        for index, problem in enumerate(network_problems(name, self.how.batches)):
-            if type(problem.op) is self.kernel.op:
-                accepted = self._run_fixed(self.kernel, problem, index, light=not self.how.whole)
-                self.report.network_problems += accepted
+        share = Share(self.kernel, self.how, self.seed)
+        for index, problem in share.of_network(network_problems(name, self.how.batches)):
+            accepted = self._run_fixed(self.kernel, problem, index, light=not self.how.whole)
+            self.report.network_problems += accepted
 
     def _run_fixed(self, one: Kernel, problem: Problem, index: int, *, light: bool) -> bool:
         """A problem that was not drawn; False if it is refused."""
@@ -365,7 +365,8 @@ def walk(
             fixed(share.one, share.rounds)
     if network_name is not None:
         every = network_problems(network_name, how.batches)
-        fixed(kernel, (problem for problem in every if type(problem.op) is kernel.op))
+        found = Share(kernel, how, seed).of_network(every)
+        fixed(kernel, (problem for _, problem in found))
 
 
 class _SmallestDrawn:
