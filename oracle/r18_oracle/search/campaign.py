@@ -76,6 +76,11 @@ class KernelReport:
         return self.finding is not None and self.finding.check == "runs"
 
 
+LARGE = 1 << 22
+"""Elements of a corner, weights included, above which it gets the checks of a network's problem: a
+table of pixels for each of 65,537 channels takes 134 MB in float64, in every call."""
+
+
 @cache
 def network_problems(name: str, batches: tuple[int, ...]) -> tuple[Problem, ...]:
     """The distinct problems of a named network."""
@@ -186,7 +191,8 @@ class Campaign:
         with self._shrinking(one):
             search(one, share.how, share.seed, partial(self._attempt, one))
         for index, problem in enumerate((*share.known, *share.vast)):
-            self._run_fixed(one, problem, index, light=False)
+            large = elements(problem) > LARGE and not self.how.whole
+            self._run_fixed(one, problem, index, light=large)
         for index, problem in enumerate(share.rounds):
             large = elements(problem) > 8 * share.how.max_elements  # as no corner is
             self._run_fixed(one, problem, index, light=large)
