@@ -88,7 +88,8 @@ def test_a_fault_is_caught_by_its_check_whatever_the_seed(fault: Fault) -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kernel.id)
 def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
     seen_here(fault)
-    for seconds in (0.15, profile("quick").shrink_seconds, 60.0):  # longer on a busy machine
+    longer = (profile("quick").shrink_seconds, 60.0)  # on a busy machine, and for a deep one
+    for seconds in longer if fault.kernel.id in DEEP else (0.15, *longer):
         finding = campaign(fault.kernel, SEEDS[0], seconds).finding
         assert finding is not None
         assert finding.problem is not None

@@ -45,9 +45,11 @@ def products_of(
     op: QuantizedConv2d, x: Array, weight: Array, padding: int = 0, number: type[Any] = np.float64
 ) -> Array:
     """The sums of products, (N, O, OH, OW): exact in float64."""
-    windows = windows_of(op, x.astype(number), padding)
-    found: Array = np.einsum("nchwrs,ocrs->nohw", windows, weight.astype(number), optimize=True)
-    return found
+    windows = windows_of(op, x.astype(number), padding).transpose(0, 2, 3, 1, 4, 5)
+    n, oh, ow = windows.shape[:3]
+    columns = weight.astype(number).reshape(len(weight), -1)
+    found: Array = windows.reshape(-1, columns.shape[1]) @ columns.T
+    return found.reshape(n, oh, ow, -1).transpose(0, 3, 1, 2)
 
 
 def sums_of(op: QuantizedConv2d, x: Array, weight: Array, bias: Array, padding: int = 0) -> Array:

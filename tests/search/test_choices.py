@@ -25,9 +25,10 @@ from r18_cupy.kernel import CudaKernel
 from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save
 from r18_oracle.generate.problems import schedule_problems
+from r18_oracle.generate.sizes import takes
 from r18_oracle.sanitize.inside import exercise
-from r18_oracle.search.campaign import KernelReport, run_campaign, search
-from r18_oracle.search.choices import SHARE, shares
+from r18_oracle.search.campaign import KernelReport, network_problems, run_campaign, search
+from r18_oracle.search.choices import SHARE, Share, geometry, shares
 from r18_oracle.search.crashes import smallest
 from r18_oracle.search.profiles import Profile, profile
 from r18_oracle.search.replay import replay_finding
@@ -167,6 +168,37 @@ def test_a_brief_look_at_all_precisions_of_a_kernel_sees_every_problem() -> None
     assert len(seen) >= 4
     assert all(len(every) // 3 <= len(part) <= len(every) // 3 + 1 for part in seen)
     assert set().union(*seen) == set(every)
+
+
+@pytest.mark.parametrize(
+    ("named", "kernel"),
+    [
+        ("torch", "torch/conv2d/aten/"),
+        ("torch", "torch/relayout/aten/"),
+        ("numpy", "numpy/qconv2d/im2col/int8"),
+    ],
+)
+def test_a_brief_look_at_the_network_sees_every_geometry(named: str, kernel: str) -> None:
+    """And all precisions of a kernel together see every problem; a kernel in integers, all bits."""
+    backend, brief = load_backend(named), profile("brief")
+    network = network_problems("resnet18", (1,))
+    kernels = [k for k in backend.kernels() if k.id.startswith(kernel)]
+    every = [(i, p) for i, p in enumerate(network) if type(p.op) is kernels[0].op]
+    kernels = [k for k in kernels if any(takes(k, p) for _, p in every)]  # tf32 needs a GPU
+    seen = [list(Share(kernel, brief, 5).of_network(network)) for kernel in kernels]
+    for kernel_of, part in zip(kernels, seen, strict=True):
+        assert {geometry(p) for _, p in part} == {geometry(p) for _, p in every}
+        assert set(part) <= set(every)
+        assert len(part) < len(every)
+        whole = list(Share(kernel_of, profile("quick"), 5).of_network(network))
+        assert whole == every
+    if len(kernels) > 1:
+        assert set().union(*seen) >= {(i, p) for i, p in every if takes(kernels[0], p)}
+    else:
+        assert {p.op.bits for _, p in seen[0]} == {8, 4, 2}
+        for name in ("residual", "relu"):
+            wanted = {getattr(p.op.conv, name) for _, p in every}
+            assert {getattr(p.op.conv, name) for _, p in seen[0]} == wanted
 
 
 def test_a_choice_that_takes_nothing_is_a_finding_until_it_does() -> None:

@@ -76,6 +76,11 @@ class KernelReport:
         return self.finding is not None and self.finding.check == "runs"
 
 
+LARGE = 1 << 22
+"""Elements of a corner, weights included, above which it gets the checks of a network's problem: a
+table of pixels for each of 65,537 channels takes 134 MB in float64, in every call."""
+
+
 @cache
 def network_problems(name: str, batches: tuple[int, ...]) -> tuple[Problem, ...]:
     """The distinct problems of a named network."""
@@ -186,16 +191,17 @@ class Campaign:
         with self._shrinking(one):
             search(one, share.how, share.seed, partial(self._attempt, one))
         for index, problem in enumerate((*share.known, *share.vast)):
-            self._run_fixed(one, problem, index, light=False)
+            large = elements(problem) > LARGE and not self.how.whole
+            self._run_fixed(one, problem, index, light=large)
         for index, problem in enumerate(share.rounds):
             large = elements(problem) > 8 * share.how.max_elements  # as no corner is
             self._run_fixed(one, problem, index, light=large)
 
     def _run_network(self, name: str) -> None:
-        for index, problem in enumerate(network_problems(name, self.how.batches)):
-            if type(problem.op) is self.kernel.op:
-                accepted = self._run_fixed(self.kernel, problem, index, light=not self.how.whole)
-                self.report.network_problems += accepted
+        share = Share(self.kernel, self.how, self.seed)
+        for index, problem in share.of_network(network_problems(name, self.how.batches)):
+            accepted = self._run_fixed(self.kernel, problem, index, light=not self.how.whole)
+            self.report.network_problems += accepted
 
     def _run_fixed(self, one: Kernel, problem: Problem, index: int, *, light: bool) -> bool:
         """A problem that was not drawn; False if it is refused."""
@@ -365,7 +371,8 @@ def walk(
             fixed(share.one, share.rounds)
     if network_name is not None:
         every = network_problems(network_name, how.batches)
-        fixed(kernel, (problem for problem in every if type(problem.op) is kernel.op))
+        found = Share(kernel, how, seed).of_network(every)
+        fixed(kernel, (problem for _, problem in found))
 
 
 class _SmallestDrawn:

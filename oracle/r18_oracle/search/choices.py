@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from r18.backend import Backend, Kernel
 from r18.errors import UsageError
-from r18.graph.ops import Problem
+from r18.graph.ops import Problem, Shape
 from r18.graph.precision import PRECISIONS
 from r18_oracle.findings import CHOICE, Finding
 from r18_oracle.generate.corners import corners, many_tiles, vast
 from r18_oracle.generate.crossings import choice_crossings, crossings
 from r18_oracle.generate.rounds import rounds
+from r18_oracle.generate.sizes import takes
 
 if TYPE_CHECKING:
     from r18_oracle.search.profiles import Profile
@@ -60,6 +61,25 @@ class Share:
         )
         return found[self._first :: self.how.every]
 
+    def of_network(self, every: Iterable[Problem]) -> Iterator[tuple[int, Problem]]:
+        """The network's problems for the kernel, each with its place among all of them.
+
+        Every geometry is among them. Problems with the same shapes differ in their epilogue or in
+        the bits of their weights. The kernel gets every n-th of those that it takes, from another
+        one on in each geometry, and all that it refuses.
+        """
+        geometries: dict[object, list[tuple[int, Problem]]] = {}
+        for place, problem in enumerate(every):
+            if type(problem.op) is not self.one.op:
+                continue
+            if self.how.every == 1 or not takes(self.one, problem):
+                yield place, problem
+            else:
+                geometries.setdefault(geometry(problem), []).append((place, problem))
+        for turn, alike in enumerate(geometries.values()):
+            first = (self._first + turn) % self.how.every
+            yield from alike[first :: self.how.every] or [alike[first % len(alike)]]
+
     @property
     def _first(self) -> int:
         """Where every n-th problem begins. It is another one for each precision of a kernel, so
@@ -78,6 +98,12 @@ class Share:
     def vast(self) -> tuple[Problem, ...]:
         """Problems that are too large to run, to check refusals; none for a choice."""
         return vast(self.one.op) if self.common is None else ()
+
+
+def geometry(problem: Problem) -> tuple[Shape, Shape, tuple[Shape, ...]]:
+    """The shapes of the image, of the output and of the largest weight, if there is one."""
+    weights = (weight.shape for weight in problem.op.weights())
+    return problem.inputs[0], problem.output, tuple(sorted(weights, key=len)[-1:])
 
 
 def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterator[Share]:

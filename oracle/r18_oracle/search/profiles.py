@@ -18,8 +18,9 @@ class Profile:
     samples:        images in each comparison of checkpoints.
     shrink_seconds: time limit for shrinking a failing problem.
     call_seconds:   a worker that announces nothing for this long counts as hung.
-    every:          each kernel gets every n-th of the corners and crossings; which ones depends on
-                    the kernel, its precision and the seed.
+    every:          each kernel gets every n-th of the corners and crossings, and of the network's
+                    problems with the same shapes; which ones depends on the kernel, its precision
+                    and the seed.
     """
 
     name: str
