@@ -49,7 +49,9 @@ __device__ __forceinline__ int window_sum(const IMAGE* image, const signed char*
 }
 
 // weight: OIHW.
-extern "C" __global__ void __launch_bounds__(256)
+//
+// NOTE: without the second launch bound, ptxas aims at 32 registers on some architectures and spills.
+extern "C" __global__ void __launch_bounds__(256, 4)
 qconv2d_direct_nchw(const IMAGE* __restrict__ x, const signed char* __restrict__ weight,
                     const int* __restrict__ bias, const float* __restrict__ multiplier,
                     const unsigned char* __restrict__ residual,
@@ -70,7 +72,7 @@ qconv2d_direct_nchw(const IMAGE* __restrict__ x, const signed char* __restrict__
 }
 
 // weight: HWIO, so that neighbouring threads, of neighbouring channels, read neighbouring bytes.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
 qconv2d_direct_nhwc(const IMAGE* __restrict__ x, const signed char* __restrict__ weight,
                     const int* __restrict__ bias, const float* __restrict__ multiplier,
                     const unsigned char* __restrict__ residual,

@@ -55,7 +55,7 @@ __device__ __forceinline__ void dots(const BYTE* x, const signed char* row, uint
   }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
 qlinear_warp_dot(const BYTE* __restrict__ x, const signed char* __restrict__ weight,
                  const int* __restrict__ bias, const float* __restrict__ multiplier,
                  float* __restrict__ out, const LinearShape p, const int pitch) {
