@@ -416,8 +416,8 @@ NOT_YET_RUN = frozenset(
         "numba/qrelayout/transpose/int8",
     }
 )
-"""Kernels that no GPU has run: compiled, and those of numba verified in the simulator. docs/evidence.md has the
-command. A kernel that a record holds must leave this list."""
+"""Kernels that no GPU has run: all are compiled, and those of numba are verified in the simulator.
+docs/evidence.md has the command. A kernel that a record holds must leave this list."""
 
 
 def cuda_kernels(backend: str) -> list[Kernel]:

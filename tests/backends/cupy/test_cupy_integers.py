@@ -5,7 +5,6 @@ Their arithmetic is read in PTX: each rounding of the specification is an instru
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
