@@ -258,8 +258,23 @@ class FixedQuantizedMma(QuantizedImplicitGemmMma):
         return self.entries_of(self.config)
 
     @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """One for each function: the storage format of the image, bits, and gathered pixels."""
+        return tuple(
+            _small(channels, stored, bits)
+            for channels in ((CHUNK, CHUNK + 1) if self.config == GATHER_TILE else (CHUNK,))
+            for bits in LIMITS
+            for stored in BYTES
+        )
+
+    @property
     def edges(self) -> tuple[int, ...]:
         return tuple(sorted({CHUNK, *self.config.edges}))
+
+
+def _small(channels: int, stored: str, bits: int) -> Problem:
+    conv = Conv2d(channels, CHUNK, (3, 3), (1, 1), (1, 1), bias=True, relu=True)
+    return Problem(QuantizedConv2d(conv, (stored,), bits), ((1, channels, 3, 5),))
 
 
 def implicit_gemm_mma_kernels() -> tuple[QuantizedImplicitGemmMma, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from r18.graph.ops import Layout, Problem
+from r18.graph.ops import Layout, Normalize, Problem
 from r18.graph.quantized import Quantize, QuantizePixels
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
@@ -32,7 +32,7 @@ class QuantizeKernel(IntegerKernel):
     algorithm = "divide"
 
     @property
-    def reads(self) -> Layout | None:  # type: ignore[override]
+    def reads(self) -> Layout | None:
         return Layout.NCHW
 
     @property
@@ -44,6 +44,11 @@ class QuantizeKernel(IntegerKernel):
         if self.layout is Layout.NHWC:
             symbols += ["quantize_rgb_to_nhwc", "quantize_any_to_nhwc"]
         return tuple(Entry("integers/quantize", symbol) for symbol in symbols)
+
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """RGB in planes of whole vectors."""
+        return (Problem(Quantize(), ((2, RGB, 3, RGB_PIXELS),)),)
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         shape, count = problem.output, math.prod(problem.output)
@@ -79,6 +84,15 @@ class QuantizePixelsKernel(IntegerKernel):
         return tuple(
             Entry("integers/quantize_pixels", f"quantize_pixels_{way}", defines)
             for way in (whole, "any")
+        )
+
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """RGB in planes of whole vectors, and more channels than there is shared memory for."""
+        shapes = ((2, RGB, 3, RUN), (2, MOST_CHANNELS + 1, 3, 2))
+        return tuple(
+            Problem(QuantizePixels(Normalize((0.5,) * shape[1], (0.25,) * shape[1])), (shape,))
+            for shape in shapes
         )
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:

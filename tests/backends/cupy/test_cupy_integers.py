@@ -55,6 +55,7 @@ from r18_cupy.integers.implicit_gemm_mma import (
     TILES,
     ChosenQuantizedMma,
     FixedQuantizedMma,
+    IntegerMmaTile,
     choose,
     estimate,
     pack_narrow,
@@ -223,14 +224,12 @@ def test_weights_beyond_their_bits_are_refused(
 
 
 @EACH_TILE
-def test_tiles_fit_every_architecture(tile: object) -> None:
-    assert tile in TILES
-    for one in TILES:
-        assert one.k == STEP
-        assert one.shared_nbytes <= SHARED_NBYTES
-        assert one.threads * one.blocks <= 1024
-        # Accumulators, with eight columns of padding, reuse the memory of the stages.
-        assert 4 * one.m * (one.n + 8) <= one.shared_nbytes
+def test_tiles_fit_every_architecture(tile: IntegerMmaTile) -> None:
+    assert tile.k == STEP
+    assert tile.shared_nbytes <= SHARED_NBYTES
+    assert tile.threads * tile.blocks <= 1024
+    # Accumulators, with eight columns of padding, reuse the memory of the stages.
+    assert 4 * tile.m * (tile.n + 8) <= tile.shared_nbytes
 
 
 @pytest.mark.parametrize("batch", [1, 64, 256])
@@ -477,11 +476,10 @@ def test_no_operation_is_fused_flushed_or_approximate(entry: Entry) -> None:
 
 
 @EACH_TILE
-def test_tiles_multiply_bytes_by_the_sign_of_the_image(tile: object) -> None:
-    (config,) = (one for one in TILES if one == tile)
-    kernel = FixedQuantizedMma(config=config)
+def test_tiles_multiply_bytes_by_the_sign_of_the_image(tile: IntegerMmaTile) -> None:
+    kernel = FixedQuantizedMma(config=tile)
     for stored, kind in (("uint8", "u8.s8"), ("int8", "s8.s8")):
-        ptx = compile_ptx(kernel.entry(config, stored, 8, False), "sm_80")
+        ptx = compile_ptx(kernel.entry(tile, stored, 8, False), "sm_80")
         found = set(re.findall(r"mma\.sync[.\w]*", ptx))
         assert found == {f"mma.sync.aligned.m16n8k32.row.col.s32.{kind}.s32"}
 
