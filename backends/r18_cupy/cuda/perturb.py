@@ -118,6 +118,7 @@ INSTRUCTIONS: dict[str, Rule | None] = {
     "ldmatrix": None,
     "stmatrix": None,
     "mma.sync": None,
+    "dp4a": None,
     "mapa": None,
     "mov": None,
     "cvt": None,

@@ -24,7 +24,7 @@ from r18_cupy.integers.wgmma import (
     GROUP_M,
     SLAB_ROW,
     IntegerTile,
-    IntegerWgmmaConv,
+    QuantizedWgmmaConv,
     packed_depth,
 )
 
@@ -121,7 +121,7 @@ def shared_nbytes(tile: IntegerTile) -> int:
     return tile.stages * stage_nbytes(tile) + slabs + barriers + ALIGNMENT
 
 
-class IntegerImplicitGemmWgmma(IntegerWgmmaConv):
+class QuantizedImplicitGemmWgmma(QuantizedWgmmaConv):
     """Implicit GEMM on integer `wgmma`, with the tile that suits the problem best."""
 
     algorithm = "implicit_gemm_wgmma"
@@ -181,5 +181,5 @@ class IntegerImplicitGemmWgmma(IntegerWgmmaConv):
         )
 
 
-def integer_implicit_gemm_wgmma_kernels() -> tuple[IntegerImplicitGemmWgmma, ...]:
-    return (IntegerImplicitGemmWgmma(),)
+def implicit_gemm_wgmma_kernels() -> tuple[QuantizedImplicitGemmWgmma, ...]:
+    return (QuantizedImplicitGemmWgmma(),)

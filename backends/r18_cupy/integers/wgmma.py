@@ -87,7 +87,7 @@ def pack_weight(weight: Array, op: Conv2d, k: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class IntegerWgmmaConv(IntegerKernel):
+class QuantizedWgmmaConv(IntegerKernel):
     """A convolution in one launch, with the tile of `tiles` that suits the problem best."""
 
     op = QuantizedConv2d

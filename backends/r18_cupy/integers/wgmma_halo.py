@@ -37,7 +37,7 @@ from r18_cupy.integers.wgmma import (
     GROUP_M,
     SLAB_ROW,
     IntegerTile,
-    IntegerWgmmaConv,
+    QuantizedWgmmaConv,
 )
 
 # Mirrors `HaloShape` in kernels/integers/hopper/halo.cuh.
@@ -124,7 +124,7 @@ def step_cycles(tile: IntegerTile) -> float:
     return max(products, (2 * GROUP_M + tile.group_n) * tile.k / SHARED_BYTES_PER_CYCLE)
 
 
-class IntegerHaloConv(IntegerWgmmaConv):
+class QuantizedHaloConv(QuantizedWgmmaConv):
     """Whole output rows per warpgroup and tile, with the tile that suits the problem best."""
 
     @abstractmethod
@@ -243,7 +243,7 @@ HALO_TILES = (
 """
 
 
-class IntegerImplicitGemmWgmmaHalo(IntegerHaloConv):
+class QuantizedImplicitGemmWgmmaHalo(QuantizedHaloConv):
     """One tile a block; weights stream through a ring."""
 
     algorithm = "implicit_gemm_wgmma_halo"
@@ -298,7 +298,7 @@ warpgroups, which take tiles in turn; `stages` are the slots.
 """
 
 
-class IntegerImplicitGemmWgmmaResident(IntegerHaloConv):
+class QuantizedImplicitGemmWgmmaResident(QuantizedHaloConv):
     """Many tiles a block, of the same 64 channels, whose weights stay in shared memory."""
 
     algorithm = "implicit_gemm_wgmma_resident"
@@ -357,5 +357,5 @@ class IntegerImplicitGemmWgmmaResident(IntegerHaloConv):
         return self.LATENCY + work
 
 
-def integer_halo_kernels() -> tuple[IntegerHaloConv, ...]:
-    return (IntegerImplicitGemmWgmmaResident(), IntegerImplicitGemmWgmmaHalo())
+def halo_kernels() -> tuple[QuantizedHaloConv, ...]:
+    return (QuantizedImplicitGemmWgmmaResident(), QuantizedImplicitGemmWgmmaHalo())
