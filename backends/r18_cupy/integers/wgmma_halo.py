@@ -291,7 +291,6 @@ RESIDENT_TILES = (
     IntegerTile(GROUP_M, 480, 64, 1, groups_n=2, stages=4, blocks=1),
     IntegerTile(GROUP_M, 240, 64, 1, groups_n=1, stages=2, blocks=2),
     IntegerTile(GROUP_M, 416, 128, 1, groups_n=2, stages=3, blocks=1),
-    IntegerTile(GROUP_M, 448, 128, 1, groups_n=2, stages=3, blocks=1),
 )
 """For 64 channels of 56 columns or fewer, and for 128 of 28 or fewer. `n` counts the pixels of all
 warpgroups, which take tiles in turn; `stages` are the slots.
