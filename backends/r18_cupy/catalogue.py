@@ -16,6 +16,7 @@ from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
+from r18_cupy.integers.stem_wgmma import stem_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.ops.elementwise import AddKernel, BatchNormKernel, ReLUKernel
 from r18_cupy.ops.gap import Gap
@@ -55,6 +56,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
             for kernel in other_kernels(precision)
         ),
         *normalize_kernels((*PRECISIONS, *OF_PRODUCTS)),
+        *stem_wgmma_kernels(),
     )
 
 
