@@ -17,6 +17,7 @@ from r18.graph.quantized import QuantizedConv2d, QuantizedConvMaxPool, QuantizeP
 from r18.graph.resnet import resnet18
 from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
+from r18.runtime.plan import make_plan
 from r18_cupy.cuda.h200 import SHARED_NBYTES
 from r18_cupy.integers.stem_wgmma import (
     CHANNELS,
@@ -319,7 +320,7 @@ def test_a_plan_on_hopper_fuses_the_stem() -> None:
 
     schedule = quantized(fuse(resnet18(), "all"))
     for pixels in (None, NORMALIZE):
-        plan = Stem().plan(schedule, CompileOptions(precision="int8", pixels=pixels))
+        plan = make_plan(Stem(), schedule, CompileOptions(precision="int8", pixels=pixels))
         steps = {step.output: step for step in plan.steps}
         assert steps["maxpool"].kernel is KERNEL
         assert plan.tensors["maxpool"].layout is Layout.NHWC
@@ -337,7 +338,7 @@ def test_a_plan_on_hopper_fuses_the_stem() -> None:
         (replace(STEM, stride=(1, 2)), "windows of 7×7 with a stride of 2"),
         (replace(STEM, kernel_size=(7, 5)), "windows of 7×7 with a stride of 2"),
         (replace(STEM, padding=(3, 2)), "a padding of 3"),
-        (replace(STEM, out_channels=24), "16 channels at a time; 24 is no multiple"),
+        (replace(STEM, out_channels=24), "16 channels at a time, and 24 is no multiple"),
     ],
 )
 def test_refusals(op: Conv2d, reason: str) -> None:

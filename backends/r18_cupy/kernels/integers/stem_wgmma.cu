@@ -212,7 +212,7 @@ __device__ __forceinline__ unsigned long long columns_at(unsigned line) {
 
 // Makes the compiler treat the sums as read and written here. It does not know that `wgmma` writes
 // them asynchronously, and would move reads ahead of the wait.
-__device__ __forceinline__ void fence_sums(Sums& sums) {
+__device__ __forceinline__ void touch_sums(Sums& sums) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+r"(sums[i])::"memory");
 }
@@ -230,7 +230,7 @@ __device__ __forceinline__ void multiply_row(Sums& sums, const Weights& weights,
                                              int columns) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = weights.bias[i / 2 % 2];
-  fence_sums(sums);
+  touch_sums(sums);
   wgmma_fence();
 #pragma unroll
   for (int r = 0; r < WINDOW; ++r) {
@@ -238,7 +238,7 @@ __device__ __forceinline__ void multiply_row(Sums& sums, const Weights& weights,
   }
   wgmma_commit();
   wgmma_wait<0>();
-  fence_sums(sums);
+  touch_sums(sums);
   if (column0 + COLUMNS <= columns) return;
   const int own = threadIdx.x % 4 * 2;
 #pragma unroll
