@@ -48,7 +48,9 @@ TABLE_NBYTES = PIXEL * 256
 
 @dataclass(frozen=True)
 class StemTile(FewChannelsTile):
-    """k: bytes of one `wgmma`, a row of the window."""
+    """k: bytes of one `wgmma`, a row of the window. pixels: the image is pixels, with a table."""
+
+    pixels: bool = False
 
     @property
     def threads(self) -> int:
@@ -78,16 +80,20 @@ class StemTile(FewChannelsTile):
         return max(ceil_div(problem.output[3] - 1, self.columns // 2 - 1), 1)
 
     def shared_nbytes(self, problem: Problem) -> int:
-        """Bytes of mbarriers, pooled rows of each warp, the ring of lines, and a table."""
+        """Bytes of mbarriers, pooled rows of each warp, the ring of lines, and the table."""
         pooled = ceil_div(self.groups, 4) * 4 * CORE_ROWS * CHUNK_BYTES
         lines = STAGES * STAGE_LINES * self.line_nbytes
-        return BARRIER_NBYTES + WARPS * pooled + lines + TABLE_NBYTES
+        return BARRIER_NBYTES + WARPS * pooled + lines + TABLE_NBYTES * self.pixels
 
     def turn_cycles(self, problem: Problem) -> float:
         return self.m * self.n * WINDOW[0] * self.k / PRODUCT_BYTES_PER_CYCLE
 
 
-TILES = tuple(StemTile(ROWS * columns, CHANNELS, PIXELS * PIXEL, 2) for columns in (112, 64))
+TILES = tuple(
+    StemTile(ROWS * columns, CHANNELS, PIXELS * PIXEL, 2, pixels)
+    for columns in (112, 64)
+    for pixels in (False, True)
+)
 """A row of an image of 224 pixels, and about half of one."""
 
 
@@ -147,17 +153,22 @@ class StemWgmma(IntegerKernel):
             sizes |= {tile.columns // 2, tile.columns}
         return tuple(sorted(sizes))
 
-    def entry(self, tile: FewChannelsTile, of_pixels: bool) -> Entry:
-        macros = (*tile.defines, ("POOL", 1), ("OF_PIXELS", int(of_pixels)))
+    def entry(self, tile: FewChannelsTile) -> Entry:
         symbol = "qconv2d_maxpool2d_few_channels_wgmma"
-        return Entry("integers/stem_wgmma", symbol, macros, self.family)
+        return Entry("integers/stem_wgmma", symbol, (*tile.defines, ("POOL", 1)), self.family)
 
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(self.entry(tile, pixels) for tile in self.tiles for pixels in (False, True))
+        return tuple(map(self.entry, self.tiles))
+
+    def suiting(self, problem: Problem) -> tuple[StemTile, ...]:
+        """The tiles for the problem's image: int8 or pixels."""
+        return tuple(tile for tile in self.tiles if tile.pixels == problem.op.of_pixels)
 
     def refuses(self, problem: Problem) -> str | None:
         assert isinstance(problem.op, QuantizedConvMaxPool)  # `refusal` has checked it
         op, pool = problem.op.conv.conv, problem.op.pool
+        if not self.suiting(problem):
+            return f"this tile takes images of {'pixels' if self.tiles[0].pixels else 'int8'}"
         if problem.op.conv.stored[0] != "int8":
             return f"reads images of int8, not {problem.op.conv.stored[0]}"
         if (op.kernel_size, op.stride, op.padding) != (WINDOW, STRIDE, PADDING):
@@ -185,18 +196,18 @@ class StemWgmma(IntegerKernel):
         return (pack_weight(weight), *others)
 
     def blocking(self, problem: Problem) -> Blocking:
-        return choose(of_floats(problem), self.tiles)
+        return choose(of_floats(problem), self.suiting(problem))
 
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         floats, blocking = of_floats(problem), self.blocking(problem)
-        tile, of_pixels = blocking.tile, problem.op.of_pixels
+        tile = blocking.tile
         fields = (*problem.output[2:], *POOL.padding, blocking.strip)
         shape, task = conv_shape(conv_of(floats)), struct(np.array([fields], TASK))
         weights = tuple(Pointer(Role.WEIGHT, index) for index in range(3))
-        table = Pointer(Role.WEIGHT, 3) if of_pixels else NULL
+        table = Pointer(Role.WEIGHT, 3) if problem.op.of_pixels else NULL
         return (
             GridLaunch(
-                self.entry(tile, of_pixels),
+                self.entry(tile),
                 (blocking.blocks(floats), 1, 1),
                 (tile.threads, 1, 1),
                 (X, *weights, table, OUT, shape, task),

@@ -45,7 +45,8 @@ NORMALIZE = Preprocess().normalize
 STEM = Conv2d(3, 64, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
 KERNEL = StemWgmma()
 LEAST = -(2**31)
-EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
+OF_INTEGERS = [tile for tile in TILES if not tile.pixels]
+EACH_TILE = pytest.mark.parametrize("tile", OF_INTEGERS, ids=lambda tile: tile.name)
 
 
 def stem(batch: int, *, pixels: bool = False) -> Problem:
@@ -295,14 +296,14 @@ def test_the_stem_is_one_launch_that_fits(batch: int, pixels: bool) -> None:
     assert launch.overlaps
     assert launch.shared_nbytes == tile.shared_nbytes(problem) <= SHARED_NBYTES
     assert tile.blocks * (launch.shared_nbytes + 1024) <= 228 * 1024
-    assert ("OF_PIXELS", int(pixels)) in launch.entry.defines
+    assert ("TILE_PIXELS", int(pixels)) in launch.entry.defines
     assert launch.entry in KERNEL.entries()
     assert len(problem.op.weights()) == (4 if pixels else 3)
 
 
 def test_functions_spill_nothing() -> None:
     found = KERNEL.resources("sm_90a")
-    assert len(found) == 2 * len(TILES)
+    assert len(found) == len(TILES)
     for used in found.values():
         assert used.registers <= 128
         assert used.spill_nbytes == 0
@@ -357,6 +358,15 @@ def test_other_pooling_and_storage_are_refused() -> None:
     conv = QuantizedConv2d(STEM, ("uint8",))
     refused = KERNEL.refusal(Problem(QuantizedConvMaxPool(conv, POOL), (shape,)))
     assert refused == "reads images of int8, not uint8"
+
+
+def test_a_tile_is_for_integers_or_for_pixels() -> None:
+    for tile in TILES:
+        one = StemWgmma(config=tile)
+        assert one.refusal(stem(1, pixels=tile.pixels)) is None
+        refused = one.refusal(stem(1, pixels=not tile.pixels))
+        expected = f"this tile takes images of {'pixels' if tile.pixels else 'int8'}"
+        assert refused == expected
 
 
 def test_only_hopper_itself_runs_it() -> None:

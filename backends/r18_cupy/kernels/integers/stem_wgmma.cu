@@ -1,5 +1,5 @@
 // Convolution of int8 images with few channels under 7×7 windows, fused with max-pooling, on
-// Hopper's integer tensor cores (wgmma). Writes NHWC. The image is int8 in NCHW, or with OF_PIXELS
+// Hopper's integer tensor cores (wgmma). Writes NHWC. The image is int8 in NCHW, or with TILE_PIXELS
 // bytes in NHWC and a table that makes int8 of them.
 //
 // Rows of A are 64 channels, rows of B the columns of one row of the convolution, K the 8 pixels
@@ -52,7 +52,7 @@ constexpr int LINE_THREADS = 64;         // producer threads per line
 constexpr int OWN_LINES = STAGE_LINES * LINE_THREADS / PRODUCERS;  // of a stage, per thread
 constexpr int AHEAD = 3;                 // stages that a producer thread reads ahead of writing
 constexpr int MAX_CHANNELS = 4;
-constexpr int SHADES = OF_PIXELS ? 256 : 0;  // of a byte: the table's entries per channel
+constexpr int SHADES = TILE_PIXELS ? 256 : 0;  // of a byte: the table's entries per channel
 constexpr int STORED = (GROUPS + 3) / 4 * 4;   // matrices that stmatrix writes, in fours
 constexpr int STAGING_BYTES = STORED * 8 * 16;  // per warp
 
@@ -84,8 +84,8 @@ struct Place {
 
 // -- producers ---------------------------------------------------------------------------------
 
-// Four adjacent pixels of a line, as they are read: with OF_PIXELS three words if lines can be read
-// in words, else a word per pixel; without OF_PIXELS a word per channel.
+// Four adjacent pixels of a line, as they are read: with TILE_PIXELS three words if lines can be read
+// in words, else a word per pixel; without TILE_PIXELS a word per channel.
 using Quad = unsigned[4];
 
 __device__ __forceinline__ void store_words(unsigned address, unsigned a, unsigned b) {
@@ -115,7 +115,7 @@ struct Producer {
     raw[0] = raw[1] = raw[2] = raw[3] = 0;
     if (words) {
       if (!has(y, 0)) return;
-#if OF_PIXELS
+#if TILE_PIXELS
       const unsigned* const at =
           reinterpret_cast<const unsigned*>(image + (y * w + first) * 3);
       raw[0] = at[0], raw[1] = at[1], raw[2] = at[2];
@@ -135,7 +135,7 @@ struct Producer {
 #pragma unroll
       for (int c = 0; c < MAX_CHANNELS; ++c) {
         if (c >= channels) break;
-#if OF_PIXELS
+#if TILE_PIXELS
         raw[i] |= (unsigned)image[(y * w + first + i) * channels + c] << 8 * c;
 #else
         raw[c] |= (unsigned)image[(c * h + y) * w + first + i] << 8 * i;
@@ -147,7 +147,7 @@ struct Producer {
   // The integers of a quad that was read from line y: a word per pixel, a byte per channel, 0
   // outside of the image.
   __device__ __forceinline__ void convert(Quad& pixels, const Quad& raw, int y) const {
-#if OF_PIXELS
+#if TILE_PIXELS
     Quad bytes = {raw[0], raw[1], raw[2], raw[3]};
     if (words) {
       bytes[1] = __byte_perm(raw[0], raw[1], 0x6543);
@@ -383,7 +383,7 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
     release_registers<PRODUCER_REGISTERS>();
     const int index = threadIdx.x - CONSUMERS;
     const int quad = index % LINE_THREADS, line0 = index / LINE_THREADS;
-#if OF_PIXELS
+#if TILE_PIXELS
     for (int i = index; i < MAX_CHANNELS * SHADES / 4; i += PRODUCERS) {
       const bool valid = i < p.c * SHADES / 4;
       reinterpret_cast<unsigned*>(shades)[i] =
@@ -416,7 +416,7 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
     wait_for_previous_launch();
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) read(raw[i], i);
-#if OF_PIXELS
+#if TILE_PIXELS
     asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");  // the table has been written
 #endif
     Place place;
