@@ -17,6 +17,7 @@ from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_ke
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.integers.catalogue import integer_kernels
+from r18_cupy.integers.stem_wgmma import stem_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.ops.elementwise import AddKernel, BatchNormKernel, ReLUKernel
 from r18_cupy.ops.gap import Gap
@@ -57,6 +58,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         ),
         *normalize_kernels((*PRECISIONS, *OF_PRODUCTS)),
         *integer_kernels(),
+        *stem_wgmma_kernels(),
     )
 
 

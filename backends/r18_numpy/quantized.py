@@ -13,11 +13,12 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostBuffer, HostFunction, HostKernel
-from r18.graph.ops import Op, Problem, Shape
+from r18.graph.ops import Op, Problem, Shape, parts_of
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
     QuantizedConv2d,
+    QuantizedConvMaxPool,
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
@@ -48,6 +49,13 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
         kernel(Quantize, "divide", quantize),
         kernel(QuantizePixels, "table", quantize_pixels),
         kernel(QuantizedRelayout, "copy", relayout),
+        kernel(
+            QuantizedConvMaxPool,
+            "parts",
+            conv_maxpool,
+            scratch=_conv_maxpool_nbytes,
+            pack=_pack,
+        ),
     )
 
 
@@ -140,3 +148,43 @@ def quantize_pixels(
     """(N, H, W, C) of bytes in, (N, C, H, W) out."""
     channels = np.arange(len(weights[0]))[:, None, None]
     out[...] = weights[0][channels, inputs[0].transpose(0, 3, 1, 2)]
+
+
+def conv_maxpool(
+    op: QuantizedConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """Its ops one after the other, image by image.
+
+    inputs: (N, C, H, W), or (N, H, W, C) of pixels. weights: the convolution's, and the table of
+    pixels if the op takes them. out: (N, O, PH, PW).
+    """
+    x, pool = inputs[0], QuantizedMaxPool2d(op.pool, op.output_storage)
+    shape = x.shape if op.pixels is None else (len(x), x.shape[3], *x.shape[1:3])
+    columns, sums, image = _parts_of(Problem(op, (shape,)), workspace, out.dtype)
+    for index in range(len(out)):
+        given = x[index : index + 1]
+        if op.pixels is not None:
+            quantize_pixels(op.pixels, (given,), weights[3:], image, workspace)
+            given = image
+        conv(op.conv, (given,), weights[:3], sums, columns)
+        maxpool(pool, (sums,), (), out[index : index + 1], workspace)
+
+
+def _parts_of(
+    problem: Problem, workspace: Array, dtype: np.dtype[np.generic]
+) -> tuple[Array, Array, Array]:
+    """Of one image: the convolution's workspace, what it makes, and the integers of pixels."""
+    *_, conv, pool = parts_of(problem)
+    made, given = (1, *pool.inputs[0][1:]), (1, *conv.inputs[0][1:])
+    first = _conv_nbytes(conv)
+    second = first + math.prod(made)
+    columns, sums, image = workspace[:first], workspace[first:second], workspace[second:]
+    if not problem.op.of_pixels:
+        return columns, sums.view(dtype).reshape(made), image
+    return columns, sums.view(dtype).reshape(made), image.view(np.int8).reshape(given)
+
+
+def _conv_maxpool_nbytes(problem: Problem) -> int:
+    *_, conv, pool = parts_of(problem)
+    image = math.prod(conv.inputs[0][1:]) if problem.op.of_pixels else 0
+    return _conv_nbytes(conv) + math.prod(pool.inputs[0][1:]) + image

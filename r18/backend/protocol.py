@@ -31,7 +31,7 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
 - Normalize: (x / 255 − mean) / std, channel by channel, of pixels x: bytes, 0 to 255. It may be
   computed as x·scale + shift. A kernel of it is needed only for `CompileOptions.pixels`.
 - Quantised ops: integers, exact sums, and a requantisation to the bit, in `r18.graph.quantized`.
-  Kernels for them are optional.
+  Kernels for them are optional. QuantizedConvMaxPool is its ops one after the other.
 - The sign of a zero in an output is not specified.
 - Inputs and weights are read only, and every element of the output is written, each time. An op
   never reads the output buffer, except for a kernel that declares `in_place` and is given the

@@ -22,6 +22,7 @@ from r18.bench.rows import Contender
 from r18.errors import NoKernel, UsageError, unknown
 from r18.graph.ops import ConvMaxPool
 from r18.graph.passes import fuse, fuse_pool
+from r18.graph.quantized import QuantizedConvMaxPool
 from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights.precisions import in_precision
@@ -161,7 +162,7 @@ def algorithm_kernels(
     Pure. Raises `NoKernel` when no step is left.
     """
     fused = schedule if schedule.level == options.fusion else fuse(schedule, options.fusion)
-    if algorithm[0] == ConvMaxPool.name:
+    if algorithm[0] in (ConvMaxPool.name, QuantizedConvMaxPool.name):
         fused = fuse_pool(fused)
     problems = fused.problems(options.batch)
     offered = [

@@ -20,6 +20,7 @@ from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool
 from r18.graph.precision import PRECISIONS
+from r18.graph.quantized import QuantizedConvMaxPool
 from r18.graph.resnet import network
 from r18.records.kinds import Bench, BenchGroup
 
@@ -100,7 +101,8 @@ def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 def pools(row: Mapping[str, Any]) -> bool:
     """Whether a row's program computes max-pooling with its convolution."""
-    return any(f"/{ConvMaxPool.name}/" in kernel for kernel in row.get("kernels") or {})
+    fused = [f"/{op.name}/" for op in (ConvMaxPool, QuantizedConvMaxPool)]
+    return any(name in kernel for kernel in row.get("kernels") or {} for name in fused)
 
 
 def floors(

@@ -10,9 +10,9 @@ import numpy as np
 from r18.backend import Array, Backend, CompileOptions, Program
 from r18.calibration.observers import Histogram, scale_of
 from r18.errors import R18Error, UsageError
-from r18.graph.ops import MaxPool2d
 from r18.graph.quantize import quantized, scaled_values
 from r18.graph.schedule import Schedule
+from r18.runtime.fusing import keeping_pools
 
 BATCH = 8
 """Images of a run, at most: every value of them is kept."""
@@ -91,9 +91,11 @@ def compiled(
             f"the images have shape {images.pixels.shape[1:]}, '{schedule.name}' takes "
             f"{schedule.input_shape}"
         )
-    apart = {step.name: "*" for step in schedule.steps if isinstance(step.op, MaxPool2d)}
     options = CompileOptions(
-        batch=min(BATCH, len(images)), precision=precision, taps=tuple(taps), kernels=apart
+        batch=min(BATCH, len(images)),
+        precision=precision,
+        taps=tuple(taps),
+        kernels=keeping_pools(schedule),
     )
     return backend.compile(schedule, weights, options)
 

@@ -85,17 +85,25 @@ class WeightSpec:
 class Op(ABC):
     """An operation. `name` is its term in kernel ids and tables; `arity` counts activations in.
 
-    of_pixels: its input is pixels as decoders give them: bytes, in memory NHWC.
     optional: a backend need not have a kernel of it; plans of float networks do without.
     """
 
     name: ClassVar[str]
-    of_pixels: ClassVar[bool] = False
     optional: ClassVar[bool] = False
 
     @property
     def arity(self) -> int:
         return 1
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether its input is pixels as decoders give them: bytes, in memory NHWC."""
+        return False
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        """The ops that it computes one after the other, if it is made of several."""
+        return ()
 
     @abstractmethod
     def infer(self, *inputs: Shape) -> Shape:
@@ -180,7 +188,7 @@ def _window(extent: int, kernel: int, stride: int, padding: int, what: str) -> i
     return out
 
 
-def _covered(windows: tuple[Conv2d | MaxPool2d, ...], image: Shape) -> int:
+def covered_by(windows: tuple[Conv2d | MaxPool2d, ...], image: Shape) -> int:
     """The elements of (N, C, H, W) that windows over windows read, the first over the image."""
     count = image[0] * image[1]
     for axis in (0, 1):
@@ -258,7 +266,7 @@ class Conv2d(Op):
         return math.prod(self.infer(*inputs)) * self.depth
 
     def covered(self, *inputs: Shape) -> int:
-        return _covered((self,), inputs[0])
+        return covered_by((self,), inputs[0])
 
 
 @dataclass(frozen=True)
@@ -357,7 +365,7 @@ class MaxPool2d(Op):
         return (n, c, oh, ow)
 
     def covered(self, *inputs: Shape) -> int:
-        return _covered((self,), inputs[0])
+        return covered_by((self,), inputs[0])
 
 
 @dataclass(frozen=True)
@@ -382,6 +390,10 @@ class ConvMaxPool(Op):
             raise ShapeError(f"{self.name}: the convolution takes no residual, got {self.label}")
 
     @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.conv, self.pool
+
+    @property
     def label(self) -> str:
         return f"{self.conv.label}+{self.pool.label}"
 
@@ -397,7 +409,7 @@ class ConvMaxPool(Op):
         return self.conv.macs(*inputs)
 
     def covered(self, *inputs: Shape) -> int:
-        return _covered((self.conv, self.pool), inputs[0])
+        return covered_by((self.conv, self.pool), inputs[0])
 
 
 @dataclass(frozen=True)
@@ -489,7 +501,6 @@ class Normalize(Op):
 
     name: ClassVar[str] = "normalize"
     optional: ClassVar[bool] = True
-    of_pixels: ClassVar[bool] = True
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -514,6 +525,10 @@ class Normalize(Op):
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    @property
+    def of_pixels(self) -> bool:
+        return True
 
     @property
     def input_storage(self) -> tuple[str, ...]:
@@ -581,13 +596,17 @@ class Problem:
         return f"{self.op.label}({_settings(self.op)}) {ins} → {out}"
 
 
-def parts_of(problem: Problem) -> tuple[Problem, Problem]:
-    """A `ConvMaxPool` as its two problems: the convolution, and the pooling of what it makes."""
-    op = problem.op
-    if not isinstance(op, ConvMaxPool):
-        raise ShapeError(f"{op.label} has no parts: it is one op")
-    conv = Problem(op.conv, problem.inputs)
-    return conv, Problem(op.pool, (conv.output,))
+def parts_of(problem: Problem) -> tuple[Problem, ...]:
+    """The problems of an op's parts, each of what the one before it makes.
+
+    Of a `ConvMaxPool` the convolution and the pooling. Raises `ShapeError` for an op without parts.
+    """
+    if not problem.op.parts:
+        raise ShapeError(f"{problem.op.label} has no parts: it is one op")
+    found: list[Problem] = []
+    for part in problem.op.parts:
+        found.append(Problem(part, (found[-1].output,) if found else problem.inputs))
+    return tuple(found)
 
 
 def _settings(op: Op) -> str:
@@ -597,7 +616,7 @@ def _settings(op: Op) -> str:
     own = ", ".join(
         f"{name}={_short(value)}"
         for name, value in values.items()
-        if name not in ("bias", "residual", "relu") and not isinstance(value, Op)
+        if name not in ("bias", "residual", "relu") and not isinstance(value, Op | None)
     )
     return "; ".join(part for part in (*parts, own) if part)
 

@@ -12,7 +12,8 @@ Levels build on each other:
 | `all`, planned | and max-pooling with its convolution, where the backend has a kernel |
 
 `fuse` brings a schedule to a level, the same for every backend. The last line depends on the
-backend (`r18.runtime.fusing`), because no backend needs a kernel for fused max-pooling.
+backend (`r18.runtime.fusing`), because no backend needs a kernel for fused max-pooling. There a
+quantised network of pixels may begin with the integers of its pixels in the same step.
 
 A fused step keeps the first step's name and makes the last step's value. Only a value with one
 reader is fused away. Taps do not change folding: a value inside a fused step cannot be tapped.
@@ -29,9 +30,26 @@ import numpy as np
 import numpy.typing as npt
 
 from r18.errors import UsageError, WeightsError, unknown
-from r18.graph.ops import Add, BatchNorm, Conv2d, ConvMaxPool, MaxPool2d, Normalize, ReLU, Shape
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    ConvMaxPool,
+    MaxPool2d,
+    Normalize,
+    Op,
+    ReLU,
+    Shape,
+)
 from r18.graph.precision import dtype_of, is_floating
-from r18.graph.quantized import Quantize, QuantizePixels, check_factors
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedConv2d,
+    QuantizedConvMaxPool,
+    QuantizedMaxPool2d,
+    QuantizePixels,
+    check_factors,
+)
 from r18.graph.schedule import PIXELS, FoldedBatchNorm, Schedule, Step
 
 FUSION_LEVELS = ("none", "add_relu", "conv_bn_relu", "all")
@@ -133,17 +151,43 @@ def fuse_pool(
 ) -> Schedule:
     """Conv2d without a residual, then MaxPool2d → ConvMaxPool, where that is wanted.
 
+    Of a quantised schedule QuantizedConv2d, then QuantizedMaxPool2d → QuantizedConvMaxPool.
     wanted: asked for each such pair, with the step that would take its place and the pool's.
     The level stays what it is.
     """
 
     def merge(conv: Step, pool: Step) -> Step | None:
-        if not (isinstance(conv.op, Conv2d) and isinstance(pool.op, MaxPool2d)):
-            return None
-        if conv.op.residual:
-            return None
-        fused = replace(conv, op=ConvMaxPool(conv.op, pool.op), output=pool.output)
+        op: Op
+        match conv.op, pool.op:
+            case Conv2d(residual=False) as first, MaxPool2d() as second:
+                op = ConvMaxPool(first, second)
+            case QuantizedConv2d(conv=Conv2d(residual=False)) as first, QuantizedMaxPool2d(second):
+                op = QuantizedConvMaxPool(first, second)
+            case _:
+                return None
+        fused = replace(conv, op=op, output=pool.output)
         return fused if wanted(fused, pool) else None
+
+    return _merge_chains(schedule, merge)
+
+
+def fuse_pixels(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, pixels: True
+) -> Schedule:
+    """QuantizePixels, then QuantizedConvMaxPool → one that takes pixels, where that is wanted.
+
+    The fused step keeps the convolution's name. wanted: asked with the step that would take the
+    place of both, and with the one that makes integers of pixels.
+    """
+
+    def merge(pixels: Step, conv: Step) -> Step | None:
+        if not (
+            isinstance(pixels.op, QuantizePixels) and isinstance(conv.op, QuantizedConvMaxPool)
+        ):
+            return None
+        op, weights = replace(conv.op, pixels=pixels.op), (*conv.weights, *pixels.weights)
+        fused = replace(conv, op=op, inputs=pixels.inputs, weights=weights)
+        return fused if wanted(fused, pixels) else None
 
     return _merge_chains(schedule, merge)
 
@@ -253,12 +297,13 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
         folded[fold.weight] = weight * scale[:, None, None, None]
         folded[fold.bias] = shift - mean * scale
     for step in schedule.steps:
-        if isinstance(step.op, QuantizePixels):
-            (table,) = step.weights
+        pixels = step.op.pixels if isinstance(step.op, QuantizedConvMaxPool) else step.op
+        if isinstance(pixels, QuantizePixels):
+            table = step.weights[-1]
             name = table.removesuffix(TABLE) + SCALE
             scale = given(name, (1,)).astype(np.float32)
             check_factors(f"weight '{name}'", "scale", scale)
-            folded[table] = step.op.table(scale[0])
+            folded[table] = pixels.table(scale[0])
     return {
         name: folded[name] if name in folded else given(name, spec.shape, spec.storage)
         for name, spec in specs.items()

@@ -14,11 +14,13 @@ another one. `fl` is such a rounding, `sum` the int32 sum with its bias:
 4. y = t rounded to the nearest integer, ties to even, and saturated: to 0 … 255 in uint8, to
    −128 … 127 in int8.
 
-Max-pooling moves values. Global pooling is steps 1 and 4 of the int32 sum over height and width,
-with the multiplier fl(s_x / (H·W·s_y)), rounded once. Linear ends with step 1, for the multiplier
-fl(s_x · s_w[o]): its logits are float32. `Quantize` is step 4 of fl(x / s). Of pixels, the integers
-come from a table of 256 for each channel: ((v / 255 − mean) / std) / s in float64, in this order,
-rounded to integers once.
+Max-pooling moves values. `QuantizedConvMaxPool` is its ops one after the other. Each step of
+requantisation keeps order, because multipliers are positive: the largest sum of a window becomes
+the largest of its integers, so to pool the int32 sums first gives the same bits. Global pooling is
+steps 1 and 4 of the int32 sum over height and width, with the multiplier fl(s_x / (H·W·s_y)),
+rounded once. Linear ends with step 1, for the multiplier fl(s_x · s_w[o]): its logits are float32.
+`Quantize` is step 4 of fl(x / s). Of pixels, the integers come from a table of 256 for each
+channel: ((v / 255 − mean) / std) / s in float64, in this order, rounded to integers once.
 
 A weight beyond the limit of its bits, and a multiplier or scale that is not positive and finite,
 are refused when weights are prepared. Where a bias takes the sum out of int32, the output is not
@@ -47,6 +49,7 @@ from r18.graph.ops import (
     Shape,
     WeightSpec,
     as_int,
+    covered_by,
 )
 
 Array = npt.NDArray[Any]
@@ -309,13 +312,16 @@ class QuantizePixels(Op):
 
     name: ClassVar[str] = "quantize_pixels"
     optional: ClassVar[bool] = True
-    of_pixels: ClassVar[bool] = True
 
     normalize: Normalize
 
     def __post_init__(self) -> None:
         if not isinstance(self.normalize, Normalize):
             raise ShapeError(f"{self.name} takes a Normalize, got {show(self.normalize)}")
+
+    @property
+    def of_pixels(self) -> bool:
+        return True
 
     @property
     def input_storage(self) -> tuple[str, ...]:
@@ -340,6 +346,84 @@ class QuantizePixels(Op):
 
     def infer(self, *inputs: Shape) -> Shape:
         return self.normalize.infer(*inputs)
+
+
+@dataclass(frozen=True)
+class QuantizedConvMaxPool(Op):
+    """A convolution of integers and the max-pooling of what it makes, which need never be stored.
+
+    The result is that of the ops one after the other. pixels: where it is given, the image is
+    pixels, and this makes the convolution's integers of them; the convolution's padding is the
+    integer 0, whatever the table says of a black pixel. Its table is the last weight.
+
+    No fusion level asks for it: a plan takes it where the backend has a kernel for it
+    (`r18.runtime.fusing`).
+    """
+
+    name: ClassVar[str] = "qconv2d_maxpool2d"
+    optional: ClassVar[bool] = True
+
+    conv: QuantizedConv2d
+    pool: MaxPool2d
+    pixels: QuantizePixels | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.conv, QuantizedConv2d) and isinstance(self.pool, MaxPool2d)):
+            given = f"{type(self.conv).__name__} and {type(self.pool).__name__}"
+            raise ShapeError(f"{self.name} is made of a QuantizedConv2d and a MaxPool2d: {given}")
+        if self.conv.conv.residual:
+            raise ShapeError(f"{self.name}: the convolution takes no residual, got {self.label}")
+        if self.pixels is None:
+            return
+        if not isinstance(self.pixels, QuantizePixels):
+            raise ShapeError(f"{self.name}: pixels is a QuantizePixels, got {show(self.pixels)}")
+        if self.conv.stored[0] != self.pixels.output_storage:
+            raise ShapeError(
+                f"{self.name}: {self.pixels.label} makes {self.pixels.output_storage}, and the "
+                f"convolution reads {self.conv.stored[0]}"
+            )
+        if self.conv.conv.in_channels != self.pixels.normalize.channels:
+            raise ShapeError(
+                f"{self.name}: pixels of {self.pixels.normalize.channels} channels, and the "
+                f"convolution reads {self.conv.conv.in_channels}"
+            )
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        pool = QuantizedMaxPool2d(self.pool, self.output_storage)
+        return (self.conv, pool) if self.pixels is None else (self.pixels, self.conv, pool)
+
+    @property
+    def of_pixels(self) -> bool:
+        return self.pixels is not None
+
+    @property
+    def label(self) -> str:
+        of_pixels = "" if self.pixels is None else f"{self.pixels.label}+"
+        return f"{of_pixels}{self.conv.label}+{self.pool.label}"
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return self.conv.stored if self.pixels is None else self.pixels.input_storage
+
+    @property
+    def output_storage(self) -> str:
+        return self.conv.output_storage
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        table = () if self.pixels is None else self.pixels.weights()
+        return (*self.conv.weights(), *table)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs)
+        return self.pool.infer(self.conv.infer(*inputs))
+
+    def macs(self, *inputs: Shape) -> int:
+        self.infer(*inputs)
+        return self.conv.macs(*inputs)
+
+    def covered(self, *inputs: Shape) -> int:
+        return covered_by((self.conv.conv, self.pool), inputs[0])
 
 
 @dataclass(frozen=True)
@@ -384,6 +468,7 @@ QUANTIZED_OPS: tuple[type[Op], ...] = (
     Quantize,
     QuantizePixels,
     QuantizedRelayout,
+    QuantizedConvMaxPool,
 )
 ALL_OPS: dict[str, type[Op]] = OPS | {op.name: op for op in QUANTIZED_OPS}
 """Every op by its name."""
@@ -398,6 +483,7 @@ __all__ = [
     "Quantize",
     "QuantizePixels",
     "QuantizedConv2d",
+    "QuantizedConvMaxPool",
     "QuantizedGlobalAvgPool",
     "QuantizedLinear",
     "QuantizedMaxPool2d",

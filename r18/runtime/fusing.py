@@ -8,6 +8,10 @@ At level `all` a plan fuses a convolution with the max-pooling of what it makes,
 - An override of the fused op asks for it, one of either op keeps the two apart.
 - Otherwise a kernel must take the fused problem in the precision, and no measurement say that the
   two ops are faster apart (`r18.backend.Apart`).
+
+A quantised network of pixels then fuses the step that makes integers of them into such a
+convolution, by the same rules. Here an override of the fused op, or of the convolution's step, says
+only which kernels: one of them must take pixels.
 """
 
 from __future__ import annotations
@@ -17,9 +21,21 @@ from fnmatch import fnmatchcase
 
 from r18.backend import Apart, Backend, CompileOptions
 from r18.errors import UsageError
-from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
-from r18.graph.passes import from_pixels, fuse, fuse_pool
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Op, Problem
+from r18.graph.passes import from_pixels, fuse, fuse_pixels, fuse_pool
+from r18.graph.quantized import (
+    QuantizedConv2d,
+    QuantizedConvMaxPool,
+    QuantizedMaxPool2d,
+    QuantizePixels,
+)
 from r18.graph.schedule import Schedule, Step
+
+PARTS: dict[type[Op], tuple[type[Op], type[Op]]] = {
+    ConvMaxPool: (Conv2d, MaxPool2d),
+    QuantizedConvMaxPool: (QuantizedConv2d, QuantizedMaxPool2d),
+}
+"""The ops whose steps are fused, by the fused op: convolution and pooling."""
 
 
 def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) -> Schedule:
@@ -41,49 +57,74 @@ def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) 
         return schedule
     shapes = schedule.shapes(options.batch)
 
-    def wanted(fused: Step, pool: Step) -> bool:
+    def asked(fused: Step, other: Step) -> _Question:
         problem = Problem(fused.op, tuple(shapes[value] for value in fused.inputs))
-        return _Question(backend, options, fused.name, pool.name, problem).answer()
+        return _Question(backend, options, fused.name, other.name, problem)
 
-    return fuse_pool(schedule, wanted)
+    schedule = fuse_pool(schedule, lambda fused, pool: asked(fused, pool).pools())
+    return fuse_pixels(schedule, lambda fused, pixels: asked(fused, pixels).takes_pixels())
+
+
+def keeping_pools(schedule: Schedule) -> dict[str, str]:
+    """Kernel overrides under which a plan stores what each convolution makes, to be tapped."""
+    pools = MaxPool2d | QuantizedMaxPool2d
+    return {step.name: "*" for step in schedule.steps if isinstance(step.op, pools)}
 
 
 @dataclass(frozen=True)
 class _Question:
-    """Whether two steps, by name, are better one step that computes the problem."""
+    """Whether two steps, by name, are better one step that computes the problem.
+
+    conv: the step whose name the one step has. other: the pooling's, or that of the pixels.
+    """
 
     backend: Backend
     options: CompileOptions
     conv: str
-    pool: str
+    other: str
     problem: Problem
 
-    def answer(self) -> bool:
-        overrides = self.options.kernels
-        if self.pool in overrides:
+    def pools(self) -> bool:
+        """Whether to fuse max-pooling with its convolution."""
+        overrides, fused = self.options.kernels, type(self.problem.op)
+        conv, pool = PARTS[fused]
+        if self.other in overrides:
             return False
         if self.conv in overrides:
             pattern = overrides[self.conv]
             named = {k.op for k in self.backend.kernels() if fnmatchcase(k.id, pattern)}
-            if not {Conv2d, ConvMaxPool} <= named:
-                return ConvMaxPool in named
+            if not {conv, fused} <= named:
+                return fused in named
             return self.preferred(pattern)
-        if ConvMaxPool.name in overrides:
+        if fused.name in overrides:
             return True
-        return not {Conv2d.name, MaxPool2d.name} & overrides.keys() and self.preferred("*")
+        return not {conv.name, pool.name} & overrides.keys() and self.preferred("*")
+
+    def takes_pixels(self) -> bool:
+        """Whether to fuse the integers of pixels with the convolution and its max-pooling."""
+        overrides = self.options.kernels
+        if {self.other, QuantizePixels.name} & overrides.keys():
+            return False
+        for name in (self.conv, type(self.problem.op).name):
+            if name in overrides:
+                return self.possible(overrides[name])
+        return self.preferred("*")
 
     def preferred(self, pattern: str) -> bool:
         """Whether one of the kernels that match takes the problem, and nothing speaks against."""
-        backend, precision = self.backend, self.options.precision
-        if isinstance(backend.fastest(self.problem, precision), Apart):
+        if isinstance(self.backend.fastest(self.problem, self.options.precision), Apart):
             return False
+        return self.possible(pattern)
+
+    def possible(self, pattern: str) -> bool:
+        """Whether one of the kernels that match takes the problem."""
         return any(
-            kernel.op is ConvMaxPool
-            and kernel.precision.name == precision
+            kernel.op is type(self.problem.op)
+            and kernel.precision.name == self.options.precision
             and fnmatchcase(kernel.id, pattern)
             and kernel.refusal(self.problem) is None
-            for kernel in backend.kernels()
+            for kernel in self.backend.kernels()
         )
 
 
-__all__ = ["schedule_for"]
+__all__ = ["PARTS", "keeping_pools", "schedule_for"]

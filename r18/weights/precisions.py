@@ -13,7 +13,7 @@ from r18.graph.passes import fuse
 from r18.graph.precision import INT8
 from r18.graph.quantization import Quantization
 from r18.graph.quantize import LEVEL, integer_weights, quantized
-from r18.graph.quantized import Quantize, QuantizePixels
+from r18.graph.quantized import QUANTIZED_OPS
 from r18.graph.schedule import Schedule
 from r18.weights.sources import Weights
 
@@ -63,7 +63,7 @@ def integer_schedule(schedule: Schedule, options: CompileOptions, bits: int = 8)
 
 def is_quantized(schedule: Schedule) -> bool:
     """Whether the schedule computes in integers."""
-    return any(isinstance(step.op, Quantize | QuantizePixels) for step in schedule.steps)
+    return any(isinstance(step.op, QUANTIZED_OPS) for step in schedule.steps)
 
 
 def check_level(options: CompileOptions) -> None:

@@ -43,10 +43,12 @@ from r18.graph.ops import (
     GlobalAvgPool,
     Linear,
     MaxPool2d,
+    Normalize,
     Problem,
     parts_of,
 )
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, INT8
+from r18.graph.quantized import QuantizedConv2d, QuantizedConvMaxPool, QuantizePixels
 from r18.graph.resnet import resnet18, tiny
 from r18.records.kinds import CeilingsRecord
 from r18.runtime.plan import make_plan
@@ -147,6 +149,20 @@ def test_between_a_convolution_and_its_pooling_nothing_is_stored() -> None:
     assert own_operations(problem, "sum") == 2 * problem.macs == 2 * 2 * 5 * 8 * 8 * 27
     apart = [moved_nbytes(part, FP32) for part in parts_of(problem)]
     assert sum(apart) - moved_nbytes(problem, FP32) == 4 * 2 * (2 * 5 * 8 * 8)
+
+
+def test_a_quantised_stem_of_pixels_reads_bytes_and_a_table() -> None:
+    conv = QuantizedConv2d(STEM.conv, ("int8",))
+    of_pixels = QuantizePixels(Normalize((0.5,) * 3, (0.25,) * 3))
+    plain = Problem(QuantizedConvMaxPool(conv, STEM.pool), ((2, 3, 16, 16),))
+    whole = Problem(QuantizedConvMaxPool(conv, STEM.pool, of_pixels), ((2, 3, 16, 16),))
+    weights = 5 * 3 * 9 + 4 * 5 + 4 * 5  # in int8; bias and multipliers
+    assert moved_nbytes(plain, INT8) == 2 * 3 * 16 * 16 + weights + 2 * 5 * 4 * 4
+    assert moved_nbytes(whole, INT8) == moved_nbytes(plain, INT8) + 3 * 256
+    assert own_operations(whole, "integer") == 2 * whole.macs == 2 * 2 * 5 * 8 * 8 * 27
+    apart = sum(moved_nbytes(part, INT8) for part in parts_of(whole))
+    image, made = 2 * 3 * 16 * 16, 2 * 5 * 8 * 8
+    assert apart - moved_nbytes(whole, INT8) == 2 * image + 2 * made
 
 
 def test_what_no_pooled_window_needs_is_not_read() -> None:

@@ -21,6 +21,7 @@ from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
     QuantizedConv2d,
+    QuantizedConvMaxPool,
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
@@ -357,6 +358,55 @@ def maxpool(lowest: Callable[[np.dtype[np.generic]], int]) -> HostFunction:
     return run
 
 
+def pixels_of(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
+    """The integers of pixels (N, H, W, C), with the convolution's padding around them."""
+    found = table[np.arange(len(table)), x].transpose(0, 3, 1, 2)
+    (ph, pw) = op.conv.conv.padding
+    return np.pad(found, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+
+
+def _padded_first(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
+    """Black pixels around the image, and then the table."""
+    (ph, pw) = op.conv.conv.padding
+    around = np.pad(x, ((0, 0), (ph, ph), (pw, pw), (0, 0)))
+    found: Array = table[np.arange(len(table)), around].transpose(0, 3, 1, 2)
+    return found
+
+
+def _of_channel_before(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
+    return pixels_of(op, x, np.roll(table, 1, axis=0))
+
+
+def stem(
+    read: Callable[[QuantizedConvMaxPool, Array, Array], Array] = pixels_of,
+    outside: Callable[[np.dtype[np.generic]], int] = lambda dtype: np.iinfo(dtype).min,
+    first: Callable[[Array], Array] | None = None,
+) -> HostFunction:
+    """outside: what the pooling is padded with. first: pools what this makes of sums, and then
+    requantises; without it, pools integers."""
+
+    def run(
+        op: QuantizedConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+    ) -> None:
+        weight, bias, multiplier, *table = weights
+        conv, image = op.conv, inputs[0]
+        if table:
+            image = read(op, image, table[0])
+            conv = replace(conv, conv=replace(conv.conv, padding=(0, 0)))
+        sums = sums_of(conv, image, weight, bias)
+        limits = np.iinfo(out.dtype)
+        finish = partial(stored, relu=conv.conv.relu, low=limits.min, high=limits.max)
+        if first is None:
+            made = finish(scaled(sums, multiplier, None)).astype(out.dtype)
+            maxpool(outside)(op, (made,), (), out, workspace)
+            return
+        largest = np.empty(out.shape, np.int64)
+        maxpool(lambda dtype: np.iinfo(dtype).min)(op, (first(sums),), (), largest, workspace)
+        out[...] = finish(scaled(largest, multiplier, None))
+
+    return run
+
+
 def quantize(number: Callable[[Array, Array], Array] = np.divide) -> HostFunction:
     def run(op: Quantize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
         out[...] = np.clip(np.rint(number(inputs[0], weights[0])), -128, 127)
@@ -472,7 +522,43 @@ FAULTS = (
         precision=INT8,
     ),
 )
+FAULTS += (
+    fault(
+        QuantizedConvMaxPool,
+        "padding_wins",
+        "pads the pooling with 0",
+        "impulse bound",
+        stem(outside=lambda dtype: 0),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedConvMaxPool,
+        "sums_in_int16",
+        "pools sums that it keeps in int16",
+        "bound edges",
+        stem(first=lambda sums: sums.astype(np.int16).astype(np.int64)),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedConvMaxPool,
+        "padded_before_the_table",
+        "takes padding for black pixels",
+        "impulse bound",
+        stem(_padded_first),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedConvMaxPool,
+        "table_of_another_channel",
+        "takes the table of the channel before",
+        "impulse bound",
+        stem(_of_channel_before),
+        precision=INT8,
+    ),
+)
 TWINS = (
+    kernel("twin", QuantizedConvMaxPool, "as_written", stem(), INT8),
+    kernel("twin", QuantizedConvMaxPool, "sums_first", stem(first=lambda sums: sums), INT8),
     kernel("twin", QuantizedConv2d, "as_written", conv(), INT8, batch_invariant=True),
     kernel("twin", QuantizedConv2d, "unpacked", conv(unpack=_unpacked), INT8),
     kernel("twin", QuantizedLinear, "as_written", linear(), INT8),

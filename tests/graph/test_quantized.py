@@ -32,6 +32,7 @@ from r18.graph.quantized import (
     MOST_DEPTH,
     Quantize,
     QuantizedConv2d,
+    QuantizedConvMaxPool,
     QuantizedGlobalAvgPool,
     QuantizedLinear,
     QuantizedMaxPool2d,
@@ -49,6 +50,8 @@ from support import random_weights
 NUMPY = r18_numpy.Backend()
 KERNELS = {kernel.op: kernel for kernel in NUMPY.kernels() if kernel.precision is INT8}
 POINT = Conv2d(1, 1, (1, 1), bias=True)
+POOL = MaxPool2d((3, 3), (2, 2), (1, 1))
+OF_ONE = QuantizePixels(Normalize((0.5,), (0.25,)))
 
 
 def run(op: Any, *arrays: Array) -> Array:
@@ -153,6 +156,26 @@ def test_numbers_and_pixels_become_integers() -> None:
         ),
         (lambda: QuantizedMaxPool2d(GlobalAvgPool()), "quantises a MaxPool2d"),  # type: ignore[arg-type]
         (lambda: QuantizePixels(Quantize()), "takes a Normalize"),  # type: ignore[arg-type]
+        (
+            lambda: QuantizedConvMaxPool(POINT, POOL),  # type: ignore[arg-type]
+            "made of a QuantizedConv2d and a MaxPool2d: Conv2d and MaxPool2d",
+        ),
+        (
+            lambda: QuantizedConvMaxPool(
+                QuantizedConv2d(replace(POINT, residual=True), ("int8", "int8")), POOL
+            ),
+            "takes no residual",
+        ),
+        (
+            lambda: QuantizedConvMaxPool(QuantizedConv2d(POINT, ("uint8",)), POOL, OF_ONE),
+            "quantize_pixels makes int8, and the convolution reads uint8",
+        ),
+        (
+            lambda: QuantizedConvMaxPool(
+                QuantizedConv2d(replace(POINT, in_channels=2), ("int8",)), POOL, OF_ONE
+            ),
+            "pixels of 1 channels, and the convolution reads 2",
+        ),
         (
             lambda: QuantizedRelayout(Layout.NCHW, Layout.NHWC, "int32"),
             "stored as uint8, int8 or float32, got 'int32'",

@@ -59,7 +59,7 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse
 from r18.graph.precision import FP32, Precision
-from r18.graph.quantized import QUANTIZED_OPS
+from r18.graph.quantized import QUANTIZED_OPS, QuantizedConvMaxPool
 from r18.graph.resnet import tiny
 from r18.graph.schedule import CANONICAL, Schedule
 from r18.runtime.launch import run_kernel
@@ -1088,6 +1088,6 @@ def test_kernel_ids_are_unique_and_say_what_they_name() -> None:
             ]
         for precision in {k.precision.name for k in kernels}:
             found = {k.op for k in kernels if k.precision.name == precision}
-            assert found == (
-                set(QUANTIZED_OPS) if precision == "int8" else set(OPS.values()) - {ConvMaxPool}
-            )
+            needed = set(QUANTIZED_OPS if precision == "int8" else OPS.values())
+            fused = {ConvMaxPool, QuantizedConvMaxPool}  # which no backend needs
+            assert found - fused == needed - fused

@@ -21,11 +21,11 @@ import numpy as np
 from r18.backend import Array, Backend, CompileOptions, Kernel, Plan, PlannedStep, Program
 from r18.errors import R18Error, ShapeError, UsageError
 from r18.evaluate.margins import Call, calls, multiple
-from r18.graph.ops import ConvMaxPool, Normalize, Problem
-from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pool
+from r18.graph.ops import Normalize, Problem
+from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pixels, fuse_pool
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, checkpoint_names
-from r18.runtime.fusing import schedule_for
+from r18.runtime.fusing import PARTS, schedule_for
 from r18.weights.precisions import is_quantized
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
@@ -347,12 +347,14 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
 def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
     """Check that the plan computes every step of the schedule with a kernel that the backend lists.
 
-    Where the plan fuses a convolution with its max-pooling, the schedule is fused likewise.
+    Where the plan fuses a convolution with its max-pooling, or with the integers of its pixels, the
+    schedule is fused likewise.
     """
     known = {kernel.id for kernel in backend.kernels()}
     planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
-    pooled = {v for v, step in planned.items() if isinstance(step.problem.op, ConvMaxPool)}
+    pooled = {v: step.problem.op for v, step in planned.items() if type(step.problem.op) in PARTS}
     fused = fuse_pool(fused, lambda step, pool: step.output in pooled)
+    fused = fuse_pixels(fused, lambda step, pixels: pooled[step.output].of_pixels)
     problems = fused.problems(batch)
     for step in fused.steps:
         made = planned.get(step.output)

@@ -24,7 +24,15 @@ from r18_oracle.ops import (
     relu,
     softmax,
 )
-from r18_oracle.ops.integers import qconv2d, qgap, qlinear, qmaxpool2d, qrelayout, quantize
+from r18_oracle.ops.integers import (
+    qconv2d,
+    qconv2d_maxpool2d,
+    qgap,
+    qlinear,
+    qmaxpool2d,
+    qrelayout,
+    quantize,
+)
 from r18_oracle.ops.spec import OpSpec
 
 GROUP = "r18.ops"
@@ -51,6 +59,7 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         quantize.SPEC,
         quantize.PIXELS_SPEC,
         qrelayout.SPEC,
+        qconv2d_maxpool2d.SPEC,
     )
 }
 

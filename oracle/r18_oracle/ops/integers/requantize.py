@@ -173,16 +173,20 @@ SUBTLE = (FUSED, FUSED_RESIDUAL, UNCONVERTED, WIDE)
 """Variations that differ in the last bit of a float32, and so in one output of a million."""
 
 
-def explained(sums: Sums, got: np.ndarray) -> str:
-    """Which variations give this output (float64), in a sentence."""
-    right = requantized(sums).numpy()
+def explained(
+    sums: Sums,
+    got: np.ndarray,
+    then: Callable[[torch.Tensor], torch.Tensor] = lambda integers: integers,
+) -> str:
+    """Which variations give this output (float64), in a sentence. then: makes it of integers."""
+    right = then(requantized(sums)).numpy()
     wrong = got != right
     if not wrong.any():
         return ""
     found = [
         name
         for name, variation in VARIATIONS.items()
-        if np.array_equal(variation(sums).numpy()[wrong], got[wrong])
+        if np.array_equal(then(variation(sums)).numpy()[wrong], got[wrong])
     ]
     if found:
         return f"every wrong element is as if {' or '.join(found)}"

@@ -37,8 +37,10 @@ DRAWN = {
     "signed_residual": st.integers(0, 1),
     "narrow": st.sampled_from((0, 0, 1, 2)),
     "wide": st.sampled_from((0, 0, 0, 1)),
+    "pixels": st.integers(0, 1),
 }
-"""How each number is drawn. The last says that values are float32, as a relayout's may be."""
+"""How each number is drawn. `wide` says that values are float32, as a relayout's may be; `pixels`
+that an op makes its integers of pixels."""
 
 
 FULL = 4

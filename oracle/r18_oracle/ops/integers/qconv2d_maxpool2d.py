@@ -1,0 +1,155 @@
+"""A quantised convolution and the max-pooling of its integers, as one op; of integers or pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any, cast
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from r18.backend import Array, Kernel
+from r18.errors import ShapeError
+from r18.graph.ops import ConvMaxPool, Problem
+from r18.graph.quantized import PIXELS, QuantizedConv2d, QuantizedConvMaxPool, QuantizePixels
+from r18_oracle.ops import conv2d_maxpool2d
+from r18_oracle.ops.integers import qconv2d, quantize
+from r18_oracle.ops.integers import spec as integers
+from r18_oracle.ops.integers.requantize import explained, requantized
+from r18_oracle.ops.integers.spec import BITS, QuantizedSpec
+from r18_oracle.ops.normalize import normalization
+from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
+
+
+class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
+    op = QuantizedConvMaxPool
+    inner = conv2d_maxpool2d.SPEC
+    chosen = ("signed", "narrow", "pixels")
+
+    def part(self, op: QuantizedConvMaxPool) -> ConvMaxPool:
+        return ConvMaxPool(op.conv.conv, op.pool)
+
+    def settings(self, op: QuantizedConvMaxPool) -> Numbers:
+        own = qconv2d.SPEC.settings(op.conv)
+        return own | {"pixels": int(op.pixels is not None)}
+
+    def quantized(self, problem: Problem, settings: Numbers) -> Problem:
+        op = problem.op
+        assert isinstance(op, ConvMaxPool)
+        of_pixels = settings.get("pixels", 0)
+        conv = qconv2d.SPEC.quantized(
+            Problem(op.conv, problem.inputs), settings | ({"signed": 1} if of_pixels else {})
+        ).op
+        assert isinstance(conv, QuantizedConv2d)
+        pixels = QuantizePixels(normalization(op.conv.in_channels)) if of_pixels else None
+        return Problem(QuantizedConvMaxPool(conv, op.pool, pixels), problem.inputs)
+
+    def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
+        return super().draw(_asked(kernel, self), most, macs)
+
+    def corners(self) -> Iterator[Problem]:
+        yield from super().corners()
+        for problem, bits in zip(self.inner.corners(), cycle(BITS), strict=False):
+            try:
+                yield self.quantized(
+                    problem, {"signed": 1, "narrow": BITS.index(bits), "pixels": 1}
+                )
+            except ShapeError:  # more products than a sum holds
+                continue
+
+    def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
+        yield from super().crossings(_asked(kernel, self), size)
+
+    def room(self, kernel: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
+        return self.inner.room(_asked(kernel, self), max_elements, max_macs)
+
+    def room_of_choice(self, choice: Kernel, max_elements: int, max_macs: int) -> tuple[int, int]:
+        return self.inner.room_of_choice(_asked(choice, self), max_elements, max_macs)
+
+    # -- what it computes ----------------------------------------------------------------------
+
+    def reference(
+        self, op: QuantizedConvMaxPool, inputs: Tensors, weights: Tensors
+    ) -> torch.Tensor:
+        return _pooled(op, requantized(self._sums(op, inputs, weights)))
+
+    def explain(
+        self, op: QuantizedConvMaxPool, inputs: Tensors, weights: Tensors, got: Array
+    ) -> str:
+        return explained(self._sums(op, inputs, weights), got, lambda made: _pooled(op, made))
+
+    def _sums(self, op: QuantizedConvMaxPool, inputs: Tensors, weights: Tensors) -> Any:
+        """Of the convolution, before its max-pooling."""
+        if op.pixels is not None:
+            *weights_of_conv, table = weights
+            image = quantize.PIXELS_SPEC.reference(op.pixels, inputs, (table,))
+            inputs, weights = (image,), tuple(weights_of_conv)
+        return qconv2d.SPEC.sums(op.conv, inputs, weights)
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    def variants(self, kind: str) -> int:
+        return qconv2d.SPEC.variants(kind)
+
+    def given(
+        self, problem: Problem, kind: str, rng: Rng, variant: int
+    ) -> tuple[Arrays, Arrays] | None:
+        """Those of the convolution.
+
+        Pixels and their table are such that its integers are these: a table of each channel has
+        every integer once, in random order.
+        """
+        op = problem.op
+        assert isinstance(op, QuantizedConvMaxPool)
+        if kind == "impulse":
+            x, weight = integers.impulse(self, problem, rng, variant)
+            channels = (op.conv.conv.out_channels,)
+            found: tuple[Arrays, Arrays] | None
+            found = (x,), (weight, np.zeros(channels), np.ones(channels))
+        else:
+            found = qconv2d.SPEC.given(Problem(op.conv, problem.inputs), kind, rng, variant)
+        if found is None or op.pixels is None:
+            return found
+        (x,), weights = found
+        pixels = np.array([rng.permutation(PIXELS) for _ in range(op.pixels.normalize.channels)])
+        table = np.empty(pixels.shape)
+        np.put_along_axis(table, pixels, np.arange(-128.0, 128.0)[None], axis=1)
+        of_channel = np.arange(len(pixels))[:, None, None]
+        return (pixels[of_channel, x.astype(int) + 128].astype(np.float64),), (*weights, table)
+
+
+class _Asked:
+    """A kernel of the quantised op as the inner op's spec asks it: refusals of quantised problems.
+
+    It takes an inner problem if it takes it from an image of int8 or from pixels.
+    """
+
+    def __init__(self, kernel: Kernel, spec: QuantizedConvMaxPoolSpec) -> None:
+        self._kernel, self._spec = kernel, spec
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def refusal(self, problem: Problem) -> str | None:
+        found: str | None = None
+        for pixels in (0, 1):
+            settings = {"signed": 1, "narrow": 0, "pixels": pixels}
+            found = self._kernel.refusal(self._spec.quantized(problem, settings))
+            if found is None:
+                return None
+        return found
+
+
+def _asked(kernel: Kernel, spec: QuantizedConvMaxPoolSpec) -> Kernel:
+    return cast(Kernel, _Asked(kernel, spec))
+
+
+def _pooled(op: QuantizedConvMaxPool, made: torch.Tensor) -> torch.Tensor:
+    pool = op.pool
+    return F.max_pool2d(made, pool.kernel_size, pool.stride, pool.padding)
+
+
+SPEC = QuantizedConvMaxPoolSpec()
