@@ -328,6 +328,8 @@ struct Writer {
       const unsigned four[4] = {packed[j], packed[j + 1], packed[j + 2], packed[j + 3]};
       store_transposed(staging + (j * 8 + lane) * 16, four);
     }
+    // wgmma reads none of this, but orders by proxy are stated for all of shared memory.
+    fence_async_proxy();
     __syncwarp();
     unsigned char* const at = first + turn * row;
 #pragma unroll
