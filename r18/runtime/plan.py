@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -76,22 +76,20 @@ def in_layout_of_input(
 ) -> Kernel:
     """The chosen kernel, or its twin that reads the first input in its present `layout`.
 
-    A twin has the same op, algorithm and precision, and takes the problem. A backend prefers an
-    algorithm; the twin in the input's layout saves that algorithm a relayout.
+    A backend prefers an algorithm; the twin in the input's layout saves that algorithm a relayout.
     """
     if len(problem.inputs[0]) != 4 or input_layout(kernel, problem) is layout:
         return kernel
-    return next(
-        (
-            twin
-            for twin in kernels
-            if (twin.op, twin.algorithm, twin.precision)
-            == (kernel.op, kernel.algorithm, kernel.precision)
-            and input_layout(twin, problem) is layout
-            and twin.refusal(problem) is None
-        ),
-        kernel,
-    )
+    twins = twins_of(kernels, kernel, problem)
+    return next((twin for twin in twins if input_layout(twin, problem) is layout), kernel)
+
+
+def twins_of(kernels: Iterable[Kernel], kernel: Kernel, problem: Problem) -> Iterator[Kernel]:
+    """Kernels of the same op, algorithm and precision that take the problem, itself among them."""
+    for twin in kernels:
+        same = (twin.op, twin.algorithm, twin.precision)
+        if same == (kernel.op, kernel.algorithm, kernel.precision) and not twin.refusal(problem):
+            yield twin
 
 
 def _no_such(kernels: Iterable[Kernel], pattern: str) -> list[Kernel]:
@@ -194,19 +192,48 @@ class _Draft:
         self.layouts[step.output], self.values[step.output] = kernel.layout, step.output
 
     def _chosen(self, step: Step, problem: Problem) -> Kernel:
-        overrides, name = self.options.kernels, self.options.precision
-        pattern = overrides.get(step.name, overrides.get(step.op.name))
-        kernel = choose_kernel(
+        kernel = self._preferred(step)
+        if self._pattern(step) is not None:
+            return kernel
+        layout = self.layouts[step.inputs[0]]
+        return self._in_layout_of_reader(
+            step, in_layout_of_input(self.kernels, kernel, problem, layout)
+        )
+
+    def _pattern(self, step: Step) -> str | None:
+        overrides = self.options.kernels
+        return overrides.get(step.name, overrides.get(step.op.name))
+
+    def _preferred(self, step: Step) -> Kernel:
+        """The kernel of a step, whatever the layouts of its inputs."""
+        problem, name = self.problems[step.name], self.options.precision
+        return choose_kernel(
             fastest_first(self.backend, self.kernels, problem, name),
             problem,
             name,
-            pattern=pattern,
+            pattern=self._pattern(step),
             asked_by=f"step '{step.name}' of '{self.schedule.name}' on backend "
             f"'{self.backend.name}'",
         )
-        if pattern is not None:
+
+    def _in_layout_of_reader(self, step: Step, kernel: Kernel) -> Kernel:
+        """The kernel, or its twin that reads the same layout and writes the one that is read next.
+
+        Kernels that make integers of images have such twins: which of their layouts saves a
+        relayout depends on the first convolution.
+        """
+        problem = self.problems[step.name]
+        reader = next((s for s in self.schedule.steps if step.output in s.inputs), None)
+        twins = [
+            twin
+            for twin in twins_of(self.kernels, kernel, problem)
+            if twin.layout is not kernel.layout
+            and input_layout(twin, problem) is input_layout(kernel, problem)
+        ]
+        if reader is None or not twins:
             return kernel
-        return in_layout_of_input(self.kernels, kernel, problem, self.layouts[step.inputs[0]])
+        read = input_layout(self._preferred(reader), self.problems[reader.name])
+        return kernel if read is kernel.layout else twins[0]
 
     def _in_layout(self, value: str, wanted: Layout) -> str:
         """The key of the value's tensor in the wanted layout, planning a relayout if need be."""
