@@ -24,6 +24,8 @@ perturb:  device. What ran with delays, and the findings; a row each for kernels
 mutate:   devices; backends (all). The share of mutants caught; a row for each backend.
 profile:  device, precisions, batches; backend (cupy), memory (contiguous or channels-last). CPU
           and CUDA time of the drop-in; a row for each fusion level, precision and batch.
+explain:  device, peers (as dumps name them, `_` for `, `); expected (numpy), network (resnet18).
+          Elements that a library computes differently in int8, by class; a column for each.
 evaluate: devices, images (the folder's name); backends (all), network (resnet18), precisions (all).
           Agreement with the reference on photographs, and speed; a row for each backend, precision
           (int8 with the way to quantise), batch and number of workers.
@@ -37,6 +39,7 @@ from pathlib import Path
 
 from r18.errors import UsageError, unknown
 from r18.report.tables.algorithms import algorithms_table
+from r18.report.tables.explained import explain_table
 from r18.report.tables.judged import mutate_table, perturb_table, sanitize_table, verify_table
 from r18.report.tables.summary import summary_table
 from r18.report.tables.table import Options, Table
@@ -93,6 +96,7 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "sanitize": (sanitize_table, ("device",)),
     "perturb": (perturb_table, ("device",)),
     "mutate": (mutate_table, ("devices", "backends")),
+    "explain": (explain_table, ("device", "peers", "expected", "network")),
     "evaluate": (evaluate_table, ("devices", "images", "backends", "network", "precisions")),
     "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
