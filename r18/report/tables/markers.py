@@ -29,6 +29,8 @@ explain:  device, peers (as dumps name them, `_` for `, `); expected (numpy), ne
 evaluate: devices, images (the folder's name); backends (all), network (resnet18), precisions (all).
           Agreement with the reference on photographs, and speed; a row for each backend, precision
           (int8 with the way to quantise), batch and number of workers.
+quantised: device, images; backend (numba-cpu), network (resnet18). The same in int8, without times;
+          a row for each way to quantise.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from r18.report.tables.judged import mutate_table, perturb_table, sanitize_table
 from r18.report.tables.summary import summary_table
 from r18.report.tables.table import Options, Table
 from r18.report.tables.timed import bench_table, from_host_table, roofline_table, tuned_table
-from r18.report.tables.used import evaluate_table, profile_table
+from r18.report.tables.used import evaluate_table, profile_table, quantised_table
 
 _BLOCK = re.compile(
     r"^(?P<head><!-- table: (?P<kind>\S+)(?P<options>[^\n]*?) -->\n)(?P<body>.*?)"
@@ -98,6 +100,7 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "mutate": (mutate_table, ("devices", "backends")),
     "explain": (explain_table, ("device", "peers", "expected", "network")),
     "evaluate": (evaluate_table, ("devices", "images", "backends", "network", "precisions")),
+    "quantised": (quantised_table, ("device", "images", "backend", "network")),
     "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
 """The function that makes each table, and the options of its marker."""
