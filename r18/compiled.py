@@ -41,7 +41,7 @@ def compile(
     if not isinstance(schedule, Schedule):
         schedule = network(schedule)
     if isinstance(weights, str | os.PathLike):
-        weights = load_weights(os.fspath(weights), schedule)
+        weights = load_weights(os.fspath(weights), schedule, asked.precision)
     if not isinstance(backend, Backend):
         backend = get_backend(backend)
     return backend.compile(*in_precision(schedule, weights, asked), asked)

@@ -45,7 +45,7 @@ def classify(
     """
     runner, device = chosen_backend(backend)
     network = resnet18()
-    loaded = load_weights(weights, network)
+    loaded = load_weights(weights, network, precision)
     if loaded.source.startswith("synthetic"):
         typer.echo(
             "warning: synthetic weights were never trained, these classes mean nothing; "

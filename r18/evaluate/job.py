@@ -108,7 +108,7 @@ def run_job(
     found = find_images(job.images, schedule.shapes(1)[schedule.output][1], job.labels)
     host = machine()
     tell(f"images: {len(found.items)} in {job.images}, {found.layout}")
-    weights = load_weights(job.weights, schedule)
+    weights = load_weights(job.weights, schedule, job.precision)
     request = Request.of(
         job.network,
         weights,

@@ -71,7 +71,7 @@ class Request:
                 f"the request is of r18 {self.version}, and here is r18 {r18.__version__}\n"
                 "  install the same version on every machine"
             )
-        weights = load_weights(self.weights, self.schedule)
+        weights = load_weights(self.weights, self.schedule, self.precision)
         if weights.sha256 != self.weights_sha256:
             raise WeightsError(
                 f"weights '{self.weights}' have sha256 {weights.sha256[:16]}…, asked for were "

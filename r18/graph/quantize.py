@@ -174,12 +174,7 @@ def integer_weights(schedule: Schedule, quantization: Quantization) -> dict[str,
     Raises `WeightsError` for a scale that is missing, for a scale or multiplier that is not
     positive and finite in float32, and for weights of the full range, which kernels do not take.
     """
-    if quantization.full_range:
-        limit = limit_of(quantization.bits)
-        raise WeightsError(
-            f"the quantisation is full_range, and its weights may be −{limit + 1}: kernels take "
-            f"−{limit} … {limit}"
-        )
+    check_range(quantization.bits, quantization.full_range)
     scales = {name: weight.scale for name, weight in quantization.weights.items()}
     found = multipliers(schedule, quantization.bits, quantization.scales, scales)
     for step in quantized(schedule, quantization.bits).steps:
@@ -188,6 +183,18 @@ def integer_weights(schedule: Schedule, quantization: Quantization) -> dict[str,
             found[names["weight"]] = quantization.weights[step.name].integers
             found[names["bias"]] = quantization.biases[step.name]
     return found
+
+
+def check_range(bits: int, full_range: bool) -> None:
+    """Raise `WeightsError` for weights of the full range, which no kernel takes."""
+    limit = limit_of(bits)
+    if full_range:
+        raise WeightsError(
+            f"the quantisation is full_range, and its weights may be −{limit + 1}: kernels take "
+            f"−{limit} … {limit}\n"
+            "  quantise again, r18 quantize makes no such weights; or compute with the floats, in "
+            "another precision"
+        )
 
 
 def multipliers(
@@ -337,6 +344,7 @@ def check_sums(step: str, stored: str, weight: Array, bias: Array) -> None:
 
 __all__ = [
     "LEVEL",
+    "check_range",
     "check_sums",
     "has_integer_form",
     "integer_weights",

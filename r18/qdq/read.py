@@ -2,7 +2,7 @@
 
 The model is read from its output backwards, next to the schedule: each step finds its node, and
 each value the QuantizeLinear in front of what reads it. `onnxruntime.quantization.quantize_static`
-writes such models, and `r18.qdq.model` does.
+and NNCF write such models, and `r18.qdq.model` does.
 
 The quantised ops round a sum once, behind bias, residual and ReLU. A model with more roundings (of
 a convolution before its residual is added, of logits) says something that they do not, and so does
@@ -33,6 +33,8 @@ from r18.weights import Weights, weights_from
 
 Array = npt.NDArray[Any]
 
+MOVES = ("MaxPool", "Flatten", "Reshape", "Squeeze")
+"""Operators that make no new numbers."""
 MOST_SHOWN = 6
 """The most differences that a refusal lists."""
 
@@ -183,6 +185,17 @@ class _Graph:
             name = inner.input[0]
         return name, roundings
 
+    def carried(self, name: str, what: str) -> list[_Rounding]:
+        """The rounding of a value that is only moved since: pooled by maxima, or flattened.
+
+        Tools such as NNCF do not quantise what such nodes make a second time.
+        """
+        while name in self._makers and self._makers[name].op_type in MOVES:
+            name, roundings = self.unrounded(self._makers[name].input[0], what)
+            if roundings:
+                return roundings[:1]
+        return []
+
     def _rounding(self, node: Any, what: str) -> _Rounding:
         scale = self.constant(node.input[1], what)
         zero = self.zero_point(node, what)
@@ -265,6 +278,8 @@ class _Reader:
         """Note the rounding of a value that a step reads, and where it is made."""
         what = f"step '{step.name}'"
         made, roundings = self.graph.unrounded(name, what)
+        if not roundings:
+            roundings = self.graph.carried(made, what)
         if not roundings:
             raise WeightsError(f"{what} reads '{value}' in numbers: the model does not quantise it")
         last, *earlier = roundings

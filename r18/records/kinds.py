@@ -544,6 +544,47 @@ class Evaluate(OfDevice, kw_only=True, tag="evaluate"):
     entries: dict[str, EvaluateEntry]
 
 
+# -- explain -------------------------------------------------------------------------------------
+
+
+class ExplainedStep(Part):
+    """A step of a run in int8: its elements that differ from another run's, and why.
+
+    logits: whether they are floats. inherited: those that follow from other inputs. classes: those
+    that the step itself computes differently, by class. moved: as of `Explained`.
+    """
+
+    step: str
+    logits: bool
+    elements: Count
+    differ: Count
+    inherited: Count
+    classes: dict[str, Count]
+    arithmetic: str
+    moved: Number
+
+
+class ExplainEntry(Part):
+    """The departures of one run from another, which is as specified."""
+
+    date: str
+    environment: Environment
+    machine: Machine
+    network: str
+    weights_sha256: str
+    input_sha256: str
+    expected: str
+    got: str
+    unexplained: Count
+    steps: list[ExplainedStep]
+
+
+class Explain(OfDevice, kw_only=True, tag="explain"):
+    """`r18 diff --explain --record`."""
+
+    entries: dict[str, ExplainEntry]
+
+
 # -- ceilings ------------------------------------------------------------------------------------
 
 
@@ -584,7 +625,9 @@ class Tuned(Part, kw_only=True):
     choices: dict[str, dict[str, dict[str, tuple[str, Number]]]]
 
 
-Record = Bench | Profile | Verify | Mutate | Sanitize | Perturb | Evaluate | CeilingsRecord
+Record = (
+    Bench | Profile | Verify | Mutate | Sanitize | Perturb | Evaluate | Explain | CeilingsRecord
+)
 
 KINDS: dict[str, type[Record]] = {
     "bench": Bench,
@@ -594,6 +637,7 @@ KINDS: dict[str, type[Record]] = {
     "sanitize": Sanitize,
     "perturb": Perturb,
     "evaluate": Evaluate,
+    "explain": Explain,
     "ceilings": CeilingsRecord,
 }
 """The kinds by the word in their file names."""

@@ -278,10 +278,13 @@ def load_manifest(path: str | Path) -> Manifest:
         return _parse(Path(path))
 
 
-def read_manifest(folder: str | Path, schedule: Schedule | None = None) -> Export:
+def read_manifest(
+    folder: str | Path, schedule: Schedule | None = None, *, computable: bool = False
+) -> Export:
     """The tensors of an export, after every check of the manifest and of each file it lists.
 
     schedule: whose weights they must be; without it the network that the manifest names.
+    computable: refuse integers that no kernel takes, before anything of them is read.
 
     Names, shapes, kinds, paths, file sizes and hashes are checked before a tensor is allocated,
     values afterwards. Files that the manifest does not list are ignored. Raises `ManifestError`.
@@ -292,6 +295,8 @@ def read_manifest(folder: str | Path, schedule: Schedule | None = None) -> Expor
         root = Path(folder).resolve()
         manifest = _parse(inside(root, MANIFEST, ManifestError))
         schedule = manifest.schedule(schedule)
+        if computable and manifest.quant is not None:
+            manifest.quant.check_computable()
         files = manifest.files
         paths = [check_file(root, file, ManifestError) for file in files]
         for file, path in zip(files, paths, strict=True):

@@ -53,7 +53,14 @@ from r18.graph.quantization import (
     sha256_of,
     unpacked,
 )
-from r18.graph.quantize import LEVEL, check_sums, multipliers, quantized, scaled_values
+from r18.graph.quantize import (
+    LEVEL,
+    check_range,
+    check_sums,
+    multipliers,
+    quantized,
+    scaled_values,
+)
 from r18.graph.quantized import LIMITS, MOST_DEPTH, STORAGES, limit_of
 from r18.graph.schedule import Schedule
 from r18.weights.fields import as_list, as_object, as_shape, as_text, check_known, field
@@ -282,6 +289,13 @@ class QuantBlock:
             )
         except WeightsError as problem:
             raise error(f"quant: {problem}") from None
+
+    def check_computable(self) -> None:
+        """Raise `ManifestError` for integers that no kernel takes."""
+        try:
+            check_range(self.bits, self.full_range)
+        except WeightsError as error:
+            raise ManifestError(f"quant: {error}") from None
 
     @property
     def files(self) -> list[TensorFile]:

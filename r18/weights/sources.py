@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from r18.atomic import new_file
 from r18.errors import ManifestError, UsageError, WeightsError, plain, unknown
 from r18.files import WEIGHTS_LIMIT, read_bytes
+from r18.graph.precision import INT8
 from r18.graph.quantization import Quantization
 from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
@@ -156,10 +157,11 @@ class Weights(Mapping[str, Float32]):
 # -- Loading ---------------------------------------------------------------------------------
 
 
-def load_weights(source: str | Path, schedule: Schedule) -> Weights:
+def load_weights(source: str | Path, schedule: Schedule, precision: str = "") -> Weights:
     """The weights of a schedule at fusion level `none`, from a source as described above.
 
-    A string that is no keyword is a path; a `Path` is always one.
+    A string that is no keyword is a path; a `Path` is always one. precision: what they are for; in
+    int8 integers that no kernel takes are refused before a tensor is allocated.
 
     Raises `WeightsError` for weights that are damaged, missing or not the schedule's,
     `ManifestError` (a `WeightsError`) for a damaged manifest, `UsageError` for a bad seed, and
@@ -177,7 +179,7 @@ def load_weights(source: str | Path, schedule: Schedule) -> Weights:
             return _synthetic(seed if colon else "0", schedule)
         if text == "imagenet":
             return _imagenet(schedule)
-    return _from_path(Path(text), text, schedule)
+    return _from_path(Path(text), text, schedule, precision == INT8.name)
 
 
 def is_plain(source: str) -> bool:
@@ -222,21 +224,21 @@ def _synthetic(seed: str, schedule: Schedule) -> Weights:
     return Weights(tensors, f"synthetic:{number}", _preprocess(schedule))
 
 
-def _from_path(path: Path, source: str, schedule: Schedule) -> Weights:
+def _from_path(path: Path, source: str, schedule: Schedule, computable: bool) -> Weights:
     try:
-        return _from_folder_or_file(path, source, schedule)
+        return _from_folder_or_file(path, source, schedule, computable)
     except OSError as error:
         raise WeightsError(f"weights '{source}': cannot be read: {error}") from None
 
 
-def _from_folder_or_file(path: Path, source: str, schedule: Schedule) -> Weights:
+def _from_folder_or_file(path: Path, source: str, schedule: Schedule, computable: bool) -> Weights:
     if path.is_dir():
         if not (path / MANIFEST).exists():
             raise WeightsError(
                 f"weights '{source}': the folder holds no {MANIFEST}\n"
                 f"  make one with `r18 export --out {source}`, or name the file in it"
             )
-        export = read_manifest(path, schedule)
+        export = read_manifest(path, schedule, computable=computable)
         preprocess = _preprocess(schedule, export.manifest)
         return Weights(export.tensors, source, preprocess, export.quantization)
     if not path.exists() and not path.suffix and path.name == source:

@@ -27,6 +27,7 @@ from evaluate_support import (
     twins,
     weights,
 )
+from quantised_weights import quantised_weights
 from r18.errors import R18Error, UnknownName, UsageError, WeightsError
 from r18.evaluate.decode import Decoded
 from r18.evaluate.margins import Allowance, calls, is_tie, unit_roundoff
@@ -37,9 +38,11 @@ from r18.evaluate.rows import OK, UNREADABLE
 from r18.evaluate.run import Progress, journal_of
 from r18.evaluate.sources import Item
 from r18.graph.precision import FP32, FP64, INT8
+from r18.graph.resnet import tiny
 from r18.images.preprocess import preprocess_batch
 from r18.machine import machine
 from r18.report.tables import rendered
+from r18.weights.manifest import write_manifest
 from support import ROOT, run_python
 
 
@@ -328,6 +331,41 @@ def test_the_command_prints_the_numbers(folder: Path, tmp_path: Path) -> None:
     assert "images: 11 in " in done.err
     assert "against: torch, CPU" in done.err
     assert f"results in {tmp_path / 't.csv'}" in done.err
+
+
+def test_a_record_in_int8_says_how_it_was_quantised(folder: Path, tmp_path: Path) -> None:
+    """Each way has an entry of its own, and a row of the table."""
+    kept = tmp_path / "records"
+    for bits in (8, 4):
+        write_manifest(tmp_path / f"w{bits}", quantised_weights(bits), tiny())
+        options = ("--weights", tmp_path / f"w{bits}", "--precision", "int8", "--restart")
+        asked = ("--record", "--records", kept, "--labels", "none")
+        done = r18(
+            *("evaluate", "--images", folder, "--out", tmp_path / "t.csv", "--network", "tiny"),
+            *("--backend", "numpy", "--against", "numpy", "--against-precision", "fp64"),
+            *(*options, *asked),
+        )
+        assert done.code in (0, 1), done.err
+        assert f"recorded in {kept / 'evaluate-cpu.json'}" in done.err
+    entries = json.loads((kept / "evaluate-cpu.json").read_text())["entries"]
+    assert [name.split("/")[2] for name in entries] == [
+        *("int8-w4-nearest-minmax", "int8-w8-nearest-minmax")
+    ]
+    block = "<!-- table: {} images=IMAGES network=tiny -->\n<!-- /table -->"
+    block = block.replace("IMAGES", folder.name)
+    quantised = rendered(block.format("quantised device=cpu backend=numpy"), kept).splitlines()
+    rows = [row for row in quantised if row.startswith("| int")]
+    same = [(one["agree_top1"], one["agree_top5"]) for one in reversed(entries.values())]
+    assert rows == [
+        f"| int{bits} | nearest | minmax | 3 | numpy fp64 | 10 | {first} | {five} |"
+        for bits, (first, five) in zip((8, 4), same, strict=True)
+    ]
+    both = rendered(block.format("evaluate devices=cpu precisions=int8"), kept)
+    assert "| int8 (W4 nearest, minmax) |" in both
+    with pytest.raises(UsageError, match=r"has an evaluation of .* in fp32"):
+        rendered(block.format("evaluate devices=cpu precisions=fp32"), kept)
+    with pytest.raises(UsageError, match=r"no evaluation of .* in int8"):
+        rendered(block.format("quantised device=cpu"), kept)
 
 
 def test_the_command_records_and_a_document_quotes_it(folder: Path, tmp_path: Path) -> None:

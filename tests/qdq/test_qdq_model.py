@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from r18.graph.passes import fuse
 from r18.graph.quantize import quantized
 from r18.graph.resnet import tiny
 from r18.qdq import qdq_model, write_qdq
+from r18.records import load
+from r18.records.kinds import Explain
+from r18.report.tables import rendered
 from r18.weights.manifest import write_manifest
 from r18.weights.precisions import in_precision, quantization_of
 from r18.weights.synthetic import synthetic_weights
@@ -151,6 +155,7 @@ def test_dumps_of_a_peer_are_explained_by_the_command(folder: Path, tmp_path: Pa
     done = r18(*diff)
     assert done.code == 0, done.err
     assert done.out.strip().endswith(f"0 {UNEXPLAINED}")
+    _recorded(diff, done.out, ours, theirs, tmp_path / "records")
     # One unit in one element, which no arithmetic gives.
     manifest = json.loads((theirs / "manifest.json").read_text())
     (entry,) = (one for one in manifest["checkpoints"] if one["name"] == "layer3.0.relu")
@@ -171,6 +176,38 @@ def test_dumps_of_a_peer_are_explained_by_the_command(folder: Path, tmp_path: Pa
     }
     assert wrong.pop("layer3.0.conv1") == 1
     assert wrong.keys() <= {"layer3.0.conv2"}  # which did not read what the dump now holds
+
+
+def _recorded(diff: tuple[Any, ...], said: str, ours: Path, theirs: Path, folder: Path) -> None:
+    """The counts are kept, and make the table; not of a dump that is no specification."""
+    kept = ("--record", "--records", folder)
+    done = r18(*diff, *kept)
+    assert (done.code, done.out) == (0, said)
+    (entry,) = load(folder / "explain-cpu.json", Explain).entries.values()
+    assert (entry.expected, entry.got) == ("numpy", "onnxruntime, unoptimised")
+    assert entry.unexplained == 0
+    assert [step.step for step in entry.steps if step.logits] == ["fc"]
+    counts: Counter[str] = Counter()
+    for step in entry.steps:
+        counts.update(step.classes)
+    total = sum(step.elements for step in entry.steps)
+    block = (
+        "<!-- table: explain device=cpu network=tiny peers=onnxruntime_unoptimised -->\n"
+        "<!-- /table -->\n"
+    )
+    lines = rendered(block, folder).splitlines()
+    assert f"| elements | {total:,} |" in lines
+    own = sum(sum(step.classes.values()) for step in entry.steps if not step.logits)
+    assert f"| integers that a step computes differently | {own} |" in lines
+    assert "| **unexplained** | 0 |" in lines
+    for kind, count in counts.items():
+        assert f"{count:,} {kind}" in said
+    with pytest.raises(UsageError, match="the record holds no 'tiny/numpy/openvino'"):
+        rendered(block.replace("onnxruntime_unoptimised", "openvino"), folder)
+    turned = r18("diff", theirs, ours, *diff[3:], *kept)
+    assert turned.code == 2
+    assert "is not as specified" in turned.err
+    assert "--record is for --explain" in r18("diff", ours, theirs, "--record").err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,57 @@ def test_a_zero_point_is_refused_by_name(folded: Path, tmp_path: Path) -> None:
     path = static(folded, tmp_path / "q.onnx", activation_type=QuantType.QUInt8)
     with pytest.raises(WeightsError, match=r"the zero point of .* is \d+; kernels take 0 only"):
         read_qdq(path, tiny(), approximate=True)
+
+
+def _as_nncf_writes(graph: Any) -> None:
+    """No rounding behind max-pooling, and that of global pooling in front of its Flatten."""
+    nodes = {node.output[0]: node for node in graph.node}
+    for name in ("maxpool", "maxpool:numbers"):
+        graph.node.remove(nodes[name])
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name == "maxpool:numbers":
+                node.input[place] = "maxpool:max"
+    nodes["avgpool"].input[0] = "avgpool:mean"
+    nodes["avgpool:flat"].input[0] = "avgpool:numbers"
+    nodes["fc"].input[0] = "avgpool:flat"
+    flat = nodes["avgpool:flat"]
+    graph.node.remove(flat)
+    graph.node.insert(list(graph.node).index(nodes["avgpool:numbers"]) + 1, flat)
+
+
+def test_a_rounding_counts_for_what_is_only_moved_behind_it(tmp_path: Path) -> None:
+    path = write_qdq(tmp_path / "m.onnx", tiny(), WEIGHTS)
+    model = onnx.load(path)
+    _as_nncf_writes(model.graph)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    found = read_qdq(path, tiny())
+    assert found.left_out == ()
+    got, expected = quantization_of(found.weights), quantization_of(WEIGHTS)
+    assert dict(got.scales) == dict(expected.scales)
+    for name, weight in expected.weights.items():
+        np.testing.assert_array_equal(got.weights[name].integers, weight.integers)
+        np.testing.assert_array_equal(got.biases[name], expected.biases[name])
+
+
+def test_a_model_of_nncf_approximately(folded: Path, tmp_path: Path) -> None:
+    if find_spec("nncf") is None:
+        pytest.skip("no nncf: pip install nncf")
+    nncf = import_module("nncf")
+    x = [images(tiny(), 1, seed=seed) for seed in range(8)]
+    data = nncf.Dataset(x, lambda image: {"image": image})
+    made = nncf.quantize(onnx.load(folded), data, subset_size=8)
+    path = tmp_path / "nncf.onnx"
+    onnx.save(made, path)
+    with pytest.raises(WeightsError, match="is rounded to integers before its residual is added"):
+        read_qdq(path, tiny())
+    weights = read_qdq(path, tiny(), approximate=True).weights
+    options = CompileOptions(precision="int8")
+    program = load_backend("numpy").compile(*in_precision(tiny(), weights, options), options)
+    (theirs,) = made_session(path.read_bytes()).run(None, {"image": x[0]})
+    error = np.square(program(x[0]) - theirs).sum() / np.square(theirs).sum()
+    assert error < 0.01
 
 
 def test_approximate_is_for_models(tmp_path: Path) -> None:

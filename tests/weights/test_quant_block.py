@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commands import r18
 from flips import flip_bit, flipped, without
 from quantised_weights import quantised_weights, sealed
+from r18.backend import CompileOptions
+from r18.backend.registry import get_backend
 from r18.errors import ManifestError, UsageError, WeightsError
 from r18.graph.passes import fuse
 from r18.graph.quantization import Quantization, QuantizedWeight, packed, row_nbytes, unpacked
@@ -25,6 +28,7 @@ from r18.graph.quantize import integer_weights, quantized
 from r18.graph.resnet import resnet, tiny
 from r18.weights import Weights, export_weights, load_weights, manifest, quant
 from r18.weights.manifest import MANIFEST, load_manifest, read_manifest, write_manifest
+from support import images
 
 Json = dict[str, Any]
 BITS = (8, 4, 2)
@@ -425,7 +429,13 @@ def test_a_bias_with_which_a_sum_leaves_int32(export: Path) -> None:
     assert "a sum may leave int32" in rewrite(export, "fc.int_bias.bin", data)
 
 
-def test_the_full_range_is_read_and_no_kernel_takes_it(tmp_path: Path) -> None:
+TINY = ("--backend", "numpy", "--network", "tiny", "--precision", "int8")
+
+
+def test_the_full_range_is_read_and_no_kernel_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In int8 it is refused before a tensor is allocated; its floats are computed with."""
     for bits in BITS:
         made = quantised_weights(bits)
         found = made.quantization
@@ -445,6 +455,19 @@ def test_the_full_range_is_read_and_no_kernel_takes_it(tmp_path: Path) -> None:
         assert again.weights["conv1"].integers.min() == -(1 << bits - 1)
         with pytest.raises(WeightsError, match="is full_range, and its weights may be"):
             integer_weights(fuse(tiny(), "all"), again)
+        with monkeypatch.context() as patch:
+            for module in (manifest, quant):
+                patch.setattr(module, "read_file", _no_allocation)
+            refused = f"the quantisation is full_range, and its weights may be −{1 << bits - 1}: "
+            with pytest.raises(ManifestError, match=refused):
+                load_weights(str(folder), tiny(), "int8")
+            done = r18("dump", *TINY, "--weights", folder, "--out", tmp_path / "dump")
+            assert (done.code, refused in done.err) == (2, True), done.err
+            assert "or compute with the floats, in another precision" in done.err
+            assert not (tmp_path / "dump").exists()
+        floats = load_weights(str(folder), tiny(), "fp32")
+        program = get_backend("numpy").compile(tiny(), floats, CompileOptions())
+        assert program(images(tiny(), 1)).shape == (1, 10)
         edit(folder, lambda block: block.update(full_range=False))
         with pytest.raises(ManifestError, match=f"it holds -{1 << bits - 1}: weights of {bits}"):
             read_manifest(folder)

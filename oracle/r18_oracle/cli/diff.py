@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from r18.cli.app import FOUND
-from r18.cli.options import AsJson, print_result
+from r18.cli.options import AsJson, RecordFolder, print_result
 from r18.errors import UsageError
+from r18.records import FOLDER
 
 if TYPE_CHECKING:
     from r18_oracle.dumps.agreement import Agreement
@@ -65,6 +66,11 @@ def diff(
             "--allow-different-input", help="Compare even if weights or input are not the same."
         ),
     ] = False,
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="With --explain: also write the counts to a record."),
+    ] = False,
+    records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Compare dumps in network order and name the first bad checkpoint.
@@ -82,6 +88,8 @@ def diff(
     not explained), 2 the dumps cannot be compared.
     """
     report: Report | Agreement | Reasons
+    if record and not explain:
+        raise UsageError("--record is for --explain, which was not given")
     if explain:
         given = {
             "--atol": atol is not None,
@@ -91,7 +99,9 @@ def diff(
             "a third dump": bool(others),
         }
         _refuse_with("--explain", given, "it compares two dumps of the same weights and input")
-        report = _by_reasons(expected, got, weights)
+        report = reasons = _by_reasons(expected, got, weights)
+        if record:
+            typer.echo(f"recorded in {_recorded(reasons, expected, got, records)}", err=True)
     elif bounds:
         _refuse({"--atol": atol is not None, "--allow-different-input": allow_different_input})
         report = _by_bounds([expected, got, *(others or ())], weights, backends or [])
@@ -127,6 +137,12 @@ def _by_reasons(expected: Path, got: Path, weights: str | None) -> Reasons:
     from r18_oracle.dumps.explained import explain_dumps
 
     return explain_dumps(expected, got, weights=weights)
+
+
+def _recorded(reasons: Reasons, expected: Path, got: Path, folder: Path) -> Path:
+    from r18_oracle.dumps import explain_record
+
+    return explain_record.save(reasons, expected, got, folder)
 
 
 def _by_bounds(dumps: list[Path], weights: str | None, backends: list[str]) -> Agreement:

@@ -100,7 +100,7 @@ def dump(
             "without --backend and --fusion"
         )
     runner = None if peer is not None else chosen_backend(backend)[0]
-    loaded = load_weights(weights, schedule)
+    loaded = load_weights(weights, schedule, precision)
     images = chosen(
         schedule,
         loaded.preprocess,

@@ -24,9 +24,13 @@ perturb:  device. What ran with delays, and the findings; a row each for kernels
 mutate:   devices; backends (all). The share of mutants caught; a row for each backend.
 profile:  device, precisions, batches; backend (cupy), memory (contiguous or channels-last). CPU
           and CUDA time of the drop-in; a row for each fusion level, precision and batch.
+explain:  device, peers (as dumps name them, `_` for `, `); expected (numpy), network (resnet18).
+          Elements that a library computes differently in int8, by class; a column for each.
 evaluate: devices, images (the folder's name); backends (all), network (resnet18), precisions (all).
           Agreement with the reference on photographs, and speed; a row for each backend, precision
           (int8 with the way to quantise), batch and number of workers.
+quantised: device, images; backend (numba-cpu), network (resnet18). The same in int8, without times;
+          a row for each way to quantise.
 """
 
 from __future__ import annotations
@@ -37,11 +41,12 @@ from pathlib import Path
 
 from r18.errors import UsageError, unknown
 from r18.report.tables.algorithms import algorithms_table
+from r18.report.tables.explained import explain_table
 from r18.report.tables.judged import mutate_table, perturb_table, sanitize_table, verify_table
 from r18.report.tables.summary import summary_table
 from r18.report.tables.table import Options, Table
 from r18.report.tables.timed import bench_table, from_host_table, roofline_table, tuned_table
-from r18.report.tables.used import evaluate_table, profile_table
+from r18.report.tables.used import evaluate_table, profile_table, quantised_table
 
 _BLOCK = re.compile(
     r"^(?P<head><!-- table: (?P<kind>\S+)(?P<options>[^\n]*?) -->\n)(?P<body>.*?)"
@@ -93,7 +98,9 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "sanitize": (sanitize_table, ("device",)),
     "perturb": (perturb_table, ("device",)),
     "mutate": (mutate_table, ("devices", "backends")),
+    "explain": (explain_table, ("device", "peers", "expected", "network")),
     "evaluate": (evaluate_table, ("devices", "images", "backends", "network", "precisions")),
+    "quantised": (quantised_table, ("device", "images", "backend", "network")),
     "profile": (profile_table, ("device", "precisions", "batches", "backend", "memory")),
 }
 """The function that makes each table, and the options of its marker."""

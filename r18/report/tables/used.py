@@ -102,6 +102,41 @@ def evaluate_table(options: Options, folder: Path) -> Table:
     return Table(heads, "lllrlrrrrrrrrr", rows, captions)
 
 
+def quantised_table(options: Options, folder: Path) -> Table:
+    """Evaluations in int8: a row for each way to quantise, and what agrees with the reference."""
+    device, images = needed(options, "device"), needed(options, "images")
+    network, backend = options.get("network", "resnet18"), options.get("backend", "numba-cpu")
+    entries = record_of(folder, "evaluate", device)["entries"].values()
+    found = [
+        (one["quantised"], one)
+        for one in entries
+        if one.get("quantised")
+        and (one["network"], one["backend"], one["folder"]) == (network, backend, images)
+    ]
+    if not found:
+        raise UsageError(f"the record of {device} has no evaluation of '{images}' in int8")
+    found.sort(key=lambda pair: (-pair[0]["bits"], pair[0]["rounding"], pair[0]["method"]))
+    rows = [
+        (
+            f"int{how['bits']}",
+            how["rounding"],
+            how["method"],
+            f"{how['images']:,}",
+            f"{one['against']} {one['against_precision']}",
+            f"{one['compared']:,}",
+            f"{one['agree_top1']:,}",
+            f"{one['agree_top5']:,}",
+        )
+        for how, one in found
+    ]
+    heads = (
+        "weights | rounding | activations | calibrated on | against | compared | same class | "
+        "same five classes"
+    )
+    captions = [f"{device_words(one)}, {backend}, {one['date'][:10]}." for _, one in found]
+    return Table(heads, "lllrlrrr", rows, captions)
+
+
 def _evaluated(found: Data) -> Row:
     """The cells of an evaluation behind its device."""
     against, right = found["against"], found["accuracy"]
