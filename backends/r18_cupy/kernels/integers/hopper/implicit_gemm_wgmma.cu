@@ -41,6 +41,12 @@ __device__ __forceinline__ Tile tile_at(unsigned index, const ConvShape& p) {
   return {(int)(index % channel_tiles) * TILE_M, index / channel_tiles * TILE_N};
 }
 
+// Where the window of an output pixel begins.
+__device__ __forceinline__ WindowCorner corner_at(unsigned pixel, const ConvShape& p) {
+  const unsigned column = pixel % p.ow, line = pixel / p.ow;
+  return {(int)column * p.sw - p.pw, (int)(line % p.oh) * p.sh - p.ph, (int)(line / p.oh)};
+}
+
 // The producer: of each tile the K tiles [first, last), and the residual. One thread. The weights of
 // the first stages are loaded before the previous launch has ended; everything else waits for it.
 __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& weight,
@@ -49,25 +55,24 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& wei
                                         unsigned slabs, int tiles, int first, int last,
                                         bool loads_residual) {
   const int runs = (p.c + TILE_K - 1) / TILE_K;  // chunks of channels at each position
-  const auto load_weights = [&](int k, int stage, int channel0) {
-    mbarrier_arrive_expect_tx(ring.full(stage), STAGE_BYTES);
-    tma_load(stages + stage * STAGE_BYTES, weight, ring.full(stage), k * TILE_K, channel0);
-  };
+  const int run0 = first % runs, s0 = first / runs % p.kw, r0 = first / runs / p.kw;
   const int ahead = min(TILE_STAGES, last - first);
-  for (int i = 0; i < ahead; ++i) load_weights(first + i, i, tile_at(blockIdx.x, p).channel0);
+  Tile at = tile_at(blockIdx.x, p);
+  WindowCorner corner = corner_at(at.pixel0, p);  // divides, so not behind the wait
+  const auto load_weights = [&](int k, int stage) {
+    mbarrier_arrive_expect_tx(ring.full(stage), STAGE_BYTES);
+    tma_load(stages + stage * STAGE_BYTES, weight, ring.full(stage), k * TILE_K, at.channel0);
+  };
+  for (int i = 0; i < ahead; ++i) load_weights(first + i, i);
   wait_for_previous_launch();
   RingState state;
   int issued = 0;  // K tiles
   unsigned slab_phase = 1;
-  for (int index = blockIdx.x; index < tiles; index += gridDim.x, slab_phase ^= 1) {
-    const Tile at = tile_at(index, p);
-    const unsigned column = at.pixel0 % p.ow, line = at.pixel0 / p.ow;
-    const WindowCorner corner{(int)column * p.sw - p.pw, (int)(line % p.oh) * p.sh - p.ph,
-                              (int)(line / p.oh)};
-    int run = first % runs, s = first / runs % p.kw, r = first / runs / p.kw;
+  for (int index = blockIdx.x;;) {
+    int run = run0, s = s0, r = r0;
     for (int k = first; k < last; ++k, ++issued, state.advance(TILE_STAGES)) {
       if (issued >= TILE_STAGES) mbarrier_wait(ring.empty(state.stage), state.phase ^ 1);
-      if (issued >= ahead) load_weights(k, state.stage, at.channel0);
+      if (issued >= ahead) load_weights(k, state.stage);
       tma_load_im2col(stages + state.stage * STAGE_BYTES + BYTES_A, x, ring.full(state.stage),
                       run * TILE_K, corner, r, s);
       if (++run == runs) {
@@ -84,6 +89,10 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& wei
         }
       }
     }
+    index += gridDim.x, slab_phase ^= 1;
+    if (TILE_PARTS > 1 || index >= tiles) break;
+    at = tile_at(index, p);
+    corner = corner_at(at.pixel0, p);
   }
 }
 
