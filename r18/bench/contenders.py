@@ -78,7 +78,7 @@ def contenders(
             for kind, asked in asked_peers.items():
                 for way in asked:
                     peer = peer_contender(kind, schedule, weights, batch, precision, way)
-                    key = (kind, way, batch, peers_precision(precision))
+                    key = (kind, way, batch, peers_precision(precision, kind))
                     first = timed.setdefault(key, peer)
                     found.append(peer if first is peer else replace(peer, twin=first))
     return found

@@ -8,12 +8,14 @@ contender within it has the right top-1 wherever the reference's margin is wider
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from r18.backend import Array, CompileOptions
+from r18.bench.baselines import peers_precision
 from r18.bench.baselines.integers import peer_integers
-from r18.bench.baselines.ways import EXPORTED
+from r18.bench.baselines.ways import EXPORTED, PEERS
 from r18.bench.contenders import Compiled
 from r18.bench.rows import Contender, Runner
 from r18.errors import ShapeError
@@ -177,8 +179,9 @@ def judge_of(
     """The `judge` of `r18.bench.timing.bench`: each contender's loss over its allowance.
 
     In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer of
-    which every element is explained (`r18_oracle.network.reasons`), else infinite. Raises
-    `UnknownName` for a precision that it could not judge, before anything is timed.
+    which every element is explained (`r18_oracle.network.reasons`), else infinite. A peer that runs
+    in another precision there is judged in that one. Raises `UnknownName` for a precision that it
+    could not judge, before anything is timed.
     """
     names = set(precisions)
     integers = IntegerYardstick(schedule, weights) if INT8.name in names else None
@@ -189,6 +192,11 @@ def judge_of(
         if contender.precision == INT8.name:
             assert integers is not None  # every precision of the field is among `precisions`
             batch = contender.shape[0]
+            played = peers_precision(INT8.name, contender.device.kind)
+            if contender.name in PEERS and played != INT8.name:
+                return _ratio(
+                    output_loss(replace(contender, precision=played), runner, schedule, weights)
+                )
             if contender.name in EXPORTED:
                 return np.inf if integers.unexplained(contender.name, runner, batch) else 0.0
             return np.inf if integers.differs(runner, batch) else 0.0

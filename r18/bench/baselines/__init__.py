@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from r18.bench.rows import Runner
 
 
-def peers_precision(precision: str) -> str:
-    """The precision of a peer that is compared with a program: float32 for split products."""
+def peers_precision(precision: str, kind: str = "cpu") -> str:
+    """The precision of a peer that is compared with a program on a kind of device.
+
+    float32 for split products; and float16 for int8 on a GPU, where PyTorch has no convolutions of
+    integers and that is the fastest it does.
+    """
+    if precision == "int8" and kind == "cuda":
+        return "fp16"
     return "fp32" if precision == "fp16x3" else precision
 
 
@@ -58,7 +64,8 @@ def made(
         case "openvino":
             return openvino.OpenVino(kind, schedule, weights, batch, precision)
         case _:
-            return torchvision.Torchvision(kind, schedule, weights, precision, way)
+            own = peers_precision(precision, kind)
+            return torchvision.Torchvision(kind, schedule, weights, own, way)
 
 
 __all__ = [
