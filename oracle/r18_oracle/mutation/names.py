@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from r18_oracle.mutation.edits.python_view import first_line
+
 Span = tuple[str, int, int]
 """(file in the package, first line, last line)."""
 
@@ -42,7 +44,7 @@ class Module:
         """The names of a source. dotted: the module's full name; a package's ends in `__init__`."""
         tree = ast.parse(source)
         definitions = {
-            name: (_first_line(node), node.end_lineno or node.lineno)
+            name: (first_line(node), node.end_lineno or node.lineno)
             for node in tree.body
             for name in _defined(node)
         }
@@ -106,15 +108,22 @@ class Names:
         waiting, seen = list(spans), set(spans)
         prefixes: set[str] = set()
         loose: set[str] = set()
+        named: set[str] = set()
         while waiting:
             found: set[Span] = set()
+            before = set(loose)
+            begun: set[str] = set()
             for span in waiting:
                 links = self._links(span)
                 found |= links.spans
-                prefixes |= links.prefixes
+                begun |= links.prefixes - prefixes
                 loose |= links.loose
-            named = {self._file(prefix + word) for prefix in prefixes for word in loose}
-            for name in (name for name in named if name is not None):
+            # Only what was not tried before: each prefix with each word.
+            tried = [(prefix, word) for prefix in begun for word in loose]
+            tried += [(prefix, word) for prefix in prefixes for word in loose - before]
+            prefixes |= begun
+            named |= {file for prefix, word in tried if (file := self._file(prefix + word))}
+            for name in named:
                 defined = self._modules[name].definitions
                 found |= {(name, *defined[word]) for word in loose & defined.keys()}
             waiting = sorted(found - seen)
@@ -173,11 +182,6 @@ class Names:
     def _dotted(self, name: str) -> str:
         """The full name of a module; a package's ends in `__init__`, as relative imports see it."""
         return ".".join((self._package, *Path(name).with_suffix("").parts))
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(d.lineno for d in decorators)])
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:

@@ -77,15 +77,15 @@ def edits(source: str) -> Iterator[Edit]:
 
 
 def meaning(source: str, start: int, end: int, text: str) -> object | None:
-    """The position and the syntax tree of the changed top-level statement; see `Language`."""
-    first, last = view_of(source).statement(start)
-    changed = source[first:start] + text + source[end:last]
+    """The position and the syntax tree of the smallest changed statement; see `Language`."""
+    first, last, indent = view_of(source).whole(start, end, text)
+    changed = indent + source[first:start] + text + source[end:last]
     return _meaning(first, changed) if text or start < end else _unchanged(first, changed)
 
 
 def _meaning(first: int, statement: str) -> object | None:
     try:
-        tree = ast.parse(statement)
+        tree = ast.parse(f"if 1:\n{statement}" if statement[0] == " " else statement)
     except SyntaxError:
         return None
     words: list[str] = []
@@ -93,7 +93,7 @@ def _meaning(first: int, statement: str) -> object | None:
     return first, " ".join(words)
 
 
-_unchanged = lru_cache(maxsize=8)(_meaning)
+_unchanged = lru_cache(maxsize=64)(_meaning)
 """The meaning of an unchanged statement, cached since every change in it is compared with it."""
 
 
@@ -226,12 +226,11 @@ def _stride(view: View, node: ast.AST) -> Iterator[Change]:
         case ast.Call(func=ast.Name(id="range"), args=[_, stop, step]):
             yield view.end(stop), view.end(step), ""
         case ast.Name(id=name, ctx=ast.Load()):
-            function = view.function(node)
-            if function is None:
-                return
-            known = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-            for other in sorted(_partners(name) & known):
-                yield view.replace(node, other)
+            partners = _partners(name)
+            function = view.function(node) if partners else None
+            if function is not None:
+                for other in sorted(partners & view.names(function)):
+                    yield view.replace(node, other)
 
 
 def _partners(name: str) -> set[str]:

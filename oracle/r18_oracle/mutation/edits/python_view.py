@@ -38,9 +38,17 @@ class View:
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
         self._parents: dict[ast.AST, ast.AST] = {}
+        self._names: dict[ast.FunctionDef, set[str]] = {}
+        functions = {(self._first(node), self.end(node), "") for node in self.tree.body}
+        inner: set[tuple[int, int, str]] = set()
         for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt) and (indent := self._indent(node)) is not None:
+                spans = functions if isinstance(node, ast.FunctionDef) else inner
+                spans.add((self._first(node), self.end(node), indent))
             for child in ast.iter_child_nodes(node):
                 self._parents[child] = node
+        self._functions = sorted(functions, key=lambda span: span[1] - span[0])
+        self._statements = sorted(functions | inner, key=lambda span: span[1] - span[0])
 
     def parent(self, node: ast.AST) -> ast.AST:
         return self._parents[node]
@@ -54,8 +62,9 @@ class View:
         return self._offset(node.end_lineno, node.end_col_offset)
 
     def _offset(self, line: int, byte: int) -> int:
-        before = self._lines[line - 1].encode()[:byte].decode()
-        return self._starts[line - 1] + len(before)
+        text = self._lines[line - 1]
+        within = byte if text.isascii() else len(text.encode()[:byte].decode())
+        return self._starts[line - 1] + within
 
     def text(self, node: ast.expr | ast.stmt) -> str:
         return self.source[self.start(node) : self.end(node)]
@@ -102,10 +111,33 @@ class View:
                 return node
         return None
 
-    def statement(self, at: int) -> tuple[int, int]:
-        """The span of the top-level statement that contains an offset."""
-        spans = ((self._first(node), self.end(node)) for node in self.tree.body)
-        return next(span for span in spans if span[0] <= at <= span[1])
+    def names(self, function: ast.FunctionDef) -> set[str]:
+        """The names in a function."""
+        if function not in self._names:
+            every = ast.walk(function)
+            self._names[function] = {node.id for node in every if isinstance(node, ast.Name)}
+        return self._names[function]
+
+    def whole(self, start: int, end: int, text: str) -> tuple[int, int, str]:
+        """The span of the smallest statement that a change is part of, and the blanks before it.
+
+        A change of all of a statement may leave nothing of it, and one of several lines may end a
+        block: the smallest function or top-level statement around them.
+        """
+        lines = "\n" in text or "\n" in self.source[start:end]
+        return next(
+            (first, last, indent)
+            for first, last, indent in (self._functions if lines else self._statements)
+            if first <= start and end <= last and (not indent or (first, last) != (start, end))
+        )
+
+    def _indent(self, node: ast.stmt) -> str | None:
+        """The blanks before an inner statement; None if it does not begin its line, or is an
+        `elif`, which is no statement without what is before it."""
+        first = self._first(node)
+        indent = self.source[self._starts[first_line(node) - 1] : first]
+        alone = indent.isspace() and not self.source.startswith("elif", first)
+        return indent if alone else None
 
     def _first(self, node: ast.stmt) -> int:
         """Where a statement begins, decorators included."""
@@ -134,6 +166,12 @@ Operator = Callable[[View, ast.AST], Iterator[Change]]
 def view_of(source: str) -> View:
     """The view of a source, cached."""
     return View(source)
+
+
+def first_line(node: ast.stmt) -> int:
+    """The line on which a statement begins, decorators included."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(one.lineno for one in decorators)])
 
 
 def edits_by(operators: Mapping[str, Operator], source: str) -> Iterator[Edit]:
