@@ -77,6 +77,7 @@ class BenchStep(Part):
     step: str
     kernel: str
     milliseconds: Number
+    phase: str | UnsetType = UNSET
 
 
 class FromHost(Part):

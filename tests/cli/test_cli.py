@@ -443,7 +443,8 @@ def test_bench_as_a_table(command: Command) -> None:
 
 
 def test_bench_from_host_memory(command: Command, tmp_path: Path) -> None:
-    asked = ("--backends", "numpy", "--batch", 2, "--from-host", "--record", "--records", tmp_path)
+    asked = ("--backends", "numpy", "--batch", 2, "--from-host", "--per-step", "--record")
+    asked += ("--records", tmp_path)
     done = command(*QUICK, *asked)
     assert done.returncode == 0, done.stderr
     assert "\nfrom host memory\n" in done.stdout
