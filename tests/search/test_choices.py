@@ -17,10 +17,13 @@ from r18.backend import DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
+from r18.graph.quantized import STORAGES, QuantizedConv2d
 from r18.graph.resnet import resnet18
 from r18_cupy import Backend as Cupy
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
+from r18_cupy.cuda.launch import GridLaunch
+from r18_cupy.integers.wgmma_halo import HALO_SHAPE
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save
@@ -267,13 +270,18 @@ def choosing() -> list[CudaKernel]:
 
 
 @pytest.mark.parametrize("kernel", choosing(), ids=lambda kernel: kernel.id)
-def test_a_choice_is_its_kernel_with_one_function(kernel: CudaKernel) -> None:
+def test_a_choice_is_its_kernel_with_one_tile(kernel: CudaKernel) -> None:
+    """One function, or one for each storage format of an image of integers."""
     every = cast(tuple[CudaKernel, ...], CUPY.variants(kernel))
     assert every is CUPY.variants(kernel)
     assert len({one.id for one in every}) == len(every) > 1
     assert {one.id.rpartition("/")[0] for one in every} == {kernel.id}
     assert not {one.id for one in every} & {one.id for one in CUPY.kernels()}
-    assert [one.entries() for one in every] == [(entry,) for entry in kernel.entries()]
+    functions = [entry for one in every for entry in one.entries()]
+    assert sorted(functions, key=repr) == sorted(kernel.entries(), key=repr)
+    assert len(set(functions)) == len(functions)
+    per_choice = len(STORAGES) if kernel.op is QuantizedConv2d else 1
+    assert {len(one.entries()) for one in every} == {per_choice}
     assert {(one.contract, one.op, one.batch_invariant) for one in every} == {
         (kernel.contract, kernel.op, kernel.batch_invariant)
     }
@@ -343,6 +351,12 @@ def test_what_a_plan_says_is_chosen_is_what_is_launched(batch: int) -> None:
 
 
 CONVOLUTIONS = [kernel for kernel in choosing() if kernel.op is Conv2d]
+PERSISTENT = [
+    kernel
+    for kernel in choosing()
+    if kernel.algorithm in ("implicit_gemm_wgmma", "implicit_gemm_wgmma_resident")
+    and kernel.op is QuantizedConv2d
+]
 POOLED = [kernel for kernel in choosing() if kernel.op is ConvMaxPool]
 
 
@@ -364,6 +378,30 @@ def test_tiles_are_filled_and_sums_have_a_step_for_each_of_their_parts(kernel: C
 def test_every_choice_that_stays_for_many_tiles_has_several(kernel: CudaKernel) -> None:
     for one, taken in shown(kernel, QUICK).items():
         assert any(p.batch > 2 * MULTIPROCESSORS for p in taken), one.id
+
+
+@pytest.mark.parametrize("kernel", PERSISTENT, ids=lambda kernel: kernel.id)
+def test_every_block_of_integers_that_stays_has_several_tiles(kernel: CudaKernel) -> None:
+    """For each storage format of the image; with a residual and without."""
+    for one, taken in shown(kernel, QUICK).items():
+        (tile, *_) = cast(Any, one).tiles
+        if tile.parts > 1:
+            continue  # one tile a cluster
+        several = {
+            (p.op.stored[0], p.op.conv.residual)
+            for p in cast(list[Any], taken)
+            for launch in one.launches(p)
+            if tiles_in(launch) > 2 * launch.grid[0]
+        }
+        assert {stored for stored, _ in several} == set(STORAGES), one.id
+        assert {residual for _, residual in several} == {False, True}, one.id
+
+
+def tiles_in(launch: GridLaunch) -> int:
+    """As the integer convolutions pass the number of tiles: in a struct, or before that of K."""
+    *_, tiles, last = cast(tuple[Any, ...], launch.arguments)
+    in_struct = last.nbytes == HALO_SHAPE.itemsize
+    return int(last.view(HALO_SHAPE)["tiles"][0] if in_struct else tiles)
 
 
 @pytest.mark.parametrize("kernel", POOLED, ids=lambda kernel: kernel.id)

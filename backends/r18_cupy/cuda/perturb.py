@@ -181,8 +181,8 @@ def perturbed(text: str, file: str) -> str:
 
 @lru_cache(maxsize=2)
 def perturbed_sources(kernels: Path) -> dict[str, str]:
-    """Every perturbed source of a folder by its path below it, and the header that they include."""
-    files = sorted(path for path in kernels.glob("*/*") if path.suffix in (".cu", ".cuh"))
+    """Every perturbed source below a folder by its path, and the header that they include."""
+    files = sorted(path for path in kernels.rglob("*") if path.suffix in (".cu", ".cuh"))
     names = [path.relative_to(kernels).as_posix() for path in files]
     texts = {n: perturbed(p.read_text("utf-8"), n) for n, p in zip(names, files, strict=True)}
     return {**texts, HEADER: PRELUDE.read_text("utf-8")}

@@ -7,11 +7,12 @@ GPU, the CTAs of a cluster divide K.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
-from r18.graph.ops import Problem
+from r18.graph.ops import Conv2d, Problem
 from r18.graph.quantized import QuantizedConv2d
 from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, PRODUCT_BYTES_PER_CYCLE, SHARED_BYTES_PER_CYCLE
@@ -21,6 +22,7 @@ from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
 from r18_cupy.integers.wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
+    CHUNK,
     GROUP_M,
     SLAB_ROW,
     IntegerTile,
@@ -121,6 +123,11 @@ def shared_nbytes(tile: IntegerTile) -> int:
     return tile.stages * stage_nbytes(tile) + slabs + barriers + ALIGNMENT
 
 
+def blocks_at_once(tile: IntegerTile) -> int:
+    """Blocks that an H200 runs at a time."""
+    return MULTIPROCESSORS * tile.blocks
+
+
 class QuantizedImplicitGemmWgmma(QuantizedWgmmaConv):
     """Implicit GEMM on integer `wgmma`, with the tile that suits the problem best."""
 
@@ -134,6 +141,19 @@ class QuantizedImplicitGemmWgmma(QuantizedWgmmaConv):
     def tile_for(self, problem: Problem) -> IntegerTile:
         """The tile with the lowest estimate. Pure."""
         return min(self.tiles, key=lambda tile: estimate(problem, tile))
+
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """And several tiles for each persistent block, with a residual and without."""
+        run = max((blocks_at_once(t) * t.n for t in self.tiles if t.parts == 1), default=0)
+        image = (ceil_div(2 * run + 1, 7 * 9), CHUNK, 7, 9)
+        plain = Conv2d(CHUNK, CHUNK, (1, 3), padding=(0, 1), bias=True)
+        added = replace(plain, residual=True, relu=True)
+        several = (
+            Problem(QuantizedConv2d(added, ("uint8", "int8")), (image, image)),
+            Problem(QuantizedConv2d(plain, ("int8",)), (image,)),
+        )
+        return (*super().extra_problems, *(several if run else ()))
 
     def pixels(self, problem: Problem, tile: IntegerTile) -> ByteIm2colMap:
         """The tensor map of the input."""
@@ -154,7 +174,7 @@ class QuantizedImplicitGemmWgmma(QuantizedWgmmaConv):
         tile = self.tile_for(problem)
         n, o, oh, ow = problem.output
         tiles = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m)
-        blocks = tiles if tile.parts > 1 else min(tiles, MULTIPROCESSORS * tile.blocks)
+        blocks = tiles if tile.parts > 1 else min(tiles, blocks_at_once(tile))
 
         def slab(pointer: Pointer) -> ByteMap:
             return ByteMap(pointer, (o, n * oh * ow), (SLAB_ROW, tile.group_n))

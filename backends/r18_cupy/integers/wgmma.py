@@ -15,7 +15,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Problem
-from r18.graph.quantized import QuantizedConv2d
+from r18.graph.quantized import STORAGES, QuantizedConv2d
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import Pointer, Role, ceil_div
 from r18_cupy.cuda.tile import TileConfig
@@ -86,6 +86,18 @@ def pack_weight(weight: Array, op: Conv2d, k: int) -> Array:
     return np.ascontiguousarray(by_16[:, ROW_ORDER]).reshape(op.out_channels, -1)
 
 
+def small_problem(stored: str, channels: int, images: tuple[int, int, int]) -> Problem:
+    """A 3×3 window in this storage format, with a residual in the other.
+
+    channels: of the output. images: (N, H, W).
+    """
+    (other,) = set(STORAGES) - {stored}
+    conv = Conv2d(CHUNK, channels, (3, 3), (1, 1), (1, 1), bias=True, residual=True, relu=True)
+    op = QuantizedConv2d(conv, (stored, other))
+    n, h, w = images
+    return Problem(op, ((n, CHUNK, h, w), (n, channels, h, w)))
+
+
 @dataclass(frozen=True, eq=False)
 class QuantizedWgmmaConv(IntegerKernel):
     """A convolution in one launch, with the tile of `tiles` that suits the problem best."""
@@ -116,9 +128,12 @@ class QuantizedWgmmaConv(IntegerKernel):
         return Entry(self.source, f"qconv2d_{self.algorithm}", macros, self.family)
 
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(
-            self.entry(tile, storage) for storage in ("uint8", "int8") for tile in self.tiles
-        )
+        return tuple(self.entry(tile, storage) for storage in STORAGES for tile in self.tiles)
+
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """One for each function of a tile: the storage format of the image."""
+        return tuple(small_problem(stored, 3 * CHUNK, (2, 5, 6)) for stored in STORAGES)
 
     def weights(self, op: Conv2d, tile: IntegerTile) -> ByteMap:
         """The tensor map of the packed weights."""

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from r18.graph.ops import Problem
-from r18.graph.quantized import QuantizedConv2d
+from r18.graph.quantized import STORAGES, QuantizedConv2d
 from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.h200 import (
     MULTIPROCESSOR_NBYTES,
@@ -34,10 +34,12 @@ from r18_cupy.integers.tensor_map import ByteMap
 from r18_cupy.integers.wgmma import (
     ALIGNMENT,
     BARRIER_NBYTES,
+    CHUNK,
     GROUP_M,
     SLAB_ROW,
     IntegerTile,
     QuantizedWgmmaConv,
+    small_problem,
 )
 
 # Mirrors `HaloShape` in kernels/integers/hopper/halo.cuh.
@@ -312,6 +314,14 @@ class QuantizedImplicitGemmWgmmaResident(QuantizedHaloConv):
     @property
     def tiles(self) -> tuple[IntegerTile, ...]:
         return RESIDENT_TILES
+
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """And for each block more than twice as many tiles as slots, of two sets of channels."""
+        images = MULTIPROCESSORS * max(tile.blocks * (tile.stages + 1) for tile in self.tiles)
+        channels = GROUP_M + CHUNK
+        several = (small_problem(stored, channels, (images, 2, 2)) for stored in STORAGES)
+        return (*super().extra_problems, *several)
 
     def slots(self, blocking: Blocking) -> int:
         return blocking.tile.stages

@@ -36,13 +36,14 @@ def choice_crossings(
     choice: Kernel, common: Container[int], max_elements: int, max_macs: int
 ) -> tuple[Problem, ...]:
     """Problems beyond a choice's largest edge, and beyond the edges that not all choices of its
-    kernel share. Some ops add larger ones (`OpSpec.beyond`)."""
+    kernel share. Some ops add larger ones (`OpSpec.beyond`). The choice's own extra problems come
+    last, at any size."""
     own = [edge for edge in choice.edges if edge not in common or edge == max(choice.edges)]
     spec = spec_of(choice.op)
     near = _crossed(choice, own, *spec.room_of_choice(choice, max_elements, max_macs))
     fitting = (fitted(choice, problem, 4 * max_macs) for problem in spec.beyond(choice))
     large = small_enough(fitting, 20 * max_elements, 4 * max_macs)
-    return tuple(dict.fromkeys((*near, *large)))
+    return tuple(dict.fromkeys((*near, *large, *choice.extra_problems)))
 
 
 def _crossed(

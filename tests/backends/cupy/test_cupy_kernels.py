@@ -28,6 +28,7 @@ from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import GridLaunch, Pointer, Role
 from r18_cupy.cuda.tensor_map import Im2colMap, MatrixMap, PatchMap
+from r18_cupy.integers.tensor_map import ByteMap
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.generate.problems import schedule_problems
 
@@ -139,7 +140,7 @@ def check_arguments(launch: GridLaunch, problem: Problem, workspace: int, weight
             assert kind == "pointer"
             assert argument.index < counts[argument.role], argument
             assert argument.role is not Role.WORKSPACE or argument.offset < workspace
-        elif isinstance(argument, MatrixMap | PatchMap | Im2colMap):
+        elif isinstance(argument, MatrixMap | PatchMap | Im2colMap | ByteMap):
             assert kind == "TensorMap"
             assert argument.pointer.index < counts[argument.pointer.role], argument
         elif isinstance(argument, np.ndarray):

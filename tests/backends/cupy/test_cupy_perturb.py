@@ -16,6 +16,7 @@ import pytest
 
 import r18_cupy.cuda.launch as launching
 from cuda_support import entries
+from r18.backend.digest import cuda_files
 from r18.errors import UnknownName, UsageError
 from r18_cupy.cuda import compiler
 from r18_cupy.cuda.compiler import KERNELS, Binary, Entry, architecture, compile_entry
@@ -37,7 +38,8 @@ from r18_cupy.cuda.perturb import (
 HOPPER = (9, 0)
 SOURCES = {
     path.relative_to(KERNELS).as_posix(): path.read_text("utf-8")
-    for path in sorted(KERNELS.glob("*/*.cu*"))
+    for path in sorted(KERNELS.rglob("*"))
+    if path.suffix in (".cu", ".cuh")
 }
 FAMILIES = (
     "hopper/implicit_gemm_wgmma",
@@ -48,6 +50,9 @@ FAMILIES = (
     "conv/winograd_gemm",
     "ops/softmax",
     "common/copy_late",
+    "integers/hopper/implicit_gemm_wgmma",
+    "integers/hopper/implicit_gemm_wgmma_halo",
+    "integers/hopper/implicit_gemm_wgmma_resident",
 )
 
 
@@ -143,6 +148,15 @@ def test_a_perturbed_source_is_the_source_with_calls_inserted(file: str) -> None
         assert place == at == 0 or INSERTED.fullmatch(changed[at:place]), changed[at:place]
         at = place + end - begin
     assert at == len(changed)
+
+
+def test_every_source_that_a_function_is_compiled_from_is_rewritten() -> None:
+    """In folders of any depth: a source that is missed would be compiled as it is."""
+    rewritten = perturbed_sources(KERNELS)
+    assert rewritten.keys() == {*SOURCES, HEADER}
+    sources = {path for entry in entries() for path in cuda_files(entry.path, KERNELS)}
+    assert {path.relative_to(KERNELS).as_posix() for path in sources} <= rewritten.keys()
+    assert "r18_delay(" in rewritten["integers/hopper/tile.cuh"]
 
 
 def test_each_site_draws_for_itself() -> None:

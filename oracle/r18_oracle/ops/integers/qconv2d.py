@@ -37,6 +37,10 @@ CROSSED = Conv2d(3, 5, (3, 3), (1, 1), (1, 1), bias=True)
 NO_RESIDUAL = -1
 RESIDUALS = (NO_RESIDUAL, *NUMBERS["signed_residual"])
 
+SEVERAL_TILES = 640
+"""Images such that each of the two large blocks that an H200 runs on each of its 132
+multiprocessors has several tiles; `conv2d.MANY_TILES` are too many products for brief profiles."""
+
 CANDIDATES = 64
 """Sums that are tried for a channel until one shows a variation: about half of them do."""
 
@@ -80,6 +84,19 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         # The longest sum that int32 holds whatever its terms are.
         deep = Conv2d(MOST_DEPTH, 2 + integers.FULL, (1, 1), bias=True)
         yield Problem(QuantizedConv2d(deep, ("uint8",)), ((1, MOST_DEPTH, 1, 1),))
+
+    def many_tiles(self) -> Iterator[Problem]:
+        """As for floats, with channels for kernels that require a multiple of 16."""
+        window = Conv2d(16, 16, (3, 3), (1, 1), (1, 1))
+        tiles = (SEVERAL_TILES, 16, 1, 1)
+        yield from self._in_turn(
+            (
+                conv2d.fused(window, tiles),
+                conv2d.with_residual(replace(window, bias=True), tiles),
+                conv2d.fused(Conv2d(16, 272, (1, 1)), (120, 16, 1, 1)),
+                conv2d.fused(Conv2d(16, 8_192, (1, 1)), (1, 16, 1, 1)),
+            )
+        )
 
     # -- what it computes ----------------------------------------------------------------------
 
