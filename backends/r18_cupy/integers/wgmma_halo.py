@@ -229,6 +229,8 @@ class QuantizedHaloConv(QuantizedWgmmaConv):
         )
 
 
+FULL_ROUNDS = 7  # blocks of an SM after which they no longer end together
+
 # -- weights in a ring -------------------------------------------------------------------------
 
 
@@ -251,11 +253,12 @@ class QuantizedImplicitGemmWgmmaHalo(QuantizedHaloConv):
     algorithm = "implicit_gemm_wgmma_halo"
     source = "integers/hopper/implicit_gemm_wgmma_halo"
 
-    # Fitted as those of implicit_gemm_wgmma.py: 1.8 % longer than the best tiles.
-    STEP_LATENCY = 40  # cycles per step besides its products: waiting, issuing
-    COPY_LATENCY = 1600  # cycles from issuing a step's weight load until it arrives
-    TILE_LATENCY = 6000  # cycles per block outside of its products: prologue and epilogue,
-    PIXEL_LATENCY = 60  # plus a part that grows with its pixels
+    # Fitted as those of implicit_gemm_wgmma.py: 1.1 % longer than the best tiles.
+    STEP_LATENCY = 380  # cycles per step besides its products: waiting, issuing
+    COPY_LATENCY = 5700  # cycles from issuing a step's weight load until it arrives
+    TILE_LATENCY = 1000  # cycles per block outside of its products: prologue and epilogue,
+    PIXEL_LATENCY = 124  # plus a part that grows with its pixels
+    PATCH_BYTES_PER_CYCLE = 1.5  # of the first image rows, for which all else waits
 
     @property
     def tiles(self) -> tuple[IntegerTile, ...]:
@@ -283,8 +286,11 @@ class QuantizedImplicitGemmWgmmaHalo(QuantizedHaloConv):
         waiting = self.COPY_LATENCY / (tile.stages - 1)
         together = min(at_once, share)
         step = max((step_cycles(tile) + self.STEP_LATENCY) * together, waiting)
-        ends = self.TILE_LATENCY + self.PIXEL_LATENCY * tile.n * together
-        rounds = max(1, share / at_once)  # blocks do not end together
+        first = blocking.patch_pitch / self.PATCH_BYTES_PER_CYCLE
+        ends = self.TILE_LATENCY + self.PIXEL_LATENCY * tile.n * together + first
+        rounds: float = ceil_div(share, at_once)
+        if share > FULL_ROUNDS:  # blocks do not end together
+            rounds = share / at_once
         return rounds * (blocking.chunks * blocking.positions * step + ends)
 
 
