@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +37,7 @@ from r18_cupy.cuda.tensor_map import (
     PatchMap,
     TensorMapError,
 )
+from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
 
 ADDRESS = 4096
 
@@ -109,12 +110,60 @@ def test_pixels_of_windows() -> None:
     assert (channels, run, steps) == (64, 64, [1, 1, 2, 1])
 
 
+@pytest.mark.parametrize("row", [64, 128])
+def test_boxes_of_bytes(row: int) -> None:
+    """Extents and boxes innermost first; the swizzle spans the rows of the box."""
+    name, (kind, rank, address, extents, pitches, box, steps, *modes) = told(
+        ByteMap(X, (96, 13, 11, 2), (row, 15, 6, 1))
+    )
+    assert name == "cuTensorMapEncodeTiled"
+    assert kind == driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8
+    assert (rank, address) == (4, ADDRESS)
+    assert (extents, pitches) == ([96, 13, 11, 2], [96, 13 * 96, 11 * 13 * 96])
+    assert (box, steps) == ([row, 15, 6, 1], [1, 1, 1, 1])
+    assert modes == byte_modes(row)
+
+
+@pytest.mark.parametrize("row", [64, 128])
+def test_bytes_of_windows(row: int) -> None:
+    """Height before width with us, the other way round with the driver."""
+    pixels = ByteIm2colMap(
+        X, "uint8", (2, 48, 9, 11), (3, 5), (2, 1), (1, 2), run=240, channels=row
+    )
+    name, (kind, rank, address, extents, pitches, lower, upper, channels, run, steps, *modes) = (
+        told(pixels)
+    )
+    assert name == "cuTensorMapEncodeIm2col"
+    assert kind == driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8
+    assert (rank, address) == (4, ADDRESS)
+    assert (extents, pitches) == ([48, 11, 9, 2], [48, 11 * 48, 9 * 11 * 48])
+    assert (lower, upper) == ([-2, -1], [2 - 4, 1 - 2])
+    assert (channels, run, steps) == (row, 240, [1, 1, 2, 1])
+    assert modes == byte_modes(row)
+    assert pixels.refusal() is None
+    thin = replace(pixels, shape=(2, 24, 9, 11))
+    assert thin.refusal() == "pixels of whole 16 bytes, got 24 channels"
+
+
+def byte_modes(row: int) -> list[Any]:
+    """No interleaving, rows swizzled over their length, zeros outside."""
+    swizzles = driver.CUtensorMapSwizzle
+    return [
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        {64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B, 128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B}[row],
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    ]
+
+
 def test_a_map_is_an_argument_of_128_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = Told()
     monkeypatch.setattr("cuda.bindings.driver", stand_in)
     monkeypatch.setattr(tensor_map, "_encoded", tensor_map._encoded.__wrapped__)
-    argument = MatrixMap(X, "float32", 4, 32, 4).at(ADDRESS)
-    assert (argument.shape, argument.nbytes) == ((1,), NBYTES)
+    pixels = ByteIm2colMap(X, "uint8", (1, 64, 4, 4), (1, 1), (1, 1), (0, 0), 16, 64)
+    for one in (MatrixMap(X, "float32", 4, 32, 4), ByteMap(X, (64, 4), (64, 4)), pixels):
+        argument = one.at(ADDRESS)
+        assert (argument.shape, argument.nbytes) == ((1,), NBYTES)
 
 
 def test_what_the_driver_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
