@@ -9,7 +9,7 @@ from pathlib import Path
 from r18.bench.baselines import TORCH
 from r18.bench.record import group_name
 from r18.errors import UsageError
-from r18.graph.precision import PRECISIONS
+from r18.graph.precision import INT8, PRECISIONS
 from r18.report.tables.table import Data, Options, Row, Table, cell, needed, record_of
 from r18.report.tables.timed import bench_captions
 
@@ -47,10 +47,11 @@ def comparisons(
 
     groups: of a benchmark's record. networks: of a verification's record of the same device.
     PyTorch's error is that of its own operators in the same precision (in float32 for fp16x3), on
-    the same weights and images.
+    the same weights and images. int8 is left out: its error is the quantisation's, which depends on
+    the calibration, and the arithmetic adds none.
     """
     found = []
-    for precision in PRECISIONS:
+    for precision in (name for name in PRECISIONS if name != INT8.name):
         group = groups.get(group_name("resnet18", precision, "all", batch), {"rows": []})
         own = next((row for row in group["rows"] if row["backend"] == backend), None)
         if own is None:

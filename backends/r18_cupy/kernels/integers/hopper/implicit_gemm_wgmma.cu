@@ -9,7 +9,7 @@
 //    With TILE_PARTS > 1 the CTAs of a cluster divide K and add their sums first (split-K).
 //
 // Constraints: sm_90a; C and O multiples of 16; what TMA's im2col mode encodes (stride ≤ 8, window
-// ≤ 256); tiles as `tiles_of` in integers/implicit_gemm_wgmma.py lists them.
+// ≤ 256); tiles as `TILES` in integers/implicit_gemm_wgmma.py lists them.
 #include "integers/hopper/tile.cuh"
 
 constexpr int BYTES_A = TILE_M * TILE_K, BYTES_B = TILE_N * TILE_K;
@@ -127,9 +127,9 @@ __device__ __forceinline__ void mainloop(Sums& sums, const Ring& ring, RingState
 #endif
 
 // Grid: x, the CTAs that are resident at once, or one per tile if there are fewer or if K is split;
-// y, the splits of K, one cluster. `residual` and `residual_multiplier` may be null; the descriptor is then unused. NOTE: `residual`
-// is not __restrict__, or the compiler could read what the previous launch still writes ahead of
-// the wait.
+// y, the splits of K, one cluster. `residual` and `residual_multiplier` may be null; the descriptor
+// is then unused. NOTE: `residual` is not __restrict__, or the compiler could read what the previous
+// launch still writes ahead of the wait.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
 qconv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
                             const __grid_constant__ TensorMap weight,
