@@ -19,6 +19,7 @@ from r18.graph.quantized import (
     QuantizedConv2d,
     QuantizedLinear,
 )
+from r18_cupy.integers.stem_wgmma import STAGES
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
 from r18_oracle.generate.inputs import make_case
@@ -105,8 +106,9 @@ def test_an_edge_is_crossed_on_one_axis_while_another_is_full(name: str) -> None
 
 
 def cupy_kernels(part: str) -> list[Any]:
-    """Those whose id has a part, and that choose their own tile."""
-    found = [k for k in load_backend("cupy").kernels() if part in k.id and k.id.count("/") < 5]
+    """Those with this op or algorithm, or one that it begins, and that choose their own tile."""
+    every = load_backend("cupy").kernels()
+    found = [k for k in every if f"/{part}" in k.id and k.id.count("/") < 5]
     assert found
     return found
 
@@ -122,6 +124,18 @@ def test_blocks_go_down_a_tall_image_further_than_their_rings_are_long(part: str
         assert max(kernel.blocking(problem).strip for problem in taken) >= 6
         if "maxpool2d" in kernel.id:
             assert max(kernel.blocking(p).tile.column_tiles(p) for p in taken) >= 3
+
+
+def test_strips_and_tiles_of_an_integer_stem_are_several_for_int8_and_for_pixels() -> None:
+    for kernel in cupy_kernels("qconv2d_maxpool2d/few_channels_wgmma"):
+        for pixels in (False, True):
+            found = corners(kernel.op, QUICK.max_elements, QUICK.max_macs)
+            taken = [p for p in found if kernel.refusal(p) is None and p.op.of_pixels == pixels]
+            strips = [(kernel.blocking(p).strip, p.output[2]) for p in taken]
+            assert any(rows > strip >= STAGES and rows % strip for strip, rows in strips)
+            widths = {kernel.blocking(p).tile.column_tiles(p) for p in taken}
+            assert 1 in widths
+            assert max(widths) >= 3
 
 
 def test_blocks_that_stay_take_several_tiles() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from r18.backend import Array, Kernel
 from r18.errors import ShapeError
-from r18.graph.ops import ConvMaxPool, Problem
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
 from r18.graph.quantized import PIXELS, QuantizedConv2d, QuantizedConvMaxPool, QuantizePixels
 from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers import qconv2d, quantize
@@ -22,6 +22,17 @@ from r18_oracle.ops.integers.requantize import explained, requantized
 from r18_oracle.ops.integers.spec import BITS, QuantizedSpec
 from r18_oracle.ops.normalize import normalization
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
+
+LARGE = (
+    (89, 1, 41, 1),  # two strips of six turns at most per image: three would be another wave
+    (1, 1, 9, 523),  # several tiles along a row, the last one partial
+    (1, 1, 9, 224),  # one tile that is full
+)
+"""Images whose blocks take more turns than a ring has stages, or that are as wide as some blocks.
+
+`conv2d_maxpool2d` has such corners with two output channels, which a kernel for multiples of 16
+refuses; with 16, an image of `conv2d.TALL` rows is too many products for brief profiles.
+"""
 
 
 class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
@@ -59,6 +70,16 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
                 )
             except ShapeError:  # more products than a sum holds
                 continue
+        yield from self._large()
+
+    def _large(self) -> Iterator[Problem]:
+        """A ResNet's stem on `LARGE` images of int8, then of pixels."""
+        conv = Conv2d(1, 16, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
+        op = ConvMaxPool(conv, MaxPool2d((3, 3), (2, 2), (1, 1)))
+        for pixels in (0, 1):
+            for shape in LARGE:
+                settings = {"signed": 1, "narrow": 0, "pixels": pixels}
+                yield self.quantized(Problem(op, (shape,)), settings)
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
         yield from super().crossings(_asked(kernel, self), size)
