@@ -130,7 +130,7 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
     ("backend", "file", "text", "algorithms"),
     [
         ("numba-cpu", "kernels/others.py", "def rectify", {"relu"}),
-        ("numba-cpu", "kernels/others.py", "def to_channels_last", {"relayout"}),
+        ("numba-cpu", "kernels/others.py", "def to_channels_last", {"relayout", "qrelayout"}),
         ("numba-cpu", "kernels/winograd.py", "def transform_patch_row", {"conv2d"}),
         (
             "numba-cpu",

@@ -322,7 +322,7 @@ def test_the_oracle_finds_nothing_on_any_simulated_kernel() -> None:
         assert kernel["problems"] > kernel["network_problems"]
         assert kernel["checks"]["repeatability"] >= kernel["problems"] - kernel["network_problems"]
     runs = [(run["network"], run["precision"], run["ok"]) for run in found["checkpoints"]]
-    assert runs == [("tiny", "fp32", True), ("tiny", "fp16", True)]
+    assert runs == [("tiny", name, True) for name in ("fp32", "fp16", "int8")]
 
 
 def test_among_all_backends_a_simulated_one_compares_the_network_alone(
