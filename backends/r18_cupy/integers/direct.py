@@ -11,9 +11,10 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import Layout, Problem
 from r18.graph.quantized import QuantizedConv2d
+from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
-from r18_cupy.integers.kernel import BYTES, IntegerKernel, conv_of, conv_shape, ends, epilogue
+from r18_cupy.integers.kernel import BYTES, IntegerKernel, conv_of, ends, epilogue
 from r18_cupy.kernel import MAX_ELEMENTS
 
 THREADS = 256

@@ -20,8 +20,6 @@ from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
 from r18_cupy.integers.kernel import conv_of, epilogue
 from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
 from r18_cupy.integers.wgmma import (
-    ALIGNMENT,
-    BARRIER_NBYTES,
     CHUNK,
     GROUP_M,
     SLAB_ROW,
@@ -69,7 +67,7 @@ TILES = (
 
 # Fitted so that the estimates order the times of every tile on an H200, for every convolution of a
 # ResNet-18: the chosen tiles take 0.6 % longer than the best ones.
-STEP_LATENCY = 30  # cycles per step besides its products: waiting, issuing
+STEP_LATENCY = 30  # cycles per step on top of its products: waiting, issuing
 COPY_LATENCY = 2700  # cycles from issuing a stage's loads until they arrive,
 COPY_BYTES_PER_CYCLE = 1500  # plus a part that grows with its bytes
 ISSUE_LATENCY = 520  # cycles per stage that is filled before the first product
@@ -101,7 +99,7 @@ def estimate(problem: Problem, tile: IntegerTile) -> float:
     multiprocessors = CLUSTER_MULTIPROCESSORS.get(tile.parts, MULTIPROCESSORS)
     resident = multiprocessors * tile.blocks
     together = min(tile.blocks, ceil_div(blocks, multiprocessors))
-    stage = stage_nbytes(tile)
+    stage = tile.stage_nbytes
     copy = COPY_LATENCY + stage / COPY_BYTES_PER_CYCLE
     reading = min(blocks, resident) * stage / L2_BYTES_PER_CYCLE
     step = max(together * step_cycles(tile), copy / (tile.stages - 1), reading)
@@ -112,18 +110,6 @@ def estimate(problem: Problem, tile: IntegerTile) -> float:
 
 
 # -- kernel ------------------------------------------------------------------------------------
-
-
-def stage_nbytes(tile: IntegerTile) -> int:
-    """Bytes of a stage: weights and pixels."""
-    return (tile.m + tile.n) * tile.k
-
-
-def shared_nbytes(tile: IntegerTile) -> int:
-    """Bytes of the stages, the warpgroups' slabs unless K is split, and the mbarriers."""
-    slabs = tile.groups_m * tile.n * SLAB_ROW if tile.parts == 1 else 0
-    barriers = (tile.stages + 1) * BARRIER_NBYTES
-    return tile.stages * stage_nbytes(tile) + slabs + barriers + ALIGNMENT
 
 
 def blocks_at_once(tile: IntegerTile) -> int:
@@ -198,7 +184,7 @@ class QuantizedImplicitGemmWgmma(QuantizedWgmmaConv):
                     np.int32(tiles),
                     np.int32(packed_depth(op.conv, tile.k) // tile.k),
                 ),
-                shared_nbytes(tile),
+                tile.shared_nbytes,
                 overlaps=True,
             ),
         )

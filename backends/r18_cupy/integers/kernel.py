@@ -10,7 +10,6 @@ from r18.backend import RoundingContract
 from r18.graph.ops import Layout, Problem
 from r18.graph.precision import INT8, Precision
 from r18.graph.quantized import QuantizedConv2d
-from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.launch import NULL, Argument, Pointer, Role
 from r18_cupy.kernel import CudaKernel
 
@@ -37,7 +36,7 @@ def ends(storage: str) -> tuple[np.int32, np.int32]:
 
 
 def epilogue(op: QuantizedConv2d) -> tuple[Argument, ...]:
-    """The arguments that `Epilogue` of kernels/integers/requantize.cuh is made of, in its order.
+    """The arguments that `Epilogue` of kernels/integers/epilogue.cuh begins with, in its order.
 
     Bias (O,) in int32, multiplier (O,) in float32, residual and the address of its multiplier, and
     whether the residual is int8. Without a residual both pointers are null. Weights are in the
@@ -59,4 +58,4 @@ def conv_of(problem: Problem) -> Problem:
     return Problem(problem.op.conv, problem.inputs)
 
 
-__all__ = ["BYTES", "IntegerKernel", "conv_of", "conv_shape", "ends", "epilogue"]
+__all__ = ["BYTES", "IntegerKernel", "conv_of", "ends", "epilogue"]

@@ -18,7 +18,7 @@ from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.quantized import STORAGES, QuantizedConv2d
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import Pointer, Role, ceil_div
-from r18_cupy.cuda.tile import TileConfig
+from r18_cupy.hopper.wgmma import ALIGNMENT, BARRIER_NBYTES, WgmmaTile
 from r18_cupy.integers.kernel import IntegerKernel
 from r18_cupy.integers.tensor_map import ByteMap
 from r18_cupy.kernel import MAX_ELEMENTS
@@ -26,36 +26,16 @@ from r18_cupy.kernel import MAX_ELEMENTS
 CHUNK = 16  # bytes of a pixel's channels: TMA's unit of strides, and what 8 rows of `stmatrix` hold
 GROUP_M = 64  # channels of a warpgroup
 SLAB_ROW = 64  # bytes of a pixel in a slab
-PRODUCER_THREADS = 32
-BARRIER_NBYTES = 16  # a full/empty pair of mbarriers per stage
-ALIGNMENT = 1024  # of shared memory; dynamic shared memory itself is not aligned that far
 ROW_ORDER = (*range(0, CHUNK, 2), *range(1, CHUNK, 2))
 """The channels of each 16 in the order of A's rows, see kernels/integers/hopper/tile.cuh."""
 
 
-@dataclass(frozen=True)
-class IntegerTile(TileConfig):
-    """`m` channels by `n` pixels per block, over `k` products (bytes) per step.
+class IntegerTile(WgmmaTile):
+    """A `WgmmaTile` with `k` products (bytes) per step: 64 or 128, the swizzle's span.
 
-    groups_m, groups_n: the grid of consumer warpgroups that share the tile.
-    stages: K tiles in shared memory at a time.
-    blocks: resident blocks per SM.
-    parts:  split-K: the CTAs of a cluster that divide K.
-
-    Legal tiles: m = 64·groups_m, since `wgmma` has 64 rows; n / groups_n with an instance in
-    kernels/integers/hopper/wgmma.cuh; k is 64 or 128, the swizzle's span. The device code asserts
-    them; the tests check shared memory.
+    n / groups_n has an instance in kernels/integers/hopper/wgmma.cuh. The warpgroups' slabs have
+    shared memory of their own.
     """
-
-    groups_m: int
-    groups_n: int
-    stages: int
-    blocks: int
-    parts: int = 1
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups_m * self.groups_n + PRODUCER_THREADS
 
     @property
     def group_n(self) -> int:
@@ -63,10 +43,15 @@ class IntegerTile(TileConfig):
         return self.n // self.groups_n
 
     @property
-    def name(self) -> str:
-        """`m64n64k64s4` with four stages, plus `p2` with two splits of K."""
-        parts = f"p{self.parts}" if self.parts > 1 else ""
-        return f"{super().name}s{self.stages}{parts}"
+    def stage_nbytes(self) -> int:
+        return (self.m + self.n) * self.k
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of the stages, the slabs unless K is split, and the mbarriers."""
+        slabs = self.groups_m * self.n * SLAB_ROW if self.parts == 1 else 0
+        barriers = (self.stages + 1) * BARRIER_NBYTES
+        return self.stages * self.stage_nbytes + slabs + barriers + ALIGNMENT
 
 
 def packed_depth(op: Conv2d, k: int) -> int:

@@ -29,11 +29,11 @@ from r18_cupy.cuda.h200 import (
 )
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div, struct
 from r18_cupy.cuda.tensor_map import MAX_BOX
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import aligned
+from r18_cupy.hopper.wgmma import ALIGNMENT, BARRIER_NBYTES
 from r18_cupy.integers.kernel import conv_of, epilogue
 from r18_cupy.integers.tensor_map import ByteMap
 from r18_cupy.integers.wgmma import (
-    ALIGNMENT,
-    BARRIER_NBYTES,
     CHUNK,
     GROUP_M,
     SLAB_ROW,
@@ -101,11 +101,6 @@ class Blocking:
         """Bytes past a patch's start that products read, discarded ones included."""
         last = (self.height - self.rows) * self.padded + self.padded - self.width
         return (last + self.tile.group_n) * self.tile.k
-
-
-def aligned(nbytes: int) -> int:
-    """Rounded up to where the next slot or slab may begin."""
-    return ceil_div(nbytes, ALIGNMENT) * ALIGNMENT
 
 
 def blocking_of(problem: Problem, tile: IntegerTile) -> Blocking:
@@ -254,7 +249,7 @@ class QuantizedImplicitGemmWgmmaHalo(QuantizedHaloConv):
     source = "integers/hopper/implicit_gemm_wgmma_halo"
 
     # Fitted as those of implicit_gemm_wgmma.py: 1.1 % longer than the best tiles.
-    STEP_LATENCY = 380  # cycles per step besides its products: waiting, issuing
+    STEP_LATENCY = 380  # cycles per step on top of its products: waiting, issuing
     COPY_LATENCY = 5700  # cycles from issuing a step's weight load until it arrives
     TILE_LATENCY = 1000  # cycles per block outside of its products: prologue and epilogue,
     PIXEL_LATENCY = 124  # plus a part that grows with its pixels
@@ -314,8 +309,8 @@ class QuantizedImplicitGemmWgmmaResident(QuantizedHaloConv):
     source = "integers/hopper/implicit_gemm_wgmma_resident"
 
     WINDOW = (3, 3)
-    LATENCY = 6000  # cycles of a block besides its tiles: weights, the first rows, the last outputs
-    PIXEL_LATENCY = 12  # cycles per pixel of a tile besides its products
+    LATENCY = 6000  # cycles of a block for its weights, first rows and last outputs
+    PIXEL_LATENCY = 12  # cycles per pixel of a tile on top of its products
 
     @property
     def tiles(self) -> tuple[IntegerTile, ...]:

@@ -149,9 +149,8 @@ def write_dump(
     images.check(schedule)
     options = replace(options, batch=images.batch, taps=())
     schedule, read = in_precision(schedule, weights, options)
-    if (
-        is_quantized(schedule) and checkpoints == "all"
-    ):  # to be explained, each step from its inputs
+    if is_quantized(schedule) and checkpoints == "all":
+        # An explanation computes each step from its inputs.
         options = replace(options, kernels=keeping_pools(schedule) | dict(options.kernels))
     names = checkpoint_names(schedule_for(backend, schedule, options), checkpoints)
     check_free(folder, "dump", MANIFEST, overwrite)

@@ -26,7 +26,6 @@ from r18_cupy.cuda.h200 import (
     SHARED_NBYTES,
 )
 from r18_cupy.cuda.launch import MAX_GRID, MAX_THREADS, NULL, OUT, GridLaunch, Pointer, Role, X
-from r18_cupy.integers import implicit_gemm_wgmma as gathering
 from r18_cupy.integers.implicit_gemm_wgmma import TILES, QuantizedImplicitGemmWgmma
 from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
 from r18_cupy.integers.wgmma import (
@@ -320,14 +319,14 @@ def test_every_instance_of_a_product_is_of_use() -> None:
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 def test_gathering_tiles_fit_a_multiprocessor(tile: IntegerTile) -> None:
-    shared = gathering.shared_nbytes(tile)
+    shared = tile.shared_nbytes
     assert shared <= SHARED_NBYTES
     assert tile.blocks * (shared + RESERVED_NBYTES) <= MULTIPROCESSOR_NBYTES
     # Swizzled rows of stages and slabs are aligned.
-    assert tile.m * tile.k % ALIGNMENT == gathering.stage_nbytes(tile) % ALIGNMENT == 0
+    assert tile.m * tile.k % ALIGNMENT == tile.stage_nbytes % ALIGNMENT == 0
     if tile.parts > 1:
         sums = 4 * tile.n * (tile.m + 4)
-        assert sums <= tile.stages * gathering.stage_nbytes(tile)
+        assert sums <= tile.stages * tile.stage_nbytes
         assert tile.parts in (2, 4, 8), "CTAs of a portable cluster"
 
 

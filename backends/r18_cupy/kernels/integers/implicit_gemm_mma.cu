@@ -322,7 +322,7 @@ qconv2d_implicit_gemm_mma(const IMAGE* __restrict__ x, const unsigned char* __re
     }
     cp_async_commit();
     multiply(acc, a + stage * STAGE_BYTES, b + stage * STAGE_BYTES);
-    if (more) {  // after the product, which hides the latency of what goes through registers
+    if (more) {  // after the product, which hides the latency of loads to registers
       store_a(next);
       store_b(next);
     }

@@ -1,6 +1,6 @@
 // Linear of integers for large batches, a tiled GEMM of dp4a.
 // 1. A CTA copies BLOCK_M samples and BLOCK_N features, 128 bytes of K at a time, to shared memory;
-//    the next tile is loaded to registers meanwhile.
+//    the next tile is loaded to registers at the same time.
 // 2. Each thread accumulates THREAD_M × THREAD_N outputs in int32 registers.
 // 3. Bias and multiplier make a float32 of each sum.
 //

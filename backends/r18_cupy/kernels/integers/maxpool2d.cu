@@ -1,7 +1,7 @@
 // Max-pooling of bytes: padding never wins.
 // 1. NCHW: one thread per output. NHWC: one thread per 16 channels of an output pixel, whose bytes
 //    are compared four at a time.
-// 2. A thread clips its window to the image and takes the maximum of what remains.
+// 2. A thread clips its window to the image and takes the maximum of the rest.
 //
 // Constraints: padding is at most half of the window. NHWC with channels that are not whole
 // vectors: one thread per channel.

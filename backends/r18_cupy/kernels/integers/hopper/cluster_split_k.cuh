@@ -4,7 +4,7 @@
 // 2. Each CTA reads a share of the tile's pixels from the shared memory of all CTAs, requantises
 //    their sums and writes the outputs. The residual is loaded while the CTAs wait for each other.
 //
-// The including file defines `Part` and STAGE_BYTES besides what tile.cuh wants.
+// The including file includes tile.cuh and defines `Part` and STAGE_BYTES.
 #pragma once
 #include "hopper/cluster.cuh"
 

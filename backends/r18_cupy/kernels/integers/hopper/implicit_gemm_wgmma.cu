@@ -4,7 +4,7 @@
 // 1. A producer warp loads K tiles into a ring of stages: weights by TMA, pixels by TMA in im2col
 //    mode. K runs over the window's positions, and at each over the channels, TILE_K at a time.
 // 2. Consumer warpgroups multiply the stages with `wgmma` and add up in int32 registers.
-// 3. Epilogue: requantisation with the residual, which TMA has brought meanwhile, and TMA stores,
+// 3. Epilogue: requantisation with the residual, which TMA loads during the products, and TMA stores,
 //    which end during the next tile's products; the first stages of that tile are loaded by then.
 //    With TILE_PARTS > 1 the CTAs of a cluster divide K and add their sums first (split-K).
 //
@@ -97,11 +97,11 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& wei
 }
 
 // Multiplies `count` K tiles; with split-K there may be none, and the sums are zeros before.
-// `meanwhile` is called once, when products are in flight.
-template <typename Meanwhile>
+// `overlapped` is called once, while products are in flight.
+template <typename Overlapped>
 __device__ __forceinline__ void mainloop(Sums& sums, const Ring& ring, RingState& state,
                                          unsigned a, unsigned b, int count,
-                                         const Meanwhile& meanwhile) {
+                                         const Overlapped& overlapped) {
   const bool elected = threadIdx.x % 32 == 0;
   int before = 0;  // the stage of the previous K tile
   for (int k = 0; k < count; ++k, state.advance(TILE_STAGES)) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void mainloop(Sums& sums, const Ring& ring, RingState
     multiply(sums, row_descriptor<TILE_K>(a + state.stage * STAGE_BYTES),
              row_descriptor<TILE_K>(b + state.stage * STAGE_BYTES), TILE_PARTS == 1 && k == 0);
     wgmma_commit();
-    if (k == min(count, 3) - 1) meanwhile();
+    if (k == min(count, 3) - 1) overlapped();
     wgmma_wait<1>();  // all but these products have read their stage
     if (k > 0 && elected) mbarrier_arrive(ring.empty(before));
     before = state.stage;

@@ -6,7 +6,8 @@
 //    weights of each (chunk, window position) into a ring of stages.
 // 2. One consumer warpgroup multiplies: for each chunk it steps through the window's positions,
 //    shifting the address of the same pixels.
-// 3. Epilogue: requantisation with the residual, which TMA has brought meanwhile, and a TMA store.
+// 3. Epilogue: requantisation with the residual, which TMA loads during the products, and a TMA
+//    store.
 //
 // Constraints: sm_90a; stride 1; C and O multiples of 16; at least one output row in a tile's
 // pixels and the image rows in shared memory, see `obstacle` in integers/wgmma_halo.py.
