@@ -155,17 +155,19 @@ def conv_maxpool(
 ) -> None:
     """Its ops one after the other, image by image.
 
-    inputs: (N, C, H, W), or (N, H, W, C) of pixels. weights: the convolution's, and the table of
-    pixels if the op takes them. out: (N, O, PH, PW).
+    inputs: (N, C, H, W), or (N, H, W, C) of pixels. weights: the convolution's, and the scale or
+    the table if the op makes integers of the image. out: (N, O, PH, PW).
     """
     x, pool = inputs[0], QuantizedMaxPool2d(op.pool, op.output_storage)
-    shape = x.shape if op.pixels is None else (len(x), x.shape[3], *x.shape[1:3])
+    shape = (len(x), x.shape[3], *x.shape[1:3]) if op.of_pixels else x.shape
     columns, sums, image = _parts_of(Problem(op, (shape,)), workspace, out.dtype)
     for index in range(len(out)):
         given = x[index : index + 1]
-        if op.pixels is not None:
-            quantize_pixels(op.pixels, (given,), weights[3:], image, workspace)
-            given = image
+        if isinstance(op.image, Quantize):
+            quantize(op.image, (given,), weights[3:], image, workspace)
+        elif op.image is not None:
+            quantize_pixels(op.image, (given,), weights[3:], image, workspace)
+        given = given if op.image is None else image
         conv(op.conv, (given,), weights[:3], sums, columns)
         maxpool(pool, (sums,), (), out[index : index + 1], workspace)
 
@@ -173,18 +175,23 @@ def conv_maxpool(
 def _parts_of(
     problem: Problem, workspace: Array, dtype: np.dtype[np.generic]
 ) -> tuple[Array, Array, Array]:
-    """Of one image: the convolution's workspace, what it makes, and the integers of pixels."""
+    """Of one image: the convolution's workspace, what it makes, and the image's integers."""
     *_, conv, pool = parts_of(problem)
     made, given = (1, *pool.inputs[0][1:]), (1, *conv.inputs[0][1:])
     first = _conv_nbytes(conv)
     second = first + math.prod(made)
     columns, sums, image = workspace[:first], workspace[first:second], workspace[second:]
-    if not problem.op.of_pixels:
+    if not _makes_integers(problem):
         return columns, sums.view(dtype).reshape(made), image
     return columns, sums.view(dtype).reshape(made), image.view(np.int8).reshape(given)
 
 
 def _conv_maxpool_nbytes(problem: Problem) -> int:
     *_, conv, pool = parts_of(problem)
-    image = math.prod(conv.inputs[0][1:]) if problem.op.of_pixels else 0
+    image = math.prod(conv.inputs[0][1:]) if _makes_integers(problem) else 0
     return _conv_nbytes(conv) + math.prod(pool.inputs[0][1:]) + image
+
+
+def _makes_integers(problem: Problem) -> bool:
+    assert isinstance(problem.op, QuantizedConvMaxPool)
+    return problem.op.image is not None

@@ -171,23 +171,24 @@ def fuse_pool(
     return _merge_chains(schedule, merge)
 
 
-def fuse_pixels(
-    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, pixels: True
+def fuse_image(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, image: True
 ) -> Schedule:
-    """QuantizePixels, then QuantizedConvMaxPool → one that takes pixels, where that is wanted.
+    """Quantize or QuantizePixels, then QuantizedConvMaxPool → one op, where that is wanted.
 
-    The fused step keeps the convolution's name. wanted: asked with the step that would take the
-    place of both, and with the one that makes integers of pixels.
+    The fused step takes the image, of numbers or pixels, and keeps the convolution's name. wanted:
+    asked with the step that would take the place of both, and with the one that makes integers of
+    the image.
     """
 
-    def merge(pixels: Step, conv: Step) -> Step | None:
-        if not (
-            isinstance(pixels.op, QuantizePixels) and isinstance(conv.op, QuantizedConvMaxPool)
-        ):
-            return None
-        op, weights = replace(conv.op, pixels=pixels.op), (*conv.weights, *pixels.weights)
-        fused = replace(conv, op=op, inputs=pixels.inputs, weights=weights)
-        return fused if wanted(fused, pixels) else None
+    def merge(image: Step, conv: Step) -> Step | None:
+        match image.op, conv.op:
+            case Quantize() | QuantizePixels() as first, QuantizedConvMaxPool(image=None) as second:
+                op, weights = replace(second, image=first), (*conv.weights, *image.weights)
+            case _:
+                return None
+        fused = replace(conv, op=op, inputs=image.inputs, weights=weights)
+        return fused if wanted(fused, image) else None
 
     return _merge_chains(schedule, merge)
 
@@ -297,7 +298,7 @@ def fold_weights(schedule: Schedule, weights: Mapping[str, Array]) -> dict[str, 
         folded[fold.weight] = weight * scale[:, None, None, None]
         folded[fold.bias] = shift - mean * scale
     for step in schedule.steps:
-        pixels = step.op.pixels if isinstance(step.op, QuantizedConvMaxPool) else step.op
+        pixels = step.op.image if isinstance(step.op, QuantizedConvMaxPool) else step.op
         if isinstance(pixels, QuantizePixels):
             table = step.weights[-1]
             name = table.removesuffix(TABLE) + SCALE

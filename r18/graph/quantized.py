@@ -352,9 +352,10 @@ class QuantizePixels(Op):
 class QuantizedConvMaxPool(Op):
     """A convolution of integers and the max-pooling of what it makes, which need never be stored.
 
-    The result is that of the ops one after the other. pixels: where it is given, the image is
-    pixels, and this makes the convolution's integers of them; the convolution's padding is the
-    integer 0, whatever the table says of a black pixel. Its table is the last weight.
+    The result is that of the ops one after the other. image: where it is given, it makes the
+    convolution's integers of the image, which are numbers (`Quantize`) or pixels
+    (`QuantizePixels`); its scale or its table is the last weight. The convolution's padding is the
+    integer 0, whatever the table says of a black pixel.
 
     No fusion level asks for it: a plan takes it where the backend has a kernel for it
     (`r18.runtime.fusing`).
@@ -365,7 +366,7 @@ class QuantizedConvMaxPool(Op):
 
     conv: QuantizedConv2d
     pool: MaxPool2d
-    pixels: QuantizePixels | None = None
+    image: Quantize | QuantizePixels | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.conv, QuantizedConv2d) and isinstance(self.pool, MaxPool2d)):
@@ -373,46 +374,50 @@ class QuantizedConvMaxPool(Op):
             raise ShapeError(f"{self.name} is made of a QuantizedConv2d and a MaxPool2d: {given}")
         if self.conv.conv.residual:
             raise ShapeError(f"{self.name}: the convolution takes no residual, got {self.label}")
-        if self.pixels is None:
+        if self.image is None:
             return
-        if not isinstance(self.pixels, QuantizePixels):
-            raise ShapeError(f"{self.name}: pixels is a QuantizePixels, got {show(self.pixels)}")
-        if self.conv.stored[0] != self.pixels.output_storage:
+        if not isinstance(self.image, Quantize | QuantizePixels):
             raise ShapeError(
-                f"{self.name}: {self.pixels.label} makes {self.pixels.output_storage}, and the "
+                f"{self.name}: image is a Quantize or a QuantizePixels, got {show(self.image)}"
+            )
+        if self.conv.stored[0] != self.image.output_storage:
+            raise ShapeError(
+                f"{self.name}: {self.image.label} makes {self.image.output_storage}, and the "
                 f"convolution reads {self.conv.stored[0]}"
             )
-        if self.conv.conv.in_channels != self.pixels.normalize.channels:
+        if isinstance(self.image, Quantize):
+            return
+        if self.conv.conv.in_channels != self.image.normalize.channels:
             raise ShapeError(
-                f"{self.name}: pixels of {self.pixels.normalize.channels} channels, and the "
+                f"{self.name}: pixels of {self.image.normalize.channels} channels, and the "
                 f"convolution reads {self.conv.conv.in_channels}"
             )
 
     @property
     def parts(self) -> tuple[Op, ...]:
         pool = QuantizedMaxPool2d(self.pool, self.output_storage)
-        return (self.conv, pool) if self.pixels is None else (self.pixels, self.conv, pool)
+        return (self.conv, pool) if self.image is None else (self.image, self.conv, pool)
 
     @property
     def of_pixels(self) -> bool:
-        return self.pixels is not None
+        return self.image is not None and self.image.of_pixels
 
     @property
     def label(self) -> str:
-        of_pixels = "" if self.pixels is None else f"{self.pixels.label}+"
-        return f"{of_pixels}{self.conv.label}+{self.pool.label}"
+        image = "" if self.image is None else f"{self.image.label}+"
+        return f"{image}{self.conv.label}+{self.pool.label}"
 
     @property
     def input_storage(self) -> tuple[str, ...]:
-        return self.conv.stored if self.pixels is None else self.pixels.input_storage
+        return self.conv.stored if self.image is None else self.image.input_storage
 
     @property
     def output_storage(self) -> str:
         return self.conv.output_storage
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        table = () if self.pixels is None else self.pixels.weights()
-        return (*self.conv.weights(), *table)
+        more = () if self.image is None else self.image.weights()
+        return (*self.conv.weights(), *more)
 
     def infer(self, *inputs: Shape) -> Shape:
         self._check(inputs)

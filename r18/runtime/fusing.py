@@ -9,9 +9,9 @@ At level `all` a plan fuses a convolution with the max-pooling of what it makes,
 - Otherwise a kernel must take the fused problem in the precision, and no measurement say that the
   two ops are faster apart (`r18.backend.Apart`).
 
-A quantised network of pixels then fuses the step that makes integers of them into such a
-convolution, by the same rules. Here an override of the fused op, or of the convolution's step, says
-only which kernels: one of them must take pixels.
+A quantised network then fuses the step that makes integers of its image, of numbers or of pixels,
+into such a convolution, by the same rules. Here an override of the fused op, or of the
+convolution's step, says only which kernels: one of them must take the image.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from fnmatch import fnmatchcase
 from r18.backend import Apart, Backend, CompileOptions
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Op, Problem
-from r18.graph.passes import from_pixels, fuse, fuse_pixels, fuse_pool
+from r18.graph.passes import from_pixels, fuse, fuse_image, fuse_pool
 from r18.graph.quantized import (
+    Quantize,
     QuantizedConv2d,
     QuantizedConvMaxPool,
     QuantizedMaxPool2d,
@@ -62,7 +63,7 @@ def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) 
         return _Question(backend, options, fused.name, other.name, problem)
 
     schedule = fuse_pool(schedule, lambda fused, pool: asked(fused, pool).pools())
-    return fuse_pixels(schedule, lambda fused, pixels: asked(fused, pixels).takes_pixels())
+    return fuse_image(schedule, lambda fused, image: asked(fused, image).takes_image())
 
 
 def keeping_pools(schedule: Schedule) -> dict[str, str]:
@@ -75,7 +76,8 @@ def keeping_pools(schedule: Schedule) -> dict[str, str]:
 class _Question:
     """Whether two steps, by name, are better one step that computes the problem.
 
-    conv: the step whose name the one step has. other: the pooling's, or that of the pixels.
+    conv: the step whose name the one step has. other: the pooling's, or the one that makes integers
+    of the image.
     """
 
     backend: Backend
@@ -100,10 +102,11 @@ class _Question:
             return True
         return not {conv.name, pool.name} & overrides.keys() and self.preferred("*")
 
-    def takes_pixels(self) -> bool:
-        """Whether to fuse the integers of pixels with the convolution and its max-pooling."""
+    def takes_image(self) -> bool:
+        """Whether to fuse the integers of an image with the convolution and its max-pooling."""
         overrides = self.options.kernels
-        if {self.other, QuantizePixels.name} & overrides.keys():
+        makers = Quantize.name, QuantizePixels.name
+        if {self.other, *makers} & overrides.keys():
             return False
         for name in (self.conv, type(self.problem.op).name):
             if name in overrides:

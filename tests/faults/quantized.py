@@ -358,15 +358,33 @@ def maxpool(lowest: Callable[[np.dtype[np.generic]], int]) -> HostFunction:
     return run
 
 
-def pixels_of(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
-    """The integers of pixels (N, H, W, C), with the convolution's padding around them."""
-    found = table[np.arange(len(table)), x].transpose(0, 3, 1, 2)
+def _nearest(x: Array, scale: Array) -> Array:
+    found: Array = np.clip(np.rint(x / scale), -128, 127)
+    return found
+
+
+def integers_of(
+    op: QuantizedConvMaxPool,
+    x: Array,
+    weight: Array,
+    nearest: Callable[[Array, Array], Array] = _nearest,
+) -> Array:
+    """The integers of pixels (N, H, W, C) by a table, or of numbers (N, C, H, W) by a scale.
+
+    The convolution's padding is around them.
+    """
+    by_table = op.of_pixels
+    found = (
+        weight[np.arange(len(weight)), x].transpose(0, 3, 1, 2) if by_table else nearest(x, weight)
+    )
     (ph, pw) = op.conv.conv.padding
     return np.pad(found, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
 
 
 def _padded_first(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
     """Black pixels around the image, and then the table."""
+    if not op.of_pixels:
+        return integers_of(op, x, table)
     (ph, pw) = op.conv.conv.padding
     around = np.pad(x, ((0, 0), (ph, ph), (pw, pw), (0, 0)))
     found: Array = table[np.arange(len(table)), around].transpose(0, 3, 1, 2)
@@ -374,11 +392,15 @@ def _padded_first(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
 
 
 def _of_channel_before(op: QuantizedConvMaxPool, x: Array, table: Array) -> Array:
-    return pixels_of(op, x, np.roll(table, 1, axis=0))
+    return integers_of(op, x, np.roll(table, 1, axis=0))
+
+
+def _of_numbers(nearest: Callable[[Array, Array], Array]) -> HostFunction:
+    return stem(lambda op, x, weight: integers_of(op, x, weight, nearest))
 
 
 def stem(
-    read: Callable[[QuantizedConvMaxPool, Array, Array], Array] = pixels_of,
+    read: Callable[[QuantizedConvMaxPool, Array, Array], Array] = integers_of,
     outside: Callable[[np.dtype[np.generic]], int] = lambda dtype: np.iinfo(dtype).min,
     first: Callable[[Array], Array] | None = None,
 ) -> HostFunction:
@@ -388,10 +410,10 @@ def stem(
     def run(
         op: QuantizedConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
     ) -> None:
-        weight, bias, multiplier, *table = weights
+        weight, bias, multiplier, *of_image = weights
         conv, image = op.conv, inputs[0]
-        if table:
-            image = read(op, image, table[0])
+        if of_image:
+            image = read(op, image, of_image[0])
             conv = replace(conv, conv=replace(conv.conv, padding=(0, 0)))
         sums = sums_of(conv, image, weight, bias)
         limits = np.iinfo(out.dtype)
@@ -553,6 +575,32 @@ FAULTS += (
         "takes the table of the channel before",
         "impulse bound",
         stem(_of_channel_before),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedConvMaxPool,
+        "reciprocal_of_the_scale",
+        "multiplies numbers by the reciprocal of their scale",
+        "bound edges",
+        _of_numbers(lambda x, scale: np.clip(np.rint(x * (F32(1) / scale)), -128, 127)),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedConvMaxPool,
+        "image_wraps",
+        "keeps the lowest byte of a number beyond the ends",
+        "bound edges",
+        _of_numbers(
+            lambda x, scale: np.clip(np.rint(x / scale), -1e9, 1e9).astype(int).astype("i1")
+        ),
+        precision=INT8,
+    ),
+    fault(
+        QuantizedConvMaxPool,
+        "image_ties_up",
+        "rounds ties of the image upwards",
+        "bound edges",
+        _of_numbers(lambda x, scale: np.clip(np.floor(x / scale + F32(0.5)), -128, 127)),
         precision=INT8,
     ),
 )

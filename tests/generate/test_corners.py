@@ -126,11 +126,15 @@ def test_blocks_go_down_a_tall_image_further_than_their_rings_are_long(part: str
             assert max(kernel.blocking(p).tile.column_tiles(p) for p in taken) >= 3
 
 
-def test_strips_and_tiles_of_an_integer_stem_are_several_for_int8_and_for_pixels() -> None:
+def test_strips_and_tiles_of_an_integer_stem_are_several_for_every_kind_of_image() -> None:
     for kernel in cupy_kernels("qconv2d_maxpool2d/few_channels_wgmma"):
-        for pixels in (False, True):
+        for stored in ("int8", "uint8", "float32"):
             found = corners(kernel.op, QUICK.max_elements, QUICK.max_macs)
-            taken = [p for p in found if kernel.refusal(p) is None and p.op.of_pixels == pixels]
+            taken = [
+                problem
+                for problem in found
+                if kernel.refusal(problem) is None and problem.op.input_storage == (stored,)
+            ]
             strips = [(kernel.blocking(p).strip, p.output[2]) for p in taken]
             assert any(rows > strip >= STAGES and rows % strip for strip, rows in strips)
             widths = {kernel.blocking(p).tile.column_tiles(p) for p in taken}

@@ -16,7 +16,7 @@ from r18.backend import Apart, Backend, CompileOptions, Fastest, Kernel, Problem
 from r18.backend.host import HostKernel
 from r18.errors import NoKernel, UnknownName
 from r18.graph.ops import parts_of
-from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pixels, fuse_pool
+from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pool
 from r18.graph.quantize import quantized
 from r18.graph.quantized import (
     QUANTIZED_OPS,
@@ -48,22 +48,26 @@ class Fusing(r18_numpy.Backend):
 
 
 class OfIntegers(Fusing):
-    """Its fused kernel does not take pixels."""
+    """Its fused kernel makes no integers."""
 
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(
-            replace(k, refuses=lambda p: "takes no pixels" if p.op.of_pixels else None)
+            replace(k, refuses=lambda p: "takes int8" if makes_integers(p) else None)
             if isinstance(k, HostKernel) and k.op is QuantizedConvMaxPool
             else k
             for k in super().kernels()
         )
 
 
-class PixelsApart(Fusing):
-    """It has measured that the integers of pixels are better made in a step of their own."""
+class ImagesApart(Fusing):
+    """It has measured that an image's integers are better made in a step of their own."""
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        return Apart() if problem.op.of_pixels else None
+        return Apart() if makes_integers(problem) else None
+
+
+def makes_integers(problem: Problem) -> bool:
+    return getattr(problem.op, "image", None) is not None
 
 
 def first_ops(backend: Backend, options: CompileOptions) -> list[str]:
@@ -73,35 +77,45 @@ def first_ops(backend: Backend, options: CompileOptions) -> list[str]:
     return [step.problem.op.name for step in plan.steps[: last + 1]]
 
 
-APART, OF_PIXELS_APART = ["quantize", "qconv2d", "qmaxpool2d"], ["quantize_pixels", FUSED]
+APART = ["quantize", "qconv2d", "qmaxpool2d"]
+MAKERS = pytest.mark.parametrize(
+    ("options", "maker"),
+    [(INT8, "quantize"), (PIXELS, "quantize_pixels")],
+    ids=["floats", "pixels"],
+)
 
 
-def test_a_plan_fuses_where_a_kernel_takes_it() -> None:
-    assert first_ops(Fusing(), INT8) == ["quantize", FUSED]
-    assert first_ops(Fusing(), PIXELS) == [FUSED]
-    assert first_ops(OfIntegers(), INT8) == ["quantize", FUSED]
-    assert first_ops(OfIntegers(), PIXELS) == OF_PIXELS_APART
-    assert first_ops(PixelsApart(), PIXELS) == OF_PIXELS_APART
-    assert first_ops(r18_numpy.Backend(), INT8) == APART
+@MAKERS
+def test_a_plan_fuses_where_a_kernel_takes_it(options: CompileOptions, maker: str) -> None:
+    assert first_ops(Fusing(), options) == [FUSED]
+    assert first_ops(OfIntegers(), options) == [maker, FUSED]
+    assert first_ops(ImagesApart(), options) == [maker, FUSED]
+    assert first_ops(r18_numpy.Backend(), options) == [maker, *APART[1:]]
 
 
+@MAKERS
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ({"qconv2d_maxpool2d": "*"}, [FUSED]),
-        ({"qconv2d_maxpool2d": "*", "quantize_pixels": "*"}, OF_PIXELS_APART),
-        ({"qconv2d_maxpool2d": "*", "quantize": "*"}, OF_PIXELS_APART),
+        ({"qconv2d_maxpool2d": "*", "MAKER": "*"}, ["MAKER", FUSED]),
+        ({"qconv2d_maxpool2d": "*", "quantize": "*"}, ["MAKER", FUSED]),
         ({"conv1": f"*/{FUSED}/*"}, [FUSED]),
-        ({"conv1": "*/qconv2d/*"}, ["quantize_pixels", "qconv2d", "qmaxpool2d"]),
-        ({"maxpool": "*"}, ["quantize_pixels", "qconv2d", "qmaxpool2d"]),
-        ({"qmaxpool2d": "*"}, ["quantize_pixels", "qconv2d", "qmaxpool2d"]),
-        ({"qconv2d": "*"}, ["quantize_pixels", "qconv2d", "qmaxpool2d"]),
+        ({"conv1": "*/qconv2d/*"}, ["MAKER", "qconv2d", "qmaxpool2d"]),
+        ({"maxpool": "*"}, ["MAKER", "qconv2d", "qmaxpool2d"]),
+        ({"qmaxpool2d": "*"}, ["MAKER", "qconv2d", "qmaxpool2d"]),
+        ({"qconv2d": "*"}, ["MAKER", "qconv2d", "qmaxpool2d"]),
     ],
     ids=str,
 )
-def test_overrides_are_obeyed(overrides: dict[str, str], expected: list[str]) -> None:
+def test_overrides_are_obeyed(
+    overrides: dict[str, str], expected: list[str], options: CompileOptions, maker: str
+) -> None:
+    """MAKER: the op that makes the image's integers. `quantize` is also the name of its step."""
+    overrides = {name.replace("MAKER", maker): glob for name, glob in overrides.items()}
     for backend in (r18_numpy.Backend(), Fusing()):
-        assert first_ops(backend, replace(PIXELS, kernels=overrides)) == expected
+        found = first_ops(backend, replace(options, kernels=overrides))
+        assert found == [name.replace("MAKER", maker) for name in expected]
 
 
 def test_the_passes_keep_names_weights_and_work() -> None:
@@ -115,8 +129,8 @@ def test_the_passes_keep_names_weights_and_work() -> None:
     ]
     assert "stem_pool" in checkpoint_names(pooled)
     assert pooled.macs == SCHEDULE.macs
-    whole = fuse_pixels(from_pixels(pooled, NORMALIZE))
-    assert fuse_pixels(fuse_pool(from_pixels(SCHEDULE, NORMALIZE))) == whole
+    whole = fuse_image(from_pixels(pooled, NORMALIZE))
+    assert fuse_image(fuse_pool(from_pixels(SCHEDULE, NORMALIZE))) == whole
     stem = whole.steps[0]
     assert (stem.name, stem.inputs, stem.output) == ("conv1", ("pixels",), "maxpool")
     assert stem.weights == (*plain.weights, "image.table")
@@ -128,12 +142,17 @@ def test_the_passes_keep_names_weights_and_work() -> None:
     kinds = [type(part.op) for part in parts_of(problem)]
     assert kinds == [QuantizePixels, QuantizedConv2d, QuantizedMaxPool2d]
     assert parts_of(problem)[-1].output == problem.output
+    stem = fuse_image(pooled).steps[0]
+    assert (stem.name, stem.inputs, stem.output) == ("conv1", ("image",), "maxpool")
+    assert stem.weights == (*plain.weights, *SCHEDULE.steps[0].weights)
+    assert fuse_image(pooled).checkpoints == pooled.checkpoints
+    assert fuse_image(fuse_image(pooled)) == fuse_image(pooled)
 
 
 def test_the_table_of_a_fused_step_is_the_same() -> None:
     weights = integer_weights(tiny(), images_of(SCHEDULE, 1), 8)
     apart = fold_weights(from_pixels(SCHEDULE, NORMALIZE), weights)
-    fused = fuse_pixels(from_pixels(fuse_pool(SCHEDULE), NORMALIZE))
+    fused = fuse_image(from_pixels(fuse_pool(SCHEDULE), NORMALIZE))
     assert fused.weight_specs.keys() == apart.keys()
     for name, value in fold_weights(fused, weights).items():
         np.testing.assert_array_equal(value, apart[name])
@@ -151,7 +170,7 @@ def test_no_integer_of_a_network_changes(pixels: bool, bits: int) -> None:
         given = np.random.default_rng(3).integers(0, 256, images.shape).astype(np.uint8)
     apart = make_plan(r18_numpy.Backend(), schedule, options).schedule
     fused = make_plan(Fusing(), schedule, options).schedule
-    assert len(apart.steps) - len(fused.steps) == (2 if pixels else 1)
+    assert len(apart.steps) - len(fused.steps) == 2
     names = [name for name in checkpoint_names(fused, "all") if name in apart.taps]
     assert names == checkpoint_names(fused, "all")
     options = replace(options, taps=tuple(names))
@@ -192,10 +211,10 @@ def test_verification_runs_the_fused_kernel(tmp_path: Path) -> None:
     (result,) = json.loads(done.out)["backends"]
     (kernel,) = result["kernels"]
     assert kernel["verdict"] == "ok"
-    assert kernel["network_problems"] == 6
+    assert kernel["network_problems"] == 9
     assert kernel["problems"] > 15
 
 
 def test_the_stem_of_resnet18_is_one_problem() -> None:
-    problem = fuse_pixels(from_pixels(fuse_pool(quantized(fuse(resnet18(), "all"))), NORMALIZE))
+    problem = fuse_image(from_pixels(fuse_pool(quantized(fuse(resnet18(), "all"))), NORMALIZE))
     assert problem.problems(1)["conv1"].output == (1, 64, 56, 56)

@@ -1,12 +1,13 @@
 """Convolutions of int8 images with few channels fused with max-pooling, with integer `wgmma`.
 
-Reads int8 in NCHW, or pixels; writes NHWC. K runs over the window's rows, and in each over its
-pixels, whose channels are adjacent. See kernels/integers/stem_wgmma.cu.
+Reads int8 or float32 in NCHW, or pixels; writes NHWC. K runs over the window's rows, and in each
+over its pixels, whose channels are adjacent. See kernels/integers/stem_wgmma.cu.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import ClassVar
 
 import numpy as np
@@ -43,14 +44,32 @@ STAGES, STAGE_LINES = 6, 4  # of the ring
 CONSUMERS, PRODUCERS = 128, 128  # threads
 WARPS = CONSUMERS // 32
 BARRIER_NBYTES = 128
-TABLE_NBYTES = PIXEL * 256
+AHEAD = 3  # stages that producers read ahead
+LINE_THREADS = 64  # producers of a line
+QUAD_NBYTES = PIXEL * 16  # of four float32 pixels
+
+
+class Image(IntEnum):
+    """What a tile's image is, as stem_image.cuh has it; pixels have a table, numbers a scale."""
+
+    INT8 = 1
+    PIXELS = 2
+    FLOAT32 = 3
+
+
+READER_NBYTES = {
+    Image.INT8: 0,
+    Image.PIXELS: PIXEL * 256,
+    Image.FLOAT32: AHEAD * STAGE_LINES * LINE_THREADS * QUAD_NBYTES,
+}
+"""The shared memory of an image's reader: the table, or quads on their way."""
 
 
 @dataclass(frozen=True)
 class StemTile(FewChannelsTile):
-    """k: bytes of one `wgmma`, a row of the window. pixels: the image is pixels, with a table."""
+    """k: bytes of one `wgmma`, a row of the window."""
 
-    pixels: bool = False
+    image: Image = Image.INT8
 
     @property
     def threads(self) -> int:
@@ -80,19 +99,19 @@ class StemTile(FewChannelsTile):
         return max(ceil_div(problem.output[3] - 1, self.columns // 2 - 1), 1)
 
     def shared_nbytes(self, problem: Problem) -> int:
-        """Bytes of mbarriers, pooled rows of each warp, the ring of lines, and the table."""
+        """Bytes of mbarriers, pooled rows of each warp, the ring of lines, and the reader."""
         pooled = ceil_div(self.groups, 4) * 4 * CORE_ROWS * CHUNK_BYTES
         lines = STAGES * STAGE_LINES * self.line_nbytes
-        return BARRIER_NBYTES + WARPS * pooled + lines + TABLE_NBYTES * self.pixels
+        return BARRIER_NBYTES + WARPS * pooled + lines + READER_NBYTES[self.image]
 
     def turn_cycles(self, problem: Problem) -> float:
         return self.m * self.n * WINDOW[0] * self.k / PRODUCT_BYTES_PER_CYCLE
 
 
 TILES = tuple(
-    StemTile(ROWS * columns, CHANNELS, PIXELS * PIXEL, 2, pixels)
+    StemTile(ROWS * columns, CHANNELS, PIXELS * PIXEL, 2, image)
     for columns in (112, 64)
-    for pixels in (False, True)
+    for image in Image
 )
 """A row of an image of 224 pixels, and about half of one."""
 
@@ -121,9 +140,15 @@ def pack_weight(weight: Array) -> Array:
     return np.ascontiguousarray(packed).reshape(tiles, kh, CONSUMERS, 4, PIXEL)
 
 
+def image_of(op: QuantizedConvMaxPool) -> Image:
+    if op.image is None:
+        return Image.INT8
+    return Image.PIXELS if op.of_pixels else Image.FLOAT32
+
+
 @dataclass(frozen=True, eq=False)
 class StemWgmma(IntegerKernel):
-    """Convolution and max-pooling, from an int8 image or from pixels."""
+    """Convolution and max-pooling, from an image of int8, pixels or float32."""
 
     op = QuantizedConvMaxPool
     algorithm = "few_channels_wgmma"
@@ -161,14 +186,15 @@ class StemWgmma(IntegerKernel):
         return tuple(map(self.entry, self.tiles))
 
     def suiting(self, problem: Problem) -> tuple[StemTile, ...]:
-        """The tiles for the problem's image: int8 or pixels."""
-        return tuple(tile for tile in self.tiles if tile.pixels == problem.op.of_pixels)
+        """The tiles for the problem's image."""
+        assert isinstance(problem.op, QuantizedConvMaxPool)  # `refusal` has checked it
+        return tuple(tile for tile in self.tiles if tile.image is image_of(problem.op))
 
     def refuses(self, problem: Problem) -> str | None:
         assert isinstance(problem.op, QuantizedConvMaxPool)  # `refusal` has checked it
         op, pool = problem.op.conv.conv, problem.op.pool
         if not self.suiting(problem):
-            return f"this tile takes images of {'pixels' if self.tiles[0].pixels else 'int8'}"
+            return f"this tile takes images of {self.tiles[0].image.name.lower()}"
         if problem.op.conv.stored[0] != "int8":
             return f"reads images of int8, not {problem.op.conv.stored[0]}"
         if (op.kernel_size, op.stride, op.padding) != (WINDOW, STRIDE, PADDING):
@@ -201,16 +227,17 @@ class StemWgmma(IntegerKernel):
     def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
         floats, blocking = of_floats(problem), self.blocking(problem)
         tile = blocking.tile
+        assert isinstance(tile, StemTile)
         fields = (*problem.output[2:], *POOL.padding, blocking.strip)
         shape, task = conv_shape(conv_of(floats)), struct(np.array([fields], TASK))
         weights = tuple(Pointer(Role.WEIGHT, index) for index in range(3))
-        table = Pointer(Role.WEIGHT, 3) if problem.op.of_pixels else NULL
+        image_weight = NULL if tile.image is Image.INT8 else Pointer(Role.WEIGHT, 3)
         return (
             GridLaunch(
                 self.entry(tile),
                 (blocking.blocks(floats), 1, 1),
                 (tile.threads, 1, 1),
-                (X, *weights, table, OUT, shape, task),
+                (X, *weights, image_weight, OUT, shape, task),
                 tile.shared_nbytes(floats),
                 overlaps=True,
             ),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from r18.backend import Kernel
 from r18.graph.ops import Layout, Problem, Relayout, Softmax
-from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_pixels, fuse_pool
+from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_image, fuse_pool
 from r18.graph.quantize import has_integer_form, quantized
 from r18.graph.quantized import LIMITS, QuantizedRelayout
 from r18.graph.schedule import IMAGE, Schedule
@@ -52,9 +52,10 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
             found.setdefault(problem)
         for bits, batch in product(LIMITS, batches):
             pooled = fuse_pool(quantized(fused, bits))
-            pixels = fuse_pixels(from_pixels(pooled, normalization(schedule.input_shape[0])))
-            for problem in (*pooled.problems(batch).values(), *pixels.problems(batch).values()):
-                found.setdefault(problem)
+            pixels = from_pixels(pooled, normalization(schedule.input_shape[0]))
+            for stem in (pooled, fuse_image(pixels), fuse_image(pooled)):
+                for problem in stem.problems(batch).values():
+                    found.setdefault(problem)
     for batch in batches:
         for problem in fuse_pool(fused).problems(batch).values():
             found.setdefault(problem)

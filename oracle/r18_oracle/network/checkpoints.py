@@ -22,7 +22,7 @@ from r18.backend import Array, Backend, CompileOptions, Kernel, Plan, PlannedSte
 from r18.errors import R18Error, ShapeError, UsageError
 from r18.evaluate.margins import Call, calls, multiple
 from r18.graph.ops import Normalize, Problem
-from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_pixels, fuse_pool
+from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pool
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import PARTS, schedule_for
@@ -347,14 +347,14 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
 def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
     """Check that the plan computes every step of the schedule with a kernel that the backend lists.
 
-    Where the plan fuses a convolution with its max-pooling, or with the integers of its pixels, the
+    Where the plan fuses a convolution with its max-pooling, or with the integers of its image, the
     schedule is fused likewise.
     """
     known = {kernel.id for kernel in backend.kernels()}
     planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
     pooled = {v: step.problem.op for v, step in planned.items() if type(step.problem.op) in PARTS}
     fused = fuse_pool(fused, lambda step, pool: step.output in pooled)
-    fused = fuse_pixels(fused, lambda step, pixels: pooled[step.output].of_pixels)
+    fused = fuse_image(fused, lambda step, image: pooled[step.output] == step.op)
     problems = fused.problems(batch)
     for step in fused.steps:
         made = planned.get(step.output)

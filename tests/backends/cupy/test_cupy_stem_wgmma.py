@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,19 @@ import pytest
 import r18_numpy
 from r18.backend import Array, CompileOptions
 from r18.graph.ops import Conv2d, Layout, MaxPool2d, Problem
-from r18.graph.passes import from_pixels, fuse, fuse_pixels, fuse_pool
+from r18.graph.passes import from_pixels, fuse, fuse_image, fuse_pool
 from r18.graph.quantize import quantized
-from r18.graph.quantized import QuantizedConv2d, QuantizedConvMaxPool, QuantizePixels
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedConv2d,
+    QuantizedConvMaxPool,
+    QuantizePixels,
+)
 from r18.graph.resnet import resnet18
 from r18.images.preprocess import Preprocess
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
+from r18_cupy.cuda import compiler
 from r18_cupy.cuda.h200 import SHARED_NBYTES
 from r18_cupy.integers.stem_wgmma import (
     CHANNELS,
@@ -32,6 +39,7 @@ from r18_cupy.integers.stem_wgmma import (
     TILES,
     WARP_CHANNELS,
     WARPS,
+    Image,
     StemTile,
     StemWgmma,
     of_floats,
@@ -45,20 +53,28 @@ NORMALIZE = Preprocess().normalize
 STEM = Conv2d(3, 64, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
 KERNEL = StemWgmma()
 LEAST = -(2**31)
-OF_INTEGERS = [tile for tile in TILES if not tile.pixels]
+OF_INTEGERS = [tile for tile in TILES if tile.image is Image.INT8]
+EACH_IMAGE = pytest.mark.parametrize("image", Image)
 EACH_TILE = pytest.mark.parametrize("tile", OF_INTEGERS, ids=lambda tile: tile.name)
 
 
-def stem(batch: int, *, pixels: bool = False) -> Problem:
+def stem(batch: int, image: Image = Image.INT8) -> Problem:
     schedule = fuse_pool(quantized(fuse(resnet18(), "all")))
-    if pixels:
-        schedule = fuse_pixels(from_pixels(schedule, NORMALIZE))
+    if image is Image.PIXELS:
+        schedule = from_pixels(schedule, NORMALIZE)
+    if image is not Image.INT8:
+        schedule = fuse_image(schedule)
     return schedule.problems(batch)["conv1"]
 
 
-def problem_of(op: Conv2d, shape: tuple[int, ...], *, pixels: bool = False) -> Problem:
-    table = QuantizePixels(normalization(op.in_channels)) if pixels else None
-    return Problem(QuantizedConvMaxPool(QuantizedConv2d(op, ("int8",)), POOL, table), (shape,))
+def problem_of(op: Conv2d, shape: tuple[int, ...], image: Image = Image.INT8) -> Problem:
+    makers = {
+        Image.INT8: None,
+        Image.PIXELS: QuantizePixels(normalization(op.in_channels)),
+        Image.FLOAT32: Quantize(),
+    }
+    conv = QuantizedConv2d(op, ("int8",))
+    return Problem(QuantizedConvMaxPool(conv, POOL, makers[image]), (shape,))
 
 
 # -- a block, step by step ---------------------------------------------------------------------
@@ -249,7 +265,7 @@ def permuted(a: int, b: int, selector: int) -> int:
 
 
 def test_bytes_of_four_pixels_are_sorted_by_pixel() -> None:
-    """As `Producer::convert` sorts words of four pixels a channel, and of three bytes a pixel."""
+    """As `ImageReader::convert` sorts words of four pixels a channel, and three bytes a pixel."""
     rng = np.random.default_rng(0)
     four = rng.integers(0, 256, (4, PIXEL)).astype(np.uint8)
     expected = [int.from_bytes(pixel.tobytes(), "little") for pixel in four]
@@ -284,10 +300,10 @@ def test_stages_hold_the_lines_of_a_turn() -> None:
 # -- launches ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pixels", [False, True])
+@EACH_IMAGE
 @pytest.mark.parametrize("batch", [1, 8, 64, 256])
-def test_the_stem_is_one_launch_that_fits(batch: int, pixels: bool) -> None:
-    problem = stem(batch, pixels=pixels)
+def test_the_stem_is_one_launch_that_fits(batch: int, image: Image) -> None:
+    problem = stem(batch, image)
     assert KERNEL.refusal(problem) is None
     (launch,) = KERNEL.launches(problem)
     tile = KERNEL.blocking(problem).tile
@@ -296,9 +312,9 @@ def test_the_stem_is_one_launch_that_fits(batch: int, pixels: bool) -> None:
     assert launch.overlaps
     assert launch.shared_nbytes == tile.shared_nbytes(problem) <= SHARED_NBYTES
     assert tile.blocks * (launch.shared_nbytes + 1024) <= 228 * 1024
-    assert ("TILE_PIXELS", int(pixels)) in launch.entry.defines
+    assert ("TILE_IMAGE", int(image)) in launch.entry.defines
     assert launch.entry in KERNEL.entries()
-    assert len(problem.op.weights()) == (4 if pixels else 3)
+    assert len(problem.op.weights()) == (3 if image is Image.INT8 else 4)
 
 
 def test_functions_spill_nothing() -> None:
@@ -309,8 +325,8 @@ def test_functions_spill_nothing() -> None:
         assert used.spill_nbytes == 0
 
 
-def test_a_plan_on_hopper_fuses_the_stem() -> None:
-    """Between other kernels' layouts: it reads images in NCHW, pixels in NHWC, and writes NHWC."""
+def test_a_plan_on_hopper_begins_with_the_stem() -> None:
+    """It reads images in NCHW, pixels in NHWC, and writes NHWC."""
 
     class Stem(r18_numpy.Backend):
         def kernels(self) -> tuple[Any, ...]:
@@ -326,7 +342,8 @@ def test_a_plan_on_hopper_fuses_the_stem() -> None:
         assert steps["maxpool"].kernel is KERNEL
         assert plan.tensors["maxpool"].layout is Layout.NHWC
         (given,) = steps["maxpool"].inputs
-        assert given == ("image.int8" if pixels is None else "pixels")
+        assert given == ("image" if pixels is None else "pixels")
+        assert plan.steps[0] is steps["maxpool"]
 
 
 # -- refusals ----------------------------------------------------------------------------------
@@ -343,10 +360,8 @@ def test_a_plan_on_hopper_fuses_the_stem() -> None:
     ],
 )
 def test_refusals(op: Conv2d, reason: str) -> None:
-    for pixels in (False, True):
-        assert reason in str(
-            KERNEL.refusal(problem_of(op, (1, op.in_channels, 40, 40), pixels=pixels))
-        )
+    for image in Image:
+        assert reason in str(KERNEL.refusal(problem_of(op, (1, op.in_channels, 40, 40), image)))
 
 
 def test_other_pooling_and_storage_are_refused() -> None:
@@ -360,13 +375,20 @@ def test_other_pooling_and_storage_are_refused() -> None:
     assert refused == "reads images of int8, not uint8"
 
 
-def test_a_tile_is_for_integers_or_for_pixels() -> None:
+@EACH_IMAGE
+def test_a_tile_is_for_one_kind_of_image(image: Image) -> None:
     for tile in TILES:
-        one = StemWgmma(config=tile)
-        assert one.refusal(stem(1, pixels=tile.pixels)) is None
-        refused = one.refusal(stem(1, pixels=not tile.pixels))
-        expected = f"this tile takes images of {'pixels' if tile.pixels else 'int8'}"
-        assert refused == expected
+        refused = StemWgmma(config=tile).refusal(stem(1, image))
+        if tile.image is image:
+            assert refused is None
+        else:
+            assert refused == f"this tile takes images of {tile.image.name.lower()}"
+
+
+def test_macros_of_images_are_those_of_the_device_code() -> None:
+    header = (compiler.KERNELS / "integers/stem_image.cuh").read_text()
+    found = dict(re.findall(r"#define IMAGE_(\w+) (\d+)", header))
+    assert found == {image.name: str(int(image)) for image in Image}
 
 
 def test_only_hopper_itself_runs_it() -> None:

@@ -1,12 +1,12 @@
 // Convolution of int8 images with few channels under 7×7 windows, fused with max-pooling, on
-// Hopper's integer tensor cores (wgmma). Writes NHWC. The image is int8 in NCHW, or with TILE_PIXELS
-// bytes in NHWC and a table that makes int8 of them.
+// Hopper's integer tensor cores (wgmma). Writes NHWC. The image is int8 in NCHW, pixels in NHWC, or
+// float32 in NCHW; of the latter two it makes int8 (stem_image.cuh).
 //
 // Rows of A are 64 channels, rows of B the columns of one row of the convolution, K the 8 pixels
 // (of 4 bytes) that a row of the window covers; the first of them is outside of the window and has
 // the weight 0. So one wgmma multiplies one row of the window. A CTA works down a strip (strips.cuh):
-// 1. A producer warpgroup reads the image's lines and writes them into a ring in shared memory, four
-//    lines per stage, four pixels per thread and line. It applies the table on the way.
+// 1. A producer warpgroup reads the image's lines, makes integers of them, and writes these into a
+//    ring in shared memory, four lines per stage, four pixels per thread and line.
 // 2. A consumer warpgroup multiplies the turn's two rows and pools each one. Its weights stay in
 //    registers, so that shared memory is read for B alone. There is no room for a second
 //    accumulator: the SM's other CTA multiplies while this one pools.
@@ -34,6 +34,7 @@
 #include "hopper/mbarrier.cuh"
 #include "hopper/tma.cuh"
 #include "integers/requantize.cuh"
+#include "integers/stem_image.cuh"
 #include "integers/wgmma_registers.cuh"
 #include "mma/transposed_matrices.cuh"
 
@@ -51,8 +52,6 @@ constexpr int QUADS = HALF + 2;          // fours of pixels per line
 constexpr int LINE_THREADS = 64;         // producer threads per line
 constexpr int OWN_LINES = STAGE_LINES * LINE_THREADS / PRODUCERS;  // of a stage, per thread
 constexpr int AHEAD = 3;                 // stages that a producer thread reads ahead of writing
-constexpr int MAX_CHANNELS = 4;
-constexpr int SHADES = TILE_PIXELS ? 256 : 0;  // of a byte: the table's entries per channel
 constexpr int STORED = (GROUPS + 3) / 4 * 4;   // matrices that stmatrix writes, in fours
 constexpr int STAGING_BYTES = STORED * 8 * 16;  // per warp
 
@@ -84,10 +83,6 @@ struct Place {
 
 // -- producers ---------------------------------------------------------------------------------
 
-// Four adjacent pixels of a line, as they are read: with TILE_PIXELS three words if lines can be read
-// in words, else a word per pixel; without TILE_PIXELS a word per channel.
-using Quad = unsigned[4];
-
 __device__ __forceinline__ void store_words(unsigned address, unsigned a, unsigned b) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
@@ -98,80 +93,6 @@ __device__ __forceinline__ void store_words(unsigned address, unsigned a, unsign
                "r"(d)
                : "memory");
 }
-
-// A producer thread's quad of every line.
-struct Producer {
-  const unsigned char* image;  // the CTA's image
-  const unsigned char* table;  // in shared memory, SHADES bytes per channel
-  int channels, h, w;
-  int first;   // column of its first pixel
-  bool words;  // whether a quad is inside of the image or outside, and its words are aligned
-
-  __device__ __forceinline__ bool has(int y, int i) const {
-    return (unsigned)y < (unsigned)h && (unsigned)(first + i) < (unsigned)w;
-  }
-
-  __device__ __forceinline__ void read(Quad& raw, int y) const {
-    raw[0] = raw[1] = raw[2] = raw[3] = 0;
-    if (words) {
-      if (!has(y, 0)) return;
-#if TILE_PIXELS
-      const unsigned* const at =
-          reinterpret_cast<const unsigned*>(image + (y * w + first) * 3);
-      raw[0] = at[0], raw[1] = at[1], raw[2] = at[2];
-#else
-#pragma unroll
-      for (int c = 0; c < MAX_CHANNELS; ++c) {
-        if (c < channels) {
-          raw[c] = *reinterpret_cast<const unsigned*>(image + ((c * h + y) * w + first));
-        }
-      }
-#endif
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (!has(y, i)) continue;
-#pragma unroll
-      for (int c = 0; c < MAX_CHANNELS; ++c) {
-        if (c >= channels) break;
-#if TILE_PIXELS
-        raw[i] |= (unsigned)image[(y * w + first + i) * channels + c] << 8 * c;
-#else
-        raw[c] |= (unsigned)image[(c * h + y) * w + first + i] << 8 * i;
-#endif
-      }
-    }
-  }
-
-  // The integers of a quad that was read from line y: a word per pixel, a byte per channel, 0
-  // outside of the image.
-  __device__ __forceinline__ void convert(Quad& pixels, const Quad& raw, int y) const {
-#if TILE_PIXELS
-    Quad bytes = {raw[0], raw[1], raw[2], raw[3]};
-    if (words) {
-      bytes[1] = __byte_perm(raw[0], raw[1], 0x6543);
-      bytes[2] = __byte_perm(raw[1], raw[2], 0x5432);
-      bytes[3] = raw[2] >> 8;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      unsigned found = table[bytes[i] & 255] | table[SHADES + (bytes[i] >> 8 & 255)] << 8 |
-                       table[2 * SHADES + (bytes[i] >> 16 & 255)] << 16;
-      if (channels == MAX_CHANNELS) found |= table[3 * SHADES + (bytes[i] >> 24)] << 24;
-      pixels[i] = has(y, i) ? found : 0;
-    }
-#else
-    const unsigned low = __byte_perm(raw[0], raw[1], 0x5140);
-    const unsigned high = __byte_perm(raw[0], raw[1], 0x7362);
-    const unsigned more_low = __byte_perm(raw[2], raw[3], 0x5140);
-    const unsigned more_high = __byte_perm(raw[2], raw[3], 0x7362);
-    pixels[0] = __byte_perm(low, more_low, 0x5410), pixels[1] = __byte_perm(low, more_low, 0x7632);
-    pixels[2] = __byte_perm(high, more_high, 0x5410);
-    pixels[3] = __byte_perm(high, more_high, 0x7632);
-#endif
-  }
-};
 
 // Where a chunk is stored: in its group, and also at the end of the group before it if it is the
 // first of a group.
@@ -349,11 +270,12 @@ struct Writer {
 
 // NOTE: `x` is not __restrict__, or the compiler could read what the previous launch still writes
 // ahead of the wait. `weight`: [channel tiles][rows of the window][threads][registers].
+// `image_weight`: the table of pixels, the scale of float32, or null.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
 qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __restrict__ weight,
                                      const int* __restrict__ bias,
                                      const float* __restrict__ multiplier,
-                                     const unsigned char* __restrict__ table,
+                                     const void* __restrict__ image_weight,
                                      unsigned char* __restrict__ out, const ConvShape p,
                                      const Task task) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -362,7 +284,7 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
   const unsigned barriers = shared_address(shared);
   const unsigned staging = barriers + 128;
   const unsigned lines = staging + CONSUMERS / 32 * STAGING_BYTES;
-  unsigned char* const shades = shared + (lines - barriers) + STAGES * STAGE_BYTES;
+  const unsigned image_memory = lines + STAGES * STAGE_BYTES;  // of the image's reader
   const auto full = [&](int slot) { return barriers + slot * 16; };
   const auto empty = [&](int slot) { return barriers + slot * 16 + 8; };
 
@@ -385,23 +307,9 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
     release_registers<PRODUCER_REGISTERS>();
     const int index = threadIdx.x - CONSUMERS;
     const int quad = index % LINE_THREADS, line0 = index / LINE_THREADS;
-#if TILE_PIXELS
-    for (int i = index; i < MAX_CHANNELS * SHADES / 4; i += PRODUCERS) {
-      const bool valid = i < p.c * SHADES / 4;
-      reinterpret_cast<unsigned*>(shades)[i] =
-          valid ? reinterpret_cast<const unsigned*>(table)[i] : 0;
-    }
-    const bool words = p.w % 4 == 0 && p.c == 3;
-#else
-    const bool words = p.w % 4 == 0;
-#endif
-    const Producer producer{x + (size_t)share.image * p.c * p.h * p.w,
-                            shades,
-                            p.c,
-                            p.h,
-                            p.w,
-                            column0 * STRIDE - (PADDING + 1) + 4 * quad,
-                            words};
+    const ImageReader<AHEAD, OWN_LINES, PRODUCERS> reader(
+        x, image_weight, image_memory, share.image, p, column0 * STRIDE - (PADDING + 1) + 4 * quad,
+        index);
     const ChunkPlace even(quad), odd(quad - 1);
     // The first stage is two before that of the first turn. A thread has every other line.
     const int stages = share.end - share.strip + 2;
@@ -409,18 +317,20 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
     const auto line_of = [&](int stage, int i) {
       return top + stage * STAGE_LINES + i * (STAGE_LINES / OWN_LINES);
     };
-    Quad raw[AHEAD][OWN_LINES];
-    const auto read = [&](Quad(&into)[OWN_LINES], int stage) {
-      if (quad >= QUADS || stage >= stages) return;
+    RawQuad raw[AHEAD][OWN_LINES];
+    const auto read = [&](int ahead, int stage) {
+      if (quad < QUADS && stage < stages) {
 #pragma unroll
-      for (int i = 0; i < OWN_LINES; ++i) producer.read(into[i], line_of(stage, i));
+        for (int i = 0; i < OWN_LINES; ++i) {
+          reader.read(raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
+        }
+      }
+      reader.commit();
     };
     wait_for_previous_launch();
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) read(raw[i], i);
-#if TILE_PIXELS
-    asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");  // the table has been written
-#endif
+    for (int i = 0; i < AHEAD; ++i) read(i, i);
+    reader.begin();
     Place place;
 #pragma unroll 1
     for (int stage0 = 0; stage0 < stages; stage0 += AHEAD) {
@@ -429,18 +339,19 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
         const int stage = stage0 + ahead;
         if (stage >= stages) break;
         if (stage >= STAGES) mbarrier_wait(empty(place.slot), place.phase ^ 1);
+        reader.wait();
         if (quad < QUADS) {
 #pragma unroll
           for (int i = 0; i < OWN_LINES; ++i) {
             Quad pixels;
-            producer.convert(pixels, raw[ahead][i], line_of(stage, i));
+            reader.convert(pixels, raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
             const int line = line0 + i * (STAGE_LINES / OWN_LINES);
             store_quad(lines + place.slot * STAGE_BYTES + line * LINE_BYTES, pixels, even, odd);
           }
         }
         fence_async_proxy();  // wgmma reads them
         mbarrier_arrive(full(place.slot));
-        read(raw[ahead], stage + AHEAD);
+        read(ahead, stage + AHEAD);
         place.advance();
       }
     }

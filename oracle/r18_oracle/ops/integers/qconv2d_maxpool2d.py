@@ -1,8 +1,12 @@
-"""A quantised convolution and the max-pooling of its integers, as one op; of integers or pixels."""
+"""A quantised convolution and the max-pooling of its integers, as one op.
+
+Of integers, or of an image that it makes integers of: pixels or numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import cycle
 from typing import Any, cast
 
@@ -14,7 +18,13 @@ from torch.nn import functional as F
 from r18.backend import Array, Kernel
 from r18.errors import ShapeError
 from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
-from r18.graph.quantized import PIXELS, QuantizedConv2d, QuantizedConvMaxPool, QuantizePixels
+from r18.graph.quantized import (
+    PIXELS,
+    Quantize,
+    QuantizedConv2d,
+    QuantizedConvMaxPool,
+    QuantizePixels,
+)
 from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers import qconv2d, quantize
 from r18_oracle.ops.integers import spec as integers
@@ -22,6 +32,9 @@ from r18_oracle.ops.integers.requantize import explained, requantized
 from r18_oracle.ops.integers.spec import BITS, QuantizedSpec
 from r18_oracle.ops.normalize import normalization
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
+
+IMAGES = (0, 1, 2)
+"""What the setting `image` may be: the image is int8, pixels, or numbers."""
 
 LARGE = (
     (89, 1, 41, 1),  # two strips of six turns at most per image: three would be another wave
@@ -38,25 +51,28 @@ refuses; with 16, an image of `conv2d.TALL` rows is too many products for brief 
 class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
     op = QuantizedConvMaxPool
     inner = conv2d_maxpool2d.SPEC
-    chosen = ("signed", "narrow", "pixels")
+    chosen = ("signed", "narrow", "image")
 
     def part(self, op: QuantizedConvMaxPool) -> ConvMaxPool:
         return ConvMaxPool(op.conv.conv, op.pool)
 
     def settings(self, op: QuantizedConvMaxPool) -> Numbers:
         own = qconv2d.SPEC.settings(op.conv)
-        return own | {"pixels": int(op.pixels is not None)}
+        return own | {"image": 0 if op.image is None else 1 if op.of_pixels else 2}
 
     def quantized(self, problem: Problem, settings: Numbers) -> Problem:
         op = problem.op
         assert isinstance(op, ConvMaxPool)
-        of_pixels = settings.get("pixels", 0)
+        kind = settings.get("image", 0)
         conv = qconv2d.SPEC.quantized(
-            Problem(op.conv, problem.inputs), settings | ({"signed": 1} if of_pixels else {})
+            Problem(op.conv, problem.inputs), settings | ({"signed": 1} if kind else {})
         ).op
         assert isinstance(conv, QuantizedConv2d)
-        pixels = QuantizePixels(normalization(op.conv.in_channels)) if of_pixels else None
-        return Problem(QuantizedConvMaxPool(conv, op.pool, pixels), problem.inputs)
+        image: Quantize | QuantizePixels | None = None
+        if kind:
+            pixels = QuantizePixels(normalization(op.conv.in_channels))
+            image = pixels if kind == 1 else Quantize()
+        return Problem(QuantizedConvMaxPool(conv, op.pool, image), problem.inputs)
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
         return super().draw(_asked(kernel, self), most, macs)
@@ -64,21 +80,19 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
     def corners(self) -> Iterator[Problem]:
         yield from super().corners()
         for problem, bits in zip(self.inner.corners(), cycle(BITS), strict=False):
-            try:
-                yield self.quantized(
-                    problem, {"signed": 1, "narrow": BITS.index(bits), "pixels": 1}
-                )
-            except ShapeError:  # more products than a sum holds
-                continue
+            for image in IMAGES[1:]:
+                settings = {"signed": 1, "narrow": BITS.index(bits), "image": image}
+                with suppress(ShapeError):  # more products than a sum holds
+                    yield self.quantized(problem, settings)
         yield from self._large()
 
     def _large(self) -> Iterator[Problem]:
-        """A ResNet's stem on `LARGE` images of int8, then of pixels."""
+        """A ResNet's stem on `LARGE` images of int8, of pixels and of numbers."""
         conv = Conv2d(1, 16, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
         op = ConvMaxPool(conv, MaxPool2d((3, 3), (2, 2), (1, 1)))
-        for pixels in (0, 1):
+        for image in IMAGES:
             for shape in LARGE:
-                settings = {"signed": 1, "narrow": 0, "pixels": pixels}
+                settings = {"signed": 1, "narrow": 0, "image": image}
                 yield self.quantized(Problem(op, (shape,)), settings)
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
@@ -104,9 +118,13 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
 
     def _sums(self, op: QuantizedConvMaxPool, inputs: Tensors, weights: Tensors) -> Any:
         """Of the convolution, before its max-pooling."""
-        if op.pixels is not None:
-            *weights_of_conv, table = weights
-            image = quantize.PIXELS_SPEC.reference(op.pixels, inputs, (table,))
+        if op.image is not None:
+            *weights_of_conv, last = weights
+            image = (
+                quantize.PIXELS_SPEC.reference(op.image, inputs, (last,))
+                if isinstance(op.image, QuantizePixels)
+                else quantize.SPEC.reference(op.image, inputs, (last,))
+            )
             inputs, weights = (image,), tuple(weights_of_conv)
         return qconv2d.SPEC.sums(op.conv, inputs, weights)
 
@@ -118,11 +136,7 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
     def given(
         self, problem: Problem, kind: str, rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays] | None:
-        """Those of the convolution.
-
-        Pixels and their table are such that its integers are these: a table of each channel has
-        every integer once, in random order.
-        """
+        """Those of the convolution, with an image that its integers are made of."""
         op = problem.op
         assert isinstance(op, QuantizedConvMaxPool)
         if kind == "impulse":
@@ -132,20 +146,17 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
             found = (x,), (weight, np.zeros(channels), np.ones(channels))
         else:
             found = qconv2d.SPEC.given(Problem(op.conv, problem.inputs), kind, rng, variant)
-        if found is None or op.pixels is None:
+        if found is None or op.image is None:
             return found
         (x,), weights = found
-        pixels = np.array([rng.permutation(PIXELS) for _ in range(op.pixels.normalize.channels)])
-        table = np.empty(pixels.shape)
-        np.put_along_axis(table, pixels, np.arange(-128.0, 128.0)[None], axis=1)
-        of_channel = np.arange(len(pixels))[:, None, None]
-        return (pixels[of_channel, x.astype(int) + 128].astype(np.float64),), (*weights, table)
+        image, last = _pixels(x, rng) if op.of_pixels else _numbers(x, rng, kind)
+        return (image,), (*weights, last)
 
 
 class _Asked:
     """A kernel of the quantised op as the inner op's spec asks it: refusals of quantised problems.
 
-    It takes an inner problem if it takes it from an image of int8 or from pixels.
+    It takes an inner problem if it takes it of one of `IMAGES`.
     """
 
     def __init__(self, kernel: Kernel, spec: QuantizedConvMaxPoolSpec) -> None:
@@ -156,8 +167,8 @@ class _Asked:
 
     def refusal(self, problem: Problem) -> str | None:
         found: str | None = None
-        for pixels in (0, 1):
-            settings = {"signed": 1, "narrow": 0, "pixels": pixels}
+        for image in IMAGES:
+            settings = {"signed": 1, "narrow": 0, "image": image}
             found = self._kernel.refusal(self._spec.quantized(problem, settings))
             if found is None:
                 return None
@@ -166,6 +177,39 @@ class _Asked:
 
 def _asked(kernel: Kernel, spec: QuantizedConvMaxPoolSpec) -> Kernel:
     return cast(Kernel, _Asked(kernel, spec))
+
+
+def _pixels(x: Array, rng: Rng) -> tuple[Array, Array]:
+    """Pixels and a table that make these integers, (N, C, H, W).
+
+    The table has every integer once for each channel, in random order.
+    """
+    pixels = np.array([rng.permutation(PIXELS) for _ in range(x.shape[1])])
+    table = np.empty(pixels.shape)
+    np.put_along_axis(table, pixels, np.arange(-128.0, 128.0)[None], axis=1)
+    of_channel = np.arange(len(pixels))[:, None, None]
+    return pixels[of_channel, x.astype(int) + 128].astype(np.float64), table
+
+
+def _numbers(x: Array, rng: Rng, kind: str) -> tuple[Array, Array]:
+    """Numbers and a scale that make these integers, (N, C, H, W).
+
+    Impulses are these integers exactly. Edges are ties that go to an even integer, and lie close to
+    ties beside the others; or, with a scale that is no power of two, ties to the last bit, which
+    may make the integer beside. The ends saturate.
+    """
+    if kind == "impulse":
+        return x / 64, np.array([1 / 64])
+    scale = float(np.float32(rng.uniform(0.01, 0.05)))
+    beside = rng.uniform(-0.45, 0.45, x.shape)
+    if kind == "edges":
+        beside = rng.choice([-0.5, 0.5], x.shape)
+        if rng.integers(2):
+            scale = float(np.exp2(rng.integers(-6, 1)))
+            beside *= np.where(x % 2 == 0, 1, 0.998)
+    beyond = np.where(rng.random(x.shape) < 0.5, 1.0, np.exp2(rng.uniform(0, 60, x.shape)))
+    units = np.where((x == 127) | (x == -128), x * beyond, x + beside)
+    return units * scale, np.array([scale])
 
 
 def _pooled(op: QuantizedConvMaxPool, made: torch.Tensor) -> torch.Tensor:

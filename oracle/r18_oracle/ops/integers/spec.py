@@ -37,10 +37,10 @@ DRAWN = {
     "signed_residual": st.integers(0, 1),
     "narrow": st.sampled_from((0, 0, 1, 2)),
     "wide": st.sampled_from((0, 0, 0, 1)),
-    "pixels": st.integers(0, 1),
+    "image": st.sampled_from((0, 1, 2)),
 }
-"""How each number is drawn. `wide` says that values are float32, as a relayout's may be; `pixels`
-that an op makes its integers of pixels."""
+"""How each number is drawn. `wide` says that values are float32, as a relayout's may be; `image`
+what an op makes its integers of, if not 0: 1 pixels, 2 numbers."""
 
 
 FULL = 4
