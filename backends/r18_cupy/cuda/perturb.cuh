@@ -64,29 +64,32 @@ __device__ __forceinline__ void r18_delay(unsigned kind, unsigned site) {
 
 #if __CUDA_ARCH__ >= 900
 // TMA stores put off until their thread waits for them. A store may read shared memory at any time
-// before that; on a quiet device it does so at once. One thread of a CTA stores, the one that has
-// initialised the mbarriers.
+// before that; on a quiet device it does so at once. One thread of a warpgroup stores, and has a
+// list of its own; one thread initialises the mbarriers, and with them all lists.
 struct PostponedStores {
-  static constexpr unsigned MOST = 8;
+  static constexpr unsigned MOST = 8, LISTS = 3;
   unsigned count;
   unsigned source[MOST];
   int rank[MOST], column[MOST], row[MOST], matrix[MOST];
   unsigned long long map[MOST];
 };
 
-__device__ __forceinline__ PostponedStores& r18_postponed_stores() {
-  __shared__ PostponedStores stores;
-  return stores;
+__device__ __forceinline__ PostponedStores& r18_postponed_stores(unsigned list) {
+  __shared__ PostponedStores stores[PostponedStores::LISTS];
+  return stores[list];
 }
 
-__device__ __forceinline__ void r18_postpone_none() { r18_postponed_stores().count = 0; }
+__device__ __forceinline__ void r18_postpone_none() {
+  for (unsigned i = 0; i < PostponedStores::LISTS; ++i) r18_postponed_stores(i).count = 0;
+}
 
 // Whether a store is put off: by the seed, in every second CTA.
 __device__ __forceinline__ bool r18_postpone(unsigned kind, unsigned site, int rank,
                                              const void* map, int column, int row, int matrix,
                                              unsigned source) {
   const Perturbation of = r18_read();
-  PostponedStores& stores = r18_postponed_stores();
+  if (threadIdx.x / 128 >= PostponedStores::LISTS) return false;
+  PostponedStores& stores = r18_postponed_stores(threadIdx.x / 128);
   const unsigned at = stores.count;
   if (!(of.kinds >> kind & 1) || at == PostponedStores::MOST) return false;
   if (r18_mixed(of.seed * 0x9e3779b9u ^ site ^ r18_cta() * 0x27d4eb2fu) & 1) return false;
@@ -99,7 +102,8 @@ __device__ __forceinline__ bool r18_postpone(unsigned kind, unsigned site, int r
 
 // Issues and commits what was put off. Before the wait for the thread's stores.
 __device__ __forceinline__ void r18_store_postponed() {
-  PostponedStores& stores = r18_postponed_stores();
+  if (threadIdx.x / 128 >= PostponedStores::LISTS) return;
+  PostponedStores& stores = r18_postponed_stores(threadIdx.x / 128);
   const unsigned count = stores.count;
   if (count == 0) return;
   for (unsigned i = 0; i < count; ++i) {
