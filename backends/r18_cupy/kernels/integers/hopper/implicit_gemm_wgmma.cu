@@ -177,7 +177,7 @@ qconv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
     mainloop(sums, ring, state, a, b, last - first, [&] {
       if (!again || !storing) return;
       tma_store_wait();  // the outputs of the last tile have left the slab
-      mbarrier_arrive(slab_ring.empty(0));
+      if (residual) mbarrier_arrive(slab_ring.empty(0));
     });
     if (residual) {
       mbarrier_wait(slab_ring.full(0), slab_phase);
