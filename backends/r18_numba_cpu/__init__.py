@@ -34,21 +34,25 @@ class Backend(BackendBase):
     name = NAME
 
     def __init__(self) -> None:
-        self._vnni: bool | None = None  # unknown until it is probed
+        self._missing: tuple[str, ...] | None = None  # unknown until it is probed
 
     def probe(self) -> DeviceInfo:
         lanes, threads = vector().LANES, most_threads()
-        self._vnni = bool(module("integers.vnni").AVAILABLE)
+        vnni, amx = module("integers.vnni"), module("integers.amx")
+        missing = {integers.BY_VNNI: not vnni.AVAILABLE, integers.BY_AMX: not amx.AVAILABLE}
+        self._missing = tuple(suffix for suffix, is_missing in missing.items() if is_missing)
         details = {"numba": version("numba"), "lanes": str(lanes), "threads": str(threads)}
-        details["vnni"] = "yes" if self._vnni else "no"
+        details["vnni"] = "yes" if vnni.AVAILABLE else "no"
+        details["amx"] = "yes" if amx.AVAILABLE else f"no{amx.REFUSAL and ': '}{amx.REFUSAL}"
         words = f"{threads} thread{'s' * (threads != 1)}, vectors of {lanes}"
-        words += ", VNNI" if self._vnni else ", no VNNI"
+        words += ", VNNI" if vnni.AVAILABLE else ", no VNNI"
+        words += ", AMX" if amx.AVAILABLE else amx.REFUSAL and f", no AMX ({amx.REFUSAL})"
         name = f"CPU ({platform.machine()}), Numba {details['numba']}, {words}"
         return DeviceInfo("cpu", name, details)
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel; after `probe`, only those that this CPU runs."""
-        return integers.without_vnni(_kernels()) if self._vnni is False else _kernels()
+        return integers.without(_kernels(), *self._missing) if self._missing else _kernels()
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         """Winograd where it pays; see `r18_numba_cpu.conv`."""
@@ -58,7 +62,7 @@ class Backend(BackendBase):
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions
     ) -> Program:
-        if self._vnni is None:
+        if self._missing is None:
             self.probe()  # a plan may only name kernels that the CPU runs
         return super().compile(schedule, weights, options)
 

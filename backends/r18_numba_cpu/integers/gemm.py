@@ -13,7 +13,8 @@ from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Problem, Shape
 from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
 from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
-from r18_numba_cpu.integers.packing import PORTABLE, flip_of
+from r18_numba_cpu.integers import tiles
+from r18_numba_cpu.integers.packing import AMX, PORTABLE, flip_of
 from r18_numba_cpu.kernels.arguments import Bands, ConvShape, Requantization, packed_numbers
 from r18_numba_cpu.packing import Arrays, panels, problem_of, round_up, tile_size
 
@@ -29,7 +30,8 @@ Sum = QuantizedConv2d | QuantizedLinear
 def bands(shape: ConvShape, threads: int, group: int) -> Bands:
     """The cache blocking. It affects the speed only, never the result. See `implicit_gemm.bands`.
 
-    A band ends with room for what a group reads beyond a kernel row, where weights are 0.
+    A band ends with room for what a group reads beyond a kernel row, where weights are 0, and what
+    AMX's tiles read for outputs that are not there.
     """
     length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
     fitting = BAND_NBYTES // (_scratch_dtype(group).itemsize * length)
@@ -38,17 +40,23 @@ def bands(shape: ConvShape, threads: int, group: int) -> Bands:
     blocks = shape.samples * ceil_div(shape.out_h, rows)
     splits = min(panels(shape.outputs), ceil_div(2 * threads, blocks))
     seen = (rows - 1) * shape.stride_h + shape.kernel_h
-    slot = round_up(tile_size() + seen * length + group, CACHE_LINE)
+    after = tiles.beyond(shape, rows, tiles.cover(shape, rows, False)) if group == AMX else group
+    slot = round_up(tile_size() + seen * length + after, CACHE_LINE)
     return Bands(rows, ceil_div(panels(shape.outputs), splits), slot)
 
 
+def sums_size(group: int) -> int:
+    """The int32 of a worker's sums: a register tile, or AMX's tiles."""
+    return tiles.sums_size() if group == AMX else tile_size()
+
+
 def workspace_nbytes(problem: Problem, group: int) -> int:
-    """For each worker a register tile of sums, and its slot."""
+    """For each worker its sums, and its slot."""
     op, shapes = problem.op, (problem.inputs[0], problem.output)
     assert isinstance(op, Sum)
     shape = conv_shape(op, *map(Layout.NHWC.physical, shapes))
     slot = bands(shape, most_threads(), group).slot * _scratch_dtype(group).itemsize
-    return most_threads() * (tile_size() * INT_NBYTES + slot)
+    return most_threads() * (sums_size(group) * INT_NBYTES + slot)
 
 
 def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
@@ -72,8 +80,12 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
     if isinstance(op, QuantizedConv2d):
         limits = np.iinfo(op.output_storage)
         ends = int(limits.min), int(limits.max)
-    how = Requantization(int(flip_of(stored[0])), residual, stored[-1] == "int8", *ends)
-    return np.array(packed_numbers(shape, bands(shape, most_threads(), group), how), np.int64)
+    blocking = bands(shape, most_threads(), group)
+    flip = flip_of(stored[0], group)
+    how = Requantization(int(flip), residual, stored[-1] == "int8", *ends)
+    cover = tiles.cover(shape, blocking.rows, stored[0] == "int8")
+    extra = (*cover, *tiles.configuration(cover)) if group == AMX else ()
+    return np.array(packed_numbers(shape, blocking, how, sums_size(group), *extra), np.int64)
 
 
 def gemm(
@@ -82,7 +94,7 @@ def gemm(
     weight, bias, multiplier, residual_multiplier = weights
     x, residual = inputs[0].view(np.uint8), inputs[-1].view(np.uint8)
     written = out.view(np.uint8) if isinstance(op, QuantizedConv2d) else out
-    sums = most_threads() * tile_size() * INT_NBYTES
+    sums = most_threads() * sums_size(group) * INT_NBYTES
     run(
         module("integers.implicit_gemm").implicit_gemm,
         *(x, weight, bias, multiplier, residual, residual_multiplier, written),

@@ -23,12 +23,12 @@ from r18.graph.quantized import (
 )
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
-from r18_numba_cpu.integers.packing import PORTABLE, VNNI, flip_of, pack
+from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, flip_of, pack
 from r18_numba_cpu.others import moved
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
 
-BY_VNNI = "_vnni"
-"""What the names of algorithms with VNNI end in."""
+BY_AMX, BY_VNNI = "_amx", "_vnni"
+"""What the names of algorithms with AMX and with VNNI end in."""
 
 SPAN = 1024
 """Pixels that a thread processes at a time."""
@@ -36,7 +36,7 @@ SPAN = 1024
 
 @cache
 def integer_kernels() -> tuple[HostKernel, ...]:
-    """By VNNI first, then portable ones; one kernel for each other op."""
+    """By AMX first, then by VNNI, then portable ones; one kernel for each other op."""
     contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
 
     def kernel(op: type[Op], algorithm: str, run: HostFunction, **options: Any) -> HostKernel:
@@ -48,7 +48,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
             "run": partial(gemm, group=group),
             "pack": partial(pack, group=group),
             "scratch": partial(workspace_nbytes, group=group),
-            "edges": (*TILE_ROWS, VECTOR, PANEL),
+            "edges": (VECTOR, PANEL, AMX) if group == AMX else (*TILE_ROWS, VECTOR, PANEL),
         }
         return (
             kernel(QuantizedConv2d, f"implicit_gemm{suffix}", **options),
@@ -56,6 +56,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         )
 
     return (
+        *products(BY_AMX, AMX),
         *products(BY_VNNI, VNNI),
         *products("", PORTABLE),
         kernel(QuantizedMaxPool2d, "direct", maxpool),
@@ -66,9 +67,9 @@ def integer_kernels() -> tuple[HostKernel, ...]:
     )
 
 
-def without_vnni(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """The kernels that a CPU without VNNI runs."""
-    return tuple(kernel for kernel in kernels if not kernel.algorithm.endswith(BY_VNNI))
+def without(kernels: tuple[Kernel, ...], *suffixes: str) -> tuple[Kernel, ...]:
+    """The kernels of a CPU without AMX, with `BY_AMX`, or without VNNI, with `BY_VNNI`."""
+    return tuple(kernel for kernel in kernels if not kernel.algorithm.endswith(suffixes))
 
 
 def maxpool(

@@ -122,9 +122,33 @@ class Terms(NamedTuple):
     how: Requantization
 
 
-def packed_numbers(shape: ConvShape, blocking: Bands, how: Requantization) -> tuple[int, ...]:
-    """All of them, as `integers.implicit_gemm` unpacks them.
+class Cover(NamedTuple):
+    """How AMX's tiles cover the outputs of a band.
 
+    height: outputs in a tile, one a row.
+    merged: whether a tile goes on in the next row of outputs; otherwise each row begins a tile.
+    pitch:  outputs from one row to the next, with those between them that no one reads.
+    step:   bytes of K in a tile.
+    signed: whether the band's bytes are int8.
+    """
+
+    height: int
+    merged: bool
+    pitch: int
+    step: int
+    signed: bool
+
+
+SUMS, COVER = 21, 22
+"""Where `packed_numbers` has them."""
+
+
+def packed_numbers(
+    shape: ConvShape, blocking: Bands, how: Requantization, sums: int, *cover: int
+) -> tuple[int, ...]:
+    """All of them, as `integers.implicit_gemm` unpacks them, and the int32 of a worker's sums.
+
+    cover: a `Cover` and the words of a tile configuration.
     Numba takes 15 µs to pass three named tuples, and next to none for an array.
     """
-    return (*shape, *blocking, *map(int, how))
+    return (*shape, *blocking, *map(int, how), sums, *map(int, cover))

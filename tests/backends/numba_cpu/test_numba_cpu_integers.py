@@ -1,17 +1,19 @@
 """Quantised ops on the CPU: equal to the bit at every edge of a tile, in every cut, on every road.
 
-What is asked of each road of a sum is the same: by VNNI (skipped by name where the CPU has none),
-and portable, in float32.
+What is asked of each road of a sum is the same: by AMX (its instructions emulated where the CPU has
+none), by VNNI (skipped by name where the CPU has none), and portable, in float32.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import emulated_tiles
 import numba
 import numpy as np
 import pytest
@@ -38,8 +40,8 @@ from r18.graph.quantized import (
 )
 from r18.graph.resnet import tiny
 from r18_numba_cpu import Backend, compiled
-from r18_numba_cpu.integers import gemm, without_vnni
-from r18_numba_cpu.integers.packing import PORTABLE, VNNI
+from r18_numba_cpu.integers import BY_AMX, BY_VNNI, gemm, without
+from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI
 from r18_numba_cpu.kernels.arguments import Depth
 from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import kinds_for, make_case
@@ -53,22 +55,24 @@ CHANNELS = (1, 3, 4, 15, 17, 31, 33, 64)
 KERNELS = {k.id.removeprefix("numba-cpu/"): k for k in Backend().kernels() if k.precision is INT8}
 CONVS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedConv2d]
 LINEARS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedLinear]
-BY_VNNI = [kernel for kernel in KERNELS.values() if "vnni" in kernel.algorithm]
+WITH_VNNI = [kernel for kernel in KERNELS.values() if "vnni" in kernel.algorithm]
+WITH_AMX = [kernel for kernel in KERNELS.values() if "amx" in kernel.algorithm]
 
 each_conv = pytest.mark.parametrize("kernel", CONVS, ids=lambda kernel: kernel.id)
 
 
 @pytest.fixture(scope="module")
-def backend() -> Backend:
-    found = Backend()
-    found.probe()
-    return found
+def backend() -> Iterator[Backend]:
+    with emulated_tiles.used():
+        found = Backend()
+        found.probe()
+        yield found
 
 
 @pytest.fixture(autouse=True)
 def _only_on_a_cpu_with_it(request: pytest.FixtureRequest, backend: Backend) -> None:
     kernel = request.node.callspec.params.get("kernel") if hasattr(request.node, "callspec") else 0
-    if kernel in BY_VNNI and kernel not in backend.kernels():
+    if kernel in WITH_VNNI and kernel not in backend.kernels():
         pytest.skip("this CPU has no VNNI")
 
 
@@ -273,12 +277,12 @@ def test_bands_of_any_height_give_the_same_bits(
 ) -> None:
     problem = conv_problem(17, 70, (2, 21, 9), window, signs=5)
     whole = result(backend, kernel, problem)
-    group = VNNI if kernel in BY_VNNI else PORTABLE
+    group = AMX if kernel in WITH_AMX else VNNI if kernel in WITH_VNNI else PORTABLE
     read, written = ((n, h, w, c) for n, c, h, w in (problem.inputs[0], problem.output))
     assert isinstance(problem.op, QuantizedConv2d)
     shape = gemm.conv_shape(problem.op, read, written)
     seen = set()
-    for nbytes in range(0, 12_000 if group == VNNI else 48_000, 500):
+    for nbytes in range(0, 48_000 if group == PORTABLE else 12_000, 500):
         monkeypatch.setattr(gemm, "BAND_NBYTES", nbytes)
         cut = gemm.bands(shape, 2, group)
         if (cut.rows, cut.panels) not in seen:
@@ -296,11 +300,12 @@ HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
 
 def test_every_number_of_threads_gives_the_same_bits() -> None:
     code = """
-import hashlib, json, numba
+import emulated_tiles, hashlib, json, numba
 from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import make_case
 from test_numba_cpu_integers import CONVS, Backend, conv_problem, others
 
+emulated_tiles.used().__enter__()
 backend = Backend()
 backend.probe()
 asked = [(kernel, conv_problem(17, 70, (2, 13, 9), signs=3)) for kernel in CONVS]
@@ -328,21 +333,22 @@ def test_a_cpu_without_vnni_has_the_portable_kernels(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that is not there is refused by its name, and never replaced."""
-    assert [kernel.id for kernel in BY_VNNI] == [
+    assert [kernel.id for kernel in WITH_VNNI] == [
         "numba-cpu/qconv2d/implicit_gemm_vnni/int8",
         "numba-cpu/qlinear/tiled_vnni/int8",
     ]
     monkeypatch.setattr(compiled.module("integers.vnni"), "AVAILABLE", False)
-    without = Backend()
-    assert set(BY_VNNI) <= set(without.kernels())  # until the CPU is known
-    info = without.probe()
+    monkeypatch.setattr(compiled.module("integers.amx"), "AVAILABLE", False)
+    backend_without = Backend()
+    assert {*WITH_VNNI, *WITH_AMX} <= set(backend_without.kernels())  # until the CPU is known
+    info = backend_without.probe()
     assert "no VNNI" in info.name
     assert info.details["vnni"] == "no"
-    assert without.kernels() == without_vnni(backend.kernels())
-    assert not set(BY_VNNI) & set(without.kernels())
+    assert backend_without.kernels() == without(backend.kernels(), BY_VNNI, BY_AMX)
+    assert not {*WITH_VNNI, *WITH_AMX} & set(backend_without.kernels())
     schedule = fuse(tiny(), "all")
     weights = integer_weights(tiny(), images_of(tiny(), 1), 8)
-    options = CompileOptions(precision="int8", kernels={"qconv2d": BY_VNNI[0].id})
+    options = CompileOptions(precision="int8", kernels={"qconv2d": WITH_VNNI[0].id})
     with pytest.raises(UnknownName, match="did you mean 'numba-cpu/qconv2d/implicit_gemm/int8'"):
         Backend().compile(quantized(schedule), weights, options)
 
@@ -383,9 +389,10 @@ def test_a_register_tile_is_products_alone(backend: Backend) -> None:
 
 
 ON_ANY_CPU = {"qconv2d": "*/implicit_gemm/int8", "qlinear": "*/tiled/int8"}
+BY_TILES = {"qconv2d": "*/implicit_gemm_amx/int8", "qlinear": "*/tiled_amx/int8"}
 
 
-@pytest.mark.parametrize("kernels", [{}, ON_ANY_CPU], ids=["", "portable"])
+@pytest.mark.parametrize("kernels", [{}, ON_ANY_CPU, BY_TILES], ids=["", "portable", "amx"])
 @pytest.mark.parametrize("pixels", [False, True], ids=["images", "pixels"])
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_network_in_integers_equals_numpys_at_every_value(

@@ -2,7 +2,7 @@
 
 1. A worker copies a band of the padded image to its scratch, in the form that products take: uint8
    for VNNI, float32 for the portable micro-kernel. Signed bytes get 128 added there, padding
-   included; the bias that the host packed takes 128·Σw away again.
+   included; the bias that the host packed takes 128·Σw away again. AMX takes bytes of either sign.
 2. The micro-kernel multiplies neighbouring outputs of a row by a panel of filters into int32.
 3. The epilogue requantises the register tile, or scales it to float32 logits.
 """
@@ -14,6 +14,7 @@ from numba import prange, types
 from numba.extending import overload
 
 from r18_numba_cpu.kernels.arguments import (
+    SUMS,
     Bands,
     ConvShape,
     Depth,
@@ -21,20 +22,47 @@ from r18_numba_cpu.kernels.arguments import (
     Terms,
     Tile,
 )
-from r18_numba_cpu.kernels.integers import portable, vnni
+from r18_numba_cpu.kernels.integers import amx, portable, vnni
 from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
-from r18_numba_cpu.kernels.integers.requantize import load_sum, store_quantized, widened
+from r18_numba_cpu.kernels.integers.epilogue import store_tile
+from r18_numba_cpu.kernels.integers.requantize import widened
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
-from r18_numba_cpu.kernels.vector import (
-    LANES,
-    broadcast,
-    fetch_add,
-    load,
-    store_lanes,
-)
+from r18_numba_cpu.kernels.vector import LANES, fetch_add, store_lanes
 
 portable_multiply, vnni_multiply = portable.multiply, vnni.multiply
+amx_multiply_band = amx.multiply_band
+
+
+def multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+    """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
+
+    By the type of `b`: int32 are for AMX.
+    """
+    raise NotImplementedError("compiled only")
+
+
+@overload(multiply_band)
+def _multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+    if b.dtype == types.int32:
+        return lambda rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers: (
+            amx_multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers)
+        )
+
+    def by_register_tiles(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+        pixel_stride = shape.stride_w * shape.channels
+        most = tile_rows(shape.out_w, ROWS)
+        for row in range(rows):
+            start = a_at + row * shape.stride_h * depth.stride
+            for column in range(0, shape.out_w, most):
+                pixel = tile.pixel + row * shape.out_w + column
+                multiply(
+                    min(most, shape.out_w - column),
+                    a, start + column * pixel_stride, pixel_stride,
+                    b, b_at, depth, c, c_at, Tile(pixel, tile.channel, tile.outputs), terms,
+                )  # fmt: skip
+
+    return by_register_tiles
 
 
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
@@ -59,39 +87,6 @@ def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
             store_tile(rows, c, c_at, tile, terms)
 
     return by_bytes
-
-
-@function
-def store_tile(rows, sums, at, tile, terms):
-    """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
-    factor = broadcast(terms.residual_multiplier[0])
-    for v in range(0, COLUMNS, LANES):
-        channel = tile.channel + v
-        if channel >= tile.outputs:
-            break
-        lanes = min(LANES, tile.outputs - channel)
-        scale = load(terms.multiplier, channel)
-        for p in range(rows):
-            number = load_sum(sums, at + p * COLUMNS + v, terms.bias, channel) * scale
-            to = (tile.pixel + p) * tile.outputs + channel
-            if terms.how.residual:
-                added = widened(load_bytes(terms.residual, to, lanes), terms.how.signed_residual)
-                number = number + added * factor
-            put_number(terms.out, to, number, lanes, terms.how)
-
-
-def put_number(out, at, number, lanes, how):
-    """out[at : at + lanes] = the numbers as logits, or requantised: by the type of `out`."""
-    raise NotImplementedError("compiled only")
-
-
-@overload(put_number)
-def _put_number(out, at, number, lanes, how):
-    if out.dtype == types.float32:
-        return lambda out, at, number, lanes, how: store_lanes(out, at, number, lanes)
-    return lambda out, at, number, lanes, how: store_quantized(
-        number, out, at, lanes, how.low, how.high
-    )
 
 
 def put(scratch, at, value, lanes):
@@ -148,8 +143,9 @@ def implicit_gemm(
     """out (N, OH, OW, O) of x (N, H, W, C); all are flat, and bytes are uint8, of either sign.
 
     weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/group⌉, COLUMNS, group), float32 (a group has one) or
-    int8 (of four). bias, multiplier: padded to whole panels. out: bytes, or float32 for logits.
-    sums: int32, a register tile for each worker. scratch: a slot of `Bands` for each worker.
+    int8 (of four), or int32 (the four in one). bias, multiplier: padded to whole panels.
+    out: bytes, or float32 for logits.
+    sums: int32, `n[SUMS]` for each worker. scratch: a slot of `Bands` for each worker.
     numbers: `packed_numbers`, as int64.
     """
     # NOTE: made here, because `prange` takes a named tuple only from where it is made.
@@ -161,17 +157,14 @@ def implicit_gemm(
     how = Requantization(
         np.uint8(n[16]), n[17] != 0, n[18] != 0, np.float32(n[19]), np.float32(n[20])
     )
-    group = vnni.GROUP if scratch.itemsize == 1 else 1
-    length = (shape.kernel_w * shape.channels + group - 1) // group
     row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
-    depth = Depth(shape.kernel_h, length, row_length)
-    panel_size = depth.runs * length * COLUMNS * group
-    pixel_stride = shape.stride_w * shape.channels
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
+    panel_size = weight.size // panels
+    group = vnni.GROUP if weight.itemsize == 1 else 1
+    depth = Depth(shape.kernel_h, panel_size // (shape.kernel_h * COLUMNS * group), row_length)
     splits = (panels + blocking.panels - 1) // blocking.panels
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
     blocks = shape.samples * bands * splits
-    most = tile_rows(shape.out_w, ROWS)
     counter = np.zeros(1, np.int64)
     for worker in prange(workers):
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
@@ -187,18 +180,12 @@ def implicit_gemm(
             top = first_row * shape.stride_h - shape.pad_h
             seen = (rows - 1) * shape.stride_h + shape.kernel_h
             copy_band(x, how.flip, sample, top, seen, row_length, shape, part, band)
+            pixel = (sample * shape.out_h + first_row) * shape.out_w
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):
-                for row in range(rows):
-                    line = sample * shape.out_h + first_row + row
-                    start = band + row * shape.stride_h * row_length
-                    for column in range(0, shape.out_w, most):
-                        pixel = line * shape.out_w + column
-                        tile = Tile(pixel, panel * COLUMNS, shape.outputs)
-                        multiply(
-                            min(most, shape.out_w - column),
-                            part, start + column * pixel_stride, pixel_stride,
-                            weight, panel * panel_size, depth,
-                            sums, worker * ROWS * COLUMNS, tile, terms,
-                        )  # fmt: skip
+                tile = Tile(pixel, panel * COLUMNS, shape.outputs)
+                multiply_band(
+                    rows, part, band, shape, weight, panel * panel_size, depth,
+                    sums, worker * n[SUMS], tile, terms, numbers,
+                )  # fmt: skip
             block = fetch_add(counter)

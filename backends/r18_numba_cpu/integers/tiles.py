@@ -1,0 +1,72 @@
+"""How AMX's tiles cover a band: pure functions of sizes. See `kernels.integers.amx`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from r18_numba_cpu.compiled import ceil_div, module
+from r18_numba_cpu.kernels.arguments import ConvShape, Cover
+
+TILES = 2
+"""Tiles of outputs, and of channels, that are multiplied at a time."""
+
+MOST_ROWS, MOST_NBYTES = 16, 64
+"""The rows of a tile, and the bytes of a row."""
+
+GROUP = 4
+"""Bytes that are multiplied at a time: a row of B has groups of them."""
+
+
+def step(length: int) -> int:
+    """Bytes of K in a tile: steps over `length` bytes are even, so that few are padding."""
+    steps = ceil_div(length, MOST_NBYTES)
+    return GROUP * ceil_div(ceil_div(length, steps), GROUP)
+
+
+def padded(length: int) -> int:
+    """`length` bytes of K in whole steps: less than MOST_NBYTES are padding."""
+    return ceil_div(length, step(length)) * step(length)
+
+
+def cover(shape: ConvShape, rows: int, signed: bool) -> Cover:
+    """Few tiles for the outputs of a band of `rows` rows.
+
+    Seen from a tile, the outputs of the next row are further neighbours if the distance is a whole
+    number of them: those between two rows are computed in vain, but fewer tiles are cut off.
+    """
+    width = (shape.out_w - 1) * shape.stride_w + shape.kernel_w
+    pitch, rest = divmod(shape.stride_h * width, shape.stride_w)
+    merged = (rows - 1) * pitch + shape.out_w
+    apart = rows * ceil_div(shape.out_w, MOST_ROWS)
+    is_merged = not rest and ceil_div(merged, MOST_ROWS) < apart
+    outputs = merged if is_merged else shape.out_w
+    height = ceil_div(outputs, ceil_div(outputs, MOST_ROWS))
+    length = shape.kernel_w * shape.channels
+    return Cover(height, is_merged, pitch if is_merged else shape.out_w, step(length), signed)
+
+
+def beyond(shape: ConvShape, rows: int, how: Cover) -> int:
+    """The bytes after a band that tiles read: of outputs, and of K."""
+    outputs = (rows - 1) * how.pitch * how.merged + shape.out_w
+    cut = ceil_div(outputs, how.height) * how.height - outputs
+    return cut * shape.stride_w * shape.channels + MOST_NBYTES
+
+
+def sums_size() -> int:
+    """The int32 of all sums."""
+    return TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
+
+
+def configuration(how: Cover) -> tuple[int, ...]:
+    """The 64 bytes that `ldtilecfg` loads, as 8 int64: palette 1, the rows and their bytes.
+
+    Tiles 0 to 3 are sums; then come two of A and two of B.
+    """
+    columns = GROUP * int(module("vector").LANES)  # 64 bytes on every CPU with AMX
+    sums, a, b = (how.height, columns), (how.height, how.step), (how.step // GROUP, columns)
+    tiles = [sums] * TILES**2 + [a] * TILES + [b] * TILES
+    content: np.ndarray[tuple[int], np.dtype[np.uint8]] = np.zeros(64, np.uint8)
+    content[0] = 1
+    content[16:32].view(np.uint16)[:] = [nbytes for _, nbytes in tiles]
+    content[48:56] = [rows for rows, _ in tiles]
+    return tuple(content.view(np.int64).tolist())

@@ -1,0 +1,45 @@
+"""The epilogue of sums in memory: requantised to bytes, or scaled to float32 logits."""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import overload
+
+from r18_numba_cpu.kernels.integers.bytes import load_bytes
+from r18_numba_cpu.kernels.integers.requantize import load_sum, store_quantized, widened
+from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS
+from r18_numba_cpu.kernels.vector import LANES, broadcast, load, store_lanes
+
+
+@function
+def store_tile(rows, sums, at, tile, terms):
+    """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
+    factor = broadcast(terms.residual_multiplier[0])
+    for v in range(0, COLUMNS, LANES):
+        channel = tile.channel + v
+        if channel >= tile.outputs:
+            break
+        lanes = min(LANES, tile.outputs - channel)
+        scale = load(terms.multiplier, channel)
+        for p in range(rows):
+            number = load_sum(sums, at + p * COLUMNS + v, terms.bias, channel) * scale
+            to = (tile.pixel + p) * tile.outputs + channel
+            if terms.how.residual:
+                added = widened(load_bytes(terms.residual, to, lanes), terms.how.signed_residual)
+                number = number + added * factor
+            put_number(terms.out, to, number, lanes, terms.how)
+
+
+def put_number(out, at, number, lanes, how):
+    """out[at : at + lanes] = the numbers as logits, or requantised: by the type of `out`."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put_number)
+def _put_number(out, at, number, lanes, how):
+    if out.dtype == types.float32:
+        return lambda out, at, number, lanes, how: store_lanes(out, at, number, lanes)
+    return lambda out, at, number, lanes, how: store_quantized(
+        number, out, at, lanes, how.low, how.high
+    )

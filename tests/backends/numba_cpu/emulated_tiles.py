@@ -1,0 +1,127 @@
+"""AMX's instructions as loops, so that any CPU runs the kernels that are made of them.
+
+Shapes of tiles are read from the 64 bytes that `ldtilecfg` loads, as the CPU does; what a CPU would
+refuse is refused: see `test_amx.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+
+from r18_numba_cpu import compiled
+from r18_numba_cpu.kernels.cache import KernelCache
+from r18_numba_cpu.kernels.integers.amx import Instructions
+
+TILES, ROWS, NBYTES = 8, 16, 64
+BYTES = types.CPointer(types.uint8)
+DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+
+
+@contextmanager
+def used() -> Iterator[None]:
+    """Have the kernels emulate what the CPU lacks, and the backend list them."""
+    amx = compiled.module("integers.amx")
+    if amx.AVAILABLE:
+        yield
+        return
+    kernel = compiled.module("integers.implicit_gemm").implicit_gemm
+    before = amx.INSTRUCTIONS, kernel._cache
+    amx.INSTRUCTIONS, kernel._cache = Emulated, Apart(before[1])
+    amx.AVAILABLE = True
+    yield
+    amx.INSTRUCTIONS, kernel._cache = before
+    amx.AVAILABLE = False
+
+
+class Apart(KernelCache):
+    """Keeps code with emulated tiles in files of its own: a CPU with AMX must not find it."""
+
+    def __init__(self, cache: KernelCache) -> None:
+        super().__init__(cache._kernel, cache._folder)
+
+    def _path(self, sig: Any, codegen: Any) -> Path:
+        path = super()._path(sig, codegen)
+        is_of_amx = sig[1].dtype == types.int32  # its weights
+        return path.with_name(f"emulated-{DIGEST}-{path.name}") if is_of_amx else path
+
+
+class Emulated(Instructions):
+    """Tiles are on the stack of the function that multiplies them."""
+
+    def __init__(self, context: Any, builder: Any, configuration: Any) -> None:
+        super().__init__(context, builder, configuration)
+        self.context = context
+        self.state = builder.bitcast(
+            cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), TILES * ROWS * NBYTES)),
+            ir.IntType(8).as_pointer(),
+        )
+
+    def configure(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def zero(self, tile: int) -> None:
+        self._run(zero, tile)
+
+    def load(self, tile: int, pointer: Any, stride: Any) -> None:
+        self._run(load, tile, pointer, stride)
+
+    def dot(self, c: int, a: int, b: int, signed: bool) -> None:
+        self._run(dot, c, a, b, int(signed))
+
+    def store(self, tile: int, pointer: Any, stride: Any) -> None:
+        self._run(store, tile, pointer, stride)
+
+    def _run(self, function: Any, *arguments: Any) -> None:
+        pointer, index = ir.IntType(8).as_pointer(), ir.IntType(64)
+        values = [ir.Constant(index, a) if isinstance(a, int) else a for a in arguments]
+        values = [self.configuration, self.state, *values]
+        kinds = [BYTES if value.type == pointer else types.int64 for value in values]
+        signature = types.void(*kinds)
+        self.context.compile_internal(self.builder, function, signature, values)
+
+
+def zero(configuration, state, tile):  # type: ignore[no-untyped-def]
+    carray(state, (TILES, ROWS, NBYTES))[tile] = 0
+
+
+def load(configuration, state, tile, pointer, stride):  # type: ignore[no-untyped-def]
+    shapes, tiles = carray(configuration, (64,)), carray(state, (TILES, ROWS, NBYTES))
+    rows, nbytes = np.int64(shapes[48 + tile]), np.int64(shapes[16 + 2 * tile])
+    read = carray(pointer, ((rows - 1) * stride + nbytes,))
+    tiles[tile] = 0
+    for row in range(rows):
+        tiles[tile, row, :nbytes] = read[row * stride : row * stride + nbytes]
+
+
+def store(configuration, state, tile, pointer, stride):  # type: ignore[no-untyped-def]
+    shapes, tiles = carray(configuration, (64,)), carray(state, (TILES, ROWS, NBYTES))
+    rows, nbytes = np.int64(shapes[48 + tile]), np.int64(shapes[16 + 2 * tile])
+    written = carray(pointer, ((rows - 1) * stride + nbytes,))
+    for row in range(rows):
+        written[row * stride : row * stride + nbytes] = tiles[tile, row, :nbytes]
+
+
+def dot(configuration, state, c, a, b, signed):  # type: ignore[no-untyped-def]
+    shapes, tiles = carray(configuration, (64,)), carray(state, (TILES, ROWS, NBYTES))
+    sums = tiles.view(np.int32)
+    for row in range(np.int64(shapes[48 + a])):
+        for group in range(np.int64(shapes[16 + 2 * a]) // 4):
+            for column in range(np.int64(shapes[16 + 2 * b]) // 4):
+                total = np.int64(sums[c, row, column])
+                for q in range(4):
+                    byte = tiles[a, row, 4 * group + q]
+                    number = np.int64(np.int8(byte)) if signed else np.int64(byte)
+                    total += number * np.int64(np.int8(tiles[b, group, 4 * column + q]))
+                sums[c, row, column] = np.int32(total)
