@@ -50,7 +50,7 @@ PRESENT = bool(FEATURES.get("amx-tile") and FEATURES.get("amx-int8"))
 def refusal() -> str:
     """Ask Linux for permission to use tiles. Returns why it is refused, or nothing."""
     if sys.platform != "linux":
-        return f"{platform.system()} was not asked"
+        return f"no permission on {platform.system()}"
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     if call(*map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA))):
