@@ -282,9 +282,10 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
   // mbarriers, a full/empty pair per slot of the ring: `full` when a stage has been written, `empty`
   // when all consumer warps have read it.
   const unsigned barriers = shared_address(shared);
-  const unsigned staging = barriers + 128;
-  const unsigned lines = staging + CONSUMERS / 32 * STAGING_BYTES;
-  const unsigned image_memory = lines + STAGES * STAGE_BYTES;  // of the image's reader
+  // NOTE: memcheck takes an operand of `wgmma` for one piece. Behind the lines there must be memory.
+  const unsigned lines = barriers + 128;
+  const unsigned staging = lines + STAGES * STAGE_BYTES;
+  const unsigned image_memory = staging + CONSUMERS / 32 * STAGING_BYTES;  // of the image's reader
   const auto full = [&](int slot) { return barriers + slot * 16; };
   const auto empty = [&](int slot) { return barriers + slot * 16 + 8; };
 
