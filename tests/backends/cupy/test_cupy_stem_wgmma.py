@@ -48,6 +48,8 @@ from r18_cupy.integers.stem_wgmma import (
     pack_weight,
 )
 from r18_oracle.ops.normalize import normalization
+from r18_oracle.search.choices import Share
+from r18_oracle.search.profiles import profile
 
 NUMPY = r18_numpy.Backend()
 PARTS = next(k for k in NUMPY.kernels() if k.op is QuantizedConvMaxPool)
@@ -385,6 +387,16 @@ def test_a_tile_is_for_one_kind_of_image(image: Image) -> None:
             assert refused is None
         else:
             assert refused == f"this tile takes images of {tile.image.name.lower()}"
+
+
+@pytest.mark.parametrize("effort", ["brief", "quick"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_tile_is_shown_a_problem_of_its_image(effort: str, seed: int) -> None:
+    assert len({tile.name for tile in TILES}) == len(TILES)
+    for tile in TILES:
+        one = StemWgmma(config=tile)
+        shown = Share(one, profile(effort), seed, common=frozenset(one.edges)).known
+        assert any(one.refusal(problem) is None for problem in shown), tile.name
 
 
 def test_macros_of_images_are_those_of_the_device_code() -> None:

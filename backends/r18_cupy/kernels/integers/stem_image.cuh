@@ -144,19 +144,21 @@ struct ImageReader {
 
   // Outside of the image are zeros.
   __device__ __forceinline__ void convert(Quad& pixels, const RawQuad&, int slot, int) const {
-    if (by.ordinary) {
-      divide<true>(pixels, slot);
+    if (!by.ordinary) {
+      divide<false, MAX_CHANNELS>(pixels, slot);
+    } else if (channels == 3) {
+      divide<true, 3>(pixels, slot);
     } else {
-      divide<false>(pixels, slot);
+      divide<true, MAX_CHANNELS>(pixels, slot);
     }
   }
 
-  template <bool ORDINARY>
+  template <bool ORDINARY, int MOST>
   __device__ __forceinline__ void divide(Quad& pixels, int slot) const {
     int integers[MAX_CHANNELS][4] = {};
 #pragma unroll
-    for (int c = 0; c < MAX_CHANNELS; ++c) {
-      if (c >= channels) break;
+    for (int c = 0; c < MOST; ++c) {
+      if (MOST == MAX_CHANNELS && c >= channels) break;
       float four[4];
       asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])

@@ -342,12 +342,15 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
         if (stage >= STAGES) mbarrier_wait(empty(place.slot), place.phase ^ 1);
         reader.wait();
         if (quad < QUADS) {
+          Quad pixels[OWN_LINES];
 #pragma unroll
           for (int i = 0; i < OWN_LINES; ++i) {
-            Quad pixels;
-            reader.convert(pixels, raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
+            reader.convert(pixels[i], raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
+          }
+#pragma unroll
+          for (int i = 0; i < OWN_LINES; ++i) {
             const int line = line0 + i * (STAGE_LINES / OWN_LINES);
-            store_quad(lines + place.slot * STAGE_BYTES + line * LINE_BYTES, pixels, even, odd);
+            store_quad(lines + place.slot * STAGE_BYTES + line * LINE_BYTES, pixels[i], even, odd);
           }
         }
         fence_async_proxy();  // wgmma reads them
