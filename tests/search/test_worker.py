@@ -36,6 +36,15 @@ def test_every_job_has_one_outcome_and_results_come_back() -> None:
     assert all(o.finding is None for o in outcomes)
 
 
+def test_a_deadline_leaves_what_is_not_done_and_keeps_what_is() -> None:
+    jobs = [job("double", number=1), job("hang", 600), job("double", number=2)]
+    started = time.monotonic()
+    outcomes = list(run_jobs(jobs, workers=2, deadline=started + 15))
+    assert sorted(outcome.result for outcome in outcomes) == [2, 4]
+    assert time.monotonic() - started < 300, "it waited for the job that hangs"
+    assert list(run_jobs(jobs, workers=2, deadline=started)) == []
+
+
 @pytest.mark.parametrize(
     ("task", "check", "message", "width"),
     [
