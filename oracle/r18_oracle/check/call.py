@@ -282,8 +282,8 @@ class _Call:
 
 def copied(problem: Problem) -> Problem:
     """An equal problem of objects of its own. Much faster than `copy.deepcopy`."""
-    problem = pickle.loads(pickle.dumps(problem, pickle.HIGHEST_PROTOCOL))
-    return problem
+    made: Problem = pickle.loads(pickle.dumps(problem, pickle.HIGHEST_PROTOCOL))
+    return made
 
 
 def buffer_sizes(case: Case, scratch_nbytes: int) -> dict[str, int]:
