@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -43,6 +44,13 @@ def test_a_deadline_leaves_what_is_not_done_and_keeps_what_is() -> None:
     assert sorted(outcome.result for outcome in outcomes) == [2, 4]
     assert time.monotonic() - started < 300, "it waited for the job that hangs"
     assert list(run_jobs(jobs, workers=2, deadline=started)) == []
+
+
+def test_a_worker_starts_processes_as_any_program_does() -> None:
+    """Numba makes a lock as soon as it is imported, and in a process whose start method is
+    `forkserver` it has a name, which `r18 verify` warned of at its end: workers are killed."""
+    (outcome,) = run(job("start_method"))
+    assert outcome.result == multiprocessing.get_start_method()
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,9 @@ def _serve(pipe: Connection, errors: Connection | None, environment: dict[str, s
         os.dup2(errors.fileno(), 2)
         errors.close()
     isolation.leave_parent()
+    # The start method of an ordinary process. With that of a worker's own start, Numba makes a
+    # lock with a name, which whoever kills the worker would leave behind.
+    multiprocessing.set_start_method(None, force=True)
     worker = os.getpid()
 
     def say(what: str, content: Any) -> None:
