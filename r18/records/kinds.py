@@ -362,15 +362,13 @@ class PaceOf(Part):
     silence: Number
 
 
-class MutateRun(Part, kw_only=True):
+class MutateSample(Part, kw_only=True):
+    """What was asked for, and what became of it."""
+
     date: str
-    profile: str
-    seed: int
-    network: str | None
     kernels: str
     files: str
     limit: int | None
-    backend: str
     mutants: Count
     killed: Count
     survived: Count
@@ -379,11 +377,20 @@ class MutateRun(Part, kw_only=True):
     further: Count
     left: Count
     score: Number
+
+
+class MutateRun(MutateSample, kw_only=True):
+    profile: str
+    seed: int
+    network: str | None
+    backend: str
     environments: dict[str, Environment]
     unchanged: dict[str, PaceOf]
     by_hand: dict[str, str] | UnsetType = UNSET
     state: dict[str, dict[str, Count]] | UnsetType = UNSET
     """Of structural mutants: how many of each class have which status. The score is of tokens."""
+    samples: dict[str, MutateSample] | UnsetType = UNSET
+    """The last run of other files, by their glob. Those of the first run keep the score above."""
     results: dict[str, Fate]
 
 

@@ -1,7 +1,8 @@
 """The record of mutation runs: `mutate-<device>.json`, written while mutants are judged.
 
-For each backend it holds the last run's sample and score, and the fate of each mutant. A run reuses
-the fates whose sources have not changed, so a stopped run can be continued.
+For each backend it holds the last run's sample and score, and the fate of each mutant. A run of
+other files than the first keeps that score and adds its own, as one of `samples`. A run reuses the
+fates whose sources have not changed, so a stopped run can be continued.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import UNSET
 
 from r18 import records
 from r18.backend import DeviceInfo
-from r18.records.kinds import Environment, Fate, Mutate, MutateRun, PaceOf
+from r18.records.kinds import Environment, Fate, Mutate, MutateRun, MutateSample, PaceOf
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import STATE
 from r18_oracle.mutation.mutants import Mutant, kind_of, operator_of
@@ -121,8 +122,14 @@ class Journal:
         old = self._old.environments if self._old else {}
         environments = old | {self._key: self._environment}
         head = {"date": records.now(), **self._how, **request, **score.summary()}
-        if self._kind == "state" and self._old and others:
+        samples = self._old.samples if self._old and self._old.samples is not UNSET else {}
+        if self._old and self._keeps_score(request, others):
+            if self._kind != "state":
+                sample = {name: head[name] for name in MutateSample.__struct_fields__}
+                samples = samples | {head["files"]: MutateSample(**sample)}
             head = {name: getattr(self._old, name) for name in head}
+        if samples:
+            head["samples"] = samples
         if classes := _classes(entries, by_hand):
             head["state"] = classes
         run = {
@@ -136,6 +143,14 @@ class Journal:
         ordered = dict(sorted(backends.items()))
         records.write(self.path, Mutate(device=self._device.name, backends=ordered))
 
+    def _keeps_score(self, request: Mapping[str, Any], others: Mapping[str, Fate]) -> bool:
+        """Whether the score in the record is of other mutants: of tokens, or of other files."""
+        assert self._old is not None
+        if self._kind == "state":
+            return bool(others)
+        only_state = self._old.results and all(kind_of(n) == "state" for n in self._old.results)
+        return not only_state and request["files"] != self._old.files
+
     def _others(self) -> dict[str, MutateRun]:
         """The runs in the file, by backend; another process may have added some."""
         record = records.load(self.path, Mutate)
@@ -147,9 +162,15 @@ class Journal:
         return {
             mutant.id: old[mutant.id]
             for mutant in self._plan.mutants
-            if mutant.id in old
-            and old[mutant.id].digest == self._plan.digest(self._shown[mutant.id], mutant)
+            if mutant.id in old and self._is_fresh(mutant, old[mutant.id])
         }
+
+    def _is_fresh(self, mutant: Mutant, old: Fate) -> bool:
+        """What caught a mutant still does, whatever else it could be shown to by now."""
+        shown = self._shown[mutant.id]
+        if old.status == "killed" and set(old.kernels) <= set(shown):
+            shown = tuple(old.kernels)
+        return old.digest == self._plan.digest(shown, mutant)
 
     def _unchanged(self) -> dict[str, PaceOf]:
         """The old paces of kernels whose sources are the same, in this environment."""
@@ -166,7 +187,7 @@ class Journal:
         del data["id"]
         if result.status == "killed":
             data = {name: data[name] for name in FIELDS}
-        digest = self._plan.digest(self._shown[result.mutant.id], result.mutant)
+        digest = self._plan.digest(result.kernels, result.mutant)
         return msgspec.convert({"digest": digest, "environment": self._key} | data, Fate)
 
     def _result(self, mutant: Mutant, entry: Fate) -> Result:
