@@ -533,7 +533,14 @@ def test_a_run_of_other_files_has_a_score_of_its_own(toy: Score, tmp_path: Path)
     assert list(both["samples"]) == [file]
     assert (both["samples"][file]["limit"], both["samples"][file]["mutants"]) == (1, 1)
     assert set(both["results"]) >= set(head["results"])
+    data = json.loads(path.read_text())
+    fates = data["backends"][TOY]["results"]
+    fates["other.py:1:1:index:0:abcdef"] = fates[next(iter(fates))] | {"digest": "old"}
+    records.write(path, data)
+    run(TOY, network=None, workers=1, files=file, limit=1, records_folder=tmp_path)
+    assert "other.py:1:1:index:0:abcdef" in recorded()["results"], "it is of the score that is kept"
     run(TOY, network=None, workers=1, limit=1, records_folder=tmp_path)
+    assert "other.py:1:1:index:0:abcdef" not in recorded()["results"]
     assert recorded()["limit"] == 1, "the same files as first"
     assert recorded()["samples"] == both["samples"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from r18.backend import DeviceInfo
 from r18.records.kinds import Environment, Fate, Mutate, MutateRun, MutateSample, PaceOf
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import STATE
-from r18_oracle.mutation.mutants import Mutant, kind_of, operator_of
+from r18_oracle.mutation.mutants import Mutant, file_of, kind_of, operator_of
 from r18_oracle.mutation.plan import Pace, Plan
 from r18_oracle.mutation.score import Result, Score
 
@@ -109,21 +110,23 @@ class Journal:
             if result.mutant.id in self._plan.reasons
         }
         before = self._old.results if self._old else {}
-        others = {name: fate for name, fate in before.items() if kind_of(name) != self._kind}
-        entries = others | self._entries
+        keeps_score = self._keeps_score(request)
+
+        def stays(name: str) -> bool:
+            """With a score stay the fates that it is of, even if sources have changed since."""
+            others = keeps_score and not fnmatchcase(file_of(name), request["files"])
+            return others or kind_of(name) != self._kind
+
+        entries = {name: fate for name, fate in before.items() if stays(name)} | self._entries
         if self._old and self._old.by_hand is not UNSET:
-            by_hand |= {
-                name: reason
-                for name, reason in self._old.by_hand.items()
-                if kind_of(name) != self._kind
-            }
+            by_hand |= {n: reason for n, reason in self._old.by_hand.items() if stays(n)}
         used = {fate.environment for fate in entries.values()}
         used |= {pace.environment for pace in self._paces.values()}
         old = self._old.environments if self._old else {}
         environments = old | {self._key: self._environment}
         head = {"date": records.now(), **self._how, **request, **score.summary()}
         samples = self._old.samples if self._old and self._old.samples is not UNSET else {}
-        if self._old and self._keeps_score(request, others):
+        if self._old and keeps_score:
             if self._kind != "state":
                 sample = {name: head[name] for name in MutateSample.__struct_fields__}
                 samples = samples | {head["files"]: MutateSample(**sample)}
@@ -143,13 +146,14 @@ class Journal:
         ordered = dict(sorted(backends.items()))
         records.write(self.path, Mutate(device=self._device.name, backends=ordered))
 
-    def _keeps_score(self, request: Mapping[str, Any], others: Mapping[str, Fate]) -> bool:
-        """Whether the score in the record is of other mutants: of tokens, or of other files."""
-        assert self._old is not None
+    def _keeps_score(self, request: Mapping[str, Any]) -> bool:
+        """Whether the record has a score of other mutants: of tokens, or of other files."""
+        if self._old is None:
+            return False
+        kinds = {kind_of(name) for name in self._old.results}
         if self._kind == "state":
-            return bool(others)
-        only_state = self._old.results and all(kind_of(n) == "state" for n in self._old.results)
-        return not only_state and request["files"] != self._old.files
+            return bool(kinds - {"state"})
+        return kinds != {"state"} and request["files"] != self._old.files
 
     def _others(self) -> dict[str, MutateRun]:
         """The runs in the file, by backend; another process may have added some."""
