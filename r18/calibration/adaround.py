@@ -324,7 +324,8 @@ def beta_at(iteration: int, iterations: int) -> float | None:
     warm = int(iterations * WARMUP)
     if iteration < warm:
         return None
-    return BETA[1] + (BETA[0] - BETA[1]) * (iterations - iteration) / (iterations - warm)
+    left = (iterations - iteration) / (iterations - warm)
+    return BETA[1] + (BETA[0] - BETA[1]) * left
 
 
 __all__ = ["Settings", "adaround", "beta_at", "check_torch"]
