@@ -363,7 +363,7 @@ class PaceOf(Part):
 
 
 class MutateSample(Part, kw_only=True):
-    """What was asked for, and what became of it."""
+    """What was asked for, and what became of it; as in `MutateRun`."""
 
     date: str
     kernels: str
@@ -379,11 +379,23 @@ class MutateSample(Part, kw_only=True):
     score: Number
 
 
-class MutateRun(MutateSample, kw_only=True):
+class MutateRun(Part, kw_only=True):
+    date: str
     profile: str
     seed: int
     network: str | None
+    kernels: str
+    files: str
+    limit: int | None
     backend: str
+    mutants: Count
+    killed: Count
+    survived: Count
+    equivalent: Count
+    invalid: Count
+    further: Count
+    left: Count
+    score: Number
     environments: dict[str, Environment]
     unchanged: dict[str, PaceOf]
     by_hand: dict[str, str] | UnsetType = UNSET
