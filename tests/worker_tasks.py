@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -45,6 +46,10 @@ def leave(announce: Announce) -> None:
 def killed(announce: Announce) -> None:
     announce(problem(6), "normal", 10)
     os.kill(os.getpid(), 9)
+
+
+def start_method(announce: Announce) -> str:
+    return multiprocessing.get_start_method()
 
 
 def fail(announce: Announce) -> None:

@@ -12,7 +12,7 @@ from r18.graph.ops import Conv2d, Problem, Shape
 from r18.graph.precision import Precision
 from r18_numpy.blocks import Block, block_extents, blocks_of
 from r18_numpy.taps import shift
-from r18_numpy.threads import run_all, thread_count
+from r18_numpy.threads import run_all, single_threaded_blas, thread_count
 
 Arrays = tuple[Array, ...]
 
@@ -64,10 +64,13 @@ def conv_direct(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspa
     (O, C, kh, kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
     """
     shifted = HostBuffer(workspace).as_array(_shifted_shape(op, out.shape), out.dtype)
+    columns = shifted.reshape(*shifted.shape[:2], -1)
+    taps = np.ascontiguousarray(weights[0].transpose(2, 3, 0, 1))
     out[...] = 0
-    for r, s in np.ndindex(op.kernel_size):
-        shift(op, inputs[0], r, s, 0, shifted)
-        out += np.einsum("oc,nchw->nohw", weights[0][:, :, r, s], shifted, optimize=True)
+    with single_threaded_blas():
+        for r, s in np.ndindex(op.kernel_size):
+            shift(op, inputs[0], r, s, 0, shifted)
+            out += (taps[r, s] @ columns).reshape(out.shape)
     epilogue(
         op,
         out,

@@ -7,8 +7,6 @@ kernel need not be run again, so a session that was stopped can be continued.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,11 +18,6 @@ from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import load_backend
 from r18.errors import UsageError, unknown_kernel
 from r18_oracle.search.records import digest_of
-
-
-def deadline_in(minutes: float | None) -> float:
-    """`minutes` from now, on the clock of `time.monotonic`; infinity for None."""
-    return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
 def backend_with(name: str, kernels: str) -> Backend:
@@ -116,4 +109,4 @@ class RecordedRun(Generic[Run]):
         return {key: run for key, run in self._runs.items() if key in used}
 
 
-__all__ = ["RecordedRun", "backend_with", "deadline_in", "matching"]
+__all__ = ["RecordedRun", "backend_with", "matching"]

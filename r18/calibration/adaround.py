@@ -304,14 +304,12 @@ class _Layer:
                 return nearest.integers
             optimiser = torch.optim.Adam([v], lr=RATE)
             generator = torch.Generator().manual_seed(settings.seed)
-            warm = int(settings.iterations * WARMUP)
             for iteration in range(settings.iterations):
                 pick = torch.randint(len(x), (min(ROWS, len(x)),), generator=generator)
                 h = torch.clamp(torch.sigmoid(v) * (high - low) + low, 0, 1)
                 loss = error(x[pick], wanted[pick], torch.clamp(floor + h, -limit, limit)) / unit
-                if iteration >= warm:
-                    left = (settings.iterations - iteration) / (settings.iterations - warm)
-                    beta = BETA[1] + (BETA[0] - BETA[1]) * left
+                beta = beta_at(iteration, settings.iterations)
+                if beta is not None:
                     loss = loss + REGULARISATION * (1 - (2 * h - 1).abs().pow(beta)).mean()
                 optimiser.zero_grad()
                 loss.backward()
@@ -321,4 +319,13 @@ class _Layer:
         return np.asarray(found.numpy(), np.int8).reshape(self.weight.shape)
 
 
-__all__ = ["Settings", "adaround", "check_torch"]
+def beta_at(iteration: int, iterations: int) -> float | None:
+    """The exponent β of an iteration: None in the warm-up, then it falls in equal steps."""
+    warm = int(iterations * WARMUP)
+    if iteration < warm:
+        return None
+    left = (iterations - iteration) / (iterations - warm)
+    return BETA[1] + (BETA[0] - BETA[1]) * left
+
+
+__all__ = ["Settings", "adaround", "beta_at", "check_torch"]

@@ -362,6 +362,23 @@ class PaceOf(Part):
     silence: Number
 
 
+class MutateSample(Part, kw_only=True):
+    """What was asked for, and what became of it; as in `MutateRun`."""
+
+    date: str
+    kernels: str
+    files: str
+    limit: int | None
+    mutants: Count
+    killed: Count
+    survived: Count
+    equivalent: Count
+    invalid: Count
+    further: Count
+    left: Count
+    score: Number
+
+
 class MutateRun(Part, kw_only=True):
     date: str
     profile: str
@@ -384,6 +401,8 @@ class MutateRun(Part, kw_only=True):
     by_hand: dict[str, str] | UnsetType = UNSET
     state: dict[str, dict[str, Count]] | UnsetType = UNSET
     """Of structural mutants: how many of each class have which status. The score is of tokens."""
+    samples: dict[str, MutateSample] | UnsetType = UNSET
+    """The last run of other files, by their glob. Those of the first run keep the score above."""
     results: dict[str, Fate]
 
 

@@ -78,11 +78,13 @@ def missing(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
         yield "mutants", "r18 mutate --backend NAME --record", device
     for record in evidence.mutated.values():
         for name, run in record["backends"].items():
-            if run["left"]:
-                limit = "" if run["limit"] is None else f" --limit {run['limit']}"
-                of = "--core FILE" if name == "core" else f"--backend {name}"
-                command = f"r18 mutate {of}{limit} --record"
-                yield f"{run['left']} more mutants of {name}", command, device
+            for files, one in {"": run, **run.get("samples", {})}.items():
+                if one["left"]:
+                    limit = "" if one["limit"] is None else f" --limit {one['limit']}"
+                    of = "--core FILE" if name == "core" else f"--backend {name}"
+                    chosen = f" --files '{files}'" if files else ""
+                    command = f"r18 mutate {of}{chosen}{limit} --record"
+                    yield f"{one['left']} more mutants of {name}", command, device
     if not evidence.sanitized:
         yield "errors of memory", "r18 sanitize --backend NAME --record", "on a GPU"
     if evidence.evaluation is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,16 +81,52 @@ def test_a_collector_that_was_off_stays_off() -> None:
         gc.enable()
 
 
+def locked(lock: threading.Lock, mine: int, written: list[int]) -> Callable[[], None]:
+    def write() -> None:
+        with lock:
+            written.append(mine)
+            written.append(mine)
+        writer(mine, written)()
+
+    return write
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no system call says which threads sleep")
+def test_threads_that_wait_for_a_lock_are_passed_over_until_they_have_it() -> None:
+    """In seconds less than one wait in vain would take; afterwards they take turns again."""
+    lock, written = threading.Lock(), list[int]()
+    before = time.monotonic()
+    assert alternating(*(locked(lock, index, written) for index in range(3))) == [None] * 3
+    assert time.monotonic() - before < turns.WAIT_SECONDS
+    assert sorted(written) == [0] * 5 + [1] * 5 + [2] * 5
+    _, _, third = dict.fromkeys(written)
+    with_the_third = written[written.index(third) :]
+    assert {*with_the_third} != {third}, "it ran alone after it had waited for the lock"
+
+
+def test_a_thread_that_sleeps_for_a_while_gets_its_turns() -> None:
+    written: list[int] = []
+
+    def late() -> None:
+        time.sleep(0.05)
+        writer(1, written)()
+
+    alternating(writer(0, written), late)
+    assert sorted(written) == [0] * 3 + [1] * 3
+
+
 def test_a_kernel_that_holds_a_lock_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system does not say which threads sleep."""
     monkeypatch.setattr(turns, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "_sleep", lambda id: None)
     lock, written = threading.Lock(), list[int]()
 
-    def locked() -> None:
+    def hold() -> None:
         with lock:
             written.append(0)
             written.append(0)
 
-    assert alternating(locked, locked) == [None, None]
+    assert alternating(hold, hold) == [None, None]
     assert len(written) == 4
 
 

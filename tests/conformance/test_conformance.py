@@ -132,8 +132,8 @@ def _one_worker(folder: Path) -> Iterator[None]:
 
                 def __exit__(self, *error: object) -> None: ...
 
-            def kept(jobs: Any, *, workers: Any = None, on_progress: Any = None) -> Any:
-                return pool.run(jobs, on_progress)
+            def kept(jobs: Any, *, workers: Any = None, **options: Any) -> Any:
+                return pool.run(jobs, **options)
 
             patched.setattr(worker, "Pool", Kept)
             patched.setattr(verify_module, "run_jobs", kept)

@@ -141,8 +141,8 @@ def pool(_variables: None) -> Iterator[Pool]:
 def one_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same worker for all runs, as starting one takes seconds; and a folder to write to."""
 
-    def kept(jobs: Any, *, workers: Any = None, on_progress: Any = None) -> Any:
-        return pool.run(jobs, on_progress)
+    def kept(jobs: Any, *, workers: Any = None, **options: Any) -> Any:
+        return pool.run(jobs, **options)
 
     monkeypatch.setattr(verify_module, "run_jobs", kept)
     monkeypatch.chdir(tmp_path)

@@ -514,6 +514,37 @@ def test_records_of_other_backends_stay(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["backends"]["other"] == other
 
 
+@pytest.mark.usefixtures("quick_runs")
+def test_a_run_of_other_files_has_a_score_of_its_own(toy: Score, tmp_path: Path) -> None:
+    path = tmp_path / "mutate-cpu.json"
+
+    def recorded() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(path.read_text())["backends"][TOY]
+        return found
+
+    run(TOY, network=None, workers=1, limit=2, records_folder=tmp_path)
+    head = recorded()
+    assert "samples" not in head
+    file = toy.results[0].mutant.file
+    run(TOY, network=None, workers=1, files=file, limit=1, records_folder=tmp_path)
+    both = recorded()
+    kept = ("date", "files", "limit", "mutants", "killed", "survived", "score")
+    assert {name: both[name] for name in kept} == {name: head[name] for name in kept}
+    assert list(both["samples"]) == [file]
+    assert (both["samples"][file]["limit"], both["samples"][file]["mutants"]) == (1, 1)
+    assert set(both["results"]) >= set(head["results"])
+    data = json.loads(path.read_text())
+    fates = data["backends"][TOY]["results"]
+    fates["other.py:1:1:index:0:abcdef"] = fates[next(iter(fates))] | {"digest": "old"}
+    records.write(path, data)
+    run(TOY, network=None, workers=1, files=file, limit=1, records_folder=tmp_path)
+    assert "other.py:1:1:index:0:abcdef" in recorded()["results"], "it is of the score that is kept"
+    run(TOY, network=None, workers=1, limit=1, records_folder=tmp_path)
+    assert "other.py:1:1:index:0:abcdef" not in recorded()["results"]
+    assert recorded()["limit"] == 1, "the same files as first"
+    assert recorded()["samples"] == both["samples"]
+
+
 def test_kernels_of_each_algorithm_come_first_and_cheap_ones_before_others() -> None:
     took = {"b/conv/im2col/1": 3, "b/conv/im2col/2": 2, "b/conv/direct/1": 9, "b/add/x/1": 1}
     paces = {kernel: Pace(seconds, seconds / 4) for kernel, seconds in took.items()}

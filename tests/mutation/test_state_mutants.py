@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from r18.backend.registry import installed
 from r18.errors import R18Error, UnknownName, UsageError
 from r18.records import load
 from r18.records.kinds import Mutate
-from r18_oracle.mutation.edits import STATE
+from r18_oracle.mutation.edits import KINDS, STATE
 from r18_oracle.mutation.mutants import LANGUAGES, Target, mutants_of
 from r18_oracle.mutation.score import Score
-from r18_oracle.mutation.tested import mutants_in, parts_of, run_tested
+from r18_oracle.mutation.tested import Part, mutants_in, parts_of, run_tested
 
 PYTHON = {
     "cache_key": (
@@ -132,6 +133,21 @@ def test_tests_judge_a_change(table: Path) -> None:
     assert "test_what_is_left" in result.finding.message
 
 
+def test_a_part_may_be_for_one_kind_of_mutants(table: Path) -> None:
+    with (table.parent / "site/toy_core/left.py").open("a") as file:
+        file.write("def first(items):\n    return items[0]\n")
+    text = table.read_text()
+    every = {m.kind for kind in ("tokens", "state") for m in mutants_in(parts_of(table), kind)}
+    assert every == {"tokens", "state"}
+    table.write_text(text + 'kinds = ["tokens"]\n')
+    assert mutants_in(parts_of(table), "tokens")
+    with pytest.raises(UsageError, match="no mutant to run"):
+        mutants_in(parts_of(table), "state")
+    table.write_text(text + 'kinds = ["token"]\n')
+    with pytest.raises(UnknownName, match="kind of mutants 'token'"):
+        parts_of(table)
+
+
 def test_a_result_is_recorded_and_used_again_until_something_changes(
     table: Path, tmp_path: Path
 ) -> None:
@@ -168,6 +184,33 @@ def test_a_result_is_recorded_and_used_again_until_something_changes(
         run(again="some")
 
 
+def test_a_mutant_stays_caught_when_other_tests_are_added(table: Path, tmp_path: Path) -> None:
+    """A survivor is shown to them."""
+    test = table.parent / "test_left.py"
+    other = tmp_path / "test_other.py"
+    other.write_text("def test_nothing():\n    pass\n")
+    ran: list[str] = []
+
+    def run() -> Score:
+        ran.clear()
+        progress = lambda done, total, what: ran.append(what)  # noqa: E731
+        return run_tested(table, records_folder=tmp_path / "records", progress=progress)
+
+    def judged_by(*tests: Path) -> None:
+        names = ", ".join(f'"{one.as_posix()}"' for one in tests)
+        table.write_text(
+            f'[[part]]\npackage = "toy_core"\nfiles = ["left.py"]\ntests = [{names}]\n'
+        )
+
+    run()
+    judged_by(test, other)
+    assert (run().percent, ran) == (100.0, [])
+    judged_by(other)
+    assert (run().percent, len(ran)) == (0.0, 1)
+    judged_by(other, test)
+    assert (run().percent, len(ran)) == (100.0, 1)
+
+
 def test_files_of_one_name_in_two_packages_are_refused(table: Path, tmp_path: Path) -> None:
     other = tmp_path / "site" / "other_core"
     shutil.copytree(tmp_path / "site" / "toy_core", other)
@@ -193,6 +236,11 @@ def test_the_core_s_table_names_sources_and_tests() -> None:
     root = Path(__file__).parents[2]
     parts = parts_of(root / "tests" / "mutation" / "core.toml")
     assert all((root / name.partition("::")[0]).exists() for part in parts for name in part.tests)
-    found = mutants_in(parts, "state").items()
-    named = {(part.package, mutant.file) for mutant, part in found}
-    assert named == {(part.package, file) for part in parts for file in part.files}
+    named: dict[Part, set[str]] = {}
+    for kind in KINDS:
+        for mutant, part in mutants_in(parts, kind).items():
+            assert not part.kinds or kind in part.kinds
+            named.setdefault(part, set()).add(mutant.file)
+    for part in parts:
+        for glob in part.files:
+            assert any(fnmatchcase(file, glob) for file in named[part]), glob

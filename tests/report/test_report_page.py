@@ -726,6 +726,20 @@ def test_the_mutants_are_the_record_s(everything: Evidence) -> None:
     assert "3of 4 mutants caught" in "".join(reader.texts)
 
 
+def test_a_score_of_other_files_is_shown_next_to_the_first(everything: Evidence) -> None:
+    run = everything.mutated["cpu"]["backends"]["numba-cpu"]
+    keys = ("kernels", "files", "mutants", "killed", "survived", "equivalent", "invalid")
+    sample = {key: run[key] for key in keys if key in run}
+    sample |= {"killed": 9, "survived": 1, "score": 90.0, "limit": 12, "left": 2}
+    run = run | {"samples": {"integers/*": sample | {"date": "2026-11-24T00:00:00+00:00"}}}
+    changed = {"cpu": dict(everything.mutated["cpu"]) | {"backends": {"numba-cpu": run}}}
+    said = Reader(page(replace(everything, mutated=changed))).said("mutants")
+    words = (
+        "integers/*: 9 of 10 caught, 90.00 %, in a fair sample of 12; 2 not judged yet, 2026-11-24."
+    )
+    assert words in said, said
+
+
 def test_survivors_are_shown_with_their_change(everything: Evidence) -> None:
     reader = Reader(page(everything))
     (row,) = reader.plain("where")

@@ -20,6 +20,7 @@ from r18.bench.tuning import shipped_table
 from r18.errors import UnknownName, UsageError
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.resnet import resnet18
+from r18.records.kinds import MutateSample
 from r18.report.tables import rendered
 from r18.report.tables.timed import bench_captions
 from support import ROOT
@@ -420,6 +421,22 @@ def test_a_table_of_mutants(folder: Path) -> None:
     assert lines(text)[2:] == [f"| cupy | {numbers}", f"| numba | {numbers}"]
     assert "\n2026-11-20 to 2026-11-22.\n" in text
     assert len(lines(rendered(block("mutate devices=nvidia-h200 backends=cupy"), folder))) == 3
+
+
+def test_a_table_of_mutants_has_a_row_for_each_choice_of_files(folder: Path) -> None:
+    path = folder / "mutate-nvidia-h200.json"
+    data = json.loads(path.read_text())
+    run = data["backends"]["cupy"]
+    names = MutateSample.__struct_fields__
+    sample = {name: run[name] for name in names} | {"mutants": 60, "score": 98.0, "left": 2}
+    run["samples"] = {"*integers/*": sample | {"files": "*integers/*", "date": "2026-11-23"}}
+    path.write_text(json.dumps(data))
+    text = rendered(block("mutate devices=nvidia-h200 backends=cupy"), folder)
+    first, second = lines(text)[2:]
+    assert first.startswith("| cupy | nvidia-h200 | 1,200 |")
+    counts = "60 | 990 | 10 | 180 | 20 | 2 | 98.00 %"
+    assert second == f"| cupy, `*integers/*` | nvidia-h200 | {counts} |"
+    assert "\n2026-11-20 to 2026-11-23.\n" in text
 
 
 def test_making_tables_again_changes_nothing(folder: Path) -> None:

@@ -74,7 +74,7 @@ def pool(_variables: None) -> Iterator[Pool]:
 
 def kept(pool: Pool) -> Any:
     """In place of `run_jobs`: the same workers for all runs, as starting one takes seconds."""
-    return lambda jobs, *, workers=None, on_progress=None: pool.run(jobs, on_progress)
+    return lambda jobs, *, workers=None, **options: pool.run(jobs, **options)
 
 
 @pytest.fixture
@@ -427,6 +427,16 @@ def test_a_job_that_came_to_no_end_is_no_success() -> None:
         pytest.raises(R18Error, match="1 of 1 jobs have no outcome"),
     ):
         verify(backends, Request(SHORT, kernels="*/relu/*"))
+
+
+def test_a_time_limit_leaves_kernels_and_says_so() -> None:
+    backends = {named("Right"): load_backend(named("Right"))}
+    done = verify(backends, Request(SHORT, kernels="*/relu/*", minutes=0))
+    assert len(done.left) == 1
+    assert not done.ok
+    assert f"the time limit left {done.left[0]}" in done.closing()
+    assert done.backends[0].kernels == []
+    assert verify(backends, Request(SHORT, kernels="*/relu/*", minutes=60)).left == ()
 
 
 def test_what_is_settled_is_not_run_again() -> None:

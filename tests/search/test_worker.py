@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -34,6 +35,22 @@ def test_every_job_has_one_outcome_and_results_come_back() -> None:
     outcomes = run(*(job("double", number=n) for n in range(5)))
     assert sorted(o.result for o in outcomes) == [0, 2, 4, 6, 8]
     assert all(o.finding is None for o in outcomes)
+
+
+def test_a_deadline_leaves_what_is_not_done_and_keeps_what_is() -> None:
+    jobs = [job("double", number=1), job("hang", 600), job("double", number=2)]
+    started = time.monotonic()
+    outcomes = list(run_jobs(jobs, workers=2, deadline=started + 15))
+    assert sorted(outcome.result for outcome in outcomes) == [2, 4]
+    assert time.monotonic() - started < 300, "it waited for the job that hangs"
+    assert list(run_jobs(jobs, workers=2, deadline=started)) == []
+
+
+def test_a_worker_starts_processes_as_any_program_does() -> None:
+    """Numba makes a lock as soon as it is imported, and in a process whose start method is
+    `forkserver` it has a name, which `r18 verify` warned of at its end: workers are killed."""
+    (outcome,) = run(job("start_method"))
+    assert outcome.result == multiprocessing.get_start_method()
 
 
 @pytest.mark.parametrize(

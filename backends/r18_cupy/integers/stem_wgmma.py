@@ -13,8 +13,13 @@ from typing import ClassVar
 import numpy as np
 
 from r18.backend import Array
-from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem
-from r18.graph.quantized import QuantizedConvMaxPool
+from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Normalize, Problem
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedConv2d,
+    QuantizedConvMaxPool,
+    QuantizePixels,
+)
 from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import PRODUCT_BYTES_PER_CYCLE, SHARED_NBYTES
@@ -70,6 +75,11 @@ class StemTile(FewChannelsTile):
     """k: bytes of one `wgmma`, a row of the window."""
 
     image: Image = Image.INT8
+
+    @property
+    def name(self) -> str:
+        """`m224n64k32float32`: the image is part of it."""
+        return f"{super().name}{self.image.name.lower()}"
 
     @property
     def threads(self) -> int:
@@ -177,6 +187,19 @@ class StemWgmma(IntegerKernel):
         for tile in self.all_tiles:
             sizes |= {tile.columns // 2, tile.columns}
         return tuple(sorted(sizes))
+
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """A small stem of each kind of image: few of the common problems are of a tile's kind."""
+        conv = QuantizedConv2d(Conv2d(3, CHANNELS, WINDOW, STRIDE, PADDING, True), ("int8",))
+        pixels = QuantizePixels(Normalize((0.5,) * 3, (0.25,) * 3))
+        made_by = {Image.INT8: None, Image.PIXELS: pixels, Image.FLOAT32: Quantize()}
+        kinds = {tile.image for tile in self.tiles}
+        return tuple(
+            Problem(QuantizedConvMaxPool(conv, POOL, made_by[image]), ((2, 3, 13, 20),))
+            for image in Image
+            if image in kinds
+        )
 
     def entry(self, tile: FewChannelsTile) -> Entry:
         symbol = "qconv2d_maxpool2d_few_channels_wgmma"

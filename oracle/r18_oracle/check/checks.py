@@ -48,7 +48,7 @@ from r18_oracle.check.tally import Tally
 from r18_oracle.check.watch import Process, Raised, attempted
 from r18_oracle.findings import Finding, failed, shortened
 from r18_oracle.generate.corners import runnable
-from r18_oracle.generate.inputs import ROUNDING, fewest_variants, kinds_for, make_case
+from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_for
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning, explanation
@@ -349,7 +349,7 @@ class Examination:
 
     def _case(self, kind: str, variant: int = 0) -> Case:
         self._about(kind, variant)
-        return make_case(self.kernel, self.problem, kind, self.seed, variant)
+        return CASES.made(self.kernel, self.problem, kind, self.seed, variant)
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Call the kernel; an exception fails `runs`."""
@@ -487,6 +487,7 @@ class Examination:
         bound: float | None = None,
         picture: dict[str, Any] | None = None,
     ) -> NoReturn:
+        CASES.clear()
         raise failed(
             Finding(
                 check=check,

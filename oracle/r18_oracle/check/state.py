@@ -26,7 +26,6 @@ suspect for the ordinary checks. What remains is confirmed in a fresh process
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -51,7 +50,7 @@ from r18.backend.host import HostMemory
 from r18.errors import R18Error, UnknownName, UsageError
 from r18.graph.ops import Layout, Problem
 from r18_oracle.cases import Case
-from r18_oracle.check.call import Arena, bits_differ, buffer_sizes, nans, stray_write
+from r18_oracle.check.call import Arena, bits_differ, buffer_sizes, copied, nans, stray_write
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.turns import alternating, thread_count, together
 from r18_oracle.check.watch import Process, Raised, attempted
@@ -192,7 +191,7 @@ class _Program:
         self, backend: Backend, kernel: Kernel, case: Case, given: tuple[Array, ...]
     ) -> None:
         self.kernel, self.case, self.memory = kernel, case, backend.memory
-        problem = copy.deepcopy(case.problem)
+        problem = copied(case.problem)
         names = [spec.role for spec in problem.op.weights()]
         with kernel_running():
             self.weights = prepare_weights(kernel, problem, names, given)

@@ -25,7 +25,7 @@ from r18.cli.options import (
 )
 from r18.errors import UsageError
 from r18.records import FOLDER
-from r18_oracle.cli.options import FINDINGS, FindingsFolder
+from r18_oracle.cli.options import FINDINGS, FindingsFolder, Minutes
 
 if TYPE_CHECKING:
     from r18.backend import Backend
@@ -87,6 +87,7 @@ def verify(
     fusion: FusionLevel = "all",
     seed: Seed = 0,
     workers: Workers = 0,
+    minutes: Minutes = None,
     findings: FindingsFolder = FINDINGS,
     xfails: ExpectedFailures = None,
     record: Recorded = False,
@@ -101,8 +102,8 @@ def verify(
     float64. Each finding is shrunk, explained, and saved for `r18 replay`. On a simulated device,
     `all` runs only the network.
 
-    Exit codes: 0 no finding but expected ones, 1 findings or an expected failure that passes, 2 a
-    wrong request or nothing was executed.
+    Exit codes: 0 no finding but expected ones, 1 findings, an expected failure that passes, or
+    kernels that are left, 2 a wrong request or nothing was executed.
     """
     from r18.progress import progress_bar
     from r18_oracle.search import records as evidence
@@ -124,6 +125,7 @@ def verify(
             fusion,
             seed,
             workers or None,
+            minutes,
             simulated_kernels=backend != "all" or kernels != "*",
             settled=evidence.settled(chosen, records) if stale else frozenset(),
             expected=expected,
@@ -138,7 +140,8 @@ def verify(
         for said in evidence.save(verification, chosen, records):
             typer.echo(f"\n{said}", err=as_json)
     if not verification.ok:
-        raise typer.Exit(FOUND if verification.findings or verification.passed else REFUSED)
+        found = verification.findings or verification.passed or verification.left
+        raise typer.Exit(FOUND if found else REFUSED)
 
 
 def _check_outputs(

@@ -7,7 +7,8 @@ Every array is drawn in float64 from a seed and then rounded to the kernel's sto
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,6 +69,48 @@ def make_case(kernel: Kernel, problem: Problem, kind: str, seed: int, variant: i
     if given is not None:
         return Case.of(kernel, problem, *given)
     return Case.of(kernel, problem, *makers[kind](kernel, problem, rng))
+
+
+class Cases:
+    """Cases that `make_case` has made, up to a limit in bytes.
+
+    The kernels of one op and precision get the same corners and the same problems of the network,
+    one kernel after another in a worker. The first cases stay until the op or the precision
+    changes: what is read in the same order each time must not be dropped in that order.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: Hashable = None
+        self._nbytes = 0
+        self._known: dict[Hashable, Case] = {}
+
+    def made(self, kernel: Kernel, problem: Problem, kind: str, seed: int, variant: int) -> Case:
+        """What `make_case` returns, with arrays that are shared and must not be written to."""
+        if (kernel.op, kernel.precision) != self._of:
+            self.clear()
+            self._of = kernel.op, kernel.precision
+        key: tuple[Hashable, ...] = problem, kind, seed, variant
+        if kind == "exact":  # the only kind that depends on the contract
+            contract = kernel.contract
+            key += contract.algorithm, contract.accumulate, contract.output
+        case = self._known.get(key)
+        if case is None:
+            case = make_case(kernel, problem, kind, seed, variant)
+            nbytes = sum(array.nbytes for array in (*case.inputs, *case.weights))
+            if self._nbytes + nbytes > self._most:
+                return case
+            self._known[key] = case
+            self._nbytes += nbytes
+        return replace(case)  # without what it has widened to float64
+
+    def clear(self) -> None:
+        """Forget them all, as after a fault that may have written to their arrays."""
+        self._known.clear()
+        self._nbytes = 0
+
+
+CASES = Cases(192 << 20)  # all that is drawn, and ResNet-18's convolutions in fp32 at batch 1
 
 
 def fewest_variants(kernel: Kernel, problem: Problem, kind: str) -> int:

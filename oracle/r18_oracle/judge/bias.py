@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -70,7 +71,8 @@ class Drift:
         """max |T| over its line; above 1 is a fault. None if too few elements are chosen."""
         if np.count_nonzero(chosen) < FEWEST:
             return None
-        own = _added_where_equal(np.broadcast_to(self.steps, y.shape)[chosen], self.alike[chosen])
+        # By Minkowski's inequality √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik², for terms k of elements i.
+        own = np.bincount(self._groups[chosen], np.broadcast_to(self.steps, y.shape)[chosen])
         certain = float(np.broadcast_to(self.certain, y.shape)[chosen].sum())
         line = LINE * math.sqrt(float(np.square(own).sum()) + self.shared) + certain
         leans = error[chosen]
@@ -79,17 +81,20 @@ class Drift:
             return 0.0
         return total / line if math.isfinite(line) and line > 0 else None
 
+    @cached_property
+    def _groups(self) -> Array:
+        """Sorted once: kernels with one contract share an answer."""
+        return _numbered(self.alike)
 
-def _added_where_equal(own: Array, alike: Array) -> Array:
-    """Σ a over the elements of each value of `alike` in float32, shape (values,).
 
-    By Minkowski's inequality, √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik² for the terms k of elements i.
-    """
-    narrow = alike.astype(np.float32)
+def _numbered(alike: Array) -> Array:
+    """A number from 0 for each element: equal where `alike` is equal in float32, as no NaN is."""
+    narrow = alike.astype(np.float32).reshape(-1)
     order = np.argsort(narrow)
     narrow = narrow[order]
-    first = np.flatnonzero(np.concatenate(([True], narrow[1:] != narrow[:-1])))
-    return np.asarray(np.add.reduceat(own[order], first))
+    groups = np.zeros(narrow.size, np.int32)
+    groups[order[1:]] = np.cumsum(narrow[1:] != narrow[:-1], dtype=np.int32)
+    return groups.reshape(alike.shape)
 
 
 def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> float:

@@ -149,6 +149,8 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
 def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgement:
     error = np.abs(got - y)
     largest = np.broadcast_to(limits.largest, y.shape)
+    if limits.overflows is None and limits.drift is None and not error.any():  # NaN is any
+        return _equal(y, largest, limits, exact)
     ratio = np.where(error == 0, 0.0, error / largest)
     compared = np.isfinite(error)
     if not compared.all():
@@ -199,4 +201,21 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgem
         allowed=float(largest[worst]),
         picture=None if peak <= 1.0 else error_map(ratio, [int(i) for i in worst]),
         bias=bias,
+    )
+
+
+def _equal(y: Array, largest: Array, limits: Bound, exact: bool) -> Judgement:
+    """The judgement of an output that equals a finite reference in every element."""
+    rms = 0.0 if exact else float(np.sqrt(np.mean(np.square(y))))
+    first = (0,) * y.ndim
+    return Judgement(
+        ok=True,
+        ratio=0.0,
+        sharp=None if limits.statistical is None else 0.0,
+        resolution=float(2 * np.max(largest) / rms) if rms > 0 else None,
+        unjudged=0,
+        coordinate=first,
+        got=float(y[first]),
+        expected=float(y[first]),
+        allowed=float(largest[first]),
     )

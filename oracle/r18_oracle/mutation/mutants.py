@@ -98,6 +98,11 @@ class Mutant:
         return "".join(lines)
 
 
+def file_of(name: str) -> str:
+    """The file of the mutant with this id."""
+    return name.rsplit(":", 5)[0]
+
+
 def operator_of(name: str) -> str:
     """The operator of the mutant with this id."""
     return name.split(":")[-3]

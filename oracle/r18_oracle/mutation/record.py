@@ -1,7 +1,8 @@
 """The record of mutation runs: `mutate-<device>.json`, written while mutants are judged.
 
-For each backend it holds the last run's sample and score, and the fate of each mutant. A run reuses
-the fates whose sources have not changed, so a stopped run can be continued.
+For each backend it holds the last run's sample and score, and the fate of each mutant. A run of
+other files than the first keeps that score and adds its own, as one of `samples`. A run reuses the
+fates whose sources have not changed, so a stopped run can be continued.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ from msgspec import UNSET
 
 from r18 import records
 from r18.backend import DeviceInfo
-from r18.records.kinds import Environment, Fate, Mutate, MutateRun, PaceOf
+from r18.records.kinds import Environment, Fate, Mutate, MutateRun, MutateSample, PaceOf
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import STATE
-from r18_oracle.mutation.mutants import Mutant, kind_of, operator_of
+from r18_oracle.mutation.mutants import Mutant, file_of, kind_of, operator_of
 from r18_oracle.mutation.plan import Pace, Plan
 from r18_oracle.mutation.score import Result, Score
 
@@ -108,21 +110,29 @@ class Journal:
             if result.mutant.id in self._plan.reasons
         }
         before = self._old.results if self._old else {}
-        others = {name: fate for name, fate in before.items() if kind_of(name) != self._kind}
-        entries = others | self._entries
+        keeps_score = self._keeps_score(request)
+
+        def stays(name: str) -> bool:
+            """With a score stay the fates that it is of, even if sources have changed since."""
+            others = keeps_score and not fnmatchcase(file_of(name), request["files"])
+            return others or kind_of(name) != self._kind
+
+        entries = {name: fate for name, fate in before.items() if stays(name)} | self._entries
         if self._old and self._old.by_hand is not UNSET:
-            by_hand |= {
-                name: reason
-                for name, reason in self._old.by_hand.items()
-                if kind_of(name) != self._kind
-            }
+            by_hand |= {n: reason for n, reason in self._old.by_hand.items() if stays(n)}
         used = {fate.environment for fate in entries.values()}
         used |= {pace.environment for pace in self._paces.values()}
         old = self._old.environments if self._old else {}
         environments = old | {self._key: self._environment}
         head = {"date": records.now(), **self._how, **request, **score.summary()}
-        if self._kind == "state" and self._old and others:
+        samples = self._old.samples if self._old and self._old.samples is not UNSET else {}
+        if self._old and keeps_score:
+            if self._kind != "state":
+                sample = {name: head[name] for name in MutateSample.__struct_fields__}
+                samples = samples | {head["files"]: MutateSample(**sample)}
             head = {name: getattr(self._old, name) for name in head}
+        if samples:
+            head["samples"] = samples
         if classes := _classes(entries, by_hand):
             head["state"] = classes
         run = {
@@ -136,6 +146,15 @@ class Journal:
         ordered = dict(sorted(backends.items()))
         records.write(self.path, Mutate(device=self._device.name, backends=ordered))
 
+    def _keeps_score(self, request: Mapping[str, Any]) -> bool:
+        """Whether the record has a score of other mutants: of tokens, or of other files."""
+        if self._old is None:
+            return False
+        kinds = {kind_of(name) for name in self._old.results}
+        if self._kind == "state":
+            return bool(kinds - {"state"})
+        return kinds != {"state"} and request["files"] != self._old.files
+
     def _others(self) -> dict[str, MutateRun]:
         """The runs in the file, by backend; another process may have added some."""
         record = records.load(self.path, Mutate)
@@ -147,9 +166,15 @@ class Journal:
         return {
             mutant.id: old[mutant.id]
             for mutant in self._plan.mutants
-            if mutant.id in old
-            and old[mutant.id].digest == self._plan.digest(self._shown[mutant.id], mutant)
+            if mutant.id in old and self._is_fresh(mutant, old[mutant.id])
         }
+
+    def _is_fresh(self, mutant: Mutant, old: Fate) -> bool:
+        """What caught a mutant still does, whatever else it could be shown to by now."""
+        shown = self._shown[mutant.id]
+        if old.status == "killed" and set(old.kernels) <= set(shown):
+            shown = tuple(old.kernels)
+        return old.digest == self._plan.digest(shown, mutant)
 
     def _unchanged(self) -> dict[str, PaceOf]:
         """The old paces of kernels whose sources are the same, in this environment."""
@@ -166,7 +191,7 @@ class Journal:
         del data["id"]
         if result.status == "killed":
             data = {name: data[name] for name in FIELDS}
-        digest = self._plan.digest(self._shown[result.mutant.id], result.mutant)
+        digest = self._plan.digest(result.kernels, result.mutant)
         return msgspec.convert({"digest": digest, "environment": self._key} | data, Fate)
 
     def _result(self, mutant: Mutant, entry: Fate) -> Result:

@@ -30,8 +30,7 @@ from r18_oracle.sanitize.run import Request as SanitizeRequest
 from r18_oracle.sanitize.run import version_of
 from r18_oracle.search.profiles import Profile, profile
 from r18_oracle.search.verify import Request, suited
-from r18_oracle.search.worker import Job, Outcome, Pool
-from r18_oracle.session import deadline_in
+from r18_oracle.search.worker import Job, Outcome, Pool, deadline_in
 
 REQUIRED = 97.0
 """The score, in percent, that a backend's kernels must reach."""

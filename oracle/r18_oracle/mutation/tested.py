@@ -6,10 +6,12 @@ A table in TOML names the files to change and the tests that must notice the cha
     package = "r18"
     files = ["runtime/arena.py", "backend/program.py"]
     tests = ["tests/runtime/test_executor.py"]
+    kinds = ["state"]
     classes = ["cache_key"]
 
-`classes` are the operators to use, all by default. Each mutant is a change to a copy of the
-package, which pytest imports in a process of its own.
+`kinds` are those of the mutants that the tests are to judge, and `classes` the operators to use;
+all by default. Each mutant is a change to a copy of the package, which pytest imports in a process
+of its own.
 """
 
 from __future__ import annotations
@@ -62,16 +64,21 @@ class Part:
     """Files of a package, by globs relative to it, and the tests that judge changes to them.
 
     classes: the operators of the changes; () for all. Of files that kernels run, the oracle judges
-    the others.
+    the others. kinds: those of the changes, of `KINDS`; () for all.
     """
 
     package: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
     classes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     def has(self, mutant: Mutant) -> bool:
-        return self.names(mutant.file) and (not self.classes or mutant.operator in self.classes)
+        return (
+            self.names(mutant.file)
+            and (not self.classes or mutant.operator in self.classes)
+            and (not self.kinds or mutant.kind in self.kinds)
+        )
 
     def names(self, file: str) -> bool:
         return any(fnmatchcase(file, glob) for glob in self.files)
@@ -91,23 +98,30 @@ class _Ended:
 
 
 def parts_of(table: Path) -> tuple[Part, ...]:
-    """The parts that a table names; raises `UsageError` for a damaged one."""
+    """The parts that a table names; raises `UsageError` for a damaged one, and `UnknownName` for a
+    kind that is none."""
     try:
         data = tomllib.loads(table.read_text("utf-8"))
-        return tuple(
+        parts = tuple(
             Part(
                 one["package"],
                 tuple(one["files"]),
                 tuple(one["tests"]),
                 tuple(one.get("classes", ())),
+                tuple(one.get("kinds", ())),
             )
             for one in data["part"]
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{table} is not a table of parts: {error!r}\n"
-            "  it needs [[part]] entries with package, files, tests and, if not all, classes"
+            "  it needs [[part]] entries with package, files, tests and, if not all, kinds and "
+            "classes"
         ) from None
+    for kind in (kind for part in parts for kind in part.kinds):
+        if kind not in KINDS:
+            raise unknown("kind of mutants", kind, KINDS)
+    return parts
 
 
 def reasons_in(parts: tuple[Part, ...]) -> dict[str, str]:
@@ -156,7 +170,8 @@ def run_tested(
     """Run the tests of a table on mutants of its files; returns the share that they caught.
 
     The tests run from the current folder. records_folder, again: as in `r18_oracle.mutation.run`; a
-    result is reused as long as the files of its part and of the tests are the same.
+    result is reused as long as the files of its part and of the tests are the same, that of a
+    mutant that was caught as long as the file of the test that caught it is.
     Raises `R18Error` if the tests fail on the unchanged sources, and `UsageError` for a damaged
     table or no mutants.
     """
@@ -195,7 +210,9 @@ def run_tested(
     def judge(mutant: Mutant) -> None:
         part = there[mutant]
         ended = _tested(part, {mutant.file: mutant.source}, LEAST + SLACK * paces[part])
-        save(Result.of(mutant, plan.diff(mutant), part.tests, _finding(ended), ended.seconds))
+        finding = _finding(ended)
+        tests = _caught_by(part, finding) or part.tests
+        save(Result.of(mutant, plan.diff(mutant), tests, finding, ended.seconds))
         progress(len(fates), len(chosen), mutant.id)
 
     with ThreadPoolExecutor(workers or 1) as threads:
@@ -284,6 +301,14 @@ def _tested(part: Part, changes: Mapping[str, str], limit: float | None) -> _End
             process.wait()
             return _Ended(None, "", seconds())
         return _Ended(process.returncode, output, seconds())
+
+
+def _caught_by(part: Part, finding: Finding | None) -> tuple[str, ...]:
+    """The tests of the part in the file of the one that failed; none if that is unknown."""
+    if finding is None or finding.check != "tests":
+        return ()
+    file = finding.message.partition("::")[0]
+    return tuple(test for test in part.tests if test.partition("::")[0] == file)
 
 
 def _finding(ended: _Ended) -> Finding | None:

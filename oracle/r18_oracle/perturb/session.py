@@ -17,8 +17,8 @@ from r18_oracle.perturb.tasks import Result, perturb_kernel, program_job
 from r18_oracle.search.coverage import program_refusal
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.tasks import kernel_job
-from r18_oracle.search.worker import Job, Outcome, run_jobs
-from r18_oracle.session import backend_with, deadline_in, matching
+from r18_oracle.search.worker import Job, Outcome, deadline_in, run_jobs
+from r18_oracle.session import backend_with, matching
 
 
 @dataclass

@@ -14,7 +14,8 @@ from r18.machine import cpus
 from r18_oracle.sanitize.record import Record, verdict
 from r18_oracle.sanitize.run import TOOLS, KernelResult, Request, Runner, find, parts, version_of
 from r18_oracle.search.profiles import profile
-from r18_oracle.session import backend_with, deadline_in, matching
+from r18_oracle.search.worker import deadline_in
+from r18_oracle.session import backend_with, matching
 
 
 @dataclass

@@ -52,14 +52,16 @@ class Share:
     @property
     def known(self) -> tuple[Problem, ...]:
         """The fixed problems. A kernel gets its op's corners and its crossings; a choice gets
-        crossings at the edges that not all choices have, and many tiles."""
+        crossings at the edges that not all choices have, and many tiles. What a kernel names
+        itself is among them in every profile."""
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
         found = (
             (*corners(op, *limits), *crossings(self.one, *limits))
             if self.common is None
             else (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
         )
-        return found[self._first :: self.how.every]
+        some = found[self._first :: self.how.every]
+        return (*some, *(extra for extra in self.one.extra_problems if extra not in some))
 
     def of_network(self, every: Iterable[Problem]) -> Iterator[tuple[int, Problem]]:
         """The network's problems for the kernel, each with its place among all of them.

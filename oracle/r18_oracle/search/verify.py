@@ -32,7 +32,7 @@ from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.replay import fresh
 from r18_oracle.search.tasks import campaign_job, finding_of, network_job
-from r18_oracle.search.worker import Job, Outcome, Pool, run_jobs
+from r18_oracle.search.worker import Job, Outcome, Pool, deadline_in, run_jobs
 from r18_oracle.xfails import ExpectedFailure
 
 
@@ -46,6 +46,7 @@ class Request:
     network, weights: the network to run, whose problems campaigns include; its weights source.
     precisions: of the network runs; empty for all that the backend can run.
     workers:    number of worker processes; None for one per core.
+    minutes:    the time limit; what is not done by then is left. None for no limit.
     simulated_kernels: whether to run campaigns on simulated devices, which take longer than all
                 others together. If not, such a device only runs the network.
     """
@@ -58,6 +59,7 @@ class Request:
     fusion: str = "all"
     seed: int = 0
     workers: int | None = None
+    minutes: float | None = None
     simulated_kernels: bool = True
     settled: frozenset[str] = frozenset()
     expected: tuple[ExpectedFailure, ...] = ()
@@ -123,11 +125,12 @@ class BackendResult:
 
 @dataclass
 class Verification:
-    """The results of every backend."""
+    """The results of every backend. left: what the time limit left undone, kernels and networks."""
 
     request: Request
     backends: list[BackendResult]
     seconds: float = 0.0
+    left: tuple[str, ...] = ()
 
     @property
     def findings(self) -> list[Finding]:
@@ -140,8 +143,8 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Nothing was found but what was expected, and all of that."""
-        return self.executed and not self.findings and not self.passed
+        """Nothing was found but what was expected, and all of that; nothing is left."""
+        return self.executed and not (self.findings or self.passed or self.left)
 
     @property
     def executed(self) -> bool:
@@ -164,6 +167,8 @@ class Verification:
             did += f", {counted(expected, 'expected failure')}"
         if self.passed:
             did += f", {len(self.passed)} that should have failed and passed"
+        if self.left:
+            did += f"; the time limit left {', '.join(self.left)}"
         if self.executed:
             return did
         idle = ", ".join(result.name for result in self.backends if not result.executed)
@@ -190,32 +195,35 @@ def verify(
 
     on_start gets the number of jobs, on_progress the kernel and problem of each call, on_done the
     kernel of each finished job. Crashes, hangs and network problems that no kernel takes are
-    findings. Raises `UnknownName` if no kernel matches the glob, what making a weights source
-    raises, and `R18Error` if a job has no outcome, so that no kernel is left out silently.
+    findings. At the time limit the kernels that are done are complete, and the others are left.
+    Raises `UnknownName` if no kernel matches the glob, what making a weights source raises, and
+    `R18Error` if a job has no outcome, so that no kernel is left out silently.
     """
-    start = time.perf_counter()
+    start, deadline = time.perf_counter(), deadline_in(request.minutes)
     runs = {name: _BackendRun(name, backend, request) for name, backend in backends.items()}
     _check_glob(request.kernels, backends)
     _check_expected(request, backends)
     jobs = [job for run in runs.values() for job in run.jobs()]
     on_start(len(jobs))
-    missing = len(jobs)
+    missing = {id(job): job.kernel for job in jobs}
     for outcome in run_jobs(
         jobs,
         workers=request.workers,
         on_progress=lambda job, problem: on_progress(job.kernel, problem),
+        deadline=deadline,
     ):
         runs[outcome.job.backend].take(outcome)
         on_done(outcome.job.kernel)
-        missing -= 1
-    if missing:
+        del missing[id(outcome.job)]
+    if missing and time.monotonic() < deadline:
         raise R18Error(
-            f"{missing} of {len(jobs)} jobs have no outcome: this is a fault of the oracle"
+            f"{len(missing)} of {len(jobs)} jobs have no outcome: this is a fault of the oracle"
         )
     for run in runs.values():
         run.complete()
     results = [run.result for run in runs.values()]
-    return Verification(request, results, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Verification(request, results, seconds, tuple(missing.values()))
 
 
 def _check_glob(glob: str, backends: Mapping[str, Backend]) -> None:

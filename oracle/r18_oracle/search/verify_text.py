@@ -104,6 +104,7 @@ def to_json(verification: Verification) -> dict[str, Any]:
         "seconds": round(verification.seconds, 3),
         "executed": verification.executed,
         "closing": verification.closing(),
+        "left": list(verification.left),
         "findings": [finding.to_json() for finding in verification.findings],
         "expected_failures": [
             {"finding": finding.to_json(), "reason": entry.reason, "link": entry.link}

@@ -8,6 +8,7 @@ the two.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -123,12 +124,22 @@ class Pool:
         self.close()
 
     def run(
-        self, jobs: Sequence[Job], on_progress: Callable[[Job, Problem | None], None] | None = None
+        self,
+        jobs: Sequence[Job],
+        on_progress: Callable[[Job, Problem | None], None] | None = None,
+        deadline: float = math.inf,
     ) -> Iterator[Outcome]:
-        """One outcome for each job, as they finish; closing the iterator early ends the workers."""
+        """One outcome for each job, as they finish; closing the iterator early ends the workers.
+
+        So does the deadline, on the clock of `time.monotonic`; the jobs that are left have no
+        outcome then.
+        """
         waiting = list(jobs)
         try:
             while waiting or any(w.job for w in self._workers):
+                if time.monotonic() >= deadline:
+                    self.close()
+                    return
                 self._staff(len(waiting))
                 for worker in self._workers:
                     if worker.job is None and waiting:
@@ -189,15 +200,21 @@ class Pool:
             self._workers.append(_start(_variables(self._threads, self._folder.name)))
 
 
+def deadline_in(minutes: float | None) -> float:
+    """`minutes` from now, on the clock of `time.monotonic`; infinity for None."""
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+
 def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int | None = None,
     on_progress: Callable[[Job, Problem | None], None] | None = None,
+    deadline: float = math.inf,
 ) -> Iterator[Outcome]:
     """Run every job in a pool of its own; see `Pool.run`."""
     with Pool(workers) as pool:
-        yield from pool.run(jobs, on_progress)
+        yield from pool.run(jobs, on_progress, deadline)
 
 
 def _variables(threads: int, folder: str) -> dict[str, str]:
@@ -383,6 +400,9 @@ def _serve(pipe: Connection, errors: Connection | None, environment: dict[str, s
         os.dup2(errors.fileno(), 2)
         errors.close()
     isolation.leave_parent()
+    # The start method of an ordinary process. With that of a worker's own start, Numba makes a
+    # lock with a name, which whoever kills the worker would leave behind.
+    multiprocessing.set_start_method(None, force=True)
     worker = os.getpid()
 
     def say(what: str, content: Any) -> None:

@@ -86,10 +86,12 @@ def mutate_table(options: Options, folder: Path) -> Table:
     for device in listed(options, "devices"):
         for name, run in record_of(folder, "mutate", device)["backends"].items():
             if asked is None or name in asked.split(","):
-                runs.append(run)
-                keys = ("mutants", "killed", "survived", "equivalent", "invalid", "left")
-                counts = (f"{run[key]:,}" for key in keys)
-                rows.append((name, device, *counts, f"{run['score']:.2f} %"))
+                for files, one in {"": run, **run.get("samples", {})}.items():
+                    runs.append(one)
+                    keys = ("mutants", "killed", "survived", "equivalent", "invalid", "left")
+                    counts = (f"{one[key]:,}" for key in keys)
+                    what = f"{name}, `{files}`" if files else name
+                    rows.append((what, device, *counts, f"{one['score']:.2f} %"))
     if not rows:
         raise UsageError(f"no record of {options['devices']} has mutants of '{asked}'")
     heads = (

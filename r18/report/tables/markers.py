@@ -21,7 +21,8 @@ tuned:    device, precision, batch; backend (cupy), network, before. The time of
 verify:   device; backend (cupy). What was verified; a row for each op and algorithm.
 sanitize: device. The findings of compute-sanitizer's tools.
 perturb:  device. What ran with delays, and the findings; a row each for kernels and programs.
-mutate:   devices; backends (all). The share of mutants caught; a row for each backend.
+mutate:   devices; backends (all). The share of mutants caught; a row for each backend and choice
+          of files.
 profile:  device, precisions, batches; backend (cupy), memory (contiguous or channels-last). CPU
           and CUDA time of the drop-in; a row for each fusion level, precision and batch.
 explain:  device, peers (as dumps name them, `_` for `, `); expected (numpy), network (resnet18).

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,8 @@ from r18_cupy.integers.stem_wgmma import (
     pack_weight,
 )
 from r18_oracle.ops.normalize import normalization
+from r18_oracle.search.choices import Share
+from r18_oracle.search.profiles import profile
 
 NUMPY = r18_numpy.Backend()
 PARTS = next(k for k in NUMPY.kernels() if k.op is QuantizedConvMaxPool)
@@ -385,6 +389,16 @@ def test_a_tile_is_for_one_kind_of_image(image: Image) -> None:
             assert refused == f"this tile takes images of {tile.image.name.lower()}"
 
 
+@pytest.mark.parametrize("effort", ["brief", "quick"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_tile_is_shown_a_problem_of_its_image(effort: str, seed: int) -> None:
+    assert len({tile.name for tile in TILES}) == len(TILES)
+    for tile in TILES:
+        one = StemWgmma(config=tile)
+        shown = Share(one, profile(effort), seed, common=frozenset(one.edges)).known
+        assert any(one.refusal(problem) is None for problem in shown), tile.name
+
+
 def test_macros_of_images_are_those_of_the_device_code() -> None:
     header = (compiler.KERNELS / "integers/stem_image.cuh").read_text()
     found = dict(re.findall(r"#define IMAGE_(\w+) (\d+)", header))
@@ -396,3 +410,43 @@ def test_only_hopper_itself_runs_it() -> None:
     assert KERNEL.runs_on((9, 0))
     assert not KERNEL.runs_on((10, 0))
     assert KERNEL.id == "cupy/qconv2d_maxpool2d/few_channels_wgmma/int8/nhwc"
+
+
+# -- division ----------------------------------------------------------------------------------
+
+
+def rounded(number: Fraction) -> Fraction:
+    """To float32, to nearest even; for numbers that are neither tiny nor huge."""
+    if not number:
+        return number
+    exponent = math.frexp(float(number))[1]  # may be off by one at a power of two
+    unit = Fraction(2) ** (exponent - 24)
+    if abs(number) >= unit * 2**24:
+        unit *= 2
+    elif abs(number) < unit * 2**23:
+        unit /= 2
+    return round(number / unit) * unit
+
+
+def corrected_quotient(x: np.float32, scale: np.float32) -> Fraction:
+    """`Divisor::quotient`, with every fused multiply-add rounded once."""
+    number, divisor = Fraction(float(x)), Fraction(float(scale))
+    reciprocal = rounded(1 / divisor)
+    found = rounded(number * reciprocal)
+    for _ in range(2):
+        found = rounded(rounded(number - found * divisor) * reciprocal + found)
+    return found
+
+
+def test_a_corrected_quotient_is_what_a_division_gives() -> None:
+    """Any numbers, and multiples of half a scale, to the last bit and one beside."""
+    rng = np.random.default_rng(0)
+    scales = np.exp2(rng.uniform(-80, 80, 400)).astype(np.float32)
+    scales[:8] = np.nextafter(np.float32(2.0) ** np.arange(8), np.float32(0))
+    for scale in scales:
+        halves = (rng.integers(-256, 257, 8) * np.float32(0.5)).astype(np.float32) * scale
+        beside = np.nextafter(halves, rng.choice([-np.inf, np.inf], 8).astype(np.float32))
+        wild = rng.uniform(-256, 256, 8).astype(np.float32) * scale
+        for x in np.concatenate([halves, beside, wild]):
+            if abs(x / scale) >= 0.125:  # below, both round to 0
+                assert corrected_quotient(x, scale) == Fraction(float(x / scale)), (x, scale)

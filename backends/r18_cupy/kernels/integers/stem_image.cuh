@@ -30,24 +30,57 @@ struct RawQuad {
 };
 #endif
 
+// Divides by one scale, rounded as a division is. CUDA's own branches for each quotient, which then
+// wait for each other; here many are on their way at once.
+struct Divisor {
+  float scale, reciprocal, limit;
+  bool ordinary;  // no step below underflows or overflows
+
+  __device__ __forceinline__ explicit Divisor(float scale)
+      : scale(scale),
+        reciprocal(__frcp_rn(scale)),
+        limit(256 * scale),  // quotients beyond saturate anyway
+        ordinary(scale > 0x1p-90f && scale < 0x1p90f) {}
+
+  // A quotient within one unit in the last place, corrected by its exact remainder, is the rounded
+  // one if the reciprocal is rounded to nearest (Markstein, IBM J. Res. Dev. 34, 1990). The first
+  // correction brings it there.
+  template <bool ORDINARY>
+  __device__ __forceinline__ float quotient(float x) const {
+    if (!ORDINARY) return __fdiv_rn(x, scale);
+    const float number = fminf(fmaxf(x, -limit), limit);
+    float found = __fmul_rn(number, reciprocal);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      found = __fmaf_rn(__fmaf_rn(-found, scale, number), reciprocal, found);
+    }
+    return found;
+  }
+};
+
 // A thread's quad of every line: AHEAD stages of LINES lines are read ahead by each of THREADS.
 template <int AHEAD, int LINES, int THREADS>
 struct ImageReader {
   const unsigned char* image;  // the CTA's image
   unsigned memory;  // in shared memory: the table of pixels, or the thread's first float32 quad
-  float scale;      // of float32
+  Divisor by;       // of float32
   int channels, h, w;
   int first;   // column of its first pixel
   bool words;  // whether a quad is inside of the image or outside, and its words are aligned
 
   __device__ __forceinline__ ImageReader(const unsigned char* x, const void* weight, unsigned memory,
                                          int index, const ConvShape& p, int first, int thread)
-      : memory(memory), scale(0), channels(p.c), h(p.h), w(p.w), first(first), words(p.w % 4 == 0) {
+      : memory(memory),
+        by(TILE_IMAGE == IMAGE_FLOAT32 ? *static_cast<const float*>(weight) : 1.0f),
+        channels(p.c),
+        h(p.h),
+        w(p.w),
+        first(first),
+        words(p.w % 4 == 0) {
     const size_t elements = (size_t)index * p.c * p.h * p.w;
 #if TILE_IMAGE == IMAGE_FLOAT32
     image = x + elements * sizeof(float);
     this->memory += thread * 16;
-    scale = *static_cast<const float*>(weight);
 #else
     image = x + elements;
 #if TILE_IMAGE == IMAGE_PIXELS
@@ -111,17 +144,30 @@ struct ImageReader {
 
   // Outside of the image are zeros.
   __device__ __forceinline__ void convert(Quad& pixels, const RawQuad&, int slot, int) const {
+    if (!by.ordinary) {
+      divide<false, MAX_CHANNELS>(pixels, slot);
+    } else if (channels == 3) {
+      divide<true, 3>(pixels, slot);
+    } else {
+      divide<true, MAX_CHANNELS>(pixels, slot);
+    }
+  }
+
+  template <bool ORDINARY, int MOST>
+  __device__ __forceinline__ void divide(Quad& pixels, int slot) const {
     int integers[MAX_CHANNELS][4] = {};
 #pragma unroll
-    for (int c = 0; c < MAX_CHANNELS; ++c) {
-      if (c >= channels) break;
+    for (int c = 0; c < MOST; ++c) {
+      if (MOST == MAX_CHANNELS && c >= channels) break;
       float four[4];
       asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
                    : "r"(place(slot, c))
                    : "memory");
 #pragma unroll
-      for (int i = 0; i < 4; ++i) integers[c][i] = __float2int_rn(__fdiv_rn(four[i], scale));
+      for (int i = 0; i < 4; ++i) {
+        integers[c][i] = __float2int_rn(by.quotient<ORDINARY>(four[i]));
+      }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

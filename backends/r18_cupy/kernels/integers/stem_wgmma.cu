@@ -282,9 +282,10 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
   // mbarriers, a full/empty pair per slot of the ring: `full` when a stage has been written, `empty`
   // when all consumer warps have read it.
   const unsigned barriers = shared_address(shared);
-  const unsigned staging = barriers + 128;
-  const unsigned lines = staging + CONSUMERS / 32 * STAGING_BYTES;
-  const unsigned image_memory = lines + STAGES * STAGE_BYTES;  // of the image's reader
+  // NOTE: memcheck takes an operand of `wgmma` for one piece. Behind the lines there must be memory.
+  const unsigned lines = barriers + 128;
+  const unsigned staging = lines + STAGES * STAGE_BYTES;
+  const unsigned image_memory = staging + CONSUMERS / 32 * STAGING_BYTES;  // of the image's reader
   const auto full = [&](int slot) { return barriers + slot * 16; };
   const auto empty = [&](int slot) { return barriers + slot * 16 + 8; };
 
@@ -341,12 +342,15 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
         if (stage >= STAGES) mbarrier_wait(empty(place.slot), place.phase ^ 1);
         reader.wait();
         if (quad < QUADS) {
+          Quad pixels[OWN_LINES];
 #pragma unroll
           for (int i = 0; i < OWN_LINES; ++i) {
-            Quad pixels;
-            reader.convert(pixels, raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
+            reader.convert(pixels[i], raw[ahead][i], ahead * OWN_LINES + i, line_of(stage, i));
+          }
+#pragma unroll
+          for (int i = 0; i < OWN_LINES; ++i) {
             const int line = line0 + i * (STAGE_LINES / OWN_LINES);
-            store_quad(lines + place.slot * STAGE_BYTES + line * LINE_BYTES, pixels, even, odd);
+            store_quad(lines + place.slot * STAGE_BYTES + line * LINE_BYTES, pixels[i], even, odd);
           }
         }
         fence_async_proxy();  // wgmma reads them

@@ -44,8 +44,9 @@ def _cache_key(view: View, node: ast.AST) -> Iterator[Change]:
             for decorator in decorators:
                 yield from _uncached(view, node, decorator)
             if KEYED.search(node.name):
-                for inner in ast.walk(node):
-                    yield from _fewer(view, inner)
+                for statement in node.body:  # not the annotations
+                    for inner in ast.walk(statement):
+                        yield from _fewer(view, inner)
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if KEY.search(name):
             function = view.function(node)
             if function is None or not KEYED.search(function.name):
