@@ -58,7 +58,16 @@ def refusal() -> str:
     return ""
 
 
-REFUSAL = refusal() if PRESENT else ""
+SWITCH = "R18_AMX"
+"""Tiles are used where this variable is 1: no CPU that has them has run these kernels yet."""
+
+
+def why_not() -> str:
+    """Why a CPU that has tiles does not use them, or nothing."""
+    return refusal() if os.environ.get(SWITCH) == "1" else f"off; {SWITCH}=1 uses it"
+
+
+REFUSAL = why_not() if PRESENT else ""
 AVAILABLE = PRESENT and not REFUSAL
 
 
