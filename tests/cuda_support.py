@@ -27,6 +27,7 @@ def entries() -> tuple[Entry, ...]:
     return tuple(dict.fromkeys(entry for kernel in all_kernels() for entry in kernel.entries()))
 
 
+@cache
 def waits(entry: Entry) -> bool:
     """Whether a function waits for the launch before it: by itself, or through what it includes."""
     return any(
@@ -36,6 +37,7 @@ def waits(entry: Entry) -> bool:
     )
 
 
+@cache
 def parameters(entry: Entry) -> list[type[np.generic] | str]:
     """The parameters of a function as written: "pointer", a struct's name, or a scalar type."""
     text = "\n".join(path.read_text() for path in cuda_files(entry.path, KERNELS))

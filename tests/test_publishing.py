@@ -339,7 +339,7 @@ def test_the_core_dumps_and_compares(core: Environment) -> None:
 def test_the_oracle_runs(oracle: Environment) -> None:
     text = oracle.output(
         *("r18", "verify", "--backend", "numpy", "--network", "tiny"),
-        *("--kernels", "numpy/conv2d/*/fp32", "--workers", "1"),
+        *("--kernels", "numpy/conv2d/*/fp32", "--workers", "1", "--profile", "brief"),
     )
     assert "numpy/conv2d/im2col/fp32" in text
     assert text.strip().endswith("no finding")

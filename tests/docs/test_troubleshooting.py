@@ -18,7 +18,7 @@ from PIL import Image
 
 from commands import Done, r18
 from planted import BY_NAME
-from r18.backend import CompileOptions
+from r18.backend import CompileOptions, Program
 from r18.backend.registry import load_backend
 from r18.graph.resnet import network
 from r18.images.preprocess import Preprocess, preprocess_image
@@ -318,32 +318,39 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def written(folder: Path, image: np.ndarray[Any, Any]) -> None:
-    """What a program of another language writes: its input, and what its first layer makes."""
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def first_layer() -> Iterator[Program]:
     schedule = network("resnet18")
     first = schedule.between(schedule.input, "conv1")
     program = load_backend("numpy").compile(
         first, load_weights("synthetic", schedule), CompileOptions(fusion="none")
     )
-    image[None].astype("<f4").tofile(folder / "image.bin")
-    program(image[None].astype(np.float32)).astype("<f4").tofile(folder / "conv1.bin")
+    yield program
     program.close()
 
 
-def test_preprocessing(photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def written(folder: Path, image: np.ndarray[Any, Any], first_layer: Program) -> None:
+    """What a program of another language writes: its input, and what its first layer makes."""
+    folder.mkdir()
+    image[None].astype("<f4").tofile(folder / "image.bin")
+    first_layer(image[None].astype(np.float32)).astype("<f4").tofile(folder / "conv1.bin")
+
+
+def test_preprocessing(
+    photo: Path, first_layer: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On ResNet-18 itself, whose input a photograph is scaled to."""
     monkeypatch.chdir(photo.parent)
     dump, diff = ROWS["preprocessing"].command
     out = tmp_path / "right"
     assert run(dump.replace("--out right", f"--out {out}"), "").code == 0
     picture = Image.open(photo)
-    written(tmp_path / "mine", preprocess_image(picture))
+    written(tmp_path / "mine", preprocess_image(picture), first_layer)
     assert first_bad(r18("diff", out, tmp_path / "mine")) is None
     (shown,) = ROWS["preprocessing"].shows
     for number, wrong in enumerate(WRONG):
         mine = tmp_path / f"mine{number}"
-        written(mine, wrong(picture))
+        written(mine, wrong(picture), first_layer)
         done = run(diff.replace("right mine", f"{out} {mine}"), "")
         assert done.code == 1, wrong
         assert shown in done.out, wrong

@@ -22,6 +22,7 @@ from hypothesis.extra import numpy as arrays
 from typer.testing import CliRunner, Result
 
 import r18_oracle.dumps.dumps as dumps_module
+from commands import tool
 from pooling_backends import Pooling
 from r18.backend import Array, CompileOptions, Kernel, Program
 from r18.backend.host import HostKernel
@@ -699,19 +700,12 @@ def test_dump_command_of_a_file(tmp_path: Path, dumped: Path) -> None:
 
 def test_the_tool_is_the_same_diff(dumped: Path, weights: Weights, tmp_path: Path) -> None:
     write_dump(tmp_path / "wrong", WrongLayer3(), TINY, weights, seeded(TINY, 2))
-    for folder, code in ((dumped, 0), (tmp_path / "wrong", 1), (tmp_path / "none", 2)):
-        ran = subprocess.run(
-            [
-                sys.executable,
-                TOOLS / "diag_e2e_compare.py",
-                "--torch_dir",
-                dumped,
-                "--cuda_dir" if code else "--dump_dir",
-                folder,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert ran.returncode == code, ran.stderr
-    assert ran.stderr == f"diag_e2e_compare: '{tmp_path / 'none'}' does not exist\n"
+    command = [sys.executable, TOOLS / "diag_e2e_compare.py", "--torch_dir", dumped]
+    ran = subprocess.run(
+        [*command, "--dump_dir", dumped], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    for folder, code in ((tmp_path / "wrong", 1), (tmp_path / "none", 2)):
+        done = tool("diag_e2e_compare", "--torch_dir", dumped, "--cuda_dir", folder)
+        assert done.code == code, done.err
+    assert done.err == f"diag_e2e_compare: '{tmp_path / 'none'}' does not exist\n"

@@ -40,7 +40,10 @@ def zero_outside(x: Array, rows: Array, columns: Array) -> Array:
 
 def nearest_outside(x: Array, rows: Array, columns: Array) -> Array:
     h, w = x.shape[2:]
-    taken: Array = x[:, :, rows.clip(0, h - 1)[:, None], columns.clip(0, w - 1)]
+    # For so few numbers `clip` takes more than twice as long; this is what campaigns call most.
+    rows = np.minimum(np.maximum(rows, 0), h - 1)
+    columns = np.minimum(np.maximum(columns, 0), w - 1)
+    taken: Array = x[:, :, rows[:, None], columns]
     return taken
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from r18_oracle.search.campaign import run_campaign
 from r18_oracle.search.choices import Share, with_choices
 from r18_oracle.search.profiles import profile
 
-QUICK = profile("quick")
+QUICK = replace(profile("quick"), shrink_seconds=0.0)
 
 
 def limited(scratch: Callable[[Problem], int] | None) -> Kernel:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from commands import tool
 from r18 import records
 from r18.backend import Timing
 from r18.backend.tuned import APART
@@ -474,23 +475,16 @@ def test_the_tool_writes_and_checks(folder: Path) -> None:
     document = folder / "page.md"
     document.write_text(block("verify device=nvidia-h200"))
 
-    def tool(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "tools" / "make_tables.py"), *options]
-        return subprocess.run(
-            [*command, "--records", str(folder), str(document)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    checked = tool("--check")
+    given = ("--records", str(folder), str(document))
+    command = [sys.executable, str(ROOT / "tools" / "make_tables.py"), "--check", *given]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (1, "page.md: differs\n")
     assert "old" in document.read_text()
-    assert tool().returncode == 0
+    assert tool("make_tables", *given).code == 0
     assert "| gap | mean |" in document.read_text()
-    assert tool("--check").returncode == 0
+    assert tool("make_tables", "--check", *given).code == 0
     document.write_text(block("nonsense"))
-    assert tool().returncode == 2
+    assert tool("make_tables", *given).code == 2
 
 
 def test_a_caption_says_how_far_series_lie_apart() -> None:

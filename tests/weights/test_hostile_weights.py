@@ -117,12 +117,12 @@ def test_an_archive_of_a_million_names_is_not_listed(tmp_path: Path) -> None:
 ONCE = """
 import os
 from pathlib import Path
-import torch
 from r18 import files
 from r18.graph.resnet import tiny
 from r18.weights import export_weights, load_weights
 path, weights = Path({path!r}), load_weights("synthetic", tiny())
 if path.suffix == ".pth":
+    import torch
     torch.save({{name: torch.tensor(array) for name, array in weights.items()}}, path)
 else:
     export_weights(path, weights, tiny(), format=path.suffix[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -93,8 +94,9 @@ def test_what_is_recorded_of_other_sources_does_not_count(monkeypatch: pytest.Mo
         assert by_this_compiler(entry) == ours
 
 
-def problems(kernel: CudaKernel) -> list[Problem]:
-    """The schedules' problems that the kernel takes, at two batch sizes and every level.
+@cache
+def every_problem() -> list[Problem]:
+    """The schedules', at two batch sizes and every level.
 
     Softmax and relayouts, which no step of a schedule names, are among them.
     """
@@ -102,7 +104,6 @@ def problems(kernel: CudaKernel) -> list[Problem]:
         problem
         for network in (tiny(), resnet18())
         for problem in schedule_problems(network, (1, 5))
-        if kernel.refusal(problem) is None
     }
     return sorted(found, key=str)
 
@@ -110,7 +111,7 @@ def problems(kernel: CudaKernel) -> list[Problem]:
 @EACH_KERNEL
 def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
     """As many arguments as parameters, of their types, with buffers that exist."""
-    taken = problems(kernel)
+    taken = [problem for problem in every_problem() if kernel.refusal(problem) is None]
     assert taken, "no problem of any schedule"
     for problem in taken:
         launches = kernel.launches(problem)

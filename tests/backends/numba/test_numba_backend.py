@@ -17,15 +17,13 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import r18_numba
-from commands import r18
 from r18.backend import Array, CompileOptions, DeviceInfo
-from r18.backend.registry import Listing, load_backend
+from r18.backend.registry import load_backend
 from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.precision import FP16, FP32, Precision
 from r18.graph.resnet import resnet18
@@ -41,7 +39,7 @@ from r18_oracle.generate.corners import corners
 from r18_oracle.judge.reference import reference
 from r18_oracle.search import records as evidence
 from r18_oracle.search.profiles import profile
-from r18_oracle.search.verify import Request, Verification, suited
+from r18_oracle.search.verify import Request, suited
 from support import output_of, run_python
 
 SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
@@ -306,73 +304,6 @@ def test_each_builder_keeps_a_function_for_each_argument(
     assert [build(*values) for values in every] == built
 
 
-# -- the oracle, in the simulator --------------------------------------------------------------
-
-
-def test_the_oracle_finds_nothing_on_any_simulated_kernel() -> None:
-    """By the command, with all that it asks of a simulated device."""
-    done = r18("verify", "--backend", "numba", "--profile", "brief", "--json")
-    assert done.code == 0, done.out + done.err
-    data = json.loads(done.out)
-    (found,) = data["backends"]
-    assert (found["device"]["name"], found["left_out"]) == ("CUDA simulator (no GPU)", "")
-    assert [kernel["kernel"] for kernel in found["kernels"]] == [k.id for k in simulated_kernels()]
-    for kernel in found["kernels"]:
-        assert (kernel["verdict"], kernel["network_problems"] > 0) == ("ok", True), kernel
-        assert kernel["problems"] > kernel["network_problems"]
-        assert kernel["checks"]["repeatability"] >= kernel["problems"] - kernel["network_problems"]
-    runs = [(run["network"], run["precision"], run["ok"]) for run in found["checkpoints"]]
-    assert runs == [("tiny", name, True) for name in ("fp32", "fp16", "int8")]
-
-
-def test_among_all_backends_a_simulated_one_compares_the_network_alone(
-    backend: r18_numba.Backend, tmp_path: Path
-) -> None:
-    """And says so; and what it ran in software is no record."""
-    line = Listing("numba", "r18", backend.probe())
-    page, junit, records = (tmp_path / name for name in ("page.html", "junit.xml", "records"))
-    with patch("r18.runtime.listing.lines", lambda: [line]):
-        done = r18(
-            *("verify", "--precision", "fp16", "--html", page, "--junit", junit),
-            *("--record", "--records", records),
-        )
-    assert done.code == 0, done.out + done.err
-    lines = done.out.splitlines()
-    assert lines[0] == (
-        "numba: CUDA simulator (no GPU): only the network 'tiny'; its kernels with --backend numba"
-    )
-    assert any(line.startswith("tiny on numba in fp16, fusion 'all', ") for line in lines)
-    assert any(
-        line.startswith("numba: 0 kernels on 0 problems and 1 network in ") for line in lines
-    )
-    assert lines[-1] == "numba: not recorded: CUDA simulator (no GPU) is simulated"
-    assert not records.exists()
-    assert "numba/program/all/fp16" in junit.read_text()
-    assert "numba" in page.read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "searched"),
-    [((), False), (("--kernels", "numba/relu/*"), True), (("--backend", "numba"), True)],
-)
-def test_simulated_kernels_are_searched_when_they_are_asked_for(
-    arguments: tuple[str, ...], searched: bool, backend: r18_numba.Backend
-) -> None:
-    asked: list[Request] = []
-
-    def verify(backends: object, request: Request, **options: object) -> Verification:
-        asked.append(request)
-        return Verification(request, [])
-
-    line = Listing("numba", "r18", backend.probe())
-    with (
-        patch("r18.runtime.listing.lines", lambda: [line]),
-        patch("r18_oracle.search.verify.verify", verify),
-    ):
-        r18("verify", *arguments)
-    assert [request.simulated_kernels for request in asked] == [searched]
-
-
 # -- what a GPU compiles -----------------------------------------------------------------------
 
 
@@ -461,6 +392,32 @@ def test_a_kernel_is_known_by_the_modules_that_it_is_made_of() -> None:
     assert len(set(digests)) == len(digests)
 
 
+def copied_package(folder: Path) -> Path:
+    package = folder / "r18_numba"
+    shutil.copytree(Path(r18_numba.__file__).parent, package, ignore=IGNORED)
+    return package
+
+
+def digests(package: Path, changed: str = "") -> dict[str, str]:
+    """Of each kernel, in a new process that imports the package, with a changed module or none."""
+    if changed:
+        with (package / changed).open("a") as stream:
+            stream.write("CHANGED = True\n")
+    code = """
+import json, r18_numba
+print(r18_numba.__file__)
+print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
+"""
+    file, found = output_of(code, path=[package.parent]).splitlines()
+    assert Path(file).parent == package
+    read: dict[str, str] = json.loads(found)
+    return read
+
+
+def test_a_copy_of_the_package_has_the_same_digests(tmp_path: Path) -> None:
+    assert digests(copied_package(tmp_path)) == {k.id: k.digest for k in all_kernels()}
+
+
 @pytest.mark.parametrize(
     ("module", "stale"),
     [
@@ -497,22 +454,10 @@ def test_a_changed_module_makes_the_kernels_stale_that_it_is_part_of(
     module: str, stale: set[str], tmp_path: Path
 ) -> None:
     """In a copy of the package; what a GPU verified is recorded before the change."""
-    package = tmp_path / "r18_numba"
-    shutil.copytree(Path(r18_numba.__file__).parent, package, ignore=IGNORED)
-    code = """
-import json, r18_numba
-print(r18_numba.__file__)
-print(json.dumps({k.id: k.digest for k in r18_numba.Backend().kernels()}))
-"""
-    file, before = output_of(code, path=[tmp_path]).splitlines()
-    assert Path(file).parent == package
-    assert json.loads(before) == {k.id: k.digest for k in all_kernels()}
-    with (package / module).open("a") as stream:
-        stream.write("CHANGED = True\n")
-    _, after = output_of(code, path=[tmp_path]).splitlines()
+    after = digests(copied_package(tmp_path), module)
     entries = {
         name: SimpleNamespace(verified=True, digest=digest, findings=[])
-        for name, digest in json.loads(after).items()
+        for name, digest in after.items()
     }
     record = SimpleNamespace(kernels=entries)
     reasons = evidence.stale(load_backend("numba"), all_kernels(), [record])
