@@ -58,7 +58,7 @@ LONGEST = (
     *("mutation/test_mutate.py", "conformance/test_conformance.py"),
     *("docs/test_troubleshooting.py", "generate/test_stems.py", "cli/test_cli.py"),
     *("backends/numba/test_numba_integers.py", "sanitize/test_sanitize.py"),
-    *("dropin/test_int8.py", "search/test_choices.py", "search/test_history.py"),
+    *("dropin/test_int8.py", "search/test_campaign_choices.py", "search/test_history.py"),
 )
 """The files that take longest, 113 CPU seconds to 17, come first, so that no process is left alone
 with one."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -307,6 +307,8 @@ def _op_from_json(data: dict[str, Any]) -> Op:
     for name, value in data["settings"].items():
         if isinstance(value, dict):
             settings[name] = _op_from_json(value)
+        elif value is None and type(None) in get_args(types[name]):
+            settings[name] = None
         else:
             settings[name] = msgspec.convert(value, types[name])
         kind_of = types[name]  # generic ones are converted, and only classes are compared

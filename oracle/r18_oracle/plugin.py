@@ -110,7 +110,7 @@ def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
 
     An empty selection is one, since the suite would pass without a test.
     """
-    from r18.backend.registry import load_backend
+    from r18.backend.registry import get_backend
     from r18.errors import UsageError, unknown_kernel
     from r18.graph.resnet import network
     from r18_oracle.search.profiles import profile
@@ -122,7 +122,8 @@ def _parameters(fixture: str, config: pytest.Config) -> dict[str, Any]:
         raise UsageError("no backend can run here; `r18 backends` says why")
     if fixture == "r18_backend_name":
         return dict(zip(names, names, strict=True))
-    offered = [(name, kernel) for name in names for kernel in load_backend(name).kernels()]
+    # A probed backend lists what its device runs, and no more.
+    offered = [(name, kernel) for name in names for kernel in get_backend(name).kernels()]
     if fixture == "r18_precision":
         return {f"{name}/{k.precision.name}": (name, k.precision.name) for name, k in offered}
     glob = config.getoption("--r18-kernels")

@@ -180,7 +180,7 @@ def test_what_a_fused_stem_reads_and_makes() -> None:
     assert plain.macs((5, 2, 17, 9)) == 5 * 4 * 9 * 5 * 18
     assert plain.label == f"{conv.label}+{pool.label}"
     assert whole.label == f"{pixels.label}+{conv.label}+{pool.label}"
-    with pytest.raises(ShapeError, match="pixels is a QuantizePixels"):
+    with pytest.raises(ShapeError, match="image is a Quantize or a QuantizePixels"):
         QuantizedConvMaxPool(conv, pool, Normalize((0.5,), (0.25,)))  # type: ignore[arg-type]
 
 

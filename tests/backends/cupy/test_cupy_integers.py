@@ -498,8 +498,8 @@ def test_tiles_multiply_bytes_by_the_sign_of_the_image(tile: IntegerMmaTile) -> 
 @pytest.mark.parametrize("sm", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize("bits", LIMITS)
 def test_a_whole_network_is_planned_in_nhwc(sm: str, bits: int) -> None:
-    """From float images and from pixels: no layout changes on the way. The fused stem reads
-    quantised images as planes, or pixels."""
+    """From float images and from pixels: no layout changes on the way. The fused stem makes the
+    integers of either."""
     convolution = {"sm_75": "direct", "sm_90": "implicit_gemm_wgmma"}.get(sm, "implicit_gemm_mma")
     backend = On(capability(sm))
     integers = quantized(fuse(resnet18(), "all"), bits)
@@ -509,8 +509,9 @@ def test_a_whole_network_is_planned_in_nhwc(sm: str, bits: int) -> None:
         ops = [step.problem.op for step in plan.steps]
         assert not [op for op in ops if isinstance(op, QuantizedRelayout)]
         images = [step.kernel for step in plan.steps if len(step.problem.output) == 4]
-        planes = {kernel.op for kernel in images if kernel.layout is NCHW}
-        assert planes == ({Quantize} if sm == "sm_90" and pixels is None else set())
+        assert not [kernel for kernel in images if kernel.layout is NCHW]
+        makers = {type(op) for op in ops} & {Quantize, QuantizePixels}
+        assert makers == (set() if sm == "sm_90" else {QuantizePixels if pixels else Quantize})
         assert any(isinstance(op, QuantizedConvMaxPool) for op in ops) == (sm == "sm_90")
         convs = {
             s.kernel.algorithm for s in plan.steps if isinstance(s.problem.op, QuantizedConv2d)

@@ -43,6 +43,7 @@ from r18_numba_cpu import Backend, compiled
 from r18_numba_cpu.integers import BY_AMX, BY_VNNI, gemm, without
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI
 from r18_numba_cpu.kernels.arguments import Depth
+from r18_oracle import plugin
 from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import kinds_for, make_case
 from r18_oracle.judge.verdict import judge
@@ -301,6 +302,7 @@ HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
 def test_every_number_of_threads_gives_the_same_bits() -> None:
     code = """
 import emulated_tiles, hashlib, json, numba
+from r18_oracle import plugin
 from r18_oracle.check.call import observe
 from r18_oracle.generate.inputs import make_case
 from test_numba_cpu_integers import CONVS, Backend, conv_problem, others
@@ -351,6 +353,21 @@ def test_a_cpu_without_vnni_has_the_portable_kernels(
     options = CompileOptions(precision="int8", kernels={"qconv2d": WITH_VNNI[0].id})
     with pytest.raises(UnknownName, match="did you mean 'numba-cpu/qconv2d/implicit_gemm/int8'"):
         Backend().compile(quantized(schedule), weights, options)
+
+
+def test_the_conformance_suite_lists_what_the_cpu_runs(
+    monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """Its workers know no other kernels: they probe the backend first."""
+    monkeypatch.setattr(compiled.module("integers.vnni"), "AVAILABLE", False)
+    monkeypatch.setattr(compiled.module("integers.amx"), "AVAILABLE", False)
+    pytestconfig.stash[plugin.CHOSEN] = ["numba-cpu"]
+    try:
+        listed = plugin._parameters("r18_kernel", pytestconfig)
+    finally:
+        del pytestconfig.stash[plugin.CHOSEN]
+    assert "numba-cpu/qconv2d/implicit_gemm/int8" in listed
+    assert not [name for name in listed if name.endswith(("_vnni/int8", "_amx/int8"))]
 
 
 @pytest.mark.skipif(not compiled.module("integers.vnni").AVAILABLE, reason="this CPU has no VNNI")
