@@ -163,11 +163,10 @@ def conv_maxpool(
     columns, sums, image = _parts_of(Problem(op, (shape,)), workspace, out.dtype)
     for index in range(len(out)):
         given = x[index : index + 1]
-        if isinstance(op.image, Quantize):
-            quantize(op.image, (given,), weights[3:], image, workspace)
-        elif op.image is not None:
-            quantize_pixels(op.image, (given,), weights[3:], image, workspace)
-        given = given if op.image is None else image
+        if op.image is not None:
+            make: HostFunction = quantize if isinstance(op.image, Quantize) else quantize_pixels
+            make(op.image, (given,), weights[3:], image, workspace)
+            given = image
         conv(op.conv, (given,), weights[:3], sums, columns)
         maxpool(pool, (sums,), (), out[index : index + 1], workspace)
 

@@ -439,7 +439,7 @@ def corrected_quotient(x: np.float32, scale: np.float32) -> Fraction:
 
 
 def test_a_corrected_quotient_is_what_a_division_gives() -> None:
-    """Any numbers, and multiples of half a scale, to the last bit and one beside."""
+    """Of any numbers, of multiples of half a scale, and of their neighbours in float32."""
     rng = np.random.default_rng(0)
     scales = np.exp2(rng.uniform(-80, 80, 400)).astype(np.float32)
     scales[:8] = np.nextafter(np.float32(2.0) ** np.arange(8), np.float32(0))

@@ -1,6 +1,6 @@
 """Quantised ops on the CPU: equal to the bit at every edge of a tile, in every cut, on every road.
 
-What is asked of each road of a sum is the same: by AMX (its instructions emulated where the CPU has
+The same tests run each way to compute a sum: by AMX (its instructions emulated where the CPU has
 none), by VNNI (skipped by name where the CPU has none), and portable, in float32.
 """
 

@@ -29,12 +29,9 @@ from r18_oracle.ops import conv2d_maxpool2d
 from r18_oracle.ops.integers import qconv2d, quantize
 from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.integers.requantize import explained, requantized
-from r18_oracle.ops.integers.spec import BITS, QuantizedSpec
+from r18_oracle.ops.integers.spec import BITS, IMAGES, QuantizedSpec
 from r18_oracle.ops.normalize import normalization
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
-
-IMAGES = (0, 1, 2)
-"""What the setting `image` may be: the image is int8, pixels, or numbers."""
 
 LARGE = (
     (89, 1, 41, 1),  # two strips of six turns at most per image: three would be another wave
@@ -58,20 +55,22 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
 
     def settings(self, op: QuantizedConvMaxPool) -> Numbers:
         own = qconv2d.SPEC.settings(op.conv)
-        return own | {"image": 0 if op.image is None else 1 if op.of_pixels else 2}
+        if op.image is None:
+            return own | {"image": IMAGES.index("int8")}
+        return own | {"image": IMAGES.index("pixels" if op.of_pixels else "numbers")}
 
     def quantized(self, problem: Problem, settings: Numbers) -> Problem:
         op = problem.op
         assert isinstance(op, ConvMaxPool)
-        kind = settings.get("image", 0)
-        conv = qconv2d.SPEC.quantized(
-            Problem(op.conv, problem.inputs), settings | ({"signed": 1} if kind else {})
-        ).op
+        kind = IMAGES[settings.get("image", 0)]
+        signed = {} if kind == "int8" else {"signed": 1}
+        conv = qconv2d.SPEC.quantized(Problem(op.conv, problem.inputs), settings | signed).op
         assert isinstance(conv, QuantizedConv2d)
         image: Quantize | QuantizePixels | None = None
-        if kind:
-            pixels = QuantizePixels(normalization(op.conv.in_channels))
-            image = pixels if kind == 1 else Quantize()
+        if kind == "pixels":
+            image = QuantizePixels(normalization(op.conv.in_channels))
+        elif kind == "numbers":
+            image = Quantize()
         return Problem(QuantizedConvMaxPool(conv, op.pool, image), problem.inputs)
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
@@ -80,7 +79,7 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
     def corners(self) -> Iterator[Problem]:
         yield from super().corners()
         for problem, bits in zip(self.inner.corners(), cycle(BITS), strict=False):
-            for image in IMAGES[1:]:
+            for image in range(1, len(IMAGES)):
                 settings = {"signed": 1, "narrow": BITS.index(bits), "image": image}
                 with suppress(ShapeError):  # more products than a sum holds
                     yield self.quantized(problem, settings)
@@ -90,7 +89,7 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
         """A ResNet's stem on `LARGE` images of int8, of pixels and of numbers."""
         conv = Conv2d(1, 16, (7, 7), (2, 2), (3, 3), bias=True, relu=True)
         op = ConvMaxPool(conv, MaxPool2d((3, 3), (2, 2), (1, 1)))
-        for image in IMAGES:
+        for image in range(len(IMAGES)):
             for shape in LARGE:
                 settings = {"signed": 1, "narrow": 0, "image": image}
                 yield self.quantized(Problem(op, (shape,)), settings)
@@ -167,7 +166,7 @@ class _Asked:
 
     def refusal(self, problem: Problem) -> str | None:
         found: str | None = None
-        for image in IMAGES:
+        for image in range(len(IMAGES)):
             settings = {"signed": 1, "narrow": 0, "image": image}
             found = self._kernel.refusal(self._spec.quantized(problem, settings))
             if found is None:
@@ -194,21 +193,21 @@ def _pixels(x: Array, rng: Rng) -> tuple[Array, Array]:
 def _numbers(x: Array, rng: Rng, kind: str) -> tuple[Array, Array]:
     """Numbers and a scale that make these integers, (N, C, H, W).
 
-    Impulses are these integers exactly. Edges are ties that go to an even integer, and lie close to
-    ties beside the others; or, with a scale that is no power of two, ties to the last bit, which
-    may make the integer beside. The ends saturate.
+    Impulses are these integers exactly. Edges whose scale is a power of two are ties where the
+    integer is even, and almost ties where it is odd. With another scale they are ties but for the
+    last bit, so the integer may differ by one. Half of the numbers at the ends lie far beyond them.
     """
     if kind == "impulse":
         return x / 64, np.array([1 / 64])
     scale = float(np.float32(rng.uniform(0.01, 0.05)))
-    beside = rng.uniform(-0.45, 0.45, x.shape)
+    offset = rng.uniform(-0.45, 0.45, x.shape)
     if kind == "edges":
-        beside = rng.choice([-0.5, 0.5], x.shape)
+        offset = rng.choice([-0.5, 0.5], x.shape)
         if rng.integers(2):
             scale = float(np.exp2(rng.integers(-6, 1)))
-            beside *= np.where(x % 2 == 0, 1, 0.998)
+            offset *= np.where(x % 2 == 0, 1, 0.998)
     beyond = np.where(rng.random(x.shape) < 0.5, 1.0, np.exp2(rng.uniform(0, 60, x.shape)))
-    units = np.where((x == 127) | (x == -128), x * beyond, x + beside)
+    units = np.where((x == 127) | (x == -128), x * beyond, x + offset)
     return units * scale, np.array([scale])
 
 

@@ -32,15 +32,18 @@ NUMBERS: dict[str, tuple[int, ...]] = {
 """What the settings of an op may be: how narrow a weight is (`BITS`), and whether the image, and
 the residual, are int8 and not uint8."""
 
+IMAGES = ("int8", "pixels", "numbers")
+"""What an op makes its integers of, by the number `image`: int8 is taken as it is."""
+
 DRAWN = {
     "signed": st.integers(0, 1),
     "signed_residual": st.integers(0, 1),
     "narrow": st.sampled_from((0, 0, 1, 2)),
     "wide": st.sampled_from((0, 0, 0, 1)),
-    "image": st.sampled_from((0, 1, 2)),
+    "image": st.integers(0, len(IMAGES) - 1),
 }
 """How each number is drawn. `wide` says that values are float32, as a relayout's may be; `image`
-what an op makes its integers of, if not 0: 1 pixels, 2 numbers."""
+is an index of `IMAGES`."""
 
 
 FULL = 4
