@@ -83,8 +83,10 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
     blocking = bands(shape, most_threads(), group)
     flip = flip_of(stored[0], group)
     how = Requantization(int(flip), residual, stored[-1] == "int8", *ends)
-    cover = tiles.cover(shape, blocking.rows, stored[0] == "int8")
-    extra = (*cover, *tiles.configuration(cover)) if group == AMX else ()
+    extra: tuple[int, ...] = ()
+    if group == AMX:
+        cover = tiles.cover(shape, blocking.rows, stored[0] == "int8")
+        extra = (*cover, *tiles.configuration(cover))
     return np.array(packed_numbers(shape, blocking, how, sums_size(group), *extra), np.int64)
 
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from r18_numba_cpu.compiled import ceil_div, module
-from r18_numba_cpu.kernels.arguments import ConvShape, Cover
-
-TILES = 2
-"""Tiles of outputs, and of channels, that are multiplied at a time."""
+from r18_numba_cpu.kernels.arguments import GROUP, TILES, ConvShape, Cover
 
 MOST_ROWS, MOST_NBYTES = 16, 64
 """The rows of a tile, and the bytes of a row."""
-
-GROUP = 4
-"""Bytes that are multiplied at a time: a row of B has groups of them."""
 
 
 def step(length: int) -> int:

@@ -122,6 +122,13 @@ class Terms(NamedTuple):
     how: Requantization
 
 
+TILES = 2
+"""AMX's tiles of outputs, and of channels, that are multiplied at a time."""
+
+GROUP = 4
+"""Bytes of K that AMX multiplies at a time: an int32 of B has as many."""
+
+
 class Cover(NamedTuple):
     """How AMX's tiles cover the outputs of a band.
 

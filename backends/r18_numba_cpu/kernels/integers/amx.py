@@ -24,18 +24,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.arguments import COVER, Cover, Tile
+from r18_numba_cpu.kernels.arguments import COVER, GROUP, TILES, Cover, Tile
 from r18_numba_cpu.kernels.integers.bytes import BYTE
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS, rolled
 from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic
-
-GROUP = 4
-"""Bytes of K in an int32 of B."""
-
-TILES = 2
-"""Tiles of A that are multiplied at a time."""
 
 INT_NBYTES = 4
 
