@@ -52,14 +52,6 @@ def test_linux_is_asked_for_tiles(value: int, said: str, monkeypatch: pytest.Mon
     assert seen == [(158, 0x1023, 18)]
 
 
-def test_tiles_are_off_unless_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "refusal", lambda: "")
-    monkeypatch.delenv("R18_AMX", raising=False)
-    assert amx.why_not() == "off; R18_AMX=1 uses it"
-    monkeypatch.setenv("R18_AMX", "1")
-    assert amx.why_not() == ""
-
-
 def test_other_systems_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx.sys, "platform", "darwin")
     assert amx.refusal() == f"no permission on {platform.system()}"

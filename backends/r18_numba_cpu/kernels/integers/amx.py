@@ -52,16 +52,8 @@ def refusal() -> str:
     return ""
 
 
-SWITCH = "R18_AMX"
-"""Tiles are used where this variable is 1: no CPU that has them has run these kernels yet."""
-
-
-def why_not() -> str:
-    """Why a CPU that has tiles does not use them, or nothing."""
-    return refusal() if os.environ.get(SWITCH) == "1" else f"off; {SWITCH}=1 uses it"
-
-
-REFUSAL = why_not() if PRESENT else ""
+REFUSAL = refusal() if PRESENT else ""
+"""Why Linux does not let a CPU that has tiles use them, or nothing."""
 AVAILABLE = PRESENT and not REFUSAL
 
 
