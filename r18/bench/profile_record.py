@@ -47,10 +47,14 @@ def save(
         data = row.to_json()
         del data["batch"]
         made.setdefault(name, head)["rows"].append(data)
-    old = records.load(path, Profile)
-    groups = (old.groups if old else {}) | msgspec.convert(made, dict[str, ProfileGroup])
-    ordered = dict(sorted(groups.items(), key=lambda item: _order(item[1])))
-    records.write(path, Profile(device=device.name, groups=ordered))
+    mine = msgspec.convert(made, dict[str, ProfileGroup])
+
+    def with_mine(old: Profile | None) -> Profile:
+        groups = (old.groups if old else {}) | mine
+        ordered = dict(sorted(groups.items(), key=lambda item: _order(item[1])))
+        return Profile(device=device.name, groups=ordered)
+
+    records.update(path, Profile, with_mine)
     return path
 
 

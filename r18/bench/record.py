@@ -7,6 +7,7 @@ batch. A later run replaces the groups that it measured, each as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,17 @@ def save(
         if not mine:
             continue
         path = records.path_of(folder, WHAT, device)
-        old = records.load(path, Bench)
-        groups = (old.groups if old else {}) | _groups(mine, about, fusion, device)
-        ordered = dict(sorted(groups.items(), key=lambda item: _order(item[1])))
-        records.write(path, Bench(device=device.name, ratio=RATIO, groups=ordered))
+        added = partial(_with, device.name, _groups(mine, about, fusion, device))
+        records.update(path, Bench, added)
         written.append(path)
     return written
+
+
+def _with(device: str, groups: dict[str, BenchGroup], old: Bench | None) -> Bench:
+    """The record with these groups in place of older ones."""
+    every = (old.groups if old else {}) | groups
+    ordered = dict(sorted(every.items(), key=lambda item: _order(item[1])))
+    return Bench(device=device, ratio=RATIO, groups=ordered)
 
 
 def _devices(field: Iterable[Contender]) -> dict[str, DeviceInfo]:

@@ -86,9 +86,13 @@ def save(
             "sha256": found.sha256,
         }
     name = entry_name(request, images.folder.name, workers, found)
-    old = records.load(path, Evaluate)
-    entries = (old.entries if old else {}) | {name: msgspec.convert(entry, EvaluateEntry)}
-    records.write(path, Evaluate(device=device.name, entries=dict(sorted(entries.items()))))
+    mine = {name: msgspec.convert(entry, EvaluateEntry)}
+
+    def with_mine(found: Evaluate | None) -> Evaluate:
+        entries = (found.entries if found else {}) | mine
+        return Evaluate(device=device.name, entries=dict(sorted(entries.items())))
+
+    records.update(path, Evaluate, with_mine)
     return path
 
 

@@ -2,8 +2,8 @@
 
 There is one file for each kind of evidence and each device: `verify-nvidia-h200.json`,
 `bench-nvidia-h200.json`. A record appears whole or not at all, and a later run replaces only what
-it measured. `kinds` has their types, `files` reads and writes them, `environment` says what a run
-depended on.
+it measured; runs at the same time take turns. `kinds` has their types, `files` reads and writes
+them, `environment` says what a run depended on.
 """
 
 from r18.records.environment import environment, key_of, now
@@ -15,6 +15,7 @@ from r18.records.files import (
     load_all,
     path_of,
     slug,
+    update,
     write,
 )
 from r18.records.kinds import KINDS, Environment
@@ -32,5 +33,6 @@ __all__ = [
     "now",
     "path_of",
     "slug",
+    "update",
     "write",
 ]

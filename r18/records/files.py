@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from r18.atomic import write_text
 from r18.backend import DeviceInfo
-from r18.errors import UsageError, plain
+from r18.errors import R18Error, UsageError, plain
 from r18.files import JSON_LIMIT, read_object
 from r18.records.kinds import Record
 
@@ -71,6 +79,36 @@ def write(path: Path, data: Record | dict[str, Any]) -> None:
     write_text(path, json.dumps(plain, indent=1, allow_nan=False) + "\n")
 
 
+def update(path: Path, kind: type[Kind], change: Callable[[Kind | None], Kind]) -> None:
+    """Replace a record by what `change` makes of it, or of None where there is no file.
+
+    Commands that do so at the same time take turns, so none loses what another has written. Raises
+    as `load` and `write`.
+    """
+    with _locked(path.parent):
+        write(path, change(load(path, kind)))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Other processes that ask for the folder wait. The lock goes with the process, and leaves no
+    file behind. On Windows, which cannot lock a folder, it does nothing.
+    """
+    if fcntl is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise R18Error(f"cannot write to '{folder}': {error}; choose another place") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def _located(data: Any, kind: type[Any], message: str) -> str:
     """The message of a `ValidationError` with keys in place of msgspec's `[...]`.
 
@@ -112,5 +150,6 @@ __all__ = [
     "load_all",
     "path_of",
     "slug",
+    "update",
     "write",
 ]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -15,14 +18,14 @@ from r18 import records
 from r18.backend import DeviceInfo, Kernel, Resources
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
-from r18.errors import UsageError
+from r18.errors import R18Error, UsageError
 from r18.records.kinds import KINDS, Tuned, Verify
 from r18_numba.catalogue import all_kernels
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import Finding
 from r18_oracle.search import records as evidence
 from r18_oracle.search.campaign import KernelReport
-from r18_oracle.search.profiles import profile
+from r18_oracle.search.profiles import PROFILES, profile
 from r18_oracle.search.verify import BackendResult, Request, Verification
 from support import ROOT
 
@@ -233,6 +236,55 @@ def test_the_command_line_writes_one(tmp_path: Path) -> None:
     assert entry["findings"][0]["kernel"] == "toy/relu/maximum/fp32"
 
 
+def test_what_is_sound_is_recorded_before_the_run_ends(tmp_path: Path) -> None:
+    """A run that something ends from outside loses the kernels that it is at, and no others."""
+    ended = patch.object(evidence, "save", side_effect=R18Error("the machine is gone"))
+    with ended, patch.dict(PROFILES, thorough=replace(PROFILES["brief"], name="thorough")):
+        done = r18(
+            *("verify", "--backend", "faulty_backends:Right", "--kernels", "*/relu/*", "--record"),
+            *("--records", tmp_path, "--findings", tmp_path / "findings", "--workers", 1),
+        )
+    assert (done.code, "the machine is gone" in done.err) == (REFUSED, True)
+    record = typed(record_in(tmp_path))
+    assert [entry.verified for entry in record.kernels.values()] == [True]
+
+
+def test_a_part_of_a_run_leaves_the_other_parts(tmp_path: Path) -> None:
+    backend: Any = Catalogue(A, B)
+    for kernel in (A, B):
+        (part,) = run_of(kernel).backends
+        evidence.keep(part, Request(profile("thorough")), backend, tmp_path)
+    assert sorted(record_in(tmp_path)["kernels"]) == [A.id, B.id]
+
+
+def test_a_simulated_device_has_no_record(tmp_path: Path) -> None:
+    (part,) = run_of(A, device=replace(H200, simulated=True)).backends
+    backend: Any = Catalogue(A)
+    assert evidence.keep(part, Request(profile("thorough")), backend, tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_at_the_same_time_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "verify-nvidia-h200.json"
+    environment = msgspec.convert(records.environment(H200), records.Environment)
+
+    def add(name: str) -> None:
+        def with_mine(old: Verify | None) -> Verify:
+            time.sleep(0.002)  # for the others to read what this one is about to replace
+            found = (old.environments if old else {}) | {name: environment}
+            return Verify(device=H200.name, environments=found, kernels={}, networks={})
+
+        records.update(path, Verify, with_mine)
+
+    names = [f"environment {index}" for index in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add, names))
+    found = records.load(path, Verify)
+    assert found is not None
+    assert found.environments.keys() == set(names)
+    assert list(path.parent.iterdir()) == [path]
+
+
 # -- what is stale -----------------------------------------------------------------------------
 
 
@@ -384,7 +436,6 @@ UNRECORDED = "No record of a GPU holds them yet."
 
 NOT_YET_RUN = frozenset(
     {
-        "cupy/qconv2d_maxpool2d/few_channels_wgmma/int8/nhwc",
         "numba/qconv2d/implicit_gemm/int8/m128n128k8",
         "numba/qconv2d/implicit_gemm/int8/m64n128k8",
         "numba/qconv2d/implicit_gemm/int8/m32n64k8",

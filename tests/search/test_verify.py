@@ -97,10 +97,11 @@ def mended() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the command, what it computed, and its files."""
+    """A run of the command, what it computed, and its files. sound: what it told on the way."""
 
     done: Done
     verification: Verification
+    sound: list[BackendResult]
     findings: Path
     junit: Path
 
@@ -122,9 +123,10 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("faulty")
     findings, junit = folder / "findings", folder / "reports" / "junit.xml"
     made: list[Verification] = []
+    sound: list[BackendResult] = []
 
     def recorded(*arguments: Any, **options: Any) -> Verification:
-        made.append(verify(*arguments, **options))
+        made.append(verify(*arguments, **options | {"on_sound": sound.append}))
         return made[-1]
 
     with patch.dict(PROFILES, short=SHORT), patch.object(verify_module, "verify", recorded):
@@ -134,7 +136,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
             *("--workers", 2),
         )
     assert done.code == 1, done.err
-    return Run(done, made[0], findings, junit)
+    return Run(done, made[0], sound, findings, junit)
 
 
 def test_each_fault_is_found_and_the_run_goes_on(faulty: Run) -> None:
@@ -215,6 +217,17 @@ def test_each_finding_is_printed_with_all_that_shows_it(faulty: Run) -> None:
         assert load(path) == finding
     values = [f for f in faulty.verification.findings if f.check in ("exact", "bound")]
     assert all(f.coordinate is not None for f in values)
+
+
+def test_what_has_no_finding_is_told_at_once(faulty: Run) -> None:
+    """Kernels that passed, each alone, and neither those that took nothing nor the network."""
+    (result,) = faulty.verification.backends
+    blamed = {finding.kernel for finding in result.findings}
+    right = [r.kernel for r in result.kernels if r.verdict == "ok" and r.kernel not in blamed]
+    assert right
+    assert all((part.findings, part.checkpoints) == ([], []) for part in faulty.sound)
+    told = [report.kernel for part in faulty.sound for report in part.kernels]
+    assert sorted(told) == sorted(right)
 
 
 def test_the_table_shows_verdicts_and_refusals(faulty: Run) -> None:

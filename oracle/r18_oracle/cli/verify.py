@@ -132,7 +132,12 @@ def verify(
         )
         with progress_bar() as bar:
             verification = verifying.verify(
-                chosen, request, on_start=bar.start, on_progress=bar.show, on_done=bar.advance
+                chosen,
+                request,
+                on_start=bar.start,
+                on_progress=bar.show,
+                on_done=bar.advance,
+                on_sound=evidence.keeper(request, chosen, records if record else None),
             )
     _print(verification, findings, as_json)
     _write_reports(verification, findings, junit, html)

@@ -51,10 +51,14 @@ def save(reasons: Reasons, expected: str | Path, got: str | Path, folder: Path) 
         "steps": [_step(row, schedule) for row in reasons.rows],
     }
     path = records.path_of(folder, WHAT, device)
-    old = records.load(path, Explain)
     name = f"{schedule.name}/{ours.backend}/{theirs.backend}"
-    entries = (old.entries if old else {}) | {name: msgspec.convert(entry, ExplainEntry)}
-    records.write(path, Explain(device=device.name, entries=dict(sorted(entries.items()))))
+    mine = {name: msgspec.convert(entry, ExplainEntry)}
+
+    def with_mine(found: Explain | None) -> Explain:
+        entries = (found.entries if found else {}) | mine
+        return Explain(device=device.name, entries=dict(sorted(entries.items())))
+
+    records.update(path, Explain, with_mine)
     return path
 
 

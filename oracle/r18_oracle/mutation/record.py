@@ -67,7 +67,8 @@ class Journal:
         environment = records.environment(device)
         self._key = records.key_of(environment)
         self._environment = msgspec.convert(environment, Environment)
-        old = self._others().get(plan.target.backend)
+        record = records.load(self.path, Mutate)
+        old = record.backends.get(plan.target.backend) if record else None
         same = old and all(getattr(old, name) == value for name, value in self._how.items())
         self._old = old if same else None
         self._entries = self._fresh()
@@ -142,9 +143,13 @@ class Journal:
             "by_hand": dict(sorted(by_hand.items())),
             "results": dict(sorted(entries.items())),
         }
-        backends = self._others() | {self._plan.target.backend: MutateRun(**run)}
-        ordered = dict(sorted(backends.items()))
-        records.write(self.path, Mutate(device=self._device.name, backends=ordered))
+        mine = {self._plan.target.backend: MutateRun(**run)}
+
+        def with_mine(found: Mutate | None) -> Mutate:
+            backends = (found.backends if found else {}) | mine
+            return Mutate(device=self._device.name, backends=dict(sorted(backends.items())))
+
+        records.update(self.path, Mutate, with_mine)
 
     def _keeps_score(self, request: Mapping[str, Any]) -> bool:
         """Whether the record has a score of other mutants: of tokens, or of other files."""
@@ -154,11 +159,6 @@ class Journal:
         if self._kind == "state":
             return bool(kinds - {"state"})
         return kinds != {"state"} and request["files"] != self._old.files
-
-    def _others(self) -> dict[str, MutateRun]:
-        """The runs in the file, by backend; another process may have added some."""
-        record = records.load(self.path, Mutate)
-        return record.backends if record else {}
 
     def _fresh(self) -> dict[str, Fate]:
         """The old fates of mutants whose change and kernels are the same."""

@@ -8,7 +8,7 @@ device is enough.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from r18.backend import Backend, Kernel
 from r18.errors import UsageError
 from r18.records.kinds import VerifiedKernel, VerifiedNetwork, Verify
 from r18_oracle.findings import Finding
-from r18_oracle.search.verify import BackendResult, Verification, counted
+from r18_oracle.search.verify import BackendResult, Request, Verification, counted
 from r18_oracle.search.verify_text import kernel_json
 
 WHAT = "verify"
@@ -39,28 +39,52 @@ def check_profile(name: str) -> None:
 def save(verification: Verification, backends: Mapping[str, Backend], folder: Path) -> list[str]:
     """Write the results to the record of each backend's device; returns a line for each.
 
-    backends: those that were verified, by the names in `verification`. Entries of kernels and
-    networks that were not run stay as they are, except for kernels that the backend no longer
-    has. A kernel with any finding is recorded as not verified. Runs on a simulated device are not
-    recorded, since they show nothing about compiled code.
+    backends: those that were verified, by the names in `verification`. See `keep`.
     """
     lines: list[str] = []
     for result in verification.backends:
         if not result.executed:
             continue
-        if result.device.simulated:
+        path = keep(result, verification.request, backends[result.name], folder)
+        if path is None:
             lines.append(f"{result.name}: not recorded: {result.device} is simulated")
-            continue
-        path = records.path_of(folder, WHAT, result.device)
-        old = records.load(path, Verify)
-        records.write(path, merged(old, verification, result, backends[result.name]))
-        lines.append(told(result, path))
+        else:
+            lines.append(told(result, path))
     return lines
+
+
+def keeper(
+    request: Request, backends: Mapping[str, Backend], folder: Path | None
+) -> Callable[[BackendResult], None]:
+    """For `verify`: keeps each sound part at once, since a run may be ended from outside.
+
+    Without a folder it keeps nothing.
+    """
+
+    def kept(part: BackendResult) -> None:
+        if folder is not None:
+            keep(part, request, backends[part.name], folder)
+
+    return kept
+
+
+def keep(result: BackendResult, request: Request, backend: Backend, folder: Path) -> Path | None:
+    """Write a backend's results, or those so far, to the record of its device; returns its path.
+
+    Entries of kernels and networks that were not run stay as they are, except for kernels that the
+    backend no longer has. A kernel with any finding is recorded as not verified. Runs on a
+    simulated device are not recorded, since they show nothing about compiled code.
+    """
+    if result.device.simulated:
+        return None
+    path = records.path_of(folder, WHAT, result.device)
+    records.update(path, Verify, lambda old: merged(old, request, result, backend))
+    return path
 
 
 def merged(
     old: Verify | None,
-    verification: Verification,
+    request: Request,
     result: BackendResult,
     backend: Backend,
 ) -> Verify:
@@ -68,9 +92,9 @@ def merged(
     old = old or Verify(device="", environments={}, kernels={}, networks={})
     environment = records.environment(result.device)
     run = {
-        "profile": verification.request.profile.name,
-        "network": verification.request.network,
-        "seed": verification.request.seed,
+        "profile": request.profile.name,
+        "network": request.network,
+        "seed": request.seed,
         "date": records.now(),
         "environment": records.key_of(environment),
     }
@@ -85,7 +109,7 @@ def merged(
     networks = dict(old.networks)
     for checked in result.checkpoints:
         name = f"{result.name}/{checked.network}/{checked.precision}/{checked.fusion}"
-        about = {"weights": verification.request.weights, "verified": checked.ok}
+        about = {"weights": request.weights, "verified": checked.ok}
         networks[name] = msgspec.convert(run | about | checked.to_json(), VerifiedNetwork)
     now = {records.key_of(environment): msgspec.convert(environment, records.Environment)}
     used = {entry.environment for entry in kernels.values()}

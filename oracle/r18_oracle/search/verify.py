@@ -190,11 +190,13 @@ def verify(
     on_start: Callable[[int], None] = lambda jobs: None,
     on_progress: Callable[[str, Problem | None], None] = lambda what, problem: None,
     on_done: Callable[[str], None] = lambda what: None,
+    on_sound: Callable[[BackendResult], None] = lambda part: None,
 ) -> Verification:
     """Verify probed backends, given by the names that `load_backend` takes.
 
     on_start gets the number of jobs, on_progress the kernel and problem of each call, on_done the
-    kernel of each finished job. Crashes, hangs and network problems that no kernel takes are
+    kernel of each finished job, on_sound the part of a backend's result that a job without a
+    finding made: it is final then. Crashes, hangs and network problems that no kernel takes are
     findings. At the time limit the kernels that are done are complete, and the others are left.
     Raises `UnknownName` if no kernel matches the glob, what making a weights source raises, and
     `R18Error` if a job has no outcome, so that no kernel is left out silently.
@@ -212,7 +214,10 @@ def verify(
         on_progress=lambda job, problem: on_progress(job.kernel, problem),
         deadline=deadline,
     ):
-        runs[outcome.job.backend].take(outcome)
+        run = runs[outcome.job.backend]
+        run.take(outcome)
+        if (part := run.sound(outcome)) is not None:
+            on_sound(part)
         on_done(outcome.job.kernel)
         del missing[id(outcome.job)]
     if missing and time.monotonic() < deadline:
@@ -291,6 +296,20 @@ class _BackendRun:
                 result.name, outcome.job.kernel, finding=finding, seconds=outcome.seconds
             )
             result.kernels.append(report)
+
+    def sound(self, outcome: Outcome) -> BackendResult | None:
+        """The result of a job alone; None if it has a finding, which is not final yet."""
+        about = self.result.name, self.result.device
+        if any(finding.kernel == outcome.job.kernel for finding in self.result.findings):
+            return None
+        match finding_of(outcome), outcome.result:
+            case None, KernelReport(verdict="ok") as report:
+                part = BackendResult(*about, kernels=[report])
+            case None, CheckpointReport(ok=True) as checked:
+                part = BackendResult(*about, checkpoints=[checked])
+            case _:
+                return None
+        return part
 
     def complete(self) -> None:
         """When all jobs are done: find idle kernels, shrink crashes and hangs, confirm the other
