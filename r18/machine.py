@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 from threadpoolctl import LibController, threadpool_limits
 
+from r18.cpu import cpu, threads
 from r18.errors import UsageError
 
 THREADS = "OMP_NUM_THREADS"
@@ -34,10 +35,12 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def machine() -> dict[str, Any]:
     """What a time was measured on, for a record: a time means nothing without it."""
+    here = cpu()
     return {
         "platform": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cpus": cpus(),
+        "processor": here.name,
+        "cpus": here.threads,
+        "cpu": here.to_json(),
         "threads": thread_count(),
         "load_average": list(psutil.getloadavg()),
         "python": platform.python_version(),
@@ -48,10 +51,7 @@ def machine() -> dict[str, Any]:
 
 def cpus() -> int:
     """The CPUs that this process may use."""
-    process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):  # macOS has none
-        return len(process.cpu_affinity())
-    return psutil.cpu_count() or 1
+    return len(threads())
 
 
 def thread_count() -> int:
@@ -115,14 +115,6 @@ def package_version(package: str) -> str | None:
     with suppress(PackageNotFoundError):
         return version(package)
     return None
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def resident_nbytes() -> int:

@@ -16,7 +16,7 @@ from support import ROOT
 
 CORE = (
     ("errors",),
-    ("atomic", "ends", "files", "hooks", "progress"),
+    ("atomic", "cpu", "ends", "files", "hooks", "progress"),
     ("cache", "machine"),
     ("graph",),
     ("backend",),

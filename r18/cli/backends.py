@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from r18.backend.registry import VARIABLE, Listing, asked_module
 from r18.cli.options import AsJson
+from r18.cpu import cpu
 from r18.runtime.listing import entries
 
 
@@ -16,7 +17,8 @@ def backends(as_json: AsJson = False) -> None:
     """List every installed backend: its device, or why it cannot run here and the remedy.
 
     A star marks the one that auto takes. Precisions are those in which it has a kernel for every
-    step of ResNet-18.
+    step of ResNet-18. The line below the table is the CPU: the instructions that kernels choose
+    by, and the threads, cores and caches that this process may use.
     """
     found = entries()
     listing = [entry.line for entry in found]
@@ -36,6 +38,7 @@ def backends(as_json: AsJson = False) -> None:
         for line in listing
     ]
     typer.echo(tabulate(rows, ("backend", "device", "provider", "precisions")))
+    typer.echo(f"\n{cpu()}")
     if auto is not None:
         typer.echo(f"\n* taken by auto; choose another with --backend NAME or {VARIABLE}=NAME")
     if asked := asked_module():

@@ -40,8 +40,20 @@ class Environment(Part):
                 raise ValueError(f"Object missing required field `{name}` in `device`")
 
 
+class CpuFacts(Part):
+    """See `r18.cpu.Cpu`."""
+
+    name: str
+    threads: int
+    cores: int
+    nodes: int
+    instructions: list[str]
+    caches: dict[str, int]
+    sharing: dict[str, int]
+
+
 class Machine(Part):
-    """See `r18.machine.machine`."""
+    """See `r18.machine.machine`. cpu: since records tell it."""
 
     platform: str
     processor: str
@@ -51,6 +63,7 @@ class Machine(Part):
     python: str
     numpy: str
     r18: str
+    cpu: CpuFacts | UnsetType = UNSET
 
 
 class WeightsId(Part):
