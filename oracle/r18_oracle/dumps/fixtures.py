@@ -196,6 +196,8 @@ def read_fixture(folder: str | Path) -> Fixture:
             expected=tensor_file(field(data, "expected", dict)),
         )
         schedule = fixture.schedule
+        if not fixture.input.shape:
+            raise DumpError(f"'{fixture.input.name}' has no axes, and the first is the batch")
         batch = fixture.input.shape[0]
         shapes = schedule.shapes(batch)
         for file, value in ((fixture.input, schedule.input), (fixture.expected, schedule.output)):
