@@ -146,6 +146,8 @@ def of_members(rng: random.Random, data: bytes) -> bytes:
             held = {info.filename: archive.read(info) for info in archive.infolist()}
     except Exception:
         return of_bytes(rng, data)
+    if not held:  # damaged before, by another kind
+        return of_bytes(rng, data)
     name = rng.choice(list(held))
     match rng.randrange(4):
         case 0:

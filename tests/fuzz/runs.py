@@ -22,6 +22,8 @@ SECONDS = 20.0
 """The most for one file, on a busy machine; none takes a second."""
 GROWTH = 768 << 10
 """The most kilobytes that one file may add to the largest memory of the process."""
+OWN_FAULT = 97
+"""The exit code of a child in which the fuzzer itself failed."""
 MOST_MESSAGE = 4000
 """Characters; what a message quotes is less, and what it lists is known to us."""
 
@@ -109,12 +111,13 @@ def chunk(target: Target, seed: str, count: int, folder: Path) -> list[Failure]:
                 pickle.dump(found, stream)
             os._exit(0)
         finally:  # an error of the fuzzer's own
-            os._exit(97)
+            os._exit(OWN_FAULT)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
         answer = stream.read()
     _, status = os.waitpid(child, 0)
     if not answer:
-        return [Failure(target.name, target.get(folder), f"the process ended with {status}")]
+        ended = "the fuzzer failed" if status == OWN_FAULT << 8 else f"the process ended: {status}"
+        return [Failure(target.name, target.get(folder), ended)]
     result: list[Failure] = pickle.loads(answer)
     return result

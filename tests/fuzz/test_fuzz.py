@@ -5,13 +5,15 @@ A short run; `PYTHONPATH=tests python -m fuzz --minutes 60` is a long one.
 
 from __future__ import annotations
 
+import io
 import random
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from fuzz import runs
-from fuzz.damage import damaged
+from fuzz.damage import damaged, of_members
 from fuzz.runs import files, read_one
 from fuzz.targets import TARGETS, Target
 from r18.errors import R18Error
@@ -55,6 +57,12 @@ def test_damage_is_seeded_and_changes_files() -> None:
     assert len(set(drawn[0])) > 40
 
 
+def test_an_archive_without_members_is_damaged_too() -> None:
+    stream = io.BytesIO()
+    zipfile.ZipFile(stream, "w").close()
+    assert of_members(random.Random(0), stream.getvalue()) != stream.getvalue()
+
+
 def test_what_a_bad_parser_does_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of Python's, control characters, a long message, a long time, much memory."""
 
@@ -92,4 +100,4 @@ def test_a_crash_is_a_failure(tmp_path: Path) -> None:
         "x", "f", lambda folder: (folder / "f").write_bytes(b"x"), lambda _: os.kill(os.getpid(), 9)
     )
     (failure,) = runs.chunk(dies, "0", 3, tmp_path)
-    assert "the process ended with" in failure.why
+    assert "the process ended: " in failure.why
