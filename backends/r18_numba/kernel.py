@@ -64,11 +64,6 @@ class NumbaKernel(Kernel):
         return self.precision.dtype.type
 
     @property
-    def input_type(self) -> Any:
-        """The NumPy scalar type of the inputs."""
-        return self.storage
-
-    @property
     def digest(self) -> str:
         """sha256 over host and device code. Numba's version is in the record, not in here."""
         return combined([self.id, SOURCES.digest(type(self))])
@@ -109,7 +104,7 @@ class NumbaKernel(Kernel):
 
         if not isinstance(stream, NumbaStream):
             raise TypeError(f"a Numba kernel was given a {type(stream).__name__}")
-        arrays = Arrays(inputs, weights, output, workspace, self.storage, self.input_type)
+        arrays = Arrays(problem.op, self.precision, inputs, weights, output, workspace)
         self.launch(problem, arrays, stream)
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
@@ -118,24 +113,27 @@ class NumbaKernel(Kernel):
 
 
 class Arrays:
-    """A call's buffers as 1-d device arrays."""
+    """A call's buffers as 1-d device arrays, each in its own storage format."""
 
     def __init__(
         self,
+        op: Op,
+        precision: Precision,
         inputs: tuple[Buffer, ...],
         weights: tuple[Buffer, ...],
         output: Buffer,
         workspace: Buffer,
-        storage: Any,
-        input_type: Any,
     ) -> None:
         from r18_numba.device import numba_buffer
 
-        self.inputs = tuple(numba_buffer(buffer).as_array(input_type) for buffer in inputs)
-        self.out = numba_buffer(output).as_array(storage)
+        self.inputs = tuple(
+            numba_buffer(buffer).as_array(dtype.type)
+            for buffer, dtype in zip(inputs, precision.input_dtypes(op), strict=True)
+        )
+        self.out = numba_buffer(output).as_array(precision.output_dtype(op).type)
         self._weights = weights
         self._workspace = workspace
-        self._storage = storage
+        self._storage = precision.dtype.type
 
     def weight(self, place: int, dtype: Any = None) -> Any:
         """A packed weight, in the kernel's storage format unless another is given."""

@@ -197,10 +197,6 @@ class NormalizeKernel(NumbaKernel):
     algorithm = "scale_shift"
     arithmetic = "normalize"
 
-    @property
-    def input_type(self) -> Any:
-        return np.uint8
-
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         assert isinstance(problem.op, Normalize)
         return tuple(np.array(values, np.float32) for values in problem.op.scale_shift)

@@ -276,6 +276,7 @@ def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "storage": (np.float32, np.float16),
+    "number": (np.float32, np.int32),
     "tile": (TINY, SMALL),
     "side": (4, 8),
     "depth": (16, 32),
@@ -383,7 +384,9 @@ def test_a_kernel_is_known_by_the_modules_that_it_is_made_of() -> None:
         if k.source_files
     }
     assert len(names) == len({type(k) for k in all_kernels()})
-    assert names[ImplicitGemm] == ["implicit_gemm.py", "jit.py", "tile_product.py"]
+    assert names[ImplicitGemm] == [
+        *("implicit_gemm.py", "jit.py", "main_loop.py", "tile_product.py")
+    ]
     assert names[Winograd] == ["jit.py", "tile_product.py", "winograd.py"]
     assert names[DirectConv] == ["direct.py", "jit.py"]
     host = [path.name for path in SOURCES.files(ImplicitGemm) if not path.is_relative_to(DEVICE)]
@@ -431,6 +434,11 @@ def test_a_copy_of_the_package_has_the_same_digests(tmp_path: Path) -> None:
             },
         ),
         ("kernels/ops/pooling.py", {"gap/tree", "maxpool2d/direct"}),
+        (
+            "kernels/conv/main_loop.py",
+            {"conv2d/implicit_gemm", "qconv2d/implicit_gemm", "qconv2d/direct"},
+        ),
+        ("kernels/ops/linear.py", {"linear/tiled", "qlinear/tiled"}),
         ("kernels/integers/linear.py", {"qlinear/tiled"}),
         (
             "conv.py",

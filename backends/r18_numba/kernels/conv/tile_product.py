@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from r18_numba.kernels.jit import function
 from r18_numba.target import numba_cuda
 from r18_numba.tile import Tile
 
 cuda = numba_cuda()
-f32 = np.float32
 
 
 @cache
-def build_tile_product(tile: Tile) -> Any:
-    """sums[i, j] += Σ_k a[stage, k, row i]·b[stage, k, column j], in the order of k."""
+def build_tile_product(tile: Tile, number: Any) -> Any:
+    """sums[i, j] += Σ_k a[stage, k, row i]·b[stage, k, column j], in the order of k.
+
+    number: float32 or int32, of factors and sums.
+    """
     k_extent, rows, columns = tile.k, tile.rows, tile.columns
     row_vector, column_vector = tile.row_vector, tile.column_vector
     row_gap = row_vector * (tile.m // rows)
@@ -25,8 +25,8 @@ def build_tile_product(tile: Tile) -> Any:
 
     @function()
     def multiply(a, b, stage, row, column, sums):  # type: ignore[no-untyped-def]
-        left = cuda.local.array(rows, f32)
-        right = cuda.local.array(columns, f32)
+        left = cuda.local.array(rows, number)
+        right = cuda.local.array(columns, number)
         for k in range(k_extent):
             for i in range(rows):
                 left[i] = a[stage, k, i // row_vector * row_gap + row + i % row_vector]
@@ -34,6 +34,7 @@ def build_tile_product(tile: Tile) -> Any:
                 right[j] = b[stage, k, j // column_vector * column_gap + column + j % column_vector]
             for i in range(rows):
                 for j in range(columns):
-                    sums[i * columns + j] += left[i] * right[j]
+                    # Numba multiplies two int32 in int64; the conversion keeps the low 32 bits.
+                    sums[i * columns + j] += number(left[i] * right[j])
 
     return multiply

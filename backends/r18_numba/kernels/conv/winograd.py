@@ -90,7 +90,7 @@ def build_sums(tile: Tile) -> Any:
     threads, row_step = tile.threads, tile.row_step
     loads_a, loads_b = m * k_extent // threads, k_extent // row_step
     registers = rows * columns
-    multiply = build_tile_product(tile)
+    multiply = build_tile_product(tile, f32)
 
     @kernel(tile.registers)
     def winograd_sums(  # type: ignore[no-untyped-def]
