@@ -436,18 +436,10 @@ UNRECORDED = "No record of a GPU holds them yet."
 
 NOT_YET_RUN = frozenset(
     {
-        "numba/qconv2d/implicit_gemm/int8/m128n128k8",
         "numba/qconv2d/implicit_gemm/int8/m64n128k8",
         "numba/qconv2d/implicit_gemm/int8/m32n64k8",
         "numba/qconv2d/implicit_gemm/int8/m32n4k8",
         "numba/qconv2d/direct/int8",
-        "numba/qlinear/tiled/int8/m16n16k32",
-        "numba/qlinear/tiled/int8/m4n4k16",
-        "numba/qmaxpool2d/direct/int8",
-        "numba/qgap/tree/int8",
-        "numba/quantize/divide/int8",
-        "numba/quantize_pixels/table/int8",
-        "numba/qrelayout/transpose/int8",
     }
 )
 """Kernels that no GPU has run: all are compiled, and those of numba are verified in the simulator.
