@@ -168,8 +168,9 @@ class Conv2dSpec(SumSpec[Conv2d]):
         # Channels for five tiles of 64. Five does not divide the number of blocks (264 on an H200),
         # so a block's next tile covers other channels.
         yield fused(Conv2d(8, 264, (1, 1)), (120, 8, 1, 1))
-        # Tiles of 64 channels for ten rounds, if clusters of eight blocks share the sum of each.
-        yield fused(Conv2d(8, 8_192, (1, 1)), (1, 8, 1, 1))
+        # Tiles of 64 channels for two rounds of 256 blocks, where a tile ends with its first stage;
+        # for more if clusters of blocks share the sum of each.
+        yield fused(Conv2d(8, 32_768, (1, 1)), (1, 8, 1, 1))
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
         k, s, p = windows_for(kernel)[0]

@@ -94,7 +94,7 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
                 conv2d.fused(window, tiles),
                 conv2d.with_residual(replace(window, bias=True), tiles),
                 conv2d.fused(Conv2d(16, 272, (1, 1)), (120, 16, 1, 1)),
-                conv2d.fused(Conv2d(16, 8_192, (1, 1)), (1, 16, 1, 1)),
+                conv2d.fused(Conv2d(16, 32_768, (1, 1)), (1, 16, 1, 1)),
             )
         )
 
