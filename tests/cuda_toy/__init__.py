@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, DeviceInfo, Resources, RoundingContract
+from r18.backend import Array, DeviceFunction, DeviceInfo, Resources, RoundingContract
 from r18.backend import Backend as BackendBase
 from r18.backend.host import HostKernel, HostMemory, HostStream
 from r18.errors import R18Error
-from r18.graph.ops import ReLU
+from r18.graph.ops import Problem, ReLU
 from r18.graph.precision import FP32
 
 SOURCE = Path(__file__).parent / "relu.cu"
+WAIT = "wait_for_previous_launch();"
 
 
 def compiled(text: str) -> str:
@@ -30,6 +31,17 @@ def compiled(text: str) -> str:
     if found is None:
         return "pass"
     return f"out{found[1]} = {found[2].replace('0.0f', '0.0').removesuffix(' + 0.0')}"
+
+
+def ptx(text: str) -> str:
+    """PTX in which only the order of memory accesses is that of the source."""
+    wait = "griddepcontrol.wait;" if WAIT in text else ""
+    return f""".entry relu(.param .u64 relu_param_0) {{
+        ld.param.u64 %rd1, [relu_param_0];
+        {wait}
+        ld.global.f32 %f1, [%rd1];
+        ret;
+    }}"""
 
 
 def fmaxf(a: Any, b: Any) -> Any:
@@ -49,18 +61,23 @@ class Compiled(HostKernel):
     source_files = (SOURCE,)
     targets = ("sm_90",)
 
+    def functions(self, problem: Problem, target: str) -> tuple[DeviceFunction, ...]:
+        return (DeviceFunction("relu", "relu", ptx(SOURCE.read_text()), frozenset(), True),)
+
     def resources(self, target: str) -> dict[str, Resources]:
         self.machine_code(target)
         return {"relu": Resources(8, 0, 0, 0)}
 
     def machine_code(self, target: str) -> str:
-        return hashlib.sha256(compiled(SOURCE.read_text()).encode()).hexdigest()
+        text = SOURCE.read_text()
+        return hashlib.sha256((compiled(text) + ptx(text)).encode()).hexdigest()
 
 
 class Backend(BackendBase):
     """ReLU, right."""
 
     name = "cuda-toy"
+    kernel: type[Compiled] = Compiled
 
     def __init__(self) -> None:
         self.memory = HostMemory()
@@ -70,7 +87,23 @@ class Backend(BackendBase):
 
     def kernels(self) -> tuple[HostKernel, ...]:
         contract = RoundingContract("exact", "float32", "float32")
-        return (Compiled("toy", ReLU, "maximum", FP32, contract, run=run),)
+        problems = (Problem(ReLU(), ((2, 3),)),)
+        return (
+            self.kernel("toy", ReLU, "maximum", FP32, contract, run=run, extra_problems=problems),
+        )
 
     def stream(self) -> HostStream:
         return HostStream()
+
+
+class NeverWaits(Compiled):
+    """Its PTX reads what the previous launch may still write."""
+
+    def functions(self, problem: Problem, target: str) -> tuple[DeviceFunction, ...]:
+        return (DeviceFunction("relu", "relu", ptx(""), frozenset(), True),)
+
+
+class Unordered(Backend):
+    """ReLU whose values are right."""
+
+    kernel = NeverWaits

@@ -13,6 +13,7 @@ import pytest
 import cuda_toy
 from mutation_tasks import Told, asked_thrice, one_after_another
 from r18.backend.host import HostKernel
+from r18.errors import R18Error
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda import compiler
 from r18_cupy.cuda.compiler import CompileError, Entry, compile_entry
@@ -25,7 +26,7 @@ from r18_oracle.mutation.plan import Plan
 from r18_oracle.mutation.process import Ended
 from r18_oracle.mutation.run import run
 from r18_oracle.mutation.sanitizing import Heard
-from r18_oracle.mutation.trial import INVALID, Passed, Question
+from r18_oracle.mutation.trial import INVALID, PTXCHECK, Passed, Question
 from r18_oracle.sanitize.run import Request
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.worker import Job, Pool
@@ -259,6 +260,24 @@ def test_a_run_tells_invalid_and_equivalent_mutants_from_survivors(
     assert (data["invalid"], data["equivalent"]) == (counts["invalid"], counts["equivalent"])
     assert "SURVIVED: relu.cu" in score.text()
     assert done[-1] == len(score.results)
+
+
+def test_a_survivor_that_breaks_a_rule_of_ordering_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the wait every value stays right."""
+    monkeypatch.setattr(running, "sanitizer", lambda: None)
+    score = run(TOY, files="*.cu", network=None, workers=2)
+    (unordered,) = [one for one in score.results if one.mutant.before == cuda_toy.WAIT]
+    assert unordered.status == "killed"
+    assert unordered.finding is not None
+    assert unordered.finding.check == PTXCHECK
+    assert "launch-wait: relu, PTX line" in unordered.finding.message
+
+
+def test_unchanged_kernels_must_keep_the_rules_of_ordering() -> None:
+    with pytest.raises(R18Error, match="ptxcheck: launch-wait: relu, PTX line"):
+        run("cuda_toy:Unordered", files="*.cu", network=None, workers=1)
 
 
 def test_survivors_are_shown_to_the_sanitizer_and_what_it_finds_is_kept(

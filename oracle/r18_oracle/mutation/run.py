@@ -82,7 +82,8 @@ def run(
              it holds are not run again, except those of `again` (one of `AGAIN`).
 
     Equivalent mutants are not run. The unchanged kernels run first. A simulated device gets a
-    smaller profile, as in `r18 verify`. Survivors in device code then run under compute-sanitizer.
+    smaller profile, as in `r18 verify`. Device code whose values are right is checked by the rules
+    of `r18 ptxcheck`, and then under compute-sanitizer.
 
     Raises `R18Error` when an unchanged kernel fails, `UsageError` when no mutant would run, and
     what `Plan.of` raises.

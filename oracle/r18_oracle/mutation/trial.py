@@ -39,6 +39,8 @@ from r18_oracle.check.checks import examine
 from r18_oracle.findings import Failed, Finding, described
 from r18_oracle.mutation.mutants import Mutant, Target
 from r18_oracle.mutation.process import Ended, Process, Say
+from r18_oracle.ptx.check import first_violation
+from r18_oracle.ptx.parse import PtxError
 from r18_oracle.search.campaign import run_campaign, search
 from r18_oracle.search.profiles import Profile
 
@@ -93,6 +95,8 @@ SAME_CODE = "same code"
 """The check of a mutant that compiles to the machine code of the original and is therefore
 equivalent (Papadakis et al., Trivial compiler equivalence, ICSE 2015)."""
 SAME_REASON = "It compiles to the same machine code."
+PTXCHECK = "ptxcheck"
+"""The check of a mutant whose PTX violates a rule that `r18 ptxcheck` applies."""
 LATE = "late"
 """The check of a mutant that was not examined before the deadline."""
 
@@ -271,7 +275,8 @@ Announce = Callable[[Problem | None, str, int], None]
 
 
 def _search(request: _Request, backend: Backend, announce: Announce) -> Finding | Ended | None:
-    """A glance at every kernel that the mutant changes, then a full campaign on each."""
+    """A glance at every kernel that the mutant changes, then a full campaign on each, then the
+    order of memory accesses in the PTX of each, which no value may show."""
     found = {kernel.id: kernel for kernel in backend.kernels()}
     question = request.question
     changed: list[Kernel] = []
@@ -301,6 +306,9 @@ def _search(request: _Request, backend: Backend, announce: Announce) -> Finding 
         )
         if report.finding is not None:
             return _about(report.finding)
+    for kernel in changed:
+        if finding := _disordered(question, kernel, announce):
+            return finding
     return None if changed else Ended(SAME_CODE, SAME_REASON)
 
 
@@ -337,6 +345,24 @@ def _glance(
     except Failed as failure:
         return failure.finding
     return None
+
+
+def _disordered(question: Question, kernel: Kernel, announce: Announce) -> Finding | None:
+    """The first violation of `r18 ptxcheck` in the kernel, if PTX is known and understood."""
+    if not question.architecture:
+        return None
+
+    def on_function(label: str) -> None:
+        announce(None, "none", 0)
+
+    try:
+        found = first_violation(kernel, question.architecture, question.network, on_function)
+    except PtxError:
+        return None
+    if found is None:
+        return None
+    where = question.target.backend, kernel.id, None, "none", question.seed
+    return Finding(PTXCHECK, *where, str(found))
 
 
 def _about(finding: Finding) -> Finding | Ended:

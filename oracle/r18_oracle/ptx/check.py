@@ -113,14 +113,37 @@ def check(
     return found
 
 
-def _launched(kernel: Kernel, target: str, network: str) -> Iterator[DeviceFunction]:
+def first_violation(
+    kernel: Kernel,
+    target: str,
+    network: str | None,
+    on_function: Callable[[str], None] = lambda label: None,
+) -> Disorder | None:
+    """The first violation in the functions that a kernel launches, as in `check`.
+
+    network: None for the kernel's own problems alone. on_function: called with each label. Raises
+    `PtxError` and what compiling raises.
+    """
+    checked: set[DeviceFunction] = set()
+    for function in _launched(kernel, target, network):
+        if function in checked:
+            continue
+        checked.add(function)
+        on_function(function.label)
+        if found := _judged(function):
+            return found[0]
+    return None
+
+
+def _launched(kernel: Kernel, target: str, network: str | None) -> Iterator[DeviceFunction]:
     for problem in _problems(kernel, network):
         if kernel.refusal(problem) is None:
             yield from kernel.functions(problem, target)
 
 
-def _problems(kernel: Kernel, network: str) -> Iterable[Problem]:
-    return (*network_problems(network, BATCHES), *kernel.extra_problems)
+def _problems(kernel: Kernel, network: str | None) -> Iterable[Problem]:
+    ours = network_problems(network, BATCHES) if network is not None else ()
+    return (*ours, *kernel.extra_problems)
 
 
 def _judged(function: DeviceFunction) -> tuple[Disorder, ...]:
