@@ -7,6 +7,7 @@ import gc
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +30,8 @@ OTHER_THREADS = (
 )
 """The same for libraries that read a variable of their own."""
 NUMBA_THREADS = "NUMBA_NUM_THREADS"
+BUSY = 0.3
+"""The load per CPU above which other processes disturb what is measured."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use."""
 
@@ -52,6 +55,23 @@ def machine() -> dict[str, Any]:
 def cpus() -> int:
     """The CPUs that this process may use."""
     return len(threads())
+
+
+def disturbances(host: Mapping[str, Any]) -> list[str]:
+    """Why times that are measured on this `machine()` may be too long, in words."""
+    found, here = [], f"{host['cpus']} CPU{'s' * (host['cpus'] != 1)}"
+    load = host["load_average"]
+    if load is not None and load[0] > BUSY * host["cpus"]:
+        found.append(
+            f"the machine is busy, its load average of the last minute is {load[0]:.1f} on {here}: "
+            "times come out too long; measure again when it is idle"
+        )
+    if host["threads"] > host["cpus"]:
+        found.append(
+            f"{host['threads']} threads on {here} wait for each other: give --threads "
+            f"{host['cpus']}, or set {THREADS}"
+        )
+    return found
 
 
 def thread_count() -> int:
@@ -165,6 +185,7 @@ def _trim() -> None:
 __all__ = [
     "cache_folder",
     "cpus",
+    "disturbances",
     "machine",
     "memory_nbytes",
     "package_version",

@@ -26,7 +26,7 @@ from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench.roofline import WHAT, Ceilings
 from r18.errors import BackendUnavailable, UsageError
-from r18.machine import cpus, machine, thread_count
+from r18.machine import disturbances, machine, thread_count
 from r18.records.kinds import CeilingsRecord, CopyRate, Environment, Machine, Rate
 
 CPU_SIDE, CUDA_SIDE = 4096, 8192
@@ -37,8 +37,6 @@ LEAST, MOST, SECONDS = 5, 50, 3.0
 """Runs of each: at least, at most, and seconds after which no further run starts."""
 INT8_CAPABILITY = (7, 5)
 """The lowest compute capability on which PyTorch multiplies int8 matrices."""
-BUSY = 0.3
-"""The load per CPU above which other processes disturb the measurement."""
 
 
 def measure(
@@ -92,13 +90,7 @@ def read(folder: Path, device: DeviceInfo) -> Ceilings:
 
 def warnings(record: CeilingsRecord) -> list[str]:
     """Why a record's numbers may be too low, in words."""
-    load = record.machine.load_average
-    if load is None or load[0] <= BUSY * cpus():
-        return []
-    return [
-        f"the machine is busy, its load average is {load[0]:.1f} on {cpus()} CPUs: ceilings come "
-        "out too low; measure again when it is idle"
-    ]
+    return disturbances(msgspec.to_builtins(record.machine))
 
 
 Timed = tuple[float, list[float], str]

@@ -68,6 +68,8 @@ def run(request: Request, progress: Callable[[str], None] = lambda text: None) -
     size = request.image_size
     schedule = resnet18() if size is None else resnet18(image_size=size)
     weights = load_weights(request.weights, schedule)
+    source = {"source": weights.source, "sha256": weights.sha256}
+    head = {"weights": source, "machine": machine()}  # before this run makes it busy
     judge_of = hook("drop_in_judge", "--check") if request.check else None
     report = profile(
         name,
@@ -83,8 +85,6 @@ def run(request: Request, progress: Callable[[str], None] = lambda text: None) -
         judge=judge_of and judge_of(schedule, weights, request.precision),
         progress=progress,
     )
-    source = {"source": weights.source, "sha256": weights.sha256}
-    head = {"weights": source, "machine": machine()}
     return Result(report, head, _record(request, report, device, head))
 
 

@@ -16,9 +16,12 @@ from r18.bench.timing import Progress, Rounds, bench
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.graph.resnet import network
 from r18.hooks import hook
-from r18.machine import machine
+from r18.machine import disturbances, machine
 from r18.runtime.listing import lines
 from r18.weights import load_weights
+
+SPREAD = 1.5
+"""p90 / p10 of a row's times above which its median says little: an idle machine stays below."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,22 @@ class Result:
     head: Mapping[str, Any]
     recorded: tuple[Path, ...]
 
+    @property
+    def warnings(self) -> list[str]:
+        """Why the times may say little: of the machine, and of each row that spreads widely."""
+        return [
+            *disturbances(self.head["machine"]),
+            *(
+                f"{row.backend}, {row.precision}, batch {row.batch}: a tenth of its runs took over "
+                f"{row.p90_ms:.3g} ms, another under {row.p10_ms:.3g}: something else was running"
+                for row in self.rows
+                if row.p90_ms > SPREAD * row.p10_ms
+            ),
+        ]
+
     def to_json(self) -> dict[str, Any]:
-        return {**self.head, "ratio": RATIO, "rows": [row.to_json() for row in self.rows]}
+        rows = [row.to_json() for row in self.rows]
+        return {**self.head, "ratio": RATIO, "warnings": self.warnings, "rows": rows}
 
 
 def run(

@@ -103,8 +103,9 @@ def bench(
     From host memory each contender normalises pixels in its first kernel, and copies the next batch
     while it computes. A second table compares the time from output to output with the copy time.
 
-    A backend named here must run; of `all`, those that cannot run are reported on stderr. Peak
-    memory is how far the process grew (Linux, CPU).
+    A backend named here must run; of `all`, those that cannot run are reported on stderr, as are a
+    busy machine, more threads than CPUs, and rows whose times spread widely. Peak memory is how far
+    the process grew (Linux, CPU).
 
     Exit codes: 0 success, 1 an output is wrong (--check), 2 a wrong request.
     """
@@ -127,6 +128,8 @@ def bench(
         result = run_bench(request, on_left_out=_say_left_out, progress=progress)
     for path in result.recorded:
         typer.echo(f"recorded in {path}", err=True)
+    for warning in result.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _text(request, result))
     if result.wrong:
         raise typer.Exit(FOUND)

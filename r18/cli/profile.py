@@ -26,6 +26,7 @@ from r18.cli.options import (
     integers,
     listed,
 )
+from r18.machine import disturbances
 from r18.records import FOLDER
 
 Levels = Annotated[str, typer.Option(help=f"Some of: {', '.join(LEVELS)}; separated by commas.")]
@@ -83,6 +84,8 @@ def profile(
         result = run_profile(request, progress=status.update)
     for skipped in (*result.report.skipped, *result.report.wrong):
         typer.echo(f"left out: {skipped.contender}: {skipped.reason}", err=True)
+    for warning in disturbances(result.head["machine"]):
+        typer.echo(f"warning: {warning}", err=True)
     if result.recorded is not None:
         typer.echo(f"recorded in {result.recorded}", err=True)
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _text(request, result))

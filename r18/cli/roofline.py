@@ -100,5 +100,5 @@ def _measure(device: DeviceInfo, folder: Path) -> None:
     with Console(stderr=True).status("measuring") as status:
         path, warnings = measure_ceilings(device, folder, status.update)
     for warning in warnings:
-        typer.echo(warning, err=True)
+        typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"recorded in {path}", err=True)

@@ -21,6 +21,7 @@ from r18.bench.baselines.torchvision import Torchvision
 from r18.bench.contenders import contenders, peer_contender
 from r18.bench.from_host import STRETCHES
 from r18.bench.rows import PACES, Contender, Row, with_ratios
+from r18.bench.run import Result
 from r18.bench.tables import from_host_table, step_table, table
 from r18.bench.timing import bench, random_images, rotated
 from r18.errors import BackendUnavailable, NoKernel, UsageError
@@ -442,6 +443,23 @@ def test_times_by_a_fake_clock() -> None:
 def test_medians_and_percentiles() -> None:
     found = row(samples_ms=tuple(float(n) for n in range(1, 12)))
     assert (found.median_ms, found.p10_ms, found.p90_ms) == (6.0, 2.0, 10.0)
+
+
+def test_rows_that_spread_widely_and_busy_machines_are_told() -> None:
+    host = {"cpus": 2, "threads": 2, "load_average": (0.5, 9.0, 9.0)}
+    calm, shaken = row(samples_ms=(10.0, 10.0, 14.0)), row(samples_ms=(10.0, 11.0, 40.0))
+
+    def told(*rows: Row, **changes: object) -> list[str]:
+        return Result(list(rows), [], {"machine": host | changes}, ()).warnings
+
+    assert told(calm) == []
+    (spread,) = told(calm, shaken)
+    assert spread.startswith("x, fp32, batch 4: a tenth of its runs took over 34.2 ms")
+    (busy,) = told(calm, load_average=(1.7, 0.0, 0.0))
+    assert "the machine is busy, its load average of the last minute is 1.7 on 2 CPUs" in busy
+    (crowded,) = told(calm, threads=8)
+    assert "8 threads on 2 CPUs wait for each other: give --threads 2" in crowded
+    assert told(calm, load_average=None) == []  # not every system knows it
 
 
 def test_ratios_are_to_the_peer_of_the_same_kind_precision_and_batch() -> None:

@@ -426,13 +426,15 @@ def test_a_gpu_that_cannot_multiply_int8_has_no_rate_of_it(monkeypatch: pytest.M
     assert "int8" not in record.rates
 
 
-def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "cpus", lambda: 4)
+def test_a_busy_machine_is_told() -> None:
     busy, idle, unknown = (
-        msgspec.convert(whole(RECORD | {"machine": {"load_average": load}}), CeilingsRecord)
+        msgspec.convert(
+            whole(RECORD | {"machine": {"cpus": 4, "threads": 4, "load_average": load}}),
+            CeilingsRecord,
+        )
         for load in ((2.0, 9.0, 9.0), (1.0, 9.0, 9.0), None)
     )
-    assert "load average is 2.0 on 4 CPUs" in measured.warnings(busy)[0]
+    assert "load average of the last minute is 2.0 on 4 CPUs" in measured.warnings(busy)[0]
     assert measured.warnings(idle) == measured.warnings(unknown) == []
 
 
