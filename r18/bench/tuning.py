@@ -207,6 +207,15 @@ def _weight(spec: WeightSpec, rng: np.random.Generator) -> Array:
     return rng.uniform(0.5, 1, spec.shape).astype(np.float32) / math.prod(spec.shape[1:])
 
 
+def prepared_at_random(
+    kernel: Kernel, problem: Problem, rng: np.random.Generator
+) -> tuple[Buffer, ...]:
+    """Random weights of the problem's op, in the form that the kernel reads."""
+    specs = problem.op.weights()
+    weights = [_weight(spec, rng) for spec in specs]
+    return prepare_weights(kernel, problem, [spec.role for spec in specs], weights)
+
+
 def _values(dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
     if is_floating(dtype):
         return rng.standard_normal(VALUES, np.float32).astype(dtype)
@@ -353,7 +362,9 @@ def _linked(
 
 __all__ = [
     "TUNED_OPS",
+    "Range",
     "as_on",
+    "prepared_at_random",
     "shipped_table",
     "tune",
     "tuned_schedules",

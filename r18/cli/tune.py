@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
+from r18.backend import Backend, CompileOptions, Table
 from r18.backend.tuned import read_table, users_table
+from r18.bench.in_place import tune_in_place
 from r18.bench.tuning import TUNED_OPS, tuned_schedules
 from r18.bench.tuning import tune as tuned
 from r18.cli.options import (
@@ -23,10 +25,12 @@ from r18.cli.options import (
     listed,
 )
 from r18.errors import UsageError, unknown
-from r18.graph.passes import FUSION_LEVELS
+from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_named
+from r18.graph.quantize import LEVEL, quantized
 from r18.graph.quantized import QUANTIZED_OPS
+from r18.graph.schedule import Schedule
 from r18.progress import progress_bar
 
 
@@ -42,6 +46,10 @@ def tune(
         str, typer.Option(metavar="GLOB", help="Only steps whose name matches.")
     ] = "*",
     bits: Annotated[int, typer.Option(help="Of a weight in int8: 8, 4 or 2.")] = 8,
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="Exchange kernels in the network, and time all of it."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The table's file. [where plans on this device look]")
     ] = None,
@@ -49,9 +57,14 @@ def tune(
     """Time every kernel that takes a problem of the network, and keep the fastest as data.
 
     The table keeps what it holds of other problems. Plans on this device then use it; it changes
-    only speed. At level all, kernels that compute max-pooling with its
-    convolution are measured next to separate ones. In int8 the network is measured in integers, at
-    level all. Exit code 2 when there was nothing to measure.
+    only speed. At level all, kernels that compute max-pooling with its convolution are measured
+    next to separate ones. In int8 the network is measured in integers, at level all. Exit code 2
+    when there was nothing to measure.
+
+    The fastest kernel alone need not be the fastest in the network, where launches overlap. With
+    --in-place, kernels and tiles are exchanged in the plan of this device, at level all, and those
+    with which the whole network is faster are kept; --fusion and --steps do not apply. Run it after
+    a run without it.
     """
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
@@ -59,14 +72,45 @@ def tune(
     for name in names:
         precision_named(name)
     schedule = chosen_schedule(network_name, None)
-    levels = listed(fusion, "--fusion")
-    schedules = tuned_schedules(chosen, schedule, levels, names, bits)
+    sizes = integers(batch, "--batch")
+    if in_place:
+        table = _exchanged(chosen, schedule, names, sizes, bits)
+    else:
+        levels = listed(fusion, "--fusion")
+        table = _alone(chosen, schedule, names, sizes, levels, steps, bits)
+    rows = [
+        (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
+        for name, found in table.choices.items()
+        for problem, batches in found.items()
+        for size, timing in batches.items()
+    ]
+    if rows:
+        (read_table(path).merged(table) if path.is_file() else table).write(path)
+        typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
+        typer.echo(f"\nwritten: {path}")
+    elif in_place:
+        typer.echo("\nno exchange makes a network faster: nothing is written")
+    else:
+        raise UsageError(f"'{chosen.name}' has no kernel in {precision} for any of the problems")
+
+
+def _alone(
+    backend: Backend,
+    schedule: Schedule,
+    names: list[str],
+    sizes: list[int],
+    levels: list[str],
+    steps: str,
+    bits: int,
+) -> Table:
+    """The fastest kernels by themselves of the steps whose name matches the glob."""
+    schedules = tuned_schedules(backend, schedule, levels, names, bits)
     known = sorted({step.name for fused in schedules for step in fused.steps})
     if not any(fnmatchcase(name, steps) for name in known):
         raise unknown("step", steps, known, hint="A glob over names works too.")
     problems = [
         problem
-        for size in integers(batch, "--batch")
+        for size in sizes
         for fused in schedules
         for name, problem in fused.problems(size).items()
         if isinstance(problem.op, TUNED_OPS) and fnmatchcase(name, steps)
@@ -79,17 +123,22 @@ def tune(
                 for problem in set(problems)
             )
         )
-        table = tuned(chosen, problems, names, bar.advance)
-    rows = [
-        (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
-        for name, found in table.choices.items()
-        for problem, batches in found.items()
-        for size, timing in batches.items()
-    ]
-    if not rows:
-        raise UsageError(f"'{chosen.name}' has no kernel in {precision} for any of the problems")
-    if path.is_file():
-        table = read_table(path).merged(table)
-    table.write(path)
-    typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
-    typer.echo(f"\nwritten: {path}")
+        return tuned(backend, problems, names, bar.advance)
+
+
+def _exchanged(
+    backend: Backend, schedule: Schedule, names: list[str], sizes: list[int], bits: int
+) -> Table:
+    """The kernels with which networks are faster; prints what each network gains."""
+    table = Table("", {})
+    with progress_bar() as bar:
+        for name in names:
+            taken = quantized(fuse(schedule, LEVEL), bits) if name == INT8.name else schedule
+            for size in sizes:
+                found = tune_in_place(backend, taken, CompileOptions(size, name), bar.advance)
+                typer.echo(
+                    f"{name}, batch {size}: {found.before:.1f} µs, with {len(found.exchanges)} "
+                    f"kernels exchanged {found.after:.1f} µs"
+                )
+                table = table.merged(found.table)
+    return table

@@ -99,11 +99,22 @@ def _no_such(kernels: Iterable[Kernel], pattern: str) -> list[Kernel]:
 def fastest_first(
     backend: Backend, kernels: Sequence[Kernel], problem: Problem, precision_name: str
 ) -> Sequence[Kernel]:
-    """The kernels, with the one that measured fastest first where that is known."""
+    """The kernels, with the one that measured fastest first where that is known.
+
+    That may be a variant of one of them (`Backend.variants`).
+    """
     fastest = backend.fastest(problem, precision_name)
     if not isinstance(fastest, Preferred):
         return kernels
-    return sorted(kernels, key=lambda kernel: kernel.id != fastest.kernel)
+    for kernel in kernels:
+        if kernel.id == fastest.kernel:
+            return [kernel, *(other for other in kernels if other is not kernel)]
+    for kernel in kernels:
+        if fastest.kernel.startswith(f"{kernel.id}/"):
+            for one in backend.variants(kernel):
+                if one.id == fastest.kernel:
+                    return [one, *kernels]
+    return kernels
 
 
 # -- the plan ----------------------------------------------------------------------------------

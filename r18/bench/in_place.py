@@ -1,0 +1,245 @@
+"""Which kernels make a whole network fastest: exchanged one at a time among a plan's launches.
+
+A kernel that is the fastest alone need not be the fastest in the network. Where launches overlap,
+what a step costs depends on its neighbours: on the shared memory and SMs that they leave free, and
+on what this kernel loads before it waits for them. So the network itself is timed, with each
+kernel and each tile that fits in a step's place, and an exchange is kept if the network gains.
+
+One exchange concerns all steps of one problem, since a table names kernels by problem.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from r18.backend import (
+    Backend,
+    Buffer,
+    CompileOptions,
+    Kernel,
+    Launch,
+    Plan,
+    Table,
+    Timing,
+    bind,
+    enqueue_all,
+    input_layout,
+    output_layout,
+)
+from r18.backend.tuned import at_batch_1
+from r18.bench.tuning import TUNED_OPS, Range, prepared_at_random
+from r18.graph.ops import Problem
+from r18.graph.precision import precision
+from r18.graph.schedule import Schedule
+from r18.runtime.plan import make_plan
+
+RUNS = 10
+"""Runs of the network back to back in one measurement."""
+LOOK, CONFIRM = 5, 25
+"""Pairs of measurements, with and without an exchange: to select candidates, and to accept one."""
+CONFIRMED = 3
+"""Candidates of a problem that are measured again."""
+GAIN = 0.001
+"""The share of the network's time that an exchange must save."""
+SLOW = 1.5
+"""A network that takes this many times as long in its first run is not measured again."""
+SWEEPS = 3
+"""How often all problems are tried, at most: an exchange may suit other kernels nearby."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A kernel in place of the planned one: what the network gained, in microseconds."""
+
+    problem: Problem
+    before: str
+    kernel: str
+    gain: float
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """What the exchanges made of a network.
+
+    before, after: microseconds of the plan and of the plan with all exchanges, taken in turns.
+    table:         the kernels that were exchanged, each with its time alone.
+    """
+
+    before: float
+    after: float
+    exchanges: tuple[Exchange, ...]
+    table: Table
+
+
+class Network:
+    """A plan over memory of its own, with random weights and a random input."""
+
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self._backend = backend
+        self._plan = plan
+        self._rng = np.random.default_rng(0)
+        self._stream = backend.stream()
+        arena = backend.memory.empty(plan.arena_nbytes)
+        self._weights = {
+            (step.kernel.id, step.problem): prepared_at_random(step.kernel, step.problem, self._rng)
+            for step in plan.steps
+        }
+        prepared = [self._weights[step.kernel.id, step.problem] for step in plan.steps]
+        self._launches = bind(plan, prepared, arena)
+        self._workspaces: dict[tuple[str, Problem], Buffer] = {}
+        source = plan.tensors[plan.schedule.input]
+        count = source.nbytes // source.dtype.itemsize
+        pixels = self._rng.integers(0, 256, count, np.uint8)
+        image = pixels if source.dtype == pixels.dtype else (pixels - 127.5) / 64
+        place = arena.view(source.offset, source.nbytes)
+        backend.memory.upload(image.astype(source.dtype), place)
+
+    @property
+    def problems(self) -> dict[Problem, Kernel]:
+        """The problems whose kernels may be exchanged, in network order, and their kernels.
+
+        Not those that have several kernels in the plan, as in several layouts.
+        """
+        found: dict[Problem, set[Kernel]] = {}
+        for step in self._plan.steps:
+            if isinstance(step.problem.op, TUNED_OPS):
+                found.setdefault(step.problem, set()).add(step.kernel)
+        return {problem: one for problem, (one, *more) in found.items() if not more}
+
+    def candidates(self, problem: Problem, planned: Kernel) -> Iterator[Kernel]:
+        """The kernels, and the variants of those that choose, that fit in the planned one's place.
+
+        They read and write the same layouts, in place only where the planned one does.
+        """
+
+        def place(kernel: Kernel) -> tuple[object, ...]:
+            layouts = input_layout(kernel, problem), output_layout(kernel, problem)
+            return (kernel.op, kernel.precision, kernel.in_place, *layouts)
+
+        for kernel in self._backend.kernels():
+            if kernel.op is planned.op and place(kernel) == place(planned):
+                for one in (kernel, *self._backend.variants(kernel)):
+                    if one.refusal(problem) is None:
+                        yield one
+
+    def run(self, exchanged: Mapping[Problem, Kernel]) -> Callable[[], None]:
+        """The network with some kernels exchanged, as a graph where streams have graphs."""
+        launches = [self._exchanged(launch, exchanged) for launch in self._launches]
+
+        def work() -> None:
+            enqueue_all(launches, self._stream)
+
+        return self._stream.capture(work) or work
+
+    def _exchanged(self, launch: Launch, exchanged: Mapping[Problem, Kernel]) -> Launch:
+        kernel, problem = exchanged.get(launch.problem, launch.kernel), launch.problem
+        if kernel.id == launch.kernel.id:
+            return launch
+        key = kernel.id, problem
+        if key not in self._workspaces:
+            self._weights[key] = prepared_at_random(kernel, problem, self._rng)
+            # Kept, because a graph only knows its address.
+            self._workspaces[key] = self._backend.memory.empty(kernel.workspace(problem))
+        workspace = self._workspaces[key]
+        return replace(launch, kernel=kernel, weights=self._weights[key], workspace=workspace)
+
+    def microseconds(self, run: Callable[[], None], runs: int = RUNS) -> float:
+        """One of `runs` back to back."""
+        before = self._stream.record()
+        for _ in range(runs):
+            run()
+        after = self._stream.record()
+        self._stream.synchronize()
+        return after.milliseconds_since(before) * 1e3 / runs
+
+    def compared(
+        self, run: Callable[[], None], other: Callable[[], None], pairs: int
+    ) -> tuple[float, float]:
+        """The medians of both, taken in turns, after one untimed turn."""
+        times = [(self.microseconds(run), self.microseconds(other)) for _ in range(pairs + 1)][1:]
+        first, second = zip(*times, strict=True)
+        return statistics.median(first), statistics.median(second)
+
+
+def tune_in_place(
+    backend: Backend,
+    schedule: Schedule,
+    options: CompileOptions,
+    progress: Callable[[str], None] = lambda text: None,
+) -> InPlace:
+    """Exchange kernels of the backend's plan for as long as the network gets faster.
+
+    schedule: at level `none`, or at `options.fusion`. progress: called with each problem's result.
+    Raises as `make_plan` does.
+    """
+    network = Network(backend, make_plan(backend, schedule, options))
+    planned = network.problems
+    backend.prepare(
+        (one, problem)
+        for problem, kernel in planned.items()
+        for one in network.candidates(problem, kernel)
+    )
+    chosen: dict[Problem, Kernel] = {}
+    gains: dict[Problem, float] = {}
+    for _ in range(SWEEPS):
+        before = dict(chosen)
+        for problem, kernel in planned.items():
+            found = _better(network, chosen, problem, kernel)
+            if found is not None:
+                chosen[problem], gain = found
+                gains[problem] = gains.get(problem, 0.0) + gain
+            progress(f"{problem}: {chosen.get(problem, kernel).id}")
+        if chosen == before:
+            break
+    exchanged = {p: one for p, one in chosen.items() if one.id != planned[p].id}
+    first, last = network.compared(network.run({}), network.run(exchanged), CONFIRM)
+    return InPlace(
+        first,
+        last,
+        tuple(Exchange(p, planned[p].id, k.id, gains[p]) for p, k in exchanged.items()),
+        _table(backend, exchanged, options.precision),
+    )
+
+
+def _better(
+    network: Network, chosen: Mapping[Problem, Kernel], problem: Problem, planned: Kernel
+) -> tuple[Kernel, float] | None:
+    """The kernel that is best in the problem's place, if it beats the present one, and its gain."""
+    present = network.run(chosen)
+    current = chosen.get(problem, planned)
+    limit = SLOW * network.microseconds(present)
+    looks: list[tuple[float, Kernel]] = []
+    for one in network.candidates(problem, planned):
+        if one.id == current.id:
+            continue
+        other = network.run({**chosen, problem: one})
+        if network.microseconds(other, 1) > limit and network.microseconds(other, 1) > limit:
+            continue
+        before, after = network.compared(present, other, LOOK)
+        looks.append((before - after, one))
+    looks.sort(key=lambda look: -look[0])
+    found = None
+    for look, one in looks[:CONFIRMED]:
+        if look <= 0:
+            break
+        before, after = network.compared(present, network.run({**chosen, problem: one}), CONFIRM)
+        if before - after > max(GAIN * before, 0.0 if found is None else found[1]):
+            found = one, before - after
+    return found
+
+
+def _table(backend: Backend, exchanged: Mapping[Problem, Kernel], name: str) -> Table:
+    """The kernels of the problems, with their times alone, as `r18 tune` measures them."""
+    choices: dict[str, dict[int, Timing]] = {}
+    for problem, kernel in exchanged.items():
+        place = Range(backend, problem, precision(name))
+        alone = Timing(kernel.id, place.measure(place.launches(kernel), 20, 7))
+        choices.setdefault(at_batch_1(problem), {})[problem.batch] = alone
+    return Table(str(backend.probe()), {name: choices})
+
+
+__all__ = ["Exchange", "InPlace", "Network", "tune_in_place"]
