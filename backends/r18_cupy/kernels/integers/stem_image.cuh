@@ -30,8 +30,8 @@ struct RawQuad {
 };
 #endif
 
-// Divides by one scale, rounded as a division is. CUDA's own branches for each quotient, which then
-// wait for each other; here many are on their way at once.
+// Divides by one scale, rounded as a division is, if the scale is ordinary. CUDA's own division
+// branches for each quotient, and quotients then wait for each other; here many are on their way.
 struct Divisor {
   float scale, reciprocal, limit;
   bool ordinary;  // no step below underflows or overflows
@@ -45,9 +45,7 @@ struct Divisor {
   // A quotient within one unit in the last place, corrected by its exact remainder, is the rounded
   // one if the reciprocal is rounded to nearest (Markstein, IBM J. Res. Dev. 34, 1990). The first
   // correction brings it there.
-  template <bool ORDINARY>
   __device__ __forceinline__ float quotient(float x) const {
-    if (!ORDINARY) return __fdiv_rn(x, scale);
     const float number = fminf(fmaxf(x, -limit), limit);
     float found = __fmul_rn(number, reciprocal);
 #pragma unroll
@@ -142,42 +140,53 @@ struct ImageReader {
     }
   }
 
-  // Outside of the image are zeros.
+  // Outside of the image are zeros. NOTE: only images of three channels get unrolled code. A launch
+  // finds the instruction cache cold, and at batch 1 fetching code takes longer than dividing.
   __device__ __forceinline__ void convert(Quad& pixels, const RawQuad&, int slot, int) const {
-    if (!by.ordinary) {
-      divide<false, MAX_CHANNELS>(pixels, slot);
-    } else if (channels == 3) {
-      divide<true, 3>(pixels, slot);
+    if (channels == 3 && by.ordinary) {
+      divide_three(pixels, slot);
     } else {
-      divide<true, MAX_CHANNELS>(pixels, slot);
+      divide_each(pixels, slot);
     }
   }
 
-  template <bool ORDINARY, int MOST>
-  __device__ __forceinline__ void divide(Quad& pixels, int slot) const {
-    int integers[MAX_CHANNELS][4] = {};
+  __device__ __forceinline__ void load(float (&four)[4], int slot, int c) const {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
+                 : "r"(place(slot, c))
+                 : "memory");
+  }
+
+  __device__ __forceinline__ void divide_three(Quad& pixels, int slot) const {
+    int integers[3][4];
 #pragma unroll
-    for (int c = 0; c < MOST; ++c) {
-      if (MOST == MAX_CHANNELS && c >= channels) break;
+    for (int c = 0; c < 3; ++c) {
       float four[4];
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
-                   : "r"(place(slot, c))
-                   : "memory");
+      load(four, slot, c);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        integers[c][i] = __float2int_rn(by.quotient<ORDINARY>(four[i]));
-      }
+      for (int i = 0; i < 4; ++i) integers[c][i] = __float2int_rn(by.quotient(four[i]));
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       unsigned upper;
-      asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;"
-          : "=r"(upper)
-          : "r"(integers[3][i]), "r"(integers[2][i]));
+      asm("cvt.pack.sat.s8.s32.b32 %0, 0, %1, 0;" : "=r"(upper) : "r"(integers[2][i]));
       asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
           : "=r"(pixels[i])
           : "r"(integers[1][i]), "r"(integers[0][i]), "r"(upper));
+    }
+  }
+
+  __device__ __forceinline__ void divide_each(Quad& pixels, int slot) const {
+    pixels[0] = pixels[1] = pixels[2] = pixels[3] = 0;
+#pragma unroll 1
+    for (int c = 0; c < channels; ++c) {
+      float four[4];
+      load(four, slot, c);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int integer = __float2int_rn(__fdiv_rn(four[i], by.scale));
+        pixels[i] |= (unsigned)(min(max(integer, -128), 127) & 255) << 8 * c;
+      }
     }
   }
 #elif TILE_IMAGE == IMAGE_PIXELS

@@ -52,6 +52,8 @@ constexpr int QUADS = HALF + 2;          // fours of pixels per line
 constexpr int LINE_THREADS = 64;         // producer threads per line
 constexpr int OWN_LINES = STAGE_LINES * LINE_THREADS / PRODUCERS;  // of a stage, per thread
 constexpr int AHEAD = 3;                 // stages that a producer thread reads ahead of writing
+// Of the stages that are read ahead: float32 is not in registers, which unrolled code must name.
+constexpr int UNROLLED = TILE_IMAGE == IMAGE_FLOAT32 ? 1 : AHEAD;
 constexpr int STORED = (GROUPS + 3) / 4 * 4;   // matrices that stmatrix writes, in fours
 constexpr int STAGING_BYTES = STORED * 8 * 16;  // per warp
 
@@ -329,13 +331,13 @@ qconv2d_maxpool2d_few_channels_wgmma(const unsigned char* x, const uint4* __rest
       reader.commit();
     };
     wait_for_previous_launch();
-#pragma unroll
+#pragma unroll UNROLLED
     for (int i = 0; i < AHEAD; ++i) read(i, i);
     reader.begin();
     Place place;
 #pragma unroll 1
     for (int stage0 = 0; stage0 < stages; stage0 += AHEAD) {
-#pragma unroll
+#pragma unroll UNROLLED
       for (int ahead = 0; ahead < AHEAD; ++ahead) {
         const int stage = stage0 + ahead;
         if (stage >= stages) break;
