@@ -347,7 +347,7 @@ def _linked(
     found: list[Link] = []
     for kernel, problem in links:
         wanted = input_layout(kernel, problem)
-        if wanted is not layout:
+        if wanted is not layout and len(problem.inputs[0]) == 4:  # 2-d ones are row-major
             moved = Problem(Relayout(layout, wanted), problem.inputs)
             takers = _takers(backend, moved, name)
             if not takers:

@@ -18,9 +18,10 @@ Max-pooling moves values. `QuantizedConvMaxPool` and `QuantizedAvgPoolLinear` ar
 after the other. Each step of requantisation keeps order, because multipliers are positive: the
 largest sum of a window becomes the largest of its integers, so to pool the int32 sums first gives
 the same bits. Global pooling is steps 1 and 4 of the int32 sum over height and width, with the
-multiplier fl(s_x / (H·W·s_y)), rounded once. Linear ends with step 1, for the multiplier fl(s_x · s_w[o]): its logits are float32.
-`Quantize` is step 4 of fl(x / s). Of pixels, the integers come from a table of 256 for each
-channel: ((v / 255 − mean) / std) / s in float64, in this order, rounded to integers once.
+multiplier fl(s_x / (H·W·s_y)), rounded once. Linear ends with step 1, for the multiplier
+fl(s_x · s_w[o]): its logits are float32. `Quantize` is step 4 of fl(x / s). Of pixels, the integers
+come from a table of 256 for each channel: ((v / 255 − mean) / std) / s in float64, in this order,
+rounded to integers once.
 
 A weight beyond the limit of its bits, and a multiplier or scale that is not positive and finite,
 are refused when weights are prepared. Where a bias takes the sum out of int32, the output is not
