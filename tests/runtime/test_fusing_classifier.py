@@ -25,8 +25,8 @@ from r18.runtime.fusing import keeping_checkpoints, keeping_pools, schedule_for
 from r18.runtime.plan import make_plan
 from r18.weights import load_weights
 from r18_oracle.dumps.dumps import read_dump, write_dump
-from r18_oracle.network.images import seeded
 from r18_oracle.network.checkpoints import compare_checkpoints, seeded_images
+from r18_oracle.network.images import seeded
 from support import images, random_weights
 
 PLAIN = tiny()

@@ -105,7 +105,7 @@ __device__ __forceinline__ void reduce(const unsigned* partial, BYTE* means, int
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 qgap_linear(const BYTE* __restrict__ x, const signed char* __restrict__ weight,
             const int* __restrict__ bias, const float* __restrict__ multiplier,
             const float* __restrict__ mean_multiplier, float* __restrict__ out,
