@@ -2,7 +2,7 @@
 
 `conv`     direct and im2col convolution; `taps` what one tap of a window reads
 `blocks`   cache blocking of im2col; `threads` runs the blocks
-`others`   every other op; `quantized` those of integers
+`others`   every other op; `quantized` those of integers; `classifier` pooling and linear as one
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 
 from r18.backend import Apart, DeviceInfo, Fastest, Kernel
 from r18.backend import Backend as BackendBase
-from r18.graph.ops import Problem
+from r18.graph.ops import AvgPoolLinear, Problem
 from r18.graph.precision import FP32, FP64
-from r18.graph.quantized import QuantizedConvMaxPool
+from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConvMaxPool
+from r18_numpy.classifier import classifier_kernels
 from r18_numpy.conv import conv_kernels
 from r18_numpy.others import other_kernels
 from r18_numpy.quantized import quantized_kernels
@@ -35,18 +36,20 @@ class Backend(BackendBase):
         return _kernels()
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """The fused stem saves nothing here: plans that do not ask for it keep every value."""
-        return Apart() if isinstance(problem.op, QuantizedConvMaxPool) else None
+        """Fused poolings save nothing here: plans that do not ask for them keep every value."""
+        fused = QuantizedConvMaxPool | AvgPoolLinear | QuantizedAvgPoolLinear
+        return Apart() if isinstance(problem.op, fused) else None
 
 
 @cache
 def _kernels() -> tuple[Kernel, ...]:
+    precisions = (FP32, FP64)
     floats = tuple(
         kernel
-        for precision in (FP32, FP64)
+        for precision in precisions
         for kernel in (*conv_kernels(precision), *other_kernels(precision))
     )
-    return (*floats, *quantized_kernels())
+    return (*floats, *quantized_kernels(), *classifier_kernels(precisions))
 
 
 __all__ = ["Backend"]

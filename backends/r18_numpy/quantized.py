@@ -42,10 +42,10 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
         )
 
     return (
-        kernel(QuantizedConv2d, "im2col", conv, scratch=_conv_nbytes, pack=_pack),
+        kernel(QuantizedConv2d, "im2col", conv, scratch=_conv_nbytes, pack=pack),
         kernel(QuantizedMaxPool2d, "taps", maxpool),
         kernel(QuantizedGlobalAvgPool, "sum", gap),
-        kernel(QuantizedLinear, "matmul", linear, pack=_pack),
+        kernel(QuantizedLinear, "matmul", linear, pack=pack),
         kernel(Quantize, "divide", quantize),
         kernel(QuantizePixels, "table", quantize_pixels),
         kernel(QuantizedRelayout, "copy", relayout),
@@ -54,12 +54,12 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
             "parts",
             conv_maxpool,
             scratch=_conv_maxpool_nbytes,
-            pack=_pack,
+            pack=pack,
         ),
     )
 
 
-def _pack(op: Op, weights: Arrays) -> Arrays:
+def pack(op: Op, weights: Arrays) -> Arrays:
     """The weight as a float64 matrix with a row for each output; the others as they are."""
     weight, *others = weights
     return weight.reshape(len(weight), -1).astype(np.float64), *others

@@ -24,8 +24,9 @@ class RoundingContract:
 
     algorithm:  the derivation that applies: "sum" (products summed in any order), "winograd_f2x2",
                 "winograd_f4x4", "elementwise", "exact" (moves or compares values), "batchnorm",
-                "scale_shift", "mean", "softmax", "normalize", "integer" (exact sums, and the
-                roundings of `r18.graph.quantized`).
+                "scale_shift", "mean", "mean_sum" (products of means), "stored_mean_sum" (of means
+                that are rounded to storage), "softmax", "normalize", "integer" (exact sums, and
+                the roundings of `r18.graph.quantized`).
     accumulate: the format in which sums are kept.
     truncates:  sums are cut off instead of rounded to nearest, as tensor cores do.
     blocks:     T, the number of partial sums of at most ⌈K/T⌉ of an output's K products each that

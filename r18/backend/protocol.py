@@ -26,12 +26,16 @@ Semantics of the ops (a kernel documents only differences, and may not differ in
   Outside the convolution's output is padding of the pool: it never wins, whatever the
   convolution would give there. A kernel of it is optional; see `r18.runtime.fusing`.
 - GlobalAvgPool: the sum over height and width divided by height·width.
+- AvgPoolLinear is its pooling and then its linear layer. Its means may be kept in the accumulator
+  or rounded to storage, as the contract declares. A kernel of it is optional; see
+  `r18.runtime.fusing`.
 - Linear: x·wᵀ + bias. Softmax: over the last axis, shifted by the maximum; a row that holds a NaN
   or +Inf is NaN throughout; −Inf gives 0, unless the whole row is −Inf, which is NaN.
 - Normalize: (x / 255 − mean) / std, channel by channel, of pixels x: bytes, 0 to 255. It may be
   computed as x·scale + shift. A kernel of it is needed only for `CompileOptions.pixels`.
 - Quantised ops: integers, exact sums, and a requantisation to the bit, in `r18.graph.quantized`.
-  Kernels for them are optional. QuantizedConvMaxPool is its ops one after the other.
+  Kernels for them are optional. QuantizedConvMaxPool and QuantizedAvgPoolLinear are their ops one
+  after the other.
 - The sign of a zero in an output is not specified.
 - Inputs and weights are read only, and every element of the output is written, each time. An op
   never reads the output buffer, except for a kernel that declares `in_place` and is given the

@@ -20,9 +20,7 @@ from r18.bench.baselines import FedTorchvision, Way, device_words, made, peers_p
 from r18.bench.from_host import Feeding
 from r18.bench.rows import Contender
 from r18.errors import NoKernel, UsageError, unknown
-from r18.graph.ops import ConvMaxPool
-from r18.graph.passes import fuse, fuse_pool
-from r18.graph.quantized import QuantizedConvMaxPool
+from r18.graph.passes import fuse, fuse_ops
 from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights.precisions import in_precision
@@ -162,8 +160,7 @@ def algorithm_kernels(
     Pure. Raises `NoKernel` when no step is left.
     """
     fused = schedule if schedule.level == options.fusion else fuse(schedule, options.fusion)
-    if algorithm[0] in (ConvMaxPool.name, QuantizedConvMaxPool.name):
-        fused = fuse_pool(fused)
+    fused = fuse_ops(fused, {algorithm[0]})
     problems = fused.problems(options.batch)
     offered = [
         kernel

@@ -6,7 +6,7 @@ batch. A later run replaces the groups that it measured, each as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from r18.bench.baselines import PEERS
 from r18.bench.roofline import Ceilings, Limit, limits
 from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
-from r18.graph.ops import ConvMaxPool
+from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op
 from r18.graph.precision import PRECISIONS
-from r18.graph.quantized import QuantizedConvMaxPool
+from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConvMaxPool
 from r18.graph.resnet import network
 from r18.records.kinds import Bench, BenchGroup
 
@@ -105,14 +105,25 @@ def in_order(groups: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return sorted(groups.values(), key=place)
 
 
-def pools(row: Mapping[str, Any]) -> bool:
-    """Whether a row's program computes max-pooling with its convolution."""
-    fused = [f"/{op.name}/" for op in (ConvMaxPool, QuantizedConvMaxPool)]
-    return any(name in kernel for kernel in row.get("kernels") or {} for name in fused)
+FUSED: tuple[tuple[type[Op], type[Op]], ...] = (
+    (ConvMaxPool, QuantizedConvMaxPool),
+    (AvgPoolLinear, QuantizedAvgPoolLinear),
+)
+"""The ops of two steps that a plan may fuse, of floats and of integers."""
+
+
+def fused_ops(row: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the fused ops in a row's program, of floats also where it is of integers."""
+    kernels = row.get("kernels") or {}
+    return frozenset(
+        names[0]
+        for names in (tuple(op.name for op in ops) for ops in FUSED)
+        if any(f"/{name}/" in kernel for kernel in kernels for name in names)
+    )
 
 
 def floors(
-    group: Mapping[str, Any], ceilings: Ceilings, *, pooled: bool = False
+    group: Mapping[str, Any], ceilings: Ceilings, *, fused: Collection[str] = ()
 ) -> dict[str, Limit]:
     """The floor of each step of a group's network; see `limits`.
 
@@ -126,7 +137,7 @@ def floors(
             "  r18 roofline --threads N --measure measures them alike"
         )
     asked = network(group["network"]), group["precision"], group["fusion"], group["batch"]
-    return limits(*asked, ceilings, pooled=pooled)
+    return limits(*asked, ceilings, fused=fused)
 
 
-__all__ = ["WHAT", "floors", "group_name", "in_order", "pools", "save"]
+__all__ = ["WHAT", "floors", "fused_ops", "group_name", "in_order", "save"]

@@ -20,14 +20,14 @@ transformed tiles.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from r18.backend import Plan, StepTime
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
-from r18.graph.passes import fuse, fuse_pool
+from r18.graph.passes import fuse, fuse_ops
 from r18.graph.precision import Precision, precision
 from r18.graph.schedule import Schedule
 from r18.records.kinds import CeilingsRecord
@@ -136,16 +136,16 @@ def limits(
     batch: int,
     ceilings: Ceilings,
     *,
-    pooled: bool = False,
+    fused: Collection[str] = (),
 ) -> dict[str, Limit]:
     """The floor of each step of a schedule (at level `none`), fused, on any backend.
 
-    pooled: max-pooling is computed with its convolution, as a backend may (`r18.runtime.fusing`).
+    fused: the names of ops that compute two steps in one, as a backend may (`r18.runtime.fusing`):
+    `conv2d_maxpool2d`, `gap_linear`.
     Their sum is the network's: step after step, each through memory.
     """
     found = precision(precision_name)
-    fused = fuse(schedule, fusion)
-    problems = (fuse_pool(fused) if pooled else fused).problems(batch)
+    problems = fuse_ops(fuse(schedule, fusion), fused).problems(batch)
     return {name: limit(problem, found, ceilings) for name, problem in problems.items()}
 
 

@@ -38,6 +38,7 @@ from r18.backend.registry import installed
 from r18.backend.tuned import APART, at_batch_1, read_table
 from r18.errors import UsageError, unknown
 from r18.graph.ops import (
+    AvgPoolLinear,
     Conv2d,
     ConvMaxPool,
     Layout,
@@ -49,18 +50,20 @@ from r18.graph.ops import (
     WeightSpec,
     parts_of,
 )
-from r18.graph.passes import FUSION_LEVELS, fuse, fuse_pool
+from r18.graph.passes import FUSION_LEVELS, fuse, fuse_ops
 from r18.graph.precision import INT8, Precision, dtype_of, is_floating, precision
 from r18.graph.quantize import LEVEL, quantized
-from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
+from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConv2d, QuantizedLinear
 from r18.graph.schedule import Schedule
 
 TUNED_OPS: tuple[type[Op], ...] = (
     Conv2d,
     ConvMaxPool,
     Linear,
+    AvgPoolLinear,
     QuantizedConv2d,
     QuantizedLinear,
+    QuantizedAvgPoolLinear,
 )
 """Ops worth measuring: the others have one kernel per layout."""
 PLACES = 3
@@ -242,17 +245,19 @@ def tuned_schedules(
     """The schedules whose problems plans of a schedule (at level `none`) may have.
 
     levels: of the precisions in `names` that store floats. In int8 there is one, in integers, with
-    weights of these bits. Where the backend has kernels that fuse max-pooling, so has a further
-    schedule. Raises what `fuse` and `quantized` raise.
+    weights of these bits. Where the backend has kernels of `TUNED_OPS` that compute two steps in
+    one, there is a further schedule with these steps fused. Raises what `fuse` and `quantized`
+    raise.
     """
     found = []
     if any(name != INT8.name for name in names):
         found += [fuse(schedule, level) for level in levels]
-        if any(kernel.op is ConvMaxPool for kernel in backend.kernels()):
-            found += [fuse_pool(fused) for fused in found if fused.level == FUSION_LEVELS[-1]]
     if INT8.name in names:
         found.append(quantized(fuse(schedule, LEVEL), bits))
-    return found
+    ops = {kernel.op.name for kernel in backend.kernels() if kernel.op in TUNED_OPS}
+    highest = [plain for plain in found if plain.level == FUSION_LEVELS[-1]]
+    further = ((plain, fuse_ops(plain, ops)) for plain in highest)
+    return found + [fused for plain, fused in further if fused != plain]
 
 
 def tune(
@@ -280,7 +285,7 @@ def tune(
             if not timings:
                 continue
             best = _fastest(timings)
-            if isinstance(problem.op, ConvMaxPool):
+            if problem.op.parts:
                 fused = _kernel_of(backend, best)
                 both = _apart(backend, problem, name, input_layout(fused, problem))
                 best = _fastest([best, *both])
@@ -326,18 +331,20 @@ def _timings(backend: Backend, problem: Problem, name: str) -> list[Timing]:
 def _apart(backend: Backend, problem: Problem, name: str, reads: Layout) -> list[Timing]:
     """The two ops of a problem by their own kernels, as a plan has them; nothing where it cannot.
 
-    The convolution that is fastest by itself, each pooling behind it, and relayouts where layouts
-    meet; of inputs that lie in the layout `reads`, as for the kernel that they are compared with.
+    The convolution that is fastest by itself, or each kernel of a first op that is not tuned, each
+    kernel of the second op behind it, and relayouts where layouts meet; of inputs that lie in the
+    layout `reads`, as for the kernel that they are compared with.
     """
-    conv, pool = parts_of(problem)
-    alone = _timings(backend, conv, name)
-    if not alone:
-        return []
-    first = _kernel_of(backend, _fastest(alone))
+    one, other = parts_of(problem)
+    firsts = _takers(backend, one, name)
+    if isinstance(one.op, TUNED_OPS):
+        alone = _timings(backend, one, name)
+        firsts = [_kernel_of(backend, _fastest(alone))] if alone else []
     place = Range(backend, problem, precision(name))
     found = (
-        _linked(backend, name, reads, [(first, conv), (second, pool)])
-        for second in _takers(backend, pool, name)
+        _linked(backend, name, reads, [(first, one), (second, other)])
+        for first in firsts
+        for second in _takers(backend, other, name)
     )
     return [Timing(APART, place.measure(place.chains(links), 20, 7)) for links in found if links]
 
@@ -349,7 +356,7 @@ def _linked(
     found: list[Link] = []
     for kernel, problem in links:
         wanted = input_layout(kernel, problem)
-        if wanted is not layout:
+        if wanted is not layout and len(problem.inputs[0]) == 4:  # 2-d ones are row-major
             moved = Problem(Relayout(layout, wanted), problem.inputs)
             takers = _takers(backend, moved, name)
             if not takers:

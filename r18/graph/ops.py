@@ -453,6 +453,41 @@ class Linear(Op):
 
 
 @dataclass(frozen=True)
+class AvgPoolLinear(Op):
+    """Global average pooling and the linear layer of its means, which need never be stored.
+
+    The result is that of the two ops one after the other. No fusion level asks for it: a plan
+    takes it where the backend has a kernel for it (`r18.runtime.fusing`).
+    """
+
+    name: ClassVar[str] = "gap_linear"
+    optional: ClassVar[bool] = True
+
+    linear: Linear
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear, Linear):
+            raise ShapeError(f"{self.name} takes a Linear, got {show(self.linear)}")
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return GlobalAvgPool(), self.linear
+
+    @property
+    def label(self) -> str:
+        return "+".join(part.label for part in self.parts)
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        return self.linear.weights()
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.linear.infer(GlobalAvgPool().infer(*inputs))
+
+    def macs(self, *inputs: Shape) -> int:
+        return self.linear.macs(GlobalAvgPool().infer(*inputs))
+
+
+@dataclass(frozen=True)
 class Softmax(Op):
     """exp(x − max) / Σ exp(x − max) over the last axis of (N, F)."""
 
@@ -551,7 +586,7 @@ OPS: dict[str, type[Op]] = {
     op.name: op
     for op in (
         *(Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout),
-        *(ConvMaxPool, Normalize),
+        *(ConvMaxPool, AvgPoolLinear, Normalize),
     )
 }
 
@@ -599,7 +634,8 @@ class Problem:
 def parts_of(problem: Problem) -> tuple[Problem, ...]:
     """The problems of an op's parts, each of what the one before it makes.
 
-    Of a `ConvMaxPool` the convolution and the pooling. Raises `ShapeError` for an op without parts.
+    Of a `ConvMaxPool` the convolution and the pooling, of an `AvgPoolLinear` the pooling and the
+    linear layer. Raises `ShapeError` for an op without parts.
     """
     if not problem.op.parts:
         raise ShapeError(f"{problem.op.label} has no parts: it is one op")

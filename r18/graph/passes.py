@@ -1,4 +1,4 @@
-"""Passes over a schedule: fold BatchNorm, fuse ReLU, residual sum, max-pooling. Pure functions.
+"""Passes over a schedule: fold BatchNorm, fuse ReLU, residual sum, pooling. Pure functions.
 `from_pixels` prepends the step that turns pixels into the network's input.
 
 Levels build on each other:
@@ -9,20 +9,22 @@ Levels build on each other:
 | `add_relu`     | the residual sum of a block with its ReLU                            |
 | `conv_bn_relu` | and each convolution with its BatchNorm (folded) and following ReLU  |
 | `all`          | and the residual sum and ReLU into the epilogue of a convolution     |
-| `all`, planned | and max-pooling with its convolution, where the backend has a kernel |
+| `all`, planned | and max-pooling with its convolution, and global average pooling with  |
+|                | the linear layer behind it, where the backend has a kernel           |
 
 `fuse` brings a schedule to a level, the same for every backend. The last line depends on the
-backend (`r18.runtime.fusing`), because no backend needs a kernel for fused max-pooling. There a
+backend (`r18.runtime.fusing`), because no backend needs a kernel for fused pooling. There a
 quantised network of pixels may begin with the integers of its pixels in the same step.
 
-A fused step keeps the first step's name and makes the last step's value. Only a value with one
-reader is fused away. Taps do not change folding: a value inside a fused step cannot be tapped.
+A fused step keeps the name of its convolution or linear layer and makes the last step's value. Only
+a value with one reader is fused away. Taps do not change folding: a value inside a fused step
+cannot be tapped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +34,12 @@ import numpy.typing as npt
 from r18.errors import UsageError, WeightsError, unknown
 from r18.graph.ops import (
     Add,
+    AvgPoolLinear,
     BatchNorm,
     Conv2d,
     ConvMaxPool,
+    GlobalAvgPool,
+    Linear,
     MaxPool2d,
     Normalize,
     Op,
@@ -44,8 +49,11 @@ from r18.graph.ops import (
 from r18.graph.precision import dtype_of, is_floating
 from r18.graph.quantized import (
     Quantize,
+    QuantizedAvgPoolLinear,
     QuantizedConv2d,
     QuantizedConvMaxPool,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
     QuantizedMaxPool2d,
     QuantizePixels,
     check_factors,
@@ -169,6 +177,44 @@ def fuse_pool(
         return fused if wanted(fused, pool) else None
 
     return _merge_chains(schedule, merge)
+
+
+def fuse_classifier(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, pool: True
+) -> Schedule:
+    """GlobalAvgPool, then Linear → AvgPoolLinear, where that is wanted.
+
+    Of a quantised schedule QuantizedGlobalAvgPool, then QuantizedLinear → QuantizedAvgPoolLinear.
+    wanted: asked for each such pair, with the step that would take the place of both, which keeps
+    the linear layer's name, and the pooling's. The level stays what it is.
+    """
+
+    def merge(pool: Step, linear: Step) -> Step | None:
+        op: Op
+        match pool.op, linear.op:
+            case GlobalAvgPool(), Linear() as second:
+                op = AvgPoolLinear(second)
+            case QuantizedGlobalAvgPool() as first, QuantizedLinear() as second:
+                op = QuantizedAvgPoolLinear(first, second)
+            case _:
+                return None
+        weights = (*linear.weights, *pool.weights)
+        fused = replace(linear, op=op, inputs=pool.inputs, weights=weights)
+        return fused if wanted(fused, pool) else None
+
+    return _merge_chains(schedule, merge)
+
+
+def fuse_pairs(
+    schedule: Schedule, wanted: Callable[[Step, Step], bool] = lambda fused, pool: True
+) -> Schedule:
+    """`fuse_pool` and `fuse_classifier`: every pair that a plan may fuse, where that is wanted."""
+    return fuse_classifier(fuse_pool(schedule, wanted), wanted)
+
+
+def fuse_ops(schedule: Schedule, names: Collection[str]) -> Schedule:
+    """The pairs whose fused ops have these names, such as `conv2d_maxpool2d`, fused."""
+    return fuse_pairs(schedule, lambda fused, pool: fused.op.name in names)
 
 
 def fuse_image(

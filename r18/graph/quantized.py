@@ -14,13 +14,14 @@ another one. `fl` is such a rounding, `sum` the int32 sum with its bias:
 4. y = t rounded to the nearest integer, ties to even, and saturated: to 0 … 255 in uint8, to
    −128 … 127 in int8.
 
-Max-pooling moves values. `QuantizedConvMaxPool` is its ops one after the other. Each step of
-requantisation keeps order, because multipliers are positive: the largest sum of a window becomes
-the largest of its integers, so to pool the int32 sums first gives the same bits. Global pooling is
-steps 1 and 4 of the int32 sum over height and width, with the multiplier fl(s_x / (H·W·s_y)),
-rounded once. Linear ends with step 1, for the multiplier fl(s_x · s_w[o]): its logits are float32.
-`Quantize` is step 4 of fl(x / s). Of pixels, the integers come from a table of 256 for each
-channel: ((v / 255 − mean) / std) / s in float64, in this order, rounded to integers once.
+Max-pooling moves values. `QuantizedConvMaxPool` and `QuantizedAvgPoolLinear` are their ops one
+after the other. Each step of requantisation keeps order, because multipliers are positive: the
+largest sum of a window becomes the largest of its integers, so to pool the int32 sums first gives
+the same bits. Global pooling is steps 1 and 4 of the int32 sum over height and width, with the
+multiplier fl(s_x / (H·W·s_y)), rounded once. Linear ends with step 1, for the multiplier
+fl(s_x · s_w[o]): its logits are float32. `Quantize` is step 4 of fl(x / s). Of pixels, the integers
+come from a table of 256 for each channel: ((v / 255 − mean) / std) / s in float64, in this order,
+rounded to integers once.
 
 A weight beyond the limit of its bits, and a multiplier or scale that is not positive and finite,
 are refused when weights are prepared. Where a bias takes the sum out of int32, the output is not
@@ -432,6 +433,64 @@ class QuantizedConvMaxPool(Op):
 
 
 @dataclass(frozen=True)
+class QuantizedAvgPoolLinear(Op):
+    """Global average pooling of integers and the linear layer of its means, which need never be
+    stored.
+
+    The result is that of the ops one after the other: the means are requantised. The pooling's
+    multiplier is the last weight.
+
+    No fusion level asks for it: a plan takes it where the backend has a kernel for it
+    (`r18.runtime.fusing`).
+    """
+
+    name: ClassVar[str] = "qgap_linear"
+    optional: ClassVar[bool] = True
+
+    gap: QuantizedGlobalAvgPool
+    linear: QuantizedLinear
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.gap, QuantizedGlobalAvgPool)
+        if not (whole and isinstance(self.linear, QuantizedLinear)):
+            given = f"{type(self.gap).__name__} and {type(self.linear).__name__}"
+            raise ShapeError(
+                f"{self.name} is made of a QuantizedGlobalAvgPool and a QuantizedLinear: {given}"
+            )
+        if self.gap.output_storage != self.linear.stored:
+            raise ShapeError(
+                f"{self.name}: {self.gap.label} makes {self.gap.output_storage}, and the linear "
+                f"layer reads {self.linear.stored}"
+            )
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.gap, self.linear
+
+    @property
+    def label(self) -> str:
+        return "+".join(part.label for part in self.parts)
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return self.gap.input_storage
+
+    @property
+    def output_storage(self) -> str:
+        return self.linear.output_storage
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        (multiplier,) = self.gap.weights()
+        return (*self.linear.weights(), replace(multiplier, role="mean_multiplier"))
+
+    def infer(self, *inputs: Shape) -> Shape:
+        return self.linear.infer(self.gap.infer(*inputs))
+
+    def macs(self, *inputs: Shape) -> int:
+        return self.linear.macs(self.gap.infer(*inputs))
+
+
+@dataclass(frozen=True)
 class QuantizedRelayout(Relayout):
     """The same values in another memory layout, where the precision does not say their format.
 
@@ -474,6 +533,7 @@ QUANTIZED_OPS: tuple[type[Op], ...] = (
     QuantizePixels,
     QuantizedRelayout,
     QuantizedConvMaxPool,
+    QuantizedAvgPoolLinear,
 )
 ALL_OPS: dict[str, type[Op]] = OPS | {op.name: op for op in QUANTIZED_OPS}
 """Every op by its name."""
@@ -487,6 +547,7 @@ __all__ = [
     "STORAGES",
     "Quantize",
     "QuantizePixels",
+    "QuantizedAvgPoolLinear",
     "QuantizedConv2d",
     "QuantizedConvMaxPool",
     "QuantizedGlobalAvgPool",

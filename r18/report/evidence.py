@@ -12,7 +12,7 @@ import msgspec
 from r18 import records
 from r18.bench import profile_record
 from r18.bench import record as bench_record
-from r18.bench.record import floors, in_order, pools
+from r18.bench.record import floors, fused_ops, in_order
 from r18.bench.roofline import Ceilings, Limit
 from r18.errors import R18Error, UsageError
 from r18.evaluate.rows import Row
@@ -33,19 +33,19 @@ class Group:
     """Programs timed in turns: a group of a benchmark's record, with its roofline.
 
     device: the slug of the record. data: the group as recorded. floors: the floor of each step by
-    name; empty where there is no roofline, and `why` gives the reason. pooled: the same with
-    max-pooling fused, where a program fuses it.
+    name; empty where there is no roofline, and `why` gives the reason. fused: the same by the names
+    of the fused ops, of each program that has some (`fused_ops`).
     """
 
     device: str
     data: Mapping[str, Any]
     floors: Mapping[str, Limit]
     why: str = ""
-    pooled: Mapping[str, Limit] = field(default_factory=dict)
+    fused: Mapping[frozenset[str], Mapping[str, Limit]] = field(default_factory=dict)
 
     def floors_of(self, row: Mapping[str, Any]) -> Mapping[str, Limit]:
         """The floors of a row's own steps."""
-        return self.pooled if pools(row) else self.floors
+        return self.fused.get(fused_ops(row), self.floors)
 
     @property
     def precision(self) -> str:
@@ -191,10 +191,11 @@ def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Gr
         return Group(slug, data, {}, "the ceilings of the device were not measured")
     try:
         own = floors(data, ceilings)
-        pooled = floors(data, ceilings, pooled=True) if any(map(pools, data["rows"])) else {}
+        programs = set(map(fused_ops, data["rows"])) - {frozenset()}
+        fused = {ops: floors(data, ceilings, fused=ops) for ops in programs}
     except R18Error as error:
         return Group(slug, data, {}, str(error).splitlines()[0])
-    return Group(slug, data, own, pooled=pooled)
+    return Group(slug, data, own, fused=fused)
 
 
 __all__ = ["SHOWN", "Evaluation", "Evidence", "Group", "gather"]

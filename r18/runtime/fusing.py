@@ -9,6 +9,10 @@ At level `all` a plan fuses a convolution with the max-pooling of what it makes,
 - Otherwise a kernel must take the fused problem in the precision, and no measurement say that the
   two ops are faster apart (`r18.backend.Apart`).
 
+It fuses global average pooling with the linear layer behind it by the same rules, with the layer in
+place of the convolution. Here a tap of the means keeps the two apart, because every network has
+them as its checkpoint `gap`; what a convolution makes is no checkpoint at this level.
+
 A quantised network then fuses the step that makes integers of its image, of numbers or of pixels,
 into such a convolution, by the same rules. Here an override of the fused op, or of the
 convolution's step, says only which kernels: one of them must take the image.
@@ -16,27 +20,42 @@ convolution's step, says only which kernels: one of them must take the image.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from r18.backend import Apart, Backend, CompileOptions
 from r18.errors import UsageError
-from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Op, Problem
-from r18.graph.passes import from_pixels, fuse, fuse_image, fuse_pool
+from r18.graph.ops import (
+    AvgPoolLinear,
+    Conv2d,
+    ConvMaxPool,
+    GlobalAvgPool,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+)
+from r18.graph.passes import from_pixels, fuse, fuse_classifier, fuse_image, fuse_pool
 from r18.graph.quantized import (
     Quantize,
+    QuantizedAvgPoolLinear,
     QuantizedConv2d,
     QuantizedConvMaxPool,
+    QuantizedGlobalAvgPool,
+    QuantizedLinear,
     QuantizedMaxPool2d,
     QuantizePixels,
 )
-from r18.graph.schedule import Schedule, Step
+from r18.graph.schedule import CANONICAL, Schedule, Step
 
 PARTS: dict[type[Op], tuple[type[Op], type[Op]]] = {
     ConvMaxPool: (Conv2d, MaxPool2d),
     QuantizedConvMaxPool: (QuantizedConv2d, QuantizedMaxPool2d),
+    AvgPoolLinear: (Linear, GlobalAvgPool),
+    QuantizedAvgPoolLinear: (QuantizedLinear, QuantizedGlobalAvgPool),
 }
-"""The ops whose steps are fused, by the fused op: convolution and pooling."""
+"""The ops whose steps are fused, by the fused op: the one whose name the step keeps (a convolution
+or linear layer), and the pooling."""
 
 
 def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) -> Schedule:
@@ -62,45 +81,55 @@ def schedule_for(backend: Backend, schedule: Schedule, options: CompileOptions) 
         problem = Problem(fused.op, tuple(shapes[value] for value in fused.inputs))
         return _Question(backend, options, fused.name, other.name, problem)
 
+    tapped = {schedule.taps[tap] for tap in options.taps if tap in schedule.taps}
     schedule = fuse_pool(schedule, lambda fused, pool: asked(fused, pool).pools())
+    schedule = fuse_classifier(
+        schedule, lambda fused, pool: pool.output not in tapped and asked(fused, pool).pools()
+    )
     return fuse_image(schedule, lambda fused, image: asked(fused, image).takes_image())
 
 
 def keeping_pools(schedule: Schedule) -> dict[str, str]:
-    """Kernel overrides under which a plan stores what each convolution makes, to be tapped."""
-    pools = MaxPool2d | QuantizedMaxPool2d
+    """Kernel overrides under which each pooling has a step of its own, so that every value that a
+    convolution or a pooling makes is stored and can be tapped."""
+    pools = MaxPool2d | QuantizedMaxPool2d | GlobalAvgPool | QuantizedGlobalAvgPool
     return {step.name: "*" for step in schedule.steps if isinstance(step.op, pools)}
+
+
+def keeping_checkpoints(schedule: Schedule, options: CompileOptions) -> CompileOptions:
+    """The options with the canonical checkpoints tapped, so that a plan keeps each of them."""
+    return replace(options, taps=tuple(name for name in CANONICAL if name in schedule.taps))
 
 
 @dataclass(frozen=True)
 class _Question:
     """Whether two steps, by name, are better one step that computes the problem.
 
-    conv: the step whose name the one step has. other: the pooling's, or the one that makes integers
-    of the image.
+    kept: the step whose name the one step has, of a convolution or linear layer. other: the
+    pooling's, or the one that makes integers of the image.
     """
 
     backend: Backend
     options: CompileOptions
-    conv: str
+    kept: str
     other: str
     problem: Problem
 
     def pools(self) -> bool:
-        """Whether to fuse max-pooling with its convolution."""
+        """Whether to fuse pooling with its convolution or linear layer."""
         overrides, fused = self.options.kernels, type(self.problem.op)
-        conv, pool = PARTS[fused]
+        kept, pool = PARTS[fused]
         if self.other in overrides:
             return False
-        if self.conv in overrides:
-            pattern = overrides[self.conv]
+        if self.kept in overrides:
+            pattern = overrides[self.kept]
             named = {k.op for k in self.backend.kernels() if fnmatchcase(k.id, pattern)}
-            if not {conv, fused} <= named:
+            if not {kept, fused} <= named:
                 return fused in named
             return self.preferred(pattern)
         if fused.name in overrides:
             return True
-        return not {conv.name, pool.name} & overrides.keys() and self.preferred("*")
+        return not {kept.name, pool.name} & overrides.keys() and self.preferred("*")
 
     def takes_image(self) -> bool:
         """Whether to fuse the integers of an image with the convolution and its max-pooling."""
@@ -108,7 +137,7 @@ class _Question:
         makers = Quantize.name, QuantizePixels.name
         if {self.other, *makers} & overrides.keys():
             return False
-        for name in (self.conv, type(self.problem.op).name):
+        for name in (self.kept, type(self.problem.op).name):
             if name in overrides:
                 return self.possible(overrides[name])
         return self.preferred("*")
@@ -130,4 +159,4 @@ class _Question:
         )
 
 
-__all__ = ["PARTS", "keeping_pools", "schedule_for"]
+__all__ = ["PARTS", "keeping_checkpoints", "keeping_pools", "schedule_for"]

@@ -182,13 +182,20 @@ def test_winograd_with_its_pooling_multiplies_as_without() -> None:
 
 def test_the_floor_of_a_network_whose_pooling_is_fused() -> None:
     plain = limits(resnet18(), "fp32", "all", 2, CEILINGS)
-    fused = limits(resnet18(), "fp32", "all", 2, CEILINGS, pooled=True)
+    fused = limits(resnet18(), "fp32", "all", 2, CEILINGS, fused=["conv2d_maxpool2d"])
     assert set(plain) - set(fused) == {"maxpool"}
     assert {name for name in fused if fused[name] != plain[name]} == {"conv1"}
     stored = 2 * 64 * 112 * 112 * 4  # written once, and read once
     before = plain["conv1"].nbytes + plain["maxpool"].nbytes
     assert fused["conv1"].nbytes == before - 2 * stored
     assert fused["conv1"].operations == plain["conv1"].operations
+    both = limits(resnet18(), "fp32", "all", 2, CEILINGS, fused=["conv2d_maxpool2d", "gap_linear"])
+    assert set(fused) - set(both) == {"avgpool"}
+    assert {name for name in both if both[name] != fused[name]} == {"fc"}
+    means = 2 * 512 * 4
+    before = plain["avgpool"].nbytes + plain["fc"].nbytes
+    assert both["fc"].nbytes == before - 2 * means
+    assert both["fc"].operations == plain["fc"].operations
 
 
 @pytest.mark.parametrize(

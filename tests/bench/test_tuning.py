@@ -35,8 +35,10 @@ from r18.bench.tuning import Range, tune
 from r18.cli.app import REFUSED
 from r18.errors import UsageError
 from r18.graph.ops import (
+    AvgPoolLinear,
     Conv2d,
     ConvMaxPool,
+    GlobalAvgPool,
     Layout,
     Linear,
     MaxPool2d,
@@ -300,6 +302,42 @@ def test_what_is_measured_is_prepared_all_at_once() -> None:
     ]
 
 
+CLASSIFIER = Problem(AvgPoolLinear(Linear(3, 4)), ((2, 3, 5, 5),))
+
+
+def classifiers(*gaps: Layout) -> type[Pooling]:
+    """The fused kernel reads NHWC, the linear layer any layout, and poolings are in `gaps`."""
+
+    class Classifiers(Pooling):
+        def kernels(self) -> tuple[HostKernel, ...]:
+            pools = [host(GlobalAvgPool, layout.value, layout) for layout in gaps]
+            fused = host(AvgPoolLinear, "whole", Layout.NHWC)
+            linears = [host(Linear, name, Layout.NCHW) for name in ("slow", "quick")]
+            return (fused, *pools, *linears, host(Relayout, "transpose", Layout.NCHW))
+
+    return Classifiers
+
+
+@pytest.mark.parametrize(
+    ("gaps", "together", "expected"),
+    [
+        ((Layout.NCHW, Layout.NHWC), 9.0, "two/gap_linear/whole/fp32"),
+        ((Layout.NCHW, Layout.NHWC), 11.0, APART),  # 7 + 3, without a relayout
+        ((Layout.NCHW,), 11.0, "two/gap_linear/whole/fp32"),  # 7 + 3 + 2
+    ],
+)
+def test_a_classifier_is_measured_beside_each_pooling_and_linear_layer(
+    gaps: tuple[Layout, ...], together: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {"gap_linear": together, "gap": 3.0, "linear": 7.0, "relayout": 2.0}
+    seen = measured(monkeypatch, costs)
+    found = tune(classifiers(*gaps)(), [CLASSIFIER], ["fp32"])
+    (choice,) = found.choices["fp32"].values()
+    assert choice[2].kernel == expected
+    chains = [ids for ids in seen if ids[-1].startswith("two/linear/")]
+    assert len(chains) == 2 * len(gaps)
+
+
 def test_a_chain_gives_what_its_launches_give() -> None:
     """Indeed run, on a backend that computes."""
     kernels = {k.op: k for k in Pooling().kernels() if k.precision is FP32}
@@ -347,8 +385,9 @@ def test_the_command_measures_only_the_steps_that_are_named(tmp_path: Path) -> N
     options = ("--network", "tiny", "--batch", "1", "--out", path)
     done = r18("tune", "--backend", "numpy", *options, "--steps", "fc")
     assert done.code == 0, done.err
-    (problem,) = read_table(path).choices["fp32"]
-    assert problem.startswith("linear(")
+    with_pooling, alone = sorted(read_table(path).choices["fp32"])
+    assert alone.startswith("linear(")
+    assert with_pooling.startswith("gap+linear(")
     refused = r18("tune", "--backend", "numpy", *options, "--steps", "fd")
     assert refused.code == REFUSED
     assert "fc" in refused.err

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from faults import (
     bias,
+    classifier,
     conv,
     conv_maxpool,
     memory,
@@ -22,7 +23,10 @@ from faults import (
 )
 from faults.fault import Fault, HostBackend, LateStream
 
-PARTS = (conv, winograd, conv_maxpool, others, pixels, memory, rounds, bias, quantized, state)
+PARTS = (
+    *(conv, winograd, conv_maxpool, classifier, others, pixels, memory, rounds, bias, quantized),
+    state,
+)
 FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)
 TWINS = tuple(twin for part in PARTS for twin in part.TWINS)
 

@@ -24,6 +24,7 @@ from r18.backend import Backend as BackendBase
 from r18.backend.host import HostFunction, HostKernel, HostMemory, HostStream
 from r18.graph.ops import (
     Add,
+    AvgPoolLinear,
     BatchNorm,
     Conv2d,
     ConvMaxPool,
@@ -74,6 +75,7 @@ def controls() -> tuple[HostKernel, ...]:
         *others(),
         *normalizations(),
         *convolutions_pooled(),
+        *classifiers(),
     )
 
 
@@ -515,4 +517,44 @@ def convolutions_pooled() -> tuple[HostKernel, ...]:
             odd.epilogue_last(summed(sums.split(_UNIT)), rows),
             truncates=True,
         ),
+    )
+
+
+def classifiers() -> tuple[HostKernel, ...]:
+    """Means and products in odd orders, with means kept or stored in between."""
+    whole = partial(control, AvgPoolLinear, contract="mean_sum", batch_invariant=True, edges=(4, 8))
+    stored = partial(whole, contract="stored_mean_sum")
+    forward, backward = sums.in_order(sums.forward), sums.in_order(sums.backward)
+    return (
+        whole("sequential", FP32, odd.classified(odd.gap_sequential, summed(forward))),
+        whole("divided_first", FP32, odd.classified(odd.gap_divided_first, summed(backward))),
+        whole("kahan", FP32, odd.classified(odd.gap_reciprocal, summed(sums.kahan))),
+        whole("fma", FP32, odd.classified(odd.gap_pairwise, summed(sums.fused(sums.forward)))),
+        whole(
+            "lanes_8",
+            FP32,
+            odd.classified(odd.gap_sequential, summed(sums.interleaved(8))),
+            blocks=8,
+            layout=Layout.NHWC,
+        ),
+        whole("flushed", FLUSHED, odd.classified(odd.gap_sequential, summed(sums.flushed))),
+        whole("sequential", FP64, odd.classified(odd.gap_sequential, summed(forward))),
+        whole("reversed", FP16, odd.classified(odd.gap_reciprocal, summed(backward))),
+        stored("stored", FP16, odd.classified(odd.gap_sequential, summed(forward), FP16)),
+        stored("stored", BF16, odd.classified(odd.gap_reciprocal, summed(backward), BF16)),
+        stored(
+            "tensor_core_16",
+            FP16,
+            odd.classified(odd.gap_sequential, summed(sums.tensor_core(16, 2)), FP16),
+            truncates=True,
+        ),
+        whole(
+            "tensor_core_8",
+            TF32,
+            odd.classified(
+                odd.gap_sequential, summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest)
+            ),
+            truncates=True,
+        ),
+        whole("split", FP16X3, odd.classified(odd.gap_sequential, SPLIT_SUMS["split_reversed"][0])),
     )

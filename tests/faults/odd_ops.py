@@ -17,6 +17,7 @@ from faults.summations import pairwise_sum
 from r18.backend import Array
 from r18.graph.ops import (
     Add,
+    AvgPoolLinear,
     BatchNorm,
     Conv2d,
     ConvMaxPool,
@@ -28,6 +29,7 @@ from r18.graph.ops import (
     ReLU,
     Softmax,
 )
+from r18.graph.precision import Precision
 
 Arrays = tuple[Array, ...]
 Compute = Callable[[Any, Arrays, Arrays], Array]
@@ -217,6 +219,19 @@ def pooled(conv: Compute, pool: Compute) -> Compute:
 
     def compute(op: ConvMaxPool, inputs: Arrays, weights: Arrays) -> Array:
         return pool(op.pool, (conv(op.conv, inputs, weights),), ())
+
+    return compute
+
+
+def classified(mean: Compute, layer: Compute, kept: Precision | None = None) -> Compute:
+    """A mean, and a linear layer of it. kept: the precision that the means are stored in."""
+
+    def compute(op: AvgPoolLinear, inputs: Arrays, weights: Arrays) -> Array:
+        pooling, linear = op.parts
+        means = mean(pooling, inputs, ())
+        if kept is not None:
+            means = means.astype(kept.dtype).astype(means.dtype)
+        return layer(linear, (means,), weights)
 
     return compute
 

@@ -17,7 +17,7 @@ from faults.conv_maxpool import FAULTS, TILE, TWINS
 from pooling_backends import Pooling, pooled, stem_alone
 from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
-from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
+from r18.graph.ops import AvgPoolLinear, Conv2d, ConvMaxPool, MaxPool2d, Problem, parts_of
 from r18.graph.precision import FP16, FP32, Precision
 from r18.graph.resnet import resnet18, tiny
 from r18_oracle.cases import Case
@@ -328,10 +328,10 @@ def test_a_right_kernel_for_one_stem_passes(twin: HostKernel) -> None:
 
 def test_the_network_s_stem_comes_last_and_nobody_must_take_it() -> None:
     every = schedule_problems(resnet18(), (1, 8))
-    fused = [p for p in every if isinstance(p.op, ConvMaxPool)]
-    assert [p.batch for p in fused] == [1, 8]
-    assert list(every[-2:]) == fused
-    assert fused[0].output == (1, 64, 56, 56)
+    fused = [p for p in every if isinstance(p.op, ConvMaxPool | AvgPoolLinear)]
+    assert [p.batch for p in fused] == [1, 1, 8, 8]
+    assert list(every[-4:]) == fused
+    assert [p.output for p in fused[:2]] == [(1, 64, 56, 56), (1, 1000)]
     assert uncovered(r18_numpy.Backend(), tiny(), (1,)) == []
     assert uncovered(Pooling(), tiny(), (1,)) == []
 

@@ -19,6 +19,7 @@ from r18.backend.host import HostKernel
 from r18.errors import UnknownName, UsageError
 from r18.graph.ops import (
     Add,
+    AvgPoolLinear,
     BatchNorm,
     Conv2d,
     ConvMaxPool,
@@ -252,8 +253,8 @@ def test_an_unknown_contract_is_an_error() -> None:
         bound(case, RoundingContract("winograd_f6x6", "float32", "float32"), np.ones((1, 1)))
     assert str(failure.value) == (
         "unknown algorithm in a rounding contract 'winograd_f6x6', did you mean 'winograd_f4x4'?\n"
-        "  known: batchnorm, elementwise, exact, integer, mean, normalize, scale_shift, softmax, "
-        "sum, winograd_f2x2, winograd_f4x4\n"
+        "  known: batchnorm, elementwise, exact, integer, mean, mean_sum, normalize, scale_shift, "
+        "softmax, stored_mean_sum, sum, winograd_f2x2, winograd_f4x4\n"
         "  Give it a derivation in r18_oracle.judge.bounds before a kernel declares it."
     )
 
@@ -308,6 +309,10 @@ def test_winograd_is_of_3x3_windows(algorithm: str) -> None:
         bound(case, contract(algorithm), np.ones(problem.output))
 
 
+def classifier(shape: tuple[int, ...], outputs: int) -> Problem:
+    return Problem(AvgPoolLinear(Linear(shape[1], outputs)), (shape,))
+
+
 # -- never exceeded ----------------------------------------------------------------------------
 
 
@@ -328,6 +333,8 @@ def large_problems(kernel: HostKernel) -> tuple[Problem, ...]:
             )
         case "linear":
             return dot(48, 64, 200), dot(1024, 10, 20)
+        case "gap_linear":
+            return classifier((16, 48, 7, 7), 96), classifier((4, 512, 4, 4), 10)
         case "batchnorm":
             return (Problem(BatchNorm(16), ((4, 16, 16, 16),)),)
         case "gap":
@@ -422,6 +429,8 @@ def small_problem(kernel: HostKernel, rng: np.random.Generator) -> Problem:
             return Problem(ConvMaxPool(conv, pool), ((n, c, image[2] + 2, image[3] + 2),))
         case "linear":
             return dot(8 * c, 5, n)
+        case "gap_linear":
+            return classifier(image, 5)
         case "softmax":
             return Problem(Softmax(), ((n, 4 * c),))
         case "batchnorm":

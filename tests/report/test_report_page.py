@@ -635,7 +635,7 @@ def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path:
         1,
         ceilings_of(CEILINGS),
     )
-    plain, pooled = limits(*asked), limits(*asked, pooled=True)
+    plain, pooled = limits(*asked), limits(*asked, fused=["conv2d_maxpool2d"])
     assert only.floors_of(rows[0]) == pooled
     assert only.floors_of(rows[1]) == plain
     assert only.floor_ms == sum(one.floor_ms for one in pooled.values())

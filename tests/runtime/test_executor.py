@@ -47,7 +47,6 @@ from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
-    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -59,9 +58,10 @@ from r18.graph.ops import (
 )
 from r18.graph.passes import FUSION_LEVELS, fold_weights, fuse
 from r18.graph.precision import FP32, Precision
-from r18.graph.quantized import QUANTIZED_OPS, QuantizedConvMaxPool
+from r18.graph.quantized import QUANTIZED_OPS
 from r18.graph.resnet import tiny
 from r18.graph.schedule import CANONICAL, Schedule
+from r18.runtime.fusing import PARTS
 from r18.runtime.launch import run_kernel
 from r18.runtime.plan import choose_kernel, make_plan
 from support import (
@@ -1089,5 +1089,5 @@ def test_kernel_ids_are_unique_and_say_what_they_name() -> None:
         for precision in {k.precision.name for k in kernels}:
             found = {k.op for k in kernels if k.precision.name == precision}
             needed = set(QUANTIZED_OPS if precision == "int8" else OPS.values())
-            fused = {ConvMaxPool, QuantizedConvMaxPool}  # which no backend needs
+            fused = set(PARTS)  # which no backend needs
             assert found - fused == needed - fused

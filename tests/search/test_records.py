@@ -440,6 +440,7 @@ NOT_YET_RUN = frozenset(
         "numba/qconv2d/implicit_gemm/int8/m32n64k8",
         "numba/qconv2d/implicit_gemm/int8/m32n4k8",
         "numba/qconv2d/direct/int8",
+        "cupy/qgap_linear/warp_dot/int8/nhwc",
     }
 )
 """Kernels that no GPU has run: all are compiled, and those of numba are verified in the simulator.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from r18.graph.ops import Layout
 from r18_cupy.integers.direct import QuantizedDirect
 from r18_cupy.integers.gap import QuantizedGap
+from r18_cupy.integers.gap_linear import QuantizedGapLinear
 from r18_cupy.integers.implicit_gemm_mma import implicit_gemm_mma_kernels
 from r18_cupy.integers.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.integers.kernel import IntegerKernel
@@ -36,5 +37,6 @@ def integer_kernels() -> tuple[IntegerKernel, ...]:
         ),
         QuantizedWarpDot(),
         QuantizedTiledLinear(),
+        QuantizedGapLinear(),
         QuantizedTranspose(),
     )

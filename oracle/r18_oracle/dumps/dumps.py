@@ -39,7 +39,7 @@ from r18.errors import DumpError, plain, unknown
 from r18.files import check_distinct
 from r18.graph.quantize import value_scales
 from r18.graph.schedule import Schedule, checkpoint_names
-from r18.runtime.fusing import keeping_pools, schedule_for
+from r18.runtime.fusing import keeping_checkpoints, keeping_pools, schedule_for
 from r18.weights import Weights
 from r18.weights.precisions import in_precision, is_quantized
 from r18_oracle.dumps.files import (
@@ -134,8 +134,8 @@ def write_dump(
     """Run a schedule (at level `none`) on a backend and write its checkpoints.
 
     checkpoints: as in `checkpoint_names`, of the schedule at `options.fusion` as the backend plans
-                 it (`r18.runtime.fusing`). All of integers: with each max-pooling in a step of its
-                 own.
+                 it (`r18.runtime.fusing`) with the canonical checkpoints tapped. All of integers:
+                 with each pooling in a step of its own.
     options:     batch and taps are set here, the others count.
     dtype:       float32 or float64 to round to; else as the program gives them. Integers stay.
     overwrite:   replace a dump that is there; anything else is never replaced.
@@ -152,7 +152,8 @@ def write_dump(
     if is_quantized(schedule) and checkpoints == "all":
         # An explanation computes each step from its inputs.
         options = replace(options, kernels=keeping_pools(schedule) | dict(options.kernels))
-    names = checkpoint_names(schedule_for(backend, schedule, options), checkpoints)
+    planned = schedule_for(backend, schedule, keeping_checkpoints(schedule, options))
+    names = checkpoint_names(planned, checkpoints)
     check_free(folder, "dump", MANIFEST, overwrite)
     options = replace(options, taps=tuple(names))
     scales = _scales(schedule, weights)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from r18.backend import Kernel
 from r18.graph.ops import Layout, Problem, Relayout, Softmax
-from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_image, fuse_pool
+from r18.graph.passes import FUSION_LEVELS, from_pixels, fuse, fuse_image, fuse_pairs
 from r18.graph.quantize import has_integer_form, quantized
 from r18.graph.quantized import LIMITS, QuantizedRelayout
 from r18.graph.schedule import IMAGE, Schedule
@@ -51,13 +51,13 @@ def schedule_problems(schedule: Schedule, batches: Sequence[int]) -> tuple[Probl
         for problem in _relayouts(quantized(fused), batches):
             found.setdefault(problem)
         for bits, batch in product(LIMITS, batches):
-            pooled = fuse_pool(quantized(fused, bits))
+            pooled = fuse_pairs(quantized(fused, bits))
             pixels = from_pixels(pooled, normalization(schedule.input_shape[0]))
             for stem in (pooled, fuse_image(pixels), fuse_image(pooled)):
                 for problem in stem.problems(batch).values():
                     found.setdefault(problem)
     for batch in batches:
-        for problem in fuse_pool(fused).problems(batch).values():
+        for problem in fuse_pairs(fused).problems(batch).values():
             found.setdefault(problem)
     return tuple(found)
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem
+from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem, parts_of
 from r18_oracle.cases import Case
 from r18_oracle.judge import winograd
 from r18_oracle.judge.bias import Drift, influence
@@ -452,6 +452,53 @@ def mean(case: Case, contract: RoundingContract, y: Array) -> Bound:
     return Bound.of(error, mask, y, contract)
 
 
+def mean_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Global average pooling and a linear layer of its means, which are kept as sums are.
+
+    The computed means m̂ are within E_m of the means m (`mean`). The layer computes of them what it
+    should within B, the bound of `sum_of_products`, and that differs by Σ|w||m̂ − m| from what it
+    makes of m: E ≤ B(m̂) + Σ|w|·E_m. B depends on the magnitudes of means and result alone and
+    grows with them, so it is taken of |m| + E_m and of |y| + Σ|w|·E_m.
+
+    Blocks and truncation are those of the products; means are rounded to nearest. The layer's
+    statistical line holds whatever the means are, so Σ|w|·E_m is added to it too. There is no line
+    for drift: the roundings of a mean are common to all outputs of its sample. A mean that may
+    overflow leaves its sample unjudged where it does.
+    """
+    return _of_means(case, contract, y, contract.accumulate)
+
+
+def stored_mean_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """The same with means that are rounded to the storage format, as between two launches."""
+    return _of_means(case, contract, y, case.precision.storage)
+
+
+def _of_means(case: Case, contract: RoundingContract, y: Array, kept: str) -> Bound:
+    pooling, layer = parts_of(case.problem)
+    of_gap = replace(case, problem=pooling, weights=())
+    one = replace(contract, algorithm="mean", output=kept, blocks=1, truncates=False)
+    m = reference(pooling, *of_gap.wide())
+    of_mean = mean(of_gap, one, m)
+    off = np.where(np.isfinite(m), np.broadcast_to(of_mean.largest, m.shape), 0.0)
+    finite = np.abs(np.where(np.isfinite(m), m, 0.0)) + off
+    (_, (weight, *_)) = finite_part(case)
+    moved = off @ np.abs(weight).T
+    inputs = (np.where(np.isfinite(m), finite, m),)
+    of_linear = sum_of_products(
+        replace(case, problem=layer, inputs=inputs),
+        replace(contract, algorithm="sum"),
+        np.abs(y) + moved,
+    )
+    mask = np.zeros(y.shape, bool) if of_linear.overflows is None else of_linear.overflows
+    if of_mean.overflows is not None:
+        mask = mask | of_mean.overflows.any(axis=1, keepdims=True)
+    line = of_linear.statistical
+    grown = 1 + 4 * F64  # this sum, and the products of `moved`, are computed in float64
+    grown += gamma(weight.shape[1], F64)
+    statistical = None if line is None else line + moved * grown
+    return Bound.of(of_linear.largest + moved * grown, mask, y, contract, statistical)
+
+
 EXP_ULPS = 4.0
 """The error in ulp that an implementation of exp may have; CUDA's expf and SLEEF's are within 2."""
 
@@ -529,6 +576,8 @@ DERIVATIONS: dict[str, Derivation] = {
     "batchnorm": batchnorm,
     "scale_shift": scale_shift,
     "mean": mean,
+    "mean_sum": mean_sum,
+    "stored_mean_sum": stored_mean_sum,
     "softmax": softmax,
     "normalize": normalize,
 }

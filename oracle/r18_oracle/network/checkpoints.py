@@ -22,10 +22,10 @@ from r18.backend import Array, Backend, CompileOptions, Kernel, Plan, PlannedSte
 from r18.errors import R18Error, ShapeError, UsageError
 from r18.evaluate.margins import Call, calls, multiple
 from r18.graph.ops import Normalize, Problem
-from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pool
+from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pairs
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, checkpoint_names
-from r18.runtime.fusing import PARTS, schedule_for
+from r18.runtime.fusing import PARTS, keeping_checkpoints, schedule_for
 from r18.weights.precisions import is_quantized
 from r18.weights.synthetic import IMAGE_NOISE, normal
 from r18_oracle.cases import Case
@@ -135,6 +135,7 @@ def _names(
     names = checkpoint_names(_begun(_fused(schedule, options), options), taps)
     if taps != "all":
         return names
+    options = keeping_checkpoints(schedule, options)
     plans = [schedule_for(backend, schedule, replace(options, batch=size)) for size in batches]
     return [name for name in names if all(name in plan.taps for plan in plans)]
 
@@ -347,14 +348,14 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
 def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
     """Check that the plan computes every step of the schedule with a kernel that the backend lists.
 
-    Where the plan fuses a convolution with its max-pooling, or with the integers of its image, the
-    schedule is fused likewise.
+    Where the plan fuses a convolution with its max-pooling or with the integers of its image, or
+    global average pooling with the linear layer behind it, the schedule is fused likewise.
     """
     known = {kernel.id for kernel in backend.kernels()}
     planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
-    pooled = {v: step.problem.op for v, step in planned.items() if type(step.problem.op) in PARTS}
-    fused = fuse_pool(fused, lambda step, pool: step.output in pooled)
-    fused = fuse_image(fused, lambda step, image: pooled[step.output] == step.op)
+    pairs = {v: step.problem.op for v, step in planned.items() if type(step.problem.op) in PARTS}
+    fused = fuse_pairs(fused, lambda step, pool: step.output in pairs)
+    fused = fuse_image(fused, lambda step, image: pairs[step.output] == step.op)
     problems = fused.problems(batch)
     for step in fused.steps:
         made = planned.get(step.output)

@@ -17,6 +17,7 @@ from r18_oracle.ops import (
     conv2d,
     conv2d_maxpool2d,
     gap,
+    gap_linear,
     linear,
     maxpool2d,
     normalize,
@@ -28,6 +29,7 @@ from r18_oracle.ops.integers import (
     qconv2d,
     qconv2d_maxpool2d,
     qgap,
+    qgap_linear,
     qlinear,
     qmaxpool2d,
     qrelayout,
@@ -51,6 +53,7 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         softmax.SPEC,
         relayout.SPEC,
         conv2d_maxpool2d.SPEC,
+        gap_linear.SPEC,
         normalize.SPEC,
         qconv2d.SPEC,
         qmaxpool2d.SPEC,
@@ -60,6 +63,7 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         quantize.PIXELS_SPEC,
         qrelayout.SPEC,
         qconv2d_maxpool2d.SPEC,
+        qgap_linear.SPEC,
     )
 }
 

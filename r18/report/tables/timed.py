@@ -9,11 +9,11 @@ from r18.backend.tuned import Table as TuningTable
 from r18.backend.tuned import read_table
 from r18.bench import tuning
 from r18.bench.baselines import TORCH
-from r18.bench.record import floors, group_name, in_order, pools
+from r18.bench.record import floors, fused_ops, group_name, in_order
 from r18.bench.roofline import Ceilings, limit
 from r18.errors import UsageError
-from r18.graph.ops import ConvMaxPool, Problem
-from r18.graph.passes import fuse, fuse_pool
+from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op, Problem
+from r18.graph.passes import fuse, fuse_pairs
 from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_named
 from r18.graph.resnet import network
@@ -177,7 +177,7 @@ def _timing(group: Data) -> str:
 def roofline_table(options: Options, folder: Path) -> Table:
     """A backend's network next to its floor and to PyTorch, for every recorded group.
 
-    The floor is the sum over the program's steps, with the pooled stem if the program pools. It is
+    The floor is the sum over the program's steps, with those fused that the program fuses. It is
     left out if no rate of the precision was measured, and in int8, where the rate is that of
     PyTorch's product of matrices: the instructions give twice as much.
     """
@@ -193,7 +193,7 @@ def roofline_table(options: Options, folder: Path) -> Table:
         groups.append(group)
         floor = None
         if ceilings.has(group["precision"]) and group["precision"] != INT8.name:
-            steps = floors(group, ceilings, pooled=pools(own)).values()
+            steps = floors(group, ceilings, fused=fused_ops(own)).values()
             floor = sum(step.floor_ms for step in steps)
         rows.append(_next_to_floor(group, own["median_ms"], floor))
     if not rows:
@@ -275,17 +275,23 @@ def _tuned(path: Path) -> TuningTable:
     return read_table(path)
 
 
+_PAIRS: dict[type[Op], str] = {
+    ConvMaxPool: " with its max-pooling",
+    AvgPoolLinear: " with the pooling before it",
+}
+
+
 def _tuned_problems(schedule: Schedule, batch: int) -> Iterator[tuple[Problem, list[str]]]:
     """The problems of a network at level `all` that `r18 tune` measures, each with its steps.
 
-    A convolution that may be fused with its max-pooling appears both ways.
+    A convolution that may be fused with its max-pooling, or a linear layer with the pooling before
+    it, appears both ways.
     """
     fused = fuse(schedule, "all")
-    pooled = fuse_pool(fused).problems(batch)
+    pairs = fuse_pairs(fused).problems(batch)
     found: dict[Problem, list[str]] = {}
     for name, problem in fused.problems(batch).items():
-        for one in dict.fromkeys((problem, pooled.get(name, problem))):
+        for one in dict.fromkeys((problem, pairs.get(name, problem))):
             if isinstance(one.op, tuning.TUNED_OPS):
-                words = f"{name} with its max-pooling" if isinstance(one.op, ConvMaxPool) else name
-                found.setdefault(one, []).append(words)
+                found.setdefault(one, []).append(name + _PAIRS.get(type(one.op), ""))
     return iter(found.items())

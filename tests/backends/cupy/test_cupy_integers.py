@@ -24,7 +24,7 @@ from r18.graph.ops import (
     Normalize,
     Problem,
 )
-from r18.graph.passes import fuse
+from r18.graph.passes import fuse, fuse_classifier
 from r18.graph.precision import INT8
 from r18.graph.quantize import quantized
 from r18.graph.quantized import (
@@ -32,6 +32,7 @@ from r18.graph.quantized import (
     QUANTIZED_OPS,
     STORAGES,
     Quantize,
+    QuantizedAvgPoolLinear,
     QuantizedConv2d,
     QuantizedConvMaxPool,
     QuantizedGlobalAvgPool,
@@ -272,6 +273,7 @@ def problems() -> Iterator[Problem]:
     for batch in (1, 256):
         for bits in LIMITS:
             yield from quantized(fuse(resnet18(), "all"), bits).problems(batch).values()
+    yield fuse_classifier(quantized(fuse(resnet18(), "all"))).problems(8)["fc"]
     for shape in ((2, 3, 8, 8), (2, 3, 5, 5), (1, 20, 4, 4), (3, 1, 9, 9)):
         yield Problem(Quantize(), (shape,))
         normalize = Normalize((0.5,) * shape[1], (0.2,) * shape[1])
@@ -298,11 +300,11 @@ def test_launches_are_within_limits_and_cover_their_outputs() -> None:
 
 
 def test_every_quantised_op_has_a_kernel_and_activations_one_in_each_layout() -> None:
-    """But for the fused stem, which has tests of its own."""
+    """But for the fused stem and classifier, which have tests of their own."""
     ops = set(QUANTIZED_OPS) - {QuantizedConvMaxPool}
     found = {(kernel.op, kernel.layout) for kernel in KERNELS}
     assert {op for op, _ in found} == ops
-    for op in ops - {QuantizedLinear, QuantizedRelayout}:
+    for op in ops - {QuantizedLinear, QuantizedRelayout, QuantizedAvgPoolLinear}:
         assert {layout for kind, layout in found if kind is op} == set(Layout)
 
 
@@ -328,6 +330,7 @@ def test_ids() -> None:
         "cupy/quantize_pixels/table/int8",
         "cupy/qlinear/warp_dot/int8",
         "cupy/qlinear/tiled/int8",
+        "cupy/qgap_linear/warp_dot/int8/nhwc",
         "cupy/qrelayout/transpose/int8",
     ]
     assert all(kernel.precision is INT8 for kernel in KERNELS)

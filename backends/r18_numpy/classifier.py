@@ -1,0 +1,69 @@
+"""Global average pooling and the linear layer of its means, one after the other in one kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from r18.backend import Array, RoundingContract
+from r18.backend.host import HostKernel
+from r18.graph.ops import AvgPoolLinear, Problem
+from r18.graph.precision import INT8, Precision
+from r18.graph.quantized import QuantizedAvgPoolLinear
+from r18_numpy import others, quantized
+
+Arrays = tuple[Array, ...]
+
+
+def classifier_kernels(precisions: tuple[Precision, ...]) -> tuple[HostKernel, ...]:
+    """One kernel for each precision of floats, and one of integers."""
+    floats = (
+        HostKernel(
+            "numpy",
+            AvgPoolLinear,
+            "parts",
+            precision,
+            RoundingContract("mean_sum", precision.accumulate, precision.storage),
+            avgpool_linear,
+            scratch=lambda problem, of=precision: _means(problem) * of.dtype.itemsize,
+        )
+        for precision in precisions
+    )
+    integers = HostKernel(
+        "numpy",
+        QuantizedAvgPoolLinear,
+        "parts",
+        INT8,
+        RoundingContract("integer", INT8.accumulate, INT8.storage),
+        quantized_avgpool_linear,
+        batch_invariant=True,
+        scratch=_means,
+        pack=quantized.pack,
+    )
+    return (*floats, integers)
+
+
+def _means(problem: Problem) -> int:
+    """How many means there are: N·C."""
+    n, c = problem.inputs[0][:2]
+    return n * c
+
+
+def avgpool_linear(
+    op: AvgPoolLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """inputs: (N, C, H, W). weights: (O, C), bias (O,). out: (N, O)."""
+    pooling, layer = op.parts
+    means = workspace.view(out.dtype).reshape(inputs[0].shape[:2])
+    others.gap(pooling, inputs, (), means, workspace)  # type: ignore[arg-type]
+    others.linear(layer, (means,), weights, out, workspace)  # type: ignore[arg-type]
+
+
+def quantized_avgpool_linear(
+    op: QuantizedAvgPoolLinear, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
+) -> None:
+    """inputs: (N, C, H, W). weights: (O, C), bias (O,), multiplier (O,), and the pooling's (1,).
+    out: (N, O) in float32."""
+    *of_linear, multiplier = weights
+    means = workspace.view(np.dtype(op.gap.output_storage)).reshape(inputs[0].shape[:2])
+    quantized.gap(op.gap, inputs, (multiplier,), means, workspace)
+    quantized.linear(op.linear, (means,), tuple(of_linear), out, workspace)

@@ -1,0 +1,102 @@
+"""Pooling and classifier in one launch: tiles, launches and refusals, without a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from r18.backend import CompileOptions
+from r18.graph.ops import Layout, Problem
+from r18.graph.passes import fuse, fuse_classifier
+from r18.graph.quantize import quantized as in_integers
+from r18.graph.quantized import STORAGES, QuantizedAvgPoolLinear
+from r18.graph.resnet import resnet18
+from r18.runtime.plan import make_plan
+from r18_cupy import Backend
+from r18_cupy.choices import variants_of
+from r18_cupy.cuda.h200 import MULTIPROCESSORS
+from r18_cupy.integers.gap_linear import (
+    MOST_CHANNELS,
+    MOST_PIXELS,
+    TILES,
+    QuantizedGapLinear,
+    quantized,
+)
+
+INTEGERS = QuantizedGapLinear()
+
+
+def of_integers(
+    batch: int, channels: int = 512, outputs: int = 1000, area: tuple[int, int] = (7, 7)
+) -> Problem:
+    return Problem(quantized(channels, outputs, "uint8"), ((batch, channels, *area),))
+
+
+# -- int8 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "features", "blocks"), [(1, 8, 125), (2, 16, 126), (4, 32, 128), (8, 64, 128)]
+)
+def test_the_blocks_of_small_batches_of_the_network_run_all_at_once(
+    batch: int, features: int, blocks: int
+) -> None:
+    problem = fuse_classifier(in_integers(fuse(resnet18(), "all"))).problems(batch)["fc"]
+    (launch,) = INTEGERS.launches(problem)
+    assert INTEGERS.tile_for(problem).n == features
+    assert launch.grid == (blocks // batch, batch, 1)
+    assert blocks <= MULTIPROCESSORS
+    assert launch.block == (256, 1, 1)
+    assert launch.overlaps
+
+
+def test_every_tile_is_verified_by_itself() -> None:
+    variants = variants_of(INTEGERS)
+    assert [one.id for one in variants] == [
+        f"cupy/qgap_linear/warp_dot/int8/nhwc/{tile.name}" for tile in TILES
+    ]
+    problem = of_integers(1, outputs=9)
+    for one, tile in zip(variants, TILES, strict=True):
+        assert one.variant_of == INTEGERS.id
+        assert one.refusal(problem) is None
+        (launch,) = one.launches(problem)
+        assert ("TILE_N", tile.n) in launch.entry.defines
+    assert {entry for one in variants for entry in one.entries()} == set(INTEGERS.entries())
+
+
+def test_what_it_is_given_is_what_the_function_reads() -> None:
+    """Weights are in the op's order, and the shape is that of the linear layer."""
+    problem = of_integers(3, 48, 10, (5, 2))
+    (launch,) = INTEGERS.launches(problem)
+    assert [getattr(one, "index", None) for one in launch.arguments[:6]] == [0, 0, 1, 2, 3, 0]
+    assert launch.arguments[6].tobytes() == np.array([3, 48, 10], np.int32).tobytes()  # type: ignore[union-attr]
+    assert launch.arguments[7] == 10
+
+
+def test_refusals_of_integers() -> None:
+    assert INTEGERS.refusal(of_integers(16)) is None
+    for problem, words in (
+        (of_integers(17), "takes batches of at most 16, not 17"),
+        (of_integers(1, 24), "reads 16 channels at a time, and 24 is no multiple"),
+        (of_integers(1, MOST_CHANNELS + 16), "so at most 4096, not 4112"),
+        (of_integers(1, 16, 4, (MOST_PIXELS + 1, 1)), "takes at most 257 of them, not 258"),
+        (of_integers(1, 4096, 2**19), "the weights have too many elements"),
+    ):
+        assert words in str(INTEGERS.refusal(problem))
+    assert INTEGERS.refusal(of_integers(1, MOST_CHANNELS, 4, (MOST_PIXELS, 1))) is None
+
+
+def test_the_further_problems_are_taken_by_every_tile() -> None:
+    assert {p.op.gap.stored for p in INTEGERS.extra_problems} == set(STORAGES)  # type: ignore[attr-defined]
+    for one in variants_of(INTEGERS):
+        assert [one.refusal(problem) for problem in one.extra_problems] == [None] * 6
+
+
+def test_a_plan_of_integers_ends_with_it_at_small_batches() -> None:
+    for batch, fuses in ((1, True), (8, True), (16, True), (32, False)):
+        options = CompileOptions(precision="int8", batch=batch)
+        plan = make_plan(Backend(), in_integers(fuse(resnet18(), "all")), options)
+        last = plan.steps[-1]
+        assert isinstance(last.problem.op, QuantizedAvgPoolLinear) == fuses
+        assert (last.kernel.id == INTEGERS.id) == fuses
+        assert last.kernel.layout is (Layout.NHWC if fuses else Layout.NCHW)
