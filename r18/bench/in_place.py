@@ -37,8 +37,8 @@ from r18.graph.precision import precision
 from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 
-RUNS = 10
-"""Runs of the network back to back in one measurement."""
+RUNS, MICROSECONDS = 10, 1500
+"""Runs of the network back to back in one measurement: at most, and if they take no longer."""
 LOOK, CONFIRM = 5, 25
 """Pairs of measurements, with and without an exchange: to select candidates, and to accept one."""
 CONFIRMED = 3
@@ -83,6 +83,7 @@ class Network:
         self._plan = plan
         self._rng = np.random.default_rng(0)
         self._stream = backend.stream()
+        self._runs = 1
         arena = backend.memory.empty(plan.arena_nbytes)
         self._weights = {
             (step.kernel.id, step.problem): prepared_at_random(step.kernel, step.problem, self._rng)
@@ -147,8 +148,15 @@ class Network:
         workspace = self._workspaces[key]
         return replace(launch, kernel=kernel, weights=self._weights[key], workspace=workspace)
 
-    def microseconds(self, run: Callable[[], None], runs: int = RUNS) -> float:
-        """One of `runs` back to back."""
+    def settle(self) -> None:
+        """Warm up, and decide how many runs a measurement has."""
+        run = self.run({})
+        time = min(self.microseconds(run, 1) for _ in range(5))
+        self._runs = max(1, min(RUNS, int(MICROSECONDS / max(time, 1))))
+
+    def microseconds(self, run: Callable[[], None], runs: int | None = None) -> float:
+        """One of several runs back to back."""
+        runs = runs or self._runs
         before = self._stream.record()
         for _ in range(runs):
             run()
@@ -183,6 +191,7 @@ def tune_in_place(
         for problem, kernel in planned.items()
         for one in network.candidates(problem, kernel)
     )
+    network.settle()
     chosen: dict[Problem, Kernel] = {}
     gains: dict[Problem, float] = {}
     for _ in range(SWEEPS):
