@@ -28,7 +28,7 @@ constexpr int LANES = 32;
 constexpr int WARPS = 16;
 constexpr int THREADS = LANES * WARPS;
 constexpr int W = WIDTH<STORAGE>;  // channels of an access
-constexpr int IN_FLIGHT = 8;       // accesses of a thread at a time
+constexpr int IN_FLIGHT = 7;       // accesses of a thread at a time: all of 7×7 by 8 groups
 constexpr int PER_WARP = TILE_N / WARPS;
 constexpr int MOST_CHANNELS = 4096;
 constexpr int AHEAD = 512 / (LANES * W);  // vectors of a feature that a lane loads in advance
@@ -142,6 +142,13 @@ __device__ __forceinline__ float dot(const float (&value)[W], const Vector& w, f
   return sum;
 }
 
+// A feature's weights. Features beyond the last repeat it; their outputs are not written.
+__device__ __forceinline__ const Vector* row_of(const STORAGE* weight, int feature,
+                                                const LinearShape& p) {
+  const size_t row = min(feature, p.out_features - 1);
+  return reinterpret_cast<const Vector*>(weight + row * p.features);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) IN_CLUSTER
 gap_linear(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
            const float* __restrict__ bias, STORAGE* __restrict__ out, const LinearShape p,
@@ -151,16 +158,13 @@ gap_linear(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   const int first = blockIdx.x * TILE_N + warp * PER_WARP;
 
-  // Features beyond the last repeat it; their outputs are not written.
-  const Vector* row[PER_WARP];
   Vector w[PER_WARP][AHEAD] = {};
 #pragma unroll
   for (int f = 0; f < PER_WARP; ++f) {
-    const int feature = min(first + f, p.out_features - 1);
-    row[f] = reinterpret_cast<const Vector*>(weight + (size_t)feature * channels);
+    const Vector* row = row_of(weight, first + f, p);
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
-      if (lane + i * LANES < vectors) w[f][i] = row[f][lane + i * LANES];
+      if (lane + i * LANES < vectors) w[f][i] = row[lane + i * LANES];
     }
   }
   const float own_bias = bias[min(first + lane % PER_WARP, p.out_features - 1)];
@@ -198,7 +202,7 @@ gap_linear(const STORAGE* __restrict__ x, const STORAGE* __restrict__ weight,
     float value[W];
     means_of(own_means, k, share, value);
 #pragma unroll
-    for (int f = 0; f < PER_WARP; ++f) sum[f] = dot(value, row[f][k], sum[f]);
+    for (int f = 0; f < PER_WARP; ++f) sum[f] = dot(value, row_of(weight, first + f, p)[k], sum[f]);
   }
   float mine = 0.0f;  // lane f keeps the sum of feature f, so that a warp's outputs are one access
 #pragma unroll
