@@ -21,6 +21,7 @@ from r18_cupy.integers.stem_wgmma import stem_wgmma_kernels
 from r18_cupy.kernel import CudaKernel
 from r18_cupy.ops.elementwise import AddKernel, BatchNormKernel, ReLUKernel
 from r18_cupy.ops.gap import Gap
+from r18_cupy.ops.gap_linear import gap_linear_kernels
 from r18_cupy.ops.linear import TiledLinear, WarpDot
 from r18_cupy.ops.maxpool2d import MaxPool
 from r18_cupy.ops.normalize import normalize_kernels
@@ -56,6 +57,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
             for precision in (*PRECISIONS, TF32, FP16X3)
             for kernel in other_kernels(precision)
         ),
+        *gap_linear_kernels(),
         *normalize_kernels((*PRECISIONS, *OF_PRODUCTS)),
         *integer_kernels(),
         *stem_wgmma_kernels(),

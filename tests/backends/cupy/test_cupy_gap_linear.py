@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from r18.backend import CompileOptions
-from r18.graph.ops import Layout, Problem
+from r18.graph.ops import AvgPoolLinear, Layout, Linear, Problem
 from r18.graph.passes import fuse, fuse_classifier
+from r18.graph.precision import FP16, FP32, TF32
 from r18.graph.quantize import quantized as in_integers
 from r18.graph.quantized import STORAGES, QuantizedAvgPoolLinear
 from r18.graph.resnet import resnet18
@@ -22,6 +25,7 @@ from r18_cupy.integers.gap_linear import (
     QuantizedGapLinear,
     quantized,
 )
+from r18_cupy.ops.gap_linear import CLUSTER, GapLinear, gap_linear_kernels
 
 INTEGERS = QuantizedGapLinear()
 
@@ -30,6 +34,12 @@ def of_integers(
     batch: int, channels: int = 512, outputs: int = 1000, area: tuple[int, int] = (7, 7)
 ) -> Problem:
     return Problem(quantized(channels, outputs, "uint8"), ((batch, channels, *area),))
+
+
+def of_floats(
+    batch: int, channels: int = 512, outputs: int = 1000, area: tuple[int, int] = (7, 7)
+) -> Problem:
+    return Problem(AvgPoolLinear(Linear(channels, outputs)), ((batch, channels, *area),))
 
 
 # -- int8 --------------------------------------------------------------------------------------
@@ -100,3 +110,79 @@ def test_a_plan_of_integers_ends_with_it_at_small_batches() -> None:
         assert isinstance(last.problem.op, QuantizedAvgPoolLinear) == fuses
         assert (last.kernel.id == INTEGERS.id) == fuses
         assert last.kernel.layout is (Layout.NHWC if fuses else Layout.NCHW)
+
+
+# -- floats ------------------------------------------------------------------------------------
+
+
+def test_every_precision_of_floats_has_one_in_the_layout_of_its_convolutions() -> None:
+    assert [kernel.id for kernel in gap_linear_kernels()] == [
+        "cupy/gap_linear/warp_dot/fp32",
+        "cupy/gap_linear/warp_dot/fp16/nhwc",
+        "cupy/gap_linear/warp_dot/bf16/nhwc",
+        "cupy/gap_linear/warp_dot/tf32/nhwc",
+        "cupy/gap_linear/warp_dot/fp16x3/nhwc",
+    ]
+    assert {kernel.contract.algorithm for kernel in gap_linear_kernels()} == {"mean_sum"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "features", "blocks"), [(1, 16, 63), (2, 16, 126), (4, 32, 128), (8, 64, 128)]
+)
+def test_blocks_of_floats_run_all_at_once_in_whole_clusters(
+    batch: int, features: int, blocks: int
+) -> None:
+    half, single = GapLinear(FP16), GapLinear(TF32)
+    for kernel in (half, single):
+        (launch,) = kernel.launches(of_floats(batch))
+        across = -(-blocks // batch // kernel.cluster) * kernel.cluster
+        assert kernel.tile_for(of_floats(batch)).n == features
+        assert launch.grid == (across, batch, 1)
+        assert ("TILE_CLUSTER", kernel.cluster) in launch.entry.defines
+    assert (half.cluster, single.cluster) == (1, CLUSTER)
+
+
+@pytest.mark.parametrize("kernel", gap_linear_kernels(), ids=lambda kernel: kernel.id)
+def test_tiles_of_floats(kernel: GapLinear) -> None:
+    """Each takes what all take; none changes the order of a sum."""
+    variants = variants_of(kernel)
+    assert len(variants) == 3
+    assert len({tile.cluster for tile in kernel.tiles}) == 1
+    for one in variants:
+        assert [one.refusal(problem) for problem in one.extra_problems] == [None] * 5
+        for problem in one.extra_problems:
+            (launch,) = one.launches(problem)
+            assert launch.grid[0] % kernel.cluster == 0
+    assert {entry for one in variants for entry in one.entries()} == set(kernel.entries())
+
+
+def test_only_clusters_need_hopper() -> None:
+    assert GapLinear(FP16).minimum_capability == (7, 5)
+    assert GapLinear(FP32, Layout.NCHW).minimum_capability == (9, 0)
+    assert GapLinear(FP16).runs_on((8, 0))
+    assert not GapLinear(TF32).runs_on((8, 0))
+
+
+def test_refusals_of_floats() -> None:
+    half, single = GapLinear(FP16), GapLinear(FP32, Layout.NCHW)
+    assert half.refusal(of_floats(16)) is None
+    assert single.refusal(of_floats(1, 4)) is None
+    for kernel, problem, words in (
+        (half, of_floats(17), "takes batches of at most 16, not 17"),
+        (half, of_floats(1, 20), "reads 8 channels at a time, and 20 is no multiple"),
+        (single, of_floats(1, 6), "reads 4 channels at a time, and 6 is no multiple"),
+        (single, of_floats(1, 4100), "keeps the means of at most 4096 channels, not 4100"),
+        (half, of_floats(1, 4096, 2**19), "the weights have too many elements"),
+    ):
+        assert words in str(kernel.refusal(problem))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32", "fp16x3"])
+def test_plans_of_floats_end_with_it_at_small_batches(precision: str) -> None:
+    """Without a relayout before it that a plan with two launches does not have."""
+    for batch, fuses in ((1, True), (8, True), (32, False)):
+        options = CompileOptions(precision=precision, batch=batch)
+        plan = make_plan(Backend(), resnet18(), options)
+        apart = make_plan(Backend(), resnet18(), replace(options, taps=("gap",)))
+        assert isinstance(plan.steps[-1].problem.op, AvgPoolLinear) == fuses
+        assert len(plan.steps) == len(apart.steps) - fuses
