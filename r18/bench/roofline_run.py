@@ -16,9 +16,11 @@ from r18.bench.contenders import Compiled, program_contender
 from r18.bench.roofline import WHAT, Ceilings, Line, largest_losses, lines
 from r18.bench.rows import Contender, Row, Runner
 from r18.bench.timing import bench
+from r18.errors import UsageError
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.machine import thread_count
+from r18.records.kinds import CeilingsRecord
 from r18.weights import Weights, load_weights
 
 SHOWN = 5
@@ -79,11 +81,22 @@ def run(
 
 
 def measure(
-    device: DeviceInfo, folder: Path, progress: Callable[[str], None]
+    backend: Backend, device: DeviceInfo, folder: Path, progress: Callable[[str], None]
 ) -> tuple[Path, list[str]]:
-    """Measure the device's ceilings and write their record; its path, and warnings."""
-    record = measured.measure(device, progress=progress)
+    """Measure the device's ceilings and write their record; its path, and warnings.
+
+    Raises `UsageError` where that would lose the rates of instructions on record, because the
+    backend does not measure any, and what `r18.bench.ceilings.measure` raises.
+    """
     path = records.path_of(folder, WHAT, device)
+    found = backend.ceilings(progress)
+    before = records.load(path, CeilingsRecord)
+    if before is not None and before.instructions and not found:
+        raise UsageError(
+            f"backend '{backend.name}' does not measure the instructions of {device}, whose rates "
+            f"are in {path}\n  measure with the backend that did, or delete the record"
+        )
+    record = measured.measure(device, found=found, progress=progress)
     records.write(path, record)
     return path, list(measured.warnings(record))
 

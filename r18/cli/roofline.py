@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from r18 import records
-from r18.backend import CompileOptions, DeviceInfo
+from r18.backend import Backend, CompileOptions, DeviceInfo
 from r18.bench.roofline_run import measure as measure_ceilings
 from r18.bench.roofline_run import run as run_roofline
 from r18.cli.options import (
@@ -79,7 +79,7 @@ def roofline(
     ]
     chosen, device = chosen_backend(backend)
     if measure:
-        _measure(device, record_folder)
+        _measure(chosen, device, record_folder)
     with Console(stderr=True).status("timing") as status:
         result = run_roofline(
             chosen,
@@ -96,9 +96,9 @@ def roofline(
     print_result(result, as_json)
 
 
-def _measure(device: DeviceInfo, folder: Path) -> None:
+def _measure(backend: Backend, device: DeviceInfo, folder: Path) -> None:
     with Console(stderr=True).status("measuring") as status:
-        path, warnings = measure_ceilings(device, folder, status.update)
+        path, warnings = measure_ceilings(backend, device, folder, status.update)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"recorded in {path}", err=True)
