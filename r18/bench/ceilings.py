@@ -1,10 +1,11 @@
 """What a device can do at most, measured on it: `ceilings-<device>.json`.
 
-What its instructions and memories give, where the backend measures that (`Backend.ceilings`). And
-what a library makes of them: the rate of a large matrix product in each precision, and the bandwidth
-of a large copy (bytes read plus bytes written), of NumPy's BLAS and a multithreaded copy on a CPU,
-of PyTorch on a GPU. Medians; inputs are random because products of zeros take less power and run
-faster. Measure on an idle machine: `r18.bench.roofline` divides by the higher of these numbers.
+Where the backend measures them (`Backend.ceilings`), the rates of its instructions and memories.
+And what a library makes of these: the rate of a large matrix product in each precision, and the
+bandwidth of a large copy (bytes read plus bytes written). A CPU is measured with NumPy's BLAS and a
+multithreaded copy, a GPU with PyTorch. Medians; inputs are random because products of zeros take
+less power and run faster. Measure on an idle machine: `r18.bench.roofline` divides by the highest
+of these numbers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ batch. A later run replaces the groups that it measured, each as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench.baselines import PEERS
-from r18.bench.roofline import Ceilings, Limit, limits
+from r18.bench.roofline import Ceilings, Limit, algorithm_of, limits, multiplying_less
 from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool
@@ -111,8 +111,33 @@ def pools(row: Mapping[str, Any]) -> bool:
     return any(name in kernel for kernel in row.get("kernels") or {} for name in fused)
 
 
+def floors_of(
+    row: Mapping[str, Any], group: Mapping[str, Any], ceilings: Ceilings
+) -> dict[str, Limit]:
+    """The floor of each step of a row's program, by the algorithms of its kernels.
+
+    A step whose kernel was not recorded has the lowest floor of the row's algorithms. Raises as
+    `floors` does.
+    """
+    pooled, algorithms = pools(row), multiplying_less(row.get("kernels") or ())
+    least = floors(group, ceilings, pooled=pooled, algorithms=algorithms)
+    kernels = {step["step"]: step["kernel"] for step in row.get("steps") or ()}
+    if not (algorithms and kernels):
+        return least
+    found = {
+        algorithm: floors(group, ceilings, pooled=pooled, algorithms=(algorithm,))
+        for algorithm in ("", *algorithms)
+    }
+    own = {name: found.get(algorithm_of(kernel), found[""]) for name, kernel in kernels.items()}
+    return {name: own.get(name, least)[name] for name in least}
+
+
 def floors(
-    group: Mapping[str, Any], ceilings: Ceilings, *, pooled: bool = False
+    group: Mapping[str, Any],
+    ceilings: Ceilings,
+    *,
+    pooled: bool = False,
+    algorithms: Collection[str] = (),
 ) -> dict[str, Limit]:
     """The floor of each step of a group's network; see `limits`.
 
@@ -126,7 +151,7 @@ def floors(
             "  r18 roofline --threads N --measure measures them alike"
         )
     asked = network(group["network"]), group["precision"], group["fusion"], group["batch"]
-    return limits(*asked, ceilings, pooled=pooled)
+    return limits(*asked, ceilings, pooled=pooled, algorithms=algorithms)
 
 
-__all__ = ["WHAT", "floors", "group_name", "in_order", "pools", "save"]
+__all__ = ["WHAT", "floors", "floors_of", "group_name", "in_order", "pools", "save"]
