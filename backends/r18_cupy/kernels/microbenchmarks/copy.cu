@@ -7,6 +7,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 copy_words(const uint4* __restrict__ source, uint4* __restrict__ target, const int repeats) {
   const size_t threads = size_t(gridDim.x) * THREADS, words = size_t(gridDim.x) * BLOCK_WORDS;
   for (int repeat = 0; repeat < repeats; ++repeat) {
+#pragma unroll 1
     for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < words; i += LOADS * threads) {
       uint4 held[LOADS];
 #pragma unroll
