@@ -30,7 +30,7 @@ from r18.backend.ceilings import COPY
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
 from r18.graph.passes import fuse, fuse_pool
-from r18.graph.precision import PRECISIONS, Precision, precision
+from r18.graph.precision import INT8, PRECISIONS, Precision, precision
 from r18.graph.schedule import Schedule
 from r18.records.kinds import CeilingsRecord, MeasuredCeiling
 
@@ -112,6 +112,14 @@ class Ceilings:
     def has(self, name: str) -> bool:
         """Whether there is a rate of a precision."""
         return PRODUCTS.get(name, (name, 1))[0] in self.rates
+
+    def bounds(self, name: str) -> bool:
+        """Whether there is a rate of a precision that no kernel passes.
+
+        A library's of int8 is none: PyTorch multiplies by instructions of older GPUs, and without
+        some that CPUs have.
+        """
+        return self.has(name) and not (name == INT8.name and self.source(name) == LIBRARY)
 
     def rate(self, name: str) -> float:
         """Operations a second in a precision; raises `UsageError` where none was measured."""

@@ -193,12 +193,15 @@ def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Gr
     """A group with its roofline, if the device's ceilings were measured alike."""
     if ceilings is None:
         return Group(slug, data, {}, "the ceilings of the device were not measured")
+    name = data["precision"]
+    if ceilings.has(name) and not ceilings.bounds(name):
+        return Group(slug, data, {}, f"only a library's rate of {name} was measured: no bound")
     try:
         direct = floors(data, ceilings)
         own = {row["backend"]: floors_of(row, data, ceilings) for row in data["rows"]}
     except R18Error as error:
         return Group(slug, data, {}, str(error).splitlines()[0])
-    return Group(slug, data, direct, own=own, ceiling=ceilings.words_of(data["precision"]))
+    return Group(slug, data, direct, own=own, ceiling=ceilings.words_of(name))
 
 
 __all__ = ["SHOWN", "Evaluation", "Evidence", "Group", "gather"]

@@ -10,11 +10,10 @@ from r18.backend.tuned import read_table
 from r18.bench import tuning
 from r18.bench.baselines import TORCH
 from r18.bench.record import floors, floors_of, group_name, in_order, pools
-from r18.bench.roofline import LIBRARY, Ceilings, algorithm_of, limit
+from r18.bench.roofline import Ceilings, algorithm_of, limit
 from r18.errors import UsageError
 from r18.graph.ops import ConvMaxPool, Problem
 from r18.graph.passes import fuse, fuse_pool
-from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_named
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
@@ -179,7 +178,7 @@ def roofline_table(options: Options, folder: Path) -> Table:
 
     The floor is the sum over the program's steps, by the algorithms of its kernels; the direct
     floor is by the definition. With the pooled stem if the program pools. Both are left out if no
-    rate of the precision was measured, and in int8 if only a library's was: kernels pass that.
+    rate on record bounds the precision.
     """
     device, backend = needed(options, "device"), options.get("backend", "cupy")
     asked = {"network": options.get("network", "resnet18"), "fusion": options.get("fusion", "all")}
@@ -204,8 +203,7 @@ def roofline_table(options: Options, folder: Path) -> Table:
 
 def _floors(group: Data, own: Data, ceilings: Ceilings) -> tuple[float | None, float | None]:
     """The milliseconds of a row's network by the definition, and by the row's algorithms."""
-    name = group["precision"]
-    if not ceilings.has(name) or (name == INT8.name and ceilings.source(name) == LIBRARY):
+    if not ceilings.bounds(group["precision"]):
         return None, None
     direct, least = floors(group, ceilings, pooled=pools(own)), floors_of(own, group, ceilings)
     one, other = (sum(step.floor_ms for step in found.values()) for found in (direct, least))
