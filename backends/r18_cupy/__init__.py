@@ -6,7 +6,7 @@ Importing this package needs neither CuPy nor a device; `probe` is the first con
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from r18.backend import (
     Array,
+    Ceiling,
     CompileOptions,
     DeviceInfo,
     Fastest,
@@ -147,6 +148,14 @@ class Backend(BackendBase):
         LAUNCHER.perturb(None if seed is None else Perturbation.of(seed, kinds))
         LAUNCHER.function(ENTRY)  # now, since nothing can be loaded while a graph is captured
         return KINDS
+
+    def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
+        """Tensor cores, FMA, and each memory; see `r18_cupy.microbenchmarks`."""
+        _cupy()
+        from r18_cupy.cuda.device import CupyStream
+        from r18_cupy.microbenchmarks import ceilings
+
+        return tuple(ceilings(self.memory, CupyStream(), progress))
 
     def stream(self) -> Stream:
         _cupy()

@@ -8,6 +8,7 @@ also needs `Memory`, `Stream` and `Kernel`. The `registry` finds backends, `plug
 
 from __future__ import annotations
 
+from r18.backend.ceilings import Ceiling, Pace
 from r18.backend.device import Array, Buffer, DeviceInfo, Event, Memory, Stream
 from r18.backend.host import HostKernel, HostMemory, HostStream
 from r18.backend.kernel import (
@@ -44,6 +45,7 @@ __all__ = [
     "Backend",
     "BackendUnavailable",
     "Buffer",
+    "Ceiling",
     "CompileOptions",
     "DeviceFunction",
     "DeviceInfo",
@@ -56,6 +58,7 @@ __all__ = [
     "Kernel",
     "Launch",
     "Memory",
+    "Pace",
     "Plan",
     "PlannedStep",
     "Preferred",

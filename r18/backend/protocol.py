@@ -49,11 +49,12 @@ uint8 in NHWC (`input_layout`). All shapes in `Problem` are logical (NCHW).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import ClassVar
 
+from r18.backend.ceilings import Ceiling
 from r18.backend.device import Array, Buffer, DeviceInfo, Event, Memory, Stream
 from r18.backend.host import HostMemory, HostStream
 from r18.backend.kernel import Kernel
@@ -141,6 +142,15 @@ class Backend(ABC):
         site to delay; None for all, () for builds with delays in which nothing is delayed.
 
         Returns all kinds of site. (), the default: the backend cannot delay anything.
+        """
+        return ()
+
+    def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
+        """Measure what the instructions and memories of the probed device give at most.
+
+        For `r18 roofline --measure`, on an idle device; takes about two seconds for each.
+        progress: called with a few words as each measurement begins. (), the default: nothing is
+        measured, and a large matrix product of a library stands for the instructions.
         """
         return ()
 

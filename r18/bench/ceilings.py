@@ -1,17 +1,20 @@
 """What a device can do at most, measured on it: `ceilings-<device>.json`.
 
-The rate of a large matrix product in each precision, and the bandwidth of a large copy (bytes read
-plus bytes written). A CPU is measured with NumPy's BLAS and a multithreaded copy, a GPU with
-PyTorch. Medians; inputs are random because products of zeros take less power and run faster.
-Measure on an idle machine: `r18.bench.roofline` divides by these numbers.
+Where the backend measures them (`Backend.ceilings`), the rates of its instructions and memories.
+And what a library makes of these: the rate of a large matrix product in each precision, and the
+bandwidth of a large copy (bytes read plus bytes written). A CPU is measured with NumPy's BLAS and a
+multithreaded copy, a GPU with PyTorch. Medians; inputs are random because products of zeros take
+less power and run faster. Measure on an idle machine: `r18.bench.roofline` divides by the highest
+of these numbers.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
@@ -20,14 +23,23 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from threadpoolctl import threadpool_limits
 
 from r18 import records
-from r18.backend import DeviceInfo
+from r18.backend import Ceiling, DeviceInfo
 from r18.bench.roofline import WHAT, Ceilings
 from r18.errors import BackendUnavailable, UsageError
 from r18.machine import disturbances, machine, thread_count
-from r18.records.kinds import CeilingsRecord, CopyRate, Environment, Machine, Rate
+from r18.records.kinds import (
+    CeilingsRecord,
+    CopyRate,
+    Environment,
+    Machine,
+    MeasuredCeiling,
+    Pace,
+    Rate,
+)
 
 CPU_SIDE, CUDA_SIDE = 4096, 8192
 """Side of the square matrices, large enough that launch overhead does not count."""
@@ -45,10 +57,12 @@ def measure(
     side: int | None = None,
     nbytes: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    found: Iterable[Ceiling] = (),
 ) -> CeilingsRecord:
     """The record of a device's ceilings.
 
     side, nbytes: of the matrices and the copied buffer; None for the device kind's default.
+    found:        what `Backend.ceilings` measured.
     progress:     called with a description of each measurement that starts.
 
     Raises `UsageError` for a simulated device or one of an unknown kind, `BackendUnavailable`
@@ -61,19 +75,35 @@ def measure(
         )
     host = machine()
     if device.kind == "cpu":
-        found = dict(_cpu(side or CPU_SIDE, nbytes or CPU_NBYTES, progress))
+        of_library = dict(_cpu(side or CPU_SIDE, nbytes or CPU_NBYTES, progress))
     else:
-        found = dict(_cuda(side or CUDA_SIDE, nbytes or CUDA_NBYTES, progress))
-    copy = found.pop("copy")
+        of_library = dict(_cuda(side or CUDA_SIDE, nbytes or CUDA_NBYTES, progress))
+    copy = of_library.pop("copy")
+    instructions, memory = _by_name(found)
     return CeilingsRecord(
         device=device.name,
         date=records.now(),
         environment=msgspec.convert(records.environment(device), Environment),
         machine=msgspec.convert(host, Machine),
         threads=thread_count() if device.kind == "cpu" else None,
-        rates={name: Rate(*_rate(*times)) for name, times in found.items()},
+        rates={name: Rate(*_rate(*times)) for name, times in of_library.items()},
         copy=CopyRate(*_rate(*copy)),
+        instructions=instructions or UNSET,
+        memory=memory or UNSET,
     )
+
+
+def _by_name(
+    found: Iterable[Ceiling],
+) -> tuple[dict[str, dict[str, MeasuredCeiling]], dict[str, MeasuredCeiling]]:
+    """Instructions by precision and name, and what moves bytes by name."""
+    instructions: dict[str, dict[str, MeasuredCeiling]] = {}
+    memory: dict[str, MeasuredCeiling] = {}
+    for one in found:
+        named = instructions.setdefault(one.precision, {}) if one.precision else memory
+        sustained, burst = (Pace(**asdict(pace)) for pace in (one.sustained, one.burst))
+        named[one.what] = MeasuredCeiling(sustained, burst, one.how)
+    return instructions, memory
 
 
 def read(folder: Path, device: DeviceInfo) -> Ceilings:

@@ -16,7 +16,7 @@ import msgspec
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.bench.baselines import PEERS
-from r18.bench.roofline import Ceilings, Limit, limits
+from r18.bench.roofline import Ceilings, Limit, algorithm_of, limits, multiplying_less
 from r18.bench.rows import RATIO, Contender, Row
 from r18.errors import UsageError
 from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op
@@ -122,8 +122,33 @@ def fused_ops(row: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
+def floors_of(
+    row: Mapping[str, Any], group: Mapping[str, Any], ceilings: Ceilings
+) -> dict[str, Limit]:
+    """The floor of each step of a row's program, by the algorithms of its kernels.
+
+    A step whose kernel was not recorded has the lowest floor of the row's algorithms. Raises as
+    `floors` does.
+    """
+    fused, algorithms = fused_ops(row), multiplying_less(row.get("kernels") or ())
+    least = floors(group, ceilings, fused=fused, algorithms=algorithms)
+    kernels = {step["step"]: step["kernel"] for step in row.get("steps") or ()}
+    if not (algorithms and kernels):
+        return least
+    found = {
+        algorithm: floors(group, ceilings, fused=fused, algorithms=(algorithm,))
+        for algorithm in ("", *algorithms)
+    }
+    own = {name: found.get(algorithm_of(kernel), found[""]) for name, kernel in kernels.items()}
+    return {name: own.get(name, least)[name] for name in least}
+
+
 def floors(
-    group: Mapping[str, Any], ceilings: Ceilings, *, fused: Collection[str] = ()
+    group: Mapping[str, Any],
+    ceilings: Ceilings,
+    *,
+    fused: Collection[str] = (),
+    algorithms: Collection[str] = (),
 ) -> dict[str, Limit]:
     """The floor of each step of a group's network; see `limits`.
 
@@ -137,7 +162,7 @@ def floors(
             "  r18 roofline --threads N --measure measures them alike"
         )
     asked = network(group["network"]), group["precision"], group["fusion"], group["batch"]
-    return limits(*asked, ceilings, fused=fused)
+    return limits(*asked, ceilings, fused=fused, algorithms=algorithms)
 
 
-__all__ = ["WHAT", "floors", "fused_ops", "group_name", "in_order", "save"]
+__all__ = ["WHAT", "floors", "floors_of", "fused_ops", "group_name", "in_order", "save"]

@@ -1,36 +1,38 @@
 """The roofline: how fast each step of a plan could be, and what it loses to that. Pure.
 
-Two numbers bound a step from below: its operations over the rate at which the device multiplies
-matrices in that precision, and the bytes that must move over the bandwidth of a copy. The larger
-is the floor, and says what binds. Both ceilings are measured on the device (`r18.bench.ceilings`).
+Two numbers bound a step from below: its operations over the rate at which the device multiplies in
+that precision, and the bytes that must move over the bandwidth of a copy. The larger is the floor,
+and says what binds. Both ceilings are measured on the device (`r18.bench.ceilings`): each is the
+highest that was measured, an instruction's, sustained or in bursts, or a library's.
 
-- Operations follow the definition: two for each multiply-accumulate of a convolution or a linear
-  layer. Other ops have a few operations per element, and bytes bind them.
+- Operations are two for each multiply-accumulate of a convolution or a linear layer. Other ops have
+  a few operations per element, and bytes bind them.
+- An algorithm that multiplies less has a floor of its own: for Winograd, the products of
+  transformed tiles, and the same bytes. By the definition, its steps would beat their floors.
 - In fp16x3 each product is three of float16: its rate is a third of the one measured in fp16.
 - Bytes: every input element that some window covers once, every weight once, every output element
   once, in the precision's storage. A convolution fused with max-pooling writes only the pooled
   output.
 
-A step may beat its floor. Winograd multiplies less than the definition says, and tensors that are
-still in a cache (the small ones of a single image) move faster than memory does. Lost time is
-therefore measured against the floor of the kernel's own algorithm: for Winograd, the products of
-transformed tiles.
+A step may beat its floor where its tensors are still in a cache (the small ones of a single image):
+they move faster than memory does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from r18.backend import Plan, StepTime
+from r18.backend.ceilings import COPY
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, parts_of
 from r18.graph.passes import fuse, fuse_ops
-from r18.graph.precision import Precision, precision
+from r18.graph.precision import INT8, PRECISIONS, Precision, precision
 from r18.graph.schedule import Schedule
-from r18.records.kinds import CeilingsRecord
+from r18.records.kinds import CeilingsRecord, MeasuredCeiling
 
 WHAT = "ceilings"
 OPERATIONS, BYTES = "operations", "bytes"
@@ -38,17 +40,21 @@ OPERATIONS, BYTES = "operations", "bytes"
 PRODUCTS = {"fp16x3": ("fp16", 3)}
 """Precisions whose product is made of several in another one, and how many."""
 WINOGRAD_TILES = {"winograd_f2x2": 2, "winograd_f4x4": 4}
-"""Outputs along a side of a tile, by the algorithm of a kernel's contract; filters are 3×3."""
+"""Outputs along a side of a tile, by the algorithm of a kernel; filters are 3×3."""
+LIBRARY = "by a library"
+"""What gave a ceiling that no instruction did."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
     """What a device can do.
 
-    rates:     operations a second of a large matrix product, by precision.
+    rates:     operations a second, by precision.
     bandwidth: bytes a second of a large copy, read and written together.
     threads:   of the CPU, with which both were measured; None on another device.
     date:      when, as ISO 8601 has it.
+    sources:   what gave a rate, by precision, such as `by wgmma in bursts`; of the bandwidth under
+               `copy`. A library gave those that are not named.
     """
 
     device: str
@@ -56,6 +62,7 @@ class Ceilings:
     bandwidth: float
     threads: int | None = None
     date: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         numbers = {**self.rates, "copy": self.bandwidth}
@@ -68,18 +75,51 @@ class Ceilings:
 
     @classmethod
     def from_record(cls, record: CeilingsRecord) -> Ceilings:
-        """The ceilings in a record; raises `UsageError` for rates that no device has."""
-        return cls(
-            record.device,
-            {name: rate.operations_per_second for name, rate in record.rates.items()},
-            record.copy.bytes_per_second,
-            record.threads,
-            record.date,
-        )
+        """The highest in a record; raises `UsageError` for rates that no device has."""
+        highest = {name: (rate.operations_per_second, "") for name, rate in record.rates.items()}
+        highest[COPY] = record.copy.bytes_per_second, ""
+        for name, measured in _measured(record):
+            highest[name] = max([highest.get(name, (0.0, "")), *measured])
+        rates = {name: rate for name, (rate, _) in highest.items()}
+        sources = {name: source for name, (_, source) in highest.items() if source}
+        bandwidth = rates.pop(COPY)
+        return cls(record.device, rates, bandwidth, record.threads, record.date, sources)
+
+    def source(self, name: str) -> str:
+        """What gave the rate of a precision, or the bandwidth (`copy`)."""
+        return self.sources.get(PRODUCTS.get(name, (name, 1))[0], LIBRARY)
+
+    def words(self, unit: Literal["G", "T"]) -> str:
+        """Every ceiling with what gave it, instructions first: `fp16 915 TFLOP/s by wgmma in
+        bursts; fp64 61.8 TFLOP/s by a library; copy 4.2 TB/s by a library`."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(self.rates, key=lambda name: name not in self.sources):
+            found.setdefault(self.source(name), []).append(
+                f"{name} {_number(self.rates[name], unit)}"
+            )
+        said = [f"{', '.join(rates)} {unit}FLOP/s {source}" for source, rates in found.items()]
+        return "; ".join([*said, self._copied(unit)])
+
+    def words_of(self, name: str) -> str:
+        """The two ceilings of a precision, with what gave them, as in `words`."""
+        source = PRODUCTS.get(name, (name, 1))[0]
+        rate = f"{source} {_number(self.rates[source], 'T')} TFLOP/s {self.source(source)}"
+        return f"{rate}, {self._copied('T')}"
+
+    def _copied(self, unit: Literal["G", "T"]) -> str:
+        return f"copy {_number(self.bandwidth, unit)} {unit}B/s {self.source(COPY)}"
 
     def has(self, name: str) -> bool:
         """Whether there is a rate of a precision."""
         return PRODUCTS.get(name, (name, 1))[0] in self.rates
+
+    def bounds(self, name: str) -> bool:
+        """Whether there is a rate of a precision that no kernel passes.
+
+        A library's of int8 is none: PyTorch multiplies by instructions of older GPUs, and without
+        some that CPUs have.
+        """
+        return self.has(name) and not (name == INT8.name and self.source(name) == LIBRARY)
 
     def rate(self, name: str) -> float:
         """Operations a second in a precision; raises `UsageError` where none was measured."""
@@ -92,6 +132,32 @@ class Ceilings:
                 "--measure measures those that the device's library can multiply"
             )
         return self.rates[source] / count
+
+
+def _number(rate: float, unit: Literal["G", "T"]) -> str:
+    """Three digits, or as many as there are before the point."""
+    number = rate / {"G": 1e9, "T": 1e12}[unit]
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _measured(record: CeilingsRecord) -> Iterator[tuple[str, list[tuple[float, str]]]]:
+    """(precision or `copy`, rates with their sources) of instructions and of the copy."""
+    for name, instructions in (record.instructions or {}).items():
+        if name in PRECISIONS:
+            yield (
+                name,
+                [p for what, one in instructions.items() for p in _paces(f"by {what} ", one)],
+            )
+    if record.memory and COPY in record.memory:
+        yield COPY, _paces("", record.memory[COPY])
+
+
+def _paces(what: str, measured: MeasuredCeiling) -> list[tuple[float, str]]:
+    """(rate, source) of a ceiling in bursts, and sustained."""
+    return [
+        (measured.burst.per_second, f"{what}in bursts"),
+        (measured.sustained.per_second, f"{what}sustained"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -137,16 +203,25 @@ def limits(
     ceilings: Ceilings,
     *,
     fused: Collection[str] = (),
+    algorithms: Collection[str] = (),
 ) -> dict[str, Limit]:
     """The floor of each step of a schedule (at level `none`), fused, on any backend.
 
-    fused: the names of ops that compute two steps in one, as a backend may (`r18.runtime.fusing`):
-    `conv2d_maxpool2d`, `gap_linear`.
-    Their sum is the network's: step after step, each through memory.
+    fused:      the names of ops that compute two steps in one, as a backend may
+                (`r18.runtime.fusing`): `conv2d_maxpool2d`, `gap_linear`.
+    algorithms: that multiply less than the definition: a step may use any that computes it, so its
+                floor is the lowest of theirs.
+    The sum is the network's: step after step, each through memory.
     """
     found = precision(precision_name)
     problems = fuse_ops(fuse(schedule, fusion), fused).problems(batch)
-    return {name: limit(problem, found, ceilings) for name, problem in problems.items()}
+    return {
+        name: min(
+            (limit(problem, found, ceilings, algorithm) for algorithm in ("", *algorithms)),
+            key=lambda one: (one.floor_ms, one.operations),
+        )
+        for name, problem in problems.items()
+    }
 
 
 def moved_nbytes(problem: Problem, precision: Precision) -> int:
@@ -165,16 +240,33 @@ def moved_nbytes(problem: Problem, precision: Precision) -> int:
 def own_operations(problem: Problem, algorithm: str) -> int:
     """Operations of the products alone that an algorithm (of a contract) does for a problem.
 
-    F(m×m, 3×3) has (m + 2)² products a tile of m×m outputs, input channel and output channel.
+    F(m×m, 3×3) has (m + 2)² products a tile of m×m outputs, input channel and output channel
+    (Lavin and Gray, CVPR 2016). A convolution that it does not compute costs what the definition
+    says.
     """
     tile = WINOGRAD_TILES.get(algorithm)
     conv = parts_of(problem)[0] if isinstance(problem.op, ConvMaxPool) else problem
     op = conv.op
-    if tile is None or not isinstance(op, Conv2d):
+    if (
+        tile is None
+        or not isinstance(op, Conv2d)
+        or (op.kernel_size, op.stride) != ((3, 3), (1, 1))
+    ):
         return 2 * problem.macs
     n, out_channels, height, width = conv.output
     tiles = n * -(-height // tile) * -(-width // tile)
     return 2 * tiles * (tile + 2) ** 2 * op.in_channels * out_channels
+
+
+def algorithm_of(kernel: str) -> str:
+    """The algorithm that a kernel's id `backend/op/algorithm/precision` names; "" for none."""
+    parts = kernel.split("/")
+    return parts[2] if len(parts) > 2 else ""
+
+
+def multiplying_less(kernels: Iterable[str]) -> tuple[str, ...]:
+    """The algorithms of kernels, by id, that have floors of their own; each once, sorted."""
+    return tuple(sorted({algorithm_of(kernel) for kernel in kernels} & WINOGRAD_TILES.keys()))
 
 
 # -- measured ----------------------------------------------------------------------------------
@@ -182,15 +274,16 @@ def own_operations(problem: Problem, algorithm: str) -> int:
 
 @dataclass(frozen=True)
 class Line:
-    """A step of a plan: its floor, what its kernel's algorithm needs, and how long it took.
+    """A step of a plan: its floor, and how long it took.
 
-    limit: by the definition. own: by the operations of the algorithm, the same bytes.
+    limit: by the operations of the kernel's algorithm. direct: by those of the definition, the
+    same bytes.
     """
 
     step: str
     kernel: str
     limit: Limit
-    own: Limit
+    direct: Limit
     measured_ms: float
 
     @property
@@ -200,13 +293,13 @@ class Line:
 
     @property
     def lost_ms(self) -> float:
-        """Above what its algorithm needs; negative below it."""
-        return self.measured_ms - self.own.floor_ms
+        """Above the floor; negative below it."""
+        return self.measured_ms - self.limit.floor_ms
 
     def to_json(self) -> dict[str, Any]:
         found = {"step": self.step, "kernel": self.kernel, "measured_ms": self.measured_ms}
         ratio = self.ratio if math.isfinite(self.ratio) else None
-        found |= {"ratio": ratio, "own_floor_ms": self.own.floor_ms, "lost_ms": self.lost_ms}
+        found |= {"ratio": ratio, "direct_floor_ms": self.direct.floor_ms, "lost_ms": self.lost_ms}
         return found | self.limit.to_json()
 
 
@@ -231,8 +324,8 @@ def lines(plan: Plan, times: Sequence[StepTime], ceilings: Ceilings) -> tuple[Li
         Line(
             step.name,
             step.kernel.id,
-            limit(step.problem, found, ceilings),
             limit(step.problem, found, ceilings, step.kernel.contract.algorithm),
+            limit(step.problem, found, ceilings),
             measured[step.name],
         )
         for step in plan.steps
@@ -247,15 +340,18 @@ def largest_losses(found: Sequence[Line], count: int) -> list[Line]:
 
 __all__ = [
     "BYTES",
+    "LIBRARY",
     "OPERATIONS",
     "WHAT",
     "Ceilings",
     "Limit",
     "Line",
+    "algorithm_of",
     "largest_losses",
     "limit",
     "limits",
     "lines",
     "moved_nbytes",
+    "multiplying_less",
     "own_operations",
 ]

@@ -16,9 +16,11 @@ from r18.bench.contenders import Compiled, program_contender
 from r18.bench.roofline import WHAT, Ceilings, Line, largest_losses, lines
 from r18.bench.rows import Contender, Row, Runner
 from r18.bench.timing import bench
+from r18.errors import UsageError
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.machine import thread_count
+from r18.records.kinds import CeilingsRecord
 from r18.weights import Weights, load_weights
 
 SHOWN = 5
@@ -79,11 +81,22 @@ def run(
 
 
 def measure(
-    device: DeviceInfo, folder: Path, progress: Callable[[str], None]
+    backend: Backend, device: DeviceInfo, folder: Path, progress: Callable[[str], None]
 ) -> tuple[Path, list[str]]:
-    """Measure the device's ceilings and write their record; its path, and warnings."""
-    record = measured.measure(device, progress=progress)
+    """Measure the device's ceilings and write their record; its path, and warnings.
+
+    Raises `UsageError` where that would lose the rates of instructions on record, because the
+    backend does not measure any, and what `r18.bench.ceilings.measure` raises.
+    """
     path = records.path_of(folder, WHAT, device)
+    found = backend.ceilings(progress)
+    before = records.load(path, CeilingsRecord)
+    if before is not None and before.instructions and not found:
+        raise UsageError(
+            f"backend '{backend.name}' does not measure the instructions of {device}, whose rates "
+            f"are in {path}\n  measure with the backend that did, or delete the record"
+        )
+    record = measured.measure(device, found=found, progress=progress)
     records.write(path, record)
     return path, list(measured.warnings(record))
 
@@ -146,52 +159,35 @@ def text(plan: Plan, row: Row, steps: Sequence[Line]) -> str:
         for line in steps
     ]
     floor = sum(line.limit.floor_ms for line in steps)
-    own = sum(line.own.floor_ms for line in steps)
+    direct = sum(line.direct.floor_ms for line in steps)
     total = sum(line.measured_ms for line in steps)
     work = sum(line.limit.operations for line in steps)
     moved = sum(line.limit.nbytes for line in steps)
     sums = (f"{work / 1e9:.3f}", f"{moved / 1e6:.2f}", f"{floor:.4f}", f"{total:.4f}")
-    cells.append(("total", "", *sums, f"{floor / total:.0%}", "", f"{total - own:.4f}"))
+    cells.append(("total", "", *sums, f"{floor / total:.0%}", "", f"{total - floor:.4f}"))
     align = ("left", "left", *["right"] * 5, "left", "right")
     asked = plan.options
     parts = [
         f"{asked.precision}, batch {asked.batch}, fusion {asked.fusion}: a run takes "
-        f"{row.median_ms:.4f} ms; the floor is {floor:.4f}, by the kernels' algorithms {own:.4f}",
+        f"{row.median_ms:.4f} ms; the floor is {floor:.4f}, by the definition {direct:.4f}",
         tabulate(cells, HEADS, disable_numparse=True, colalign=align),
     ]
-    if above := [line for line in steps if line.ratio > 1]:
-        parts.append(f"above 100 %: {_above(above)}")
+    if above := sum(line.ratio > 1 for line in steps):
+        why = "whose tensors were still in a cache, or ceilings measured too low"
+        parts.append(f"above 100 %: {above} {why}")
     losses = largest_losses(steps, SHOWN)
     parts.append("largest lost time" if losses else "no step loses time")
     parts += [
         f"  {place}. {line.step}: {line.lost_ms:.4f} ms of {line.measured_ms:.4f}, bound by "
-        f"{line.own.binds} ({line.kernel})"
+        f"{line.limit.binds} ({line.kernel})"
         for place, line in enumerate(losses, start=1)
     ]
     return "\n".join(parts)
 
 
-def _above(found: Sequence[Line]) -> str:
-    """Why steps may be faster than their floors."""
-    winograd = [line for line in found if line.own.operations < line.limit.operations]
-    why = []
-    if winograd:
-        why.append(
-            f"{len(winograd)} by Winograd, which multiplies less than the definition that the "
-            "floor counts"
-        )
-    if rest := len(found) - len(winograd):
-        why.append(f"{rest} whose tensors were still in a cache, or ceilings measured too low")
-    return "; ".join(why)
-
-
 def _said(ceilings: Ceilings) -> str:
-    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in ceilings.rates.items())
     threads = "" if ceilings.threads is None else f", {ceilings.threads} threads"
-    return (
-        f"ceilings of {ceilings.date[:10]}{threads}: {rates} GFLOP/s; copy "
-        f"{ceilings.bandwidth / 1e9:,.1f} GB/s"
-    )
+    return f"ceilings of {ceilings.date[:10]}{threads}: {ceilings.words('G')}"
 
 
 def _json(
@@ -211,6 +207,7 @@ def _json(
             "threads": ceilings.threads,
             "operations_per_second": dict(ceilings.rates),
             "bytes_per_second": ceilings.bandwidth,
+            "sources": dict(ceilings.sources),
         },
         "programs": [
             {

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from r18 import records
-from r18.backend import CompileOptions, DeviceInfo
+from r18.backend import Backend, CompileOptions, DeviceInfo
 from r18.bench.roofline_run import measure as measure_ceilings
 from r18.bench.roofline_run import run as run_roofline
 from r18.cli.options import (
@@ -35,8 +35,9 @@ Measure = Annotated[
     bool,
     typer.Option(
         "--measure",
-        help="First measure what the device can do, and write its record: rates of a large "
-        "matrix product, bandwidth of a copy. While nothing else runs.",
+        help="First measure what the device can do, and write its record: rates of its "
+        "instructions, if the backend measures them, and of a large matrix product, and the "
+        "bandwidth of a copy. While nothing else runs.",
     ),
 ]
 Warmup = Annotated[int, typer.Option(help="Untimed runs.", min=0)]
@@ -60,14 +61,14 @@ def roofline(
 ) -> None:
     """Print for every step its floor, its measured time, their ratio, and what binds it.
 
-    The floor is the larger of two times: operations over the measured rate of a matrix product in
+    The floor is the larger of two times: operations over the highest rate that was measured in
     that precision, bytes (inputs, weights, output, once each) over the measured bandwidth. The
     list below each table is the work list: the steps that lose the most time.
 
-    Operations are those of the definition, so a step may stand above 100 %: Winograd multiplies
-    less, and tensors that are still in a cache move faster than memory does. Time is lost to what
-    the kernel's own algorithm needs at least. Times of steps are medians outside of any graph; a
-    run in a graph may take less than they do together.
+    Operations are those of the kernel's algorithm: Winograd multiplies less than the definition. A
+    step may stand above 100 % where its tensors are still in a cache, which moves them faster than
+    memory does. Times of steps are medians outside of any graph; a run in a graph may take less
+    than they do together.
     """
     if threads is not None:
         set_threads(threads)  # before anything is loaded that would look at it
@@ -79,7 +80,7 @@ def roofline(
     ]
     chosen, device = chosen_backend(backend)
     if measure:
-        _measure(device, record_folder)
+        _measure(chosen, device, record_folder)
     with Console(stderr=True).status("timing") as status:
         result = run_roofline(
             chosen,
@@ -96,9 +97,9 @@ def roofline(
     print_result(result, as_json)
 
 
-def _measure(device: DeviceInfo, folder: Path) -> None:
+def _measure(backend: Backend, device: DeviceInfo, folder: Path) -> None:
     with Console(stderr=True).status("measuring") as status:
-        path, warnings = measure_ceilings(device, folder, status.update)
+        path, warnings = measure_ceilings(backend, device, folder, status.update)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"recorded in {path}", err=True)

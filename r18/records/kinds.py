@@ -635,8 +635,29 @@ class CopyRate(Part):
     how: str
 
 
+class Pace(Part):
+    """See `r18.backend.ceilings.Pace`."""
+
+    per_second: Number
+    best: Number
+    runs: int
+
+
+class MeasuredCeiling(Part):
+    """See `r18.backend.ceilings.Ceiling`."""
+
+    sustained: Pace
+    burst: Pace
+    how: str
+
+
 class CeilingsRecord(OfDevice, kw_only=True, tag="ceilings"):
-    """`r18 roofline --measure`. threads: of a CPU."""
+    """`r18 roofline --measure`. threads: of a CPU.
+
+    rates, copy:  of a library's matrix products, and of its copy.
+    instructions: operations a second, by precision and instruction. memory: bytes a second, by
+    what moves them. Of devices whose backend measures them.
+    """
 
     date: str
     environment: Environment
@@ -644,6 +665,8 @@ class CeilingsRecord(OfDevice, kw_only=True, tag="ceilings"):
     threads: int | None
     rates: dict[str, Rate]
     copy: CopyRate
+    instructions: dict[str, dict[str, MeasuredCeiling]] | UnsetType = UNSET
+    memory: dict[str, MeasuredCeiling] | UnsetType = UNSET
 
 
 # -- tuned ---------------------------------------------------------------------------------------

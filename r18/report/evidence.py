@@ -12,7 +12,7 @@ import msgspec
 from r18 import records
 from r18.bench import profile_record
 from r18.bench import record as bench_record
-from r18.bench.record import floors, fused_ops, in_order
+from r18.bench.record import floors, floors_of, in_order
 from r18.bench.roofline import Ceilings, Limit
 from r18.errors import R18Error, UsageError
 from r18.evaluate.rows import Row
@@ -33,19 +33,21 @@ class Group:
     """Programs timed in turns: a group of a benchmark's record, with its roofline.
 
     device: the slug of the record. data: the group as recorded. floors: the floor of each step by
-    name; empty where there is no roofline, and `why` gives the reason. fused: the same by the names
-    of the fused ops, of each program that has some (`fused_ops`).
+    name and by the definition; empty where there is no roofline, and `why` gives the reason. own:
+    by contender, the floors of its own steps by its own algorithms. ceiling: the ceilings that gave
+    them, in words.
     """
 
     device: str
     data: Mapping[str, Any]
     floors: Mapping[str, Limit]
     why: str = ""
-    fused: Mapping[frozenset[str], Mapping[str, Limit]] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, Limit]] = field(default_factory=dict)
+    ceiling: str = ""
 
     def floors_of(self, row: Mapping[str, Any]) -> Mapping[str, Limit]:
         """The floors of a row's own steps."""
-        return self.fused.get(fused_ops(row), self.floors)
+        return self.own.get(row["backend"], self.floors)
 
     @property
     def precision(self) -> str:
@@ -61,9 +63,11 @@ class Group:
 
     @property
     def floor_ms(self) -> float | None:
-        """Milliseconds per batch at the roofline of the program that fuses most."""
-        floors = self.pooled or self.floors
-        return sum(one.floor_ms for one in floors.values()) if floors else None
+        """Milliseconds per batch at the lowest floor of a program: no time is below it."""
+        if not self.floors:
+            return None
+        programs = (self.floors, *self.own.values())
+        return min(sum(one.floor_ms for one in steps.values()) for steps in programs)
 
     @property
     def title(self) -> str:
@@ -189,13 +193,15 @@ def grouped(slug: str, data: Mapping[str, Any], ceilings: Ceilings | None) -> Gr
     """A group with its roofline, if the device's ceilings were measured alike."""
     if ceilings is None:
         return Group(slug, data, {}, "the ceilings of the device were not measured")
+    name = data["precision"]
+    if ceilings.has(name) and not ceilings.bounds(name):
+        return Group(slug, data, {}, f"only a library's rate of {name} was measured: no bound")
     try:
-        own = floors(data, ceilings)
-        programs = set(map(fused_ops, data["rows"])) - {frozenset()}
-        fused = {ops: floors(data, ceilings, fused=ops) for ops in programs}
+        direct = floors(data, ceilings)
+        own = {row["backend"]: floors_of(row, data, ceilings) for row in data["rows"]}
     except R18Error as error:
         return Group(slug, data, {}, str(error).splitlines()[0])
-    return Group(slug, data, own, fused=fused)
+    return Group(slug, data, direct, own=own, ceiling=ceilings.words_of(name))
 
 
 __all__ = ["SHOWN", "Evaluation", "Evidence", "Group", "gather"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,17 @@ from hypothesis import strategies as st
 
 from commands import r18
 from r18 import records
-from r18.backend import CompileOptions, DeviceInfo, Plan, RoundingContract, StepTime
+from r18.backend import (
+    Backend,
+    Ceiling,
+    CompileOptions,
+    DeviceInfo,
+    Kernel,
+    Pace,
+    Plan,
+    RoundingContract,
+    StepTime,
+)
 from r18.backend.registry import load_backend
 from r18.bench import ceilings as measured
 from r18.bench.roofline import (
@@ -26,14 +37,16 @@ from r18.bench.roofline import (
     OPERATIONS,
     Ceilings,
     Line,
+    algorithm_of,
     largest_losses,
     limit,
     limits,
     lines,
     moved_nbytes,
+    multiplying_less,
     own_operations,
 )
-from r18.bench.roofline_run import text
+from r18.bench.roofline_run import measure, text
 from r18.bench.rows import Row
 from r18.errors import BackendUnavailable, R18Error, ShapeError, UsageError
 from r18.graph.ops import (
@@ -47,12 +60,13 @@ from r18.graph.ops import (
     Problem,
     parts_of,
 )
+from r18.graph.passes import fuse
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, INT8
 from r18.graph.quantized import QuantizedConv2d, QuantizedConvMaxPool, QuantizePixels
 from r18.graph.resnet import resnet18, tiny
 from r18.records.kinds import CeilingsRecord
 from r18.runtime.plan import make_plan
-from whole_records import whole
+from whole_records import ceilings_of, whole
 
 CPU = DeviceInfo("cpu", "a CPU")
 CEILINGS = Ceilings("a CPU", {"fp32": 1e9, "fp16": 4e9}, 1e8, 2, "2026-11-20T10:00:00+00:00")
@@ -269,18 +283,61 @@ class Winograd:
     id, contract = "toy/conv2d/winograd", RoundingContract("winograd_f4x4", "float32", "float32")
 
 
-def test_a_winograd_step_may_beat_the_floor_and_loses_time_to_its_own() -> None:
+def test_a_winograd_step_has_a_floor_of_its_own() -> None:
     plan = planned()
     index, step = next((i, s) for i, s in enumerate(plan.steps) if s.name == "layer1.0.conv1")
     swapped = replace(step, kernel=Winograd())  # type: ignore[arg-type]
     plan = replace(plan, steps=(*plan.steps[:index], swapped, *plan.steps[index + 1 :]))
-    direct = limit(step.problem, FP32, CEILINGS).floor_ms
-    line = lines(plan, times(plan, direct / 2), CEILINGS)[index]
-    assert line.ratio == 2.0
-    assert line.limit.floor_ms == direct
-    assert line.own.operations < line.limit.operations
-    assert line.own.nbytes == line.limit.nbytes
-    assert line.lost_ms == direct / 2 - line.own.floor_ms > direct / 2 - direct
+    direct = limit(step.problem, FP32, CEILINGS)
+    line = lines(plan, times(plan, 0.9 * direct.floor_ms), CEILINGS)[index]
+    assert line.direct == direct
+    assert line.limit == limit(step.problem, FP32, CEILINGS, "winograd_f4x4")
+    assert line.limit.operations < direct.operations
+    assert line.limit.nbytes == direct.nbytes
+    assert line.ratio == line.limit.floor_ms / line.measured_ms < 1
+    assert line.lost_ms == line.measured_ms - line.limit.floor_ms > 0
+    told = line.to_json()
+    assert (told["floor_ms"], told["direct_floor_ms"]) == (line.limit.floor_ms, direct.floor_ms)
+
+
+def test_a_network_has_the_lowest_floor_of_its_algorithms() -> None:
+    """Winograd computes the convolutions with 3×3 filters and stride 1, and no other step."""
+    direct = limits(resnet18(), "fp32", "all", 2, CEILINGS)
+    problems = fuse(resnet18(), "all").problems(2)
+    both = ("winograd_f2x2", "winograd_f4x4")
+    found = limits(resnet18(), "fp32", "all", 2, CEILINGS, algorithms=both)
+    lower = {name for name in found if found[name] != direct[name]}
+    assert lower == {
+        name
+        for name, problem in problems.items()
+        if isinstance(problem.op, Conv2d)
+        and (problem.op.kernel_size, problem.op.stride) == ((3, 3), (1, 1))
+    }
+    for name in lower:
+        each = [own_operations(problems[name], algorithm) for algorithm in both]
+        assert found[name].operations == min(each) < direct[name].operations
+        assert found[name].nbytes == direct[name].nbytes
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Conv2d(3, 5, (3, 3), (2, 2), (1, 1)),
+        Conv2d(3, 5, (1, 1)),
+        Conv2d(3, 5, (3, 3), (1, 2), (1, 1)),
+    ],
+    ids=str,
+)
+def test_what_winograd_does_not_compute_costs_what_the_definition_says(conv: Conv2d) -> None:
+    problem = Problem(conv, ((2, 3, 8, 8),))
+    assert own_operations(problem, "winograd_f4x4") == 2 * problem.macs
+
+
+def test_an_algorithm_is_read_from_a_kernel_s_id() -> None:
+    ids = ("a/conv2d/winograd_f4x4/fp32/m64n64k8", "a/conv2d/direct/fp32", "apart", "")
+    assert [algorithm_of(one) for one in ids] == ["winograd_f4x4", "direct", "", ""]
+    again = (*ids, "b/conv2d/winograd_f2x2/fp32", "b/conv2d/winograd_f4x4/fp32")
+    assert multiplying_less(again) == ("winograd_f2x2", "winograd_f4x4")
 
 
 def test_the_work_list_has_the_largest_loss_first() -> None:
@@ -445,6 +502,110 @@ def test_a_busy_machine_is_told() -> None:
     assert measured.warnings(idle) == measured.warnings(unknown) == []
 
 
+# -- instructions ------------------------------------------------------------------------------
+
+GPU = DeviceInfo("cuda", "a GPU")
+
+
+def ceiling(what: str, precision: str, sustained: float, burst: float) -> Ceiling:
+    paces = (Pace(rate, 1.5 * rate, 9) for rate in (sustained, burst))
+    return Ceiling(what, precision, *paces, f"{what} and nothing else")
+
+
+MEASURED = (
+    ceiling("wgmma", "fp16", 3e9, 5e9),
+    ceiling("mma.sync", "fp16", 2e9, 2.5e9),
+    ceiling("mma.sync", "tf32", 1e9, 1e9),
+    ceiling("fma", "fp32", 7e8, 6e8),
+    ceiling("wgmma", "e4m3", 8e9, 9e9),
+    ceiling("copy", "", 1.5e8, 2e8),
+    ceiling("L2 reads", "", 3e8, 4e8),
+)
+
+
+class Measuring(Backend):
+    """A backend that measures its device's instructions, or none."""
+
+    name = "measuring"
+
+    def __init__(self, found: tuple[Ceiling, ...]) -> None:
+        self.found = found
+
+    def probe(self) -> DeviceInfo:
+        return GPU
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return ()
+
+    def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
+        progress("instructions")
+        return self.found
+
+
+def test_a_backend_measures_no_instructions_by_default() -> None:
+    told: list[str] = []
+    assert load_backend("numpy").ceilings(told.append) == ()
+    assert told == []
+
+
+def test_the_highest_rate_on_record_is_the_ceiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Torch(monkeypatch)
+    for name, size in (("CUDA_SIDE", 128), ("CUDA_NBYTES", 1 << 16)):
+        monkeypatch.setattr(measured, name, size)
+    told: list[str] = []
+    path, _ = measure(Measuring(MEASURED), GPU, tmp_path, told.append)
+    assert told[:2] == ["instructions", "matrix product, fp32"]
+    record = records.load(path, CeilingsRecord)
+    assert record is not None
+    library = 2 * 128**3 / 2e-3  # 2.1e9
+    assert record.instructions["fp16"]["wgmma"].burst.best == 7.5e9  # type: ignore[index]
+    assert list(record.memory) == ["copy", "L2 reads"]  # type: ignore[arg-type]
+    found = measured.read(tmp_path, GPU)
+    others = ("fp32", "tf32", "bf16", "fp64", "int8")
+    assert found.rates == dict.fromkeys(others, library) | {"fp16": 5e9}
+    assert found.sources == {"fp16": "by wgmma in bursts", "copy": "in bursts"}
+    assert found.bandwidth == 2e8
+    assert found.words("G") == (
+        "fp16 5 GFLOP/s by wgmma in bursts; fp32 2.1, tf32 2.1, bf16 2.1, fp64 2.1, int8 2.1 "
+        "GFLOP/s by a library; copy 0.2 GB/s in bursts"
+    )
+    assert found.words_of("fp16x3") == (
+        "fp16 0.005 TFLOP/s by wgmma in bursts, copy 0.0002 TB/s in bursts"
+    )
+    assert found.words_of("int8").startswith("int8 0.0021 TFLOP/s by a library, ")
+
+
+def test_what_is_sustained_may_be_the_highest() -> None:
+    record = whole(RECORD | {"rates": {}})
+    record["instructions"] = {"fp32": {"fma": {"how": "", **paces(sustained=3, burst=2)}}}
+    record["memory"] = {"copy": {"how": "", **paces(sustained=6, burst=5)}}
+    found = ceilings_of(record | {"copy": {"bytes_per_second": 4}})
+    assert (found.rates, found.bandwidth) == ({"fp32": 3}, 6)
+    assert found.sources == {"fp32": "by fma sustained", "copy": "sustained"}
+
+
+def paces(**rates: float) -> dict[str, Any]:
+    return {name: {"per_second": rate, "best": rate, "runs": 1} for name, rate in rates.items()}
+
+
+def test_rates_of_instructions_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Torch(monkeypatch)
+    for name, size in (("CUDA_SIDE", 8), ("CUDA_NBYTES", 64)):
+        monkeypatch.setattr(measured, name, size)
+    path, _ = measure(Measuring(MEASURED), GPU, tmp_path, lambda text: None)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="'measuring' does not measure the instructions of a GPU"):
+        measure(Measuring(()), GPU, tmp_path, lambda text: None)
+    assert path.read_bytes() == before
+    path.unlink()
+    measure(Measuring(()), GPU, tmp_path, lambda text: None)
+    assert {"instructions", "memory"} & json.loads(path.read_text()).keys() == set()
+
+
 # -- the command -------------------------------------------------------------------------------
 
 ASKED = ("roofline", "--backend", "numpy", "--network", "tiny", "--warmup", 0, "--repeat", 2)
@@ -479,7 +640,9 @@ def test_the_table_has_every_step_in_the_schedule_s_order(folder: Path) -> None:
     assert done.code == 0, done.err
     plan = planned()
     body = done.out.splitlines()
-    assert body[1] == "ceilings of 2026-11-20, 2 threads: fp32 1 GFLOP/s; copy 0.1 GB/s"
+    assert body[1] == (
+        "ceilings of 2026-11-20, 2 threads: fp32 1 GFLOP/s by a library; copy 0.1 GB/s by a library"
+    )
     rows = [line.split()[0] for line in body if "numpy/" in line and "bound by" not in line]
     assert rows == [step.name.split()[0] for step in plan.steps]
 
@@ -491,8 +654,8 @@ def test_a_table_of_known_times_says_where_the_time_is_lost() -> None:
     found = lines(plan, taken, CEILINGS)
     row = Row("numpy", "a CPU", "cpu", "fp32", "all", 2, 0, 1, (12.5,))
     said = text(plan, row, found).splitlines()
-    floor, own = (sum(getattr(f, of).floor_ms for f in found) for of in ("limit", "own"))
-    assert f"12.5000 ms; the floor is {floor:.4f}, by the kernels' algorithms {own:.4f}" in said[0]
+    floor, direct = (sum(getattr(f, of).floor_ms for f in found) for of in ("limit", "direct"))
+    assert f"12.5000 ms; the floor is {floor:.4f}, by the definition {direct:.4f}" in said[0]
     assert said[-2] == "largest lost time"
     assert said[-1].startswith(f"  1. {slow}: {found[4].lost_ms:.4f} ms of 500.0000, bound by ")
     (above,) = [line for line in said if line.startswith("above 100 %")]

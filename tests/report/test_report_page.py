@@ -33,6 +33,7 @@ from r18.evaluate.tables import read_table, write_table
 from r18.graph.resnet import resnet18
 from r18.report import Evidence, gather, page, pictures
 from r18.report.agreement import SHOWN, hardest, summary, thumbnail
+from r18.report.evidence import grouped
 from r18.report.render import clean, environment
 from r18.report.scale import fault, ratio_text, shade
 from r18.report.speed import FAR, bars, summed
@@ -647,6 +648,52 @@ def test_a_program_that_fuses_the_pooling_is_held_to_the_floor_of_both(tmp_path:
     assert ours[0][3].value == repr(pooled["conv1"].floor_ms)
     assert theirs[0][3].value == repr(plain["conv1"].floor_ms)
     assert theirs[1][3].value == repr(plain["maxpool"].floor_ms)
+
+
+def test_the_roofline_is_that_of_the_algorithm_that_multiplies_least(tmp_path: Path) -> None:
+    """Every step has the floor of its own kernel, and the caption says what gave the ceilings."""
+    direct, winograd = "cupy/conv2d/direct/fp32", "cupy/conv2d/winograd_f4x4/fp32"
+    steps = [
+        {"step": "layer1.0.conv1", "kernel": winograd, "milliseconds": 0.5},
+        {"step": "layer1.0.conv2", "kernel": direct, "milliseconds": 0.5},
+    ]
+    rows = [
+        timed("cupy", 1.0, 1, steps=steps, kernels={winograd: 1, direct: 1}),
+        timed("torch", 2.0, 1, kernels={"torch/conv2d/cudnn/fp32": 1}),
+    ]
+    groups = {"g": group("fp32", 1, rows)}
+    evidence = gather(written(tmp_path, bench_nvidia_h200={"groups": groups}, bench_cpu=None))
+    (only,) = evidence.groups
+    asked = resnet18(), "fp32", "all", 1, ceilings_of(CEILINGS)
+    plain, least = limits(*asked), limits(*asked, algorithms=["winograd_f4x4"])
+    own = {name: one for name, one in least.items() if name != "layer1.0.conv2"}
+    assert only.floors_of(rows[0]) == plain | own
+    assert only.floors_of(rows[1]) == only.floors == plain
+    floor = sum(one.floor_ms for one in (plain | own).values())
+    assert only.floor_ms == pytest.approx(floor)
+    assert floor < sum(one.floor_ms for one in plain.values())
+    text = figures(page(evidence), "fp32, batch 1</h3>")[0]
+    caption = text.partition("<figcaption>")[2]
+    assert re.search(r"ms, with fp32 [\d.]+ TFLOP/s by a library, copy [\d.]+ TB/s by a", caption)
+    shown = Reader(figures(page(evidence), "cupy, fp32, batch 1 ")[0]).plain("step")
+    floors = [row[3].value for row in shown[:2]]
+    assert floors == [
+        repr((plain | own)[f"layer1.0.{name}"].floor_ms) for name in ("conv1", "conv2")
+    ]
+
+
+def test_a_library_s_rate_of_int8_is_no_roofline() -> None:
+    rates = CEILINGS["rates"] | {"int8": {"operations_per_second": 9e14}}
+    record = CEILINGS | {"rates": rates}
+    data = group("int8", 1, [timed("cupy", 1.0, 1)])
+    library = grouped("nvidia-h200", data, ceilings_of(record))
+    assert (library.floor_ms, library.floors) == (None, {})
+    assert library.why == "only a library's rate of int8 was measured: no bound"
+    burst, sustained = ({"per_second": rate, "best": 2e15, "runs": 9} for rate in (2e15, 1e15))
+    found = {"wgmma": {"burst": burst, "sustained": sustained, "how": "wgmma"}}
+    both = grouped("nvidia-h200", data, ceilings_of(record | {"instructions": {"int8": found}}))
+    assert both.floor_ms is not None
+    assert both.ceiling.startswith("int8 2,000 TFLOP/s by wgmma in bursts, copy ")
 
 
 def test_without_times_of_steps_the_page_says_which_command_makes_them(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from r18.backend import Timing
 from r18.backend.tuned import APART
 from r18.bench import tuning
 from r18.bench.from_host import FromHost
+from r18.bench.record import floors_of
 from r18.bench.roofline import limits
 from r18.bench.tuning import shipped_table
 from r18.errors import UnknownName, UsageError
@@ -268,21 +269,141 @@ def test_a_table_of_the_network_and_its_floor(measured: Path) -> None:
     best = "1.25 | eager, channels-last | 2.50"
     assert large < floor("fp16", 8)
     assert lines(text)[0] == (
-        "| precision | batch | floor ms | measured ms | measured / floor | best PyTorch ms "
-        "| its mode | PyTorch / r18 |"
+        "| precision | batch | direct floor ms | floor ms | measured ms | measured / floor "
+        "| best PyTorch ms | its mode | PyTorch / r18 |"
     )
     assert lines(text)[2:] == [
-        f"| fp32 | 64 | {plain:.4g} | 4 | {4 / plain:.2f} | 8 | eager | 2.00 |",
-        f"| fp16 | 1 | {small:.4g} | 0.25 | {0.25 / small:.2f} |  |  |  |",
-        f"| fp16 | 8 | {large:.4g} | 0.5 | {0.5 / large:.2f} | {best} |",
-        "| bf16 | 1 |  | 0.125 |  | 0.5 | compile | 4.00 |",
+        f"| fp32 | 64 | {plain:.4g} | {plain:.4g} | 4 | {4 / plain:.2f} | 8 | eager | 2.00 |",
+        f"| fp16 | 1 | {small:.4g} | {small:.4g} | 0.25 | {0.25 / small:.2f} |  |  |  |",
+        f"| fp16 | 8 | {large:.4g} | {large:.4g} | 0.5 | {0.5 / large:.2f} | {best} |",
+        "| bf16 | 1 |  |  | 0.125 |  | 0.5 | compile | 4.00 |",
     ]
-    assert "2026-11-21: fp32 50, fp16 750 TFLOP/s; copy 4 TB/s." in text
+    said = "2026-11-21: fp32 50, fp16 750 TFLOP/s by a library; copy 4 TB/s by a library."
+    assert said in text
     assert text.count("medians of 1000 runs") == 1
     other = rendered(block("roofline device=nvidia-h200 fusion=none"), measured)
-    assert [line.split(" | ")[3] for line in lines(other)[2:]] == ["3"]
+    assert [line.split(" | ")[4] for line in lines(other)[2:]] == ["3"]
     other = rendered(block("roofline device=nvidia-h200 backend=torch"), measured)
     assert [line.split(" | ")[1] for line in lines(other)[2:]] == ["1", "64"]
+
+
+def pace(rate: float) -> dict[str, Any]:
+    return {"per_second": rate, "best": 1.01 * rate, "runs": 9}
+
+
+def measured_ceiling(burst: float, sustained: float) -> dict[str, Any]:
+    return {"burst": pace(burst), "sustained": pace(sustained), "how": "again and again"}
+
+
+INSTRUCTIONS = {
+    "fp16": {
+        "wgmma": measured_ceiling(9e14, 7e14),
+        "mma.sync": measured_ceiling(6e14, 5.5e14),
+    },
+    "int8": {"wgmma": measured_ceiling(2e15, 1.6e15)},
+    "e4m3": {"wgmma": measured_ceiling(1.9e15, 1.5e15)},
+}
+MEMORY = {"copy": measured_ceiling(4.25e12, 4.125e12), "L2 reads": measured_ceiling(7e12, 6.5e12)}
+
+
+def written(folder: Path, ceilings: dict[str, Any], *groups: dict[str, Any]) -> Path:
+    """A folder with a record of ceilings and one of times."""
+    data = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
+    numbered = {str(at): one for at, one in enumerate(groups)}
+    records.write(folder / "bench-nvidia-h200.json", whole(data | {"groups": numbered}))
+    records.write(folder / "ceilings-nvidia-h200.json", whole(ceilings))
+    return folder
+
+
+def test_a_record_of_instructions_gives_every_precision_its_floor(tmp_path: Path) -> None:
+    """int8 has one as soon as an instruction's rate is on record, and none by a library's."""
+    rates = CEILINGS["rates"] | {"int8": {"operations_per_second": 9e14}}
+    library = CEILINGS | {"rates": rates}
+    both = library | {"instructions": INSTRUCTIONS, "memory": MEMORY}
+    groups = [timed(name, 64, cupy=0.5) for name in ("fp32", "fp16", "int8")]
+    before = lines(
+        rendered(block("roofline device=nvidia-h200"), written(tmp_path, library, *groups))
+    )
+    assert [line.split(" | ")[3] != "" for line in before[2:]] == [True, True, False]
+    text = rendered(block("roofline device=nvidia-h200"), written(tmp_path, both, *groups))
+    ceilings = ceilings_of(both)
+    assert (ceilings.rates["int8"], ceilings.rates["fp16"]) == (2e15, 9e14)
+    for line, name in zip(lines(text)[2:], ("fp32", "fp16", "int8"), strict=True):
+        floors = limits(resnet18(), name, "all", 64, ceilings, pooled=name == "fp16").values()
+        expected = sum(one.floor_ms for one in floors)
+        assert line.split(" | ")[2:4] == [f"{expected:.4g}"] * 2
+    assert (
+        "2026-11-21: fp16 900, int8 2,000 TFLOP/s by wgmma in bursts; "
+        "fp32 50 TFLOP/s by a library; copy 4.25 TB/s in bursts."
+    ) in text
+
+
+def test_a_program_by_winograd_has_a_floor_of_its_own(tmp_path: Path) -> None:
+    """The lowest of its algorithms, where the record does not say which step used which."""
+    group = timed("fp32", 64, cupy=4.0)
+    ids = ("winograd_f4x4", "winograd_f2x2", "implicit_gemm")
+    group["rows"][0]["kernels"] = {f"cupy/conv2d/{name}/fp32": 5 for name in ids}
+    text = rendered(block("roofline device=nvidia-h200"), written(tmp_path, CEILINGS, group))
+    ceilings = ceilings_of(CEILINGS)
+    least = limits(resnet18(), "fp32", "all", 64, ceilings, algorithms=ids).values()
+    own = sum(one.floor_ms for one in least)
+    direct = floor("fp32", 64)
+    assert own < direct
+    (line,) = lines(text)[2:]
+    assert line == f"| fp32 | 64 | {direct:.4g} | {own:.4g} | 4 | {4 / own:.2f} |  |  |  |"
+
+
+def test_steps_that_were_recorded_have_the_floors_of_their_kernels() -> None:
+    ceilings = ceilings_of(CEILINGS)
+    group = timed("fp32", 64, cupy=4.0)
+    row = group["rows"][0]
+    row["kernels"] = {"cupy/conv2d/winograd_f4x4/fp32": 1, "cupy/conv2d/direct/fp32": 1}
+    least = floors_of(row, group, ceilings)
+    row["steps"] = [
+        {"step": "layer1.0.conv1", "kernel": "cupy/conv2d/winograd_f4x4/fp32", "phase": "input"},
+        {"step": "layer1.0.conv1", "kernel": "cupy/conv2d/winograd_f4x4/fp32", "phase": "output"},
+        {"step": "layer1.0.conv2", "kernel": "cupy/conv2d/direct/fp32"},
+    ]
+    found = floors_of(row, group, ceilings)
+    direct = limits(resnet18(), "fp32", "all", 64, ceilings)
+    assert found["layer1.0.conv1"] == least["layer1.0.conv1"] != direct["layer1.0.conv1"]
+    assert found["layer1.0.conv2"] == direct["layer1.0.conv2"] != least["layer1.0.conv2"]
+    assert found["layer1.1.conv1"] == least["layer1.1.conv1"]
+
+
+def test_a_table_of_ceilings(tmp_path: Path) -> None:
+    """A column without a number is left out: those of instructions, of a record without any."""
+    marker = block("ceilings device=nvidia-h200")
+    library = CEILINGS | {
+        "rates": {
+            "fp16": {"operations_per_second": 7.5e14, "best": 7.6e14},
+            "fp64": {"operations_per_second": 6e13, "best": 6.1e13},
+        },
+        "copy": {"bytes_per_second": 4e12, "best": 4.1e12},
+    }
+    text = rendered(marker, written(tmp_path, library))
+    assert lines(text) == [
+        "| what | unit | library | best |",
+        "| --- | --- | --: | --: |",
+        "| fp16 | TFLOP/s | 750 | 760 |",
+        "| fp64 | TFLOP/s | 60 | 61 |",
+        "| copy | TB/s | 4 | 4.1 |",
+    ]
+    assert "In bursts" not in text
+    both = library | {"instructions": INSTRUCTIONS, "memory": MEMORY}
+    text = rendered(marker, written(tmp_path, both))
+    assert lines(text) == [
+        "| what | by | unit | in bursts | best | sustained | best | library | best |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: | --: |",
+        "| fp16 | wgmma | TFLOP/s | 900 | 909 | 700 | 707 | 750 | 760 |",
+        "| fp16 | mma.sync | TFLOP/s | 600 | 606 | 550 | 555.5 |  |  |",
+        "| fp64 |  | TFLOP/s |  |  |  |  | 60 | 61 |",
+        "| int8 | wgmma | TOP/s | 2000 | 2020 | 1600 | 1616 |  |  |",
+        "| e4m3 | wgmma | TFLOP/s | 1900 | 1919 | 1500 | 1515 |  |  |",
+        "| copy |  | TB/s | 4.25 | 4.293 | 4.125 | 4.166 | 4 | 4.1 |",
+        "| L2 reads |  | TB/s | 7 | 7.07 | 6.5 | 6.565 |  |  |",
+    ]
+    assert "In bursts: launches of a few milliseconds" in text
 
 
 def test_a_table_of_algorithms_and_pytorch(folder: Path) -> None:
@@ -388,6 +509,8 @@ def test_a_table_of_tuned_kernels_then_and_now(tuned: Path) -> None:
         f"| layer2.0.conv1 | {narrow:.1f} | 4.0 | {4 / narrow:.2f} |  |  | old |",
     ]
     alone = lines(rendered(block(marker), tuned))
+    said = "floors by the ceilings of 2026-11-21: fp16 750 TFLOP/s by a library, copy 4 TB/s"
+    assert said in text
     assert alone[0] == "| steps | floor µs | now µs | now / floor | algorithm now |"
     assert len(alone) == 5
 

@@ -11,6 +11,8 @@ algorithms: device, precisions, batches; backend (cupy), cpu (a device). The net
           algorithm, next to PyTorch; a row each, batches side by side.
 from-host: devices, precisions, batches; network, fusion as in bench. Batches of pixels from host
           memory next to the time on the device; a row for each contender fed this way.
+ceilings: device. Rates of instructions and bandwidths of memories, in bursts and sustained, and
+          what a library makes of them; a row each.
 roofline: device; backend (cupy), network, fusion. The network's time next to its floor and
           PyTorch's best; a row for each precision and batch.
 summary:  device, batch; backend (cupy). Throughput next to PyTorch's best, and both errors; a row
@@ -42,6 +44,7 @@ from pathlib import Path
 
 from r18.errors import UsageError, unknown
 from r18.report.tables.algorithms import algorithms_table
+from r18.report.tables.ceilings import ceilings_table
 from r18.report.tables.explained import explain_table
 from r18.report.tables.judged import mutate_table, perturb_table, sanitize_table, verify_table
 from r18.report.tables.summary import summary_table
@@ -92,6 +95,7 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
     "algorithms": (algorithms_table, ("device", "precisions", "batches", "backend", "cpu")),
     "from-host": (from_host_table, ("devices", "precisions", "batches", "network", "fusion")),
+    "ceilings": (ceilings_table, ("device",)),
     "roofline": (roofline_table, ("device", "backend", "network", "fusion")),
     "summary": (summary_table, ("device", "batch", "backend")),
     "tuned": (tuned_table, ("device", "precision", "batch", "backend", "network", "before")),

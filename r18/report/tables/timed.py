@@ -9,12 +9,11 @@ from r18.backend.tuned import Table as TuningTable
 from r18.backend.tuned import read_table
 from r18.bench import tuning
 from r18.bench.baselines import TORCH
-from r18.bench.record import floors, fused_ops, group_name, in_order
-from r18.bench.roofline import Ceilings, limit
+from r18.bench.record import floors, floors_of, fused_ops, group_name, in_order
+from r18.bench.roofline import Ceilings, algorithm_of, limit
 from r18.errors import UsageError
 from r18.graph.ops import AvgPoolLinear, ConvMaxPool, Op, Problem
 from r18.graph.passes import fuse, fuse_pairs
-from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_named
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
@@ -177,9 +176,9 @@ def _timing(group: Data) -> str:
 def roofline_table(options: Options, folder: Path) -> Table:
     """A backend's network next to its floor and to PyTorch, for every recorded group.
 
-    The floor is the sum over the program's steps, with those fused that the program fuses. It is
-    left out if no rate of the precision was measured, and in int8, where the rate is that of
-    PyTorch's product of matrices: the instructions give twice as much.
+    The floor is the sum over the program's steps, by the algorithms of its kernels; the direct
+    floor is by the definition. Steps are fused as the program fuses them. Both are left out if no
+    rate on record bounds the precision.
     """
     device, backend = needed(options, "device"), options.get("backend", "cupy")
     asked = {"network": options.get("network", "resnet18"), "fusion": options.get("fusion", "all")}
@@ -191,29 +190,35 @@ def roofline_table(options: Options, folder: Path) -> Table:
         if own is None or any(group[key] != value for key, value in asked.items()):
             continue
         groups.append(group)
-        floor = None
-        if ceilings.has(group["precision"]) and group["precision"] != INT8.name:
-            steps = floors(group, ceilings, fused=fused_ops(own)).values()
-            floor = sum(step.floor_ms for step in steps)
-        rows.append(_next_to_floor(group, own["median_ms"], floor))
+        rows.append(_next_to_floor(group, own["median_ms"], *_floors(group, own, ceilings)))
     if not rows:
         raise UsageError(f"the record of {device} has no time of '{backend}' for {asked}")
     heads = (
-        "precision | batch | floor ms | measured ms | measured / floor | best PyTorch ms | "
-        "its mode | PyTorch / r18"
+        "precision | batch | direct floor ms | floor ms | measured ms | measured / floor | "
+        "best PyTorch ms | its mode | PyTorch / r18"
     )
     captions = [_ceilings_words(ceilings), *bench_captions(groups)]
-    return Table(heads, "lrrrrrlr", rows, captions)
+    return Table(heads, "lrrrrrrlr", rows, captions)
 
 
-def _next_to_floor(group: Data, median: float, floor: float | None) -> Row:
-    """A row: a group's median next to its floor and to PyTorch's fastest mode."""
+def _floors(group: Data, own: Data, ceilings: Ceilings) -> tuple[float | None, float | None]:
+    """The milliseconds of a row's network by the definition, and by the row's algorithms."""
+    if not ceilings.bounds(group["precision"]):
+        return None, None
+    direct, least = floors(group, ceilings, fused=fused_ops(own)), floors_of(own, group, ceilings)
+    one, other = (sum(step.floor_ms for step in found.values()) for found in (direct, least))
+    return one, other
+
+
+def _next_to_floor(group: Data, median: float, direct: float | None, floor: float | None) -> Row:
+    """A row: a group's median next to its floors and to PyTorch's fastest mode."""
     torch = [row for row in group["rows"] if row["backend"] in TORCH]
     best = min(torch, key=lambda row: float(row["median_ms"]), default=None)
     way = best and TORCH[best["backend"]]
     return (
         group["precision"],
         str(group["batch"]),
+        cell(direct, ".4g"),
         cell(floor, ".4g"),
         cell(median, ".4g"),
         cell(floor and median / floor, ".2f"),
@@ -224,11 +229,7 @@ def _next_to_floor(group: Data, median: float, floor: float | None) -> Row:
 
 
 def _ceilings_words(ceilings: Ceilings) -> str:
-    rates = ", ".join(f"{name} {rate / 1e12:.3g}" for name, rate in ceilings.rates.items())
-    return (
-        f"Ceilings of {ceilings.device}, {ceilings.date[:10]}: {rates} TFLOP/s; copy "
-        f"{ceilings.bandwidth / 1e12:.3g} TB/s."
-    )
+    return f"Ceilings of {ceilings.device}, {ceilings.date[:10]}: {ceilings.words('T')}."
 
 
 # -- tuned -------------------------------------------------------------------------------------
@@ -250,21 +251,21 @@ def tuned_table(options: Options, folder: Path) -> Table:
         if found is None:
             continue
         took = found.microseconds
-        floor = 1e3 * limit(problem, precision_named(name), ceilings).floor_ms
+        lowest = limit(problem, precision_named(name), ceilings, algorithm_of(found.kernel))
+        floor = 1e3 * lowest.floor_ms
         cells = [", ".join(steps), f"{floor:.1f}", f"{took:.1f}", f"{took / floor:.2f}"]
         if old is not None:
             older = old.timing(problem, name)
             then = None if older is None else older.microseconds
             cells += [cell(then, ".1f"), cell(then and then / took, ".2f")]
-        parts = found.kernel.split("/")  # "apart" has no algorithm
-        rows.append((*cells, parts[2] if len(parts) > 2 else found.kernel))
+        rows.append((*cells, algorithm_of(found.kernel) or found.kernel))  # or "apart"
     if not rows:
         raise UsageError(f"the table of {device} has no time in {name} at batch {batch}")
     then_heads = "" if before is None else f" | {before} µs | {before} / now"
     heads = f"steps | floor µs | now µs | now / floor{then_heads} | algorithm now"
     caption = (
         f"{now.device}, {name}, batch {batch}: one launch of many in a graph, as `r18 tune` "
-        f"measures; floors by the ceilings of {ceilings.date[:10]}."
+        f"measures; floors by the ceilings of {ceilings.date[:10]}: {ceilings.words_of(name)}."
     )
     return Table(heads, "l" + "r" * (len(rows[0]) - 2) + "l", rows, [caption])
 
