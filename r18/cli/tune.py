@@ -74,24 +74,15 @@ def tune(
     schedule = chosen_schedule(network_name, None)
     sizes = integers(batch, "--batch")
     if in_place:
-        table = _exchanged(chosen, schedule, names, sizes, bits)
-    else:
-        levels = listed(fusion, "--fusion")
-        table = _alone(chosen, schedule, names, sizes, levels, steps, bits)
-    rows = [
-        (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
-        for name, found in table.choices.items()
-        for problem, batches in found.items()
-        for size, timing in batches.items()
-    ]
-    if rows:
-        (read_table(path).merged(table) if path.is_file() else table).write(path)
-        typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
-        typer.echo(f"\nwritten: {path}")
-    elif in_place:
-        typer.echo("\nno exchange makes a network faster: nothing is written")
-    else:
+        for name in names:
+            for size in sizes:
+                _write(path, _exchanged(chosen, schedule, name, size, bits))
+        return
+    levels = listed(fusion, "--fusion")
+    table = _alone(chosen, schedule, names, sizes, levels, steps, bits)
+    if not any(table.choices.values()):
         raise UsageError(f"'{chosen.name}' has no kernel in {precision} for any of the problems")
+    _write(path, table)
 
 
 def _alone(
@@ -126,19 +117,29 @@ def _alone(
         return tuned(backend, problems, names, bar.advance)
 
 
-def _exchanged(
-    backend: Backend, schedule: Schedule, names: list[str], sizes: list[int], bits: int
-) -> Table:
-    """The kernels with which networks are faster; prints what each network gains."""
-    table = Table("", {})
+def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits: int) -> Table:
+    """The kernels with which a network is faster; prints what it gains."""
+    taken = quantized(fuse(schedule, LEVEL), bits) if name == INT8.name else schedule
     with progress_bar() as bar:
-        for name in names:
-            taken = quantized(fuse(schedule, LEVEL), bits) if name == INT8.name else schedule
-            for size in sizes:
-                found = tune_in_place(backend, taken, CompileOptions(size, name), bar.advance)
-                typer.echo(
-                    f"{name}, batch {size}: {found.before:.1f} µs, with {len(found.exchanges)} "
-                    f"kernels exchanged {found.after:.1f} µs"
-                )
-                table = table.merged(found.table)
-    return table
+        found = tune_in_place(backend, taken, CompileOptions(size, name), bar.advance)
+    typer.echo(
+        f"{name}, batch {size}: {found.before:.1f} µs, with {len(found.exchanges)} kernels "
+        f"exchanged {found.after:.1f} µs"
+    )
+    return found.table
+
+
+def _write(path: Path, table: Table) -> None:
+    """Merge into the file what there is to write, and print it."""
+    rows = [
+        (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
+        for name, found in table.choices.items()
+        for problem, batches in found.items()
+        for size, timing in batches.items()
+    ]
+    if not rows:
+        typer.echo("nothing is written")
+        return
+    (read_table(path).merged(table) if path.is_file() else table).write(path)
+    typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
+    typer.echo(f"\nwritten: {path}")
