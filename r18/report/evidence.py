@@ -62,8 +62,10 @@ class Group:
     @property
     def floor_ms(self) -> float | None:
         """Milliseconds per batch at the roofline of the program that fuses most."""
-        floors = self.pooled or self.floors
-        return sum(one.floor_ms for one in floors.values()) if floors else None
+        if not self.floors:
+            return None
+        every = (self.floors, *self.fused.values())
+        return min(sum(one.floor_ms for one in floors.values()) for floors in every)
 
     @property
     def title(self) -> str:
