@@ -1,5 +1,6 @@
-"""Measure every tile of the kernels that choose among several, on ResNet-18's convolutions, and
-print how far each choice is from the best tile. The estimates are fitted to these times.
+"""Measure every tile of the kernels that choose among several, on ResNet-18's convolutions and its
+classifier with the pooling before it, and print how far each choice is from the best tile. The
+estimates are fitted to these times.
 
 python tools/measure_tiles.py [--kernels GLOB] [--precision fp16,tf32] [--batch 1,8] [--json FILE]
 
@@ -28,10 +29,10 @@ from r18.bench.tuning import Range
 from r18.cli.app import REFUSED
 from r18.cli.options import integers, listed
 from r18.errors import R18Error, UsageError
-from r18.graph.ops import Conv2d, ConvMaxPool, Problem
-from r18.graph.passes import fuse, fuse_pool
+from r18.graph.ops import AvgPoolLinear, Conv2d, ConvMaxPool, Problem
+from r18.graph.passes import fuse, fuse_pairs
 from r18.graph.quantize import quantized
-from r18.graph.quantized import QuantizedConv2d
+from r18.graph.quantized import QuantizedAvgPoolLinear, QuantizedConv2d
 from r18.graph.resnet import network
 from r18.report.tables import Table
 
@@ -69,14 +70,17 @@ def function_of(kernel: Launching, problem: Problem) -> Any:
 
 
 def problems(batches: Iterable[int]) -> list[Problem]:
-    """The network's distinct convolutions in plans at fusion level `all`."""
+    """The network's distinct convolutions in plans at fusion level `all`, and its classifier with
+    the pooling before it."""
     fused = fuse(network("resnet18"), "all")
+    ops = (Conv2d, ConvMaxPool, QuantizedConv2d, AvgPoolLinear, QuantizedAvgPoolLinear)
+    of_integers = quantized(fused)
     found = (
         problem
         for batch in batches
-        for schedule in (fused, fuse_pool(fused), quantized(fused))
+        for schedule in (fused, fuse_pairs(fused), of_integers, fuse_pairs(of_integers))
         for problem in schedule.problems(batch).values()
-        if isinstance(problem.op, (Conv2d, ConvMaxPool, QuantizedConv2d))
+        if isinstance(problem.op, ops)
     )
     return list(dict.fromkeys(found))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from r18.backend import Array, RoundingContract
@@ -24,7 +26,7 @@ def classifier_kernels(precisions: tuple[Precision, ...]) -> tuple[HostKernel, .
             precision,
             RoundingContract("mean_sum", precision.accumulate, precision.storage),
             avgpool_linear,
-            scratch=lambda problem, of=precision: _means(problem) * of.dtype.itemsize,
+            scratch=partial(_nbytes, precision),
         )
         for precision in precisions
     )
@@ -40,6 +42,10 @@ def classifier_kernels(precisions: tuple[Precision, ...]) -> tuple[HostKernel, .
         pack=quantized.pack,
     )
     return (*floats, integers)
+
+
+def _nbytes(precision: Precision, problem: Problem) -> int:
+    return _means(problem) * precision.dtype.itemsize
 
 
 def _means(problem: Problem) -> int:

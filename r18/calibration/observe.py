@@ -82,7 +82,7 @@ def compiled(
     precision: str,
     taps: Iterable[str],
 ) -> Program:
-    """A program for the images' batches that keeps values, with each pooling in a step of its own.
+    """A program for the images' batches that keeps values, with max-pooling in a step of its own.
 
     Raises `UsageError` for images of another size than the schedule's.
     """

@@ -32,6 +32,7 @@ from r18.backend import (
 )
 from r18.backend.registry import load_backend
 from r18.bench import ceilings as measured
+from r18.bench.record import fused_ops
 from r18.bench.roofline import (
     BYTES,
     OPERATIONS,
@@ -210,6 +211,25 @@ def test_the_floor_of_a_network_whose_pooling_is_fused() -> None:
     before = plain["avgpool"].nbytes + plain["fc"].nbytes
     assert both["fc"].nbytes == before - 2 * means
     assert both["fc"].operations == plain["fc"].operations
+
+
+def test_which_ops_a_recorded_program_fuses() -> None:
+    """By the names of floats, since a floor is of the float network."""
+    for kernels, expected in (
+        ({}, set()),
+        ({"cupy/gap/tree/fp16/nhwc": 1, "cupy/linear/warp_dot/fp16": 1}, set()),
+        ({"cupy/gap_linear/warp_dot/fp16/nhwc": 1}, {"gap_linear"}),
+        ({"cupy/qgap_linear/warp_dot/int8/nhwc": 1}, {"gap_linear"}),
+        (
+            {
+                "cupy/qgap_linear/warp_dot/int8/nhwc": 1,
+                "cupy/qconv2d_maxpool2d/few_channels_wgmma/int8/nhwc": 1,
+            },
+            {"conv2d_maxpool2d", "gap_linear"},
+        ),
+    ):
+        assert fused_ops({"kernels": kernels}) == expected
+    assert fused_ops({"kernels": None}) == fused_ops({}) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from r18.errors import ShapeError
 from r18.graph.ops import (
     OPS,
     Add,
+    AvgPoolLinear,
     BatchNorm,
     Conv2d,
     ConvMaxPool,
@@ -290,6 +291,26 @@ def test_a_convolution_with_its_pooling_refuses_what_either_refuses() -> None:
         ConvMaxPool(Conv2d(3, 8, (3, 3)), MaxPool2d((3, 3), (1, 1))).infer((1, 3, 4, 9))
     with pytest.raises(ShapeError, match="relu has no parts"):
         parts_of(Problem(ReLU(), ((1, 2),)))
+
+
+def test_pooling_with_its_linear_layer_is_one_op_of_two() -> None:
+    op = AvgPoolLinear(Linear(3, 5))
+    problem = Problem(op, ((2, 3, 4, 7),))
+    assert op.label == "gap+linear"
+    assert op.weights() == op.linear.weights()
+    assert problem.output == (2, 5)
+    assert problem.macs == 2 * 3 * 5
+    assert parts_of(problem) == (
+        Problem(GlobalAvgPool(), ((2, 3, 4, 7),)),
+        Problem(Linear(3, 5), ((2, 3),)),
+    )
+    assert str(problem) == "gap+linear(in_features=3, out_features=5) 2×3×4×7 → 2×5"
+    with pytest.raises(ShapeError, match="gap_linear takes a Linear, got ReLU"):
+        AvgPoolLinear(ReLU())  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="linear: expected 3 features"):
+        op.infer((2, 4, 4, 7))
+    with pytest.raises(ShapeError, match="gap takes 4-d inputs"):
+        op.infer((2, 3))
 
 
 def test_physical_shapes() -> None:

@@ -23,6 +23,7 @@ from r18.graph.ops import (
     Normalize,
     Problem,
     Relayout,
+    parts_of,
 )
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
@@ -31,6 +32,7 @@ from r18.graph.quantize import quantized, quantized_weights, rounded
 from r18.graph.quantized import (
     MOST_DEPTH,
     Quantize,
+    QuantizedAvgPoolLinear,
     QuantizedConv2d,
     QuantizedConvMaxPool,
     QuantizedGlobalAvgPool,
@@ -83,6 +85,27 @@ def requantised(
 
 
 # -- the specification, number by number -------------------------------------------------------
+
+
+def test_pooling_of_integers_with_its_linear_layer_is_one_op_of_two() -> None:
+    gap, linear = QuantizedGlobalAvgPool("int8"), QuantizedLinear(Linear(3, 5), "int8", 4)
+    op = QuantizedAvgPoolLinear(gap, linear)
+    problem = Problem(op, ((2, 3, 4, 7),))
+    assert (op.label, op.input_storage, op.output_storage) == ("qgap+qlinear", ("int8",), "float32")
+    assert parts_of(problem) == (
+        Problem(gap, ((2, 3, 4, 7),)),
+        Problem(linear, ((2, 3),)),
+    )
+    assert (problem.output, problem.macs) == ((2, 5), 2 * 3 * 5)
+    *of_linear, of_mean = op.weights()
+    assert tuple(of_linear) == linear.weights()
+    assert (of_mean.role, of_mean.shape, of_mean.kind) == ("mean_multiplier", (1,), "multiplier")
+    with pytest.raises(ShapeError, match="qgap makes int8, and the linear layer reads uint8"):
+        QuantizedAvgPoolLinear(gap, QuantizedLinear(Linear(3, 5)))
+    with pytest.raises(ShapeError, match="is made of a QuantizedGlobalAvgPool and a Quan"):
+        QuantizedAvgPoolLinear(linear, gap)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="a sum of 9,000,000 bytes may leave int32"):
+        op.infer((1, 3, 3000, 3000))
 
 
 def test_ties_go_to_the_even_integer_and_both_ends_saturate() -> None:

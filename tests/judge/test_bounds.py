@@ -669,6 +669,38 @@ def test_what_relu_makes_of_an_infinity_is_still_bounded() -> None:
     assert not judge(case, SUM, wrong).ok
 
 
+def test_means_that_are_stored_have_a_looser_bound() -> None:
+    """By a rounding of each mean, through the weights; and nothing is looser than both alone."""
+    rng = np.random.default_rng(5)
+    problem = classifier((3, 32, 7, 7), 6)
+    arrays = rng.standard_normal((3, 32, 7, 7)), rng.standard_normal((6, 32)), rng.random(6)
+    case = Case(problem, FP16, arrays[:1], arrays[1:])
+    kept, stored = (
+        bound(case, contract(name, FP16), reference(problem, *case.wide()))
+        for name in ("mean_sum", "stored_mean_sum")
+    )
+    means = arrays[0].mean(axis=(2, 3))
+    rounding = 2.0**-11 * np.abs(means) @ np.abs(arrays[1]).T
+    more = stored.largest - kept.largest
+    assert (more > 0.9 * rounding).all()
+    assert (more < 1.2 * rounding).all()
+    for found in (kept, stored):
+        assert found.drift is None
+        assert found.statistical is not None
+        assert (found.statistical <= found.largest).all()
+
+
+def test_a_mean_that_may_overflow_marks_its_sample() -> None:
+    largest = FORMATS["float32"].largest
+    x = np.ones((3, 2, 1, 2))
+    x[0, 0], x[1, 1, 0, 0] = largest, np.nan
+    case = Case(classifier((3, 2, 1, 2), 2), FP32, (x,), (np.full((2, 2), 1e-3), np.ones(2)))
+    y = reference(case.problem, *case.wide())
+    overflows = bound(case, contract("mean_sum"), y).overflows
+    assert overflows is not None
+    assert overflows.tolist() == [[True, True], [False, False], [False, False]]
+
+
 def test_what_may_overflow_is_marked() -> None:
     largest = FORMATS["float32"].largest
     case, y = conv_case([largest, 1.0, np.inf], 2.0)

@@ -62,8 +62,7 @@ class QuantizedGapLinear(IntegerKernel):
         )
 
     def entry(self, tile: TileConfig, stored: str) -> Entry:
-        defines = (*tile.defines, ("BYTE", BYTES[stored]))
-        return Entry("integers/gap_linear", "qgap_linear", defines)
+        return Entry("integers/gap_linear", "qgap_linear", (*tile.defines, ("BYTE", BYTES[stored])))
 
     def entries(self) -> tuple[Entry, ...]:
         return tuple(self.entry(tile, stored) for tile in self.tiles for stored in BYTES)

@@ -135,7 +135,7 @@ def write_dump(
 
     checkpoints: as in `checkpoint_names`, of the schedule at `options.fusion` as the backend plans
                  it (`r18.runtime.fusing`) with the canonical checkpoints tapped. All of integers:
-                 with each pooling in a step of its own.
+                 with each max-pooling in a step of its own.
     options:     batch and taps are set here, the others count.
     dtype:       float32 or float64 to round to; else as the program gives them. Integers stay.
     overwrite:   replace a dump that is there; anything else is never replaced.

@@ -85,8 +85,8 @@ class QuantizedAvgPoolLinearSpec(QuantizedSpec[QuantizedAvgPoolLinear]):
         if kind == "impulse":
             x, w = integers.impulse(self, problem, rng, variant)
             # A single pixel must not vanish in its mean, and all of them must not saturate it.
-            multiplier = np.float32(1 / pixels if variant % 3 == 1 else 1)
-            return (x,), (w, np.zeros(outputs), np.ones(outputs), _one(multiplier))
+            one = np.float32(1 / pixels if variant % 3 == 1 else 1)
+            return (x,), (w, np.zeros(outputs), np.ones(outputs), _one(one))
         drawn = qlinear.SPEC.given(layer, kind, rng, variant)
         assert drawn is not None
         edge = EDGES[variant % len(EDGES)] if kind == "edges" else ""
