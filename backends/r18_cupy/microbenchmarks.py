@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BURST = 5e-3
 """Seconds of a launch."""
-BURSTS, PAUSE = 9, 0.1
+BURSTS, PAUSE = 7, 0.1
 """Single launches, and the seconds of idleness before each."""
 LEAD = 20
 """A launch this many times shorter goes before timed ones: they are enqueued while it runs, or the
@@ -332,10 +332,9 @@ def _device() -> Device:
     import cupy
 
     number = launching.LAUNCHER.device()
-    facts = cupy.cuda.Device(number).attributes
-    return Device(
-        launching.LAUNCHER.capability(number), facts["MultiProcessorCount"], facts["L2CacheSize"]
-    )
+    facts = cupy.cuda.runtime.getDeviceProperties(number)
+    version = facts["major"], facts["minor"]
+    return Device(version, facts["multiProcessorCount"], facts["l2CacheSize"])
 
 
 __all__ = ["Device", "Microbenchmark", "ceilings", "measure", "microbenchmarks"]

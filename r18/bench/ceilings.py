@@ -57,12 +57,12 @@ def measure(
     side: int | None = None,
     nbytes: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
-    found: Iterable[Ceiling] = (),
+    instructions: Callable[[], Iterable[Ceiling]] = tuple,
 ) -> CeilingsRecord:
     """The record of a device's ceilings.
 
     side, nbytes: of the matrices and the copied buffer; None for the device kind's default.
-    found:        what `Backend.ceilings` measured.
+    instructions: measures them, as `Backend.ceilings` does; called when the library is done.
     progress:     called with a description of each measurement that starts.
 
     Raises `UsageError` for a simulated device or one of an unknown kind, `BackendUnavailable`
@@ -79,7 +79,7 @@ def measure(
     else:
         of_library = dict(_cuda(side or CUDA_SIDE, nbytes or CUDA_NBYTES, progress))
     copy = of_library.pop("copy")
-    instructions, memory = _by_name(found)
+    rates, memory = _by_name(instructions())
     return CeilingsRecord(
         device=device.name,
         date=records.now(),
@@ -88,7 +88,7 @@ def measure(
         threads=thread_count() if device.kind == "cpu" else None,
         rates={name: Rate(*_rate(*times)) for name, times in of_library.items()},
         copy=CopyRate(*_rate(*copy)),
-        instructions=instructions or UNSET,
+        instructions=rates or UNSET,
         memory=memory or UNSET,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from r18 import records
-from r18.backend import Backend, CompileOptions, DeviceInfo, Plan
+from r18.backend import Backend, Ceiling, CompileOptions, DeviceInfo, Plan
 from r18.bench import ceilings as measured
 from r18.bench.contenders import Compiled, program_contender
 from r18.bench.roofline import WHAT, Ceilings, Line, largest_losses, lines
@@ -89,14 +89,18 @@ def measure(
     backend does not measure any, and what `r18.bench.ceilings.measure` raises.
     """
     path = records.path_of(folder, WHAT, device)
-    found = backend.ceilings(progress)
     before = records.load(path, CeilingsRecord)
-    if before is not None and before.instructions and not found:
-        raise UsageError(
-            f"backend '{backend.name}' does not measure the instructions of {device}, whose rates "
-            f"are in {path}\n  measure with the backend that did, or delete the record"
-        )
-    record = measured.measure(device, found=found, progress=progress)
+
+    def instructions() -> tuple[Ceiling, ...]:
+        found = backend.ceilings(progress)
+        if before is not None and before.instructions and not found:
+            raise UsageError(
+                f"backend '{backend.name}' does not measure the instructions of {device}, whose "
+                f"rates are in {path}\n  measure with the backend that did, or delete the record"
+            )
+        return found
+
+    record = measured.measure(device, instructions=instructions, progress=progress)
     records.write(path, record)
     return path, list(measured.warnings(record))
 

@@ -371,6 +371,16 @@ def test_steps_that_were_recorded_have_the_floors_of_their_kernels() -> None:
     assert found["layer1.1.conv1"] == least["layer1.1.conv1"]
 
 
+def test_no_recorded_time_of_ours_is_below_its_floor() -> None:
+    """Winograd's is, by the definition: in float32, at large batches."""
+    text = rendered(block("roofline device=nvidia-h200"), ROOT / records.FOLDER)
+    rows = [line.strip("| ").split(" | ") for line in lines(text)[2:]]
+    floors = [[float(cell) for cell in row[2:5]] for row in rows if row[3].strip()]
+    assert len(floors) >= 20
+    assert all(least <= time for _, least, time in floors)
+    assert any(time < direct for direct, _, time in floors)
+
+
 def test_a_table_of_ceilings(tmp_path: Path) -> None:
     """A column without a number is left out: those of instructions, of a record without any."""
     marker = block("ceilings device=nvidia-h200")

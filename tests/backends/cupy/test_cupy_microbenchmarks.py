@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -222,6 +223,14 @@ def test_what_is_sustained_takes_at_least_a_second(pauses: list[float]) -> None:
     sustained, burst = micro.measure(timed, 1.0)
     assert sustained.per_second == pytest.approx(3 * burst.per_second)
     assert sustained.runs * micro.BURST / 3 >= micro.SUSTAINED
+
+
+def test_the_device_s_facts_are_those_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"major": 8, "minor": 6, "multiProcessorCount": 28, "l2CacheSize": 3 << 20}
+    runtime = SimpleNamespace(getDeviceProperties={1: facts}.__getitem__)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(launching, "LAUNCHER", SimpleNamespace(device=lambda: 1))
+    assert micro._device() == Device((8, 6), 28, 3 << 20)
 
 
 class Clock:
