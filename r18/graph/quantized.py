@@ -183,8 +183,22 @@ class QuantizedConv2d(Op):
         return self.conv.covered(*inputs)
 
 
+class _OfOneImage(Op):
+    """An op whose input has the storage format `stored`; its output too, unless it says another."""
+
+    stored: str
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (self.stored,)
+
+    @property
+    def output_storage(self) -> str:
+        return self.stored
+
+
 @dataclass(frozen=True)
-class QuantizedMaxPool2d(Op):
+class QuantizedMaxPool2d(_OfOneImage):
     """Max-pooling of integers; scale and storage format stay what they are."""
 
     name: ClassVar[str] = "qmaxpool2d"
@@ -198,14 +212,6 @@ class QuantizedMaxPool2d(Op):
             raise ShapeError(f"{self.name} quantises a MaxPool2d, got {show(self.pool)}")
         _storage(self.name, self.stored)
 
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
-
-    @property
-    def output_storage(self) -> str:
-        return self.stored
-
     def infer(self, *inputs: Shape) -> Shape:
         return self.pool.infer(*inputs)
 
@@ -214,7 +220,7 @@ class QuantizedMaxPool2d(Op):
 
 
 @dataclass(frozen=True)
-class QuantizedGlobalAvgPool(Op):
+class QuantizedGlobalAvgPool(_OfOneImage):
     """The mean over height and width of integers, requantised to their storage format."""
 
     name: ClassVar[str] = "qgap"
@@ -224,14 +230,6 @@ class QuantizedGlobalAvgPool(Op):
 
     def __post_init__(self) -> None:
         _storage(self.name, self.stored)
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
-
-    @property
-    def output_storage(self) -> str:
-        return self.stored
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return (_factor("multiplier", (1,)),)
@@ -245,7 +243,7 @@ class QuantizedGlobalAvgPool(Op):
 
 
 @dataclass(frozen=True)
-class QuantizedLinear(Op):
+class QuantizedLinear(_OfOneImage):
     """x · wᵀ + bias of integers, to float32 logits. stored: of x. bits: of a weight."""
 
     name: ClassVar[str] = "qlinear"
@@ -261,10 +259,6 @@ class QuantizedLinear(Op):
         _storage(self.name, self.stored)
         object.__setattr__(self, "bits", _bits(self.name, self.bits))
         _check_depth(self.name, self.linear.in_features)
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
 
     @property
     def output_storage(self) -> str:
@@ -432,7 +426,7 @@ class QuantizedConvMaxPool(Op):
 
 
 @dataclass(frozen=True)
-class QuantizedRelayout(Relayout):
+class QuantizedRelayout(_OfOneImage, Relayout):
     """The same values in another memory layout, where the precision does not say their format.
 
     Of a quantised network: plans have it where `Relayout` is in networks of numbers. stored: the
@@ -455,14 +449,6 @@ class QuantizedRelayout(Relayout):
     @property
     def label(self) -> str:
         return f"q{super().label}"
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
-
-    @property
-    def output_storage(self) -> str:
-        return self.stored
 
 
 QUANTIZED_OPS: tuple[type[Op], ...] = (
