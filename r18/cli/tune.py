@@ -71,14 +71,9 @@ def tune(
         for name, problem in fused.problems(size).items()
         if isinstance(problem.op, TUNED_OPS) and fnmatchcase(name, steps)
     ]
+    integer = [isinstance(problem.op, QUANTIZED_OPS) for problem in set(problems)]
     with progress_bar() as bar:
-        bar.start(
-            sum(
-                isinstance(problem.op, QUANTIZED_OPS) == (name == INT8.name)
-                for name in names
-                for problem in set(problems)
-            )
-        )
+        bar.start(sum(integer.count(name == INT8.name) for name in names))
         table = tuned(chosen, problems, names, bar.advance)
     rows = [
         (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
