@@ -45,6 +45,8 @@ ORACLE = (
     ("cli", "plugin"),
 )
 MOST_MODULES = 15
+MOST_LINES = 60
+"""Of a command, with its options and its docstring."""
 PACKAGES = [
     ROOT / "r18",
     ROOT / "oracle" / "r18_oracle",
@@ -145,6 +147,19 @@ def test_a_backend_imports_the_protocol_and_the_graph(
 def test_a_folder_has_few_modules(folder: Path) -> None:
     found = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(found) <= MOST_MODULES, found
+
+
+def test_a_command_is_short() -> None:
+    """It parses, calls one function of the library, and prints."""
+    long = {}
+    for module, path in MODULES.items():
+        if ".cli." in module:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                    lines = node.end_lineno - node.lineno + 1
+                    if lines > MOST_LINES:
+                        long[f"{module}.{node.name}"] = lines
+    assert long == {}
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=str)

@@ -8,7 +8,7 @@ import math
 import shlex
 from abc import ABCMeta
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -89,6 +89,18 @@ class Finding:
         if self.check != "coverage":
             return Subject.KERNEL
         return Subject.CHOICE if CHOICE in self.details else Subject.COVERAGE
+
+    @property
+    def depends_on_calls(self) -> bool:
+        """Whether it holds calls or a scenario that it needs."""
+        return STATE in self.details or bool(self.details.get(BEFORE))
+
+    def on_kernel(self, kernel: str) -> Finding:
+        """The finding on the kernel with this id; if it is on one of its choices, the details then
+        name the choice."""
+        if self.kernel == kernel:
+            return self
+        return replace(self, kernel=kernel, details=self.details | {CHOICE: self.kernel})
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; the numbers as strings, since JSON has no NaN and no infinity."""

@@ -126,10 +126,7 @@ def bench(
     )
     with run_progress() as progress:
         result = run_bench(request, on_left_out=_say_left_out, progress=progress)
-    for path in result.recorded:
-        typer.echo(f"recorded in {path}", err=True)
-    for warning in result.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+    _say_notes(result)
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _text(request, result))
     if result.wrong:
         raise typer.Exit(FOUND)
@@ -141,6 +138,13 @@ def _named(asked: str) -> list[str] | None:
 
 def _say_left_out(contender: str, reason: str) -> None:
     typer.echo(f"left out: {contender}: {reason}", err=True)
+
+
+def _say_notes(result: Result) -> None:
+    for path in result.recorded:
+        typer.echo(f"recorded in {path}", err=True)
+    for warning in result.warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _text(request: Request, result: Result) -> str:

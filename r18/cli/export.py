@@ -17,6 +17,19 @@ from r18.weights.manifest import Entry
 QDQ = "qdq"
 
 
+Unpack = Annotated[
+    bool,
+    typer.Option("--unpack", help=f"Of {QDQ}: weights of 4 bits in int8, not in ONNX's int4."),
+]
+Approximate = Annotated[
+    bool,
+    typer.Option(
+        "--approximate",
+        help="Of a QDQ model: leave out what the quantised ops do not compute, and say what.",
+    ),
+]
+
+
 def export(
     out: Annotated[
         Path,
@@ -35,17 +48,8 @@ def export(
         ),
     ] = "bin",
     batch: Annotated[int, typer.Option(help=f"Images at once, of {QDQ}.", min=1)] = 1,
-    unpack: Annotated[
-        bool,
-        typer.Option("--unpack", help=f"Of {QDQ}: weights of 4 bits in int8, not in ONNX's int4."),
-    ] = False,
-    approximate: Annotated[
-        bool,
-        typer.Option(
-            "--approximate",
-            help="Of a QDQ model: leave out what the quantised ops do not compute, and say what.",
-        ),
-    ] = False,
+    unpack: Unpack = False,
+    approximate: Approximate = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:
     """Export weights: a manifest and raw little-endian float32 tensors, whole or not at all.

@@ -184,8 +184,22 @@ class QuantizedConv2d(Op):
         return self.conv.covered(*inputs)
 
 
+class _OfOneImage(Op):
+    """An op whose input has the storage format `stored`; its output too, unless it says another."""
+
+    stored: str
+
+    @property
+    def input_storage(self) -> tuple[str, ...]:
+        return (self.stored,)
+
+    @property
+    def output_storage(self) -> str:
+        return self.stored
+
+
 @dataclass(frozen=True)
-class QuantizedMaxPool2d(Op):
+class QuantizedMaxPool2d(_OfOneImage):
     """Max-pooling of integers; scale and storage format stay what they are."""
 
     name: ClassVar[str] = "qmaxpool2d"
@@ -199,14 +213,6 @@ class QuantizedMaxPool2d(Op):
             raise ShapeError(f"{self.name} quantises a MaxPool2d, got {show(self.pool)}")
         _storage(self.name, self.stored)
 
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
-
-    @property
-    def output_storage(self) -> str:
-        return self.stored
-
     def infer(self, *inputs: Shape) -> Shape:
         return self.pool.infer(*inputs)
 
@@ -215,7 +221,7 @@ class QuantizedMaxPool2d(Op):
 
 
 @dataclass(frozen=True)
-class QuantizedGlobalAvgPool(Op):
+class QuantizedGlobalAvgPool(_OfOneImage):
     """The mean over height and width of integers, requantised to their storage format."""
 
     name: ClassVar[str] = "qgap"
@@ -225,14 +231,6 @@ class QuantizedGlobalAvgPool(Op):
 
     def __post_init__(self) -> None:
         _storage(self.name, self.stored)
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
-
-    @property
-    def output_storage(self) -> str:
-        return self.stored
 
     def weights(self) -> tuple[WeightSpec, ...]:
         return (_factor("multiplier", (1,)),)
@@ -246,7 +244,7 @@ class QuantizedGlobalAvgPool(Op):
 
 
 @dataclass(frozen=True)
-class QuantizedLinear(Op):
+class QuantizedLinear(_OfOneImage):
     """x · wᵀ + bias of integers, to float32 logits. stored: of x. bits: of a weight."""
 
     name: ClassVar[str] = "qlinear"
@@ -262,10 +260,6 @@ class QuantizedLinear(Op):
         _storage(self.name, self.stored)
         object.__setattr__(self, "bits", _bits(self.name, self.bits))
         _check_depth(self.name, self.linear.in_features)
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
 
     @property
     def output_storage(self) -> str:
@@ -491,7 +485,7 @@ class QuantizedAvgPoolLinear(Op):
 
 
 @dataclass(frozen=True)
-class QuantizedRelayout(Relayout):
+class QuantizedRelayout(_OfOneImage, Relayout):
     """The same values in another memory layout, where the precision does not say their format.
 
     Of a quantised network: plans have it where `Relayout` is in networks of numbers. stored: the
@@ -514,14 +508,6 @@ class QuantizedRelayout(Relayout):
     @property
     def label(self) -> str:
         return f"q{super().label}"
-
-    @property
-    def input_storage(self) -> tuple[str, ...]:
-        return (self.stored,)
-
-    @property
-    def output_storage(self) -> str:
-        return self.stored
 
 
 QUANTIZED_OPS: tuple[type[Op], ...] = (

@@ -98,9 +98,9 @@ def check_adopts(backend: Backend) -> None:
         )
 
 
-def buffer_of(memory: Memory, tensor: torch.Tensor, nbytes: int | None = None) -> Buffer:
-    """A dense tensor's bytes, or the first of them; the tensor lives as long as the buffer."""
-    return memory.adopt(tensor.data_ptr(), tensor.nbytes if nbytes is None else nbytes, tensor)
+def buffer_of(memory: Memory, tensor: torch.Tensor) -> Buffer:
+    """A dense tensor's bytes; the tensor lives as long as the buffer."""
+    return memory.adopt(tensor.data_ptr(), tensor.nbytes, tensor)
 
 
 def bytes_of(nbytes: int, device: torch.device) -> torch.Tensor:

@@ -47,23 +47,19 @@ class Tensor:
         return cls(array.dtype.name, array.shape, lambda: array)
 
 
-def check_described(
-    tensors: Mapping[str, Tensor],
-    schedule: Schedule,
-    where: str = "",
-    error: type[WeightsError] = WeightsError,
-) -> None:
-    """Raise `error` unless the tensors are the schedule's: same names, float32, same shapes."""
+def check_described(tensors: Mapping[str, Tensor], schedule: Schedule, where: str = "") -> None:
+    """Raise `WeightsError` unless the tensors are the schedule's: same names, float32, same
+    shapes."""
     specs = schedule.weight_specs
-    check_names(tensors, schedule, where, error)
+    check_names(tensors, schedule, where)
     for name, spec in specs.items():
         if tensors[name].dtype != "float32":
-            raise error(
+            raise WeightsError(
                 f"{_at(where)}tensor '{name}' is {tensors[name].dtype}, expected float32\n"
                 "  convert it first (in PyTorch: model.float()); weights are never cast silently"
             )
         if tensors[name].shape != spec.shape:
-            raise error(
+            raise WeightsError(
                 f"{_at(where)}tensor '{name}' has shape {show(list(tensors[name].shape))}, "
                 f"{schedule.name} needs {list(spec.shape)}\n"
                 "  another network, or another number of classes?"

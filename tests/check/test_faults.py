@@ -97,7 +97,7 @@ def test_its_problem_is_shrunk_and_its_finding_replays(fault: Fault) -> None:
             break
     assert elements(finding.problem) <= small(fault), finding.describe()
     if finding.kernel.split("/")[2] not in REMEMBERS:
-        again = replay(BACKEND, fault.kernel, finding)
+        again = replay(BACKEND, finding)
         assert again is not None
         assert again.to_json() == finding.to_json()
 

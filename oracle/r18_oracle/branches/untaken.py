@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def untaken(
             own.setdefault(function, []).append(line)
     for function in functions:
         code = own.get(function, [])
-        if not code or _hidden(function, lines, own):
+        if not code or _hidden(function, lines):
             continue
         scope = function.scope
         if not lines.ran & {*code}:
@@ -158,7 +158,7 @@ def _declares(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
-def _hidden(function: Function, lines: Lines, own: Mapping[Function, list[int]]) -> bool:
+def _hidden(function: Function, lines: Lines) -> bool:
     """Whether the function was never defined, because the code around it did not run."""
     head = range(function.begin, function.line + 1)
     return function.parent is not None and not any(line in lines.ran for line in head)

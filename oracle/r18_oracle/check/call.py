@@ -8,6 +8,7 @@ kernel, and compares every byte afterwards.
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -37,6 +39,8 @@ from r18.runtime.arena import aligned
 from r18_oracle.cases import Case
 from r18_oracle.check.watch import Process, intrusions
 from r18_oracle.judge.reference import kernel_running
+
+T = TypeVar("T")
 
 GUARD_NBYTES = 4096
 GUARD_MOST = 1 << 20
@@ -210,6 +214,31 @@ def observe(
         called=called,
         in_flight=lambda seconds: _in_flight(call.arena, after.bytes, threads, seconds),
     )
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A kernel's call that raised."""
+
+    error: BaseException
+
+
+def attempted(call: Callable[[], T]) -> T | Raised:
+    """What a call of a kernel returned or raised; Ctrl-C is raised on.
+
+    A child that the kernel has forked ends here. Otherwise it would continue the search, and answer
+    in the name of its parent.
+    """
+    caller = os.getpid()
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return Raised(error)
+    finally:
+        if os.getpid() != caller:
+            os._exit(0)
 
 
 @dataclass(frozen=True, eq=False)

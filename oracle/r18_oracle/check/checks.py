@@ -41,11 +41,19 @@ from r18.backend import Array, Backend, Kernel
 from r18.errors import R18Error, UnknownName, UsageError, show
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
-from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
+from r18_oracle.check.call import (
+    Observation,
+    Raised,
+    attempted,
+    bits_differ,
+    nans,
+    noise,
+    observe,
+)
 from r18_oracle.check.fence import fenceable, trespass
 from r18_oracle.check.hints import raised, unwritten
 from r18_oracle.check.tally import Tally
-from r18_oracle.check.watch import Process, Raised, attempted
+from r18_oracle.check.watch import Process
 from r18_oracle.findings import Finding, failed, shortened
 from r18_oracle.generate.corners import runnable
 from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_for
@@ -129,7 +137,7 @@ class Examination:
         self.tally.problems += 1
         only = "bound" if self.only == "bias" else self.only  # both judge the same calls
         if only in VALUES and self.kernel.deterministic:
-            self._one_check(only, rounding)
+            self._values(only, rounding if only == "bound" else only)
         elif light:
             self._light_checks(rounding)
         else:
@@ -143,10 +151,10 @@ class Examination:
         others = self._memory(case, first)
         self._order(case, first)
         self._fences(case)
-        self._exact()
-        self._impulse()
+        self._values("exact", "exact")
+        self._values("impulse", "impulse")
         self._bound(case, [first.output, *others])
-        self._edges()
+        self._values("edges", "edges")
         self._about(rounding)
         if self.problem.batch > 1:
             self._batch_invariance(case, first.output)
@@ -157,15 +165,8 @@ class Examination:
         case = self._case(rounding)
         first = self._observe(case)
         self._fences(case)
-        self._exact()
+        self._values("exact", "exact")
         self._bound(case, [first.output])
-
-    def _one_check(self, check: str, rounding: str) -> None:
-        """One check of `VALUES`, without the others."""
-        if check == "bound":
-            self._values(check, rounding)
-        elif check in kinds_for(self.kernel, self.problem):
-            self._values(check, check)
 
     # -- what the kernel declares --------------------------------------------------------------
 
@@ -285,14 +286,6 @@ class Examination:
 
     # -- its values ----------------------------------------------------------------------------
 
-    def _exact(self) -> None:
-        if "exact" in kinds_for(self.kernel, self.problem):
-            self._values("exact", "exact")
-
-    def _impulse(self) -> None:
-        if "impulse" in kinds_for(self.kernel, self.problem):
-            self._values("impulse", "impulse")
-
     def _bound(self, case: Case, outputs: Iterable[Array]) -> None:
         """The outputs of the calls so far, then further variants of the same kind of input."""
         rounding = self._how["rounding"]
@@ -301,11 +294,11 @@ class Examination:
             self._judge("bound", case, result, variant=0)
         self._values("bound", rounding, first=1)
 
-    def _edges(self) -> None:
-        self._values("edges", "edges")
-
     def _values(self, check: str, kind: str, first: int = 0) -> None:
-        """Call the kernel on each variant of a kind of input, and judge the outputs."""
+        """Call the kernel on each variant of a kind of input that it can be judged on, and judge
+        the outputs."""
+        if kind not in kinds_for(self.kernel, self.problem):
+            return
         for variant in range(first, self._variants(kind)):
             case = self._case(kind, variant)
             got = self._observe(case).output

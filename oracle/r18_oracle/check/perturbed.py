@@ -20,8 +20,15 @@ from r18.backend import Array, Backend, Kernel
 from r18.errors import UsageError, show
 from r18.graph.ops import Problem
 from r18_oracle.cases import Case
-from r18_oracle.check.call import Observation, bits_differ, nans, noise, observe
-from r18_oracle.check.watch import Raised, attempted
+from r18_oracle.check.call import (
+    Observation,
+    Raised,
+    attempted,
+    bits_differ,
+    nans,
+    noise,
+    observe,
+)
 from r18_oracle.findings import PERTURB, Failed, Finding, described, failed, shortened
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.judge.verdict import judge
@@ -107,16 +114,12 @@ class Perturbed:
             self._undo()
         return True
 
-    def again(self, kernel: Kernel, finding: Finding) -> Finding | None:
-        """Replay a finding: the finding of one of `REPLAYS` runs, or None."""
+    def again(self, kernel: Kernel, finding: Finding) -> None:
+        """Replay a finding in `REPLAYS` runs; raises `Failed` in the first that fails."""
         assert finding.problem is not None
         rounding = finding.details.get("rounding", "normal")
         for _ in range(REPLAYS):
-            try:
-                self.examine(kernel, finding.problem, finding.seed, rounding)
-            except Failed as failure:
-                return failure.finding
-        return None
+            self.examine(kernel, finding.problem, finding.seed, rounding)
 
     def _with_delays(self, about: _About, delays: Delays, calm: Array) -> None:
         """One call; a failure names the kinds of site that suffice for it."""

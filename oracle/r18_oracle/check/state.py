@@ -50,10 +50,19 @@ from r18.backend.host import HostMemory
 from r18.errors import R18Error, UnknownName, UsageError
 from r18.graph.ops import Layout, Problem
 from r18_oracle.cases import Case
-from r18_oracle.check.call import Arena, bits_differ, buffer_sizes, copied, nans, stray_write
+from r18_oracle.check.call import (
+    Arena,
+    Raised,
+    attempted,
+    bits_differ,
+    buffer_sizes,
+    copied,
+    nans,
+    stray_write,
+)
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.turns import alternating, thread_count, together
-from r18_oracle.check.watch import Process, Raised, attempted
+from r18_oracle.check.watch import Process
 from r18_oracle.findings import (
     BEFORE,
     STATE,

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, ValuesView
+from collections.abc import Collection, Iterator, Mapping, ValuesView
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -23,7 +23,7 @@ from multiprocessing import forkserver, resource_tracker
 from operator import is_
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psutil
@@ -36,8 +36,6 @@ from r18.runtime.launch import run_kernel
 from r18.runtime.plan import make_plan
 from r18_oracle.ops.spec import OpSpec
 from r18_oracle.ops.table import SPECS
-
-T = TypeVar("T")
 
 LIBRARIES = ("numpy", "torch", "torch.nn.functional")
 JUDGES = (
@@ -292,31 +290,6 @@ def _started() -> frozenset[int]:
 @cache
 def _lists_children() -> bool:
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-
-
-@dataclass(frozen=True)
-class Raised:
-    """A kernel's call that raised."""
-
-    error: BaseException
-
-
-def attempted(call: Callable[[], T]) -> T | Raised:
-    """What a call of a kernel returned or raised; Ctrl-C is raised on.
-
-    A child that the kernel has forked ends here. Otherwise it would continue the search, and answer
-    in the name of its parent.
-    """
-    caller = os.getpid()
-    try:
-        return call()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return Raised(error)
-    finally:
-        if os.getpid() != caller:
-            os._exit(0)
 
 
 _latest: list[Any] = []

@@ -18,58 +18,67 @@ if TYPE_CHECKING:
     from r18_oracle.network.reasons import Reasons
 
 ATOL = 1e-4
+SHARED = "what may be lost is derived from the weights and the input that the dumps share"
+
+Others = Annotated[
+    list[Path] | None, typer.Argument(help="With --bounds: more dumps, each to each.")
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(help=f"The largest |got − expected| that is fine; {ATOL:g} if not said."),
+]
+ByBounds = Annotated[
+    bool,
+    typer.Option(
+        "--bounds",
+        help="By what each dump may lose against float64, instead of one tolerance: none is "
+        "taken to be right, and no two may be farther apart than both may lose.",
+    ),
+]
+ByReasons = Annotated[
+    bool,
+    typer.Option(
+        "--explain",
+        help="Say of every element of two dumps in int8 why it differs: which arithmetic gives "
+        "it from the dump's own inputs. One that none gives is an error.",
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="With --bounds or --explain: where the weights are, if not where the dumps say."
+    ),
+]
+Backends = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend",
+        help="With --bounds: a backend of the dumps that is not installed, as module:attr. "
+        "Its code runs, so a dump's own word is not enough. Repeat it for several.",
+    ),
+]
+AnyInput = Annotated[
+    bool,
+    typer.Option(
+        "--allow-different-input", help="Compare even if weights or input are not the same."
+    ),
+]
+RecordCounts = Annotated[
+    bool, typer.Option("--record", help="With --explain: also write the counts to a record.")
+]
 
 
 def diff(
     expected: Annotated[Path, typer.Argument(help="The dump that is taken to be right.")],
     got: Annotated[Path, typer.Argument(help="The dump to judge.")],
-    others: Annotated[
-        list[Path] | None, typer.Argument(help="With --bounds: more dumps, each to each.")
-    ] = None,
-    atol: Annotated[
-        float | None,
-        typer.Option(help=f"The largest |got − expected| that is fine; {ATOL:g} if not said."),
-    ] = None,
-    bounds: Annotated[
-        bool,
-        typer.Option(
-            "--bounds",
-            help="By what each dump may lose against float64, instead of one tolerance: none is "
-            "taken to be right, and no two may be farther apart than both may lose.",
-        ),
-    ] = False,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="Say of every element of two dumps in int8 why it differs: which arithmetic gives "
-            "it from the dump's own inputs. One that none gives is an error.",
-        ),
-    ] = False,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="With --bounds or --explain: where the weights are, if not where the dumps say."
-        ),
-    ] = None,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--backend",
-            help="With --bounds: a backend of the dumps that is not installed, as module:attr. "
-            "Its code runs, so a dump's own word is not enough. Repeat it for several.",
-        ),
-    ] = None,
-    allow_different_input: Annotated[
-        bool,
-        typer.Option(
-            "--allow-different-input", help="Compare even if weights or input are not the same."
-        ),
-    ] = False,
-    record: Annotated[
-        bool,
-        typer.Option("--record", help="With --explain: also write the counts to a record."),
-    ] = False,
+    others: Others = None,
+    atol: Tolerance = None,
+    bounds: ByBounds = False,
+    explain: ByReasons = False,
+    weights: Weights = None,
+    backends: Backends = None,
+    allow_different_input: AnyInput = False,
+    record: RecordCounts = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
@@ -98,54 +107,50 @@ def diff(
             "--allow-different-input": allow_different_input,
             "a third dump": bool(others),
         }
-        _refuse_with("--explain", given, "it compares two dumps of the same weights and input")
-        report = reasons = _by_reasons(expected, got, weights)
-        if record:
-            typer.echo(f"recorded in {_recorded(reasons, expected, got, records)}", err=True)
+        _refuse("--explain", given, "it compares two dumps of the same weights and input")
+        report = _by_reasons(expected, got, weights, records if record else None)
     elif bounds:
-        _refuse({"--atol": atol is not None, "--allow-different-input": allow_different_input})
-        report = _by_bounds([expected, got, *(others or ())], weights, backends or [])
+        from r18_oracle.dumps.agreement import compare_by_bounds
+
+        given = {"--atol": atol is not None, "--allow-different-input": allow_different_input}
+        _refuse("--bounds", given, SHARED)
+        dumps = [expected, got, *(others or ())]
+        report = compare_by_bounds(dumps, weights=weights, backends=backends or [])
     else:
-        if others or weights is not None or backends:
-            what = "--weights is" if weights is not None else "more than two dumps are"
-            what = "--backend is" if backends else what
-            raise UsageError(f"{what} for --bounds, which was not given")
-        report = _by_tolerance(expected, got, ATOL if atol is None else atol, allow_different_input)
+        from r18_oracle.dumps.dumps import diff_dumps
+
+        _refuse_without_bounds(others, weights, backends)
+        tolerance = ATOL if atol is None else atol
+        report = diff_dumps(
+            expected, got, atol=tolerance, allow_different_input=allow_different_input
+        )
     print_result(report, as_json)
     if not report.ok:
         raise typer.Exit(FOUND)
 
 
-def _refuse(given: dict[str, bool]) -> None:
-    why = "what may be lost is derived from the weights and the input that the dumps share"
-    _refuse_with("--bounds", given, why)
-
-
-def _refuse_with(option: str, given: dict[str, bool], why: str) -> None:
+def _refuse(option: str, given: dict[str, bool], why: str) -> None:
     wrong = [name for name, is_given in given.items() if is_given]
     if wrong:
         raise UsageError(f"{' and '.join(wrong)} cannot be given with {option}: {why}")
 
 
-def _by_tolerance(expected: Path, got: Path, atol: float, allow_different_input: bool) -> Report:
-    from r18_oracle.dumps.dumps import diff_dumps
+def _refuse_without_bounds(
+    others: list[Path] | None, weights: str | None, backends: list[str] | None
+) -> None:
+    if others or weights is not None or backends:
+        what = "--weights is" if weights is not None else "more than two dumps are"
+        what = "--backend is" if backends else what
+        raise UsageError(f"{what} for --bounds, which was not given")
 
-    return diff_dumps(expected, got, atol=atol, allow_different_input=allow_different_input)
 
-
-def _by_reasons(expected: Path, got: Path, weights: str | None) -> Reasons:
+def _by_reasons(expected: Path, got: Path, weights: str | None, records: Path | None) -> Reasons:
+    """The reasons, which are also written to a record in the folder if there is one."""
+    from r18_oracle.dumps import explain_record
     from r18_oracle.dumps.explained import explain_dumps
 
-    return explain_dumps(expected, got, weights=weights)
-
-
-def _recorded(reasons: Reasons, expected: Path, got: Path, folder: Path) -> Path:
-    from r18_oracle.dumps import explain_record
-
-    return explain_record.save(reasons, expected, got, folder)
-
-
-def _by_bounds(dumps: list[Path], weights: str | None, backends: list[str]) -> Agreement:
-    from r18_oracle.dumps.agreement import compare_by_bounds
-
-    return compare_by_bounds(dumps, weights=weights, backends=backends)
+    reasons = explain_dumps(expected, got, weights=weights)
+    if records is not None:
+        path = explain_record.save(reasons, expected, got, records)
+        typer.echo(f"recorded in {path}", err=True)
+    return reasons

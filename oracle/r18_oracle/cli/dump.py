@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -48,8 +49,6 @@ Level = Annotated[
         "checkpoints and int8, else none, the level at which every checkpoint exists."
     ),
 ]
-
-
 Peer = Annotated[
     str | None,
     typer.Option(
@@ -62,6 +61,11 @@ Unoptimised = Annotated[
         "--unoptimised", help="With --peer: the library runs each node in float32, and fuses none."
     ),
 ]
+
+
+class _Write(TypedDict):
+    overwrite: bool
+    progress: Callable[[TensorFile], None]
 
 
 def dump(
@@ -102,40 +106,18 @@ def dump(
     runner = None if peer is not None else chosen_backend(backend)[0]
     loaded = load_weights(weights, schedule, precision)
     images = chosen(
-        schedule,
-        loaded.preprocess,
-        files=image or (),
-        raw=input_file,
-        batch=batch,
-        seed=seed,
+        schedule, loaded.preprocess, files=image or (), raw=input_file, batch=batch, seed=seed
     )
+    what = schedule, loaded, images
+    how: _Write = {"overwrite": force, "progress": _print_saved}
     if runner is None:
         assert peer is not None  # it is why there is no backend
-        written = write_peer_dump(
-            out,
-            peer,
-            schedule,
-            loaded,
-            images,
-            optimised=not unoptimised,
-            overwrite=force,
-            progress=_print_saved,
-        )
-        typer.echo(f"dumped: {len(written.checkpoints)} checkpoints -> {written}")
-        return
-    whole = checkpoints == "canonical" or precision == "int8"
-    level = fusion or ("all" if whole else "none")
-    written = write_dump(
-        out,
-        runner,
-        schedule,
-        loaded,
-        images,
-        checkpoints=checkpoints,
-        options=CompileOptions(precision=precision, fusion=level),
-        overwrite=force,
-        progress=_print_saved,
-    )
+        written = write_peer_dump(out, peer, *what, optimised=not unoptimised, **how)
+    else:
+        whole = checkpoints == "canonical" or precision == "int8"
+        level = fusion or ("all" if whole else "none")
+        options = CompileOptions(precision=precision, fusion=level)
+        written = write_dump(out, runner, *what, checkpoints=checkpoints, options=options, **how)
     typer.echo(f"dumped: {len(written.checkpoints)} checkpoints -> {written}")
 
 

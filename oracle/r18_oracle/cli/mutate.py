@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 from rich.console import Console
@@ -97,8 +97,8 @@ def mutate(
 
     Exit codes: 0 the score is reached, 1 it is not, or mutants are left, 2 nothing was run.
     """
-    from r18_oracle.mutation.run import run
-
+    folder = records if record else None
+    how = _How(seed=seed, limit=limit, files=files, kind=kind, workers=workers, again=again)
     if core is not None:
         if backend is not None or minutes is not None or show is not None:
             raise UsageError("--core cannot be combined with --backend, --minutes or --show")
@@ -109,59 +109,60 @@ def mutate(
     if again is not None and not record:
         raise UsageError("--again runs recorded mutants again, so it needs --record")
     if core is not None:
-        folder = records if record else None
-        _mutate_core(core, kind, limit, seed, files, workers, require, folder, again, as_json)
+        _mutate_core(core, how, folder, require, as_json)
         return
     if show_list or show is not None:
         _look(name, show, files, kind, as_json)
         return
-    with _progress() as progress:
-        score = run(
-            name,
-            seed=seed,
-            limit=limit,
-            kernels=kernels,
-            files=files,
-            kind=kind,
-            profile_name=profile,
-            network=network_or_none(network_name),
-            workers=workers,
-            minutes=minutes,
-            records_folder=records if record else None,
-            again=again,
-            progress=progress,
-        )
+    score = _score(name, how, kernels, profile, network_or_none(network_name), minutes, folder)
     path = path_of(records, "mutate", load_backend(name).probe()) if record else None
     _conclude(score, require, as_json, path)
 
 
-def _mutate_core(
-    table: Path,
-    kind: str,
-    limit: int | None,
-    seed: int,
-    files: str,
-    workers: int | None,
-    require: float,
+class _How(TypedDict):
+    """What `run` and `run_tested` take alike."""
+
+    seed: int
+    limit: int | None
+    files: str
+    kind: str
+    workers: int | None
+    again: str | None
+
+
+def _score(
+    backend: str,
+    how: _How,
+    kernels: str,
+    profile: str,
+    network: str | None,
+    minutes: float | None,
     records: Path | None,
-    again: str | None,
-    as_json: bool,
+) -> Score:
+    """The score of mutants that the oracle judges."""
+    from r18_oracle.mutation.run import run
+
+    with _progress() as progress:
+        return run(
+            backend,
+            kernels=kernels,
+            profile_name=profile,
+            network=network,
+            minutes=minutes,
+            records_folder=records,
+            progress=progress,
+            **how,
+        )
+
+
+def _mutate_core(
+    table: Path, how: _How, records: Path | None, require: float, as_json: bool
 ) -> None:
     """Mutants that tests judge."""
     from r18_oracle.mutation.tested import device, run_tested
 
     with _progress() as progress:
-        score = run_tested(
-            table,
-            kind=kind,
-            limit=limit,
-            seed=seed,
-            files=files,
-            workers=workers,
-            records_folder=records,
-            again=again,
-            progress=progress,
-        )
+        score = run_tested(table, records_folder=records, progress=progress, **how)
     path = None if records is None else path_of(records, "mutate", device())
     _conclude(score, require, as_json, path)
 

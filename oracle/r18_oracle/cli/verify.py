@@ -30,7 +30,7 @@ from r18_oracle.cli.options import FINDINGS, FindingsFolder, Minutes
 if TYPE_CHECKING:
     from r18.backend import Backend
     from r18_oracle.findings import Finding
-    from r18_oracle.search.verify import Verification
+    from r18_oracle.search.verify import Request, Verification
     from r18_oracle.xfails import ExpectedFailure
 
 Backends = Annotated[
@@ -105,10 +105,9 @@ def verify(
     Exit codes: 0 no finding but expected ones, 1 findings, an expected failure that passes, or
     kernels that are left, 2 a wrong request or nothing was executed.
     """
-    from r18.progress import progress_bar
     from r18_oracle.search import records as evidence
-    from r18_oracle.search import verify as verifying
     from r18_oracle.search.profiles import profile as profile_of
+    from r18_oracle.search.verify import Request
     from r18_oracle.xfails import load_expected
 
     profile = profile or ("thorough" if record else "quick")
@@ -116,7 +115,7 @@ def verify(
     _check_outputs(html, record, profile, expected)
     with _prints_on_stderr() if as_json else nullcontext():
         chosen = _backends(backend)
-        request = verifying.Request(
+        request = Request(
             profile_of(profile),
             kernels,
             network_name,
@@ -130,23 +129,30 @@ def verify(
             settled=evidence.settled(chosen, records) if stale else frozenset(),
             expected=expected,
         )
-        with progress_bar() as bar:
-            verification = verifying.verify(
-                chosen,
-                request,
-                on_start=bar.start,
-                on_progress=bar.show,
-                on_done=bar.advance,
-                on_sound=evidence.keeper(request, chosen, records if record else None),
-            )
+        verification = _verified(chosen, request, records if record else None)
     _print(verification, findings, as_json)
     _write_reports(verification, findings, junit, html)
     if record:
         for said in evidence.save(verification, chosen, records):
             typer.echo(f"\n{said}", err=as_json)
-    if not verification.ok:
-        found = verification.findings or verification.passed or verification.left
-        raise typer.Exit(FOUND if found else REFUSED)
+    _exit_by(verification)
+
+
+def _verified(backends: dict[str, Backend], request: Request, records: Path | None) -> Verification:
+    """Verify under a progress bar; records: the folder that keeps sound kernels, if any."""
+    from r18.progress import progress_bar
+    from r18_oracle.search.records import keeper
+    from r18_oracle.search.verify import verify
+
+    with progress_bar() as bar:
+        return verify(
+            backends,
+            request,
+            on_start=bar.start,
+            on_progress=bar.show,
+            on_done=bar.advance,
+            on_sound=keeper(request, backends, records),
+        )
 
 
 def _check_outputs(
@@ -197,6 +203,12 @@ def _backends(asked: str) -> dict[str, Backend]:
         else:
             chosen[line.name] = load_backend(line.name)
     return chosen
+
+
+def _exit_by(verification: Verification) -> None:
+    if not verification.ok:
+        found = verification.findings or verification.passed or verification.left
+        raise typer.Exit(FOUND if found else REFUSED)
 
 
 def _print(verification: Verification, folder: Path, as_json: bool) -> None:

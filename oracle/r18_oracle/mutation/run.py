@@ -32,9 +32,6 @@ from r18_oracle.search.profiles import Profile, profile
 from r18_oracle.search.verify import Request, suited
 from r18_oracle.search.worker import Job, Outcome, Pool, deadline_in
 
-REQUIRED = 97.0
-"""The score, in percent, that a backend's kernels must reach."""
-
 SHRINK_SECONDS = 0.2
 """Mutants only need to be caught, so their problems are hardly reduced."""
 
@@ -367,4 +364,4 @@ def _result(outcome: Outcome) -> Any:
     return outcome.result
 
 
-__all__ = ["AGAIN", "REQUIRED", "run", "to_reuse"]
+__all__ = ["AGAIN", "run", "to_reuse"]

@@ -34,14 +34,12 @@ from r18_oracle.ops.integers.arithmetics import UNEXPLAINED
 
 IMAGES = 2
 """The most different images; a larger batch repeats them."""
+SEED = 0
+"""Of the images."""
 
 
 def output_loss(
-    contender: Contender,
-    runner: Runner,
-    schedule: Schedule,
-    weights: Mapping[str, Array],
-    seed: int = 0,
+    contender: Contender, runner: Runner, schedule: Schedule, weights: Mapping[str, Array]
 ) -> Loss:
     """Run a contender made from a schedule (at level `none`) on seeded images.
 
@@ -56,7 +54,7 @@ def output_loss(
         return runner.fetch()
 
     level = contender.fusion if contender.fusion in FUSION_LEVELS else "none"
-    yardstick = Yardstick(schedule, weights, contender.precision, seed)
+    yardstick = Yardstick(schedule, weights, contender.precision)
     return yardstick.loss(contender.name, contender.shape[0], run, level, _algorithms(runner))
 
 
@@ -67,13 +65,10 @@ class Yardstick:
     point.
     """
 
-    def __init__(
-        self, schedule: Schedule, weights: Mapping[str, Array], precision: str, seed: int = 0
-    ) -> None:
+    def __init__(self, schedule: Schedule, weights: Mapping[str, Array], precision: str) -> None:
         self._schedule = schedule
         self._weights = weights
         self._precision = precision_of(precision)
-        self._seed = seed
         self._expected: dict[int, Array] = {}
         self._own: dict[tuple[int, str], Array] = {}
         Allowance.of(self._precision, 1)
@@ -95,7 +90,7 @@ class Yardstick:
         in the precision; `ShapeError` for an output of another shape.
         """
         count = min(batch, IMAGES)
-        images = seeded_images(self._schedule, count, self._seed).values
+        images = seeded_images(self._schedule, count, SEED).values
         filled = np.arange(batch) % count
         with kernel_running():
             got = run(images[filled])
@@ -131,10 +126,10 @@ class IntegerYardstick:
     schedule: at level `none`. Raises `WeightsError` for weights without a quantisation.
     """
 
-    def __init__(self, schedule: Schedule, weights: Mapping[str, Array], seed: int = 0) -> None:
+    def __init__(self, schedule: Schedule, weights: Mapping[str, Array]) -> None:
         options = CompileOptions(precision=INT8.name)
         self._integers, self._weights = in_precision(schedule, weights, options)
-        self._schedule, self._seed = schedule, seed
+        self._schedule = schedule
         self._quantization = quantization_of(weights)
         self._expected: dict[int, Array] = {}
 
@@ -144,7 +139,7 @@ class IntegerYardstick:
         Of the same images as its output, which must be that of the peer looked into; all of it
         counts otherwise. mode: the peer's.
         """
-        images = seeded_images(self._schedule, min(batch, IMAGES), self._seed).values
+        images = seeded_images(self._schedule, min(batch, IMAGES), SEED).values
         images = images[np.arange(batch) % len(images)]
         with kernel_running():
             runner.load(images)
@@ -160,7 +155,7 @@ class IntegerYardstick:
     def differs(self, runner: Runner, batch: int) -> bool:
         """Whether an output on seeded images has another bit than the reference's."""
         count = min(batch, IMAGES)
-        images = seeded_images(self._schedule, count, self._seed).values
+        images = seeded_images(self._schedule, count, SEED).values
         filled = np.arange(batch) % count
         with kernel_running():
             runner.load(images[filled])

@@ -25,7 +25,6 @@ from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.integers import executed
 from r18_oracle.search.campaign import Announce, walk
-from r18_oracle.search.choices import on_kernel
 from r18_oracle.search.network_run import program_label
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job
@@ -118,7 +117,7 @@ def perturb_kernel(
     try:
         walk(loaded, one, how, seed, network_name, attempt)
     except (Failed, _Raised) as failure:
-        finding = on_kernel(failure.finding, one)
+        finding = failure.finding.on_kernel(one.id)
     except _TimeIsUp:
         late = True
     seconds = time.monotonic() - start

@@ -31,7 +31,7 @@ from r18_oracle.generate.problems import problems, schedule_problems
 from r18_oracle.generate.shrink import elements, shrunk
 from r18_oracle.generate.sizes import takes
 from r18_oracle.judge.declared import objection
-from r18_oracle.search.choices import Share, on_kernel, shares
+from r18_oracle.search.choices import Share, shares
 from r18_oracle.search.history import CALLS, Earlier
 from r18_oracle.search.profiles import Profile
 
@@ -238,7 +238,7 @@ class Campaign:
         try:
             accepted = examined()
         except Failed as failure:
-            finding = on_kernel(failure.finding, self.kernel)
+            finding = failure.finding.on_kernel(self.kernel.id)
             if finding.check == "runs" and self._last_passed and _fails(self._last_passed):
                 raise _DeviceLost(finding) from None  # smaller problems would raise too
             raise failed(finding) from None

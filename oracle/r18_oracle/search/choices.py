@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from r18.backend import Backend, Kernel
-from r18.errors import UsageError
 from r18.graph.ops import Problem, Shape
 from r18.graph.precision import PRECISIONS
-from r18_oracle.findings import CHOICE, Finding
 from r18_oracle.generate.corners import corners, many_tiles, vast
 from r18_oracle.generate.crossings import choice_crossings, crossings
 from r18_oracle.generate.rounds import rounds
@@ -118,29 +116,3 @@ def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterato
     fewer = replace(how, examples=how.examples // SHARE + 1)
     for index, choice in enumerate(found, 1):
         yield Share(choice, fewer, seed + index, common)
-
-
-def on_kernel(finding: Finding, kernel: Kernel) -> Finding:
-    """The finding, attributed to the kernel if it is on one of its choices; the details then name
-    the choice."""
-    if finding.kernel == kernel.id:
-        return finding
-    details = finding.details | {CHOICE: finding.kernel}
-    return replace(finding, kernel=kernel.id, details=details)
-
-
-def suspects(backend: Backend, kernel: Kernel, finding: Finding) -> tuple[Kernel, ...]:
-    """The kernel or the choice that a finding on the kernel may be about.
-
-    That is the one that it names. After a lost worker, it may be the kernel or any of its choices.
-
-    Raises `UsageError` for a choice that the kernel does not have.
-    """
-    every = backend.variants(kernel)
-    name = finding.details.get(CHOICE)
-    if name is None:
-        return (kernel, *every) if finding.check in ("crash", "hang") else (kernel,)
-    named = tuple(choice for choice in every if choice.id == name)
-    if not named:
-        raise UsageError(f"the finding is about {name}, a choice that {kernel.id} does not have")
-    return named

@@ -24,6 +24,7 @@ from r18_oracle.findings import (
     Failed,
     Finding,
     Subject,
+    failed,
     problem_from_json,
     problem_to_json,
 )
@@ -104,11 +105,6 @@ def earlier_calls(finding: Finding) -> list[Earlier]:
     return [Earlier.from_json(data) for data in given]
 
 
-def depends_on_calls(finding: Finding) -> bool:
-    """Whether a finding holds calls or a scenario that it needs."""
-    return STATE in finding.details or bool(finding.details.get(BEFORE))
-
-
 def alone(finding: Finding) -> Finding:
     """The same call without what came before it."""
     rest = {k: v for k, v in finding.details.items() if k not in (STATE, BEFORE, ALONE, ORIGINAL)}
@@ -128,10 +124,8 @@ def after(finding: Finding, before: Sequence[Earlier]) -> Finding:
     return replace(finding, check="state", message=message, details=details)
 
 
-def scenario(
-    backend: Backend, kernel: Kernel, finding: Finding, announce: Announce
-) -> Finding | None:
-    """Play the scenario of a finding again. Raises `UsageError` for a damaged finding."""
+def scenario(backend: Backend, kernel: Kernel, finding: Finding, announce: Announce) -> None:
+    """Play the scenario of a finding again. Raises `Failed`, and `UsageError` for a damaged one."""
     try:
         asked = finding.details[STATE]
         base, name = problem_from_json(asked["base"]), asked["scenario"]
@@ -144,10 +138,8 @@ def scenario(
         state.run(only=name)
     except Failed as failure:
         found = failure.finding
-        if ALONE in finding.details:
-            return replace(found, details=found.details | {ALONE: finding.details[ALONE]})
-        return found
-    return None
+        kept = {ALONE: finding.details[ALONE]} if ALONE in finding.details else {}
+        raise failed(replace(found, details=found.details | kept)) from None
 
 
 Replayed = Callable[[Finding], Finding | None]
@@ -167,7 +159,7 @@ def confirmed(finding: Finding, history: Sequence[Earlier], replayed: Replayed) 
         return finding
     by_itself = replayed(alone(finding))
     if by_itself is not None:
-        return by_itself if depends_on_calls(finding) else finding
+        return by_itself if finding.depends_on_calls else finding
     if STATE in finding.details:
         for name in (finding.details[STATE]["scenario"], None):  # that scenario, or all of them
             asked = {STATE: finding.details[STATE] | {"scenario": name}, ALONE: "right"}

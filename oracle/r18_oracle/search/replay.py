@@ -16,16 +16,15 @@ from r18.weights.sources import check_source_named
 from r18_oracle.check import perturbed
 from r18_oracle.check.checks import CHECKS, examine
 from r18_oracle.check.perturbed import Delays, Perturbed
-from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Failed, Finding, Subject
+from r18_oracle.findings import CAMPAIGN, CHOICE, RUN, SILENCE, STATE, Failed, Finding, Subject
 from r18_oracle.generate.inputs import KINDS
 from r18_oracle.loading import kernel_of, loaded_backend
 from r18_oracle.search.campaign import Announce, run_campaign
-from r18_oracle.search.choices import on_kernel, suspects
 from r18_oracle.search.coverage import coverage_findings, idle_finding, program_refusal
-from r18_oracle.search.history import after, alone, depends_on_calls, earlier_calls, scenario
+from r18_oracle.search.history import after, alone, earlier_calls, scenario
 from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile, profile
-from r18_oracle.search.tasks import campaign, finding_of
+from r18_oracle.search.tasks import campaign_job, finding_of
 from r18_oracle.search.worker import Job, run_jobs
 
 LOST = ("crash", "hang")
@@ -86,6 +85,21 @@ def _run_of(finding: Finding) -> NetworkRun:
     return run
 
 
+def _suspects(backend: Backend, kernel: Kernel, finding: Finding) -> tuple[Kernel, ...]:
+    """The kernel or the choice that a finding on the kernel may be about.
+
+    That is the one that it names. After a lost worker, it may be the kernel or any of its choices.
+    """
+    every = backend.variants(kernel)
+    name = finding.details.get(CHOICE)
+    if name is None:
+        return (kernel, *every) if finding.check in LOST else (kernel,)
+    named = tuple(choice for choice in every if choice.id == name)
+    if not named:
+        raise UsageError(f"the finding is about {name}, a choice that {kernel.id} does not have")
+    return named
+
+
 def _refused(kernels: Sequence[Kernel], finding: Finding) -> None:
     """Raise `UsageError` where no kernel ran at all, so that nothing can be said to be gone."""
     if finding.problem is None or finding.check in ("declaration", "refusal"):
@@ -109,7 +123,7 @@ def replayed(finding: Finding, silence_seconds: float | None = None) -> Finding 
     itself failed with.
     """
     check_sound(finding)
-    if depends_on_calls(finding) and (found := fresh(alone(finding), silence_seconds)) is not None:
+    if finding.depends_on_calls and (found := fresh(alone(finding), silence_seconds)) is not None:
         return found  # it takes no earlier calls
     again = fresh(finding, silence_seconds)
     if again is None and CAMPAIGN in finding.details:
@@ -130,18 +144,13 @@ def _in_its_campaign(finding: Finding, silence_seconds: float | None) -> Finding
             key: min(value, most[key]) if type(value) in (int, float) else value
             for key, value in given.items()
         }
-        arguments = {
-            "backend": finding.backend,
-            "kernel": finding.kernel,
-            "how": Profile(**within),
-            "seed": int(how["seed"]),
-            "network_name": how["network"],
-        }
+        job = campaign_job(
+            finding.backend, finding.kernel, Profile(**within), int(how["seed"]), how["network"]
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"a damaged finding: its campaign: {error}") from None
     seconds = silence_seconds or finding.details.get(SILENCE, SILENCE_SECONDS)
-    job = Job(campaign, arguments, finding.backend, finding.kernel, seconds)
-    (outcome,) = run_jobs([job], workers=1)
+    (outcome,) = run_jobs([replace(job, silence_seconds=seconds)], workers=1)
     again = finding_of(outcome)
     if again is None:
         return None
@@ -166,7 +175,7 @@ def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
     """Replay a finding in this process, by its subject."""
     backend = loaded_backend(finding.backend)
     if finding.subject is Subject.KERNEL:
-        return _kernel(backend, finding, announce)
+        return replay(backend, finding, announce)
     try:
         match finding.subject:
             case Subject.NETWORK_RUN:
@@ -179,47 +188,46 @@ def replay_finding(*, finding: Finding, announce: Announce) -> Finding | None:
         raise UsageError(f"a damaged finding: its details lack something: {error}") from None
 
 
-def _kernel(backend: Backend, finding: Finding, announce: Announce) -> Finding | None:
-    """The problem again, on the kernel or on the choices that may be at fault."""
-    kernel = kernel_of(backend, finding.kernel)
-    for one in suspects(backend, kernel, finding):
-        if (again := replay(backend, one, finding, announce)) is not None:
-            return on_kernel(again, kernel)
-    _refused(suspects(backend, kernel, finding), finding)
-    return None
-
-
 def replay(
     backend: Backend,
-    kernel: Kernel,
     finding: Finding,
     announce: Announce = lambda problem, kind, seed: None,
 ) -> Finding | None:
-    """The finding of one kernel on the finding's problem and inputs, or None."""
+    """The problem of a finding again, on its kernel or on the choices that may be at fault.
+
+    Returns the finding that comes out, or None. Raises `UnknownName` for a missing kernel, and
+    `UsageError` for a missing choice and where all of them refuse the problem.
+    """
+    kernel = kernel_of(backend, finding.kernel)
+    suspects = _suspects(backend, kernel, finding)
     if finding.problem is None:
         return None
-    if finding.check == perturbed.CHECK:
-        delays = Delays.of(finding)
-        return Perturbed(backend, finding.backend, delays, announce).again(kernel, finding)
-    if STATE in finding.details:
-        return scenario(backend, kernel, finding, announce)
-    before = earlier_calls(finding)
-    for call in before:
-        call.again(backend, announce)
-    try:
-        examine(
-            backend,
-            kernel,
-            finding.problem,
-            finding.seed,
-            rounding=finding.details.get("rounding", "normal"),
-            light=finding.details.get("light", False),
-            only=finding.details.get("only"),
-            backend_name=finding.backend,
-            announce=announce,
-        )
-    except Failed as failure:
-        return after(failure.finding, before) if before else failure.finding
+    before = earlier_calls(finding) if finding.depends_on_calls else []
+    for one in suspects:
+        try:
+            if finding.check == perturbed.CHECK:
+                delays = Delays.of(finding)
+                Perturbed(backend, finding.backend, delays, announce).again(one, finding)
+            elif STATE in finding.details:
+                scenario(backend, one, finding, announce)
+            else:
+                for call in before:
+                    call.again(backend, announce)
+                examine(
+                    backend,
+                    one,
+                    finding.problem,
+                    finding.seed,
+                    rounding=finding.details.get("rounding", "normal"),
+                    light=finding.details.get("light", False),
+                    only=finding.details.get("only"),
+                    backend_name=finding.backend,
+                    announce=announce,
+                )
+        except Failed as failure:
+            again = after(failure.finding, before) if before else failure.finding
+            return again.on_kernel(kernel.id)
+    _refused(suspects, finding)
     return None
 
 
