@@ -184,16 +184,19 @@ def test_plans_run_a_variant_that_a_table_names() -> None:
     ids = make_plan(Named(), SCHEDULE, CompileOptions()).kernel_ids()
     convolutions = {step.name for step in SCHEDULE.steps if isinstance(step.op, Conv2d)}
     assert {ids[name] for name in convolutions} == {Named.preferred}
-    assert ids["fc"].startswith("numpy/linear/")
+    assert Named.preferred not in {ids[name] for name in ids.keys() - convolutions}
 
 
 def test_a_name_of_nothing_leaves_the_backends_own_order() -> None:
     class Unknown(Named):
         preferred = "numpy/conv2d/im2col/fp32/m3"
 
+    class Silent(WithTiles):
+        def fastest(self, problem: Problem, precision: str) -> Fastest:
+            return None
+
     ids = make_plan(Unknown(), SCHEDULE, CompileOptions()).kernel_ids()
-    plain = make_plan(r18_numpy.Backend(), SCHEDULE, CompileOptions()).kernel_ids()
-    assert ids == plain
+    assert ids == make_plan(Silent(), SCHEDULE, CompileOptions()).kernel_ids()
 
 
 def test_a_variant_that_refuses_leaves_the_others() -> None:
