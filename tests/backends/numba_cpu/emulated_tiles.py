@@ -19,7 +19,7 @@ from numba.core import cgutils
 
 from r18_numba_cpu import compiled
 from r18_numba_cpu.kernels.cache import KernelCache
-from r18_numba_cpu.kernels.integers.amx import Instructions
+from r18_numba_cpu.kernels.amx import Instructions
 
 TILES, ROWS, NBYTES = 8, 16, 64
 BYTES = types.CPointer(types.uint8)
@@ -29,7 +29,7 @@ DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 @contextmanager
 def used() -> Iterator[None]:
     """Have the kernels emulate what the CPU lacks, and the backend list them."""
-    amx = compiled.module("integers.amx")
+    amx = compiled.module("amx")
     if amx.AVAILABLE:
         yield
         return

@@ -22,7 +22,7 @@ from r18_numba_cpu.integers.packing import AMX
 from r18_numba_cpu.kernels.arguments import ConvShape
 from support import output_of
 
-amx = compiled.module("integers.amx")
+amx = compiled.module("amx")
 
 # -- permission --------------------------------------------------------------------------------
 

@@ -340,7 +340,7 @@ def test_a_cpu_without_vnni_has_the_portable_kernels(
         "numba-cpu/qlinear/tiled_vnni/int8",
     ]
     monkeypatch.setattr(compiled.module("integers.vnni"), "AVAILABLE", False)
-    monkeypatch.setattr(compiled.module("integers.amx"), "AVAILABLE", False)
+    monkeypatch.setattr(compiled.module("amx"), "AVAILABLE", False)
     backend_without = Backend()
     assert {*WITH_VNNI, *WITH_AMX} <= set(backend_without.kernels())  # until the CPU is known
     info = backend_without.probe()
@@ -360,7 +360,7 @@ def test_the_conformance_suite_lists_what_the_cpu_runs(
 ) -> None:
     """Its workers know no other kernels: they probe the backend first."""
     monkeypatch.setattr(compiled.module("integers.vnni"), "AVAILABLE", False)
-    monkeypatch.setattr(compiled.module("integers.amx"), "AVAILABLE", False)
+    monkeypatch.setattr(compiled.module("amx"), "AVAILABLE", False)
     pytestconfig.stash[plugin.CHOSEN] = ["numba-cpu"]
     try:
         listed = plugin._parameters("r18_kernel", pytestconfig)
