@@ -64,8 +64,12 @@ class Backend(BackendBase):
         return without(_kernels(), *self._missing) if self._missing else _kernels()
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """Winograd where it pays; see `r18_numba_cpu.conv`."""
-        kernel = conv.fastest(problem) if precision == "fp32" else None
+        """Winograd where it pays; see `r18_numba_cpu.conv` and `r18_numba_cpu.bfloat16`."""
+        kernel = None
+        if precision == "fp32":
+            kernel = conv.fastest(problem)
+        elif precision == "bf16":
+            kernel = bfloat16.fastest(problem, self.kernels())
         return None if kernel is None else Preferred(kernel)
 
     def compile(

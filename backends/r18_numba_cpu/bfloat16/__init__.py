@@ -4,6 +4,6 @@
 `others`   all kernels, and the calls of every other op
 """
 
-from r18_numba_cpu.bfloat16.others import BY_AMX, BY_PAIRS, bfloat16_kernels
+from r18_numba_cpu.bfloat16.others import BY_AMX, BY_PAIRS, bfloat16_kernels, fastest
 
-__all__ = ["BY_AMX", "BY_PAIRS", "bfloat16_kernels"]
+__all__ = ["BY_AMX", "BY_PAIRS", "bfloat16_kernels", "fastest"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, RoundingContract
+from r18.backend import Array, Kernel, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import (
     Add,
@@ -25,7 +25,7 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.precision import BF16
-from r18_numba_cpu import others
+from r18_numba_cpu import conv, others, winograd
 from r18_numba_cpu.bfloat16.products import FLUSHED, PAIRS, multiply, pack, workspace_nbytes
 from r18_numba_cpu.compiled import NAME, ceil_div, module, run
 from r18_numba_cpu.implicit_gemm import from_nchw_refuses
@@ -67,10 +67,22 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
             kernel(Linear, f"tiled{suffix}", "sum", here, **options),
         )
 
+    winograd_f4x4 = kernel(
+        Conv2d,
+        "winograd_f4x4",
+        "winograd_f4x4",
+        as_bits(winograd.winograd),
+        edges=(4, 6, *TILE_ROWS, VECTOR, PANEL),
+        extra_problems=winograd.extra_problems(),
+        refuses=winograd.refuses,
+        scratch=winograd.workspace_nbytes,
+        pack=winograd.pack_filters,
+    )
     return (
         *products(BY_AMX, AMX),
         *products(BY_PAIRS, PAIRS),
         *products("", PORTABLE),
+        winograd_f4x4,
         kernel(BatchNorm, "scale_shift", "scale_shift", as_bits(others.batchnorm), in_place=True),
         kernel(ReLU, "maximum", "exact", as_bits(others.relu), in_place=True),
         kernel(Add, "elementwise", "elementwise", as_bits(others.add), in_place=True),
@@ -80,6 +92,25 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         kernel(Relayout, "copy", "exact", as_bits(others.relayout), edges=()),
         kernel(Normalize, "scale_shift", "normalize", normalize, edges=(), scratch=_wide_nbytes),
     )
+
+
+def fastest(problem: Problem, listed: tuple[Kernel, ...]) -> str | None:
+    """The id of the kernel that a plan prefers for a convolution; None for the first listed.
+
+    listed: those of the CPU. AMX is faster than any detour. Winograd multiplies a quarter as often,
+    in float32, at half the rate of `vdpbf16ps`; transforms take the rest unless a core does all
+    phases in its cache. Without either, it pays where it pays in float32.
+    """
+    ways = {
+        f"{kernel.algorithm}/{kernel.precision}".removeprefix("implicit_gemm"): kernel
+        for kernel in listed
+        if kernel.op is Conv2d and kernel.precision.name == BF16.name and kernel.reads is None
+    }
+    if BY_AMX in ways or not conv.winograd_pays(problem):
+        return None
+    if BY_PAIRS in ways and not winograd.tiling(problem).fused:
+        return None
+    return ways[f"winograd_f4x4/{BF16}"].id
 
 
 def as_bits(function: HostFunction) -> HostFunction:
