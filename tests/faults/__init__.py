@@ -14,6 +14,7 @@ from faults import (
     conv_maxpool,
     memory,
     others,
+    pairs,
     pixels,
     quantized,
     rounds,
@@ -22,7 +23,19 @@ from faults import (
 )
 from faults.fault import Fault, HostBackend, LateStream
 
-PARTS = (conv, winograd, conv_maxpool, others, pixels, memory, rounds, bias, quantized, state)
+PARTS = (
+    conv,
+    pairs,
+    winograd,
+    conv_maxpool,
+    others,
+    pixels,
+    memory,
+    rounds,
+    bias,
+    quantized,
+    state,
+)
 FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)
 TWINS = tuple(twin for part in PARTS for twin in part.TWINS)
 
