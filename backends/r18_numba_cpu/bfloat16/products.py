@@ -10,10 +10,10 @@ float32. Each way adds an output's K products in a tree of its own:
   each, which begin at 0, then the two sums, and then that to the sum so far (the same, TDPBF16PS).
 - float32's micro-kernel adds product after product.
 
-All round to the nearest, ties to even, and do not consult MXCSR. A product that begins a chain is
-not rounded, and so is the first sum of each kind: with p pairs a step and s steps a product passes
-at most (p − 1) + 1 + (s − 1) roundings in a tile, and at most 2ps = K − 1 by `vdpbf16ps`. The
-bound `sum` holds for every tree, γ_K·S.
+All round to the nearest, ties to even, and do not consult MXCSR. What is added to 0 is exact. So a
+product passes at most K − 1 roundings in a chain, and in tiles of p pairs and s steps, K = 2ps, at
+most (p − 1) + 1 + (s − 1). The bound of `sum`, γ_n·S, holds for every tree, with n = K and one for
+each addend of the epilogue.
 
 The two instructions flush: a factor below 2⁻¹²⁶ counts as 0, and so does a sum. That is what
 `flush_to_zero` declares. A sum that is flushed is 0, and adding 0 loses nothing, so that each loss
