@@ -61,9 +61,7 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         here, planes = (partial(multiply, group=group, from_nchw=way) for way in (False, True))
         return (
             kernel(Conv2d, *named, here, **options),
-            kernel(
-                Conv2d, *named, planes, reads=Layout.NCHW, refuses=from_nchw_refuses, **options
-            ),
+            kernel(Conv2d, *named, planes, reads=Layout.NCHW, refuses=from_nchw_refuses, **options),
             kernel(Linear, f"tiled{suffix}", "sum", here, **options),
         )
 

@@ -61,7 +61,9 @@ Sum = Conv2d | Linear
 
 def as_conv(op: Sum) -> Conv2d:
     """A linear op is the 1×1 convolution of one image with a pixel for each sample."""
-    return op if isinstance(op, Conv2d) else Conv2d(op.in_features, op.out_features, (1, 1), bias=True)
+    if isinstance(op, Conv2d):
+        return op
+    return Conv2d(op.in_features, op.out_features, (1, 1), bias=True)
 
 
 def band_shape(op: Sum, read: Shape, written: Shape, group: int) -> ConvShape:

@@ -1,7 +1,8 @@
 """The peers that benchmarks compare with: the same network and weights, run by other libraries.
 
 eager, graph, compile: torchvision's own module, run as its users run it
-(`r18.bench.baselines.torchvision`). onnxruntime, openvino: exported to ONNX, on the CPU (`r18.bench.baselines.exported`).
+(`r18.bench.baselines.torchvision`). onnxruntime, openvino: exported to ONNX, on the CPU
+(`r18.bench.baselines.exported`).
 
 Each is at its best: what is built (captured, compiled, searched for) is built before anything is
 timed, and inputs are where the library wants them. A library is imported when it is needed: the

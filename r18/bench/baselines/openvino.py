@@ -8,11 +8,11 @@ from typing import Any
 from r18.bench.baselines.exported import Exported, not_importable
 from r18.errors import BackendUnavailable
 from r18.graph.precision import BF16, FP32, INT8
+from r18.machine import thread_count
 
 HINTS = {FP32.name: "f32", BF16.name: "bf16", INT8.name: "f32"}
 """OpenVINO's inference precision by ours. A CPU with bfloat16 would take that for float32 too; in
 int8 it is what the integers are scaled to."""
-from r18.machine import thread_count
 
 
 def device_words(kind: str) -> str:

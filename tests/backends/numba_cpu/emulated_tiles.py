@@ -18,8 +18,8 @@ from numba import carray, njit, types
 from numba.core import cgutils
 
 from r18_numba_cpu import compiled
-from r18_numba_cpu.kernels.cache import KernelCache
 from r18_numba_cpu.kernels.amx import Instructions
+from r18_numba_cpu.kernels.cache import KernelCache
 
 TILES, ROWS, NBYTES = 8, 16, 64
 FAMILIES = ("integers", "bfloat16")

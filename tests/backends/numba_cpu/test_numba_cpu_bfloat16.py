@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from test_numba_cpu import CHANNELS, WINDOWS, conv_problem, result, taken
 
-from r18.backend import Array, CompileOptions, Kernel
+from r18.backend import CompileOptions, Kernel
 from r18.backend.registry import load_backend
 from r18.bench.contenders import program_contender
 from r18.errors import NoKernel, UnknownName
@@ -42,8 +41,7 @@ from r18.weights import load_weights
 from r18_numba_cpu import Backend, bfloat16, compiled, without
 from r18_numba_cpu.bfloat16 import products
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
-from r18_oracle.check.call import observe
-from r18_oracle.generate.inputs import kinds_for, make_case
+from r18_oracle.generate.inputs import kinds_for
 from r18_oracle.network.outputs import output_loss
 from r18_oracle.ops.normalize import normalization
 from support import output_of
@@ -103,7 +101,7 @@ def test_windows_strides_and_padding_of_unlike_axes(backend: Backend, kernel: Ke
     for size, stride, padding in (
         ((1, 5), (2, 1), (0, 2)),
         ((5, 1), (1, 3), (3, 0)),
-        ((2, 3), (3, 2), (2, 3)),  # padding as wide as the window: rows of outputs that see no image
+        ((2, 3), (3, 2), (2, 3)),  # padding as wide as the window
         ((3, 2), (5, 4), (0, 1)),  # pixels never read
         ((4, 7), (1, 1), (4, 7)),
     ):
@@ -217,7 +215,8 @@ def test_bands_of_any_height_give_the_same_bits(
 def test_steps_of_tiles_end_where_a_kernel_row_does() -> None:
     for channels, kernel in product((*range(1, 40), 64, 512), (1, 2, 3, 5, 7)):
         op = Conv2d(channels, 8, (kernel, kernel))
-        shape = products.band_shape(op, (1, 20, 20, channels), (1, 21 - kernel, 21 - kernel, 8), AMX)
+        out = 21 - kernel
+        shape = products.band_shape(op, (1, 20, 20, channels), (1, out, out, 8), AMX)
         step = products.cover(shape, 1).step
         assert shape.channels - channels in (0, 1)
         assert 4 <= step <= 64

@@ -39,7 +39,9 @@ def softmax(x, out, terms, samples, classes):
 
 @kernel
 def normalize(x, scale, shift, out, terms, pixels, channels, spans):
-    """out[p, c] = x[p, c]·scale[c] + shift[c], of bytes x. terms: scratch, float32, of out's size.
+    """out[p, c] = x[p, c]·scale[c] + shift[c], of bytes x.
+
+    terms: scratch, a float32 for each output.
     """
     for span in prange(spans):
         begin, end = span * SPAN * channels, min(pixels, (span + 1) * SPAN) * channels

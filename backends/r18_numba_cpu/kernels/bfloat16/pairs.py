@@ -37,7 +37,7 @@ PAIR_NBYTES = 4
 AVAILABLE = LANES == 16 and bool(FEATURES.get("avx512bf16"))
 
 
-class Bfloat16Type(ir.types._BaseFloatType):  # type: ignore[misc]
+class Bfloat16Type(ir.types._BaseFloatType):
     """LLVM's `bfloat`, which llvmlite lacks."""
 
     null = "0.0"

@@ -49,8 +49,20 @@ def _multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, n
     if b.dtype == types.int32:
         return lambda rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers: (
             amx_multiply_band(
-                rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers,
-                COVER, store_tile,
+                rows,
+                a,
+                a_at,
+                shape,
+                b,
+                b_at,
+                depth,
+                c,
+                c_at,
+                tile,
+                terms,
+                numbers,
+                COVER,
+                store_tile,
             )
         )
 
