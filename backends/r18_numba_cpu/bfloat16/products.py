@@ -69,13 +69,13 @@ def as_conv(op: Sum) -> Conv2d:
 def band_shape(op: Sum, read: Shape, written: Shape, group: int) -> ConvShape:
     """The extents of a convolution (N, H, W, C), with the channels that a band has.
 
-    They are even, unless the portable micro-kernel multiplies them one by one.
+    AMX's are even.
     """
     conv = as_conv(op)
     if op is not conv:
         read, written = (1, 1, *read), (1, 1, *written)
     shape = problem_of(conv, read, written)[1]
-    return shape._replace(channels=round_up(shape.channels, 1 if group == PORTABLE else PAIRS))
+    return shape._replace(channels=round_up(shape.channels, PAIRS if group == AMX else 1))
 
 
 def cover(shape: ConvShape, rows: int) -> Cover:
@@ -119,19 +119,23 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
 
 
 def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
-    """Panels (panels, kh, kw·C/group, columns, group), and the bias padded to panels.
+    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the bias padded to panels.
 
-    Weights are bfloat16 as uint16, with zeros where the channels are odd; portable ones are
-    float32. AMX's are pairs, as uint32.
+    Weights are bfloat16 as uint16, with a zero at the end of an odd kernel row; portable ones are
+    float32. AMX's are pairs, as uint32, with zeros for a channel more where C is odd.
     """
     conv = as_conv(op)
     count, channels, kernel_h, kernel_w = len(weights[0]), conv.in_channels, *conv.kernel_size
     columns = module("micro_kernel").COLUMNS
     together = 1 if group == PORTABLE else PAIRS
-    shape = (kernel_h, kernel_w, round_up(channels, together), panels(count) * columns)
-    whole: Array = np.zeros(shape, np.float32 if group == PORTABLE else np.uint16)
     taps = weights[0].reshape(count, channels, kernel_h, kernel_w).transpose(2, 3, 1, 0)
-    whole[:, :, :channels, :count] = taps if group == PORTABLE else taps.view(np.uint16)
+    taps = taps.astype(np.float32) if group == PORTABLE else taps.view(np.uint16)
+    if group == AMX:
+        taps = np.pad(taps, ((0, 0), (0, 0), (0, channels % PAIRS), (0, 0)))
+    runs = taps.reshape(kernel_h, -1, count)
+    length = round_up(runs.shape[1], together)
+    whole: Array = np.zeros((kernel_h, length, panels(count) * columns), runs.dtype)
+    whole[:, : runs.shape[1], :count] = runs
     split = whole.reshape(kernel_h, -1, together, panels(count), columns)
     packed = np.ascontiguousarray(split.transpose(3, 0, 1, 4, 2))
     return packed.view(np.uint32) if group == AMX else packed, padded_bias(conv, weights)

@@ -41,7 +41,7 @@ def floats(bits: Array) -> Array:
 @numba.njit
 def products(rows, a, b, c, length, terms):  # type: ignore[no-untyped-def]
     depth, tile = Depth(1, length, 0), arguments.Tile(0, 0, 0)
-    multiply_pairs(rows, a, 0, 2 * length, b, 0, depth, c, 0, False, tile, terms)
+    multiply_pairs(rows, a, 0, length, b, 0, depth, c, 0, False, tile, terms)
 
 
 multiply_pairs = pairs.multiply
@@ -55,7 +55,7 @@ def multiplied(a: Array, b: Array) -> Array:
     terms = arguments.Summed(nothing, np.zeros(1, np.uint16), np.zeros(1, np.uint16), how)
     c = np.zeros(rows * COLUMNS, np.float32)
     packed = b.reshape(depth // 2, 2, COLUMNS).transpose(0, 2, 1).reshape(-1)
-    products(rows, a.reshape(-1), np.ascontiguousarray(packed), c, depth // 2, terms)
+    products(rows, a.reshape(-1), np.ascontiguousarray(packed), c, depth, terms)
     return c.reshape(rows, COLUMNS)
 
 
@@ -177,8 +177,14 @@ def test_a_register_tile_is_products_alone() -> None:
     multiplied(np.ones((14, 2), np.uint16), np.ones((2, COLUMNS), np.uint16))
     (assembly,) = products.inspect_asm().values()
     count = micro_kernel.ROWS * micro_kernel.VECTORS
-    blocks = re.split(r"^\.LBB\w+:", assembly, flags=re.MULTILINE)
-    loops = [block for block in blocks if block.count("vdpbf16ps") == count]
+    blocks = re.findall(r"^(\.LBB\w+):(.*?)(?=^\.LBB|\Z)", assembly, re.MULTILINE | re.DOTALL)
+    loops = [
+        block
+        for name, block in blocks
+        if block.count("vdpbf16ps") == count
+        and re.search(rf"\tj\w+\t{re.escape(name)}$", block, re.M)
+    ]
+    assert loops
     loads = []
     for loop in loops:  # LLVM runs two steps of half as many rows at a time: as many products
         body = loop[: loop.rindex("vdpbf16ps")]

@@ -315,7 +315,6 @@ BY = {
     "what the CPU has": {},
     "portable": {"conv2d": "*/implicit_gemm/bf16*", "linear": "*/tiled/bf16"},
     "amx": {"conv2d": "*/implicit_gemm_amx/bf16*", "linear": "*/tiled_amx/bf16"},
-    "winograd": {"conv2d": "*/winograd_f4x4/bf16"},
 }
 
 

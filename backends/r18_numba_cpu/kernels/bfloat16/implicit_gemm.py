@@ -1,8 +1,8 @@
 """Convolution and linear of bfloat16 as an implicit GEMM.
 
 1. A worker copies a band of the padded image to its scratch, in the form that products take:
-   bfloat16 for AMX and `vdpbf16ps`, with an even number of channels; float32 for the portable
-   micro-kernel. Kernel rows are then whole pairs: a pair that ended in the next pixel would turn
+   bfloat16 for AMX and `vdpbf16ps`; float32 for the portable micro-kernel. AMX's has an even number
+   of channels, so that kernel rows are whole pairs: one that ended in the next pixel would turn
    its infinities into NaN, although their weight is 0.
 2. The micro-kernel multiplies neighbouring outputs of a row by a panel of filters into float32.
    Kernel rows that see only padding are left out.
@@ -59,8 +59,9 @@ def _multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, ter
     if b.dtype == types.uint32:
 
         def by_tiles(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+            in_pairs = Depth(depth.runs, depth.length // pairs.PAIR, depth.stride)
             amx_multiply_band(
-                rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers,
+                rows, a, a_at, shape, b, b_at, in_pairs, c, c_at, tile, terms, numbers,
                 PAIRED_COVER, store_tile,
             )  # fmt: skip
 
@@ -91,7 +92,8 @@ def _multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, ter
 @function
 def b_size(b, depth):
     """The elements of a panel's kernel row."""
-    return depth.length * COLUMNS * (pairs.PAIR if b.itemsize == 2 else 1)
+    pair = pairs.PAIR if b.itemsize == 2 else 1
+    return (depth.length + pair - 1) // pair * pair * COLUMNS
 
 
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
@@ -238,8 +240,7 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, worker
     row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
     panel_size = weight.size // panels
-    pair = pairs.PAIR if weight.itemsize == 2 else 1
-    depth = Depth(shape.kernel_h, panel_size // (shape.kernel_h * COLUMNS * pair), row_length)
+    depth = Depth(shape.kernel_h, shape.kernel_w * shape.channels, row_length)
     splits = (panels + blocking.panels - 1) // blocking.panels
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
     blocks = shape.samples * bands * splits

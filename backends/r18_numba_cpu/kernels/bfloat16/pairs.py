@@ -25,14 +25,12 @@ from r18_numba_cpu.kernels.vector import (
     address,
     as_vector_pointer,
     intrinsic,
-    narrow,
     splat,
     widen,
 )
 
 PAIR = 2
 """Elements of K that a lane multiplies at a time."""
-PAIR_NBYTES = 4
 
 AVAILABLE = LANES == 16 and bool(FEATURES.get("avx512bf16"))
 
@@ -54,10 +52,11 @@ FACTORS = ir.VectorType(Bfloat16Type(), PAIR * LANES)
 
 @function
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
-    """C[p, o] = Σ_(r, g, q) A[p·a_row + r·stride + 2g + q]·B[r·length + g, o, q], for a `Depth`.
+    """C[p, o] = Σ_(r, k) A[p·a_row + r·stride + k]·B[r·⌈length/2⌉ + k//2, o, k%2], for a `Depth`.
 
-    For p < rows ≤ ROWS, o < COLUMNS, r < runs, g < length, q < 2. a, b: bfloat16 as uint16; b has
-    rows of COLUMNS pairs. In them A and B begin at a_at and b_at.
+    For p < rows ≤ ROWS, o < COLUMNS, r < runs, k < length. a, b: bfloat16 as uint16; b has rows of
+    COLUMNS pairs. In them A and B begin at a_at and b_at. Of an odd length the last pair of A is
+    one element and a zero: the next one may be infinite, which no weight of 0 makes 0.
 
     If `whole`, the tile has all its columns, and goes through the epilogue from the registers that
     it is in. Otherwise it is stored in c: float32, rows of COLUMNS from c_at on.
@@ -123,20 +122,34 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
         corner = builder.gep(a_base, [builder.mul(run.index, stride)])
         starts = [ahead(builder, corner, a_row, p) for p in range(rows)]
-        with rolled(builder, length) as group:
-            here = builder.load(b_next)
-            columns = [_columns(builder, here, v) for v in range(VECTORS)]
-            offset = builder.mul(group, ir.Constant(INDEX, PAIR))
-            for p, start in enumerate(starts):
-                place = builder.bitcast(builder.gep(start, [offset]), INT32.as_pointer())
-                factor = splat(builder, builder.load(place, align=2))
-                factor = builder.bitcast(factor, FACTORS)
-                for v, column in enumerate(columns):
-                    place = sums[p * VECTORS + v]
-                    arguments = [builder.load(place), factor, column]
-                    builder.store(builder.call(dot, arguments), place)
-            builder.store(builder.gep(here, [ir.Constant(INDEX, PAIR * COLUMNS)]), b_next)
+        with rolled(builder, builder.lshr(length, ir.Constant(INDEX, 1))) as pair:
+            offset = builder.mul(pair, ir.Constant(INDEX, PAIR))
+            _multiply_pair(PAIR, offset, starts, b_next, sums, dot, builder)
+        odd = builder.and_(length, ir.Constant(INDEX, 1))
+        with builder.if_then(builder.icmp_signed("!=", odd, ir.Constant(INDEX, 0))):
+            offset = builder.sub(length, ir.Constant(INDEX, 1))
+            _multiply_pair(1, offset, starts, b_next, sums, dot, builder)
     return sums
+
+
+def _multiply_pair(
+    elements: int, offset: Any, starts: list[Any], b_next: Any, sums: list[Any], dot: Any,
+    builder: Any,
+) -> None:  # fmt: skip
+    """Add the products of a pair of each row of A, or of one element and a zero."""
+    here = builder.load(b_next)
+    columns = [_columns(builder, here, v) for v in range(VECTORS)]
+    for p, start in enumerate(starts):
+        place = builder.gep(start, [offset])
+        if elements == PAIR:
+            both = builder.load(builder.bitcast(place, INT32.as_pointer()), align=2)
+        else:
+            both = builder.zext(builder.load(place), INT32)
+        factor = builder.bitcast(splat(builder, both), FACTORS)
+        for v, column in enumerate(columns):
+            place = sums[p * VECTORS + v]
+            builder.store(builder.call(dot, [builder.load(place), factor, column]), place)
+    builder.store(builder.gep(here, [ir.Constant(INDEX, PAIR * COLUMNS)]), b_next)
 
 
 def _keep(sums: list[Any], c: Any, builder: Any) -> None:
@@ -180,7 +193,16 @@ def _store_finished(
             total = builder.select(below, floor, total)
             here = _lane(builder, ahead(builder, written, out_row, p), v)
             here = builder.bitcast(here, HALVES.as_pointer())
-            builder.store(narrow(builder, total), here, align=2)
+            builder.store(_rounded(builder, total), here, align=2)
+
+
+def _rounded(builder: Any, value: Any) -> Any:
+    """The bits of float32 rounded to bfloat16 as `kernels.vector` does it, by the CPU's own
+    instruction: what is subnormal becomes 0."""
+    kind = ir.FunctionType(ir.VectorType(Bfloat16Type(), LANES), [VECTOR])
+    name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * LANES}"
+    convert = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.bitcast(builder.call(convert, [value]), HALVES)
 
 
 def _lane(builder: Any, pointer: Any, v: int) -> Any:
