@@ -7,6 +7,7 @@
 `conv`           the convolution kernels, and which one a plan prefers
 `others`         every other op
 `integers`       quantised ops
+`bfloat16`       every op in bfloat16
 `kernels/`       the code that Numba compiles
 
 Importing this package does not import Numba. `probe` does.
@@ -23,7 +24,7 @@ from r18.backend import Array, CompileOptions, DeviceInfo, Fastest, Kernel, Pref
 from r18.backend import Backend as BackendBase
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
-from r18_numba_cpu import conv, integers
+from r18_numba_cpu import bfloat16, conv, integers
 from r18_numba_cpu.compiled import NAME, module, most_threads, vector
 from r18_numba_cpu.others import other_kernels
 
@@ -38,13 +39,21 @@ class Backend(BackendBase):
 
     def probe(self) -> DeviceInfo:
         lanes, threads = vector().LANES, most_threads()
-        vnni, amx = module("integers.vnni"), module("integers.amx")
-        missing = {integers.BY_VNNI: not vnni.AVAILABLE, integers.BY_AMX: not amx.AVAILABLE}
-        self._missing = tuple(suffix for suffix, is_missing in missing.items() if is_missing)
+        vnni, amx, pairs = module("integers.vnni"), module("amx"), module("bfloat16.pairs")
+        has = {
+            bfloat16.BY_AMX: amx.AVAILABLE and amx.HAS_BFLOAT16,
+            bfloat16.BY_PAIRS: pairs.AVAILABLE,
+            integers.BY_AMX: amx.AVAILABLE,
+            integers.BY_VNNI: vnni.AVAILABLE,
+        }
+        self._missing = tuple(ending for ending, is_there in has.items() if not is_there)
         details = {"numba": version("numba"), "lanes": str(lanes), "threads": str(threads)}
+        details["avx512_bf16"] = "yes" if pairs.AVAILABLE else "no"
         details["vnni"] = "yes" if vnni.AVAILABLE else "no"
         details["amx"] = "yes" if amx.AVAILABLE else f"no{amx.REFUSAL and ': '}{amx.REFUSAL}"
+        details["amx_bf16"] = "yes" if has[bfloat16.BY_AMX] else "no"
         words = f"{threads} thread{'s' * (threads != 1)}, vectors of {lanes}"
+        words += ", AVX512-BF16" if pairs.AVAILABLE else ", no AVX512-BF16"
         words += ", VNNI" if vnni.AVAILABLE else ", no VNNI"
         words += ", AMX" if amx.AVAILABLE else amx.REFUSAL and f", no AMX ({amx.REFUSAL})"
         name = f"CPU ({platform.machine()}), Numba {details['numba']}, {words}"
@@ -52,11 +61,15 @@ class Backend(BackendBase):
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel; after `probe`, only those that this CPU runs."""
-        return integers.without(_kernels(), *self._missing) if self._missing else _kernels()
+        return without(_kernels(), *self._missing) if self._missing else _kernels()
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """Winograd where it pays; see `r18_numba_cpu.conv`."""
-        kernel = conv.fastest(problem) if precision == "fp32" else None
+        """Winograd where it pays; see `r18_numba_cpu.conv` and `r18_numba_cpu.bfloat16`."""
+        kernel = None
+        if precision == "fp32":
+            kernel = conv.fastest(problem)
+        elif precision == "bf16":
+            kernel = bfloat16.fastest(problem, self.kernels())
         return None if kernel is None else Preferred(kernel)
 
     def compile(
@@ -67,9 +80,19 @@ class Backend(BackendBase):
         return super().compile(schedule, weights, options)
 
 
+def without(kernels: tuple[Kernel, ...], *endings: str) -> tuple[Kernel, ...]:
+    """The kernels of a CPU that lacks what `endings` of algorithm and precision need."""
+    return tuple(k for k in kernels if not f"{k.algorithm}/{k.precision}".endswith(endings))
+
+
 @cache
 def _kernels() -> tuple[Kernel, ...]:
-    return (*conv.conv_kernels(), *other_kernels(), *integers.integer_kernels())
+    return (
+        *conv.conv_kernels(),
+        *other_kernels(),
+        *bfloat16.bfloat16_kernels(),
+        *integers.integer_kernels(),
+    )
 
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "without"]

@@ -57,17 +57,23 @@ def conv_kernels() -> tuple[HostKernel, ...]:
 
 
 def fastest(problem: Problem) -> str | None:
-    """The id of the kernel that a plan prefers for a convolution; None for other ops.
-
-    Winograd multiplies a quarter as often and reads four times as many filter elements, so it pays
-    if enough tiles share them.
-    """
-    op = problem.op
-    if not isinstance(op, Conv2d):
+    """The id of the kernel that a plan prefers for a convolution; None for other ops."""
+    if not isinstance(problem.op, Conv2d):
         return None
     gemm, winograd_f4x4, _ = conv_kernels()
-    if winograd_f4x4.refusal(problem) is not None or min(op.in_channels, op.out_channels) < VECTOR:
-        return gemm.id
+    return winograd_f4x4.id if winograd_pays(problem) else gemm.id
+
+
+def winograd_pays(problem: Problem) -> bool:
+    """Whether F(4×4, 3×3) is faster than implicit GEMM, both in float32.
+
+    It multiplies a quarter as often and reads four times as many filter elements, so it pays if
+    enough tiles share them.
+    """
+    op = problem.op
+    if not isinstance(op, Conv2d) or winograd.refuses(problem) is not None:
+        return False
+    if min(op.in_channels, op.out_channels) < VECTOR:
+        return False
     filters = winograd.MATRICES * op.in_channels * op.out_channels * FLOAT_NBYTES
-    pays = filters <= RESIDENT_NBYTES or winograd.tiling(problem).tiles >= SHARING_TILES
-    return winograd_f4x4.id if pays else gemm.id
+    return filters <= RESIDENT_NBYTES or winograd.tiling(problem).tiles >= SHARING_TILES

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import openvino
 import pytest
+import torch
 
 from commands import r18
 from r18.backend import CompileOptions
@@ -19,7 +20,8 @@ from r18.backend.registry import load_backend
 from r18.bench.baselines import Way
 from r18.bench.baselines.exported import Exported
 from r18.bench.baselines.onnxruntime import OnnxRuntime
-from r18.bench.baselines.openvino import OpenVino
+from r18.bench.baselines.openvino import OpenVino, made_request
+from r18.bench.baselines.torchvision import Torchvision
 from r18.bench.contenders import contenders, peer_contender, program_contender
 from r18.bench.rows import Contender
 from r18.bench.timing import bench
@@ -80,6 +82,66 @@ def test_logits_lose_no_more_than_a_backends_may(mode: str, name: str, batch: in
     assert found.ok, found.reason()
     assert found.own_rms > 0
     assert found.allowed_rms < 1e-4 * found.rms / found.relative  # the rule is not a loose one
+
+
+@pytest.mark.parametrize("mode", ["eager", "openvino"])
+def test_logits_in_bfloat16_lose_no_more_than_a_backends_may(mode: str) -> None:
+    """And more than float32's, or they would be those."""
+    schedule = resnet18(image_size=64, classes=12)
+    weights = random_weights(schedule)
+    contender = peer_contender("cpu", schedule, weights, 2, "bf16", Way(mode))
+    try:
+        found = loss(contender, schedule, weights)
+    except BackendUnavailable as error:
+        pytest.skip(f"this CPU has no bfloat16: {error}")
+    assert found.ok, found.reason()
+    assert found.relative > 1e-4
+
+
+def test_openvino_is_asked_for_the_precision_and_must_compute_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    class Compiled:
+        taken = "bf16"
+
+        def get_property(self, name: str) -> Any:
+            assert name == "INFERENCE_PRECISION_HINT"
+            return Named(self.taken)
+
+        def create_infer_request(self) -> str:
+            return "a request"
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.to_string = lambda: name
+
+    def compiled(core: Any, model: Any, device: str, settings: dict[str, Any]) -> Compiled:
+        asked.append(settings["INFERENCE_PRECISION_HINT"])
+        return Compiled()
+
+    monkeypatch.setattr(openvino.Core, "compile_model", compiled)
+    monkeypatch.setattr(openvino.Core, "read_model", lambda core, model: model)
+    assert made_request(b"", "bf16") == "a request"
+    assert asked == ["bf16"]
+    monkeypatch.setattr(Compiled, "taken", "f32")
+    with pytest.raises(BackendUnavailable, match="asked for bf16, it computes in f32 here"):
+        made_request(b"", "bf16")
+    assert made_request(b"") == "a request"
+    assert asked == ["bf16", "bf16", "f32"]
+
+
+def test_torchvision_has_channels_last_where_bfloat16_is_faster_so() -> None:
+    for precision, layout in (
+        ("fp32", torch.contiguous_format),
+        ("bf16", torch.channels_last),
+    ):
+        small = resnet18(image_size=64, classes=12)
+        peer = Torchvision("cpu", small, random_weights(small), precision)
+        peer.load(images(small, 2))
+        assert peer._images.is_contiguous(memory_format=layout)
+        assert peer._module.layer1[0].conv1.weight.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("mode", CLASSES)

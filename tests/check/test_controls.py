@@ -142,6 +142,25 @@ def test_flushing_takes_every_subnormal() -> None:
     assert value(summations.flushed, [1.5 * least, -least]) == 0.0
 
 
+def test_pairs_and_tiles_flush_and_round_in_their_order() -> None:
+    """A rounding on the way tells which product came first."""
+    least = 2.0**-126
+    pairs, tiles = summations.flushed_pairs, summations.flushed_tiles(4)
+    for total in (pairs, tiles):
+        assert value(total, [least / 2, least], [2.0**100, 1.0]) == least
+        assert value(total, [2.0**-63, 2.0**-63], [2.0**-64, 2.0**-64]) == 0.0
+        assert value(total, [1.5 * least, -least]) == 0.0
+        assert value(total, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == 28.0
+    # Forwards the first product is lost in the second; pairs add it after the fourth, tiles to
+    # the third.
+    terms = [2.0**-24, 1.0, 2.0**-24, -1.0]
+    assert value(summations.fused(summations.forward), terms) == 0.0
+    assert value(pairs, terms) == 2.0**-24
+    assert value(tiles, terms) == 2.0**-23
+    # A step is added when it is whole.
+    assert value(tiles, [*terms, *(-t for t in terms)]) == 0.0
+
+
 @pytest.mark.parametrize("count", range(1, 40))
 def test_pairwise_trees_are_balanced(count: int) -> None:
     """Integers of depth: each addition makes one more than the deeper of its operands."""

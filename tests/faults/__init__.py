@@ -15,6 +15,7 @@ from faults import (
     conv_maxpool,
     memory,
     others,
+    pairs,
     pixels,
     quantized,
     rounds,
@@ -24,7 +25,17 @@ from faults import (
 from faults.fault import Fault, HostBackend, LateStream
 
 PARTS = (
-    *(conv, winograd, conv_maxpool, classifier, others, pixels, memory, rounds, bias, quantized),
+    conv,
+    pairs,
+    winograd,
+    conv_maxpool,
+    classifier,
+    others,
+    pixels,
+    memory,
+    rounds,
+    bias,
+    quantized,
     state,
 )
 FAULTS: tuple[Fault, ...] = tuple(fault for part in PARTS for fault in part.FAULTS)

@@ -43,6 +43,7 @@ from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, TF32, Precision,
 from r18_oracle.judge import winograd
 
 FLUSHED = replace(FP32, flush_to_zero=True)
+FLUSHED_BF16 = replace(BF16, flush_to_zero=True)
 EVERY_PRODUCT = 1 << 30
 """As many blocks as there are products: pairwise from the bottom."""
 
@@ -274,6 +275,10 @@ def convolutions() -> tuple[HostKernel, ...]:
         steady("unfused", FP32, summed(forward, stored=FP32), stored_sum=True),
         conv("matrix_product_nhwc", FP32, summed(sums.matrix_product), layout=Layout.NHWC),
         steady("sum_flushed", FLUSHED, summed(sums.flushed)),
+        steady("sum_flushed", FLUSHED_BF16, summed(sums.flushed)),
+        steady("flushed_pairs", FLUSHED_BF16, summed(sums.flushed_pairs)),
+        steady("flushed_tiles_4", FLUSHED_BF16, summed(sums.flushed_tiles(4))),
+        steady("flushed_tiles_32", FLUSHED_BF16, summed(sums.flushed_tiles(32))),
         steady("sum_reversed", FP64, summed(sums.in_order(sums.backward))),
         steady("kahan", FP64, summed(sums.kahan)),
         steady("blocked_8", FP64, summed(sums.blocked(8, forward)), blocks=8),
@@ -304,6 +309,8 @@ def linears() -> tuple[HostKernel, ...]:
     return (
         *(linear(name, FP32, ODD_SUMS[name][0], **ODD_SUMS[name][1]) for name in names),
         linear("sum_flushed", FLUSHED, summed(sums.flushed)),
+        linear("flushed_pairs", FLUSHED_BF16, summed(sums.flushed_pairs)),
+        linear("flushed_tiles_32", FLUSHED_BF16, summed(sums.flushed_tiles(32))),
         linear("sum_reversed", FP64, summed(sums.in_order(sums.backward))),
         linear("pairwise", FP16, summed(sums.pairwise), blocks=EVERY_PRODUCT),
         linear("unfused", FP16, summed(forward, stored=FP16), stored_sum=True),

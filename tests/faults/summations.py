@@ -133,16 +133,51 @@ def kahan(products: Products) -> Array:
 
 def flushed(products: Products) -> Array:
     """In order, with every subnormal factor, product and sum replaced by zero."""
-    tiny = np.finfo(products.x.dtype).tiny
-
-    def flush(values: Array) -> Array:
-        return np.where(np.abs(values) < tiny, values.dtype.type(0), values)
-
-    normal = replace(products, x=flush(products.x), w=flush(products.w))
+    normal = _of_normal(products)
     sums = normal.begin()
     for k in range(len(normal)):
-        sums = flush(sums + flush(normal.term(k)))
+        sums = _flush(sums + _flush(normal.term(k)))
     return sums
+
+
+def flushed_pairs(products: Products) -> Array:
+    """`vdpbf16ps`: of two products first the second, then the first, each by a fused multiply-add;
+    every subnormal factor and sum is replaced by zero."""
+    normal = _of_normal(products)
+    sums = normal.begin()
+    for k in range(0, len(normal), 2):
+        for i in (k + 1, k)[len(normal) - k == 1 :]:
+            sums = _flush((sums + normal.wide(i)).astype(sums.dtype))
+    return sums
+
+
+def flushed_tiles(step: int) -> Summation:
+    """`tdpbf16ps`: of `step` products a chain of the even and one of the odd ones by fused
+    multiply-adds, then their sum, which is added to the sum so far; flushed as above."""
+
+    def total(products: Products) -> Array:
+        normal = _of_normal(products)
+        sums = normal.begin()
+        for first in range(0, len(normal), step):
+            chains = []
+            for half in (first, first + 1):
+                chain = np.zeros_like(sums)
+                for i in range(half, min(first + step, len(normal)), 2):
+                    chain = _flush((chain + normal.wide(i)).astype(sums.dtype))
+                chains.append(chain)
+            sums = _flush(sums + _flush(chains[0] + chains[1]))
+        return sums
+
+    return total
+
+
+def _flush(values: Array) -> Array:
+    tiny = np.finfo(values.dtype).tiny
+    return np.where(np.abs(values) < tiny, values.dtype.type(0), values)
+
+
+def _of_normal(products: Products) -> Products:
+    return replace(products, x=_flush(products.x), w=_flush(products.w))
 
 
 # -- several partial sums ----------------------------------------------------------------------

@@ -575,6 +575,10 @@ NOT_IDLE: dict[str, tuple[str, tuple[Problem, tuple[Array, ...]]]] = {
         "linear/sum_flushed/fp32",
         (dot(STICKY), (np.full((1, STICKY), BELOW), np.full((1, STICKY), BELOW), np.zeros(1))),
     ),
+    "sum bf16, flushed": (
+        "linear/flushed_pairs/bf16",
+        (dot(STICKY), (np.full((1, STICKY), 2.0**-64),) * 2 + (np.zeros(1),)),
+    ),
     "sum fp32, subnormal": (
         "linear/sum_reversed/fp32",
         (

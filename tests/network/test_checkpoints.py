@@ -126,6 +126,7 @@ RUNS = [
     ("torch", "fp16"),
     ("torch", "bf16"),
     ("numba-cpu", "fp32"),
+    ("numba-cpu", "bf16"),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from r18.backend import Array, Kernel, RoundingContract
+from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import Layout, Op, Problem
 from r18.graph.precision import INT8
@@ -27,8 +27,8 @@ from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, flip_of, pack
 from r18_numba_cpu.others import moved
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
 
-BY_AMX, BY_VNNI = "_amx", "_vnni"
-"""What the names of algorithms with AMX and with VNNI end in."""
+BY_AMX, BY_VNNI = "_amx/int8", "_vnni/int8"
+"""What algorithm and precision of kernels with AMX and with VNNI end in."""
 
 SPAN = 1024
 """Pixels that a thread processes at a time."""
@@ -43,7 +43,8 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         options = {"edges": (VECTOR, PANEL), "layout": Layout.NHWC, **options}
         return HostKernel(NAME, op, algorithm, INT8, contract, run, batch_invariant=True, **options)
 
-    def products(suffix: str, group: int) -> tuple[HostKernel, HostKernel]:
+    def products(ending: str, group: int) -> tuple[HostKernel, HostKernel]:
+        suffix = ending.removesuffix(f"/{INT8}")
         options: dict[str, Any] = {
             "run": partial(gemm, group=group),
             "pack": partial(pack, group=group),
@@ -65,11 +66,6 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         kernel(QuantizePixels, "table", quantize_pixels),
         kernel(QuantizedRelayout, "copy", relayout, edges=()),
     )
-
-
-def without(kernels: tuple[Kernel, ...], *suffixes: str) -> tuple[Kernel, ...]:
-    """The kernels of a CPU without AMX, with `BY_AMX`, or without VNNI, with `BY_VNNI`."""
-    return tuple(kernel for kernel in kernels if not kernel.algorithm.endswith(suffixes))
 
 
 def maxpool(

@@ -1,4 +1,4 @@
-"""How AMX's tiles cover a band: pure functions of sizes. See `kernels.integers.amx`."""
+"""How AMX's tiles cover a band: pure functions of sizes. See `kernels.amx`."""
 
 from __future__ import annotations
 

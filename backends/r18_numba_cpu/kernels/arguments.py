@@ -122,6 +122,15 @@ class Terms(NamedTuple):
     how: Requantization
 
 
+class Summed(NamedTuple):
+    """The arrays of an epilogue of bfloat16, flat, and what it does: an `Epilogue`."""
+
+    bias: Any
+    residual: Any
+    out: Any
+    how: Any
+
+
 TILES = 2
 """AMX's tiles of outputs, and of channels, that are multiplied at a time."""
 
@@ -159,3 +168,18 @@ def packed_numbers(
     Numba takes 15 µs to pass three named tuples, and next to none for an array.
     """
     return (*shape, *blocking, *map(int, how), sums, *map(int, cover))
+
+
+PAIRED_SUMS, PAIRED_COVER = 20, 21
+"""Where `paired_numbers` has them."""
+
+
+def paired_numbers(
+    shape: ConvShape, blocking: Bands, how: Epilogue, from_nchw: bool, stored: int, sums: int,
+    *cover: int,
+) -> tuple[int, ...]:  # fmt: skip
+    """All of them, as `bfloat16.implicit_gemm` unpacks them; see `packed_numbers`.
+
+    shape: with the channels that a band has. stored: those that the image has.
+    """
+    return (*shape, *blocking, *map(int, how), int(from_nchw), stored, sums, *map(int, cover))

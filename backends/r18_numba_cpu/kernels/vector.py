@@ -1,5 +1,7 @@
 """Vectors of float32 as a Numba type, and the operations on them.
 
+Arrays are float32, or bfloat16: uint16, whose bits are widened when loaded and rounded when stored.
+
 Numba relies on LLVM to vectorize loops. Where registers decide the speed, the kernels use this type
 to state what registers hold. A vector is as wide as a register of this machine. In Python code it
 behaves like a float32: `+`, `-`, `*` and `/` work lane by lane.
@@ -50,7 +52,7 @@ class VectorModel(models.PrimitiveModel):
 
 
 def address(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
-    """A pointer to element `at` of a 1-d float32 array."""
+    """A pointer to element `at` of a 1-d array."""
     data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
     return builder.gep(data, [at])
 
@@ -64,8 +66,10 @@ def load(typing: Any, array: Any, at: Any) -> Any:
     """The vector array[at : at + LANES]."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, alignment = _stored(signature.args[0])
         pointer = address(context, builder, signature.args[0], *values)
-        return builder.load(as_vector_pointer(builder, pointer), align=FLOAT_ALIGNMENT)
+        pointer = builder.bitcast(pointer, kind.as_pointer())
+        return _widened(builder, builder.load(pointer, align=alignment))
 
     return vector(array, types.int64), generate
 
@@ -75,8 +79,10 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
     """array[at : at + LANES] = value."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, alignment = _stored(signature.args[0])
         pointer = address(context, builder, signature.args[0], *values[:2])
-        builder.store(values[2], as_vector_pointer(builder, pointer), align=FLOAT_ALIGNMENT)
+        pointer = builder.bitcast(pointer, kind.as_pointer())
+        builder.store(_narrowed(builder, values[2], kind), pointer, align=alignment)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, vector), generate
@@ -102,19 +108,21 @@ def masked_load(typing: Any, array: Any, at: Any, count: Any) -> Any:
     """array[at : at + count] in the first `count` lanes, zeros in the others. Reads only those."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, alignment = _stored(signature.args[0])
         pointer = address(context, builder, signature.args[0], *values[:2])
-        kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), ir.IntType(32), MASK, VECTOR])
-        name = f"llvm.masked.load.v{LANES}f32.p0v{LANES}f32"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(
+        shape = ir.FunctionType(kind, [kind.as_pointer(), ir.IntType(32), MASK, kind])
+        name = f"llvm.masked.load.{_suffix(kind)}.p0{_suffix(kind)}"
+        function = cgutils.get_or_insert_function(builder.module, shape, name)
+        found = builder.call(
             function,
             [
-                as_vector_pointer(builder, pointer),
-                ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
+                builder.bitcast(pointer, kind.as_pointer()),
+                ir.Constant(ir.IntType(32), alignment),
                 lane_mask(builder, values[2]),
-                ir.Constant(VECTOR, None),
+                ir.Constant(kind, None),
             ],
         )
+        return _widened(builder, found)
 
     return vector(array, types.int64, types.int64), generate
 
@@ -124,22 +132,77 @@ def masked_store(typing: Any, array: Any, at: Any, value: Any, count: Any) -> An
     """array[at : at + count] = the first `count` lanes. Writes only those."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, alignment = _stored(signature.args[0])
         pointer = address(context, builder, signature.args[0], *values[:2])
-        kind = ir.FunctionType(ir.VoidType(), [VECTOR, VECTOR.as_pointer(), ir.IntType(32), MASK])
-        name = f"llvm.masked.store.v{LANES}f32.p0v{LANES}f32"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        shape = ir.FunctionType(ir.VoidType(), [kind, kind.as_pointer(), ir.IntType(32), MASK])
+        name = f"llvm.masked.store.{_suffix(kind)}.p0{_suffix(kind)}"
+        function = cgutils.get_or_insert_function(builder.module, shape, name)
         builder.call(
             function,
             [
-                values[2],
-                as_vector_pointer(builder, pointer),
-                ir.Constant(ir.IntType(32), FLOAT_ALIGNMENT),
+                _narrowed(builder, values[2], kind),
+                builder.bitcast(pointer, kind.as_pointer()),
+                ir.Constant(ir.IntType(32), alignment),
                 lane_mask(builder, values[3]),
             ],
         )
         return context.get_dummy_value()
 
     return types.void(array, types.int64, vector, types.int64), generate
+
+
+# -- bfloat16 ----------------------------------------------------------------------------------
+
+HALVES = ir.VectorType(ir.IntType(16), LANES)
+"""The bits of LANES bfloat16: the upper halves of float32."""
+BITS = ir.VectorType(ir.IntType(32), LANES)
+QUIET = 0x40
+"""The bit of a bfloat16 that makes a NaN quiet, so that none becomes an infinity."""
+
+
+def _stored(array: Any) -> tuple[Any, int]:
+    """What LANES elements of an array are in memory, and their alignment in bytes."""
+    return (HALVES, 2) if array.dtype == types.uint16 else (VECTOR, FLOAT_ALIGNMENT)
+
+
+def _suffix(kind: Any) -> str:
+    """The name of a type in those of LLVM's intrinsics."""
+    return f"v{LANES}i16" if kind == HALVES else f"v{LANES}f32"
+
+
+def _constant(value: int) -> Any:
+    return ir.Constant(BITS, [value] * LANES)
+
+
+def widen(builder: Any, halves: Any) -> Any:
+    """bfloat16 as float32: exact."""
+    bits = builder.shl(builder.zext(halves, BITS), _constant(16))
+    return builder.bitcast(bits, VECTOR)
+
+
+def narrow(builder: Any, value: Any) -> Any:
+    """float32 rounded to bfloat16: to the nearest, ties to even, and subnormals are kept.
+
+    The upper half of the bits, plus one where the lower half is more than half a unit, or half of
+    one and the upper is odd: a carry out of bits + 0x7fff + odd. Beyond the largest number, it
+    makes an infinity.
+    """
+    bits = builder.bitcast(value, BITS)
+    upper = builder.lshr(bits, _constant(16))
+    odd = builder.and_(upper, _constant(1))
+    carried = builder.add(bits, builder.add(odd, _constant(0x7FFF)))
+    rounded = builder.lshr(carried, _constant(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    chosen = builder.select(is_nan, builder.or_(upper, _constant(QUIET)), rounded)
+    return builder.trunc(chosen, HALVES)
+
+
+def _widened(builder: Any, found: Any) -> Any:
+    return widen(builder, found) if found.type == HALVES else found
+
+
+def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
+    return narrow(builder, value) if kind == HALVES else value
 
 
 # -- arithmetic --------------------------------------------------------------------------------

@@ -290,8 +290,9 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
     inputs, weights = _random(problem, rng, lambda shape: rng.standard_normal(shape))
     stored = FORMATS[kernel.precision.storage]
     tame = np.array([0.0, -0.0, stored.eta, -stored.eta, stored.tiny, -stored.tiny])
-    if kernel.precision.flush_to_zero:
-        tame = np.array([0.0, -0.0])  # a subnormal times an infinity would be NaN when flushed
+    of_weights = tame
+    if kernel.precision.flush_to_zero:  # a subnormal weight times an infinity would be NaN
+        of_weights = np.array([0.0, -0.0])
     largest = stored.largest
     if _splits(kernel):
         largest = FORMATS["float16"].largest
@@ -308,7 +309,7 @@ def _edges(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
             flat[rng.integers(flat.size)] = value if rng.random() < 0.8 else 1.0
     for array in weights:
         if array.ndim > 1:
-            _scatter(rng, array.reshape(-1), tame)
+            _scatter(rng, array.reshape(-1), of_weights)
     spec.edge_weights(weights, rng)
     return inputs, weights
 

@@ -11,6 +11,7 @@ Sources
 - Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1: the statistical line.
 - Fasi, Higham, Mikaitis, Pranesh, PeerJ CS 7:e330, 2021: tensor cores truncate sums.
 - Lavin and Gray, arXiv:1509.09308: the Winograd transforms.
+- Intel, *64 and IA-32 Architectures Software Developer's Manual*, volume 2: VDPBF16PS, TDPBF16PS.
 
 Each bound also covers the float64 reference's own error, by the same formula at u = 2⁻⁵³.
 

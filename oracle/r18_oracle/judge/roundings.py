@@ -79,7 +79,8 @@ def summation_error(terms: int, contract: RoundingContract, addends: int = 0) ->
     The last `addends` terms (bias, residual) are not products and belong to no block.
 
     - Rounded to nearest: γ_terms. A product rounds once, and it passes through at most terms − 1
-      additions; an FMA only saves roundings (Higham 2002, §3.1).
+      additions; an FMA only saves roundings (Higham 2002, §3.1). So it is for the dot products of
+      CPUs, vdpbf16ps and tdpbf16ps: trees of FMAs that round to nearest (Intel SDM, volume 2).
     - Declared blocking into T partial sums of at most ⌈K/T⌉ of the K products each, added
       pairwise: a product passes through ⌈K/T⌉ roundings in its block, ⌈log₂T⌉ above it, and one
       for each addend (Higham 2002, §4.2). T is at most the number of products.
@@ -215,7 +216,8 @@ def underflow(terms: int, case: Case, contract: RoundingContract) -> float:
 
     Higham 2002, §2.2: fl(a·b) = ab(1+δ) + η', and an addition is exact where its result is
     subnormal. If flushed it is not, but an addition can only lose where neither operand has been
-    flushed, so products and additions together lose at most once per term.
+    flushed, so products and additions together lose at most once per term: in any tree, a loss
+    leaves 0 in place of the terms below it, of which at least one had not been lost.
     """
     return (terms + 1) * least_loss(case, contract)
 

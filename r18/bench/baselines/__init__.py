@@ -1,7 +1,7 @@
 """The peers that benchmarks compare with: the same network and weights, run by other libraries.
 
 eager, graph, compile: torchvision's own module, run as its users run it
-(`r18.bench.baselines.torchvision`). onnxruntime, openvino: exported to ONNX, float32 on the CPU
+(`r18.bench.baselines.torchvision`). onnxruntime, openvino: exported to ONNX, on the CPU
 (`r18.bench.baselines.exported`).
 
 Each is at its best: what is built (captured, compiled, searched for) is built before anything is

@@ -13,7 +13,7 @@ from r18.backend.host import HostMemory
 from r18.bench.baselines.onnx_export import onnx_model
 from r18.errors import BackendUnavailable, ProgramClosed
 from r18.graph.ops import Shape
-from r18.graph.precision import INT8
+from r18.graph.precision import FP32, INT8
 from r18.graph.schedule import Schedule
 from r18.qdq import qdq_model
 from r18.weights.precisions import quantization_of
@@ -24,11 +24,12 @@ class Exported(ABC):
 
     Images are read from and logits written to memory that the library is bound to, so that a run
     copies nothing. Raises `BackendUnavailable` where the library or `onnx` is missing, and for
-    what it is no peer in: all but float32 and int8 on a CPU. In int8 it raises `WeightsError` for
-    weights without a quantisation.
+    what it is no peer in: all but its `precisions` on a CPU. In int8 it raises `WeightsError` for
+    weights without a quantisation. Images and logits are float32 in each.
     """
 
     mode: ClassVar[str]
+    precisions: ClassVar[tuple[str, ...]] = (FP32.name, INT8.name)
     arena_nbytes = None
     weight_nbytes = None  # each keeps them in layouts of its own, and does not say
     kernels: ClassVar[Mapping[str, int]] = {}
@@ -43,7 +44,7 @@ class Exported(ABC):
     ) -> None:
         if kind != "cpu":
             raise BackendUnavailable(self.mode, f"it is a peer on the CPU, not on {kind}")
-        if precision not in ("fp32", INT8.name):
+        if precision not in self.precisions:
             raise BackendUnavailable(self.mode, f"it has no {precision} on {kind}")
         shapes = schedule.shapes(batch)
         self._images = _aligned(shapes[schedule.input])
@@ -52,10 +53,13 @@ class Exported(ABC):
             model = qdq_model(schedule, quantization_of(weights), batch=batch)
         else:
             model = onnx_model(schedule, weights, batch=batch)
-        self._infer = self._built(model.SerializeToString(), schedule.input, schedule.output)
+        content = model.SerializeToString()
+        self._infer = self._built(content, schedule.input, schedule.output, precision)
 
     @abstractmethod
-    def _built(self, model: bytes, images: str, output: str) -> Callable[[], object]:
+    def _built(
+        self, model: bytes, images: str, output: str, precision: str
+    ) -> Callable[[], object]:
         """What runs the model once, from `_images` to `_output`; the names are theirs in it."""
 
     def load(self, images: Array) -> None:

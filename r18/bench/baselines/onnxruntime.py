@@ -29,7 +29,9 @@ class OnnxRuntime(Exported):
 
     mode = "onnxruntime"
 
-    def _built(self, model: bytes, images: str, output: str) -> Callable[[], object]:
+    def _built(
+        self, model: bytes, images: str, output: str, precision: str
+    ) -> Callable[[], object]:
         session = made_session(model)
         binding = session.io_binding()
         shared = import_onnxruntime().OrtValue.ortvalue_from_numpy  # copies nothing on a CPU

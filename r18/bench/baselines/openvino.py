@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, told to keep latency low and float32 as it is."""
+"""OpenVINO on the CPU, told to keep latency low, and the precision that it computes in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from r18.bench.baselines.exported import Exported, not_importable
+from r18.errors import BackendUnavailable
+from r18.graph.precision import BF16, FP32, INT8
 from r18.machine import thread_count
+
+HINTS = {FP32.name: "f32", BF16.name: "bf16", INT8.name: "f32"}
+"""OpenVINO's inference precision by ours. A CPU with bfloat16 would take that for float32 too; in
+int8 it is what the integers are scaled to."""
 
 
 def device_words(kind: str) -> str:
@@ -25,10 +31,13 @@ class OpenVino(Exported):
     """A request of a compiled model, its input and output set."""
 
     mode = "openvino"
+    precisions = tuple(HINTS)
 
-    def _built(self, model: bytes, images: str, output: str) -> Callable[[], object]:
+    def _built(
+        self, model: bytes, images: str, output: str, precision: str
+    ) -> Callable[[], object]:
         openvino = import_openvino()
-        request = made_request(model)
+        request = made_request(model, precision)
         request.set_tensor(images, openvino.Tensor(self._images, shared_memory=True))
         request.set_tensor(output, openvino.Tensor(self._output, shared_memory=True))
         return lambda: request.infer(share_inputs=True, share_outputs=True)
@@ -43,17 +52,24 @@ def import_openvino() -> Any:
     return openvino
 
 
-def made_request(model: bytes, *, optimised: bool = True) -> Any:
-    """A request of a compiled model. optimised: integers are computed with; else their numbers."""
-    core = import_openvino().Core()
+def made_request(model: bytes, precision: str = FP32.name, *, optimised: bool = True) -> Any:
+    """A request of a compiled model. optimised: integers are computed with; else their numbers.
+
+    Raises `BackendUnavailable` where OpenVINO does not compute in the precision on this CPU.
+    """
+    core, hint = import_openvino().Core(), HINTS[precision]
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",  # a CPU with bfloat16 would take that
+        "INFERENCE_PRECISION_HINT": hint,
         "INFERENCE_NUM_THREADS": thread_count(),
     }
     if not optimised:
         settings["LP_TRANSFORMS_MODE"] = "NO"
-    return core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
+    compiled = core.compile_model(core.read_model(model), "CPU", settings)
+    taken = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if taken != hint:
+        raise BackendUnavailable(OpenVino.mode, f"asked for {hint}, it computes in {taken} here")
+    return compiled.create_infer_request()
 
 
-__all__ = ["OpenVino", "device_words", "import_openvino", "made_request"]
+__all__ = ["HINTS", "OpenVino", "device_words", "import_openvino", "made_request"]

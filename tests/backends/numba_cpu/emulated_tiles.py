@@ -14,31 +14,37 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import carray, njit, types
 from numba.core import cgutils
 
 from r18_numba_cpu import compiled
+from r18_numba_cpu.kernels.amx import Instructions
 from r18_numba_cpu.kernels.cache import KernelCache
-from r18_numba_cpu.kernels.integers.amx import Instructions
 
 TILES, ROWS, NBYTES = 8, 16, 64
+FAMILIES = ("integers", "bfloat16")
 BYTES = types.CPointer(types.uint8)
+LEAST = np.float32(2.0**-126)
 DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 @contextmanager
 def used() -> Iterator[None]:
     """Have the kernels emulate what the CPU lacks, and the backend list them."""
-    amx = compiled.module("integers.amx")
+    amx = compiled.module("amx")
     if amx.AVAILABLE:
         yield
         return
-    kernel = compiled.module("integers.implicit_gemm").implicit_gemm
-    before = amx.INSTRUCTIONS, kernel._cache
-    amx.INSTRUCTIONS, kernel._cache = Emulated, Apart(before[1])
-    amx.AVAILABLE = True
+    kernels = [compiled.module(f"{kind}.implicit_gemm").implicit_gemm for kind in FAMILIES]
+    before = amx.INSTRUCTIONS, amx.HAS_BFLOAT16, [kernel._cache for kernel in kernels]
+    amx.INSTRUCTIONS = Emulated
+    for kernel in kernels:
+        kernel._cache = Apart(kernel._cache)
+    amx.AVAILABLE = amx.HAS_BFLOAT16 = True
     yield
-    amx.INSTRUCTIONS, kernel._cache = before
+    amx.INSTRUCTIONS, amx.HAS_BFLOAT16, caches = before
+    for kernel, cache in zip(kernels, caches, strict=True):
+        kernel._cache = cache
     amx.AVAILABLE = False
 
 
@@ -50,7 +56,7 @@ class Apart(KernelCache):
 
     def _path(self, sig: Any, codegen: Any) -> Path:
         path = super()._path(sig, codegen)
-        is_of_amx = sig[1].dtype == types.int32  # its weights
+        is_of_amx = sig[1].dtype in (types.int32, types.uint32)  # its weights
         return path.with_name(f"emulated-{DIGEST}-{path.name}") if is_of_amx else path
 
 
@@ -77,8 +83,11 @@ class Emulated(Instructions):
     def load(self, tile: int, pointer: Any, stride: Any) -> None:
         self._run(load, tile, pointer, stride)
 
-    def dot(self, c: int, a: int, b: int, signed: bool) -> None:
-        self._run(dot, c, a, b, int(signed))
+    def dot(self, name: str, c: int, a: int, b: int) -> None:
+        if name == "tdpbf16ps":
+            self._run(dot_of_pairs, c, a, b)
+        else:
+            self._run(dot, c, a, b, int(name == "tdpbssd"))
 
     def store(self, tile: int, pointer: Any, stride: Any) -> None:
         self._run(store, tile, pointer, stride)
@@ -125,3 +134,37 @@ def dot(configuration, state, c, a, b, signed):  # type: ignore[no-untyped-def]
                     number = np.int64(np.int8(byte)) if signed else np.int64(byte)
                     total += number * np.int64(np.int8(tiles[b, group, 4 * column + q]))
                 sums[c, row, column] = np.int32(total)
+
+
+@njit
+def flushed(number):  # type: ignore[no-untyped-def]
+    """A float64 rounded to float32, and 0 below the smallest normal number."""
+    rounded = np.float32(number)
+    return rounded if abs(rounded) >= LEAST or np.isnan(rounded) else np.float32(0)
+
+
+@njit
+def factor(halves, at):  # type: ignore[no-untyped-def]
+    """The bfloat16 at a place, as float32."""
+    bits = np.empty(1, np.uint32)
+    bits[0] = np.uint32(halves[at]) << np.uint32(16)
+    return flushed(bits.view(np.float32)[0])
+
+
+def dot_of_pairs(configuration, state, c, a, b):  # type: ignore[no-untyped-def]
+    """Intel SDM, TDPBF16PS: a sum of the lower halves and one of the upper ones by fused
+    multiply-adds, then both, then that to C. In float64 a product and a sum of float32 are exact,
+    but for terms 2⁻²⁹ of the other, which decide at most a tie."""
+    shapes, tiles = carray(configuration, (64,)), carray(state, (TILES, ROWS, NBYTES))
+    sums, halves = tiles.view(np.float32), tiles.view(np.uint16)
+    for row in range(np.int64(shapes[48 + a])):
+        for column in range(np.int64(shapes[16 + 2 * b]) // 4):
+            lower, upper = np.float32(0), np.float32(0)
+            for pair in range(np.int64(shapes[16 + 2 * a]) // 4):
+                of_a, of_b = halves[a, row], halves[b, pair]
+                product = np.float64(factor(of_a, 2 * pair)) * factor(of_b, 2 * column)
+                lower = flushed(product + lower)
+                product = np.float64(factor(of_a, 2 * pair + 1)) * factor(of_b, 2 * column + 1)
+                upper = flushed(product + upper)
+            both = flushed(np.float64(lower) + np.float64(upper))
+            sums[c, row, column] = flushed(np.float64(sums[c, row, column]) + np.float64(both))

@@ -22,7 +22,7 @@ from r18_numba_cpu.integers.packing import AMX
 from r18_numba_cpu.kernels.arguments import ConvShape
 from support import output_of
 
-amx = compiled.module("integers.amx")
+amx = compiled.module("amx")
 
 # -- permission --------------------------------------------------------------------------------
 
@@ -70,12 +70,17 @@ def test_a_backend_says_whether_it_has_tiles(
 ) -> None:
     monkeypatch.setattr(amx, "AVAILABLE", available)
     monkeypatch.setattr(amx, "REFUSAL", refusal)
+    monkeypatch.setattr(amx, "HAS_BFLOAT16", True)
     backend = Backend()
     info = backend.probe()
     assert info.name.endswith(f"VNNI{name}")
     assert info.details["amx"] == detail
+    assert info.details["amx_bf16"] == ("yes" if available else "no")
     listed = [kernel.id for kernel in backend.kernels() if "_amx" in kernel.id]
     assert listed == available * [
+        "numba-cpu/conv2d/implicit_gemm_amx/bf16",
+        "numba-cpu/conv2d/implicit_gemm_amx/bf16/from_nchw",
+        "numba-cpu/linear/tiled_amx/bf16",
         "numba-cpu/qconv2d/implicit_gemm_amx/int8",
         "numba-cpu/qlinear/tiled_amx/int8",
     ]

@@ -3,9 +3,8 @@
 `bytes`         vectors of bytes as a Numba type
 `requantize`    from an int32 sum to a byte, a vector at a time
 `epilogue`      the same for all sums of a tile, from memory
-`amx`           the products of a band by `tdpbusd` and `tdpbssd`, from tile registers
 `vnni`          a register tile of a product of bytes, by `vpdpbusd`
 `portable`      the same by float32's micro-kernel, for CPUs without it
-`implicit_gemm` convolution and linear, over any of the three
+`implicit_gemm` convolution and linear, over any of these and `kernels.amx`
 `others`        every other op
 """

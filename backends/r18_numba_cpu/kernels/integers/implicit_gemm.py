@@ -13,7 +13,9 @@ import numpy as np
 from numba import prange, types
 from numba.extending import overload
 
+from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.arguments import (
+    COVER,
     SUMS,
     Bands,
     ConvShape,
@@ -22,7 +24,7 @@ from r18_numba_cpu.kernels.arguments import (
     Terms,
     Tile,
 )
-from r18_numba_cpu.kernels.integers import amx, portable, vnni
+from r18_numba_cpu.kernels.integers import portable, vnni
 from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.integers.requantize import widened
@@ -46,7 +48,22 @@ def multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, nu
 def _multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
     if b.dtype == types.int32:
         return lambda rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers: (
-            amx_multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers)
+            amx_multiply_band(
+                rows,
+                a,
+                a_at,
+                shape,
+                b,
+                b_at,
+                depth,
+                c,
+                c_at,
+                tile,
+                terms,
+                numbers,
+                COVER,
+                store_tile,
+            )
         )
 
     def by_register_tiles(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):

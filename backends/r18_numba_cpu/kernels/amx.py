@@ -1,8 +1,9 @@
-"""Tiles of a product of bytes, by AMX: `tdpbusd` and `tdpbssd`.
+"""Tiles of a product by AMX: `tdpbusd` and `tdpbssd` of bytes, `tdpbf16ps` of bfloat16.
 
-A tile is a register of 16 rows of 64 bytes. Each of its int32 in C, 16 × 16, gets the products of
-a row of A, 64 bytes of K, and a column of B, whose rows are groups of four bytes as in `vnni`. Sums
-are exact modulo 2³², and nothing saturates.
+A tile is a register of 16 rows of 64 bytes. Each of its sums in C, 16 × 16, gets the products of
+a row of A, 64 bytes of K, and a column of B, whose rows are groups of four bytes as in `vnni`, or
+of two bfloat16 as in `bfloat16.pairs`. Sums of bytes are int32, exact modulo 2³², and nothing
+saturates. Those of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has their roundings.
 
 1. Two tiles of outputs by two of channels are four sums, numbered 0 to 3. A's tiles are 4 and 5,
    B's 6 and 7: each tile that is loaded is multiplied twice.
@@ -24,14 +25,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.arguments import COVER, GROUP, TILES, Cover, Tile
-from r18_numba_cpu.kernels.integers.bytes import BYTE
-from r18_numba_cpu.kernels.integers.epilogue import store_tile
+from r18_numba_cpu.kernels.arguments import GROUP, TILES, Cover, Tile
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, VECTORS, rolled
 from r18_numba_cpu.kernels.vector import FEATURES, INDEX, LANES, address, intrinsic
 
-INT_NBYTES = 4
+BYTE = ir.IntType(8)
+SUM_NBYTES = 4
 
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18
 """The system call on x86-64, its request for permission, and the feature that it asks for."""
@@ -55,6 +55,12 @@ def refusal() -> str:
 REFUSAL = refusal() if PRESENT else ""
 """Why Linux does not let a CPU that has tiles use them, or nothing."""
 AVAILABLE = PRESENT and not REFUSAL
+HAS_BFLOAT16 = bool(FEATURES.get("amx-bf16"))
+"""Whether tiles multiply bfloat16 too, where they are available."""
+
+
+PRODUCTS = {types.uint8: ("tdpbusd", "tdpbssd"), types.uint16: ("tdpbf16ps",)}
+"""By the elements of A: of uint8, and of the int8 in it; of bfloat16."""
 
 
 class Instructions:
@@ -81,9 +87,9 @@ class Instructions:
         """The rows of a tile, `stride` bytes apart from the pointer on."""
         self._call("tileloadd64", tile, pointer, stride)
 
-    def dot(self, c: int, a: int, b: int, signed: bool) -> None:
-        """C += A·B of tiles; A is int8 if `signed`, else uint8."""
-        self._call("tdpbssd" if signed else "tdpbusd", c, a, b)
+    def dot(self, name: str, c: int, a: int, b: int) -> None:
+        """C += A·B of tiles, by one of `PRODUCTS`."""
+        self._call(name, c, a, b)
 
     def store(self, tile: int, pointer: Any, stride: Any) -> None:
         self._call("tilestored64", tile, pointer, stride)
@@ -132,8 +138,9 @@ def multiply_tiles(
     """C[t, p, o] = Σ_(r, k) A[t·a_next + p·a_row + r·stride + k]·B[r·steps·step + k, o].
 
     For t < count ≤ TILES, p below the rows that are configured, o < COLUMNS, r < runs, and
-    k < steps·step. a: bytes, int8 if `signed`; b: groups of four of int8 as int32. c: int32, a
-    tile's rows of COLUMNS from c_at + t·c_next on. at: of the configuration in numbers.
+    k < steps·step; steps and strides of A are in bytes. a: bytes, int8 if `signed`, or bfloat16
+    (uint16); b: groups of four bytes of K. c: int32, or float32 for bfloat16, a tile's rows of
+    COLUMNS from c_at + t·c_next on. at: of the configuration in numbers.
     """
     i64, flag = types.int64, types.boolean
     signature = types.void(
@@ -153,11 +160,11 @@ def multiply_tiles(
         end = builder.append_basic_block("multiplied")
         switch = builder.switch(kind, end)
         for count in range(1, TILES + 1):
-            for signed in (False, True):
-                with builder.goto_block(builder.append_basic_block(f"tiles.{count}.{signed}")):
+            for signed, name in enumerate(PRODUCTS[kinds[2].dtype]):
+                with builder.goto_block(builder.append_basic_block(f"{name}.{count}")):
                     switch.add_case(2 * count + signed, builder.basic_block)
                     tiles = INSTRUCTIONS(context, builder, places[3])
-                    _multiply_tiles(count, signed, tiles, builder, places[:3], sizes)
+                    _multiply_tiles(count, name, tiles, builder, places[:3], sizes)
                     builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -166,12 +173,12 @@ def multiply_tiles(
 
 
 def _multiply_tiles(
-    count: int, signed: bool, tiles: Instructions, builder: Any, places: Any, sizes: Any
+    count: int, name: str, tiles: Instructions, builder: Any, places: Any, sizes: Any
 ) -> None:
     """The code for one number of tiles of A."""
     a, b, c = places
     a_next, a_row, runs, steps, step, stride, c_next = sizes
-    b_row = ir.Constant(INDEX, INT_NBYTES * COLUMNS)
+    b_row = ir.Constant(INDEX, SUM_NBYTES * COLUMNS)
     of_b = TILES * VECTORS + TILES  # the number of B's first tile
     for t in range(count * VECTORS):
         tiles.zero(t)
@@ -183,17 +190,17 @@ def _multiply_tiles(
             here = builder.load(b_now)
             start = builder.gep(corner, [builder.mul(index, step)])
             for v in range(VECTORS):
-                tiles.load(of_b + v, _on(builder, here, v * INT_NBYTES * LANES), b_row)
+                tiles.load(of_b + v, _on(builder, here, v * SUM_NBYTES * LANES), b_row)
             for t in range(count):
                 from_ = start if t == 0 else builder.gep(start, [a_next])
                 tiles.load(TILES * VECTORS + t, from_, a_row)
                 for v in range(VECTORS):
-                    tiles.dot(t * VECTORS + v, TILES * VECTORS + t, of_b + v, signed)
+                    tiles.dot(name, t * VECTORS + v, TILES * VECTORS + t, of_b + v)
             builder.store(builder.gep(here, [b_step]), b_now)
     for t in range(count):
-        to = c if t == 0 else builder.gep(c, [builder.mul(c_next, ir.Constant(INDEX, INT_NBYTES))])
+        to = c if t == 0 else builder.gep(c, [builder.mul(c_next, ir.Constant(INDEX, SUM_NBYTES))])
         for v in range(VECTORS):
-            tiles.store(t * VECTORS + v, _on(builder, to, v * INT_NBYTES * LANES), b_row)
+            tiles.store(t * VECTORS + v, _on(builder, to, v * SUM_NBYTES * LANES), b_row)
 
 
 def _bytes(builder: Any, pointer: Any) -> Any:
@@ -208,15 +215,18 @@ def _on(builder: Any, pointer: Any, nbytes: int) -> Any:
 
 
 @function
-def multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+def multiply_band(
+    rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers, at_cover, store_tile
+):  # fmt: skip
     """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
 
-    shape, depth: of the convolution; a: bytes; b: groups of four of int8 as int32. c: TILES tiles.
-    numbers: a `Cover` and the configuration of tiles from COVER on.
+    shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes. c: TILES tiles.
+    numbers: a `Cover` and the configuration of tiles from at_cover on. store_tile: the epilogue.
     """
-    n = numbers[COVER:]
+    n = numbers[at_cover:]
     cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
-    configuration = COVER + 5
+    configuration = at_cover + 5
+    nbytes = a.itemsize
     steps = depth.length * GROUP // cover.step
     pixel_stride = shape.stride_w * shape.channels
     row_stride = shape.stride_h * depth.stride
@@ -232,8 +242,9 @@ def multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, nu
         second = first + 1
         following = second // each * row_stride + second % each * cover.height * pixel_stride
         multiply_tiles(
-            count, cover.signed, a, a_at + start, following - start, pixel_stride,
-            b, b_at, depth.runs, steps, cover.step, depth.stride, c, c_at, size,
+            count, cover.signed, a, a_at + start, nbytes * (following - start),
+            nbytes * pixel_stride, b, b_at, depth.runs, steps, cover.step, nbytes * depth.stride,
+            c, c_at, size,
             numbers, configuration,
         )  # fmt: skip
         for t in range(count):

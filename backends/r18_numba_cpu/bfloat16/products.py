@@ -1,0 +1,178 @@
+"""Convolution and linear of bfloat16: packed weights, cache blocking, the call.
+
+How sums are rounded. Products of two bfloat16 have 16 significant bits, so they are exact in
+float32. Each way adds an output's K products in a tree of its own:
+
+- `vdpbf16ps` adds two products to a sum, the one of the upper halves first, each by a fused
+  multiply-add (Intel SDM, volume 2, VDPBF16PS). A Zen 4 does the same to the bit, which
+  `tests/backends/numba_cpu/test_bfloat16_instructions.py` verifies on the CPU that runs it.
+- `tdpbf16ps` adds a tile's upper halves and its lower halves by a chain of fused multiply-adds
+  each, which begin at 0, then the two sums, and then that to the sum so far (the same, TDPBF16PS).
+- float32's micro-kernel adds product after product.
+
+All round to the nearest, ties to even, and do not consult MXCSR. What is added to 0 is exact. So a
+product passes at most K − 1 roundings in a chain, and in tiles of p pairs and s steps, K = 2ps, at
+most (p − 1) + 1 + (s − 1). The bound of `sum`, γ_n·S, holds for every tree, with n = K and one for
+each addend of the epilogue.
+
+The two instructions flush: a factor below 2⁻¹²⁶ counts as 0, and so does a sum. That is what
+`flush_to_zero` declares. A sum that is flushed is 0, and adding 0 loses nothing, so that each loss
+takes at least one term out of the tree: K losses, of less than 2⁻¹²⁶ each, in any tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from r18.backend import Array
+from r18.graph.ops import Conv2d, Layout, Linear, Problem, Shape
+from r18.graph.precision import BF16
+from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
+from r18_numba_cpu.integers import tiles
+from r18_numba_cpu.integers.packing import AMX, PORTABLE
+from r18_numba_cpu.kernels.arguments import Bands, ConvShape, Cover, Epilogue, paired_numbers
+from r18_numba_cpu.packing import (
+    FLOAT_NBYTES,
+    Arrays,
+    padded_bias,
+    panels,
+    problem_of,
+    round_up,
+    tile_size,
+)
+
+FLUSHED = replace(BF16, flush_to_zero=True)
+"""What AMX and `vdpbf16ps` compute in."""
+
+PAIRS = 2
+"""The elements that `vdpbf16ps` multiplies at a time, next to `AMX` and `PORTABLE`: its `group`."""
+
+BAND_NBYTES = 128 << 10
+"""A band of the padded image of about this size stays in a core's L2 cache."""
+
+PAIR_NBYTES = 4
+CACHE_LINE = 64
+
+Sum = Conv2d | Linear
+
+
+def as_conv(op: Sum) -> Conv2d:
+    """A linear op is the 1×1 convolution of one image with a pixel for each sample."""
+    if isinstance(op, Conv2d):
+        return op
+    return Conv2d(op.in_features, op.out_features, (1, 1), bias=True)
+
+
+def band_shape(op: Sum, read: Shape, written: Shape, group: int) -> ConvShape:
+    """The extents of a convolution (N, H, W, C), with the channels that a band has.
+
+    AMX's are even.
+    """
+    conv = as_conv(op)
+    if op is not conv:
+        read, written = (1, 1, *read), (1, 1, *written)
+    shape = problem_of(conv, read, written)[1]
+    return shape._replace(channels=round_up(shape.channels, PAIRS if group == AMX else 1))
+
+
+def cover(shape: ConvShape, rows: int) -> Cover:
+    """Tiles whose steps end where a kernel row does: what lies beyond may be infinite."""
+    pairs = shape.kernel_w * shape.channels // PAIRS
+    most = tiles.MOST_NBYTES // PAIR_NBYTES
+    step = max(count for count in range(1, most + 1) if pairs % count == 0)
+    return tiles.cover(shape, rows, False)._replace(step=PAIR_NBYTES * step)
+
+
+def bands(shape: ConvShape, threads: int, group: int) -> Bands:
+    """The cache blocking. It affects the speed only, never the result. See `implicit_gemm.bands`.
+
+    With AMX a band ends with room for what tiles read for outputs that are not there.
+    """
+    length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
+    fitting = BAND_NBYTES // (_scratch_dtype(group).itemsize * length)
+    rows = max(1, min(shape.out_h, (fitting - shape.kernel_h) // shape.stride_h + 1))
+    rows = ceil_div(shape.out_h, ceil_div(shape.out_h, rows))
+    blocks = shape.samples * ceil_div(shape.out_h, rows)
+    splits = min(panels(shape.outputs), ceil_div(2 * threads, blocks))
+    seen = (rows - 1) * shape.stride_h + shape.kernel_h
+    after = tiles.beyond(shape, rows, cover(shape, rows)) if group == AMX else 0
+    slot = round_up(seen * length + after, CACHE_LINE)
+    return Bands(rows, ceil_div(panels(shape.outputs), splits), slot)
+
+
+def sums_size(group: int) -> int:
+    """The float32 of a worker's sums: a register tile, or AMX's tiles."""
+    return tiles.sums_size() if group == AMX else tile_size()
+
+
+def workspace_nbytes(problem: Problem, group: int) -> int:
+    """For each worker its sums, and its slot."""
+    op = problem.op
+    assert isinstance(op, Sum)
+    read, written = map(Layout.NHWC.physical, (problem.inputs[0], problem.output))
+    slot = bands(band_shape(op, read, written, group), most_threads(), group).slot
+    nbytes = sums_size(group) * FLOAT_NBYTES + slot * _scratch_dtype(group).itemsize
+    return most_threads() * nbytes
+
+
+def pack(op: Sum, weights: Arrays, group: int) -> Arrays:
+    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and the bias padded to panels.
+
+    Weights are bfloat16 as uint16, with a zero at the end of an odd kernel row; portable ones are
+    float32. AMX's are pairs, as uint32, with zeros for a channel more where C is odd.
+    """
+    conv = as_conv(op)
+    count, channels, kernel_h, kernel_w = len(weights[0]), conv.in_channels, *conv.kernel_size
+    columns = module("micro_kernel").COLUMNS
+    together = 1 if group == PORTABLE else PAIRS
+    taps = weights[0].reshape(count, channels, kernel_h, kernel_w).transpose(2, 3, 1, 0)
+    taps = taps.astype(np.float32) if group == PORTABLE else taps.view(np.uint16)
+    if group == AMX:
+        taps = np.pad(taps, ((0, 0), (0, 0), (0, channels % PAIRS), (0, 0)))
+    runs = taps.reshape(kernel_h, -1, count)
+    length = round_up(runs.shape[1], together)
+    whole: Array = np.zeros((kernel_h, length, panels(count) * columns), runs.dtype)
+    whole[:, : runs.shape[1], :count] = runs
+    split = whole.reshape(kernel_h, -1, together, panels(count), columns)
+    packed = np.ascontiguousarray(split.transpose(3, 0, 1, 4, 2))
+    return packed.view(np.uint32) if group == AMX else packed, padded_bias(conv, weights)
+
+
+@lru_cache(maxsize=1024)
+def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -> Array:
+    """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
+    conv = as_conv(op)
+    shape = band_shape(op, read, written, group)
+    blocking = bands(shape, most_threads(), group)
+    extra: tuple[int, ...] = ()
+    if group == AMX:
+        tiled = cover(shape, blocking.rows)
+        extra = (*tiled, *tiles.configuration(tiled))
+    how = Epilogue(conv.residual, conv.relu)
+    sums = sums_size(group)
+    found = paired_numbers(shape, blocking, how, from_nchw, conv.in_channels, sums, *extra)
+    return np.array(found, np.int64)
+
+
+def multiply(
+    op: Sum, inputs: Arrays, weights: Arrays, out: Array, workspace: Array, group: int,
+    from_nchw: bool = False,
+) -> None:  # fmt: skip
+    read = inputs[0].shape
+    if from_nchw:
+        n, channels, height, width = read
+        read = (n, height, width, channels)
+    sums = most_threads() * sums_size(group) * FLOAT_NBYTES
+    run(
+        module("bfloat16.implicit_gemm").implicit_gemm,
+        *(inputs[0].view(np.uint16), *weights, inputs[-1].view(np.uint16), out.view(np.uint16)),
+        *(workspace[:sums].view(np.float32), workspace[sums:].view(_scratch_dtype(group))),
+        *(numbers(op, read, out.shape, group, from_nchw), workers()),
+    )
+
+
+def _scratch_dtype(group: int) -> np.dtype[np.generic]:
+    return np.dtype(np.float32 if group == PORTABLE else np.uint16)

@@ -1,0 +1,272 @@
+"""Convolution and linear of bfloat16 as an implicit GEMM.
+
+1. A worker copies a band of the padded image to its scratch, in the form that products take:
+   bfloat16 for AMX and `vdpbf16ps`; float32 for the portable micro-kernel. AMX's has an even number
+   of channels, so that kernel rows are whole pairs: one that ended in the next pixel would turn
+   its infinities into NaN, although their weight is 0.
+2. The micro-kernel multiplies neighbouring outputs of a row by a panel of filters into float32.
+   Kernel rows that see only padding are left out.
+3. The epilogue adds bias and residual, applies ReLU, and rounds once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange, types
+from numba.core import cgutils
+from numba.extending import overload
+
+from r18_numba_cpu.kernels import amx
+from r18_numba_cpu.kernels.arguments import (
+    PAIRED_COVER,
+    PAIRED_SUMS,
+    Bands,
+    ConvShape,
+    Depth,
+    Epilogue,
+    Summed,
+    Tile,
+)
+from r18_numba_cpu.kernels.bfloat16 import pairs
+from r18_numba_cpu.kernels.bfloat16.epilogue import store_tile
+from r18_numba_cpu.kernels.jit import function, kernel
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
+from r18_numba_cpu.kernels.micro_kernel import multiply as multiply_floats
+from r18_numba_cpu.kernels.vector import (
+    LANES,
+    address,
+    fetch_add,
+    intrinsic,
+    load_lanes,
+    store_lanes,
+)
+
+amx_multiply_band, multiply_pairs = amx.multiply_band, pairs.multiply
+
+
+def multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+    """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
+
+    top: the first row of the image that the band has. By the type of `b`: uint32 are for AMX.
+    """
+    raise NotImplementedError("compiled only")
+
+
+@overload(multiply_band)
+def _multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+    if b.dtype == types.uint32:
+
+        def by_tiles(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+            in_pairs = Depth(depth.runs, depth.length // pairs.PAIR, depth.stride)
+            amx_multiply_band(
+                rows, a, a_at, shape, b, b_at, in_pairs, c, c_at, tile, terms, numbers,
+                PAIRED_COVER, store_tile,
+            )  # fmt: skip
+
+        return by_tiles
+
+    def by_register_tiles(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
+        pixel_stride = shape.stride_w * shape.channels
+        run_size = b_size(b, depth)
+        most = tile_rows(shape.out_w, ROWS)
+        for row in range(rows):
+            above = top + row * shape.stride_h
+            skipped = min(depth.runs, max(0, -above))
+            runs = max(skipped, min(depth.runs, shape.height - above)) - skipped
+            seen = Depth(runs, depth.length, depth.stride)
+            start = a_at + (row * shape.stride_h + skipped) * depth.stride
+            for column in range(0, shape.out_w, most):
+                pixel = tile.pixel + row * shape.out_w + column
+                multiply(
+                    min(most, shape.out_w - column),
+                    a, start + column * pixel_stride, pixel_stride,
+                    b, b_at + skipped * run_size, seen, c, c_at,
+                    Tile(pixel, tile.channel, tile.outputs), terms,
+                )  # fmt: skip
+
+    return by_register_tiles
+
+
+@function
+def b_size(b, depth):
+    """The elements of a panel's kernel row."""
+    pair = pairs.PAIR if b.itemsize == 2 else 1
+    return (depth.length + pair - 1) // pair * pair * COLUMNS
+
+
+def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+    """A register tile, by the micro-kernel for the type of `a`, and its epilogue."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(multiply)
+def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+    if a.dtype == types.float32:
+
+        def by_floats(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+            multiply_floats(rows, a, a_at, a_row, b, b_at, c, c_at, COLUMNS, depth)
+            store_tile(rows, c, c_at, tile, terms)
+
+        return by_floats
+
+    def by_pairs(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+        whole = tile.channel + COLUMNS <= tile.outputs
+        multiply_pairs(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms)
+        if not whole:
+            store_tile(rows, c, c_at, tile, terms)
+
+    return by_pairs
+
+
+# -- a band ------------------------------------------------------------------------------------
+
+
+@intrinsic
+def copy_bits(typing: Any, x: Any, source: Any, scratch: Any, to: Any, count: Any) -> Any:
+    """scratch[to : to + count] = x[source : source + count], of one type."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        read = address(context, builder, signature.args[0], *values[:2])
+        written = address(context, builder, signature.args[2], *values[2:4])
+        cgutils.raw_memcpy(builder, written, read, values[4], scratch.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(x, i64, scratch, i64, i64), generate
+
+
+def put_run(x, source, scratch, to, count):
+    """scratch[to : to + count] = x[source : source + count], in the type of scratch."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put_run)
+def _put_run(x, source, scratch, to, count):
+    if scratch.dtype == x.dtype:
+        return lambda x, source, scratch, to, count: copy_bits(x, source, scratch, to, count)
+
+    def widened(x, source, scratch, to, count):
+        for at in range(0, count, LANES):
+            lanes = min(LANES, count - at)
+            store_lanes(scratch, to + at, load_lanes(x, source + at, lanes), lanes)
+
+    return widened
+
+
+def put(scratch, at, bits):
+    """scratch[at] = a bfloat16 of these bits, in the type of scratch."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put)
+def _put(scratch, at, bits):
+    if scratch.dtype == types.float32:
+
+        def widened(scratch, at, bits):
+            scratch.view(np.uint32)[at] = np.uint32(bits) << np.uint32(16)
+
+        return widened
+
+    def same(scratch, at, bits):
+        scratch[at] = bits
+
+    return same
+
+
+@function
+def copy_band(x, stored, sample, top, rows, row_length, shape, scratch, band):
+    """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
+
+    x: (N, H, W, C) of bfloat16, with C `stored`; the band's pixels have shape.channels, of which
+    those beyond C are 0. A row of the band has `row_length` elements, (pixels, channels). Rows
+    that fall between two windows are skipped, because no tap reads them.
+    """
+    left = min(shape.pad_w * shape.channels, row_length)  # a narrow window may see only padding
+    right = left + min(shape.width * shape.channels, row_length - left)
+    for row in range(rows):
+        if row % shape.stride_h >= shape.kernel_h:
+            continue
+        to = band + row * row_length
+        if top + row < 0 or top + row >= shape.height:
+            scratch[to : to + row_length] = 0
+            continue
+        source = (sample * shape.height + top + row) * shape.width * stored
+        scratch[to : to + left] = 0
+        if stored == shape.channels:
+            put_run(x, source, scratch, to + left, right - left)
+        else:
+            for pixel in range((right - left) // shape.channels):
+                here = to + left + pixel * shape.channels
+                scratch[here : here + shape.channels] = 0
+                put_run(x, source + pixel * stored, scratch, here, stored)
+        scratch[to + right : to + row_length] = 0
+
+
+@function
+def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch, band):
+    """The same as `copy_band`, from x (N, C, H, W)."""
+    columns = min(shape.width, row_length // shape.channels - shape.pad_w)
+    for row in range(rows):
+        if row % shape.stride_h >= shape.kernel_h:
+            continue
+        to = band + row * row_length
+        scratch[to : to + row_length] = 0
+        if top + row >= 0 and top + row < shape.height:
+            for c in range(stored):
+                source = ((sample * stored + c) * shape.height + top + row) * shape.width
+                for j in range(columns):
+                    put(scratch, to + (shape.pad_w + j) * shape.channels + c, x[source + j])
+
+
+@kernel
+def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, workers):
+    """out (N, OH, OW, O) of x (N, H, W, C), or (N, C, H, W); all are flat, bfloat16 as uint16.
+
+    weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/pair⌉, COLUMNS, pair), float32 (a pair has one) or
+    bfloat16 (of two), or uint32 (the two in one). bias: float32, padded to whole panels.
+    sums: float32, `n[PAIRED_SUMS]` for each worker. scratch: a slot of `Bands` for each worker.
+    numbers: `paired_numbers`, as int64.
+    """
+    # NOTE: made here, because `prange` takes a named tuple only from where it is made.
+    n = numbers
+    shape = ConvShape(
+        n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12]
+    )
+    blocking = Bands(n[13], n[14], n[15])
+    how = Epilogue(n[16] != 0, n[17] != 0)
+    from_nchw, stored = n[18] != 0, n[19]
+    row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
+    panels = (shape.outputs + COLUMNS - 1) // COLUMNS
+    panel_size = weight.size // panels
+    depth = Depth(shape.kernel_h, shape.kernel_w * shape.channels, row_length)
+    splits = (panels + blocking.panels - 1) // blocking.panels
+    bands = (shape.out_h + blocking.rows - 1) // blocking.rows
+    blocks = shape.samples * bands * splits
+    counter = np.zeros(1, np.int64)
+    for worker in prange(workers):
+        # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
+        terms = Summed(bias, residual, out, how)
+        band = worker * blocking.slot
+        block = fetch_add(counter)
+        while block < blocks:
+            split = block % splits
+            first_row = block // splits % bands * blocking.rows
+            sample = block // splits // bands
+            rows = min(blocking.rows, shape.out_h - first_row)
+            top = first_row * shape.stride_h - shape.pad_h
+            seen = (rows - 1) * shape.stride_h + shape.kernel_h
+            if from_nchw:
+                copy_band_from_nchw(x, stored, sample, top, seen, row_length, shape, scratch, band)
+            else:
+                copy_band(x, stored, sample, top, seen, row_length, shape, scratch, band)
+            pixel = (sample * shape.out_h + first_row) * shape.out_w
+            last = min(panels, (split + 1) * blocking.panels)
+            for panel in range(split * blocking.panels, last):
+                tile = Tile(pixel, panel * COLUMNS, shape.outputs)
+                multiply_band(
+                    rows, top, scratch, band, shape, weight, panel * panel_size, depth,
+                    sums, worker * n[PAIRED_SUMS], tile, terms, numbers,
+                )  # fmt: skip
+            block = fetch_add(counter)

@@ -1,0 +1,347 @@
+"""bfloat16 on the CPU at the edges of pairs, vectors, panels, tiles and bands, on every road.
+
+The same tests run each way to compute a sum: by AMX (its instructions emulated where the CPU has
+none), by `vdpbf16ps` (skipped by name where the CPU has none), and by float32's micro-kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import emulated_tiles
+import ml_dtypes
+import numpy as np
+import pytest
+from test_numba_cpu import CHANNELS, WINDOWS, conv_problem, result, taken
+
+from r18.backend import CompileOptions, Kernel
+from r18.backend.registry import load_backend
+from r18.bench.contenders import program_contender
+from r18.errors import NoKernel, UnknownName
+from r18.graph.ops import (
+    Add,
+    BatchNorm,
+    Conv2d,
+    GlobalAvgPool,
+    Layout,
+    Linear,
+    MaxPool2d,
+    Op,
+    Problem,
+    Relayout,
+    ReLU,
+    Softmax,
+)
+from r18.graph.resnet import resnet18, tiny
+from r18.runtime.launch import run_kernel
+from r18.weights import load_weights
+from r18_numba_cpu import Backend, bfloat16, compiled, without
+from r18_numba_cpu.bfloat16 import products
+from r18_numba_cpu.integers.packing import AMX, PORTABLE
+from r18_oracle.generate.inputs import kinds_for
+from r18_oracle.network.outputs import output_loss
+from r18_oracle.ops.normalize import normalization
+from support import output_of
+
+KERNELS = [kernel for kernel in Backend().kernels() if kernel.precision.name == "bf16"]
+CONVS = [k for k in KERNELS if k.op is Conv2d and k.algorithm.startswith("implicit_gemm")]
+(WINOGRAD,) = (k for k in KERNELS if k.algorithm == "winograd_f4x4")
+LINEARS = [k for k in KERNELS if k.op is Linear]
+OTHERS = [k for k in KERNELS if k.op not in (Conv2d, Linear)]
+WITH_PAIRS = [k for k in KERNELS if k.algorithm.endswith("_avx512_bf16")]
+WITH_AMX = [k for k in KERNELS if k.algorithm.endswith("_amx")]
+
+each_conv = pytest.mark.parametrize("kernel", CONVS, ids=lambda kernel: kernel.id)
+pairs, amx = compiled.module("bfloat16.pairs"), compiled.module("amx")
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Backend]:
+    with emulated_tiles.used():
+        found = Backend()
+        found.probe()
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _only_on_a_cpu_with_it(request: pytest.FixtureRequest, backend: Backend) -> None:
+    kernel = request.node.callspec.params.get("kernel") if hasattr(request.node, "callspec") else 0
+    if kernel in WITH_PAIRS and kernel not in backend.kernels():
+        pytest.skip("this CPU has no AVX512-BF16")
+
+
+# -- edges -------------------------------------------------------------------------------------
+
+
+@each_conv
+def test_every_end_of_a_vector_and_of_a_panel(backend: Backend, kernel: Kernel) -> None:
+    rng = np.random.default_rng(0)
+    for index, (channels, outputs) in enumerate(product(CHANNELS, CHANNELS)):
+        n, h, w = (int(extent) for extent in rng.integers(1, (4, 10, 18)))
+        problem = taken(kernel, conv_problem(channels, outputs, (n, h, w), fused=index % 4 > 0))
+        assert problem is not None
+        result(backend, kernel, problem, ("exact", "normal", "edges")[index % 3], seed=index)
+
+
+@each_conv
+def test_every_image_from_one_pixel_to_seven_by_nine(backend: Backend, kernel: Kernel) -> None:
+    for h, w in product(range(1, 8), range(1, 10)):
+        for k, s, p in WINDOWS[(h + w) % 2 :: 2]:
+            if min(h, w) + 2 * p >= k:
+                problem = taken(kernel, conv_problem(5, 3, (2, h, w), (k, s, p)))
+                assert problem is not None
+                result(backend, kernel, problem)
+
+
+@each_conv
+def test_windows_strides_and_padding_of_unlike_axes(backend: Backend, kernel: Kernel) -> None:
+    for size, stride, padding in (
+        ((1, 5), (2, 1), (0, 2)),
+        ((5, 1), (1, 3), (3, 0)),
+        ((2, 3), (3, 2), (2, 3)),  # padding as wide as the window
+        ((3, 2), (5, 4), (0, 1)),  # pixels never read
+        ((4, 7), (1, 1), (4, 7)),
+    ):
+        op = Conv2d(3, 17, size, stride, padding, bias=True)
+        for h, w in ((1, 1), (4, 7), (7, 4), (6, 33)):
+            if h + 2 * padding[0] >= size[0] and w + 2 * padding[1] >= size[1]:
+                result(backend, kernel, Problem(op, ((2, 3, h, w),)), "exact")
+
+
+@each_conv
+@pytest.mark.parametrize(("channels", "window"), [(1, 1), (1, 3), (3, 3), (3, 7), (16, 1), (37, 3)])
+def test_an_infinity_stays_in_the_windows_that_see_it(
+    backend: Backend, kernel: Kernel, channels: int, window: int
+) -> None:
+    """No pair and no tile may take it along with a weight of 0, which would make it NaN."""
+    op = Conv2d(channels, 33, (window, window), padding=(window // 2, window // 2))
+    rng = np.random.default_rng(0)
+    weight = rng.choice([-1.0, 1.0, 2.0], (33, channels, window, window)).astype(np.float32)
+    for row, column, channel in product((0, 3, 4), (0, 4, 9, 10), {0, channels - 1}):
+        x = np.ones((1, channels, 5, 11), np.float32)
+        plain = run_kernel(backend, kernel, Problem(op, (x.shape,)), x, weight)
+        x[0, channel, row, column] = np.inf
+        seen = run_kernel(backend, kernel, Problem(op, (x.shape,)), x, weight)
+        near = np.zeros((5, 11), bool)
+        reach = window // 2
+        near[max(0, row - reach) : row + reach + 1, max(0, column - reach) : column + reach + 1] = 1
+        assert np.isinf(seen[..., near]).all()
+        np.testing.assert_array_equal(seen[..., ~near], plain[..., ~near])
+
+
+def others() -> list[tuple[Kernel, Problem]]:
+    """The problems of all that is no convolution, around their vectors, spans and tiles."""
+
+    def asked(op: type[Op]) -> list[Problem]:
+        images = [(n, c, h, w) for c in CHANNELS for n, h, w in ((1, 1, 1), (2, 3, 5))]
+        rows = [(n, k) for n in (1, 2, 5, 6, 7, 13, 14, 15, 29) for k in (1, 16, 33)]
+        spans = [(1, extent) for extent in (1, 15, 16, 17, 4095, 4096, 4097, 8193)]
+        match op.__name__:
+            case "BatchNorm":
+                return [Problem(BatchNorm(shape[1]), (shape,)) for shape in images]
+            case "ReLU":
+                return [Problem(ReLU(), (shape,)) for shape in (*images, *spans)]
+            case "Add":
+                pairs = [(shape, shape) for shape in (*images, *spans)]
+                return [Problem(Add(relu), pair) for pair in pairs for relu in (False, True)]
+            case "MaxPool2d":
+                pools = (MaxPool2d((3, 3), (2, 2), (1, 1)), MaxPool2d((1, 2), (3, 1), (0, 1)))
+                return [Problem(pool, (shape,)) for pool in pools for shape in images]
+            case "GlobalAvgPool":
+                return [Problem(GlobalAvgPool(), (shape,)) for shape in images]
+            case "Linear":
+                return [Problem(Linear(k, o), ((n, k),)) for n, k in rows for o in (1, 31, 33)]
+            case "Softmax":
+                return [Problem(Softmax(), (shape,)) for shape in rows]
+            case "Normalize":
+                many = [(2, 3, 65, 64), (1, 5, 33, 128)]  # more than a span of pixels
+                return [Problem(normalization(s[1]), (s,)) for s in (*images, *many)]
+            case "Relayout":
+                ways = product((Layout.NCHW, Layout.NHWC), repeat=2)
+                return [Problem(Relayout(*way), (shape,)) for way in ways for shape in images]
+        raise AssertionError(op)
+
+    return [(kernel, problem) for kernel in (*LINEARS, *OTHERS) for problem in asked(kernel.op)]
+
+
+def test_every_end_of_what_is_no_convolution(backend: Backend) -> None:
+    kinds = ("exact", "normal", "edges")
+    run = [(kernel, problem) for kernel, problem in others() if kernel in backend.kernels()]
+    assert {kernel.op for kernel, _ in run} == {kernel.op for kernel in KERNELS} - {Conv2d}
+    for index, (kernel, problem) in enumerate(run):
+        known = kinds_for(kernel, problem)
+        kind = kinds[index % 3]
+        result(backend, kernel, problem, kind if kind in known else "normal", seed=index)
+
+
+def test_winograd_at_the_ends_of_its_tiles(backend: Backend) -> None:
+    for index, (h, w) in enumerate(product((1, 3, 4, 5, 8, 9), repeat=2)):
+        problem = conv_problem(CHANNELS[index % 7], CHANNELS[index % 5], (2, h, w))
+        result(backend, WINOGRAD, problem, ("normal", "edges")[index % 2], seed=index)
+
+
+# -- cuts: they decide how fast, never what, is computed ---------------------------------------
+
+
+@each_conv
+@pytest.mark.parametrize("window", [(3, 1, 1), (7, 2, 3), (1, 2, 0)], ids=str)
+def test_bands_of_any_height_give_the_same_bits(
+    backend: Backend, kernel: Kernel, window: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = taken(kernel, conv_problem(17, 70, (2, 21, 9), window))
+    assert problem is not None
+    whole = result(backend, kernel, problem).tobytes()
+    group = AMX if kernel in WITH_AMX else products.PAIRS if kernel in WITH_PAIRS else PORTABLE
+    read, written = ((n, h, w, c) for n, c, h, w in (problem.inputs[0], problem.output))
+    assert isinstance(problem.op, Conv2d)
+    shape = products.band_shape(problem.op, read, written, group)
+    seen = set()
+    for nbytes in range(0, 48_000 if group == PORTABLE else 24_000, 1_000):
+        monkeypatch.setattr(products, "BAND_NBYTES", nbytes)
+        cut = products.bands(shape, 2, group)
+        if (cut.rows, cut.panels) not in seen:
+            seen.add((cut.rows, cut.panels))
+            products.numbers.cache_clear()
+            assert result(backend, kernel, problem).tobytes() == whole
+    products.numbers.cache_clear()
+    heights = {height for height, _ in seen}
+    assert {1, shape.out_h} <= heights
+    assert any(shape.out_h % height for height in heights)  # the last band is lower
+
+
+def test_steps_of_tiles_end_where_a_kernel_row_does() -> None:
+    for channels, kernel in product((*range(1, 40), 64, 512), (1, 2, 3, 5, 7)):
+        op = Conv2d(channels, 8, (kernel, kernel))
+        out = 21 - kernel
+        shape = products.band_shape(op, (1, 20, 20, channels), (1, out, out, 8), AMX)
+        step = products.cover(shape, 1).step
+        assert shape.channels - channels in (0, 1)
+        assert 4 <= step <= 64
+        assert step % 4 == 0
+        assert kernel * shape.channels * 2 % step == 0
+    assert products.cover(shape._replace(channels=64, kernel_w=3), 1).step == 64
+
+
+HELPERS = [Path(__file__).parent, Path(__file__).parents[2]]
+
+
+def test_every_number_of_threads_gives_the_same_bits() -> None:
+    code = """
+import emulated_tiles, hashlib, json, numba
+from r18_oracle.check.call import observe
+from r18_oracle.generate.inputs import make_case
+from test_numba_cpu import conv_problem, taken
+from test_numba_cpu_bfloat16 import CONVS, WINOGRAD, Backend, others
+
+emulated_tiles.used().__enter__()
+backend = Backend()
+backend.probe()
+asked = [(k, taken(k, conv_problem(17, 70, (2, 13, 9)))) for k in (*CONVS, WINOGRAD)]
+asked += [(k, taken(k, conv_problem(17, 200, (1, 5, 5)))) for k in CONVS]
+asked += others()[::11]
+found = {}
+for threads in (1, 2, 3, 4):
+    numba.set_num_threads(threads)
+    digest = hashlib.sha256()
+    for kernel, problem in asked:
+        if kernel in backend.kernels():
+            digest.update(observe(backend, kernel, make_case(kernel, problem, "normal", 0)).output)
+    found[threads] = digest.hexdigest()
+print(json.dumps(found))
+"""
+    found = json.loads(output_of(code, path=HELPERS, env={"NUMBA_NUM_THREADS": "4"}))
+    assert list(found) == ["1", "2", "3", "4"]
+    assert len(set(found.values())) == 1
+
+
+# -- the CPU -----------------------------------------------------------------------------------
+
+
+def test_a_cpu_without_the_instructions_has_the_portable_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that is not there is refused by its name, and never replaced."""
+    everything = Backend().kernels()  # until the CPU is known
+    assert {*WITH_PAIRS, *WITH_AMX} <= set(everything)
+    monkeypatch.setattr(pairs, "AVAILABLE", False)
+    monkeypatch.setattr(amx, "HAS_BFLOAT16", False)
+    monkeypatch.setattr(amx, "AVAILABLE", True)  # int8 alone
+    backend = Backend()
+    info = backend.probe()
+    assert "no AVX512-BF16" in info.name
+    assert (info.details["avx512_bf16"], info.details["amx_bf16"]) == ("no", "no")
+    assert not {*WITH_PAIRS, *WITH_AMX} & set(backend.kernels())
+    assert backend.kernels() == without(
+        everything, bfloat16.BY_PAIRS, bfloat16.BY_AMX, *_without_vnni()
+    )
+    network = tiny()
+    options = CompileOptions(precision="bf16", kernels={"conv2d": WITH_PAIRS[0].id})
+    with pytest.raises((UnknownName, NoKernel), match="avx512_bf16"):
+        backend.compile(network, load_weights("synthetic", network), options)
+
+
+def _without_vnni() -> tuple[str, ...]:
+    return () if compiled.module("integers.vnni").AVAILABLE else ("_vnni/int8",)
+
+
+def test_winograd_is_planned_where_it_can_pay() -> None:
+    """Never where the CPU has AMX; with `vdpbf16ps` where a core's cache holds it."""
+    everything = tuple(KERNELS)
+    with_pairs = without(everything, bfloat16.BY_AMX)
+    portable = without(with_pairs, bfloat16.BY_PAIRS)
+    chosen = {
+        name: [
+            bfloat16.fastest(problem, listed) == WINOGRAD.id
+            for listed in (everything, with_pairs, portable)
+        ]
+        for name, problem in resnet18().problems(1).items()
+        if isinstance(problem.op, Conv2d)
+    }
+    assert chosen["conv1"] == [False, False, False]
+    assert chosen["layer1.0.conv1"] == chosen["layer2.1.conv2"] == [False, True, True]
+    assert chosen["layer2.0.conv1"] == [False, False, False]
+    assert chosen["layer3.1.conv1"] == [False, False, True]
+    assert chosen["layer4.1.conv1"] == [False, False, False]
+    assert bfloat16.fastest(Problem(ReLU(), ((1, 8),)), everything) is None
+
+
+# -- a network ---------------------------------------------------------------------------------
+
+
+BY = {
+    "what the CPU has": {},
+    "portable": {"conv2d": "*/implicit_gemm/bf16*", "linear": "*/tiled/bf16"},
+    "amx": {"conv2d": "*/implicit_gemm_amx/bf16*", "linear": "*/tiled_amx/bf16"},
+}
+
+
+@pytest.mark.parametrize("kernels", BY.values(), ids=BY)
+@pytest.mark.parametrize("fusion", ["none", "all"])
+def test_a_network_loses_no_more_than_a_backend_may(
+    backend: Backend, kernels: dict[str, str], fusion: str
+) -> None:
+    network = tiny()
+    weights = load_weights("synthetic", network)
+    options = CompileOptions(batch=2, precision="bf16", fusion=fusion, kernels=kernels)
+    about = program_contender("numba-cpu", backend.probe(), backend, network, weights, options)
+    runner = about.make()
+    found = output_loss(about, runner, network, weights)
+    assert found.ok, found.reason()
+    assert found.relative > 1e-4  # or it would be float32's
+    runner.close()
+
+
+def test_pixels_become_bfloat16_in_the_first_kernel(backend: Backend) -> None:
+    kernel = next(k for k in KERNELS if k.op.__name__ == "Normalize")
+    x = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
+    op = normalization(3)
+    seen = run_kernel(backend, kernel, Problem(op, ((1, 3, 16, 16),)), x.transpose(0, 3, 1, 2))
+    wide = load_backend("numpy")
+    plain = next(k for k in wide.kernels() if k.op is type(op) and k.precision.name == "fp32")
+    exact = run_kernel(wide, plain, Problem(op, ((1, 3, 16, 16),)), x.transpose(0, 3, 1, 2))
+    error = np.abs(seen.astype(np.float64) - exact)
+    assert (error <= 2.0**-8 * np.abs(exact) + 2.0**-20).all()
+    assert seen.dtype == ml_dtypes.bfloat16
