@@ -3,65 +3,60 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import tempfile
+import os
+import signal
 import time
-from collections import Counter
 from pathlib import Path
-
-from fuzz.runs import chunk
-from fuzz.targets import TARGETS, Target
-
-CHUNK = 200
 
 
 def main() -> int:
+    # Before NumPy and PyTorch are imported: a process that reads files needs one thread, and one
+    # with several should not fork.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    from fuzz.campaign import CHUNK, campaign, missing
+    from fuzz.targets import TARGETS
+
+    names = [target.name for target in TARGETS]
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--files", type=int, help="Stop after so many, if the time suffices.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--targets", nargs="*", default=[target.name for target in TARGETS])
+    parser.add_argument("--processes", type=int, default=1, help="That read files side by side.")
+    parser.add_argument("--targets", nargs="*", default=names, choices=names)
     parser.add_argument("--out", type=Path, default=Path("exports/fuzz"), help="Files that fail.")
     asked = parser.parse_args()
     targets = [target for target in TARGETS if target.name in asked.targets]
-    end = time.monotonic() + 60 * asked.minutes
-    read: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
-    said: set[tuple[str, str]] = set()
-    turn = 0
-    with tempfile.TemporaryDirectory(prefix="r18-fuzz-") as name:
-        while time.monotonic() < end:
-            target = targets[turn % len(targets)]
-            _one(
-                target, f"{asked.seed} {turn // len(targets)}", Path(name), asked.out, failed, said
-            )
-            read[target.name] += CHUNK
-            turn += 1
+    lacking = {target.name: missing(target) for target in targets}
+    able = [target for target in targets if not lacking[target.name]]
+    if not able or asked.processes < 1:
+        parser.error("there is no parser, or no process, to run")
+    most = 1 << 62 if asked.files is None else -(-asked.files // CHUNK) * CHUNK
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no folder stays behind
+    begin = time.monotonic()
+    tally = campaign(
+        able,
+        asked.seed,
+        asked.out,
+        processes=asked.processes,
+        seconds=60 * asked.minutes,
+        most=most,
+    )
+    took = time.monotonic() - begin
     for target in targets:
-        print(f"{target.name:12} {read[target.name]:9,} files {failed[target.name]:6,} failed")
-    print(f"{sum(read.values()):,} files, {sum(failed.values()):,} failed")
-    return int(bool(failed))
-
-
-def _one(
-    target: Target,
-    seed: str,
-    folder: Path,
-    out: Path,
-    failed: Counter[str],
-    said: set[tuple[str, str]],
-) -> None:
-    where = folder / target.name
-    where.mkdir(exist_ok=True)
-    for failure in chunk(target, seed, CHUNK, where):
-        failed[target.name] += 1
-        key = (target.name, failure.why[:60])
-        if key in said:
-            continue
-        said.add(key)
-        path = out / target.name / hashlib.sha256(failure.data).hexdigest()[:12]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(failure.data)
-        print(f"{path}: {failure.why}", flush=True)
+        if lacking[target.name]:
+            print(f"{target.name:18} skipped: {', '.join(lacking[target.name])} is not installed")
+        else:
+            files, failed = tally.files[target.name], tally.failed[target.name]
+            print(f"{target.name:18} {files:9,} files {failed:6,} failed")
+    total = tally.files.total()
+    print(
+        f"{total:,} files, {tally.failed.total():,} failed, in {took:.0f} s: {total / took:,.0f} "
+        f"files a second by {asked.processes} processes"
+    )
+    if tally.lost:
+        print(f"{tally.lost} processes ended before their time")
+    return int(not tally.sound)
 
 
 if __name__ == "__main__":

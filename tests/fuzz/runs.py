@@ -8,7 +8,7 @@ import random
 import resource
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,27 @@ def files(target: Target, seed: str, count: int) -> Iterator[bytes]:
 
 def chunk(target: Target, seed: str, count: int, folder: Path) -> list[Failure]:
     """Read `count` files in a child process; if it crashes, the last file failed."""
+
+    def read() -> list[Failure]:
+        return [
+            Failure(target.name, data, why)
+            for data in files(target, seed, count)
+            if (why := read_one(target, data, folder)) is not None
+        ]
+
+    answer, status = in_child(read)
+    if not answer:
+        ended = "the fuzzer failed" if status == OWN_FAULT << 8 else f"the process ended: {status}"
+        return [Failure(target.name, target.get(folder), ended)]
+    result: list[Failure] = pickle.loads(answer)
+    return result
+
+
+def in_child(work: Callable[[], object]) -> tuple[bytes, int]:
+    """What `work` returns in a forked process, pickled, and the process's status.
+
+    It is silent and of limited memory. The bytes are empty if it crashed or `work` raised.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -102,13 +123,9 @@ def chunk(target: Target, seed: str, count: int, folder: Path) -> list[Failure]:
             os.dup2(silence, 2)
             with suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
-            found = [
-                Failure(target.name, data, why)
-                for data in files(target, seed, count)
-                if (why := read_one(target, data, folder)) is not None
-            ]
+            found = pickle.dumps(work())
             with os.fdopen(writing, "wb") as stream:
-                pickle.dump(found, stream)
+                stream.write(found)
             os._exit(0)
         finally:  # an error of the fuzzer's own
             os._exit(OWN_FAULT)
@@ -116,8 +133,4 @@ def chunk(target: Target, seed: str, count: int, folder: Path) -> list[Failure]:
     with os.fdopen(reading, "rb") as stream:
         answer = stream.read()
     _, status = os.waitpid(child, 0)
-    if not answer:
-        ended = "the fuzzer failed" if status == OWN_FAULT << 8 else f"the process ended: {status}"
-        return [Failure(target.name, target.get(folder), ended)]
-    result: list[Failure] = pickle.loads(answer)
-    return result
+    return answer, status

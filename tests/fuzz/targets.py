@@ -15,7 +15,6 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image, features
 
 from quantised_weights import quantised_weights, sealed
@@ -25,20 +24,25 @@ from r18.backend.tuned import read_table as read_tuned
 from r18.errors import ManifestError
 from r18.evaluate.journal import open_journal
 from r18.evaluate.rows import OK, UNREADABLE, BatchRows, Row, Seen, Times
+from r18.evaluate.salvage import salvage_journal
 from r18.evaluate.sources import find_images
 from r18.evaluate.summary import summarise
 from r18.evaluate.tables import read_table, record, write_table
 from r18.graph.ops import Conv2d, ConvMaxPool, Linear, MaxPool2d, Problem
 from r18.graph.resnet import tiny
 from r18.images.preprocess import Preprocess, preprocess_image
+from r18.qdq import write_qdq
+from r18.qdq.read import read_qdq
 from r18.records.kinds import KINDS
 from r18.weights import Weights, export_weights, load_weights
 from r18_numpy import Backend as NumpyBackend
+from r18_oracle.branches.reasons import Reasons
 from r18_oracle.dumps.dumps import read_dump, write_dump
 from r18_oracle.dumps.fixtures import make_fixture, read_fixture
 from r18_oracle.findings import CHOICE, SILENCE, Finding, load
-from r18_oracle.network.images import seeded
+from r18_oracle.network.images import raw_file, seeded
 from r18_oracle.search.network_run import NetworkRun
+from r18_oracle.xfails import load_expected
 from support import ROOT
 from whole_records import whole
 
@@ -56,6 +60,7 @@ class Target:
 
     read: reads that file; also uses what it holds as far as a command would before it computes.
     weight: how many files of a run in CI it gets, compared with others.
+    needs: the libraries without which it refuses every file.
     """
 
     name: str
@@ -64,6 +69,7 @@ class Target:
     read: Callable[[Path], object]
     more: Callable[[], tuple[bytes, ...]] = tuple
     weight: float = 1.0
+    needs: tuple[str, ...] = ()
 
     @cached_property
     def valid(self) -> tuple[bytes, ...]:
@@ -105,6 +111,8 @@ def alone(format: str) -> Callable[[Path], object]:
 
 
 def state(old: bool = False) -> bytes:
+    import torch
+
     stream = io.BytesIO()
     tensors = {name: torch.tensor(array) for name, array in weights().items()}
     torch.save(tensors, stream, _use_new_zipfile_serialization=not old)
@@ -236,6 +244,17 @@ def use_journal(folder: Path) -> None:
             record(row, bound)
 
 
+def use_salvage(folder: Path) -> None:
+    """A damaged journal is renamed and another put in its place: both go, for the next file."""
+    path = folder / "t.csv.journal"
+    try:
+        salvage_journal(path, IDENTITY)
+        use_journal(folder)
+    finally:
+        for made in folder.glob("t.csv.journal.*"):
+            made.unlink()
+
+
 def photographs(folder: Path) -> None:
     for name in ("a.png", "b.png"):
         Image.new("RGB", (8, 8)).save(folder / name)
@@ -313,6 +332,25 @@ def use_quantised(folder: Path) -> None:
         load_weights(folder / "q", tiny())
 
 
+def qdq(bits: int = 8) -> bytes:
+    with tempfile.TemporaryDirectory() as name:
+        return write_qdq(Path(name) / "m.onnx", tiny(), quantised_weights(bits)).read_bytes()
+
+
+XFAILS = """\
+[[xfail]]
+test = "test_kernel[mine/conv2d/*]"
+reason = "subnormals are flushed"
+link = "https://example.org/issues/7"
+"""
+REASONS = {
+    "mine": [
+        {"reason": "r", "file": "a.py", "scope": "f", "line": "if a:", "to": "return b"},
+        {"reason": "r", "function": "tiled<4>"},
+    ],
+    "other": [],
+}
+
 SMALL = Preprocess.for_image_size(32)
 
 TARGETS = (
@@ -323,6 +361,7 @@ TARGETS = (
         alone("safetensors"),
         lambda f: load_weights(f / "w.safetensors", tiny()),
         weight=0.5,
+        needs=("safetensors",),
     ),
     Target(
         "pth",
@@ -331,6 +370,7 @@ TARGETS = (
         lambda f: load_weights(f / "w.pth", tiny()),
         lambda: (state(old=True),),
         weight=0.3,
+        needs=("torch",),
     ),
     Target(
         "sidecar",
@@ -358,6 +398,7 @@ TARGETS = (
         2,
     ),
     Target("journal", "t.csv.journal", journal, use_journal, values, weight=0.3),
+    Target("salvage", "t.csv.journal", journal, use_salvage, values, weight=0.3),
     Target(
         "csv labels",
         "l.csv",
@@ -375,6 +416,7 @@ TARGETS = (
         table("t.parquet"),
         lambda f: read_table(f / "t.parquet"),
         weight=0.5,
+        needs=("pyarrow",),
     ),
     Target(
         "record",
@@ -394,5 +436,33 @@ TARGETS = (
         lambda f: preprocess_image(f / "i.png", SMALL),
         images,
     ),
+    Target(
+        "raw images",
+        "i.raw",
+        lambda f: np.ones(tiny().input_shape, "<f4").tofile(f / "i.raw"),
+        lambda f: raw_file(f / "i.raw", tiny().input_shape),
+        weight=0.2,
+    ),
+    Target(
+        "QDQ model",
+        "m.onnx",
+        lambda f: (f / "m.onnx").write_bytes(qdq()),
+        lambda f: read_qdq(f / "m.onnx", tiny()),
+        lambda: (qdq(4),),
+        weight=0.4,
+        needs=("onnx",),
+    ),
+    Target(
+        "expected failures",
+        "x.toml",
+        lambda f: (f / "x.toml").write_text(XFAILS),
+        lambda f: [str(one) for one in load_expected(f / "x.toml")],
+    ),
+    Target(
+        "reasons",
+        "r.json",
+        lambda f: (f / "r.json").write_text(json.dumps(REASONS)),
+        lambda f: [str(one) for one in Reasons.of("mine", f / "r.json").entries],
+    ),
 )
-"""The parsers; those of weights, dumps, findings, evaluations, records and images."""
+"""The parsers: of weights, models, dumps, findings, evaluations, records, images and lists."""

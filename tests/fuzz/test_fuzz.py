@@ -6,13 +6,20 @@ A short run; `PYTHONPATH=tests python -m fuzz --minutes 60` is a long one.
 from __future__ import annotations
 
 import io
+import os
 import random
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fuzz import campaign as campaigns
 from fuzz import runs
+from fuzz import targets as target_list
+from fuzz.__main__ import main
+from fuzz.campaign import Tally, campaign
 from fuzz.damage import damaged, of_members
 from fuzz.runs import files, read_one
 from fuzz.targets import TARGETS, Target
@@ -94,10 +101,87 @@ def test_what_a_bad_parser_does_is_found(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_crash_is_a_failure(tmp_path: Path) -> None:
-    import os
-
     dies = Target(
         "x", "f", lambda folder: (folder / "f").write_bytes(b"x"), lambda _: os.kill(os.getpid(), 9)
     )
     (failure,) = runs.chunk(dies, "0", 3, tmp_path)
     assert "the process ended: " in failure.why
+
+
+def plain(name: str, read: Callable[[Path], object], **more: Any) -> Target:
+    """A parser of one short file."""
+    return Target(name, "f", lambda folder: (folder / "f").write_bytes(b"valid"), read, **more)
+
+
+def refuses_damage(folder: Path) -> None:
+    if (folder / "f").read_bytes() != b"valid":
+        raise R18Error("damaged")
+
+
+def run(targets: list[Target], out: Path, processes: int, files: int) -> Tally:
+    return campaign(targets, 3, out, processes=processes, seconds=60, most=files)
+
+
+def test_several_processes_read_the_files_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn once, so that the files that fail are the same."""
+    monkeypatch.setattr(campaigns, "CHUNK", 20)
+
+    def fails(folder: Path) -> None:
+        data = (folder / "f").read_bytes()
+        if data[:2] not in (b"va", b"", b"\0"):
+            raise KeyError(len(data))
+
+    kept = []
+    for processes in (1, 3):
+        out = tmp_path / str(processes)
+        tally = run([plain("a", fails), plain("b", refuses_damage)], out, processes, 200)
+        assert tally.files == {"a": 100, "b": 100}
+        assert not tally.lost
+        assert not tally.sound
+        kept.append(tally.failed)
+    assert kept[0] == kept[1]
+    assert 10 < kept[0]["a"] < 100
+    assert not kept[0]["b"]
+    assert list((tmp_path / "3" / "a").iterdir())
+
+
+def test_a_process_that_ends_early_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaigns, "chunk", lambda *_: os._exit(1))
+    tally = run([plain("a", refuses_damage)], tmp_path, 2, 10**6)
+    assert tally.lost == 2
+    assert not tally.sound
+
+
+def test_a_parser_that_refuses_a_valid_file_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a parser that lacks something refuses every file, in words."""
+    monkeypatch.setattr(campaigns, "CHUNK", 20)
+
+    def refuse(_: Path) -> None:
+        raise R18Error("pip install it")
+
+    tally = run([plain("a", refuse)], tmp_path, 1, 20)
+    assert tally.failed == {"a": 1}
+
+
+def test_a_parser_whose_library_is_missing_is_skipped_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(campaigns, "CHUNK", 5)
+    lacking = plain("lacking", refuses_damage, needs=("no_such_library",))
+    monkeypatch.setattr(target_list, "TARGETS", (plain("a", refuses_damage), lacking))
+    monkeypatch.setattr(
+        "sys.argv", ["fuzz", "--files", "12", "--out", str(tmp_path), "--processes", "2"]
+    )
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "a                         15 files      0 failed" in said
+    assert "lacking            skipped: no_such_library is not installed" in said
+    assert "15 files, 0 failed, in " in said

@@ -30,15 +30,20 @@ SECONDS = 8
 """More than an import takes on a busy machine."""
 
 
-def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
-    """Also one that hangs; and none of them writes to our stdout."""
-    info = tmp_path / "plugins-1.2.dist-info"
+def plugins(folder: Path) -> None:
+    """Install the plugins in a folder."""
+    info = folder / "plugins-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1.2\n")
     points = "\n".join(f"{name} = {name}_plugin:Backend" for name in PLUGINS)
     (info / "entry_points.txt").write_text(f"[r18.backends]\n{points}\n")
     for name, code in PLUGINS.items():
-        (tmp_path / f"{name}_plugin.py").write_text(code)
+        (folder / f"{name}_plugin.py").write_text(code)
+
+
+def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
+    """Also one that hangs; and none of them writes to our stdout."""
+    plugins(tmp_path)
     code = CODE.format(names=set(PLUGINS), seconds=SECONDS)
     listed, *_, probed_here = output_of(code, path=[tmp_path]).splitlines()
     found = json.loads(listed)
@@ -53,3 +58,17 @@ def test_a_plugin_that_ends_its_process_costs_one_line(tmp_path: Path) -> None:
     assert json.loads(probed_here) == [
         [name, cause] for name, _, cause, _ in found if name != "hangs"
     ]
+
+
+def test_auto_imports_no_plugin_while_one_of_ours_runs(tmp_path: Path) -> None:
+    """Not in the process of a command, where the ones above would end it."""
+    plugins(tmp_path)
+    code = """
+import sys
+from r18.backend.registry import get_backend, installed
+from r18_oracle.cli.verify import _backends
+assert {"aborts", "exits", "hangs", "leaves", "works"} <= set(installed())
+(name,) = _backends("auto")
+print(name == get_backend().name, [name for name in sys.modules if name.endswith("_plugin")])
+"""
+    assert output_of(code, path=[tmp_path]).splitlines()[-1] == "True []"

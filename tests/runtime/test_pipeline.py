@@ -13,7 +13,7 @@ import r18_numpy
 from cuda_streams import PROGRAM, Deferred, Device, Program, Stream, cupy_on
 from r18.backend import CompileOptions
 from r18.backend import Program as Running
-from r18.errors import ProgramClosed
+from r18.errors import ProgramClosed, UsageError
 from r18.graph.ops import GlobalAvgPool, Normalize, ReLU
 from r18.graph.schedule import Schedule, Step
 from r18.runtime.pipeline import pipeline
@@ -96,6 +96,22 @@ def test_pixels_lie_as_decoders_give_them() -> None:
         assert array.transpose(0, 2, 3, 1).flags.c_contiguous
     for array in plain(FLOATS).input_arrays():
         assert array.flags.c_contiguous
+
+
+@pytest.mark.parametrize("options", [PIXELS, FLOATS], ids=["pixels", "floats"])
+def test_a_mask_is_refused_and_not_dropped(
+    options: CompileOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By programs on the host and by cupy's, whose `load` is another; the next batch is sound."""
+    (batch, *_) = batches(options)
+    masked = np.ma.masked_array(batch, mask=batch > 0)
+    expected = plain(options)(batch)
+    for program in (plain(options), on_device(0, options, monkeypatch)):
+        with pytest.raises(UsageError, match="knows no mask: fill the masked array first"):
+            program.load(masked)
+        with pytest.raises(UsageError, match="knows no mask: fill the masked array first"):
+            list(pipeline(program, [masked]))
+        assert same(pipeline(program, [batch]), [expected])
 
 
 # -- copies beside compute ---------------------------------------------------------------------
