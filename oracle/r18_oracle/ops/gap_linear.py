@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from r18.backend import Array, Kernel
 from r18.graph.ops import AvgPoolLinear, Linear, Problem, Shape
 from r18.runtime.arena import aligned
-from r18_oracle.generate.sizes import BATCHES, BEYOND_GRID, MULTIPLES, Sizes, along, extents
+from r18_oracle.generate.sizes import (
+    BATCHES,
+    BEYOND_GRID,
+    BEYOND_INDEX,
+    MULTIPLES,
+    Sizes,
+    along,
+    extents,
+)
 from r18_oracle.ops import gap, linear
 from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng, Tensors, pick, shape_of
 
@@ -57,6 +65,11 @@ class AvgPoolLinearSpec(OpSpec[AvgPoolLinear]):
         yield _joined((1, 1, 1, 1), BEYOND_GRID)
         yield _joined((1, BEYOND_GRID, 1, 1), 1)
         yield _joined((BEYOND_GRID, 1, 1, 1), 1)
+
+    def vast(self) -> Iterator[Problem]:
+        yield from super().vast()
+        # The activations are small enough, and the weights are not.
+        yield _joined((1, 1024, 1, 1), BEYOND_INDEX // 1024)
 
     def crossings(self, kernel: Kernel, size: int) -> Iterator[Problem]:
         for n, c, h, w, o in along(size, 2, 3, 2, 3, 2, full=(1, 4)):
