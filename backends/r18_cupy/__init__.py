@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from r18.backend import (
+    Apart,
     Array,
     Ceiling,
     CompileOptions,
@@ -26,8 +27,9 @@ from r18.backend import (
 )
 from r18.backend import Backend as BackendBase
 from r18.errors import BackendUnavailable
-from r18.graph.ops import Problem
+from r18.graph.ops import AvgPoolLinear, Problem
 from r18.graph.precision import FP32, INT8
+from r18.graph.quantized import QuantizedAvgPoolLinear
 from r18.graph.schedule import Schedule
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.cuda.device import CupyMemory
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
     from r18_cupy.cuda.program import CupyProgram
 
 FEW_OUTPUTS = 2**18  # of a step that may run concurrently with another
+FUSED_CLASSIFIER = {"int8": 16, "fp16": 16, "bf16": 16, "tf32": 4, "fp16x3": 4}
+"""The largest batch at which pooling and classifier are one launch where no table decides.
+
+Each image's CTAs read its pixels and all weights again. In formats of four bytes that is more than
+two launches read, from a few images on; in float32 no batch was measured to gain.
+"""
 TUNED = Path(__file__).parent / "tuned"  # tuning tables of measured devices
 INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
 
@@ -86,8 +94,16 @@ class Backend(BackendBase):
         return kernels_for(self._capability)
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """By the tuning table of the probed device, or None. See `r18 tune`."""
-        return self._tuned.best(problem, precision) if self._tuned else None
+        """By the tuning table of the probed device, or None. See `r18 tune`.
+
+        `Apart` for a classifier with its pooling that the table does not have and that is larger
+        than `FUSED_CLASSIFIER`.
+        """
+        found = self._tuned.best(problem, precision) if self._tuned else None
+        classifier = isinstance(problem.op, AvgPoolLinear | QuantizedAvgPoolLinear)
+        if found is None and classifier and problem.batch > FUSED_CLASSIFIER.get(precision, 0):
+            return Apart()
+        return found
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:
         """Where the second is small: then neither fills the device.

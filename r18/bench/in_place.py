@@ -66,7 +66,8 @@ class InPlace:
     """What the exchanges made of a network.
 
     before, after: microseconds of the plan and of the plan with all exchanges, taken in turns.
-    table:         the kernels that were exchanged, each with its time alone.
+    table:         the kernel of each problem, exchanged or not, with its time alone. What was not
+                   exchanged is in it so that plans do not take another batch's kernel for it.
     """
 
     before: float
@@ -210,7 +211,7 @@ def tune_in_place(
         first,
         last,
         tuple(Exchange(p, planned[p].id, k.id, gains[p]) for p, k in exchanged.items()),
-        _table(backend, exchanged, options.precision),
+        _table(backend, planned | exchanged, options.precision),
     )
 
 
@@ -241,10 +242,10 @@ def _better(
     return found
 
 
-def _table(backend: Backend, exchanged: Mapping[Problem, Kernel], name: str) -> Table:
+def _table(backend: Backend, kernels: Mapping[Problem, Kernel], name: str) -> Table:
     """The kernels of the problems, with their times alone, as `r18 tune` measures them."""
     choices: dict[str, dict[int, Timing]] = {}
-    for problem, kernel in exchanged.items():
+    for problem, kernel in kernels.items():
         place = Range(backend, problem, precision(name))
         alone = Timing(kernel.id, place.measure(place.launches(kernel), 20, 7))
         choices.setdefault(at_batch_1(problem), {})[problem.batch] = alone

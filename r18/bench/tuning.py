@@ -25,6 +25,7 @@ from r18.backend import (
     Array,
     Backend,
     Buffer,
+    Fastest,
     Kernel,
     Launch,
     Stream,
@@ -86,8 +87,8 @@ def shipped_table(backend: str, device: str) -> Path:
 
 
 def as_on(device: str, backend: Backend) -> Backend:
-    """The backend as plans find it on a device, by its slug, of which it ships a table: what is
-    fastest is the table's to say, everything else is the backend's own.
+    """The backend as plans find it on a device, by its slug, of which it ships a table: what the
+    table does not hold, and everything else, is the backend's own.
 
     Raises `UnknownName` for a backend that is no entry point, and for a device without a table.
     """
@@ -95,8 +96,13 @@ def as_on(device: str, backend: Backend) -> Backend:
     if not path.is_file():
         known = sorted(file.stem for file in path.parent.glob("*.json"))
         raise unknown(f"device with a table of '{backend.name}'", device, known)
-    there = copy(backend)
-    vars(there)["fastest"] = read_table(path).best
+    there, table = copy(backend), read_table(path)
+
+    def fastest(problem: Problem, precision_name: str) -> Fastest:
+        found = table.best(problem, precision_name)
+        return backend.fastest(problem, precision_name) if found is None else found
+
+    vars(there)["fastest"] = fastest
     return there
 
 

@@ -130,16 +130,13 @@ def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits:
 
 
 def _write(path: Path, table: Table) -> None:
-    """Merge into the file what there is to write, and print it."""
+    """Merge into the file, and print what is new."""
     rows = [
         (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
         for name, found in table.choices.items()
         for problem, batches in found.items()
         for size, timing in batches.items()
     ]
-    if not rows:
-        typer.echo("nothing is written")
-        return
     (read_table(path).merged(table) if path.is_file() else table).write(path)
     typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
     typer.echo(f"\nwritten: {path}")

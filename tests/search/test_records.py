@@ -440,12 +440,6 @@ NOT_YET_RUN = frozenset(
         "numba/qconv2d/implicit_gemm/int8/m32n64k8",
         "numba/qconv2d/implicit_gemm/int8/m32n4k8",
         "numba/qconv2d/direct/int8",
-        "cupy/gap_linear/warp_dot/fp32",
-        "cupy/gap_linear/warp_dot/fp16/nhwc",
-        "cupy/gap_linear/warp_dot/bf16/nhwc",
-        "cupy/gap_linear/warp_dot/tf32/nhwc",
-        "cupy/gap_linear/warp_dot/fp16x3/nhwc",
-        "cupy/qgap_linear/warp_dot/int8/nhwc",
     }
 )
 """Kernels that no GPU has run: all are compiled, and those of numba are verified in the simulator.
