@@ -301,5 +301,5 @@ def test_what_onnx_refuses_is_refused_in_words(
     model = onnx.load(path)
     damage(model)
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(WeightsError, match="m.onnx': ONNX refuses it: "):
+    with pytest.raises(WeightsError, match=r"m\.onnx': ONNX refuses it: "):
         read_qdq(path, tiny())
