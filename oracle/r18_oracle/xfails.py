@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from r18.errors import UsageError, unknown
+from r18.errors import UsageError, plain, unknown
 from r18.files import JSON_LIMIT, read_text
 
 KEYS = ("test", "reason", "link")
@@ -43,8 +43,9 @@ def load_expected(path: Path) -> tuple[ExpectedFailure, ...]:
     """The entries of a file. Raises `UsageError` for anything else, and for an unknown key."""
     try:
         data = tomllib.loads(read_text(path, JSON_LIMIT))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the expected failures of {path}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:  # the last for brackets in brackets
+        why = plain(error)
+        raise UsageError(f"cannot read the expected failures of {path}: {why}") from None
     _check_keys(path, data, ("xfail",))
     entries = data.get("xfail", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

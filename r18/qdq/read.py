@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from r18.errors import WeightsError, show
+from r18.errors import WeightsError, plain, show
 from r18.files import WEIGHTS_LIMIT, read_bytes
 from r18.graph.ops import BatchNorm, Conv2d, GlobalAvgPool, Linear, MaxPool2d
 from r18.graph.passes import fuse
@@ -63,7 +63,11 @@ def read_qdq(path: str | Path, schedule: Schedule, *, approximate: bool = False)
     except (OSError, ValueError) as error:
         raise WeightsError(f"'{path}' cannot be read: {error}") from None
     except Exception as error:  # protobuf on hostile bytes raises its own
-        raise WeightsError(f"'{path}' is no ONNX model, or damaged: {error}") from None
+        raise WeightsError(f"'{path}' is no ONNX model, or damaged: {plain(error)}") from None
+    try:  # nodes have their inputs and attributes, and none reads what is made after it
+        onnx.checker.check_model(model)
+    except Exception as error:  # and so does ONNX's checker
+        raise WeightsError(f"QDQ model '{path}': ONNX refuses it: {plain(error)}") from None
     try:
         reader = _Reader(fuse(schedule, LEVEL), _Graph(model.graph, onnx))
         reader.read()
@@ -154,7 +158,13 @@ class _Graph:
         tensor = self._constants[name]
         if tensor.data_location == self._onnx.TensorProto.EXTERNAL:
             raise WeightsError(f"{what}: '{name}' is stored in another file, which is not read")
-        found: Array = self._onnx.numpy_helper.to_array(tensor)
+        try:
+            found: Array = self._onnx.numpy_helper.to_array(tensor)
+        except Exception as error:  # ValueError, TypeError, KeyError: by what is wrong with it
+            why = plain(error)
+            raise WeightsError(f"{what}: '{plain(name)}' is damaged: {why}") from None
+        if found.dtype.kind == "O":
+            raise WeightsError(f"{what}: '{plain(name)}' holds text")
         return found
 
     def zero_point(self, node: Any, what: str) -> Array | None:

@@ -150,6 +150,7 @@ def test_expected_failures_are_strict_in_verify_too() -> None:
     ("text", "said"),
     [
         ("[[xfail", "cannot read"),
+        ("[[xfail]]\ntest = " + "[" * 3000, "cannot read the expected failures of "),
         ("[[xfial]]\n", "unknown key 'xfial', did you mean 'xfail'?"),
         (ENTRY + 'because = "x"\n', "unknown key 'because'"),
         ('[[xfail]]\ntest = "a"\nreason = "b"\n', "lacks link"),

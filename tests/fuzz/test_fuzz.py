@@ -24,6 +24,7 @@ from fuzz.damage import damaged, of_members
 from fuzz.runs import files, read_one
 from fuzz.targets import TARGETS, Target
 from r18.errors import R18Error
+from support import ROOT
 
 FILES = 90
 """Damaged files of a parser of weight 1."""
@@ -51,6 +52,33 @@ def test_damaged_files_are_accepted_or_refused_in_words(target: Target, tmp_path
 def test_files_that_once_failed(target: Target, tmp_path: Path) -> None:
     for path in sorted((CORPUS / target.name).glob("*")):
         assert read_one(target, path.read_bytes(), tmp_path) is None, path
+
+
+NAMED = {
+    "integers": "`.bin` tensors",
+    "tensor": "`.bin` tensors",
+    "sidecar": "manifests",
+    "csv labels": "labels",
+    "text labels": "labels",
+    "table": "evaluation tables",
+    "parquet": "Parquet",
+    "salvage": "journals",
+    "tuned": "tuning tables",
+    "image": "photographs",
+    "QDQ model": "`.onnx` with QDQ",
+    "quantised manifest": "manifests",
+}
+"""What SECURITY.md calls the files of a parser, where it is not the parser's own name."""
+
+
+def test_security_names_the_files_of_every_parser() -> None:
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    untrusted = text.partition("## Untrusted input")[2].partition("\n## ")[0]
+    for target in TARGETS:
+        assert NAMED.get(target.name, target.name) in untrusted
+    for heading in ("Trusted input", "What a digest says", "What a kill leaves behind"):
+        assert f"\n## {heading}\n" in text
+    assert "**`r18 verify` is no sandbox.**" in text
 
 
 def test_the_corpus_belongs_to_parsers() -> None:

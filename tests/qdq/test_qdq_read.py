@@ -269,3 +269,37 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     )
     with pytest.raises(WeightsError, match="expected DequantizeLinear"):
         read_qdq(tmp_path / "float.onnx", tiny())
+
+
+def loop(model: Any) -> None:
+    """A pair of QuantizeLinear and DequantizeLinear that read each other."""
+    (pair,) = [node for node in model.graph.node if node.output[0] == model.graph.output[0].name]
+    pair.input[0] = pair.output[0]
+
+
+def cut(model: Any) -> None:
+    """Fewer values than the shape says, for each constant."""
+    for tensor in model.graph.initializer:
+        tensor.raw_data = tensor.raw_data[:-1]
+
+
+def of_no_type(model: Any) -> None:
+    for tensor in model.graph.initializer:
+        tensor.data_type = 0
+
+
+def without_inputs(model: Any) -> None:
+    for node in model.graph.node:
+        del node.input[1:]
+
+
+@pytest.mark.parametrize("damage", [loop, cut, of_no_type, without_inputs])
+def test_what_onnx_refuses_is_refused_in_words(
+    tmp_path: Path, damage: Callable[[Any], None]
+) -> None:
+    path = write_qdq(tmp_path / "m.onnx", tiny(), WEIGHTS)
+    model = onnx.load(path)
+    damage(model)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(WeightsError, match=r"m\.onnx': ONNX refuses it: "):
+        read_qdq(path, tiny())
