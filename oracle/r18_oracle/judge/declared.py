@@ -48,8 +48,8 @@ def objection(kernel: Kernel) -> str | None:
       contains its name and the op's.
     - Sums are kept in the precision's `accumulate` format, or in one with a smaller unit roundoff,
       which claims a sharper bound; results in its `storage` format.
-    - Factors are claimed in a format with a smaller unit roundoff than the precision's, and not where
-      it splits them.
+    - Factors are claimed only in a format with a smaller unit roundoff than the precision's, and
+      not where it splits them.
     - Sums are truncated only where factors are narrow enough for a tensor core.
     - The algorithm has a derivation, for split factors one of its own.
     - Its edges are sizes, and it takes the problems that it names as its extra problems.
