@@ -36,6 +36,9 @@ class RoundingContract:
                 than `accumulate`.
     stored_sum: the sum is rounded to `output` before bias, residual and ReLU are applied, as an
                 epilogue in a separate launch must.
+    factors:    the format in which factors are multiplied, where the kernel keeps more of them than
+                the precision's `multiply` does, such as Winograd's transformed ones in float32.
+                "" for the precision's: more is not claimed.
     """
 
     algorithm: str
@@ -44,9 +47,12 @@ class RoundingContract:
     truncates: bool = False
     blocks: int = 1
     stored_sum: bool = False
+    factors: str = ""
 
     def __post_init__(self) -> None:
         dtype_of(self.accumulate), dtype_of(self.output)
+        if self.factors:
+            dtype_of(self.factors)
         if self.blocks < 1:
             raise UsageError(f"a contract needs at least one block, got {self.blocks}")
 

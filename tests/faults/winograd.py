@@ -15,6 +15,7 @@ import numpy as np
 from faults.fault import Fault, fault, kernel
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import BF16
 from r18_oracle.judge.winograd import MATRICES
 
 Arrays = tuple[Array, ...]
@@ -37,11 +38,13 @@ class Winograd:
 
     taps: what is done to the 3×3 of each kernel before the transform. tile: what is done to each
     tile of the output after it. shift: how far the input's tiles lie from where they should.
+    filters: what is done to transformed kernels.
     """
 
     taps: Callable[[Array], Array] = lambda g: g
     tile: Callable[[Array], Array] = lambda y: y
     shift: int = 0
+    filters: Callable[[Array], Array] = lambda u: u
 
     def __call__(
         self, op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
@@ -54,7 +57,7 @@ class Winograd:
             min(a, b) for a, b in zip(x.shape[2:], _padded(op, inputs[0]).shape[2:], strict=True)
         )
         x[:, :, :h, :w] = _padded(op, inputs[0])[:, :, :h, :w]
-        u = g @ self.taps(weights[0]) @ g.T  # (O, C, 6, 6)
+        u = self.filters(g @ self.taps(weights[0].astype(np.float32)) @ g.T)  # (O, C, 6, 6)
         y = np.empty((*out.shape[:2], M * rows, M * columns), np.float32)
         for i, j in product(range(0, M * rows, M), range(0, M * columns, M)):
             left = max(0, j - self.shift)
@@ -63,7 +66,7 @@ class Winograd:
             y[:, :, i : i + M, j : j + M] = self.tile(at @ products @ at.T)
         y = y[:, :, :oh, :ow]
         y = y + weights[1][:, None, None] if op.bias else y
-        y = y + inputs[1] if op.residual else y
+        y = y + inputs[1].astype(np.float32) if op.residual else y
         out[...] = np.maximum(y, 0) if op.relu else y
 
 
@@ -74,6 +77,11 @@ def _padded(op: Conv2d, x: Array) -> Array:
 
 WINOGRAD = Winograd()
 _OPTIONS: dict[str, Any] = {"contract": CONTRACT, "refuses": refuses, "edges": (M,)}
+_WIDE: dict[str, Any] = _OPTIONS | {
+    "contract": replace(CONTRACT, output="bfloat16", factors="float32"),
+    "precision": BF16,
+}
+"""Of bfloat16 activations, with transformed factors in float32."""
 
 
 def _winograd(name: str, wrong: str, **pieces: Any) -> Fault:
@@ -100,7 +108,18 @@ FAULTS = (
         taps=lambda g: g.swapaxes(2, 3),
     ),
     _winograd("tile_shifted", "tiles but the first begin one pixel too far left", shift=1),
+    fault(
+        Conv2d,
+        "winograd_narrow_filters",
+        "transformed kernels are rounded to bfloat16, and float32 is declared",
+        "impulse bound",
+        replace(WINOGRAD, filters=lambda u: u.astype(BF16.dtype).astype(np.float32)),
+        **_WIDE,
+    ),
     _winograd("dropped_tap", "the last weight of each kernel is not used", taps=_without_last_tap),
 )
-TWINS = (kernel("twin", Conv2d, "winograd_f4x4", WINOGRAD, **_OPTIONS),)
-"""The same kernel without a fault."""
+TWINS = (
+    kernel("twin", Conv2d, "winograd_f4x4", WINOGRAD, **_OPTIONS),
+    kernel("twin", Conv2d, "winograd_f4x4", WINOGRAD, **_WIDE),
+)
+"""The same kernels without a fault."""

@@ -159,6 +159,45 @@ def test_bounds_are_monotonic() -> None:
     assert of(SUM, FP32) < of(SUM, FLUSHED)
 
 
+def test_factors_that_are_claimed_to_be_wider_are_not_forgiven() -> None:
+    """Winograd's transformed ones in float32: what is left is mostly the storage's rounding."""
+    rng = np.random.default_rng(0)
+    conv = Problem(Conv2d(8, 3, (3, 3), padding=(1, 1)), ((1, 8, 6, 6),))
+    arrays = rng.random((1, 8, 6, 6)), rng.random((3, 8, 3, 3))
+    rule = contract("winograd_f4x4", BF16)
+    narrow, wide = (
+        bounded(conv, one, BF16, *arrays) for one in (rule, replace(rule, factors="float32"))
+    )
+    y = reference(conv, arrays[:1], arrays[1:])
+    assert (wide > 2.0**-8 * y).all()
+    assert (wide < 1.5 * 2.0**-8 * y).all()
+    assert (narrow > 10 * wide).all()
+
+
+@pytest.mark.parametrize(
+    ("precision", "factors", "said"),
+    [
+        (BF16, "float32", None),
+        (TF32, "float32", None),
+        (BF16, "bfloat16", "bf16 multiplies bfloat16: bfloat16 as factors claims no more"),
+        (FP32, "float16", "fp32 multiplies float32: float16 as factors claims no more"),
+        (FP32, "int8", "fp32 multiplies float32: int8 as factors claims no more"),
+        (FP16X3, "float64", "fp16x3 splits its factors: a contract cannot claim others"),
+    ],
+)
+def test_only_wider_factors_can_be_claimed(
+    precision: Precision, factors: str, said: str | None
+) -> None:
+    known = BY_ID[f"control/conv2d/sum_forward/{precision}"]
+    rule = contract("sum", precision, factors=factors)
+    assert objection(replace(known, precision=precision, contract=rule)) == said
+
+
+def test_a_contract_names_formats_of_factors_that_there_are() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'float32'"):
+        contract("sum", factors="float23")
+
+
 def test_the_formula_by_hand() -> None:
     """K = 2 products and a bias, in fp32 and stored in bfloat16."""
     x, w, b = np.array([[3.0, -5.0]]), np.array([[2.0, 1.0]]), np.array([0.5])

@@ -24,7 +24,7 @@ from r18.graph.ops import (
     ReLU,
     Softmax,
 )
-from r18.graph.precision import BF16
+from r18.graph.precision import BF16, FP32
 from r18_numba_cpu import conv, others, winograd
 from r18_numba_cpu.bfloat16.products import FLUSHED, PAIRS, multiply, pack, workspace_nbytes
 from r18_numba_cpu.compiled import NAME, ceil_div, module, run
@@ -43,7 +43,9 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
     def kernel(
         op: type[Op], algorithm: str, contract: str, run: HostFunction, **options: Any
     ) -> HostKernel:
-        rounding = RoundingContract(contract, BF16.accumulate, BF16.storage)
+        rounding = RoundingContract(
+            contract, BF16.accumulate, BF16.storage, factors=options.pop("factors", "")
+        )
         given = {"precision": BF16, "edges": (VECTOR, PANEL), "layout": Layout.NHWC, **options}
         return HostKernel(
             NAME, op, algorithm, contract=rounding, run=run, batch_invariant=True, **given
@@ -70,6 +72,7 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         "winograd_f4x4",
         "winograd_f4x4",
         as_bits(winograd.winograd),
+        factors=FP32.multiply,
         edges=(4, 6, *TILE_ROWS, VECTOR, PANEL),
         extra_problems=winograd.extra_problems(),
         refuses=winograd.refuses,

@@ -14,6 +14,7 @@ from r18.backend import Kernel
 from r18.errors import nearest, show
 from r18.graph.precision import PRECISIONS, Precision
 from r18_oracle.judge.bounds import DERIVATIONS, FORMATS
+from r18_oracle.judge.roundings import FACTORS
 from r18_oracle.ops.table import spec_of
 
 NARROW = ("fp16x2", "tf32", "float16", "bfloat16")
@@ -47,6 +48,8 @@ def objection(kernel: Kernel) -> str | None:
       contains its name and the op's.
     - Sums are kept in the precision's `accumulate` format, or in one with a smaller unit roundoff,
       which claims a sharper bound; results in its `storage` format.
+    - Factors are claimed only in a format with a smaller unit roundoff than the precision's, and
+      not where it splits them.
     - Sums are truncated only where factors are narrow enough for a tensor core.
     - The algorithm has a derivation, for split factors one of its own.
     - Its edges are sizes, and it takes the problems that it names as its extra problems.
@@ -68,6 +71,8 @@ def objection(kernel: Kernel) -> str | None:
         return said if len(accumulators) == 1 else f"{said}; known: {', '.join(accumulators)}"
     if contract.output != precision.storage:
         return f"{precision} stores {precision.storage}, not {contract.output}"
+    if contract.factors and (wrong_factors := _factors_objection(precision, contract.factors)):
+        return wrong_factors
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
     known_algorithms = {*DERIVATIONS, *spec_of(kernel.op).derivations}
@@ -82,6 +87,16 @@ def objection(kernel: Kernel) -> str | None:
     for extra in kernel.extra_problems:
         if (reason := kernel.refusal(extra)) is not None:
             return f"it names {extra} among its extra problems, but does not take it: {reason}"
+    return None
+
+
+def _factors_objection(precision: Precision, factors: str) -> str | None:
+    """Why a contract may not claim this format of factors, or None."""
+    if precision.splits:
+        return f"{precision} splits its factors: a contract cannot claim others"
+    multiply = FACTORS.get(precision.multiply) or FORMATS[precision.multiply]
+    if factors not in FORMATS or FORMATS[factors].u >= multiply.u:
+        return f"{precision} multiplies {precision.multiply}: {factors} as factors claims no more"
     return None
 
 

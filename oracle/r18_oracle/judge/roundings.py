@@ -107,9 +107,10 @@ def roundoff(contract: RoundingContract) -> float:
 def factor_format(case: Case, contract: RoundingContract) -> Format | None:
     """The format that the factors of each product are rounded to; None where that is exact.
 
-    Factors are kept in the storage format, Winograd's transformed ones in the accumulator's.
+    Factors are kept in the storage format, Winograd's transformed ones in the accumulator's. A
+    contract may claim a finer format than the precision's.
     """
-    name = case.precision.multiply
+    name = contract.factors or case.precision.multiply
     multiply = FACTORS.get(name) or format_of(name)
     transformed = contract.algorithm.startswith("winograd")
     held = format_of(contract.accumulate if transformed else case.precision.storage)
