@@ -14,6 +14,9 @@ from r18_oracle.mutation.mutants import LANGUAGES, Mutant, Target, mutants_of
 from r18_oracle.mutation.names import Names, Span
 from r18_oracle.mutation.reach import device_code, reach
 
+SHOWN = 12
+"""Known mutants that a message about an unknown one names: those of its kind on nearby lines."""
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -60,7 +63,11 @@ class Plan:
         for mutant in self.mutants:
             if mutant.id == name:
                 return mutant
-        raise unknown("mutant", name, [m.id for m in self.mutants if m.file == name.split(":")[0]])
+        file, line, kind = ([*name.split(":"), "", "", ""][index] for index in (0, 1, 3))
+        alike = [m.id for m in self.mutants if m.id.split(":")[::3][:2] == [file, kind]]
+        near = sorted(alike, key=lambda one: abs(int(one.split(":")[1]) - _number(line)))[:SHOWN]
+        near = near or sorted({m.file for m in self.mutants})[:SHOWN]
+        raise unknown("mutant", name, near, hint="`r18 mutate --list` prints all of them.")
 
     def diff(self, mutant: Mutant) -> str:
         return mutant.diff(self.texts[mutant.file])
@@ -113,3 +120,8 @@ def patience(kernels: Iterable[str], paces: Mapping[str, Pace], most: float) -> 
     """
     silences = [paces[kernel].silence for kernel in kernels if kernel in paces]
     return min(round(most), round(10 + 4 * max(silences))) if silences else round(most)
+
+
+def _number(text: str) -> int:
+    """A line of an id; 0 for what is no number."""
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
