@@ -41,6 +41,7 @@ from r18_oracle.dumps.dumps import read_dump, write_dump
 from r18_oracle.dumps.fixtures import make_fixture, read_fixture
 from r18_oracle.findings import CHOICE, SILENCE, Finding, load
 from r18_oracle.network.images import raw_file, seeded
+from r18_oracle.ptx.accepted import Accepted
 from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.xfails import load_expected
 from support import ROOT
@@ -350,6 +351,10 @@ REASONS = {
     ],
     "other": [],
 }
+ACCEPTED = {
+    "mine": [{"reason": "r", "function": "f T=1", "rule": "proxy-fence", "message": "m 'st.x'"}],
+    "other": [],
+}
 
 SMALL = Preprocess.for_image_size(32)
 
@@ -463,6 +468,12 @@ TARGETS = (
         "r.json",
         lambda f: (f / "r.json").write_text(json.dumps(REASONS)),
         lambda f: [str(one) for one in Reasons.of("mine", f / "r.json").entries],
+    ),
+    Target(
+        "accepted violations",
+        "a.json",
+        lambda f: (f / "a.json").write_text(json.dumps(ACCEPTED)),
+        lambda f: [str(one) for one in Accepted.of("mine", f / "a.json").entries],
     ),
 )
 """The parsers: of weights, models, dumps, findings, evaluations, records, images and lists."""

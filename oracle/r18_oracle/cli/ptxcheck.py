@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,13 @@ from r18.cli.options import AsJson, NetworkName, print_result
 from r18_oracle.cli.options import BackendToCheck, KernelGlob
 
 Target = Annotated[str, typer.Option(help="The architecture to compile for.")]
+AcceptedFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--reasons",
+        help="JSON file of accepted violations by backend name, instead of r18's own list.",
+    ),
+]
 
 
 def ptxcheck(
@@ -18,6 +26,7 @@ def ptxcheck(
     kernels: KernelGlob = "*",
     target: Target = "sm_90",
     network_name: NetworkName = "resnet18",
+    reasons: AcceptedFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Check memory ordering in the PTX of a backend's kernels. Nothing runs, on no device.
@@ -28,8 +37,10 @@ def ptxcheck(
     release what was written, an mbarrier is published before its fence, a try_wait is not repeated,
     or a launch that overlaps the previous one reads or writes before it waits.
 
+    A violation that a list accepts with a reason is only counted; --json prints it.
+
     Exit codes: 0 no violations, 1 a violation, or a kernel that accepted no problem of the network,
-    2 a wrong request.
+    2 a wrong request, or an accepted violation that was not found.
     """
     from r18.progress import progress_bar
     from r18_oracle.ptx.check import check
@@ -40,6 +51,7 @@ def ptxcheck(
             target=target,
             kernels=kernels,
             network=network_name,
+            reasons=reasons,
             on_kernel=lambda kernel: bar.show(kernel, None),
         )
     print_result(found, as_json)

@@ -39,6 +39,7 @@ from r18_oracle.check.checks import examine
 from r18_oracle.findings import Failed, Finding, described
 from r18_oracle.mutation.mutants import Mutant, Target
 from r18_oracle.mutation.process import Ended, Process, Say
+from r18_oracle.ptx.accepted import Accepted
 from r18_oracle.ptx.check import first_violation
 from r18_oracle.ptx.parse import PtxError
 from r18_oracle.search.campaign import run_campaign, search
@@ -356,7 +357,10 @@ def _disordered(question: Question, kernel: Kernel, announce: Announce) -> Findi
         announce(None, "none", 0)
 
     try:
-        found = first_violation(kernel, question.architecture, question.network, on_function)
+        accepted = Accepted.of(question.target.backend)
+        found = first_violation(
+            kernel, question.architecture, question.network, accepted, on_function
+        )
     except PtxError:
         return None
     if found is None:

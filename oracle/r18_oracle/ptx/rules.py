@@ -18,7 +18,8 @@ proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows a violation re
 
 The analysis follows paths, not values: it does not know which addresses are equal, nor that two
 branches are taken together. So it may report a violation where the program keeps the order in
-another way, but it always reports an order that no path keeps.
+another way, but it always reports an order that no path keeps. Such a violation is accepted by an
+entry of `r18_oracle.ptx.accepted`, with the reason.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Disorder:
 def disorders(
     function: Function, *, constants: frozenset[int] = frozenset(), overlaps: bool = False
 ) -> tuple[Disorder, ...]:
-    """The violations, at most one per instruction and rule, in the order of the PTX.
+    """The violations, at most one per instruction, rule and message, in the order of the PTX.
 
     constants: see `r18.backend.DeviceFunction`.
     overlaps:  whether the launch may begin before the previous one has ended.
@@ -86,6 +87,9 @@ def _is_copy(instruction: Instruction) -> bool:
     return instruction.starts("cp.async.ca", "cp.async.cg")
 
 
+_UNFENCED = {"copy": "a cp.async that may still be in flight", "write": "a generic write"}
+
+
 def _proxy_fence(function: Function) -> Iterator[Disorder]:
     """Facts: ("write", line) until fenced, and ("copy", line) of a `cp.async` until waited for."""
     if not _any(_is_async, function):
@@ -106,25 +110,24 @@ def _proxy_fence(function: Function) -> Iterator[Disorder]:
         return facts
 
     # Facts still hold after a barrier, so each write is reported only where it is first published.
-    reported: set[int] = set()
+    reported: set[tuple[str, int]] = set()
     for at, facts in solve(function, step):
         # The code that waits for an mbarrier may be anywhere; that behind a barrier comes after it.
         publishes = at.starts("mbarrier.arrive") or (at.starts(*_PUBLISHES) and at in then_async)
-        if not (publishes or _is_async(at)) or not facts:
+        if not (publishes or _is_async(at)):
             continue
-        new = sorted({line for _, line in facts} - reported)
-        reported |= set(new)
-        if not new:
-            continue
-        kinds = {kind for kind, line in facts if line in new}
-        what = "a cp.async that may still be in flight" if "copy" in kinds else "a generic write"
-        yield Disorder(
-            "proxy-fence",
-            function.name,
-            (new[0], at.line),
-            f"{what} to shared memory reaches '{at.opcode}' without fence.proxy.async, and the "
-            "async proxy is used after it",
-        )
+        new = facts - reported
+        reported |= new
+        # Both kinds are reported, because a reason to accept one says nothing about the other.
+        for kind, what in _UNFENCED.items():
+            if lines := [line for one, line in new if one == kind]:
+                yield Disorder(
+                    "proxy-fence",
+                    function.name,
+                    (min(lines), at.line),
+                    f"{what} to shared memory reaches '{at.opcode}' without fence.proxy.async, and "
+                    "the async proxy is used after it",
+                )
 
 
 # -- bulk stores -------------------------------------------------------------------------------

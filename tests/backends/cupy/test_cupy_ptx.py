@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -11,13 +12,15 @@ import pytest
 
 from commands import r18
 from r18.backend import DeviceFunction
+from r18.errors import UsageError
 from r18_cupy import Backend
 from r18_cupy.cuda import compiler
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.kernel import CudaKernel, launches_of
-from r18_oracle.ptx.check import BATCHES
+from r18_oracle.ptx.accepted import Accepted
+from r18_oracle.ptx.check import BATCHES, check
 from r18_oracle.ptx.parse import functions
-from r18_oracle.ptx.rules import disorders
+from r18_oracle.ptx.rules import Disorder, disorders
 from r18_oracle.search.campaign import network_problems
 from r18_oracle.search.choices import with_choices
 
@@ -28,6 +31,8 @@ ARRIVE, RELAXED = "cluster_arrive();\n", "cluster_arrive_relaxed();\n"
 ONE, FIRST = "if (threadIdx.x == 0)", "if (index == blockIdx.x)"
 PERSISTENT, STEM = "hopper/implicit_gemm_wgmma_persistent", "stem/few_channels_wgmma"
 WAIT, FENCE = "wait_for_previous_launch();\n", "fence_async_proxy();\n"
+INTEGERS, FLOATS = "integers/stem_wgmma", "TILE_IMAGE=3"
+FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
 PLANTED = [
     ("proxy-fence", GATHER, "", KERNEL, f"    {FENCE}", ""),
     ("store-wait", GATHER, "", KERNEL, "      tma_store_wait();\n", ""),
@@ -51,6 +56,7 @@ PLANTED = [
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", "  cp_async_wait<0>();\n", ""),
     ("launch-wait", STEM, "", f"{STEM}.cu", f"    {WAIT}", ""),
+    ("proxy-fence", INTEGERS, FLOATS, f"{INTEGERS}.cu", FENCED, ""),
     ("launch-wait", "ops/gap", "", "ops/gap.cu", f"  {WAIT}", ""),
 ]
 """The rule that sees it; the kernel's source, and a macro that it is compiled with; the file, the
@@ -88,10 +94,16 @@ def launched(source: str, macro: str) -> tuple[Entry, DeviceFunction]:
     raise AssertionError(f"the network launches no {source} with {macro}")
 
 
-def broken_rules(function: DeviceFunction, ptx: str) -> set[str]:
+def violations(function: DeviceFunction, ptx: str) -> list[Disorder]:
+    """Those that are not accepted."""
     (entry,) = (one for one in functions(ptx) if one.name == function.symbol)
     found = disorders(entry, constants=function.constants, overlaps=function.overlaps)
-    return {one.rule for one in found}
+    accepted = Accepted.of("cupy")
+    return [one for one in found if accepted.entry(function.label, one) is None]
+
+
+def broken_rules(function: DeviceFunction, ptx: str) -> set[str]:
+    return {one.rule for one in violations(function, ptx)}
 
 
 @pytest.fixture
@@ -105,10 +117,12 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     compiler._include_paths.cache_clear()
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_no_order_is_missing(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "macro"), [*((source, "") for source in SOURCES), (INTEGERS, FLOATS)]
+)
+def test_no_order_is_missing(source: str, macro: str) -> None:
     """One entry of each family; `r18 ptxcheck` checks all."""
-    _, function = launched(source, "")
+    _, function = launched(source, macro)
     assert function.overlaps
     assert broken_rules(function, function.ptx) == set()
 
@@ -124,6 +138,69 @@ def test_a_planted_disorder_is_seen(
     assert f"\n{old}" in text, f"{file} has no such line: {old}"
     path.write_text(text.replace(f"\n{old}", f"\n{new}"), "utf-8")
     assert rule in broken_rules(function, compiler.compile_ptx.__wrapped__(entry, TARGET))
+
+
+def test_another_kind_of_violation_is_not_accepted(sources: Path) -> None:
+    """The accepted one stays at the same arrival, of the same rule."""
+    entry, function = launched(INTEGERS, FLOATS)
+    path = sources / f"{INTEGERS}.cu"
+    path.write_text(path.read_text("utf-8").replace(FENCED, ""), "utf-8")
+    found = violations(function, compiler.compile_ptx.__wrapped__(entry, TARGET))
+    assert [one.message for one in found] == [
+        "a generic write to shared memory reaches 'mbarrier.arrive.shared::cta.b64' without "
+        "fence.proxy.async, and the async proxy is used after it"
+    ]
+
+
+STEMS = "cupy/qconv2d_maxpool2d/*"
+
+
+def test_accepted_violations_are_counted_with_their_reasons() -> None:
+    done = r18("ptxcheck", "--backend", "cupy", "--kernels", STEMS)
+    assert done.code == 0, done.out
+    assert "no ordering violations, 2 accepted with a reason" in done.out
+    data = check("cupy", kernels=STEMS).to_json()
+    assert data["disorders"] == {}
+    ours = Accepted.of("cupy").entries
+    assert {label: one["reason"] for label, (one,) in data["accepted"].items()} == {
+        entry.function: entry.reason for entry in ours
+    }
+
+
+def test_an_entry_counts_only_where_its_function_was_checked(tmp_path: Path) -> None:
+    """The convolution's entries stand while only pooling is checked."""
+    path = tmp_path / "a.json"
+    _, function = launched("ops/gap", "")
+    entry = {"function": function.label, "rule": "retry", "message": "m", "reason": "r"}
+    path.write_text(json.dumps({"cupy": [entry]}), "utf-8")
+    assert check("cupy", kernels="cupy/gap/*").clean
+    assert not check("cupy", kernels=STEMS, reasons=path).clean
+    with pytest.raises(UsageError, match=r"lists 1 violation\(s\) of 'cupy' that were not found"):
+        check("cupy", kernels="cupy/gap/*", reasons=path)
+    path.write_text(json.dumps({"cupy": [{**entry, "function": "nowhere"}]}), "utf-8")
+    with pytest.raises(UsageError, match="nowhere: retry: m"):
+        check("cupy", kernels=STEMS, reasons=path)
+
+
+@pytest.mark.parametrize(
+    ("change", "times", "said"),
+    [
+        ({"reason": " "}, 1, "has no reason"),
+        ({"message": ""}, 1, "has no message"),
+        ({}, 2, "is listed twice"),
+        ({"line": 3}, 1, "cannot read the accepted violations of"),
+    ],
+)
+def test_a_damaged_list_is_refused(
+    tmp_path: Path, change: dict[str, object], times: int, said: str
+) -> None:
+    path = tmp_path / "a.json"
+    entry = {"function": "f", "rule": "retry", "message": "m", "reason": "r"}
+    path.write_text(json.dumps({"cupy": [entry]}), "utf-8")
+    assert len(Accepted.of("cupy", path).entries) == 1
+    path.write_text(json.dumps({"cupy": [{**entry, **change}] * times}), "utf-8")
+    with pytest.raises(UsageError, match=said):
+        Accepted.of("cupy", path)
 
 
 def test_the_command_reports_functions_and_orders() -> None:
