@@ -67,7 +67,8 @@ def read_qdq(path: str | Path, schedule: Schedule, *, approximate: bool = False)
     try:  # nodes have their inputs and attributes, and none reads what is made after it
         onnx.checker.check_model(model)
     except Exception as error:  # and so does ONNX's checker
-        raise WeightsError(f"QDQ model '{path}': ONNX refuses it: {plain(error)}") from None
+        why = _undefined(model.graph) or f"ONNX refuses it: {plain(error)}"
+        raise WeightsError(f"QDQ model '{path}': {why}") from None
     try:
         reader = _Reader(fuse(schedule, LEVEL), _Graph(model.graph, onnx))
         reader.read()
@@ -87,6 +88,18 @@ def read_qdq(path: str | Path, schedule: Schedule, *, approximate: bool = False)
     return Converted(
         Weights(made.tensors, made.source, made.preprocess, found), tuple(reader.left_out)
     )
+
+
+def _undefined(graph: Any) -> str | None:
+    """The first value that a node reads and nothing makes, in words; or None."""
+    made = (name for node in graph.node for name in node.output)
+    known = {"", *(one.name for one in (*graph.input, *graph.initializer)), *made}
+    for node in graph.node:
+        for name in node.input:
+            if name not in known:
+                what = "no input, no constant and no node's output"
+                return f"node {show(node.name)} reads {show(name)}, which is {what}"
+    return None
 
 
 def _floats(schedule: Schedule, found: Quantization, folded: Schedule) -> dict[str, Array]:

@@ -165,7 +165,7 @@ FAULTS = (
     _integers(
         "sums_in_int16",
         "adds pixels in int16",
-        "impulse bound edges",
+        "impulse bound",
         of_integers(pixels=lambda x: x.sum(axis=(2, 3), dtype=np.int16)),
     ),
     _integers(

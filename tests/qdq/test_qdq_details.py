@@ -347,7 +347,10 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
         "activations are uint8 or int8, not int16",
     ),
     "other input": (with_input("image.int8", 0, "picture"), "reads 'picture', which is no input"),
-    "no constant": (with_input("relu", 1, "elsewhere"), "'elsewhere' is no constant of the model"),
+    "no constant": (
+        with_input("relu", 1, "elsewhere"),
+        "reads 'elsewhere', which is no input, no constant",
+    ),
     "adds itself": (
         with_input("layer1.0.conv2:residual", 1, "layer1.0.conv2:sum"),
         "'layer1.0.conv2:residual' does not add its convolution",

@@ -17,7 +17,7 @@ from r18.backend import DeviceInfo, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Conv2d, ConvMaxPool, Problem, ReLU
-from r18.graph.quantized import STORAGES, QuantizedConv2d
+from r18.graph.quantized import STORAGES, QuantizedAvgPoolLinear, QuantizedConv2d
 from r18.graph.resnet import resnet18
 from r18_cupy import Backend as Cupy
 from r18_cupy.cuda.compiler import Entry
@@ -280,7 +280,8 @@ def test_a_choice_is_its_kernel_with_one_tile(kernel: CudaKernel) -> None:
     functions = [entry for one in every for entry in one.entries()]
     assert sorted(functions, key=repr) == sorted(kernel.entries(), key=repr)
     assert len(set(functions)) == len(functions)
-    per_choice = len(STORAGES) if kernel.op is QuantizedConv2d else 1
+    of_storages = kernel.op in (QuantizedConv2d, QuantizedAvgPoolLinear)
+    per_choice = len(STORAGES) if of_storages else 1
     assert {len(one.entries()) for one in every} == {per_choice}
     assert {(one.contract, one.op, one.batch_invariant) for one in every} == {
         (kernel.contract, kernel.op, kernel.batch_invariant)

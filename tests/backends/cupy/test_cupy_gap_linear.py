@@ -15,7 +15,7 @@ from r18.graph.quantize import quantized as in_integers
 from r18.graph.quantized import STORAGES, QuantizedAvgPoolLinear
 from r18.graph.resnet import resnet18
 from r18.runtime.plan import make_plan
-from r18_cupy import Backend
+from r18_cupy import FUSED_CLASSIFIER, Backend
 from r18_cupy.choices import variants_of
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.integers.gap_linear import (
@@ -180,7 +180,8 @@ def test_refusals_of_floats() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "tf32", "fp16x3"])
 def test_plans_of_floats_end_with_it_at_small_batches(precision: str) -> None:
     """Without a relayout before it that a plan with two launches does not have."""
-    for batch, fuses in ((1, True), (8, True), (32, False)):
+    for batch in (1, 8, 32):
+        fuses = batch <= FUSED_CLASSIFIER.get(precision, 0)
         options = CompileOptions(precision=precision, batch=batch)
         plan = make_plan(Backend(), resnet18(), options)
         apart = make_plan(Backend(), resnet18(), replace(options, taps=("gap",)))
