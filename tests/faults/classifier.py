@@ -163,10 +163,10 @@ FAULTS = (
         "means_as_int8", "takes unsigned means for signed ones", "bound", of_integers(_as_int8)
     ),
     _integers(
-        "sums_in_int16",
-        "adds pixels in int16",
+        "sums_in_int8",
+        "adds pixels in int8",
         "impulse bound",
-        of_integers(pixels=lambda x: x.sum(axis=(2, 3), dtype=np.int16)),
+        of_integers(pixels=lambda x: x.sum(axis=(2, 3), dtype=np.int8)),
     ),
     _integers(
         "last_row_ignored",
