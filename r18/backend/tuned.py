@@ -30,9 +30,14 @@ APART = "apart"
 
 @dataclass(frozen=True)
 class Preferred:
-    """The kernel of this id is the fastest for a problem."""
+    """The kernel of this id is the fastest for a problem.
+
+    measured: at the problem's own batch; otherwise at the nearest one. A variant is preferred only
+              where it was measured: elsewhere the kernel that it belongs to chooses.
+    """
 
     kernel: str
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Table:
             return None
         nearest = min(found, key=lambda batch: (abs(math.log(batch / problem.batch)), batch))
         kernel = found[nearest].kernel
-        return Apart() if kernel == APART else Preferred(kernel)
+        return Apart() if kernel == APART else Preferred(kernel, nearest == problem.batch)
 
     def timing(self, problem: Problem, precision: str) -> Timing | None:
         """The fastest kernel at the problem's own batch, if that was measured."""

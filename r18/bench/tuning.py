@@ -35,7 +35,7 @@ from r18.backend import (
     output_layout,
     prepare_weights,
 )
-from r18.backend.registry import installed
+from r18.backend.registry import installed, load_backend
 from r18.backend.tuned import APART, at_batch_1, read_table
 from r18.errors import UsageError, unknown
 from r18.graph.ops import (
@@ -87,8 +87,9 @@ def shipped_table(backend: str, device: str) -> Path:
 
 
 def as_on(device: str, backend: Backend) -> Backend:
-    """The backend as plans find it on a device, by its slug, of which it ships a table: what the
-    table does not hold, and everything else, is the backend's own.
+    """The backend as planned on a device, given by slug, whose table it ships.
+
+    Problems that the table lacks follow the backend's own preference, as without a device.
 
     Raises `UnknownName` for a backend that is no entry point, and for a device without a table.
     """
@@ -97,10 +98,11 @@ def as_on(device: str, backend: Backend) -> Backend:
         known = sorted(file.stem for file in path.parent.glob("*.json"))
         raise unknown(f"device with a table of '{backend.name}'", device, known)
     there, table = copy(backend), read_table(path)
+    unprobed = load_backend(backend.name)  # `backend` may have found the table of this machine
 
     def fastest(problem: Problem, precision_name: str) -> Fastest:
         found = table.best(problem, precision_name)
-        return backend.fastest(problem, precision_name) if found is None else found
+        return unprobed.fastest(problem, precision_name) if found is None else found
 
     vars(there)["fastest"] = fastest
     return there
@@ -177,15 +179,14 @@ class Range:
     def chains(self, links: Sequence[Link]) -> list[Chain]:
         """Kernels that each read the previous one's output, on each of the copies.
 
-        The kernel that reads weights gets this problem's.
+        Their weights are random.
         """
-        memory = self.backend.memory
+        memory, rng = self.backend.memory, np.random.default_rng(0)
         kernel, part = links[0]
         held = list(self._inputs_in(input_layout(kernel, part)))
         launches: list[list[Launch]] = [[] for _ in held]
         for kernel, part in links:
-            roles = [spec.role for spec in part.op.weights()]
-            prepared = prepare_weights(kernel, part, roles, self._weights if roles else ())
+            prepared = prepared_at_random(kernel, part, rng)
             workspace = memory.empty(kernel.workspace(part))
             for place, inputs in enumerate(held):
                 output = self._output(part)

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from r18.backend import Backend, CompileOptions, Table
 from r18.backend.tuned import read_table, users_table
-from r18.bench.in_place import tune_in_place
+from r18.bench.in_network import tune_in_network
 from r18.bench.tuning import TUNED_OPS, tuned_schedules
 from r18.bench.tuning import tune as tuned
 from r18.cli.options import (
@@ -40,15 +40,16 @@ def tune(
     precision: PrecisionNames = "fp32",
     batch: BatchSizes = "1,8,64,256",
     fusion: Annotated[
-        str, typer.Option(help=f"Some of: {', '.join(FUSION_LEVELS)}; separated by commas.")
-    ] = "all",
+        str | None,
+        typer.Option(help=f"Some of: {', '.join(FUSION_LEVELS)}; separated by commas. [all]"),
+    ] = None,
     steps: Annotated[
-        str, typer.Option(metavar="GLOB", help="Only steps whose name matches.")
-    ] = "*",
+        str | None, typer.Option(metavar="GLOB", help="Only steps whose name matches.")
+    ] = None,
     bits: Annotated[int, typer.Option(help="Of a weight in int8: 8, 4 or 2.")] = 8,
-    in_place: Annotated[
+    in_network: Annotated[
         bool,
-        typer.Option("--in-place", help="Exchange kernels in the network, and time all of it."),
+        typer.Option("--in-network", help="Exchange kernels in the network, and time all of it."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="The table's file. [where plans on this device look]")
@@ -61,10 +62,10 @@ def tune(
     next to separate ones. In int8 the network is measured in integers, at level all. Exit code 2
     when there was nothing to measure.
 
-    The fastest kernel alone need not be the fastest in the network, where launches overlap. With
-    --in-place, kernels and tiles are exchanged in the plan of this device, at level all, and those
-    with which the whole network is faster are kept; --fusion and --steps do not apply. Run it after
-    a run without it.
+    The fastest kernel in isolation may not be the fastest in the network, where launches overlap.
+    With --in-network, kernels and tiles replace those of this device's plan at level all, one
+    problem at a time, and stay if the network gets faster. Run `r18 tune` first: the plan starts
+    from the table that plans on this device use, not from --out.
     """
     chosen, device = chosen_backend(backend)
     path = out or users_table(chosen.name, device)
@@ -73,16 +74,15 @@ def tune(
         precision_named(name)
     schedule = chosen_schedule(network_name, None)
     sizes = integers(batch, "--batch")
-    if in_place:
+    if in_network:
+        if steps or fusion:
+            raise UsageError("--in-network times the whole network: leave out --steps and --fusion")
         for name in names:
             for size in sizes:
-                _write(path, _exchanged(chosen, schedule, name, size, bits))
+                _write(chosen, path, _exchanged(chosen, schedule, name, size, bits))
         return
-    levels = listed(fusion, "--fusion")
-    table = _alone(chosen, schedule, names, sizes, levels, steps, bits)
-    if not any(table.choices.values()):
-        raise UsageError(f"'{chosen.name}' has no kernel in {precision} for any of the problems")
-    _write(path, table)
+    levels = listed(fusion or "all", "--fusion")
+    _write(chosen, path, _alone(chosen, schedule, names, sizes, levels, steps or "*", bits))
 
 
 def _alone(
@@ -121,7 +121,7 @@ def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits:
     """The kernels with which a network is faster; prints what it gains."""
     taken = quantized(fuse(schedule, LEVEL), bits) if name == INT8.name else schedule
     with progress_bar() as bar:
-        found = tune_in_place(backend, taken, CompileOptions(size, name), bar.advance)
+        found = tune_in_network(backend, taken, CompileOptions(size, name), bar.advance)
     typer.echo(
         f"{name}, batch {size}: {found.before:.1f} µs, with {len(found.exchanges)} kernels "
         f"exchanged {found.after:.1f} µs"
@@ -129,14 +129,17 @@ def _exchanged(backend: Backend, schedule: Schedule, name: str, size: int, bits:
     return found.table
 
 
-def _write(path: Path, table: Table) -> None:
-    """Merge into the file, and print what is new."""
+def _write(backend: Backend, path: Path, table: Table) -> None:
+    """Merge into the file, and print what is new; `UsageError` if that is nothing."""
     rows = [
         (name, problem, size, timing.kernel, f"{timing.microseconds:.1f}")
         for name, found in table.choices.items()
         for problem, batches in found.items()
         for size, timing in batches.items()
     ]
+    if not rows:
+        names = ",".join(table.choices)
+        raise UsageError(f"'{backend.name}' has no kernel in {names} for any of the problems")
     (read_table(path).merged(table) if path.is_file() else table).write(path)
     typer.echo(tabulate(rows, ("precision", "problem", "batch", "fastest kernel", "µs")))
     typer.echo(f"\nwritten: {path}")

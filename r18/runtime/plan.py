@@ -101,7 +101,7 @@ def fastest_first(
 ) -> Sequence[Kernel]:
     """The kernels, with the one that measured fastest first where that is known.
 
-    That may be a variant of one of them (`Backend.variants`).
+    That may be a variant of one of them (`Backend.variants`), if it was measured at this batch.
     """
     fastest = backend.fastest(problem, precision_name)
     if not isinstance(fastest, Preferred):
@@ -111,9 +111,10 @@ def fastest_first(
             return [kernel, *(other for other in kernels if other is not kernel)]
     for kernel in kernels:
         if fastest.kernel.startswith(f"{kernel.id}/"):
-            for one in backend.variants(kernel):
-                if one.id == fastest.kernel:
-                    return [one, *kernels]
+            first = next((v for v in backend.variants(kernel) if v.id == fastest.kernel), None)
+            if first is not None:
+                first = first if fastest.measured else kernel
+                return [first, *(other for other in kernels if other is not first)]
     return kernels
 
 

@@ -31,7 +31,7 @@ from r18.backend import (
 from r18.backend.host import HostBuffer, HostKernel
 from r18.backend.registry import load_backend
 from r18.backend.tuned import APART, at_batch_1, read_table, users_table
-from r18.bench.tuning import Range, tune
+from r18.bench.tuning import Range, tune, tuned_schedules
 from r18.cli.app import REFUSED
 from r18.errors import UsageError
 from r18.graph.ops import (
@@ -50,7 +50,13 @@ from r18.graph.ops import (
 from r18.graph.passes import fuse
 from r18.graph.precision import FP32, INT8
 from r18.graph.quantize import quantized
-from r18.graph.quantized import Quantize, QuantizedConv2d, QuantizedLinear, QuantizePixels
+from r18.graph.quantized import (
+    Quantize,
+    QuantizedAvgPoolLinear,
+    QuantizedConv2d,
+    QuantizedLinear,
+    QuantizePixels,
+)
 from r18.graph.resnet import tiny
 from r18.runtime.plan import make_plan
 
@@ -75,7 +81,7 @@ SMALL, LARGE = Timing("small", 1.0), Timing("large", 2.0)
 )
 def test_the_nearest_measured_batch_decides(batch: int, expected: str) -> None:
     found = table(fp32={KEY: {1: SMALL, 64: LARGE}})
-    assert found.best(conv(batch), "fp32") == Preferred(expected)
+    assert found.best(conv(batch), "fp32") == Preferred(expected, measured=batch == 1)
     assert found.best(conv(batch), "fp16") is None
 
 
@@ -148,6 +154,16 @@ def test_tuning_measures_every_kernel_that_takes_a_problem() -> None:
                 f"numpy/conv2d/{name}/{precision}" for name in ("im2col", "direct")
             }
             assert timing.microseconds > 0
+
+
+def test_integers_are_tuned_with_the_ops_that_fuse_two() -> None:
+    schedules = tuned_schedules(r18_numpy.Backend(), SCHEDULE, ["all"], ["int8"])
+    problems = [p for one in schedules for p in one.problems(1).values()]
+    fused = [p for p in problems if isinstance(p.op, QuantizedAvgPoolLinear)]
+    assert fused
+    found = tune(r18_numpy.Backend(), fused, ["int8"])
+    (timings,) = found.choices["int8"].values()
+    assert timings[1].kernel in {"numpy/qgap_linear/parts/int8", APART}
 
 
 # -- two ops, or one ---------------------------------------------------------------------------

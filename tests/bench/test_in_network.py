@@ -14,9 +14,9 @@ from commands import r18
 from r18.backend import CompileOptions, Fastest, Kernel, Launch, Preferred, Table, Timing
 from r18.backend.registry import load_backend
 from r18.backend.tuned import at_batch_1, read_table
-from r18.bench import in_place
-from r18.bench.in_place import Network, tune_in_place
+from r18.bench.in_network import Network, tune_in_network
 from r18.bench.tuning import as_on
+from r18.cli.app import REFUSED
 from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.passes import fuse
 from r18.graph.quantize import LEVEL, quantized
@@ -83,7 +83,7 @@ def test_an_exchange_that_helps_is_kept_for_all_steps_of_a_problem(
     tried = costing(
         monkeypatch, lambda launches: sum(2 - ("/m2" in one) for one in convolutions(launches))
     )
-    found = tune_in_place(WithTiles(), SCHEDULE, CompileOptions())
+    found = tune_in_network(WithTiles(), SCHEDULE, CompileOptions())
     plan = make_plan(WithTiles(), SCHEDULE, CompileOptions())
     problems = {step.problem for step in plan.steps if isinstance(step.problem.op, Conv2d)}
     assert {one.problem for one in found.exchanges} == problems
@@ -99,7 +99,7 @@ def test_what_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     costing(
         monkeypatch, lambda launches: 1000 - 0.9 * any("/m2" in one.kernel.id for one in launches)
     )
-    found = tune_in_place(WithTiles(), SCHEDULE, CompileOptions())
+    found = tune_in_network(WithTiles(), SCHEDULE, CompileOptions())
     assert found.exchanges == ()  # less than a thousandth
     plan = make_plan(WithTiles(), SCHEDULE, CompileOptions())
     of = [step.problem for step in plan.steps if isinstance(step.problem.op, Conv2d)]
@@ -116,7 +116,7 @@ def test_exchanges_that_only_help_alone_are_not_combined(monkeypatch: pytest.Mon
         return 100 + (len(problems) - 1) ** 2  # one is best, two as good as none
 
     costing(monkeypatch, cost)
-    found = tune_in_place(WithTiles(), SCHEDULE, CompileOptions())
+    found = tune_in_network(WithTiles(), SCHEDULE, CompileOptions())
     assert len(found.exchanges) == 1
     assert (found.before, found.after) == (101, 100)
 
@@ -132,7 +132,7 @@ def test_a_second_sweep_finds_what_suits_later_exchanges(monkeypatch: pytest.Mon
         return 100 - 10 * (last in exchanged) - 10 * ({first, last} <= exchanged)
 
     costing(monkeypatch, cost)
-    found = tune_in_place(WithTiles(), SCHEDULE, CompileOptions())
+    found = tune_in_network(WithTiles(), SCHEDULE, CompileOptions())
     assert [one.problem for one in found.exchanges] == [last, first]
     assert found.after == 80
 
@@ -148,7 +148,7 @@ def test_a_candidate_that_takes_far_longer_is_measured_twice_at_most(
         return 1000.0 if slow else 100.0
 
     costing(monkeypatch, cost)
-    found = tune_in_place(r18_numpy.Backend(), SCHEDULE, CompileOptions())
+    found = tune_in_network(r18_numpy.Backend(), SCHEDULE, CompileOptions())
     plan = make_plan(r18_numpy.Backend(), SCHEDULE, CompileOptions())
     problems = {step.problem for step in plan.steps if isinstance(step.problem.op, Conv2d)}
     assert found.exchanges == ()
@@ -227,7 +227,7 @@ def test_the_command_writes_what_it_exchanged(
     kept = Problem(Linear(3, 4), ((1, 3),))
     timing = Timing("numpy/linear/gemm/fp32", 7.0)
     Table("CPU", {"fp32": {at_batch_1(kept): {1: timing}}}).write(path)
-    asked = ("tune", "--backend", "numpy", "--network", "tiny", "--in-place", "--batch", "2")
+    asked = ("tune", "--backend", "numpy", "--network", "tiny", "--in-network", "--batch", "2")
     result = r18(*asked, "--out", str(path))
     assert result.code == 0, result.err
     assert "kernels exchanged" in result.out
@@ -267,5 +267,21 @@ def test_a_problem_with_two_kernels_in_a_plan_is_left_alone() -> None:
     assert twice.problem not in network.problems
 
 
-def test_gains_are_shares_of_the_whole() -> None:
-    assert 0 < in_place.GAIN < 0.01
+def test_other_steps_cannot_be_asked_for() -> None:
+    for more in (("--steps", "fc"), ("--fusion", "none")):
+        result = r18("tune", "--backend", "numpy", "--network", "tiny", "--in-network", *more)
+        assert result.code == REFUSED
+        assert "leave out --steps and --fusion" in result.err
+
+
+def test_a_variant_of_another_batch_is_not_taken_over() -> None:
+    """There the kernel that it belongs to chooses."""
+
+    class Nearby(Named):
+        def fastest(self, problem: Problem, precision: str) -> Fastest:
+            is_conv = isinstance(problem.op, Conv2d)
+            return Preferred(self.preferred, measured=False) if is_conv else None
+
+    ids = make_plan(Nearby(), SCHEDULE, CompileOptions()).kernel_ids()
+    assert "numpy/conv2d/im2col/fp32" in ids.values()
+    assert Named.preferred not in ids.values()

@@ -1,8 +1,8 @@
 """Which kernels make a whole network fastest: exchanged one at a time among a plan's launches.
 
-A kernel that is the fastest alone need not be the fastest in the network. Where launches overlap,
-what a step costs depends on its neighbours: on the shared memory and SMs that they leave free, and
-on what this kernel loads before it waits for them. So the network itself is timed, with each
+The fastest kernel in isolation may not be the fastest in the network. Where launches overlap, what
+a step costs depends on its neighbours: on the shared memory and SMs that they leave free, and on
+what this kernel loads before it waits for them. So the network itself is timed, with each
 kernel and each tile that fits in a step's place, and an exchange is kept if the network gains.
 
 One exchange concerns all steps of one problem, since a table names kernels by problem.
@@ -38,7 +38,7 @@ from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 
 RUNS, MICROSECONDS = 10, 1500
-"""Runs of the network back to back in one measurement: at most, and if they take no longer."""
+"""A measurement is at most `RUNS` back-to-back runs, and about `MICROSECONDS` long."""
 LOOK, CONFIRM = 5, 25
 """Pairs of measurements, with and without an exchange: to select candidates, and to accept one."""
 CONFIRMED = 3
@@ -48,7 +48,7 @@ GAIN = 0.001
 SLOW = 1.5
 """A network that takes this many times as long in its first run is not measured again."""
 SWEEPS = 3
-"""How often all problems are tried, at most: an exchange may suit other kernels nearby."""
+"""The most passes over all problems: an exchange changes what suits its neighbours."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class InPlace:
+class InNetwork:
     """What the exchanges made of a network.
 
     before, after: microseconds of the plan and of the plan with all exchanges, taken in turns.
-    table:         the kernel of each problem, exchanged or not, with its time alone. What was not
-                   exchanged is in it so that plans do not take another batch's kernel for it.
+    table:         the kernel of each problem with its time alone. Kernels that were not exchanged
+                   are listed too, so that plans do not use another batch's.
     """
 
     before: float
@@ -92,7 +92,7 @@ class Network:
         }
         prepared = [self._weights[step.kernel.id, step.problem] for step in plan.steps]
         self._launches = bind(plan, prepared, arena)
-        self._workspaces: dict[tuple[str, Problem], Buffer] = {}
+        self._workspaces: dict[Problem, Buffer] = {}
         source = plan.tensors[plan.schedule.input]
         count = source.nbytes // source.dtype.itemsize
         pixels = self._rng.integers(0, 256, count, np.uint8)
@@ -129,7 +129,7 @@ class Network:
                         yield one
 
     def run(self, exchanged: Mapping[Problem, Kernel]) -> Callable[[], None]:
-        """The network with some kernels exchanged, as a graph where streams have graphs."""
+        """The network with some kernels exchanged, as a graph if streams support them."""
         launches = [self._exchanged(launch, exchanged) for launch in self._launches]
 
         def work() -> None:
@@ -142,12 +142,19 @@ class Network:
         if kernel.id == launch.kernel.id:
             return launch
         key = kernel.id, problem
-        if key not in self._workspaces:
+        if key not in self._weights:
             self._weights[key] = prepared_at_random(kernel, problem, self._rng)
-            # Kept, because a graph only knows its address.
-            self._workspaces[key] = self._backend.memory.empty(kernel.workspace(problem))
-        workspace = self._workspaces[key]
-        return replace(launch, kernel=kernel, weights=self._weights[key], workspace=workspace)
+        return replace(
+            launch, kernel=kernel, weights=self._weights[key], workspace=self._workspace(problem)
+        )
+
+    def _workspace(self, problem: Problem) -> Buffer:
+        """Enough for every candidate. Kept, because a graph only knows its address."""
+        if problem not in self._workspaces:
+            candidates = self.candidates(problem, self.problems[problem])
+            most = max(one.workspace(problem) for one in candidates)
+            self._workspaces[problem] = self._backend.memory.empty(most)
+        return self._workspaces[problem]
 
     def settle(self) -> None:
         """Warm up, and decide how many runs a measurement has."""
@@ -156,7 +163,7 @@ class Network:
         self._runs = max(1, min(RUNS, int(MICROSECONDS / max(time, 1))))
 
     def microseconds(self, run: Callable[[], None], runs: int | None = None) -> float:
-        """One of several runs back to back."""
+        """Mean microseconds of a run, of several back to back."""
         runs = runs or self._runs
         before = self._stream.record()
         for _ in range(runs):
@@ -174,12 +181,12 @@ class Network:
         return statistics.median(first), statistics.median(second)
 
 
-def tune_in_place(
+def tune_in_network(
     backend: Backend,
     schedule: Schedule,
     options: CompileOptions,
     progress: Callable[[str], None] = lambda text: None,
-) -> InPlace:
+) -> InNetwork:
     """Exchange kernels of the backend's plan for as long as the network gets faster.
 
     schedule: at level `none`, or at `options.fusion`. progress: called with each problem's result.
@@ -207,7 +214,7 @@ def tune_in_place(
             break
     exchanged = {p: one for p, one in chosen.items() if one.id != planned[p].id}
     first, last = network.compared(network.run({}), network.run(exchanged), CONFIRM)
-    return InPlace(
+    return InNetwork(
         first,
         last,
         tuple(Exchange(p, planned[p].id, k.id, gains[p]) for p, k in exchanged.items()),
@@ -252,4 +259,4 @@ def _table(backend: Backend, kernels: Mapping[Problem, Kernel], name: str) -> Ta
     return Table(str(backend.probe()), {name: choices})
 
 
-__all__ = ["Exchange", "InPlace", "Network", "tune_in_place"]
+__all__ = ["Exchange", "InNetwork", "Network", "tune_in_network"]
