@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from r18_cupy.cuda.program import CupyProgram
 
 FEW_OUTPUTS = 2**18  # of a step that may run concurrently with another
-FUSED_CLASSIFIER = {"int8": 16, "fp16": 16, "bf16": 16, "tf32": 4, "fp16x3": 4}
+FUSED_CLASSIFIER = {"fp32": 0, "tf32": 4, "fp16x3": 4}
 """The largest batch at which pooling and classifier are one launch where no table decides.
 
-Each image's CTAs read its pixels and all weights again. In formats of four bytes that is more than
-two launches read, from a few images on; in float32 no batch was measured to gain.
+Of formats of four bytes: each image's CTAs read its pixels and all weights again, from a few images
+on more than two launches read. No batch was measured.
 """
 TUNED = Path(__file__).parent / "tuned"  # tuning tables of measured devices
 INSTALL = "pip install 'r18[cuda13]' (or 'r18[cuda12]' for a driver of CUDA 12)"
@@ -96,20 +96,23 @@ class Backend(BackendBase):
     def fastest(self, problem: Problem, precision: str) -> Fastest:
         """By the tuning table of the probed device, or None. See `r18 tune`.
 
-        `Apart` for a classifier with its pooling that the table does not have and that is larger
-        than `FUSED_CLASSIFIER`.
+        `Apart` for a fused classifier that the table lacks, at batches above `FUSED_CLASSIFIER`.
         """
         found = self._tuned.best(problem, precision) if self._tuned else None
         classifier = isinstance(problem.op, AvgPoolLinear | QuantizedAvgPoolLinear)
-        if found is None and classifier and problem.batch > FUSED_CLASSIFIER.get(precision, 0):
+        if (
+            found is None
+            and classifier
+            and problem.batch > FUSED_CLASSIFIER.get(precision, problem.batch)
+        ):
             return Apart()
         return found
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:
         """Where the second is small: then neither fills the device.
 
-        On CUDA cores a larger one still fills what the first leaves idle at its end, and in
-        integers it takes less time than a launch behind the first.
+        On CUDA cores a larger one still fills what the first leaves idle at its end. In int8 both
+        at once were faster than one after the other at batches 4 to 16 (docs/performance-log.md).
         """
         always = precision in (FP32.name, INT8.name)
         return always or math.prod(second.output) <= FEW_OUTPUTS
