@@ -31,10 +31,10 @@ BURST = 5e-3
 BURSTS, PAUSE = 7, 0.1
 """Single launches, and the seconds of idleness before each."""
 LEAD = 20
-"""A launch this many times shorter goes before timed ones: they are enqueued while it runs, or the
-first event would be timed with the host."""
+"""A launch this many times shorter precedes the timed ones, which are enqueued while it runs.
+Otherwise the first time would include host latency."""
 WARM, SUSTAINED = 0.25, 1.0
-"""Seconds of launches back to back: first some that do not count, then those that do."""
+"""Seconds of launches back to back: warm-up, then timed."""
 
 
 Data = Callable[[int, np.random.Generator], Array]

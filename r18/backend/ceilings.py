@@ -1,4 +1,4 @@
-"""What a device gives at most, instruction by instruction, as a backend measures it.
+"""Peak rates of a device, per instruction and memory, as a backend measures them.
 
 Kernels cannot be faster than the instructions that they consist of. A backend that can issue one
 instruction and nothing else measures its rate; `r18.bench.roofline` derives floors from it.

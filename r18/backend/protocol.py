@@ -146,11 +146,11 @@ class Backend(ABC):
         return ()
 
     def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
-        """Measure what the instructions and memories of the probed device give at most.
+        """Measure the peak rates of the probed device, per instruction and memory.
 
         For `r18 roofline --measure`, on an idle device; takes about two seconds for each.
         progress: called with a few words as each measurement begins. (), the default: nothing is
-        measured, and a large matrix product of a library stands for the instructions.
+        measured, and the rate of a library's matrix product is used instead.
         """
         return ()
 

@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from r18 import records
 from r18.backend import Ceiling, DeviceInfo
+from r18.backend.ceilings import COPY
 from r18.bench.roofline import WHAT, Ceilings
 from r18.errors import BackendUnavailable, UsageError
 from r18.machine import disturbances, machine, thread_count
@@ -78,7 +79,7 @@ def measure(
         of_library = dict(_cpu(side or CPU_SIDE, nbytes or CPU_NBYTES, progress))
     else:
         of_library = dict(_cuda(side or CUDA_SIDE, nbytes or CUDA_NBYTES, progress))
-    copy = of_library.pop("copy")
+    copy = of_library.pop(COPY)
     rates, memory = _by_name(instructions())
     return CeilingsRecord(
         device=device.name,
@@ -170,7 +171,7 @@ def _cpu(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[tu
 
         seconds = _runs(partial(_clocked, copy))
     how = f"NumPy {np.__version__}, copy of {source.nbytes} bytes by {threads} threads"
-    yield "copy", (2.0 * source.nbytes, seconds, how)
+    yield COPY, (2.0 * source.nbytes, seconds, how)
 
 
 def _int8(side: int, threads: int) -> Timed:
@@ -243,7 +244,7 @@ def _cuda(side: int, nbytes: int, progress: Callable[[str], None]) -> Iterator[t
     source = torch.ones(nbytes, dtype=torch.uint8, device="cuda")
     target = torch.zeros_like(source)
     how = f"PyTorch {torch.__version__}, copy of {nbytes} bytes"
-    yield "copy", (2.0 * nbytes, timed(partial(target.copy_, source)), how)
+    yield COPY, (2.0 * nbytes, timed(partial(target.copy_, source)), how)
 
 
 def _torch() -> Any:

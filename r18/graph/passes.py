@@ -3,14 +3,13 @@
 
 Levels build on each other:
 
-| level          | fused                                                                |
-|----------------|----------------------------------------------------------------------|
-| `none`         | nothing: one step an op                                              |
-| `add_relu`     | the residual sum of a block with its ReLU                            |
-| `conv_bn_relu` | and each convolution with its BatchNorm (folded) and following ReLU  |
-| `all`          | and the residual sum and ReLU into the epilogue of a convolution     |
-| `all`, planned | and max-pooling with its convolution, and global average pooling with  |
-|                | the linear layer behind it, where the backend has a kernel           |
+| level          | fused                                                                   |
+|----------------|-------------------------------------------------------------------------|
+| `none`         | nothing: one step an op                                                 |
+| `add_relu`     | the residual sum of a block with its ReLU                               |
+| `conv_bn_relu` | and each convolution with its BatchNorm (folded) and following ReLU     |
+| `all`          | and the residual sum and ReLU into the epilogue of a convolution        |
+| `all`, planned | and pooling with its convolution or linear layer, where a kernel exists |
 
 `fuse` brings a schedule to a level, the same for every backend. The last line depends on the
 backend (`r18.runtime.fusing`), because no backend needs a kernel for fused pooling. There a

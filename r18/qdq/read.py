@@ -62,11 +62,11 @@ def read_qdq(path: str | Path, schedule: Schedule, *, approximate: bool = False)
         model = onnx.load_model_from_string(read_bytes(Path(path), WEIGHTS_LIMIT))
     except (OSError, ValueError) as error:
         raise WeightsError(f"'{path}' cannot be read: {error}") from None
-    except Exception as error:  # protobuf on hostile bytes raises its own
+    except Exception as error:  # protobuf and ONNX's checker raise their own classes
         raise WeightsError(f"'{path}' is no ONNX model, or damaged: {plain(error)}") from None
     try:  # nodes have their inputs and attributes, and none reads what is made after it
         onnx.checker.check_model(model)
-    except Exception as error:  # and so does ONNX's checker
+    except Exception as error:
         why = _undefined(model.graph) or f"ONNX refuses it: {plain(error)}"
         raise WeightsError(f"QDQ model '{path}': {why}") from None
     try:

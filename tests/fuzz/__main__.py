@@ -55,7 +55,7 @@ def main() -> int:
         f"files a second by {asked.processes} processes"
     )
     if tally.lost:
-        print(f"{tally.lost} processes ended before their time")
+        print(f"{tally.lost} processes died")
     return int(not tally.sound)
 
 

@@ -79,8 +79,9 @@ def summation_error(terms: int, contract: RoundingContract, addends: int = 0) ->
     The last `addends` terms (bias, residual) are not products and belong to no block.
 
     - Rounded to nearest: γ_terms. A product rounds once, and it passes through at most terms − 1
-      additions; an FMA only saves roundings (Higham 2002, §3.1). So it is for the dot products of
-      CPUs, vdpbf16ps and tdpbf16ps: trees of FMAs that round to nearest (Intel SDM, volume 2).
+      additions; an FMA only saves roundings (Higham 2002, §3.1). The same holds for the dot
+      products of CPUs, vdpbf16ps and tdpbf16ps: trees of FMAs that round to nearest (Intel
+      SDM, volume 2).
     - Declared blocking into T partial sums of at most ⌈K/T⌉ of the K products each, added
       pairwise: a product passes through ⌈K/T⌉ roundings in its block, ⌈log₂T⌉ above it, and one
       for each addend (Higham 2002, §4.2). T is at most the number of products.

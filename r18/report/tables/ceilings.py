@@ -1,4 +1,4 @@
-"""What a device gives at most: instructions, memories, and what a library makes of them."""
+"""Peak rates of a device: instructions, memories, and what a library makes of them."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ struct RawQuad {
 };
 #endif
 
-// Divides by one scale, rounded as a division is, if the scale is ordinary. CUDA's own division
-// branches for each quotient, and quotients then wait for each other; here many are on their way.
+// Divides by one scale, rounded as a division is, if the scale is ordinary. CUDA's division
+// branches per quotient, which serialises them; here several are in flight.
 struct Divisor {
   float scale, reciprocal, limit;
   bool ordinary;  // no step below underflows or overflows

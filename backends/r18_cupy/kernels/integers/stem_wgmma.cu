@@ -52,7 +52,8 @@ constexpr int QUADS = HALF + 2;          // fours of pixels per line
 constexpr int LINE_THREADS = 64;         // producer threads per line
 constexpr int OWN_LINES = STAGE_LINES * LINE_THREADS / PRODUCERS;  // of a stage, per thread
 constexpr int AHEAD = 3;                 // stages that a producer thread reads ahead of writing
-// Of the stages that are read ahead: float32 is not in registers, which unrolled code must name.
+// Unroll factor of the read-ahead loops. Only pixels kept in registers need constant indices;
+// float32 pixels wait in shared memory.
 constexpr int UNROLLED = TILE_IMAGE == IMAGE_FLOAT32 ? 1 : AHEAD;
 constexpr int STORED = (GROUPS + 3) / 4 * 4;   // matrices that stmatrix writes, in fours
 constexpr int STAGING_BYTES = STORED * 8 * 16;  // per warp

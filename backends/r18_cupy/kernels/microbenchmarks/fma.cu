@@ -1,4 +1,4 @@
-// What float32 FMA gives on the CUDA cores, for `r18 roofline --measure`. Each thread iterates
+// Peak rate of float32 FMA on the CUDA cores, for `r18 roofline --measure`. Each thread iterates
 // x = c − x² in CHAINS independent chains: for c just below 2 the values stay within (−2, 2) and do
 // not settle, so that the operands stay random.
 constexpr int THREADS = 256, CHAINS = 16, ROUNDS = 16;

@@ -1,6 +1,6 @@
-// What `mma.sync` gives by itself, for `r18 roofline --measure`: what kernels for every device from
-// sm_80 on can reach. Each warp holds random fragments of A and B, multiplies each with each into
-// accumulators of their own, again and again, and writes the sum of its accumulators.
+// Peak rate of `mma.sync`, for `r18 roofline --measure`: the limit of kernels for sm_80 and later.
+// Each warp holds random fragments of A and B, multiplies each with each into accumulators of their
+// own, again and again, and writes the sum of its accumulators.
 //
 // OPERAND: __half, __nv_bfloat16, float (tf32) or Bytes (uint8 by int8).
 #include "integers/mma.cuh"

@@ -2,7 +2,7 @@
 // Every thread writes the XOR of what it read.
 constexpr int THREADS = 256, LOADS = 12;
 
-// Stays in its loop, although no one writes there.
+// volatile: the compiler would hoist a load of constant data out of the loop.
 __device__ __forceinline__ uint4 load(unsigned address) {
   uint4 held;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

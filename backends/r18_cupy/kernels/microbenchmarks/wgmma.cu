@@ -1,8 +1,8 @@
-// What `wgmma` gives by itself, for `r18 roofline --measure`. sm_90a only.
+// Peak rate of `wgmma`, for `r18 roofline --measure`. sm_90a only.
 //
 // 1. The CTA fills shared memory with random operands, once: STAGES tiles of A and B.
 // 2. Each warpgroup multiplies its 64 rows of A by the 256 rows of B, tile after tile, into the same
-//    accumulators. Products are never waited for, except that at most two rounds are in flight.
+//    accumulators. At most two rounds are in flight.
 // 3. Every thread writes the sum of its accumulators.
 //
 // OPERAND: __half, __nv_bfloat16, float (tf32), Bytes (int8 by uint8) or E4m3. One CTA fills a

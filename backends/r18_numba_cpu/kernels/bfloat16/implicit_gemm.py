@@ -179,9 +179,9 @@ def _put(scratch, at, bits):
 def copy_band(x, stored, sample, top, rows, row_length, shape, scratch, band):
     """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
 
-    x: (N, H, W, C) of bfloat16, with C `stored`; the band's pixels have shape.channels, of which
-    those beyond C are 0. A row of the band has `row_length` elements, (pixels, channels). Rows
-    that fall between two windows are skipped, because no tap reads them.
+    x: (N, H, W, C) of bfloat16, with C `stored`; the band's pixels have shape.channels, zero beyond
+    C. A row of the band has `row_length` elements, (pixels, channels). Rows that fall between two
+    windows are skipped, because no tap reads them.
     """
     left = min(shape.pad_w * shape.channels, row_length)  # a narrow window may see only padding
     right = left + min(shape.width * shape.channels, row_length - left)

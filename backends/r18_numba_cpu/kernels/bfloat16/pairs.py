@@ -1,8 +1,8 @@
 """A register tile of a product of bfloat16, by `vdpbf16ps`.
 
-The instruction adds to each float32 lane the two products of bfloat16 that lie in its halves: the
-upper one and then the lower one, each by a fused multiply-add that rounds to the nearest, ties to
-even. What is subnormal counts as zero, in factors, sums and results; MXCSR has no say.
+The instruction adds to each float32 lane the products of its two bfloat16 halves: the upper one and
+then the lower one, each by a fused multiply-add that rounds to the nearest, ties to even. What is
+subnormal counts as zero, in factors, sums and results; MXCSR is ignored.
 """
 
 from __future__ import annotations
