@@ -257,10 +257,8 @@ def test_a_kernel_reaches_its_own_code_and_its_helpers(numpy_plan: Plan) -> None
         names = [name for name in reaches if name.endswith(wanted)]
         return {name.split("/")[2] for name in reaching(file, line, reaches, names)}
 
-    assert shown("np.mean(", "others.py") == {
-        "mean",
-        "parts",
-    }  # those of gap, and with a classifier
+    gap = {"mean", "parts"}  # alone, and with a classifier
+    assert shown("np.mean(", "others.py") == gap
     everywhere = {"separable", "im2col", "direct"}
     assert shown("first = max(0", "taps.py") == everywhere  # through a helper
     assert shown("return workers * ceil_div", "others.py") == {"separable"}  # in a lambda
@@ -268,7 +266,7 @@ def test_a_kernel_reaches_its_own_code_and_its_helpers(numpy_plan: Plan) -> None
     assert shown("y += bias", "conv.py") == {"im2col", "direct"}
     assert shown("BLOCK_NBYTES =", "blocks.py") == {"im2col"}  # named by a helper
     everything = {name.split("/")[2] for name in reaches if name.endswith("fp32")}
-    assert shown("for precision in (FP32", "__init__.py") == everything
+    assert shown("precisions = (FP32", "__init__.py") == everything
     assert reaching("conv.py", 1, reaches, ["numpy/relu/maximum/fp32"]) == []
 
 
