@@ -79,7 +79,7 @@ def band_shape(op: Sum, read: Shape, written: Shape, group: int) -> ConvShape:
 
 
 def cover(shape: ConvShape, rows: int) -> Cover:
-    """Tiles whose steps end where a kernel row does: what lies beyond may be infinite."""
+    """Tiles whose steps end where a kernel row does: values beyond it may be infinite."""
     pairs = shape.kernel_w * shape.channels // PAIRS
     most = tiles.MOST_NBYTES // PAIR_NBYTES
     step = max(count for count in range(1, most + 1) if pairs % count == 0)

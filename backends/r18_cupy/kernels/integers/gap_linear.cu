@@ -2,7 +2,7 @@
 // batches, where each of two launches would wait for the one before it.
 // 1. A CTA takes one image and TILE_N output features. Before the previous launch has ended, each
 //    warp has the weights of its features in registers.
-// 2. The CTA adds up all pixels of its image. A thread adds 16 channels of every so many pixels,
+// 2. The CTA adds up all pixels of its image. A thread adds 16 channels of every n-th pixel,
 //    two channels in a word; the CTA's pixel groups then meet in shared memory.
 // 3. Sums are scaled, rounded and saturated to bytes: the means, in shared memory.
 // 4. A warp computes the products of the means and its features' weights; bias and multiplier make

@@ -4,7 +4,7 @@
 //    warp has the first weights of its features in registers.
 // 2. The CTA adds up the pixels of its image, in float32. With TILE_CLUSTER > 1 the CTAs of a
 //    cluster divide the channels, and read each other's means from shared memory.
-// 3. NHWC: a thread adds one vector of channels over every so many pixels; the CTA's pixel groups
+// 3. NHWC: a thread adds one vector of channels over every n-th pixel; the CTA's pixel groups
 //    then meet in shared memory. NCHW: eight lanes of a warp add the pixels of a plane.
 // 4. A warp computes the products of the means, which are not rounded to storage, and its features'
 //    weights. A butterfly adds the lanes; bias is added, and the output is rounded once.
