@@ -331,10 +331,11 @@ def _products_wait(function: Function) -> Iterator[Disorder]:
             running = {name for name, _ in facts}
             used = [name for name in at.names if name in running]
             if used:
+                product = min((first[name] for name in used if name in first), default=at.line)
                 yield Disorder(
                     "products-wait",
                     function.name,
-                    (min((first[name] for name in used if name in first), default=at.line), at.line),
+                    (product, at.line),
                     f"'{at.opcode}' uses an accumulator whose products may still be running: no "
                     "wgmma.wait_group comes between",
                 )
