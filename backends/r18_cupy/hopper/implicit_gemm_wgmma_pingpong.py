@@ -29,7 +29,7 @@ from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
     tile_of,
     weights_nbytes,
 )
-from r18_cupy.hopper.wgmma import ALIGNMENT, BARRIER_NBYTES, WgmmaTile
+from r18_cupy.hopper.wgmma import ALIGNMENT, BARRIER_NBYTES, WgmmaTile, chunk_of
 
 TURNS = 2  # consumer warpgroups
 PRODUCER_THREADS = 64  # a warp for weights, a warp for image rows
@@ -81,6 +81,17 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
     def tiles(self) -> tuple[WgmmaTile, ...]:
         return tiles_of(self.precision)
 
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """For each block more tiles than slots, of several chunks and of two sets of channels."""
+        images, channels = MULTIPROCESSORS * 3, 2 * self.tiles[0].k + chunk_of(self.precision)
+        op = Conv2d(channels, 72, (3, 3), padding=(1, 1), bias=True, residual=True, relu=True)
+        return (
+            *super().extra_problems,
+            Problem(op, ((images, channels, 2, 2), (images, 72, 2, 2))),
+            Problem(replace(op, residual=False), ((images, channels, 2, 2),)),
+        )
+
     def set_nbytes(self, blocking: HaloBlocking, tile: WgmmaTile) -> int:
         """Bytes of the slabs that hold the outputs of a tile."""
         return tile.m // tile.k * blocking.slab_pitch
@@ -111,9 +122,7 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
     def tile_for(self, problem: Problem) -> WgmmaTile | None:
         """The tile with the lowest estimate among those that take the problem. Pure."""
         fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
-        return min(
-            fitting, key=lambda tile: estimate(problem, self.precision, tile), default=None
-        )
+        return min(fitting, key=lambda tile: estimate(problem, self.precision, tile), default=None)
 
     def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
         """Bytes of slots, weights, slabs and mbarriers, and of memory that is only read: where the

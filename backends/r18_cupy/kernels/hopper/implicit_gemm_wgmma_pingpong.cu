@@ -20,6 +20,7 @@ constexpr int TURNS = 2;               // consumer warpgroups, CONSUMERS threads
 constexpr int PRODUCER_WARPS = 2;      // of weights, of image rows
 constexpr int ALL_THREADS = TURNS * CONSUMERS + PRODUCER_WARPS * 32;
 
+static_assert(!SPLITS, "a warpgroup would split image rows only when it has the turn");
 static_assert(TILE_BLOCKS == 1, "two warpgroups need the registers of an SM");
 
 // Barrier of one consumer warpgroup. The numbers are literals: the compiler would otherwise reserve
