@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +33,12 @@ from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
     blocking_of,
 )
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import tiles_of as rows_tiles
+from r18_cupy.hopper.implicit_gemm_wgmma_halo_split_k import (
+    ImplicitGemmWgmmaHaloSplitK,
+    chunks_of_part,
+)
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import ImplicitGemmWgmmaPersistent
+from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import TURNS, ImplicitGemmWgmmaPingpong
 from r18_cupy.hopper.linear_wgmma import LinearWgmma, as_convolution
 from r18_cupy.hopper.wgmma import (
     WgmmaTile,
@@ -293,7 +299,15 @@ def test_a_tile_names_its_parts() -> None:
 
 # -- whole rows --------------------------------------------------------------------------------
 
-ROWS = pytest.mark.parametrize("kind", [ImplicitGemmWgmmaHalo, ImplicitGemmWgmmaPersistent])
+ROWS = pytest.mark.parametrize(
+    "kind",
+    [
+        ImplicitGemmWgmmaHalo,
+        ImplicitGemmWgmmaPersistent,
+        ImplicitGemmWgmmaPingpong,
+        ImplicitGemmWgmmaHaloSplitK,
+    ],
+)
 
 
 def row_of(place: int, blocking: HaloBlocking) -> int:
@@ -389,6 +403,16 @@ def test_where_slots_and_slabs_lie(
             if kind is ImplicitGemmWgmmaPersistent:  # outputs leave from the slots
                 assert last >= blocking.patch_nbytes or blocking.chunks == slabs == 1
                 assert min(slots.pitch, last) >= blocking.slab_pitch
+            elif isinstance(kernel, ImplicitGemmWgmmaPingpong):  # slabs have memory of their own
+                assert last >= blocking.patch_nbytes
+                assert slots.count >= min(2, blocking.chunks)
+                held = slots.nbytes + tile.stages * tile.m * ROW_BYTES
+                held += kernel.sets(blocking, tile) * slabs * blocking.slab_pitch
+                barriers = 16 * (tile.stages + slots.count) + 16 * TURNS
+                assert kernel.shared_nbytes(problem, tile) >= 1024 + held + barriers
+            elif kind is ImplicitGemmWgmmaHaloSplitK:  # sums meet where the weights were
+                assert last >= blocking.patch_nbytes
+                assert tile.n * (tile.m + 4) * 4 <= tile.stages * tile.m * ROW_BYTES
             else:  # from where the slots and weights were
                 assert last >= blocking.patch_nbytes or blocking.chunks == 1
                 weights = tile.stages * tile.m * ROW_BYTES
@@ -400,7 +424,7 @@ def test_where_slots_and_slabs_lie(
 @ROWS
 def test_what_rows_refuse(kind: type[ImplicitGemmWgmmaHalo], precision: Precision) -> None:
     kernel = kind(precision)
-    op = Conv2d(64, 64, (3, 3), padding=(1, 1))
+    op = Conv2d(kernel.tiles[0].k, 64, (3, 3), padding=(1, 1))  # a chunk of channels
 
     def refused(op: Conv2d, h: int, w: int) -> str:
         return kernel.refusal(problem_of(op, 1, h, w)) or ""
@@ -422,6 +446,48 @@ def test_blocks_that_stay_are_as_many_as_run_at_once(precision: Precision) -> No
     assert tile is not None
     assert many.grid == (MULTIPROCESSORS * tile.blocks, 1, 1)
     assert few.grid < many.grid
+
+
+@PRECISIONS
+def test_two_warpgroups_take_turns_in_a_block_per_multiprocessor(precision: Precision) -> None:
+    kernel = ImplicitGemmWgmmaPingpong(precision)
+    op = Conv2d(64, 64, (3, 3), padding=(1, 1), residual=True)
+    few, many = (launch_of(kernel, problem_of(op, n, 56, 56)) for n in (1, 64))
+    assert many.grid == (MULTIPROCESSORS, 1, 1)
+    assert few.grid < many.grid
+    assert many.block == (TURNS * 128 + 64, 1, 1)
+
+
+@PRECISIONS
+def test_slabs_for_both_turns_where_a_residual_leaves_two_slots(precision: Precision) -> None:
+    kernel = ImplicitGemmWgmmaPingpong(precision)
+    counts = set()
+    for residual, size in [(False, 14), (True, 14), (True, 56)]:
+        op = Conv2d(64, 64, (3, 3), padding=(1, 1), residual=residual)
+        for tile in kernel.tiles:
+            blocking = blocking_of(problem_of(op, 64, size, size), tile)
+            sets, slots = kernel.sets(blocking, tile), kernel.slots(blocking, tile)
+            assert sets == 1 or residual
+            assert sets == 1 or slots.count >= 2
+            counts.add(sets)
+    assert counts == {1, TURNS}
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 7, 8, 16])
+@pytest.mark.parametrize("positions", [1, 4, 9, 49])
+def test_a_part_of_k_touches_no_more_chunks_than_it_has_slots(
+    parts: int, chunks: int, positions: int
+) -> None:
+    """With the boundaries of parts as the device computes them."""
+    bounds = [part * chunks * positions // parts for part in range(parts + 1)]
+    assert bounds[-1] == chunks * positions
+    touched = [
+        (last - 1) // positions - first // positions + 1
+        for first, last in itertools.pairwise(bounds)
+        if first < last
+    ]
+    assert max(touched) <= chunks_of_part(chunks, parts) <= chunks
 
 
 # -- linear ------------------------------------------------------------------------------------

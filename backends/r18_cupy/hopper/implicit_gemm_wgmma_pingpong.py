@@ -1,0 +1,152 @@
+"""Implicit GEMM with TMA and `wgmma` for stride 1, two warpgroups in turn: fp16, bf16, tf32. NHWC.
+
+One block per SM computes several tiles of implicit_gemm_wgmma_halo.py: one warpgroup multiplies
+while the other one writes its outputs, and image rows arrive during the products of earlier tiles.
+See kernels/hopper/implicit_gemm_wgmma_pingpong.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import BF16, FP16, TF32, Precision
+from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_NBYTES
+from r18_cupy.cuda.launch import GridLaunch, ceil_div
+from r18_cupy.cuda.tensor_map import ROW_BYTES
+from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
+    HaloBlocking,
+    ImplicitGemmWgmmaHalo,
+    Slots,
+    aligned,
+    blocking_of,
+    reach_nbytes,
+    step_cycles,
+    tile_of,
+    weights_nbytes,
+)
+from r18_cupy.hopper.wgmma import ALIGNMENT, BARRIER_NBYTES, WgmmaTile, chunk_of
+
+TURNS = 2  # consumer warpgroups
+PRODUCER_THREADS = 64  # a warp for weights, a warp for image rows
+MOST_SLOTS = 4
+TURN_NBYTES = 32  # of mbarriers: two for each consumer warpgroup
+
+
+def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
+    """The compiled tiles: 4, 3 and 2 rows of 58 pixels, 14 of 16, 7 of 30.
+
+    With fewer pixels a position takes less time than its weights take to arrive: more stages.
+    """
+    k = ROW_BYTES // precision.dtype.itemsize
+    large = (232, 224, 208, 176)
+    return (
+        *(tile_of(n, k, stages=6, blocks=1) for n in large),
+        tile_of(120, k, stages=8, blocks=1),
+    )
+
+
+# -- choosing ----------------------------------------------------------------------------------
+
+BLOCK_LATENCY = 6000  # cycles of a block for its first image rows and its last outputs
+TILE_LATENCY = 1500  # cycles of a warpgroup per tile on top of its products,
+PIXEL_LATENCY = 15  # plus a part that grows with its pixels
+STEP_LATENCY = 20  # cycles per step on top of its products
+
+
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
+    """Rough cycles: the busiest block's tiles, bound by products or by a warpgroup's own time."""
+    op = cast(Conv2d, problem.op)
+    n, o, oh, _ = problem.output
+    blocking = blocking_of(problem, tile)
+    steps = blocking.chunks * math.prod(op.kernel_size)
+    products = steps * (step_cycles(tile, precision) + STEP_LATENCY)
+    alone = products + TILE_LATENCY + PIXEL_LATENCY * tile.n
+    tiles = n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m)
+    return BLOCK_LATENCY + ceil_div(tiles, MULTIPROCESSORS) * max(products, alone / TURNS)
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
+    """One block per SM of an H200, with the tile that suits the problem best."""
+
+    algorithm = "implicit_gemm_wgmma_pingpong"
+    source = "hopper/implicit_gemm_wgmma_pingpong"
+
+    @property
+    def tiles(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of(self.precision)
+
+    @property
+    def extra_problems(self) -> tuple[Problem, ...]:
+        """For each block more tiles than slots, of several chunks and of two sets of channels."""
+        images, channels = MULTIPROCESSORS * 3, 2 * self.tiles[0].k + chunk_of(self.precision)
+        op = Conv2d(channels, 72, (3, 3), padding=(1, 1), bias=True, residual=True, relu=True)
+        return (
+            *super().extra_problems,
+            Problem(op, ((images, channels, 2, 2), (images, 72, 2, 2))),
+            Problem(replace(op, residual=False), ((images, channels, 2, 2),)),
+        )
+
+    def set_nbytes(self, blocking: HaloBlocking, tile: WgmmaTile) -> int:
+        """Bytes of the slabs that hold the outputs of a tile."""
+        return tile.m // tile.k * blocking.slab_pitch
+
+    def room_nbytes(self, blocking: HaloBlocking, tile: WgmmaTile, sets: int) -> int:
+        """Bytes that are left for slots."""
+        barriers = (tile.stages + MOST_SLOTS) * BARRIER_NBYTES + TURN_NBYTES
+        held = weights_nbytes(tile) + sets * self.set_nbytes(blocking, tile) + barriers
+        return SHARED_NBYTES - ALIGNMENT - held
+
+    def sets(self, blocking: HaloBlocking, tile: WgmmaTile) -> int:
+        """Sets of slabs. One for each warpgroup where there is a residual, if two slots are left:
+        it then arrives a whole tile ahead. Pure.
+        """
+        roomy = self.room_nbytes(blocking, tile, TURNS) >= 2 * aligned(blocking.patch_nbytes)
+        return TURNS if blocking.slabs and roomy else 1
+
+    def slots(self, blocking: HaloBlocking, tile: WgmmaTile) -> Slots:
+        """As many as fit, at most MOST_SLOTS. Pure."""
+        pitch = aligned(blocking.patch_nbytes)
+        room = self.room_nbytes(blocking, tile, self.sets(blocking, tile))
+        count = max(min(room // pitch, MOST_SLOTS), min(2, blocking.chunks))
+        return Slots(count, pitch, count * pitch)
+
+    def blocks(self, tiles: int, tile: WgmmaTile) -> int:
+        return min(tiles, MULTIPROCESSORS)
+
+    def tile_for(self, problem: Problem) -> WgmmaTile | None:
+        """The tile with the lowest estimate among those that take the problem. Pure."""
+        fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
+        return min(fitting, key=lambda tile: estimate(problem, self.precision, tile), default=None)
+
+    def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
+        """Bytes of slots, weights, slabs and mbarriers, and of memory that is only read: where the
+        rows have fewer pixels than the tile, discarded products read on behind the image rows.
+        """
+        blocking = blocking_of(problem, tile)
+        slots = self.slots(blocking, tile)
+        slabs = self.sets(blocking, tile) * self.set_nbytes(blocking, tile)
+        barriers = (tile.stages + slots.count) * BARRIER_NBYTES + TURN_NBYTES
+        return ALIGNMENT + max(
+            slots.nbytes + weights_nbytes(tile) + slabs + barriers,
+            (slots.count - 1) * slots.pitch + reach_nbytes(blocking, tile),
+        )
+
+    def launches(self, problem: Problem) -> tuple[GridLaunch, ...]:
+        (launch,) = super().launches(problem)
+        tile = self.tile_for(problem)
+        assert tile is not None, "a problem that is refused has no launches"
+        sets = np.int32(self.sets(blocking_of(problem, tile), tile))
+        threads = TURNS * 128 + PRODUCER_THREADS
+        arguments = (*launch.arguments, sets)
+        return (replace(launch, block=(threads, 1, 1), arguments=arguments),)
+
+
+def implicit_gemm_wgmma_pingpong_kernels() -> tuple[ImplicitGemmWgmmaPingpong, ...]:
+    """Without fp16x3, whose two accumulators per output leave room for few pixels."""
+    return tuple(ImplicitGemmWgmmaPingpong(precision) for precision in (FP16, BF16, TF32))
