@@ -21,15 +21,15 @@ def solve(
     step: Step[F],
     start: frozenset[F] = frozenset(),
     *,
-    instructions: tuple[tuple[Instruction, ...], ...] | None = None,
+    within: tuple[tuple[Instruction, ...], ...] | None = None,
 ) -> Iterator[tuple[Instruction, frozenset[F]]]:
     """Each reachable instruction with the facts that may hold before it, in the PTX's order.
 
     step:  returns the facts after an instruction, from those before it. It must be monotonic.
     start: the facts at the function's entry.
-    instructions: those of each block that take part; by default `Function.ordering`.
+    within: the instructions of each block that take part; by default `Function.ordering`.
     """
-    blocks, ordering = function.blocks, instructions or function.ordering
+    blocks, ordering = function.blocks, within or function.ordering
     entering: list[frozenset[F] | None] = [None] * len(blocks)
     entering[0] = start
     todo = [0]

@@ -326,7 +326,7 @@ def _products_wait(function: Function) -> Iterator[Disorder]:
     for at in filter(_is_product, function.instructions):
         for name in results(at):
             first.setdefault(name, at.line)
-    for at, facts in solve(function, step, instructions=function.every):
+    for at, facts in solve(function, step, within=function.every):
         if facts and not at.starts("mov", "wgmma"):
             running = {name for name, _ in facts}
             used = [name for name in at.names if name in running]
