@@ -60,6 +60,8 @@ PLANTED = [
     ("launch-wait", PINGPONG, "", f"{PINGPONG}.cu", f"      {TURN} {WAIT}", ""),
     ("launch-wait", PARTS, "", f"{PARTS}.cu", f"      {WAIT}", ""),
     ("cluster-order", PARTS, "TILE_PARTS=8", SPLIT_K, f"  {ARRIVE}", f"  {RELAXED}"),
+    ("products-wait", PERSISTENT, "", f"{PERSISTENT}.cu", "      wgmma_wait<0>();\n", ""),
+    ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"      {FENCE}", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", "  cp_async_wait<0>();\n", ""),
