@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,10 +32,6 @@ from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
     blocking_of,
 )
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import tiles_of as rows_tiles
-from r18_cupy.hopper.implicit_gemm_wgmma_halo_split_k import (
-    ImplicitGemmWgmmaHaloSplitK,
-    chunks_of_part,
-)
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import ImplicitGemmWgmmaPersistent
 from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import TURNS, ImplicitGemmWgmmaPingpong
 from r18_cupy.hopper.linear_wgmma import LinearWgmma, as_convolution
@@ -300,13 +295,7 @@ def test_a_tile_names_its_parts() -> None:
 # -- whole rows --------------------------------------------------------------------------------
 
 ROWS = pytest.mark.parametrize(
-    "kind",
-    [
-        ImplicitGemmWgmmaHalo,
-        ImplicitGemmWgmmaPersistent,
-        ImplicitGemmWgmmaPingpong,
-        ImplicitGemmWgmmaHaloSplitK,
-    ],
+    "kind", [ImplicitGemmWgmmaHalo, ImplicitGemmWgmmaPersistent, ImplicitGemmWgmmaPingpong]
 )
 
 
@@ -410,9 +399,6 @@ def test_where_slots_and_slabs_lie(
                 held += kernel.sets(blocking, tile) * slabs * blocking.slab_pitch
                 barriers = 16 * (tile.stages + slots.count) + 16 * TURNS
                 assert kernel.shared_nbytes(problem, tile) >= 1024 + held + barriers
-            elif kind is ImplicitGemmWgmmaHaloSplitK:  # sums meet where the weights were
-                assert last >= blocking.patch_nbytes
-                assert tile.n * (tile.m + 4) * 4 <= tile.stages * tile.m * ROW_BYTES
             else:  # from where the slots and weights were
                 assert last >= blocking.patch_nbytes or blocking.chunks == 1
                 weights = tile.stages * tile.m * ROW_BYTES
@@ -471,23 +457,6 @@ def test_slabs_for_both_turns_where_a_residual_leaves_two_slots(precision: Preci
             assert sets == 1 or slots.count >= 2
             counts.add(sets)
     assert counts == {1, TURNS}
-
-
-@pytest.mark.parametrize("parts", [2, 4, 8])
-@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 7, 8, 16])
-@pytest.mark.parametrize("positions", [1, 4, 9, 49])
-def test_a_part_of_k_touches_no_more_chunks_than_it_has_slots(
-    parts: int, chunks: int, positions: int
-) -> None:
-    """With the boundaries of parts as the device computes them."""
-    bounds = [part * chunks * positions // parts for part in range(parts + 1)]
-    assert bounds[-1] == chunks * positions
-    touched = [
-        (last - 1) // positions - first // positions + 1
-        for first, last in itertools.pairwise(bounds)
-        if first < last
-    ]
-    assert max(touched) <= chunks_of_part(chunks, parts) <= chunks
 
 
 # -- linear ------------------------------------------------------------------------------------
