@@ -58,6 +58,7 @@ PLANTED = [
     ("launch-wait", PINGPONG, "", f"{PINGPONG}.cu", f"      {WAIT}", ""),
     ("launch-wait", PINGPONG, "", f"{PINGPONG}.cu", f"      {TURN} {WAIT}", ""),
     ("products-wait", PERSISTENT, "", f"{PERSISTENT}.cu", "      wgmma_wait<0>();\n", ""),
+    ("products-wait", PINGPONG, "", f"{PINGPONG}.cu", "    wgmma_wait<0>();\n", ""),
     ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"      {FENCE}", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),

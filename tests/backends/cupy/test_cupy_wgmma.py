@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from r18.backend import Array
+from r18.backend import Array, Preferred
 from r18.graph.ops import Conv2d, Layout, Linear, Problem
 from r18.graph.passes import fuse
-from r18.graph.precision import FP16X3, TF32, Precision
+from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18.graph.resnet import resnet18
+from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv.operands import split
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
@@ -457,6 +458,42 @@ def test_slabs_for_both_turns_where_a_residual_leaves_two_slots(precision: Preci
             assert sets == 1 or slots.count >= 2
             counts.add(sets)
     assert counts == {1, TURNS}
+
+
+@pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
+@pytest.mark.parametrize("batch", [1, 8, 64, 256])
+def test_turns_pay_in_large_images_of_large_batches(precision: Precision, batch: int) -> None:
+    """As measured on an H200: in layers 1 and 2 of a ResNet-18, and not in layers 3 and 4. In tf32
+    the time of layer 2 is that of the gathering kernel."""
+    kernel = ImplicitGemmWgmmaPingpong(precision)
+    steps = fuse(resnet18(), "all").problems(batch).items()
+    paying = {name for name, problem in steps if kernel.pays(problem)}
+    ones = {name for name, p in steps if isinstance(p.op, Conv2d) and p.op.stride == (1, 1)}
+    ones = {name for name in ones if name.startswith(("layer1", "layer2"))}
+    if precision == TF32:
+        assert {name for name in paying if not name.startswith("layer2")} == (
+            {name for name in ones if name.startswith("layer1")} if batch >= 64 else set()
+        )
+        assert paying <= ones
+    else:
+        assert paying == (ones if batch >= 64 else set())
+    unprobed = Backend()
+    for name, problem in steps:
+        found = unprobed.fastest(problem, precision.name)
+        assert (found == Preferred(kernel.id)) is (name in paying)
+
+
+@PRECISIONS
+def test_turns_do_not_pay_where_none_was_measured(precision: Precision) -> None:
+    """For windows of one pixel, for a stride of 2, and for a problem that is refused."""
+    kernel = ImplicitGemmWgmmaPingpong(precision)
+    window = Conv2d(64, 64, (3, 3), padding=(1, 1))
+    assert kernel.pays(problem_of(window, 256, 56, 56))
+    pixel = replace(window, kernel_size=(1, 1), padding=(0, 0))
+    assert kernel.refusal(problem_of(pixel, 256, 56, 56)) is None
+    assert not kernel.pays(problem_of(pixel, 256, 56, 56))
+    assert not kernel.pays(problem_of(replace(window, stride=(2, 2)), 256, 56, 56))
+    assert not kernel.pays(problem_of(window, 256, 56, 512))
 
 
 # -- linear ------------------------------------------------------------------------------------
