@@ -14,9 +14,6 @@ from r18_cupy.conv.implicit_gemm_mma import implicit_gemm_mma_kernels
 from r18_cupy.conv.winograd import winograd_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
-from r18_cupy.hopper.implicit_gemm_wgmma_halo_split_k import (
-    implicit_gemm_wgmma_halo_split_k_kernels,
-)
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import implicit_gemm_wgmma_pingpong_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
@@ -47,7 +44,6 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *implicit_gemm_wgmma_halo_kernels(),
         *implicit_gemm_wgmma_persistent_kernels(),
         *implicit_gemm_wgmma_pingpong_kernels(),
-        *implicit_gemm_wgmma_halo_split_k_kernels(),
         *implicit_gemm_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),

@@ -18,6 +18,8 @@ from r18.graph.precision import BF16, FP16, TF32, Precision
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_NBYTES
 from r18_cupy.cuda.launch import GridLaunch, ceil_div
 from r18_cupy.cuda.tensor_map import ROW_BYTES
+from r18_cupy.hopper.implicit_gemm_wgmma import ImplicitGemmWgmma
+from r18_cupy.hopper.implicit_gemm_wgmma import estimate as gather_estimate
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import (
     HaloBlocking,
     ImplicitGemmWgmmaHalo,
@@ -38,36 +40,44 @@ TURN_NBYTES = 32  # of mbarriers: two for each consumer warpgroup
 
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
-    """The compiled tiles: 4, 3 and 2 rows of 58 pixels, 14 of 16, 7 of 30.
-
-    With fewer pixels a position takes less time than its weights take to arrive: more stages.
+    """The compiled tiles: 4 rows of 58 pixels, and 7 of 30; with 4 bytes per channel also 3 of 58,
+    which leave room for two sets of slabs. Others were never the fastest.
     """
     k = ROW_BYTES // precision.dtype.itemsize
-    large = (232, 224, 208, 176)
-    return (
-        *(tile_of(n, k, stages=6, blocks=1) for n in large),
-        tile_of(120, k, stages=8, blocks=1),
-    )
+    pixels = (232, 208, 176) if precision.dtype.itemsize == 4 else (232, 208)
+    return tuple(tile_of(n, k, stages=6, blocks=1) for n in pixels)
 
 
 # -- choosing ----------------------------------------------------------------------------------
 
-BLOCK_LATENCY = 6000  # cycles of a block for its first image rows and its last outputs
-TILE_LATENCY = 1500  # cycles of a warpgroup per tile on top of its products,
-PIXEL_LATENCY = 15  # plus a part that grows with its pixels
-STEP_LATENCY = 20  # cycles per step on top of its products
+# Fitted to the times of all tiles on an H200, for the convolutions with stride 1 in layers 1 to 3
+# of a ResNet-18 at batches 64 and 256. A microsecond is 1830 cycles, about what it is in the
+# estimate of implicit_gemm_wgmma.py, with which `pays` compares.
+BLOCK_LATENCY = 4200  # cycles of a block for its first image rows and its last outputs
+SLOWDOWN = 1.12  # of products, which copies to and from shared memory delay
+TILE_LATENCY = 500  # cycles per tile outside of its products: the change of turns,
+OUTPUT_BYTES_PER_CYCLE = 24  # plus a part that grows with the bytes written,
+RESIDUAL_BYTES_PER_CYCLE = 28  # with those of the residual,
+LATE_BYTES_PER_CYCLE = 37  # and again with those that arrive only after the last outputs have left
 
 
-def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
-    """Rough cycles: the busiest block's tiles, bound by products or by a warpgroup's own time."""
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, sets: int) -> float:
+    """Rough cycles of the block with the most tiles. `sets`: of slabs in shared memory."""
     op = cast(Conv2d, problem.op)
+    steps = blocking_of(problem, tile).chunks * math.prod(op.kernel_size)
+    slab_nbytes = tile.m * tile.n * precision.dtype.itemsize
+    cycles = SLOWDOWN * steps * step_cycles(tile, precision) + TILE_LATENCY
+    cycles += slab_nbytes / OUTPUT_BYTES_PER_CYCLE
+    if op.residual:
+        cycles += slab_nbytes / RESIDUAL_BYTES_PER_CYCLE
+        cycles += slab_nbytes / LATE_BYTES_PER_CYCLE if sets < TURNS else 0
+    return BLOCK_LATENCY + ceil_div(tiles_in(problem, tile), MULTIPROCESSORS) * cycles
+
+
+def tiles_in(problem: Problem, tile: WgmmaTile) -> int:
+    """The tiles that cover a problem."""
     n, o, oh, _ = problem.output
-    blocking = blocking_of(problem, tile)
-    steps = blocking.chunks * math.prod(op.kernel_size)
-    products = steps * (step_cycles(tile, precision) + STEP_LATENCY)
-    alone = products + TILE_LATENCY + PIXEL_LATENCY * tile.n
-    tiles = n * ceil_div(oh, blocking.rows) * ceil_div(o, tile.m)
-    return BLOCK_LATENCY + ceil_div(tiles, MULTIPROCESSORS) * max(products, alone / TURNS)
+    return n * ceil_div(oh, blocking_of(problem, tile).rows) * ceil_div(o, tile.m)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +132,25 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
     def tile_for(self, problem: Problem) -> WgmmaTile | None:
         """The tile with the lowest estimate among those that take the problem. Pure."""
         fitting = [tile for tile in self.tiles if self.obstacle(problem, tile) is None]
-        return min(fitting, key=lambda tile: estimate(problem, self.precision, tile), default=None)
+        return min(fitting, key=lambda tile: self.cycles(problem, tile), default=None)
+
+    def cycles(self, problem: Problem, tile: WgmmaTile) -> float:
+        """Rough cycles with a tile that takes the problem. Pure."""
+        sets = self.sets(blocking_of(problem, tile), tile)
+        return estimate(problem, self.precision, tile, sets)
+
+    def pays(self, problem: Problem) -> bool:
+        """Whether it should take less time than implicit_gemm_wgmma.py, by the estimates of both;
+        False for windows of one pixel and for few tiles, of which none was measured. Pure.
+        """
+        tile = self.tile_for(problem) if self.refusal(problem) is None else None
+        if tile is None or math.prod(cast(Conv2d, problem.op).kernel_size) == 1:
+            return False
+        if tiles_in(problem, tile) <= TURNS * MULTIPROCESSORS:
+            return False
+        gathering = ImplicitGemmWgmma(self.precision)
+        other = gather_estimate(problem, self.precision, gathering.tile_for(problem))
+        return self.cycles(problem, tile) < other
 
     def shared_nbytes(self, problem: Problem, tile: WgmmaTile) -> int:
         """Bytes of slots, weights, slabs and mbarriers, and of memory that is only read: where the

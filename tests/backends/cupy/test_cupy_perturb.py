@@ -44,7 +44,6 @@ SOURCES = {
 FAMILIES = (
     "hopper/implicit_gemm_wgmma",
     "hopper/implicit_gemm_wgmma_halo",
-    "hopper/implicit_gemm_wgmma_halo_split_k",
     "hopper/implicit_gemm_wgmma_persistent",
     "hopper/implicit_gemm_wgmma_pingpong",
     "hopper/implicit_gemm_wgmma_registers",

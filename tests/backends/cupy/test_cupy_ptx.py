@@ -30,7 +30,6 @@ KERNEL, HALO = "hopper/gather_kernel.cuh", "hopper/implicit_gemm_wgmma_halo"
 ARRIVE, RELAXED = "cluster_arrive();\n", "cluster_arrive_relaxed();\n"
 ONE, FIRST = "if (threadIdx.x == 0)", "if (index == blockIdx.x)"
 PERSISTENT, STEM = "hopper/implicit_gemm_wgmma_persistent", "stem/few_channels_wgmma"
-PARTS = "hopper/implicit_gemm_wgmma_halo_split_k"
 PINGPONG, TURN = "hopper/implicit_gemm_wgmma_pingpong", "if (nth < TURNS)"
 WAIT, FENCE = "wait_for_previous_launch();\n", "fence_async_proxy();\n"
 INTEGERS, FLOATS = "integers/stem_wgmma", "TILE_IMAGE=3"
@@ -54,14 +53,13 @@ PLANTED = [
     ("proxy-fence", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {FENCE}", ""),
     ("store-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {ONE} tma_store_wait();\n", ""),
     ("launch-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"      {FIRST} {WAIT}", ""),
-    ("products-wait", PERSISTENT, "", f"{PERSISTENT}.cu", "      wgmma_wait<0>();\n", ""),
-    ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", PINGPONG, "", f"{PINGPONG}.cu", f"    {FENCE}", ""),
     ("store-wait", PINGPONG, "", f"{PINGPONG}.cu", "      tma_store_wait();\n", ""),
     ("launch-wait", PINGPONG, "", f"{PINGPONG}.cu", f"      {WAIT}", ""),
     ("launch-wait", PINGPONG, "", f"{PINGPONG}.cu", f"      {TURN} {WAIT}", ""),
-    ("launch-wait", PARTS, "", f"{PARTS}.cu", f"      {WAIT}", ""),
-    ("cluster-order", PARTS, "TILE_PARTS=8", SPLIT_K, f"  {ARRIVE}", f"  {RELAXED}"),
+    ("products-wait", PERSISTENT, "", f"{PERSISTENT}.cu", "      wgmma_wait<0>();\n", ""),
+    ("products-wait", PINGPONG, "", f"{PINGPONG}.cu", "    wgmma_wait<0>();\n", ""),
+    ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"      {FENCE}", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", "  cp_async_wait<0>();\n", ""),
@@ -79,7 +77,6 @@ SOURCES = (
     HALO,
     PERSISTENT,
     PINGPONG,
-    PARTS,
     STEM,
     "ops/gap",
 )
