@@ -57,12 +57,11 @@ BLOCK_LATENCY = 4200  # cycles of a block for its first image rows and its last 
 SLOWDOWN = 1.12  # of products, which copies to and from shared memory delay
 TILE_LATENCY = 500  # cycles per tile outside of its products: the change of turns,
 OUTPUT_BYTES_PER_CYCLE = 24  # plus a part that grows with the bytes written,
-RESIDUAL_BYTES_PER_CYCLE = 28  # with those of the residual,
-LATE_BYTES_PER_CYCLE = 37  # and again with those that arrive only after the last outputs have left
+RESIDUAL_BYTES_PER_CYCLE = 28  # and with those of the residual
 
 
-def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, sets: int) -> float:
-    """Rough cycles of the block with the most tiles. `sets`: of slabs in shared memory."""
+def estimate(problem: Problem, precision: Precision, tile: WgmmaTile) -> float:
+    """Rough cycles of the block with the most tiles."""
     op = cast(Conv2d, problem.op)
     steps = blocking_of(problem, tile).chunks * math.prod(op.kernel_size)
     slab_nbytes = tile.m * tile.n * precision.dtype.itemsize
@@ -70,7 +69,6 @@ def estimate(problem: Problem, precision: Precision, tile: WgmmaTile, sets: int)
     cycles += slab_nbytes / OUTPUT_BYTES_PER_CYCLE
     if op.residual:
         cycles += slab_nbytes / RESIDUAL_BYTES_PER_CYCLE
-        cycles += slab_nbytes / LATE_BYTES_PER_CYCLE if sets < TURNS else 0
     return BLOCK_LATENCY + ceil_div(tiles_in(problem, tile), MULTIPROCESSORS) * cycles
 
 
@@ -106,23 +104,18 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
         """Bytes of the slabs that hold the outputs of a tile."""
         return tile.m // tile.k * blocking.slab_pitch
 
-    def room_nbytes(self, blocking: HaloBlocking, tile: WgmmaTile, sets: int) -> int:
-        """Bytes that are left for slots."""
-        barriers = (tile.stages + MOST_SLOTS) * BARRIER_NBYTES + TURN_NBYTES
-        held = weights_nbytes(tile) + sets * self.set_nbytes(blocking, tile) + barriers
-        return SHARED_NBYTES - ALIGNMENT - held
-
-    def sets(self, blocking: HaloBlocking, tile: WgmmaTile) -> int:
-        """Sets of slabs. One for each warpgroup where there is a residual, if two slots are left:
-        it then arrives a whole tile ahead. Pure.
+    def sets(self, blocking: HaloBlocking) -> int:
+        """Sets of slabs: one for each warpgroup where there is a residual, which then arrives a
+        whole tile ahead; else one for both.
         """
-        roomy = self.room_nbytes(blocking, tile, TURNS) >= 2 * aligned(blocking.patch_nbytes)
-        return TURNS if blocking.slabs and roomy else 1
+        return TURNS if blocking.slabs else 1
 
     def slots(self, blocking: HaloBlocking, tile: WgmmaTile) -> Slots:
         """As many as fit, at most MOST_SLOTS. Pure."""
         pitch = aligned(blocking.patch_nbytes)
-        room = self.room_nbytes(blocking, tile, self.sets(blocking, tile))
+        slabs = self.sets(blocking) * self.set_nbytes(blocking, tile)
+        barriers = (tile.stages + MOST_SLOTS) * BARRIER_NBYTES + TURN_NBYTES
+        room = SHARED_NBYTES - ALIGNMENT - weights_nbytes(tile) - slabs - barriers
         count = max(min(room // pitch, MOST_SLOTS), min(2, blocking.chunks))
         return Slots(count, pitch, count * pitch)
 
@@ -136,8 +129,7 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
 
     def cycles(self, problem: Problem, tile: WgmmaTile) -> float:
         """Rough cycles with a tile that takes the problem. Pure."""
-        sets = self.sets(blocking_of(problem, tile), tile)
-        return estimate(problem, self.precision, tile, sets)
+        return estimate(problem, self.precision, tile)
 
     def pays(self, problem: Problem) -> bool:
         """Whether it should take less time than implicit_gemm_wgmma.py, by the estimates of both;
@@ -158,7 +150,7 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
         """
         blocking = blocking_of(problem, tile)
         slots = self.slots(blocking, tile)
-        slabs = self.sets(blocking, tile) * self.set_nbytes(blocking, tile)
+        slabs = self.sets(blocking) * self.set_nbytes(blocking, tile)
         barriers = (tile.stages + slots.count) * BARRIER_NBYTES + TURN_NBYTES
         return ALIGNMENT + max(
             slots.nbytes + weights_nbytes(tile) + slabs + barriers,
@@ -169,7 +161,7 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
         (launch,) = super().launches(problem)
         tile = self.tile_for(problem)
         assert tile is not None, "a problem that is refused has no launches"
-        sets = np.int32(self.sets(blocking_of(problem, tile), tile))
+        sets = np.int32(self.sets(blocking_of(problem, tile)))
         threads = TURNS * 128 + PRODUCER_THREADS
         arguments = (*launch.arguments, sets)
         return (replace(launch, block=(threads, 1, 1), arguments=arguments),)

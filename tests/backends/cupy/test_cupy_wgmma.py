@@ -397,7 +397,7 @@ def test_where_slots_and_slabs_lie(
                 assert last >= blocking.patch_nbytes
                 assert slots.count >= min(2, blocking.chunks)
                 held = slots.nbytes + tile.stages * tile.m * ROW_BYTES
-                held += kernel.sets(blocking, tile) * slabs * blocking.slab_pitch
+                held += kernel.sets(blocking) * slabs * blocking.slab_pitch
                 barriers = 16 * (tile.stages + slots.count) + 16 * TURNS
                 assert kernel.shared_nbytes(problem, tile) >= 1024 + held + barriers
             else:  # from where the slots and weights were
@@ -446,18 +446,24 @@ def test_two_warpgroups_take_turns_in_a_block_per_multiprocessor(precision: Prec
 
 
 @PRECISIONS
-def test_slabs_for_both_turns_where_a_residual_leaves_two_slots(precision: Precision) -> None:
+@pytest.mark.parametrize("size", [14, 56])
+def test_each_turn_has_slabs_of_its_own_where_there_is_a_residual(
+    precision: Precision, size: int
+) -> None:
+    """So only the warpgroup that reads and overwrites a residual has it loaded."""
     kernel = ImplicitGemmWgmmaPingpong(precision)
-    counts = set()
-    for residual, size in [(False, 14), (True, 14), (True, 56)]:
+    for residual in (False, True):
         op = Conv2d(64, 64, (3, 3), padding=(1, 1), residual=residual)
-        for tile in kernel.tiles:
-            blocking = blocking_of(problem_of(op, 64, size, size), tile)
-            sets, slots = kernel.sets(blocking, tile), kernel.slots(blocking, tile)
-            assert sets == 1 or residual
-            assert sets == 1 or slots.count >= 2
-            counts.add(sets)
-    assert counts == {1, TURNS}
+        problem = problem_of(op, 64, size, size)
+        sets = TURNS if residual else 1
+        assert launch_of(kernel, problem).arguments[-1] == sets
+        fitting = [tile for tile in kernel.tiles if kernel.obstacle(problem, tile) is None]
+        assert fitting
+        for tile in fitting:
+            blocking = blocking_of(problem, tile)
+            held = kernel.slots(blocking, tile).nbytes + tile.stages * tile.m * ROW_BYTES
+            held += sets * (tile.m // tile.k) * blocking.slab_pitch
+            assert kernel.shared_nbytes(problem, tile) >= held
 
 
 @pytest.mark.parametrize("precision", [FP16, BF16, TF32], ids=str)
