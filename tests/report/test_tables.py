@@ -15,7 +15,7 @@ from r18 import records
 from r18.backend import Timing
 from r18.backend.tuned import APART
 from r18.bench import tuning
-from r18.bench.from_host import FromHost
+from r18.bench.inputs.from_host import FromHost
 from r18.bench.record import floors_of
 from r18.bench.roofline import limits
 from r18.bench.tuning import shipped_table
