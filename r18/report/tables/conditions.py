@@ -52,7 +52,7 @@ def _missing(row: Data) -> str:
     if error["reference"] == FLOAT64 and row["error_ratio"] is None:
         return f"no error of {PEER} in that precision, or none above 0"
     if error["reference"] == INTEGERS and float(error["relative"]) != 0:
-        return "a library with integers of its own is compared with no other"
+        return "its integers are not the specification's"
     return ""
 
 
