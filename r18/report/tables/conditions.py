@@ -49,7 +49,7 @@ def _missing(row: Data) -> str:
     error = row["error"]
     if error is None:
         return str(row.get("no_error") or "not asked for")
-    if error["reference"] == FLOAT64 and row["error_ratio"] is None:
+    if error["reference"] == FLOAT64 and row.get("error_ratio") is None:
         return f"no error of {PEER} in that precision, or none above 0"
     if error["reference"] == INTEGERS and float(error["relative"]) != 0:
         return "its integers are not the specification's"
