@@ -274,7 +274,8 @@ def peer_contender(
     """
 
     def feed() -> Feeding:
-        return FedTorchvision(kind, schedule, weights, batch, precision, way)
+        own = peers_precision(precision, kind)
+        return FedTorchvision(kind, schedule, weights, batch, own, way)
 
     return Contender(
         way.name,

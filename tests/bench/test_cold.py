@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from commands import r18
 from r18.backend import Array, DeviceInfo
 from r18.backend.host import HostMemory
 from r18.backend.registry import load_backend
 from r18.bench import timing
-from r18.bench.baselines import PEER
+from r18.bench.baselines import PEER, torch_flush
 from r18.bench.contenders import contenders
 from r18.bench.inputs.cold import (
     BYTE,
@@ -211,6 +212,25 @@ def test_flushes_write_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     flush()
     assert arrays[0].nbytes == 800
     assert (arrays[0] == 2).all()
+
+
+def test_pytorch_waits_for_its_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the CPU in the place of the device."""
+    filled: list[set[int]] = []
+    buffers: list[torch.Tensor] = []
+    empty = torch.empty
+
+    def noted(*size: Any, **options: Any) -> torch.Tensor:
+        buffers.append(empty(*size, **options))
+        return buffers[-1]
+
+    monkeypatch.setattr("r18.bench.baselines.torchvision.place", lambda kind: "cpu")
+    monkeypatch.setattr(torch, "empty", noted)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: filled.append(set(buffers[0].tolist())))
+    flush = torch_flush(1000)
+    assert [buffer.nbytes for buffer in buffers] == [1000]
+    flush()
+    assert filled == [{BYTE}]
 
 
 def test_backends_and_pytorch_can_flush_a_gpu_and_other_libraries_cannot() -> None:

@@ -28,7 +28,7 @@ from r18.errors import ShapeError, UsageError, WeightsError
 from r18.graph.resnet import resnet18
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.output_errors import IMAGES, SEED, OutputErrors, relative
-from support import random_weights
+from support import ROOT, random_weights
 
 SMALL = resnet18(image_size=32, classes=12)
 WEIGHTS = random_weights(SMALL)
@@ -312,3 +312,19 @@ def test_without_an_oracle_rows_say_so_and_check_is_refused(
     refused = r18(*QUICK, "--check")
     assert refused.code == 2
     assert "--check needs the oracle, which is not installed" in refused.err
+
+
+def test_a_record_from_before_errors_is_kept_and_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "bench-cpu.json"
+    old = json.loads((ROOT / "exports" / "records" / path.name).read_text("utf-8"))
+    for group in old["groups"].values():
+        for found in group["rows"]:
+            for name in ("error", "no_error", "error_ratio", "cold"):
+                found.pop(name, None)
+    path.write_text(json.dumps(old, indent=1), "utf-8")
+    done = r18(*QUICK, "--record", "--records", tmp_path)
+    assert done.code == 0, done.err
+    new = json.loads(path.read_text("utf-8"))
+    added = new["groups"].pop("tiny/fp32/all/b2")
+    assert new["groups"] == old["groups"]
+    assert added["rows"][0]["error"]["images"] == IMAGES
