@@ -310,6 +310,13 @@ def measured(tmp_path: Path) -> Path:
         timed("fp32", 1, "none", cupy=3.0),
         timed("bf16", 1, cupy=0.125, compiled=0.5),
     ]
+    groups[0]["rows"][0] |= {
+        "ratio": 0.25,
+        "error": error(3e-3),
+        "error_ratio": 1.5,
+        "cold": COLD | {"median_ms": 0.625},
+        "from_host": FromHost(1_204_224, 400, (0.75,), (0.2,)).to_json(8, 0.5),
+    }
     data = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
     names = map(str, range(len(groups)))
     records.write(
@@ -333,17 +340,22 @@ def test_a_table_of_the_network_and_its_floor(measured: Path) -> None:
     assert large < floor("fp16", 8)
     assert lines(text)[0] == (
         "| precision | batch | direct floor ms | floor ms | measured ms | measured / floor "
-        "| best PyTorch ms | its mode | PyTorch / r18 | error / PyTorch |"
+        "| cold ms | from host ms | best PyTorch ms | its mode | PyTorch / r18 "
+        "| error / PyTorch |"
     )
     assert lines(text)[2:] == [
-        f"| fp32 | 64 | {plain:.4g} | {plain:.4g} | 4 | {4 / plain:.2f} | 8 | eager | 2.00 | — |",
-        f"| fp16 | 1 | {small:.4g} | {small:.4g} | 0.25 | {0.25 / small:.2f} |  |  |  | — |",
-        f"| fp16 | 8 | {large:.4g} | {large:.4g} | 0.5 | {0.5 / large:.2f} | {best} | — |",
-        "| bf16 | 1 |  |  | 0.125 |  | 0.5 | compile | 4.00 | — |",
+        f"| fp32 | 64 | {plain:.4g} | {plain:.4g} | 4 | {4 / plain:.2f} | — | — "
+        "| 8 | eager | 2.00 | — |",
+        f"| fp16 | 1 | {small:.4g} | {small:.4g} | 0.25 | {0.25 / small:.2f} | — | — "
+        "|  |  |  | — |",
+        f"| fp16 | 8 | {large:.4g} | {large:.4g} | 0.5 | {0.5 / large:.2f} "
+        f"| 0.625 | 0.75 | {best} | 1.50 (worse) |",
+        "| bf16 | 1 |  |  | 0.125 |  | — | — | 0.5 | compile | 4.00 | — |",
     ]
     said = "2026-11-21: fp32 50, fp16 750 TFLOP/s by a library; copy 4 TB/s by a library."
     assert said in text
     assert text.count("medians of 1000 runs") == 1
+    assert "Cold or from host, —: not measured yet" in text
     other = rendered(block("roofline device=nvidia-h200 fusion=none"), measured)
     assert [line.split(" | ")[4] for line in lines(other)[2:]] == ["3"]
     other = rendered(block("roofline device=nvidia-h200 backend=torch"), measured)
@@ -420,7 +432,9 @@ def test_a_program_by_winograd_has_a_floor_of_its_own(tmp_path: Path) -> None:
     direct = floor("fp32", 64)
     assert own < direct
     (line,) = lines(text)[2:]
-    assert line == f"| fp32 | 64 | {direct:.4g} | {own:.4g} | 4 | {4 / own:.2f} |  |  |  | — |"
+    assert (
+        line == f"| fp32 | 64 | {direct:.4g} | {own:.4g} | 4 | {4 / own:.2f} | — | — |  |  |  | — |"
+    )
 
 
 def test_steps_that_were_recorded_have_the_floors_of_their_kernels() -> None:

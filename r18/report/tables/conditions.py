@@ -22,6 +22,10 @@ FROM_HOST = (
 )
 NOT_COLD = f"Cold, {NONE}: not measured yet; `r18 bench --cold --record` does."
 
+NOT_FED = (
+    f"Cold or from host, {NONE}: not measured yet; `r18 bench --cold --from-host --record` does."
+)
+
 
 def error_captions(rows: Iterable[Data]) -> list[str]:
     """What the errors of a benchmark's rows are, and why some are missing."""
@@ -119,7 +123,9 @@ __all__ = [
     "ERROR_HEADS",
     "FROM_HOST",
     "NOT_COLD",
+    "NOT_FED",
     "OLD",
+    "STATES",
     "WARM",
     "error_captions",
     "lines_of",

@@ -23,7 +23,8 @@ from r18.report.tables.conditions import (
     ERROR_HEADS,
     FROM_HOST,
     NOT_COLD,
-    WARM,
+    NOT_FED,
+    STATES,
     error_captions,
     lines_of,
     state_captions,
@@ -216,15 +217,17 @@ def roofline_table(options: Options, folder: Path) -> Table:
         raise UsageError(f"the record of {device} has no time of '{backend}' for {asked}")
     heads = (
         "precision | batch | direct floor ms | floor ms | measured ms | measured / floor | "
-        "best PyTorch ms | its mode | PyTorch / r18 | error / PyTorch"
+        "cold ms | from host ms | best PyTorch ms | its mode | PyTorch / r18 | error / PyTorch"
     )
     captions = [
         _ceilings_words(ceilings),
         *bench_captions(groups),
-        WARM,
+        *state_captions(groups),
         *error_captions(owners),
     ]
-    return Table(heads, "lrrrrrrlrr", rows, captions)
+    if any(row.get(state) is None for row in owners for state in STATES):
+        captions.append(NOT_FED)
+    return Table(heads, "l" + "r" * 8 + "lrr", rows, captions)
 
 
 def _floors(group: Data, own: Data, ceilings: Ceilings) -> tuple[float | None, float | None]:
@@ -249,6 +252,7 @@ def _next_to_floor(group: Data, own: Data, direct: float | None, floor: float | 
         cell(floor, ".4g"),
         cell(median, ".4g"),
         cell(floor and median / floor, ".2f"),
+        *(cell(own[state]["median_ms"], ".4g") if own.get(state) else NONE for state in STATES),
         cell(best and best["median_ms"], ".4g"),
         way.mode + (", channels-last" if way.channels_last else "") if way else "",
         cell(best and best["median_ms"] / median, ".2f"),
