@@ -13,7 +13,7 @@ ERROR_HEADS = "error | error / PyTorch"
 STATES = {"cold": "cold", "from_host": "from host"}
 """The parts of a row with other times of the same contender, and what its line is called."""
 WARM = (
-    "Times are warm unless their line says otherwise: each run reads the batch, weights and "
+    "Times are warm unless marked otherwise: each run reads the batch, weights and "
     "buffers of the run before, and the last-level cache (a GPU's L2) holds what fits of them."
 )
 FROM_HOST = (
