@@ -41,7 +41,7 @@ TURN_NBYTES = 32  # of mbarriers: two for each consumer warpgroup
 
 def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     """The compiled tiles: 4 rows of 58 pixels, and 7 of 30; with 4 bytes per channel also 3 of 58,
-    which leave room for two sets of slabs. Others were never the fastest.
+    which leave room for two sets of slabs. Others pay nowhere, see docs/performance-log.md.
     """
     k = ROW_BYTES // precision.dtype.itemsize
     pixels = (232, 208, 176) if precision.dtype.itemsize == 4 else (232, 208)
