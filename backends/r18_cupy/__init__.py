@@ -32,9 +32,8 @@ from r18.graph.ops import AvgPoolLinear, Conv2d, Problem
 from r18.graph.precision import FP32, INT8
 from r18.graph.quantized import QuantizedAvgPoolLinear
 from r18.graph.schedule import Schedule
-from r18_cupy.catalogue import kernels_for
+from r18_cupy.catalogue import kernels_for, pingpong_kernels
 from r18_cupy.cuda.device import CupyMemory
-from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import implicit_gemm_wgmma_pingpong_kernels
 from r18_cupy.kernel import CudaKernel, launches_of
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class Backend(BackendBase):
         ):
             return Apart()
         if found is None and isinstance(problem.op, Conv2d):
-            for kernel in implicit_gemm_wgmma_pingpong_kernels():
+            for kernel in pingpong_kernels():
                 if kernel.precision.name == precision and kernel.pays(problem):
                     return Preferred(kernel.id)
         return found
