@@ -1,0 +1,348 @@
+"""`r18 check`: a function judged as it stands.
+
+`check` settles the target in a worker process, then verifies it as `r18 verify` does a backend with
+one kernel. `assert_kernel` is that for a test suite; the core's `r18.check` hands on to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from r18.errors import UsageError, show
+from r18.graph.ops import Problem
+from r18_oracle.findings import Finding, save
+from r18_oracle.functions.target import (
+    MARK,
+    Target,
+    backend_of,
+    function_at,
+    like_named,
+    local_target,
+    marked_in,
+    place_of,
+)
+from r18_oracle.probe.settle import Found, settle
+from r18_oracle.search.campaign import KernelReport, run_campaign
+from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.tasks import finding_of
+from r18_oracle.search.verify import Request, Verification, counted, verify
+from r18_oracle.search.worker import Job, run_jobs
+
+PROFILE = "quick"
+NETWORK, SMALL_NETWORK = "resnet18", "tiny"
+SETTLE_SECONDS = 120.0
+"""A function that is silent for this long while it is settled counts as hung."""
+CALLS = 2_500
+"""Calls of a function in a quick search, about."""
+BUDGET = 40.0
+"""Seconds that they may take; a slower function gets fewer and smaller problems."""
+NETWORK_RATE = 3e8
+"""Multiplications a second that a function needs for the problems of a network."""
+
+
+@dataclass(frozen=True)
+class How:
+    """profile: the effort. network: whose problems it also gets, if it is fast enough, or None.
+
+    isolated: in worker processes. If not, a crash ends this process, and a hang this search.
+    """
+
+    profile: str = PROFILE
+    seed: int = 0
+    network: str | None = NETWORK
+    isolated: bool = True
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result.
+
+    target: settled, if it could be. found: what the probes found; None if they crashed.
+    accepted: the contract was given, so that a narrow one is no fault.
+    report: of the search; None if the function could not be called at all. findings: all of them.
+    reduced: what a slow function was not asked for, in a sentence; "" if nothing.
+    """
+
+    target: Target
+    found: Found | None
+    accepted: bool
+    report: KernelReport | None
+    findings: tuple[Finding, ...]
+    seconds: float
+    reduced: str = ""
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """What it computes in less than its arrays hold, and nobody said it might."""
+        return () if self.accepted or self.found is None else self.found.below
+
+    @property
+    def ok(self) -> bool:
+        judged = self.report is not None and self.report.verdict == "ok"
+        return judged and not self.findings and not self.below
+
+    def text(self, folder: Path | None = None) -> str:
+        """For people. folder: where findings are saved, with the commands that replay them."""
+        target = self.target
+        lines = [f"{target.place}, like {target.operator.title}"]
+        given = f"{target.dtype} arrays of {target.arrays}" if target.arrays else target.dtype
+        lines.append(f"  given     {given}")
+        lines += self._found()
+        if self.report is not None:
+            tally = self.report.tally
+            how = f"{counted(tally.problems, 'problem')}, {sum(tally.passed.values())} checks"
+            lines.append(
+                f"  searched  {how} in {self.seconds:.0f} s; error/bound {tally.ratio:.3g}"
+            )
+            if self.reduced:
+                lines.append(f"            {self.reduced}")
+            lines += [f"  refused   {n}: {reason}" for reason, n in tally.refused.items()]
+        lines.append(f"  verdict   {self.verdict}")
+        for finding in self.findings:
+            path = save(finding, folder) if folder is not None else None
+            lines += ["", finding.describe(path)]
+        return "\n".join(lines)
+
+    @property
+    def verdict(self) -> str:
+        """In a line."""
+        if self.findings:
+            return f"wrong: {', '.join(dict.fromkeys(f.check for f in self.findings))}"
+        if self.report is None or self.report.verdict != "ok":
+            return "not judged: it took no problem"
+        if self.below:
+            return (
+                f"narrower than its arrays: {self._narrow()}; right within that\n"
+                f"            --contract {self.target.contract} if that is meant"
+            )
+        return f"right, within the bound of {self.target.arithmetic.words()}"
+
+    def _narrow(self) -> str:
+        return f"this {self.target.dtype} kernel {' and '.join(self.below)}"
+
+    def _found(self) -> list[str]:
+        found = self.found
+        if found is None:
+            return []
+        lines = []
+        if found.arithmetic is not None:
+            lines.append(f"  found     {found.arithmetic.words()}")
+            if found.below:
+                what = f"this {self.target.dtype} kernel {' and '.join(found.below)}"
+                lines.append(f"            {what}")
+        lines += [f"            {note}" for note in found.notes]
+        if found.arithmetic is None:
+            lines[:1] = [f"  found     {found.notes[0]}"] if found.notes else []
+        lines.append(f"  judged by {self.target.contract}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        found, report = self.found, self.report
+        return {
+            "target": self.target.name,
+            "like": self.target.operator.title,
+            "dtype": self.target.dtype,
+            "arrays": self.target.arrays,
+            "contract": self.target.contract,
+            "found": None if found is None or found.arithmetic is None else str(found.arithmetic),
+            "below": [] if found is None else list(found.below),
+            "notes": [] if found is None else list(found.notes),
+            "problems": 0 if report is None else report.tally.problems,
+            "refused": {} if report is None else dict(report.tally.refused),
+            "checks": {} if report is None else dict(report.tally.passed),
+            "error_over_bound": None if report is None else report.tally.ratio,
+            "verdict": self.verdict,
+            "ok": self.ok,
+            "seconds": round(self.seconds, 3),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def check(
+    target: Target,
+    how: How | None = None,
+    *,
+    on_progress: Callable[[str, Problem | None], None] = lambda what, problem: None,
+) -> Checked:
+    """Settle a target and search it for a fault.
+
+    Raises what loading the function raises, `UnknownName` for an unknown profile.
+    """
+    how = how or How()
+    chosen = profile(how.profile)
+    accepted = bool(target.contract)
+    backend_of(target.name)  # raises here, and not in a worker, if the function is not there
+    found: Found | None
+    if how.isolated:
+        arguments = {"target": target}
+        job = Job(settle, arguments, target.name, _kernel_id(target), SETTLE_SECONDS)
+        (outcome,) = run_jobs([job], workers=1)
+        if isinstance(outcome.result, Exception):
+            raise outcome.result
+        if outcome.finding is not None:
+            lost = finding_of(replace(outcome, job=replace(job, arguments={})))
+            assert lost is not None
+            return Checked(target, None, accepted, None, (lost,), outcome.seconds)
+        found = outcome.result
+    else:
+        found = settle(target=target, announce=lambda problem, kind, seed: None)
+    assert found is not None
+    ready, name = found.target, found.target.name
+    paced, reduced = _paced(chosen, found)
+    asked = how.network if found.rate >= NETWORK_RATE else None
+    if how.network is not None and asked is None:
+        reduced = f"{reduced or 'slow'}, none of {how.network}"
+    if not how.isolated:
+        return _here(ready, found, accepted, paced, how.seed, reduced)
+    backend = backend_of(name)
+    verification = verify(
+        {name: backend},
+        Request(paced, f"{backend.name}/*", asked or SMALL_NETWORK, seed=how.seed, workers=1),
+        on_progress=on_progress,
+    )
+    return _judged(ready, found, accepted, verification, reduced)
+
+
+def _kernel_id(target: Target) -> str:
+    return backend_of(target.name).kernel.id
+
+
+def _paced(how: Profile, found: Found) -> tuple[Profile, str]:
+    """The profile, or a smaller one for a function that would take too long; and a sentence."""
+    expected = found.seconds * CALLS
+    if expected <= BUDGET:
+        return how, ""
+    share = BUDGET / expected
+    smaller = replace(
+        how,
+        examples=max(5, int(how.examples * share)),
+        max_elements=max(256, int(how.max_elements * share)),
+        max_macs=max(4_096, int(how.max_macs * share)),
+        every=max(how.every, min(8, int(1 / share))),
+    )
+    per_call = f"{found.seconds * 1e3:.0f} ms for a small call"
+    return smaller, f"slow ({per_call}): {smaller.examples} smaller problems"
+
+
+def _judged(
+    target: Target, found: Found, accepted: bool, verification: Verification, reduced: str
+) -> Checked:
+    (result,) = verification.backends
+    report = result.kernels[0] if result.kernels else None
+    return Checked(
+        *(target, found, accepted, report, tuple(verification.findings), verification.seconds),
+        reduced,
+    )
+
+
+def _here(
+    target: Target, found: Found, accepted: bool, how: Profile, seed: int, reduced: str
+) -> Checked:
+    """In this process."""
+    backend = backend_of(target.name)
+    report = run_campaign(
+        backend, backend.kernel, how, seed, backend_name=target.name, network_name=None
+    )
+    findings = () if report.finding is None else (report.finding,)
+    return Checked(target, found, accepted, report, findings, report.seconds, reduced)
+
+
+# -- what users call -----------------------------------------------------------------------------
+
+
+def target_of(
+    place: str,
+    like: object | None = None,
+    *,
+    dtype: str = "float32",
+    arrays: str = "",
+    contract: str = "",
+    deterministic: bool = True,
+) -> Target:
+    """The target of a place, as the command line names it; the mark of the function adds to it."""
+    options = dict(getattr(function_at(place), MARK, {}))
+    asked = {"like": like, "dtype": dtype if dtype != "float32" else None}
+    asked |= {"arrays": arrays, "contract": contract}
+    merged = options | {name: value for name, value in asked.items() if value}
+    like = like_named(place, merged.pop("like", None)).name
+    return Target(place, like, **({"deterministic": deterministic} | _known(merged)))
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a target; raises `UsageError` for others."""
+    known = ("dtype", "arrays", "contract", "deterministic")
+    if wrong := [name for name in options if name not in known]:
+        raise UsageError(f"{show(wrong[0])} is no option of a check: {', '.join(known)}")
+    return options
+
+
+def targets_of(asked: str, like: object | None = None, **options: Any) -> list[Target]:
+    """The targets of a command's argument: a place, or a file with marked functions.
+
+    Raises `UsageError` for a file in which no function is marked.
+    """
+    if not asked.endswith(".py"):
+        return [target_of(asked, like, **options)]
+    names = list(marked_in(asked))
+    if not names:
+        raise UsageError(
+            f"no function of '{asked}' is marked with @r18.check.kernel: name one, {asked}:FUNCTION"
+        )
+    return [target_of(f"{asked}:{name}", like, **options) for name in names]
+
+
+def assert_kernel(
+    function: Callable[..., Any],
+    like: object | None = None,
+    *,
+    dtype: str = "float32",
+    arrays: str = "",
+    contract: str = "",
+    deterministic: bool = True,
+    profile: str = PROFILE,
+    seed: int = 0,
+    network: str | None = NETWORK,
+    isolated: bool = True,
+    findings: Path | str | None = None,
+) -> Checked:
+    """Check a function; raises `AssertionError` with the text of the result unless it is right.
+
+    Options as those of `r18 check`; `findings` is a folder for what is found. Raises `UsageError`
+    for a function that a worker process cannot import, unless `isolated` is False.
+    """
+    options: dict[str, Any] = dict(getattr(function, MARK, {}))
+    given = {"dtype": dtype if dtype != "float32" else None, "arrays": arrays, "contract": contract}
+    options |= {name: value for name, value in given.items() if value}
+    options = {"deterministic": deterministic} | options
+    asked = like if like is not None else options.pop("like", None)
+    options.pop("like", None)
+    place = place_of(function)
+    if place is None and isolated:
+        raise UsageError(
+            f"{show(function)} cannot be imported by a worker process: define it at the top level "
+            "of a module, or pass isolated=False"
+        )
+    name = like_named(place or f":{function.__name__}", asked).name
+    options = _known(options)
+    target = (
+        local_target(function, like=name, **options)
+        if place is None
+        else Target(place, name, **options)
+    )
+    result = check(target, How(profile, seed, network, isolated))
+    if not result.ok:
+        raise AssertionError(result.text(Path(findings) if findings is not None else None))
+    return result
+
+
+def dumped(results: list[Checked]) -> str:
+    """Results as JSON."""
+    return json.dumps([result.to_json() for result in results], indent=2, allow_nan=False)
+
+
+__all__ = ["Checked", "assert_kernel", "check", "dumped", "target_of", "targets_of"]
