@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from r18 import check as check
     from r18.backend import CompileOptions as CompileOptions
     from r18.backend.registry import get_backend as get_backend
-    from r18 import check as check
     from r18.compiled import compile as compile
     from r18.graph.resnet import resnet18 as resnet18
     from r18.graph.resnet import resnet34 as resnet34

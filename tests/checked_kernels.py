@@ -187,7 +187,10 @@ def conv2d_last_halo_row(x: Any, w: Any, b: Any = None, stride: Any = 1, padding
     ph, pw = _two(padding)
     image = F.pad(x, (pw, pw, ph, 0))
     if ph:
-        image = torch.cat([image, *[x[:, :, -1:].new_ones(1).expand_as(F.pad(x[:, :, -1:], (pw, pw)))] * ph], dim=2)
+        image = torch.cat(
+            [image, *[x[:, :, -1:].new_ones(1).expand_as(F.pad(x[:, :, -1:], (pw, pw)))] * ph],
+            dim=2,
+        )
     return F.conv2d(image, w, b, stride)
 
 

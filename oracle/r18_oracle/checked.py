@@ -14,7 +14,7 @@ from typing import Any
 
 from r18.errors import UsageError, show
 from r18.graph.ops import Problem
-from r18_oracle.findings import Finding, save
+from r18_oracle.findings import SILENCE, Finding, save
 from r18_oracle.functions.target import (
     MARK,
     Target,
@@ -25,11 +25,10 @@ from r18_oracle.functions.target import (
     marked_in,
     place_of,
 )
-from r18_oracle.probe.settle import Found, settle
+from r18_oracle.probe.settle import Found, settle, unsettled
 from r18_oracle.search.campaign import KernelReport, run_campaign
 from r18_oracle.search.profiles import Profile, profile
-from r18_oracle.search.tasks import finding_of
-from r18_oracle.search.verify import Request, Verification, counted, verify
+from r18_oracle.search.verify import Request, counted, verify
 from r18_oracle.search.worker import Job, run_jobs
 
 PROFILE = "quick"
@@ -119,7 +118,7 @@ class Checked:
                 f"narrower than its arrays: {self._narrow()}; right within that\n"
                 f"            --contract {self.target.contract} if that is meant"
             )
-        return f"right, within the bound of {self.target.arithmetic.words()}"
+        return f"right: it {self.target.arithmetic.words()}"
 
     def _narrow(self) -> str:
         return f"this {self.target.dtype} kernel {' and '.join(self.below)}"
@@ -177,39 +176,40 @@ def check(
     chosen = profile(how.profile)
     accepted = bool(target.contract)
     backend_of(target.name)  # raises here, and not in a worker, if the function is not there
-    found: Found | None
-    if how.isolated:
-        arguments = {"target": target}
-        job = Job(settle, arguments, target.name, _kernel_id(target), SETTLE_SECONDS)
-        (outcome,) = run_jobs([job], workers=1)
-        if isinstance(outcome.result, Exception):
-            raise outcome.result
-        if outcome.finding is not None:
-            lost = finding_of(replace(outcome, job=replace(job, arguments={})))
-            assert lost is not None
-            return Checked(target, None, accepted, None, (lost,), outcome.seconds)
-        found = outcome.result
-    else:
-        found = settle(target=target, announce=lambda problem, kind, seed: None)
-    assert found is not None
-    ready, name = found.target, found.target.name
-    paced, reduced = _paced(chosen, found)
-    asked = how.network if found.rate >= NETWORK_RATE else None
+    found, lost = _settled(target, how)
+    ready = unsettled(target) if found is None else found.target
+    paced, reduced = (chosen, "") if found is None else _paced(chosen, found)
+    asked = how.network if found is not None and found.rate >= NETWORK_RATE else None
     if how.network is not None and asked is None:
         reduced = f"{reduced or 'slow'}, none of {how.network}"
     if not how.isolated:
         return _here(ready, found, accepted, paced, how.seed, reduced)
-    backend = backend_of(name)
+    backend = backend_of(ready.name)
     verification = verify(
-        {name: backend},
+        {ready.name: backend},
         Request(paced, f"{backend.name}/*", asked or SMALL_NETWORK, seed=how.seed, workers=1),
         on_progress=on_progress,
     )
-    return _judged(ready, found, accepted, verification, reduced)
+    (result,) = verification.backends
+    findings = tuple(verification.findings) or ((lost,) if lost is not None else ())
+    report = result.kernels[0] if result.kernels else None
+    return Checked(ready, found, accepted, report, findings, verification.seconds, reduced)
 
 
-def _kernel_id(target: Target) -> str:
-    return backend_of(target.name).kernel.id
+def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
+    """What settling found, or the crash or hang that ended it."""
+    if not how.isolated:
+        return settle(target=target, announce=lambda problem, kind, seed: None), None
+    name = backend_of(target.name).kernel.id
+    job = Job(settle, {"target": target}, unsettled(target).name, name, SETTLE_SECONDS)
+    (outcome,) = run_jobs([job], workers=1)
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    if (lost := outcome.finding) is not None:
+        how_found = {SILENCE: SETTLE_SECONDS, "rounding": "normal", "light": False}
+        return None, replace(lost, message=f"{lost.message} while it was probed", details=how_found)
+    found: Found = outcome.result
+    return found, None
 
 
 def _paced(how: Profile, found: Found) -> tuple[Profile, str]:
@@ -229,19 +229,8 @@ def _paced(how: Profile, found: Found) -> tuple[Profile, str]:
     return smaller, f"slow ({per_call}): {smaller.examples} smaller problems"
 
 
-def _judged(
-    target: Target, found: Found, accepted: bool, verification: Verification, reduced: str
-) -> Checked:
-    (result,) = verification.backends
-    report = result.kernels[0] if result.kernels else None
-    return Checked(
-        *(target, found, accepted, report, tuple(verification.findings), verification.seconds),
-        reduced,
-    )
-
-
 def _here(
-    target: Target, found: Found, accepted: bool, how: Profile, seed: int, reduced: str
+    target: Target, found: Found | None, accepted: bool, how: Profile, seed: int, reduced: str
 ) -> Checked:
     """In this process."""
     backend = backend_of(target.name)

@@ -23,6 +23,9 @@ from r18.graph.ops import Shape
 
 POISONED = 4
 """Blocks that the allocator is given back before a call, filled with what the output holds."""
+LARGE_NBYTES = 1 << 16
+"""One more block, of repetitions of that: an allocator that aligns what it returns cuts it out of a
+larger free block. Below the size from which the C library asks the system for new pages."""
 
 
 class WrongResult(TypeError):
@@ -127,7 +130,8 @@ class NumPyArrays(Arrays):
         return str(array.dtype)
 
     def poison(self, output: Buffer, nbytes: int) -> None:
-        blocks = [host(output).array[:nbytes].copy() for _ in range(POISONED)]
+        held = host(output).array[:nbytes]
+        blocks = [np.resize(held, LARGE_NBYTES), *(held.copy() for _ in range(POISONED))]
         del blocks
 
     def running(self, stream: Stream) -> AbstractContextManager[object]:
@@ -163,8 +167,9 @@ class TorchArrays(Arrays):
         return str(array.dtype).removeprefix("torch.")
 
     def poison(self, output: Buffer, nbytes: int) -> None:
-        held = _torch().from_numpy(host(output).array[:nbytes])
-        blocks = [held.clone() for _ in range(POISONED)]
+        held = host(output).array[:nbytes]
+        tensor = _torch().from_numpy(held)
+        blocks = [np.resize(held, LARGE_NBYTES), *(tensor.clone() for _ in range(POISONED))]
         del blocks
 
     def running(self, stream: Stream) -> AbstractContextManager[object]:

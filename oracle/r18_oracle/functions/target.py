@@ -184,7 +184,6 @@ def marked_in(file: str) -> dict[str, dict[str, Any]]:
     }
 
 
-@cache
 def _module_of_file(file: str) -> ModuleType:
     """The module of a file, imported once; its folder is on the path, as for a script."""
     path = Path(file).resolve()

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import ModuleType
 
 import numpy as np
 
@@ -32,8 +33,11 @@ from r18_oracle.probe.order import order_of
 from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
 
 Announce = Callable[[Problem | None, str, int], None]
+HOST = ("torch", "numpy")
 TRIED = 6
 """Problems on which a library's arrays are tried."""
+CALLS, CALLS_SECONDS = 20, 0.5
+"""The calls that a time is the least of, and the seconds after which they are enough."""
 LARGER = 64
 """Times the batch of a small problem: the batch whose time says how fast the function is."""
 SLOW = 0.05
@@ -82,6 +86,15 @@ def settle(*, target: Target, announce: Announce) -> Found:
     return Found(settled, arithmetic, below, notes, seconds, rate)
 
 
+def unsettled(target: Target) -> Target:
+    """The target held to what is expected, with the arrays that would be tried first.
+
+    For a function that ends the process in which it is settled.
+    """
+    named = target if target.arrays else replace(target, arrays=_in_order(target, HOST)[0])
+    return _declared(named)
+
+
 def _declared(target: Target) -> Target:
     """Held to the contract that was given, or to what is expected."""
     return target if target.contract else target.with_contract(target.expected)
@@ -97,7 +110,7 @@ def _with_arrays(target: Target, announce: Announce) -> tuple[Target, str | None
         return target, _objection(target, announce)
     first: tuple[Target, str] | None = None
     causes = []
-    for name in KINDS:
+    for name in _in_order(target):
         one = replace(target, arrays=name)
         try:
             backend_of(one.name).probe()
@@ -111,6 +124,19 @@ def _with_arrays(target: Target, announce: Announce) -> tuple[Target, str | None
     if first is None:
         raise BackendUnavailable("check", "; ".join(causes), "Install NumPy or PyTorch.")
     return first
+
+
+def _in_order(target: Target, kinds: Iterable[str] = tuple(KINDS)) -> list[str]:
+    """Kinds of arrays, first those of the libraries that the function's module has imported.
+
+    NumPy computes with PyTorch's tensors, but that is not what the function is for.
+    """
+    function = backend_of(target.name).kernel.function
+    used = {target.place.partition(":")[0].partition(".")[0]}
+    for value in getattr(function, "__globals__", {}).values():
+        if isinstance(value, ModuleType):
+            used.add(value.__name__.partition(".")[0])
+    return sorted(kinds, key=lambda name: name.partition("-")[0] not in used)
 
 
 def _objection(target: Target, announce: Announce) -> str | None:
@@ -144,13 +170,21 @@ def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float]:
     """The least time of some small calls, and the rate of a call with a larger batch."""
     small = max(_small(backend.kernel), key=elements)
     announce(small, "normal", 0)
-    seconds = min(_call(backend, small) for _ in range(3))
+    seconds = _least(backend, small)
     spec = spec_of(small.op)
     problem = spec.rebuild(small.op, spec.numbers(small) | {"n": LARGER * small.batch})
     if seconds > SLOW or not takes(backend.kernel, problem):
         return seconds, _work(small) / seconds
     announce(problem, "normal", 0)
-    return seconds, _work(problem) / min(_call(backend, problem) for _ in range(2))
+    return seconds, _work(problem) / _least(backend, problem)
+
+
+def _least(backend: FunctionBackend, problem: Problem) -> float:
+    """The least seconds of some calls: another process may have the cores for a moment."""
+    found = [_call(backend, problem)]
+    while len(found) < CALLS and sum(found) < CALLS_SECONDS:
+        found.append(_call(backend, problem))
+    return min(found)
 
 
 def _work(problem: Problem) -> int:
@@ -192,9 +226,9 @@ def _of_sums(
         are_whole(dots, sums.bits, truncates=truncates) for dots in asked
     ):
         factors = Factors(storage, BITS[storage], False)
-    notes = [*_evidence(factors, storage), f"its sums keep {sums.bits} bits"]
     if not factors.name or not sums.name:
-        return None, (*notes, "fewer bits than any format that has a bound")
+        return None, ("no known arithmetic gives what it returned: judged by what is expected",)
+    notes = [*_evidence(factors, storage), f"its sums keep {sums.bits} bits"]
     arithmetic = Arithmetic(
         "sum",
         storage,
@@ -237,4 +271,4 @@ def _order(asked: list[Dots], arithmetic: Arithmetic, seconds: float) -> str:
     return f"{order.words()}; judged for any order"
 
 
-__all__ = ["Found", "settle"]
+__all__ = ["Found", "settle", "unsettled"]

@@ -58,16 +58,17 @@ def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
 
 
 def _accumulator(dots: Dots, storage: str, length: int, *, few: bool = False) -> Sums:
-    """In sums of one length. few: `FEW` rows in a call, so there are fewer placements."""
+    """In sums of one length. few: `FEW` rows in a call, so fewer placements, and only those k at
+    which a known format ends."""
     most = MOST[storage]
-    shifts = np.arange(1, most + 1)
+    shifts = np.array([k for k in range(1, most + 1) if not few or k in BITS.values()])
     rng = np.random.default_rng(length)
     placements = _placements(rng, length, 6 if few else PLACEMENTS)
     found = np.stack([_triples(dots, length, places, shifts, 1.0, few) for places in placements])
     kept = (found == BIG * 2.0**-shifts).all(axis=0)
-    bits = int(shifts[np.argmin(kept)]) if not kept.all() else most + 1
-    if bits > most:
-        return Sums(bits, False, length)
+    if kept.all():
+        return Sums(most + 1, False, length)
+    bits = int(shifts[np.argmin(kept)])
     one = np.array([bits])
     above = [_triples(dots, length, places, one, 1.5, few)[0] for places in placements]
     return Sums(bits, any(result == 0 for result in above), length)
