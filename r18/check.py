@@ -21,7 +21,7 @@ from r18.hooks import hook
 
 MARK = "__r18_check__"
 """The attribute that marks a function: a dict of the options below."""
-OPTIONS = ("like", "dtype", "arrays", "contract", "deterministic")
+OPTIONS = ("like", "dtype", "arrays", "contract", "refuses", "deterministic")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,7 +30,9 @@ def kernel(like: object | None = None, **options: Any) -> Callable[[F], F]:
     """Mark a function as a kernel that computes what `like` does.
 
     like: one of PyTorch's operators or its name; by default the one that the function is named
-    after. Options: dtype, arrays, contract, deterministic, as `r18 check --help` explains them.
+    after. Options: dtype, arrays, contract, deterministic, as `r18 check --help` explains them, and
+    refuses, a function that is called as this one is, with shapes in place of arrays, and returns a
+    sentence for a call that this one does not take.
     Raises `UsageError` for others.
     """
     if unknown := options.keys() - set(OPTIONS):

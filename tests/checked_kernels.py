@@ -245,3 +245,25 @@ def crashes(a: Array, b: Array) -> Array:
 
     os.kill(os.getpid(), signal.SIGSEGV)
     return a @ b
+
+
+# -- transforms --------------------------------------------------------------------------------
+
+
+def winograd_conv2d(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
+    """F(2×2, 3×3) for 3×3 windows of stride 1, einsum for others."""
+    if w.shape[2:] != (3, 3) or _two(stride) != (1, 1):
+        return einsum_conv2d(x, w, b, stride, padding)
+    bt = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], x.dtype)
+    g = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], x.dtype)
+    at = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], x.dtype)
+    ph, pw = _two(padding)
+    oh, ow = x.shape[2] + 2 * ph - 2, x.shape[3] + 2 * pw - 2
+    image = np.pad(x, ((0, 0), (0, 0), (ph, ph + oh % 2), (pw, pw + ow % 2)))
+    tiles = sliding_window_view(image, (4, 4), axis=(2, 3))[:, :, ::2, ::2]
+    d = np.einsum("ij,nchwjk,lk->nchwil", bt, tiles, bt)
+    u = np.einsum("ij,ocjk,lk->ocil", g, w, g)
+    m = np.einsum("nchwil,ocil->nohwil", d, u)
+    y = np.einsum("ij,nohwjk,lk->nohiwl", at, m, at)
+    y = y.reshape(*y.shape[:2], y.shape[2] * 2, y.shape[4] * 2)[:, :, :oh, :ow]
+    return np.ascontiguousarray(y if b is None else y + b[:, None, None])

@@ -1,4 +1,4 @@
-"""`r18 check` as a whole: right functions pass, wrong ones are caught by the check meant for them."""
+"""`r18 check` as a whole: right functions pass, wrong ones are caught by the check for them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def checked(name: str, like: str, how: How = HERE_AND_NOW, **options: Any) -> Ch
         ("numpy:matmul", "matmul"),
         ("numpy:add", "add"),
         ("einsum_conv2d", "conv2d"),
+        ("winograd_conv2d", "conv2d"),
         ("numpy_softmax", "softmax"),
         ("batch_norm", "batch_norm"),
         ("matmul_pairwise", "matmul"),
@@ -57,8 +58,7 @@ def test_right_functions_pass(name: str, like: str) -> None:
     start = time.monotonic()
     result = checked(name, like)
     assert result.ok, result.text()
-    assert result.report is not None
-    assert result.report.tally.problems >= 3
+    assert result.tally.problems >= 3
     assert time.monotonic() - start < MOST_SECONDS
 
 
@@ -149,7 +149,7 @@ def test_a_local_function_cannot_go_to_a_worker() -> None:
 def test_wrong_marks() -> None:
     with pytest.raises(UsageError, match="no option 'dtypes'"):
         r18.check.kernel(like="relu", dtypes="float16")
-    with pytest.raises(UsageError, match="write @r18.check.kernel"):
+    with pytest.raises(UsageError, match=r"write @r18\.check\.kernel"):
 
         @r18.check.kernel
         def relu(x: Any) -> Any: ...

@@ -14,6 +14,7 @@ from typing import Any
 
 from r18.errors import UsageError, show
 from r18.graph.ops import Problem
+from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
 from r18_oracle.functions.target import (
     MARK,
@@ -21,7 +22,7 @@ from r18_oracle.functions.target import (
     backend_of,
     function_at,
     like_named,
-    local_target,
+    local_place,
     marked_in,
     place_of,
 )
@@ -62,14 +63,14 @@ class Checked:
 
     target: settled, if it could be. found: what the probes found; None if they crashed.
     accepted: the contract was given, so that a narrow one is no fault.
-    report: of the search; None if the function could not be called at all. findings: all of them.
+    reports: of the search, one for each contract; findings: all of them.
     reduced: what a slow function was not asked for, in a sentence; "" if nothing.
     """
 
     target: Target
     found: Found | None
     accepted: bool
-    report: KernelReport | None
+    reports: tuple[KernelReport, ...]
     findings: tuple[Finding, ...]
     seconds: float
     reduced: str = ""
@@ -81,8 +82,20 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        judged = self.report is not None and self.report.verdict == "ok"
-        return judged and not self.findings and not self.below
+        return self._judged and not self.findings and not self.below
+
+    @property
+    def _judged(self) -> bool:
+        return bool(self.reports) and all(report.verdict == "ok" for report in self.reports)
+
+    @property
+    def tally(self) -> Tally:
+        """Of all reports."""
+        tally = Tally()
+        for report in self.reports:
+            tally.include(report.tally)
+            tally.refused += report.tally.refused
+        return tally
 
     def text(self, folder: Path | None = None) -> str:
         """For people. folder: where findings are saved, with the commands that replay them."""
@@ -91,8 +104,8 @@ class Checked:
         given = f"{target.dtype} arrays of {target.arrays}" if target.arrays else target.dtype
         lines.append(f"  given     {given}")
         lines += self._found()
-        if self.report is not None:
-            tally = self.report.tally
+        if self.reports:
+            tally = self.tally
             how = f"{counted(tally.problems, 'problem')}, {sum(tally.passed.values())} checks"
             lines.append(
                 f"  searched  {how} in {self.seconds:.0f} s; error/bound {tally.ratio:.3g}"
@@ -111,7 +124,7 @@ class Checked:
         """In a line."""
         if self.findings:
             return f"wrong: {', '.join(dict.fromkeys(f.check for f in self.findings))}"
-        if self.report is None or self.report.verdict != "ok":
+        if not self._judged:
             return "not judged: it took no problem"
         if self.below:
             return (
@@ -141,7 +154,7 @@ class Checked:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        found, report = self.found, self.report
+        found, tally = self.found, self.tally
         return {
             "target": self.target.name,
             "like": self.target.operator.title,
@@ -151,10 +164,10 @@ class Checked:
             "found": None if found is None or found.arithmetic is None else str(found.arithmetic),
             "below": [] if found is None else list(found.below),
             "notes": [] if found is None else list(found.notes),
-            "problems": 0 if report is None else report.tally.problems,
-            "refused": {} if report is None else dict(report.tally.refused),
-            "checks": {} if report is None else dict(report.tally.passed),
-            "error_over_bound": None if report is None else report.tally.ratio,
+            "problems": tally.problems,
+            "refused": dict(tally.refused),
+            "checks": dict(tally.passed),
+            "error_over_bound": tally.ratio,
             "verdict": self.verdict,
             "ok": self.ok,
             "seconds": round(self.seconds, 3),
@@ -192,8 +205,8 @@ def check(
     )
     (result,) = verification.backends
     findings = tuple(verification.findings) or ((lost,) if lost is not None else ())
-    report = result.kernels[0] if result.kernels else None
-    return Checked(ready, found, accepted, report, findings, verification.seconds, reduced)
+    reports = tuple(result.kernels)
+    return Checked(ready, found, accepted, reports, findings, verification.seconds, reduced)
 
 
 def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
@@ -233,50 +246,55 @@ def _here(
     target: Target, found: Found | None, accepted: bool, how: Profile, seed: int, reduced: str
 ) -> Checked:
     """In this process."""
-    backend = backend_of(target.name)
-    report = run_campaign(
-        backend, backend.kernel, how, seed, backend_name=target.name, network_name=None
+    backend, name = backend_of(target.name), target.name
+    reports = tuple(
+        run_campaign(backend, kernel, how, seed, backend_name=name, network_name=None)
+        for kernel in backend.kernels()
     )
-    findings = () if report.finding is None else (report.finding,)
-    return Checked(target, found, accepted, report, findings, report.seconds, reduced)
+    findings = tuple(report.finding for report in reports if report.finding is not None)
+    seconds = sum(report.seconds for report in reports)
+    return Checked(target, found, accepted, reports, findings, seconds, reduced)
 
 
 # -- what users call -----------------------------------------------------------------------------
 
 
-def target_of(
-    place: str,
-    like: object | None = None,
-    *,
-    dtype: str = "float32",
-    arrays: str = "",
-    contract: str = "",
-    deterministic: bool = True,
-) -> Target:
-    """The target of a place, as the command line names it; the mark of the function adds to it."""
-    options = dict(getattr(function_at(place), MARK, {}))
-    asked = {"like": like, "dtype": dtype if dtype != "float32" else None}
-    asked |= {"arrays": arrays, "contract": contract}
-    merged = options | {name: value for name, value in asked.items() if value}
-    like = like_named(place, merged.pop("like", None)).name
-    return Target(place, like, **({"deterministic": deterministic} | _known(merged)))
+def target_of(place: str, like: object | None = None, **options: Any) -> Target:
+    """The target of a place, as the command line names it; the function's mark adds to it.
+
+    options: those of `Target`. What is empty is as if it were not given. Raises what loading the
+    function raises, and `UsageError` for an unknown option.
+    """
+    function = function_at(place)
+    marked, given = _options(function, like, options)
+    return Target(place, like_named(place, marked).name, **given)
 
 
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a target; raises `UsageError` for others."""
-    known = ("dtype", "arrays", "contract", "deterministic")
-    if wrong := [name for name in options if name not in known]:
+def _options(
+    function: Callable[..., Any], like: object | None, options: dict[str, Any]
+) -> tuple[object | None, dict[str, Any]]:
+    """The operator and the options of a target: those of the function's mark, and those given."""
+    merged = dict(getattr(function, MARK, {}))
+    merged |= {name: value for name, value in options.items() if value not in ("", None)}
+    marked = merged.pop("like", None)
+    known = ("dtype", "arrays", "contract", "refuses", "deterministic")
+    if wrong := [name for name in merged if name not in known]:
         raise UsageError(f"{show(wrong[0])} is no option of a check: {', '.join(known)}")
-    return options
+    if callable(refuses := merged.get("refuses")):
+        merged["refuses"] = place_of(refuses) or local_place(refuses)
+    return (marked if like is None else like), merged
 
 
 def targets_of(asked: str, like: object | None = None, **options: Any) -> list[Target]:
     """The targets of a command's argument: a place, or a file with marked functions.
 
-    Raises `UsageError` for a file in which no function is marked.
+    `torch.nn.functional.relu` is `torch.nn.functional:relu`. Raises `UsageError` for a file in
+    which no function is marked.
     """
     if not asked.endswith(".py"):
-        return [target_of(asked, like, **options)]
+        owner, dot, name = asked.rpartition(".")
+        place = f"{owner}:{name}" if dot and ":" not in asked else asked
+        return [target_of(place, like, **options)]
     names = list(marked_in(asked))
     if not names:
         raise UsageError(
@@ -289,40 +307,28 @@ def assert_kernel(
     function: Callable[..., Any],
     like: object | None = None,
     *,
-    dtype: str = "float32",
-    arrays: str = "",
-    contract: str = "",
-    deterministic: bool = True,
     profile: str = PROFILE,
     seed: int = 0,
     network: str | None = NETWORK,
     isolated: bool = True,
     findings: Path | str | None = None,
+    **options: Any,
 ) -> Checked:
     """Check a function; raises `AssertionError` with the text of the result unless it is right.
 
-    Options as those of `r18 check`; `findings` is a folder for what is found. Raises `UsageError`
-    for a function that a worker process cannot import, unless `isolated` is False.
+    options: those of `Target`. profile, seed, network, isolated: those of `How`. findings: a folder
+    for what is found, with the commands that replay it. Raises `UsageError` for a function that a
+    worker process cannot import, unless `isolated` is False.
     """
-    options: dict[str, Any] = dict(getattr(function, MARK, {}))
-    given = {"dtype": dtype if dtype != "float32" else None, "arrays": arrays, "contract": contract}
-    options |= {name: value for name, value in given.items() if value}
-    options = {"deterministic": deterministic} | options
-    asked = like if like is not None else options.pop("like", None)
-    options.pop("like", None)
     place = place_of(function)
     if place is None and isolated:
         raise UsageError(
             f"{show(function)} cannot be imported by a worker process: define it at the top level "
             "of a module, or pass isolated=False"
         )
-    name = like_named(place or f":{function.__name__}", asked).name
-    options = _known(options)
-    target = (
-        local_target(function, like=name, **options)
-        if place is None
-        else Target(place, name, **options)
-    )
+    marked, given = _options(function, like, options)
+    name = like_named(place or f":{function.__name__}", marked).name
+    target = Target(place or local_place(function), name, **given)
     result = check(target, How(profile, seed, network, isolated))
     if not result.ok:
         raise AssertionError(result.text(Path(findings) if findings is not None else None))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import checked_kernels
 from r18.backend.host import HostBuffer, HostMemory
-from r18.graph.ops import Linear, MatMul, Problem, ReLU
+from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MatMul, Problem, ReLU
 from r18.runtime.launch import run_kernel
 from r18_oracle.functions.arithmetic import expected_of
 from r18_oracle.functions.arrays import NumPyArrays, TorchArrays, WrongResult
@@ -95,15 +97,11 @@ def test_a_result_may_keep_axes_of_one() -> None:
 
 
 def _pools() -> list[Problem]:
-    from r18.graph.ops import GlobalAvgPool
-
     return [Problem(GlobalAvgPool(), ((2, 3, 4, 4),))]
 
 
 def test_long_sums_in_narrow_formats_are_refused() -> None:
     """Their bound would be as large as the result."""
-    from dataclasses import replace
-
     one = backend(lambda x, w: x @ w, "matmul").kernel
     narrow = replace(one, arithmetic=replace(one.arithmetic, sums="bfloat16"))
     assert narrow.refusal(Problem(MatMul(4, 4), ((1, 4),))) is None
@@ -126,3 +124,31 @@ def test_memory_on_a_device_is_a_memory() -> None:
         buffer.view(36, 8)
     with pytest.raises(TypeError, match="HostBuffer"):
         memory.fill(HostBuffer(np.zeros(4, np.uint8)), 0)
+
+
+def test_what_the_users_function_refuses() -> None:
+    """It gets shapes as the function gets arrays, and settings as they are."""
+
+    def refuses(x: Any, w: Any, b: Any, stride: Any, padding: Any) -> Any:
+        assert (len(x), len(w)) == (4, 4)
+        return "channels must be a multiple of 8" if x[1] % 8 else stride != 1
+
+    one = replace(backend(checked_kernels.einsum_conv2d, "conv2d").kernel, refuses=refuses)
+    taken = Problem(Conv2d(8, 4, (3, 3)), ((1, 8, 5, 5),))
+    assert one.refusal(taken) is None
+    odd = Problem(Conv2d(3, 4, (3, 3)), ((1, 3, 5, 5),))
+    assert one.refusal(odd) == "channels must be a multiple of 8"
+    strided = Problem(Conv2d(8, 4, (3, 3), (2, 2)), ((1, 8, 5, 5),))
+    assert one.refusal(strided) == "is refused by refuses"
+
+
+def test_a_winograd_contract_makes_two_kernels() -> None:
+    """Its bound is for 3×3 windows of stride 1; the others are judged as sums."""
+    kernel = backend(checked_kernels.winograd_conv2d, "conv2d").kernel
+    contract = replace(kernel.arithmetic, algorithm="winograd_f2x2")
+    winograd, others = FunctionBackend(replace(kernel, arithmetic=contract)).kernels()
+    assert (winograd.contract.algorithm, others.contract.algorithm) == ("winograd_f2x2", "sum")
+    assert winograd.id != others.id
+    for window, taken in (((3, 3), winograd), ((5, 5), others)):
+        problem = Problem(Conv2d(3, 4, window), ((1, 3, 7, 7),))
+        assert [one for one in (winograd, others) if one.refusal(problem) is None] == [taken]

@@ -27,7 +27,8 @@ HERE = str(Path(checked_kernels.__file__))
 def test_a_name_is_the_whole_target() -> None:
     for target in (
         Target("my_kernels.py:conv2d", "conv2d"),
-        Target("a b/my.py:Outer.f", "softmax", "float16", "numpy", "softmax,float32", False),
+        Target("a b/my.py:Outer.f", "softmax", "float16", "numpy", "softmax,float32"),
+        Target("my.py:f", "relu", refuses="my.py:refuses", deterministic=False),
         Target("torch:matmul", "matmul", contract="sum,float32,factors=tf32,truncates"),
     ):
         assert is_target(target.name)

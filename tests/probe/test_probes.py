@@ -100,6 +100,13 @@ def test_the_form_of_a_batch_norm(name: str, algorithm: str) -> None:
     assert str(settled(name, "batch_norm").arithmetic) == f"{algorithm},float32"
 
 
+def test_a_transform_is_seen_and_fitted() -> None:
+    found = settled("winograd_conv2d", "conv2d")
+    assert str(found.arithmetic) == "winograd_f2x2,float32"
+    assert found.below == ()
+    assert str(settled("einsum_conv2d", "conv2d").arithmetic) == "sum,float32"
+
+
 # -- the parts -------------------------------------------------------------------------------------
 
 
@@ -138,13 +145,12 @@ def test_an_order_that_depends_on_the_row_is_no_tree() -> None:
         return np.stack(rows)
 
     def one_by_one(a: Any, b: Any) -> Any:
-        y = np.stack(
+        return np.stack(
             [
                 checked_kernels.matmul_sequential(np.roll(row, i)[None], np.roll(b, i, axis=0))[0]
                 for i, row in enumerate(a)
             ]
         )
-        return y
 
     for function in (turned, one_by_one):
         (dots,) = dots_of(function)

@@ -36,9 +36,13 @@ def check(
         str, typer.Argument(help="FILE.py:FUNCTION, MODULE:FUNCTION, or a file of marked ones.")
     ],
     like: Like = "",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "",
     arrays: Arrays = "",
     contract: Contract = "",
+    refuses: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="A function that says what it does not take."),
+    ] = "",
     deterministic: Annotated[
         bool, typer.Option(help="Whether it must give the same bits each time.")
     ] = True,
@@ -61,8 +65,14 @@ def check(
     from r18.progress import progress_bar
     from r18_oracle import checked
 
-    options = {"dtype": dtype, "arrays": arrays, "contract": contract}
-    found = checked.targets_of(target, like or None, deterministic=deterministic, **options)
+    options: dict[str, object] = {
+        "dtype": dtype,
+        "arrays": arrays,
+        "contract": contract,
+        "refuses": refuses,
+    }
+    options |= {} if deterministic else {"deterministic": False}
+    found = checked.targets_of(target, like or None, **options)
     results = []
     with progress_bar() as bar:
         for one in found:

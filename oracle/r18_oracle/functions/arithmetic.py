@@ -90,7 +90,9 @@ class Arithmetic:
         if self.algorithm == "exact":
             return "moves values and rounds nothing"
         how = f"sums in {self.sums}" if self.algorithm == "sum" else f"computes in {self.sums}"
-        if self.algorithm == "sum":
+        if self.algorithm.startswith("winograd"):
+            how = f"transforms 3×3 windows ({self.algorithm}), {how}"
+        elif self.algorithm == "sum":
             how = f"multiplies {NAMES.get(self.factors, self.factors)} and {how}"
         elif self.algorithm == "scale_shift":
             how = f"{how}, as x·scale + shift"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from r18.backend import Array, Backend, Buffer, DeviceInfo, Kernel, Memory, Stream
 from r18.backend.kernel import RoundingContract
-from r18.graph.ops import Op, Problem
+from r18.graph.ops import Conv2d, Op, Problem, Shape
 from r18.graph.precision import Precision
 from r18_oracle.functions.arithmetic import BITS, Arithmetic
 from r18_oracle.functions.arrays import Arrays
@@ -33,6 +33,10 @@ class FunctionKernel(Kernel):
     arrays:     what it is given, and returns.
     arithmetic: what it is held to.
     deterministic: whether it must give the same bits each time.
+    refuses:    called as the function is, with shapes in place of arrays; a sentence, or True, for
+                a call that the function does not take.
+    windows:    the windows of a convolution that it is a kernel for: all, those that Winograd's
+                bound is for, or the others.
     """
 
     title: tuple[str, str]
@@ -41,6 +45,8 @@ class FunctionKernel(Kernel):
     arrays: Arrays
     arithmetic: Arithmetic
     deterministic: bool = True
+    refuses: Callable[..., object] | None = None
+    windows: Literal["all", "winograd", "others"] = "all"
 
     @property
     def id(self) -> str:
@@ -73,7 +79,26 @@ class FunctionKernel(Kernel):
             return wrong
         if (taken := self.signature.refusal(self.like.call(problem.op))) is not None:
             return taken
-        return self._too_long(problem)
+        if self.windows != "all" and _is_winograd(problem) != (self.windows == "winograd"):
+            return "is judged by another contract"
+        return self._too_long(problem) or self._refused(problem)
+
+    def _refused(self, problem: Problem) -> str | None:
+        """By the user's own function."""
+        if self.refuses is None:
+            return None
+        call, shapes = self.like.call(problem.op), [*problem.inputs, *self._weight_shapes(problem)]
+        given = [None if index is None else shapes[index] for _, index in call.arrays]
+        positional, named = Signature.of(self.refuses).bound(call, given)
+        reason = self.refuses(*positional, **named)
+        if reason is True:
+            return f"is refused by {getattr(self.refuses, '__name__', 'refuses')}"
+        return reason if isinstance(reason, str) else None
+
+    def _weight_shapes(self, problem: Problem) -> list[Shape]:
+        """As the function is given them."""
+        shapes = [spec.shape for spec in problem.op.weights()]
+        return [shape[::-1] for shape in shapes] if self.like.transposes else shapes
 
     def _too_long(self, problem: Problem) -> str | None:
         """Of a problem with sums of which the contract promises almost no bit."""
@@ -104,7 +129,7 @@ class FunctionKernel(Kernel):
     ) -> None:
         dtype = self.precision.output_dtype(problem.op)
         specs = problem.op.weights()
-        shapes = [w.shape[::-1] if self.like.transposes else w.shape for w in specs]
+        shapes = self._weight_shapes(problem)
         dtypes = [self.precision.weight_dtype(spec) for spec in specs]
         given = [
             *((one, shape, dtype) for one, shape in zip(inputs, problem.inputs, strict=True)),
@@ -121,8 +146,18 @@ class FunctionKernel(Kernel):
             self.arrays.keep(result, output, problem.output, dtype)
 
 
+def _is_winograd(problem: Problem) -> bool:
+    """Whether a problem is one that a Winograd contract has a bound for."""
+    op = problem.op
+    return isinstance(op, Conv2d) and op.kernel_size == (3, 3) and op.stride == (1, 1)
+
+
 class FunctionBackend(Backend):
-    """The kernel of one function."""
+    """The kernel of one function.
+
+    Two kernels of a convolution that is held to a Winograd contract: its 3×3 windows of stride 1,
+    and all others, which are held to the same sums.
+    """
 
     name = "function"  # each has its own, after its module
 
@@ -134,7 +169,17 @@ class FunctionBackend(Backend):
         return self.kernel.arrays.device()
 
     def kernels(self) -> tuple[FunctionKernel, ...]:
-        return (self.kernel,)
+        one = self.kernel
+        if not one.arithmetic.algorithm.startswith("winograd"):
+            return (one,)
+        return self._windowed
+
+    @cached_property
+    def _windowed(self) -> tuple[FunctionKernel, ...]:
+        one, (module, name) = self.kernel, self.kernel.title
+        sums = replace(one.arithmetic, algorithm="sum")
+        others = replace(one, title=(module, f"{name}-others"), arithmetic=sums, windows="others")
+        return (replace(one, windows="winograd"), others)
 
     @property
     def memory(self) -> Memory:

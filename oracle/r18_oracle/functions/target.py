@@ -29,7 +29,7 @@ from r18_oracle.functions.likes import LIKES, Like, like_of
 SCHEME = "check:"
 MARK = "__r18_check__"
 """The attribute by which `r18.check.kernel` marks a function: a dict of options."""
-OPTIONS = ("like", "dtype", "arrays", "contract")
+OPTIONS = ("like", "dtype", "arrays", "contract", "refuses")
 
 _LOCAL: dict[str, Callable[..., Any]] = {}
 """Functions of this process that no other process can import, by the place in their target."""
@@ -44,6 +44,7 @@ class Target:
     dtype:    the format of its arrays.
     arrays:   the library that they are of; "" if that is to be found.
     contract: the text of an `Arithmetic`; "" if that is to be found.
+    refuses:  the place of a function that says which calls it does not take; "" if it takes all.
     deterministic: whether it must give the same bits each time.
     """
 
@@ -52,6 +53,7 @@ class Target:
     dtype: str = "float32"
     arrays: str = ""
     contract: str = ""
+    refuses: str = ""
     deterministic: bool = True
 
     def __post_init__(self) -> None:
@@ -105,11 +107,11 @@ def is_target(name: str) -> bool:
     return name.startswith(SCHEME)
 
 
-def local_target(function: Callable[..., Any], **options: Any) -> Target:
-    """The target of a function that only this process has, such as a lambda."""
+def local_place(function: Callable[..., Any]) -> str:
+    """A place for a function that only this process has."""
     place = f"{_title(function.__module__)}:{_title(function.__qualname__)}-{len(_LOCAL)}"
     _LOCAL[place] = function
-    return Target(place, **options)
+    return place
 
 
 def place_of(function: Callable[..., Any]) -> str | None:
@@ -251,6 +253,7 @@ def backend_of(name: str) -> FunctionBackend:
             arrays_of(target.arrays or "torch"),
             target.arithmetic,
             target.deterministic,
+            function_at(target.refuses) if target.refuses else None,
         )
     )
 
@@ -267,7 +270,7 @@ __all__ = [
     "function_at",
     "is_target",
     "like_named",
-    "local_target",
+    "local_place",
     "marked_in",
     "place_of",
 ]

@@ -8,6 +8,7 @@
 | `sums`    | how wide is the accumulator; does it round or cut off?  | B + s − B at random places |
 | `order`   | in which order are products added?                      | FPRev: M, −M, and ones    |
 | `fitted`  | which contract does an op without products keep?        | the kinds of random input |
+| `transforms` | are 3×3 windows transformed, as Winograd does?       | a small weight next to 1  |
 
 Sources: FPRev (arXiv 2411.00442) for `order`; Fasi, Higham, Mikaitis, Pranesh (PeerJ CS 7:e330,
 2021) and Hickmann, Bradford (tensor cores by chosen inputs, PMBS 2019) for `sums`.

@@ -31,6 +31,7 @@ from r18_oracle.probe.factors import Factors, are_whole, factors_of
 from r18_oracle.probe.fitted import fitted
 from r18_oracle.probe.order import order_of
 from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
+from r18_oracle.probe.transforms import as_winograd, transformed
 
 Announce = Callable[[Problem | None, str, int], None]
 HOST = ("torch", "numpy")
@@ -211,7 +212,8 @@ def _of_sums(
     backend: FunctionBackend, target: Target, announce: Announce, seconds: float
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
     """The coarsest of all forms, by the probes; and what they saw, in words."""
-    storage, asked = target.dtype, forms(backend)
+    storage, moved = target.dtype, transformed(backend, target.dtype)
+    asked = [dots for dots in forms(backend) if not (moved and dots.form.multiple > 1)]
     if not asked:
         return None, ("takes none of the shapes that the probes pose",)
     every: list[Factors] = []
@@ -238,8 +240,13 @@ def _of_sums(
         stored_sum=_rounds_first(backend, storage, sums.name),
         flushes=_flushes(asked, storage, factors.name, sums.name),
     )
-    order = _order(asked, arithmetic, seconds)
-    return arithmetic, (*notes, order)
+    notes.append(_order(asked, arithmetic, seconds))
+    if moved:
+        winograd = as_winograd(backend, moved, arithmetic)
+        arithmetic = winograd or arithmetic
+        how = winograd.algorithm if winograd else "which none of the known bounds fits"
+        notes.append(f"transforms 3×3 windows: {how}; a weight changes outputs it does not meet")
+    return arithmetic, tuple(notes)
 
 
 def _flushes(asked: list[Dots], storage: str, factors: str, sums: str) -> bool:
