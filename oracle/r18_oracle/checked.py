@@ -40,8 +40,8 @@ CALLS = 2_500
 """Calls of a function in a quick search, about."""
 BUDGET = 40.0
 """Seconds that they may take; a slower function gets fewer and smaller problems."""
-NETWORK_RATE = 3e8
-"""Multiplications a second that a function needs for the problems of a network."""
+NETWORK_RATE, NETWORK_ELEMENTS = 3e8, 1e7
+"""Multiplications a second, or elements, that a function needs for the problems of a network."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def check(
     found, lost = _settled(target, how)
     ready = unsettled(target) if found is None else found.target
     paced, reduced = (chosen, "") if found is None else _paced(chosen, found)
-    asked = how.network if found is not None and found.rate >= NETWORK_RATE else None
+    least = NETWORK_RATE if target.operator.sums_products else NETWORK_ELEMENTS
+    asked = how.network if found is not None and found.rate >= least else None
     if how.network is not None and asked is None:
         reduced = f"{reduced or 'slow'}, none of {how.network}"
     if not how.isolated:
