@@ -108,8 +108,8 @@ class Arithmetic:
         if BITS[self.factors] < BITS[expected.factors]:
             found.append(f"multiplies in {NAMES.get(self.factors, self.factors)}")
         if BITS[self.sums] < BITS[expected.sums]:
-            verb = "sums" if self.algorithm == "sum" else "computes"
-            found.append(f"{verb} in {self.sums}")
+            products = self.algorithm in ("sum", "winograd_f2x2", "winograd_f4x4")
+            found.append(f"{'sums' if products else 'computes no better than'} in {self.sums}")
         if self.truncates and not expected.truncates and BITS[self.factors] > BITS["tf32"]:
             found.append("cuts its sums off instead of rounding them")
         return tuple(found)

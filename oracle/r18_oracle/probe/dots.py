@@ -13,6 +13,20 @@ from r18.runtime.launch import run_kernel
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.judge.reference import kernel_running
 
+TERMS = 72
+"""Of a sum with few terms that are not zero: a multiple of what matrix units take in one step, and
+of a 3×3 window."""
+OUTPUTS = 16
+"""A function may take another path for one row or column, such as a matrix-vector product."""
+
+
+def spread(values: Array) -> Array:
+    """Each value alone in a row of `TERMS` terms, each at another place."""
+    terms = np.zeros((len(values), TERMS))
+    rows = np.arange(len(values))
+    terms[rows, rows % TERMS] = values
+    return terms
+
 
 @dataclass(frozen=True)
 class Form:
@@ -115,4 +129,4 @@ def _convolutions(bias: bool) -> tuple[Form, ...]:
     )
 
 
-__all__ = ["Dots", "Form", "forms", "with_bias"]
+__all__ = ["OUTPUTS", "TERMS", "Dots", "Form", "forms", "spread", "with_bias"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18_oracle.functions.arithmetic import BITS
-from r18_oracle.probe.dots import Dots
+from r18_oracle.probe.dots import OUTPUTS, TERMS, Dots, spread
 
 RANDOM = 64
 """Random significands for each side."""
@@ -52,9 +52,9 @@ def are_whole(dots: Dots, bits: int, *, truncates: bool) -> bool:
     """
     last = 2.0 ** (1 - bits)
     factor = 1 + (0.875 if truncates else 0.4375) * last
-    terms = np.zeros((1, dots.form.multiple))
-    terms[0, 0] = factor
-    return bool(dots(terms, terms)[0, 0] == 1 + last)
+    terms = np.zeros((OUTPUTS, TERMS))
+    terms[:, 0] = factor
+    return bool((dots(terms, terms) == 1 + last).all())
 
 
 def _side(dots: Dots, storage: str, *, of_weights: bool) -> Factors:
@@ -81,13 +81,12 @@ def _side(dots: Dots, storage: str, *, of_weights: bool) -> Factors:
 
 
 def _left(dots: Dots, values: Array, of_weights: bool) -> Array:
-    """What is left of each value when it is multiplied by 1 and nothing is added."""
-    k = dots.form.multiple
-    terms = np.zeros((len(values), k))
-    terms[:, 0] = values
-    one = np.zeros((1, k))
-    one[0, 0] = 1.0
-    return dots(one, terms)[0] if of_weights else dots(terms, one)[:, 0]
+    """What is left of each value when it is multiplied by 1 and zeros are added; the worst of
+    the outputs, which should be equal."""
+    one = np.ones((OUTPUTS, TERMS))
+    left = dots(one, spread(values)) if of_weights else dots(spread(values), one).T
+    off = np.abs(left - values).argmax(axis=0)
+    return np.asarray(left[off, np.arange(len(values))])
 
 
 def _format(dots: Dots, kept: int, storage: str, of_weights: bool) -> str:

@@ -19,14 +19,14 @@ import numpy as np
 
 from r18.backend import Array
 from r18_oracle.functions.arithmetic import BITS, SUMS
-from r18_oracle.probe.dots import Dots
+from r18_oracle.probe.dots import OUTPUTS, TERMS, Dots, spread
 
 PLACEMENTS = 24
 BIG = 2.0**14
 """In the range of float16, as is s for k ≤ 38."""
 MOST = {"float16": 38, "float32": 60, "bfloat16": 60, "float64": 60}
 """The largest k: s must be a number of the arrays' format."""
-SHORT, LONG = (8, 36, 63), 1152
+SHORT, LONG = (8, 63, 72), 1152
 """The lengths of sums; the long one takes several steps of every known accumulator."""
 FEW = 2
 """A function may take another path for few rows, such as a matrix-vector product."""
@@ -65,13 +65,13 @@ def _accumulator(dots: Dots, storage: str, length: int, *, few: bool = False) ->
     rng = np.random.default_rng(length)
     placements = _placements(rng, length, 6 if few else PLACEMENTS)
     found = np.stack([_triples(dots, length, places, shifts, 1.0, few) for places in placements])
-    kept = (found == BIG * 2.0**-shifts).all(axis=0)
+    kept = (found == BIG * 2.0 ** -shifts[:, None]).all(axis=(0, 2))
     if kept.all():
         return Sums(most + 1, False, length)
     bits = int(shifts[np.argmin(kept)])
     one = np.array([bits])
-    above = [_triples(dots, length, places, one, 1.5, few)[0] for places in placements]
-    return Sums(bits, any(result == 0 for result in above), length)
+    above = [_triples(dots, length, places, one, 1.5, few) for places in placements]
+    return Sums(bits, any((result == 0).any() for result in above), length)
 
 
 def _placements(rng: np.random.Generator, length: int, count: int) -> list[Array]:
@@ -84,15 +84,14 @@ def _placements(rng: np.random.Generator, length: int, count: int) -> list[Array
 def _triples(
     dots: Dots, length: int, places: Array, shifts: Array, times: float, few: bool
 ) -> Array:
-    """The sum of B, times·B·2⁻ᵏ and −B at these places, for each k."""
+    """The sum of B, times·B·2⁻ᵏ and −B at these places, a row for each k; columns are equal."""
     x = np.zeros((len(shifts), length))
     x[:, places[0]], x[:, places[2]] = BIG, -BIG
     x[:, places[1]] = times * BIG * 2.0**-shifts
-    w = np.ones((1, length))
     if not few:
-        return dots(x, w)[:, 0]
+        return dots(x, np.ones((OUTPUTS, length)))
     parts = [x[at : at + FEW] for at in range(0, len(x), FEW)]
-    return np.concatenate([dots(part, w)[:, 0] for part in parts])
+    return np.concatenate([dots(part, np.ones((1, length))) for part in parts])
 
 
 def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
@@ -101,11 +100,13 @@ def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
     rounded: factors are rounded to another format, which may not have the factor.
     """
     least = {"float64": -1060, "float32": -140, "bfloat16": -130, "float16": -20}[storage]
-    k = dots.form.multiple
-    x, w = np.zeros((2, k)), np.zeros((2, k))
-    x[0, 0], w[0, 0] = 2.0 ** (least // 2), 2.0 ** (least - least // 2)
-    x[1, 0], w[1, 0] = (2.0**least, 1.0) if not rounded else (1.0, 1.0)
-    return any(dots(x[i : i + 1], w[i : i + 1])[0, 0] == 0 for i in range(2))
+    pairs = [(2.0 ** (least // 2), 2.0 ** (least - least // 2))]
+    pairs += [] if rounded else [(2.0**least, 1.0), (1.0, 2.0**least)]
+    return any(
+        (dots(spread(np.full(rows, x)), np.full((columns, TERMS), w)) == 0).any()
+        for x, w in pairs
+        for rows, columns in ((OUTPUTS, OUTPUTS), (1, 1))
+    )
 
 
 def rounds_before_bias(dots: Dots, storage: str) -> bool:
@@ -113,10 +114,9 @@ def rounds_before_bias(dots: Dots, storage: str) -> bool:
 
     1 + s, of two products, and a bias of −1: s is left unless the sum was rounded first.
     """
-    k = max(2, dots.form.multiple)
-    x = np.zeros((1, k))
-    x[0, 0], x[0, 1] = 1.0, 2.0 ** -(BITS[storage] + 2)
-    return bool(dots(x, np.ones((1, k)), bias=-1.0)[0, 0] == 0)
+    x = np.zeros((OUTPUTS, TERMS))
+    x[:, 0], x[:, 1] = 1.0, 2.0 ** -(BITS[storage] + 2)
+    return bool((dots(x, np.ones((OUTPUTS, TERMS)), bias=-1.0) == 0).any())
 
 
 __all__ = ["Sums", "flushes", "rounds_before_bias", "sums_of"]
