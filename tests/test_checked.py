@@ -62,6 +62,21 @@ def test_right_functions_pass(name: str, like: str) -> None:
     assert time.monotonic() - start < MOST_SECONDS
 
 
+@pytest.mark.parametrize(
+    ("name", "like", "dtype"),
+    [
+        ("torch:matmul", "matmul", "float64"),
+        ("torch:matmul", "matmul", "float16"),
+        ("torch:matmul", "matmul", "bfloat16"),
+        ("torch.nn.functional:linear", "linear", "bfloat16"),
+        ("torch.nn.functional:batch_norm", "batch_norm", "float16"),
+    ],
+)
+def test_right_functions_pass_in_other_formats(name: str, like: str, dtype: str) -> None:
+    result = checked(name, like, dtype=dtype)
+    assert result.ok, result.text()
+
+
 @pytest.mark.parametrize("name", ["matmul_tf32", "matmul_tensor_core", "matmul_half_sums"])
 def test_functions_in_less_are_right_within_that_and_fail(name: str) -> None:
     """And pass with the contract that the result names."""

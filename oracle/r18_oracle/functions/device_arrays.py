@@ -1,8 +1,8 @@
 """PyTorch's tensors and CuPy's arrays on a CUDA device.
 
-The buffers of a call are parts of one allocation of the library itself. A call runs in a stream of
-its own, which the library calls the current one: a function that launches elsewhere and does not
-wait is seen by the checks `completion` and `stale_memory`.
+The buffers of a call are parts of one allocation of the library itself. A call runs in the default
+stream, as a caller's does who names none: many functions launch there whatever stream is current. A
+function that launches elsewhere and does not wait is seen by the checks `completion` and `exact`.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class TorchMemory(Memory):
 
 
 class TorchStream(Stream):
-    """A CUDA stream of PyTorch's."""
+    """The default stream of PyTorch's device."""
 
     def __init__(self) -> None:
         import torch
 
-        self.cuda: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.cuda: Any = torch.cuda.default_stream()
 
     def synchronize(self) -> None:
         self.cuda.synchronize()
@@ -189,12 +189,12 @@ def _wait_for_all() -> None:
 
 
 class CuPyStream(Stream):
-    """A CUDA stream of CuPy's."""
+    """The default stream of CuPy's device."""
 
     def __init__(self) -> None:
         import cupy
 
-        self.cuda = cupy.cuda.Stream(non_blocking=True)
+        self.cuda = cupy.cuda.Stream.null
 
     def synchronize(self) -> None:
         self.cuda.synchronize()
