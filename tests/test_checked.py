@@ -136,8 +136,11 @@ def test_a_crash_is_a_finding() -> None:
 
 
 def test_the_result_of_a_cache_by_identity() -> None:
-    result = checked("conv2d_cached_by_id", "conv2d")
-    assert [finding.check for finding in result.findings] == ["state"]
+    """An `id` is used again, so the cache may already be wrong in one of the ordinary checks."""
+    result = checked("conv2d_cached_by_id", "conv2d", BRIEF)
+    assert not result.ok
+    (finding,) = result.findings
+    assert finding.check in ("state", "runs", "exact", "bound"), result.text()
 
 
 # -- in a test suite -------------------------------------------------------------------------------

@@ -74,7 +74,11 @@ def settle(*, target: Target, announce: Announce) -> Found:
     if error is not None:
         note = f"could not be probed: it raised {error}"
         return Found(_declared(named), None, (), (note,), 0.0, 0.0)
-    seconds, rate = _pace(backend, announce)
+    paced = attempted(lambda: _pace(backend, announce))
+    if isinstance(paced, Raised):
+        note = f"could not be probed: it raised {described(paced.error)}"
+        return Found(_declared(named), None, (), (note,), 0.0, 0.0)
+    seconds, rate = paced
     result = attempted(lambda: _arithmetic(backend, named, seconds, announce))
     if isinstance(result, Raised):
         note = f"could not be probed: it raised {described(result.error)}"
