@@ -107,6 +107,19 @@ def test_a_transform_is_seen_and_fitted() -> None:
     assert str(settled("einsum_conv2d", "conv2d").arithmetic) == "sum,float32"
 
 
+def test_a_function_that_raises_on_a_larger_batch_is_left_to_the_search() -> None:
+    def small(a: Any, b: Any) -> Any:
+        if len(a) > 8:
+            raise ValueError("too many rows")
+        return a @ b
+
+    checked_kernels.small = small  # type: ignore[attr-defined]
+    found = settled("small")
+    assert found.arithmetic is None
+    assert found.target.contract == "sum,float32"
+    assert "too many rows" in found.notes[0]
+
+
 # -- the parts -------------------------------------------------------------------------------------
 
 
