@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from r18 import check as check
     from r18.backend import CompileOptions as CompileOptions
     from r18.backend.registry import get_backend as get_backend
     from r18.compiled import compile as compile
@@ -43,7 +44,12 @@ __all__ = [
 ]
 
 
+_MODULES = ("check",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"r18.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'r18' has no attribute '{name}'")
     return getattr(importlib.import_module(_WHERE[name]), name)

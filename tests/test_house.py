@@ -16,7 +16,7 @@ from support import ROOT
 
 CORE = (
     ("errors",),
-    ("atomic", "cpu", "ends", "files", "hooks", "progress"),
+    ("atomic", "check", "cpu", "ends", "files", "hooks", "progress"),
     ("cache", "machine"),
     ("graph",),
     ("backend",),
@@ -32,13 +32,14 @@ CORE = (
 )
 """The core's floors, the lowest first: a module imports from its own floor and from below."""
 ORACLE = (
-    ("cases", "findings", "loading", "xfails", "demo"),
+    ("cases", "findings", "functions", "loading", "xfails", "demo"),
     ("ops", "judge", "generate"),  # an op's spec holds its reference, its bound and its drawing
     ("check",),
+    ("probe",),
     ("network",),
     ("dumps",),
     ("search",),
-    ("session",),
+    ("session", "checked"),
     ("sanitize", "ptx", "perturb"),
     ("mutation", "conformance"),
     ("branches",),

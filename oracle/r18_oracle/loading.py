@@ -7,12 +7,16 @@ from functools import cache
 from r18.backend import Backend, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import unknown
+from r18_oracle.functions.target import backend_of, is_target
 
 
 @cache
 def loaded_backend(name: str) -> Backend:
-    """The probed backend with this name, as `load_backend` takes it; loaded once per process."""
-    backend = load_backend(name)
+    """The probed backend with this name; loaded once per process.
+
+    name: as `load_backend` takes it, or the name of a target of `r18 check`.
+    """
+    backend = backend_of(name) if is_target(name) else load_backend(name)
     backend.probe()
     return backend
 

@@ -29,7 +29,7 @@ from r18.graph.precision import PRECISIONS, Precision
 class HostBuffer:
     """A span of host bytes; `array` is its uint8 view."""
 
-    __slots__ = ("array",)
+    __slots__ = ("__weakref__", "array")
 
     def __init__(self, array: Array) -> None:
         self.array = array

@@ -453,6 +453,37 @@ class Linear(Op):
 
 
 @dataclass(frozen=True)
+class MatMul(Op):
+    """x · wᵀ: (N, in_features) → (N, out_features), a linear layer without its bias.
+
+    No network holds it: it is what functions like `torch.matmul` compute.
+    """
+
+    name: ClassVar[str] = "matmul"
+    optional: ClassVar[bool] = True
+
+    in_features: int
+    out_features: int
+
+    def __post_init__(self) -> None:
+        self._set_counts("in_features", "out_features")
+
+    def weights(self) -> tuple[WeightSpec, ...]:
+        shape = (self.out_features, self.in_features)
+        return (WeightSpec("weight", shape, "OI", "fc_weight"),)
+
+    def infer(self, *inputs: Shape) -> Shape:
+        self._check(inputs, ndim=2)
+        n, features = inputs[0]
+        if features != self.in_features:
+            raise ShapeError(f"matmul: expected {self.in_features} features, got {inputs[0]}")
+        return (n, self.out_features)
+
+    def macs(self, *inputs: Shape) -> int:
+        return math.prod(self.infer(*inputs)) * self.in_features
+
+
+@dataclass(frozen=True)
 class AvgPoolLinear(Op):
     """Global average pooling and the linear layer of its means, which need never be stored.
 
@@ -586,7 +617,7 @@ OPS: dict[str, type[Op]] = {
     op.name: op
     for op in (
         *(Conv2d, BatchNorm, ReLU, Add, MaxPool2d, GlobalAvgPool, Linear, Softmax, Relayout),
-        *(ConvMaxPool, AvgPoolLinear, Normalize),
+        *(ConvMaxPool, AvgPoolLinear, Normalize, MatMul),
     )
 }
 

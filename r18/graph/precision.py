@@ -57,6 +57,7 @@ class Precision:
     multiply:   the format each factor of a product is rounded to first.
     accumulate: the format sums are kept in.
     flush_to_zero: subnormal inputs and results are replaced by zero.
+    vectors:    the format of biases and BatchNorm's parameters; "" for that of `accumulate`.
     """
 
     name: str
@@ -64,9 +65,10 @@ class Precision:
     multiply: str
     accumulate: str
     flush_to_zero: bool = False
+    vectors: str = ""
 
     def __post_init__(self) -> None:
-        for field in (self.storage, self.accumulate):
+        for field in (self.storage, self.accumulate, *filter(None, [self.vectors])):
             dtype_of(field)
         if self.multiply not in _MULTIPLY_ONLY:
             dtype_of(self.multiply)
@@ -90,12 +92,14 @@ class Precision:
         return dtype_of(op.output_storage or self.storage)
 
     def weight_dtype(self, spec: WeightSpec) -> np.dtype[np.generic]:
-        """The dtype of a weight: matrices in `storage`, vectors in `accumulate`, or its own.
+        """The dtype of a weight: matrices in `storage`, vectors in `vectors`, or its own.
 
         Biases and BatchNorm's parameters are few and enter each output once: rounding them to a
         narrow storage format would cost accuracy and save nothing.
         """
-        return dtype_of(spec.storage or (self.storage if len(spec.shape) > 1 else self.accumulate))
+        if spec.storage or len(spec.shape) > 1:
+            return dtype_of(spec.storage or self.storage)
+        return dtype_of(self.vectors or self.accumulate)
 
     def stored(self, array: Array, spec: WeightSpec) -> Array:
         """A float32 or float64 weight rounded to the dtype that it is kept in, dense.

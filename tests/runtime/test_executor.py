@@ -50,6 +50,7 @@ from r18.graph.ops import (
     GlobalAvgPool,
     Layout,
     Linear,
+    MatMul,
     MaxPool2d,
     Op,
     Problem,
@@ -1089,5 +1090,5 @@ def test_kernel_ids_are_unique_and_say_what_they_name() -> None:
         for precision in {k.precision.name for k in kernels}:
             found = {k.op for k in kernels if k.precision.name == precision}
             needed = set(QUANTIZED_OPS if precision == "int8" else OPS.values())
-            fused = set(PARTS)  # which no backend needs
+            fused = {*PARTS, MatMul}  # which no backend needs
             assert found - fused == needed - fused

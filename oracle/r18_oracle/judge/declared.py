@@ -13,6 +13,7 @@ from dataclasses import replace
 from r18.backend import Kernel
 from r18.errors import nearest, show
 from r18.graph.precision import PRECISIONS, Precision
+from r18_oracle.functions.backend import FunctionKernel
 from r18_oracle.judge.bounds import DERIVATIONS, FORMATS
 from r18_oracle.judge.roundings import FACTORS
 from r18_oracle.ops.table import spec_of
@@ -51,12 +52,17 @@ def objection(kernel: Kernel) -> str | None:
     - Factors are claimed only in a format with a smaller unit roundoff than the precision's, and
       not where it splits them.
     - Sums are truncated only where factors are narrow enough for a tensor core.
+
+    A function that is judged as it stands (`r18_oracle.functions`) declares nothing: what it is
+    held to was found or is the user's word, so any formats will do.
     - The algorithm has a derivation, for split factors one of its own.
     - Its edges are sizes, and it takes the problems that it names as its extra problems.
     """
     if not isinstance(kernel, Kernel):
         return f"{type(kernel).__name__} does not inherit r18.backend.Kernel"
     precision, contract = kernel.precision, kernel.contract
+    if isinstance(kernel, FunctionKernel):
+        return None
     known = PRECISIONS.get(precision.name)
     if known is None:
         return f"its precision is {_unknown(precision.name, PRECISIONS)}"

@@ -34,6 +34,16 @@ class AddSpec(OpSpec[Add]):
         for shape in along_flat(size):
             yield Problem(Add(), (shape, shape))
 
+    def nearby(self, problem: Problem) -> Iterator[Problem]:
+        yield problem
+        yield from self.plainer(problem)
+
+    def plainer(self, problem: Problem) -> Iterator[Problem]:
+        """Without the ReLU."""
+        assert isinstance(problem.op, Add)
+        if problem.op.relu:
+            yield Problem(Add(), problem.inputs)
+
     def rebuild(self, op: Add, numbers: Numbers) -> Problem:
         shape = shape_of(numbers)
         return Problem(Add(relu=bool(numbers["relu"])), (shape, shape))

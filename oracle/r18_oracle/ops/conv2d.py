@@ -187,7 +187,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield _product(9, 27, LONG)
 
     def nearby(self, problem: Problem) -> Iterator[Problem]:
-        """Channels rounded up to what a kernel may require."""
+        """Channels rounded up to what a kernel may require; then without what is fused."""
         op = problem.op
         assert isinstance(op, Conv2d)
         n, c, h, w = problem.inputs[0]
@@ -195,6 +195,17 @@ class Conv2dSpec(SumSpec[Conv2d]):
             channels, out = aligned(c, multiple), aligned(op.out_channels, multiple)
             rounded = replace(op, in_channels=channels, out_channels=out)
             yield with_residual(rounded, (n, channels, h, w))
+        yield from self.plainer(problem)
+
+    def plainer(self, problem: Problem) -> Iterator[Problem]:
+        """Without residual and ReLU, then without the bias too."""
+        op = problem.op
+        assert isinstance(op, Conv2d)
+        if op.residual or op.relu:
+            op = replace(op, residual=False, relu=False)
+            yield Problem(op, problem.inputs[:1])
+        if op.bias:
+            yield Problem(replace(op, bias=False), problem.inputs[:1])
 
     def numbers(self, problem: Problem) -> Numbers:
         op = problem.op

@@ -133,6 +133,10 @@ class OpSpec(ABC, Generic[O]):
         """Problems to try in turn until a kernel takes one, the simplest first."""
         yield problem
 
+    def plainer(self, problem: Problem) -> Iterator[Problem]:
+        """The problem without what its op fuses, step by step, for a kernel that fuses nothing."""
+        yield from ()
+
     def numbers(self, problem: Problem) -> Numbers:
         """The numbers that shrinking may reduce."""
         found = dict(zip("nchw", problem.inputs[0], strict=False))

@@ -50,6 +50,7 @@ SPECS: dict[type[Op], OpSpec[Any]] = {
         maxpool2d.SPEC,
         gap.SPEC,
         linear.SPEC,
+        linear.MATMUL_SPEC,
         softmax.SPEC,
         relayout.SPEC,
         conv2d_maxpool2d.SPEC,

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from r18.backend import Backend, Kernel
-from r18.graph.ops import Problem, Shape
+from r18.graph.ops import Op, Problem, Shape
 from r18.graph.precision import PRECISIONS
 from r18_oracle.generate.corners import corners, many_tiles, vast
 from r18_oracle.generate.crossings import choice_crossings, crossings
 from r18_oracle.generate.rounds import rounds
 from r18_oracle.generate.sizes import takes
+from r18_oracle.ops.table import spec_of
 
 if TYPE_CHECKING:
     from r18_oracle.search.profiles import Profile
@@ -54,12 +55,23 @@ class Share:
         itself is among them in every profile."""
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
         found = (
-            (*corners(op, *limits), *crossings(self.one, *limits))
+            (*self._corners(op, *limits), *crossings(self.one, *limits))
             if self.common is None
             else (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
         )
         some = found[self._first :: self.how.every]
         return (*some, *(extra for extra in self.one.extra_problems if extra not in some))
+
+    def _corners(self, op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
+        """The op's corners. A kernel that fuses nothing gets them without what they fuse."""
+        plain = (self._plain(problem) for problem in corners(op, max_elements, max_macs))
+        return tuple(dict.fromkeys(plain))
+
+    def _plain(self, problem: Problem) -> Problem:
+        if takes(self.one, problem):
+            return problem
+        fewer = spec_of(problem.op).plainer(problem)
+        return next((p for p in fewer if takes(self.one, p)), problem)
 
     def of_network(self, every: Iterable[Problem]) -> Iterator[tuple[int, Problem]]:
         """The network's problems for the kernel, each with its place among all of them.

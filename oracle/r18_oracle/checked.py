@@ -1,0 +1,344 @@
+"""`r18 check`: a function judged as it stands.
+
+`check` settles the target in a worker process, then verifies it as `r18 verify` does a backend with
+one kernel. `assert_kernel` is that for a test suite; the core's `r18.check` hands on to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from r18.errors import UsageError, show
+from r18.graph.ops import Problem
+from r18_oracle.check.tally import Tally
+from r18_oracle.findings import SILENCE, Finding, save
+from r18_oracle.functions.target import (
+    MARK,
+    Target,
+    backend_of,
+    function_at,
+    like_named,
+    local_place,
+    marked_in,
+    place_of,
+)
+from r18_oracle.probe.settle import Found, settle, unsettled
+from r18_oracle.search.campaign import KernelReport, run_campaign
+from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.verify import Request, counted, verify
+from r18_oracle.search.worker import Job, run_jobs
+
+PROFILE = "quick"
+NETWORK, SMALL_NETWORK = "resnet18", "tiny"
+SETTLE_SECONDS = 120.0
+"""A function that is silent for this long while it is settled counts as hung."""
+CALLS = 2_500
+"""Calls of a function in a quick search, about."""
+BUDGET = 40.0
+"""Seconds that they may take; a slower function gets fewer and smaller problems."""
+NETWORK_RATE, NETWORK_ELEMENTS = 3e8, 1e7
+"""Multiplications a second, or elements, that a function needs for the problems of a network."""
+
+
+@dataclass(frozen=True)
+class How:
+    """profile: the effort. network: whose problems it also gets, if it is fast enough, or None.
+
+    isolated: in worker processes. If not, a crash ends this process, and a hang this search.
+    """
+
+    profile: str = PROFILE
+    seed: int = 0
+    network: str | None = NETWORK
+    isolated: bool = True
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result.
+
+    target: settled, if it could be. found: what the probes found; None if they crashed.
+    accepted: the contract was given, so that a narrow one is no fault.
+    reports: of the search, one for each contract; findings: all of them.
+    reduced: what a slow function was not asked for, in a sentence; "" if nothing.
+    """
+
+    target: Target
+    found: Found | None
+    accepted: bool
+    reports: tuple[KernelReport, ...]
+    findings: tuple[Finding, ...]
+    seconds: float
+    reduced: str = ""
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """What it computes in less than its arrays hold, and nobody said it might."""
+        return () if self.accepted or self.found is None else self.found.below
+
+    @property
+    def ok(self) -> bool:
+        return self._judged and not self.findings and not self.below
+
+    @property
+    def _judged(self) -> bool:
+        return bool(self.reports) and all(report.verdict == "ok" for report in self.reports)
+
+    @property
+    def tally(self) -> Tally:
+        """Of all reports."""
+        tally = Tally()
+        for report in self.reports:
+            tally.include(report.tally)
+            tally.refused += report.tally.refused
+        return tally
+
+    def text(self, folder: Path | None = None) -> str:
+        """For people. folder: where findings are saved, with the commands that replay them."""
+        target = self.target
+        lines = [f"{target.place}, like {target.operator.title}"]
+        given = f"{target.dtype} arrays of {target.arrays}" if target.arrays else target.dtype
+        lines.append(f"  given     {given}")
+        lines += self._found()
+        if self.reports:
+            tally = self.tally
+            how = f"{counted(tally.problems, 'problem')}, {sum(tally.passed.values())} checks"
+            lines.append(
+                f"  searched  {how} in {self.seconds:.0f} s; error/bound {tally.ratio:.3g}"
+            )
+            if self.reduced:
+                lines.append(f"            {self.reduced}")
+            lines += [f"  refused   {n}: {reason}" for reason, n in tally.refused.items()]
+        lines.append(f"  verdict   {self.verdict}")
+        for finding in self.findings:
+            path = save(finding, folder) if folder is not None else None
+            lines += ["", finding.describe(path)]
+        return "\n".join(lines)
+
+    @property
+    def verdict(self) -> str:
+        """In a line."""
+        if self.findings:
+            return f"wrong: {', '.join(dict.fromkeys(f.check for f in self.findings))}"
+        if not self._judged:
+            return "not judged: it took no problem"
+        if self.below:
+            return (
+                f"narrower than its arrays: {self._narrow()}; right within that\n"
+                f"            --contract {self.target.contract} if that is meant"
+            )
+        return f"right: it {self.target.arithmetic.words()}"
+
+    def _narrow(self) -> str:
+        return f"this {self.target.dtype} kernel {' and '.join(self.below)}"
+
+    def _found(self) -> list[str]:
+        found = self.found
+        if found is None:
+            return []
+        lines = []
+        if found.arithmetic is not None:
+            lines.append(f"  found     {found.arithmetic.words()}")
+            if found.below:
+                what = f"this {self.target.dtype} kernel {' and '.join(found.below)}"
+                lines.append(f"            {what}")
+        lines += [f"            {note}" for note in found.notes]
+        if found.arithmetic is None:
+            lines[:1] = [f"  found     {found.notes[0]}"] if found.notes else []
+        lines.append(f"  judged by {self.target.contract}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        found, tally = self.found, self.tally
+        return {
+            "target": self.target.name,
+            "like": self.target.operator.title,
+            "dtype": self.target.dtype,
+            "arrays": self.target.arrays,
+            "contract": self.target.contract,
+            "found": None if found is None or found.arithmetic is None else str(found.arithmetic),
+            "below": [] if found is None else list(found.below),
+            "notes": [] if found is None else list(found.notes),
+            "problems": tally.problems,
+            "refused": dict(tally.refused),
+            "checks": dict(tally.passed),
+            "error_over_bound": tally.ratio,
+            "verdict": self.verdict,
+            "ok": self.ok,
+            "seconds": round(self.seconds, 3),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def check(
+    target: Target,
+    how: How | None = None,
+    *,
+    on_progress: Callable[[str, Problem | None], None] = lambda what, problem: None,
+) -> Checked:
+    """Settle a target and search it for a fault.
+
+    Raises what loading the function raises, `UnknownName` for an unknown profile.
+    """
+    how = how or How()
+    chosen = profile(how.profile)
+    accepted = bool(target.contract)
+    backend_of(target.name)  # raises here, and not in a worker, if the function is not there
+    found, lost = _settled(target, how)
+    ready = unsettled(target) if found is None else found.target
+    paced, reduced = (chosen, "") if found is None else _paced(chosen, found)
+    least = NETWORK_RATE if target.operator.sums_products else NETWORK_ELEMENTS
+    asked = how.network if found is not None and found.rate >= least else None
+    if how.network is not None and asked is None:
+        reduced = f"{reduced or 'slow'}, none of {how.network}"
+    if not how.isolated:
+        return _here(ready, found, accepted, paced, how.seed, reduced)
+    backend = backend_of(ready.name)
+    verification = verify(
+        {ready.name: backend},
+        Request(paced, f"{backend.name}/*", asked or SMALL_NETWORK, seed=how.seed, workers=1),
+        on_progress=on_progress,
+    )
+    (result,) = verification.backends
+    findings = tuple(verification.findings) or ((lost,) if lost is not None else ())
+    reports = tuple(result.kernels)
+    return Checked(ready, found, accepted, reports, findings, verification.seconds, reduced)
+
+
+def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
+    """What settling found, or the crash or hang that ended it."""
+    if not how.isolated:
+        return settle(target=target, announce=lambda problem, kind, seed: None), None
+    name = backend_of(target.name).kernel.id
+    job = Job(settle, {"target": target}, unsettled(target).name, name, SETTLE_SECONDS)
+    (outcome,) = run_jobs([job], workers=1)
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    if (lost := outcome.finding) is not None:
+        how_found = {SILENCE: SETTLE_SECONDS, "rounding": "normal", "light": False}
+        return None, replace(lost, message=f"{lost.message} while it was probed", details=how_found)
+    found: Found = outcome.result
+    return found, None
+
+
+def _paced(how: Profile, found: Found) -> tuple[Profile, str]:
+    """The profile, or a smaller one for a function that would take too long; and a sentence."""
+    expected = found.seconds * CALLS
+    if expected <= BUDGET:
+        return how, ""
+    share = BUDGET / expected
+    smaller = replace(
+        how,
+        examples=max(5, int(how.examples * share)),
+        max_elements=max(256, int(how.max_elements * share)),
+        max_macs=max(4_096, int(how.max_macs * share)),
+        every=max(how.every, min(8, int(1 / share))),
+    )
+    per_call = f"{found.seconds * 1e3:.0f} ms for a small call"
+    return smaller, f"slow ({per_call}): {smaller.examples} smaller problems"
+
+
+def _here(
+    target: Target, found: Found | None, accepted: bool, how: Profile, seed: int, reduced: str
+) -> Checked:
+    """In this process."""
+    backend, name = backend_of(target.name), target.name
+    reports = tuple(
+        run_campaign(backend, kernel, how, seed, backend_name=name, network_name=None)
+        for kernel in backend.kernels()
+    )
+    findings = tuple(report.finding for report in reports if report.finding is not None)
+    seconds = sum(report.seconds for report in reports)
+    return Checked(target, found, accepted, reports, findings, seconds, reduced)
+
+
+# -- what users call -----------------------------------------------------------------------------
+
+
+def target_of(place: str, like: object | None = None, **options: Any) -> Target:
+    """The target of a place, as the command line names it; the function's mark adds to it.
+
+    options: those of `Target`. What is empty is as if it were not given. Raises what loading the
+    function raises, and `UsageError` for an unknown option.
+    """
+    function = function_at(place)
+    marked, given = _options(function, like, options)
+    return Target(place, like_named(place, marked).name, **given)
+
+
+def _options(
+    function: Callable[..., Any], like: object | None, options: dict[str, Any]
+) -> tuple[object | None, dict[str, Any]]:
+    """The operator and the options of a target: those of the function's mark, and those given."""
+    merged = dict(getattr(function, MARK, {}))
+    merged |= {name: value for name, value in options.items() if value not in ("", None)}
+    marked = merged.pop("like", None)
+    known = ("dtype", "arrays", "contract", "refuses", "deterministic")
+    if wrong := [name for name in merged if name not in known]:
+        raise UsageError(f"{show(wrong[0])} is no option of a check: {', '.join(known)}")
+    if callable(refuses := merged.get("refuses")):
+        merged["refuses"] = place_of(refuses) or local_place(refuses)
+    return (marked if like is None else like), merged
+
+
+def targets_of(asked: str, like: object | None = None, **options: Any) -> list[Target]:
+    """The targets of a command's argument: a place, or a file with marked functions.
+
+    `torch.nn.functional.relu` is `torch.nn.functional:relu`. Raises `UsageError` for a file in
+    which no function is marked.
+    """
+    if not asked.endswith(".py"):
+        owner, dot, name = asked.rpartition(".")
+        place = f"{owner}:{name}" if dot and ":" not in asked else asked
+        return [target_of(place, like, **options)]
+    names = list(marked_in(asked))
+    if not names:
+        raise UsageError(
+            f"no function of '{asked}' is marked with @r18.check.kernel: name one, {asked}:FUNCTION"
+        )
+    return [target_of(f"{asked}:{name}", like, **options) for name in names]
+
+
+def assert_kernel(
+    function: Callable[..., Any],
+    like: object | None = None,
+    *,
+    profile: str = PROFILE,
+    seed: int = 0,
+    network: str | None = NETWORK,
+    isolated: bool = True,
+    findings: Path | str | None = None,
+    **options: Any,
+) -> Checked:
+    """Check a function; raises `AssertionError` with the text of the result unless it is right.
+
+    options: those of `Target`. profile, seed, network, isolated: those of `How`. findings: a folder
+    for what is found, with the commands that replay it. Raises `UsageError` for a function that a
+    worker process cannot import, unless `isolated` is False.
+    """
+    place = place_of(function)
+    if place is None and isolated:
+        raise UsageError(
+            f"{show(function)} cannot be imported by a worker process: define it at the top level "
+            "of a module, or pass isolated=False"
+        )
+    marked, given = _options(function, like, options)
+    name = like_named(place or f":{function.__name__}", marked).name
+    target = Target(place or local_place(function), name, **given)
+    result = check(target, How(profile, seed, network, isolated))
+    if not result.ok:
+        raise AssertionError(result.text(Path(findings) if findings is not None else None))
+    return result
+
+
+def dumped(results: list[Checked]) -> str:
+    """Results as JSON."""
+    return json.dumps([result.to_json() for result in results], indent=2, allow_nan=False)
+
+
+__all__ = ["Checked", "assert_kernel", "check", "dumped", "target_of", "targets_of"]

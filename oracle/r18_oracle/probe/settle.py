@@ -1,0 +1,285 @@
+"""Settling a target: the arrays that a function takes, its speed, and its arithmetic.
+
+`settle` runs in a worker process, since it calls the function: it may crash or hang there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import ModuleType
+
+import numpy as np
+
+from r18.errors import BackendUnavailable
+from r18.graph.ops import Problem
+from r18.runtime.launch import run_kernel
+from r18_oracle.check.call import Raised, attempted
+from r18_oracle.findings import described
+from r18_oracle.functions.arithmetic import BITS, Arithmetic
+from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
+from r18_oracle.functions.kinds import KINDS
+from r18_oracle.functions.target import Target, backend_of
+from r18_oracle.generate.inputs import make_case
+from r18_oracle.generate.shrink import elements
+from r18_oracle.generate.sizes import takes
+from r18_oracle.ops.table import spec_of
+from r18_oracle.probe.dots import Dots, forms, with_bias
+from r18_oracle.probe.factors import Factors, are_whole, factors_of
+from r18_oracle.probe.fitted import fitted
+from r18_oracle.probe.order import order_of
+from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
+from r18_oracle.probe.transforms import as_winograd, transformed
+
+Announce = Callable[[Problem | None, str, int], None]
+HOST = ("torch", "numpy")
+TRIED = 6
+"""Problems on which a library's arrays are tried."""
+CALLS, CALLS_SECONDS = 20, 0.5
+"""The calls that a time is the least of, and the seconds after which they are enough."""
+LARGER = 64
+"""Times the batch of a small problem: the batch whose time says how fast the function is."""
+SLOW = 0.05
+"""Seconds for a small problem above which sums are only probed short."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What settling found.
+
+    target:     the target with its arrays and, where nothing contradicts, its contract.
+    arithmetic: what the function computes with; None if it could not be probed.
+    below:      what is narrower than expected: `multiplies in tf32`.
+    notes:      sentences for people: the evidence, the order of sums, what could not be seen.
+    seconds:    the time of a small call. rate: multiplications or elements a second, of a larger
+                one.
+    """
+
+    target: Target
+    arithmetic: Arithmetic | None
+    below: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    rate: float
+
+
+def settle(*, target: Target, announce: Announce) -> Found:
+    """Find what the target leaves open. Raises `BackendUnavailable` if no library can be tried."""
+    announce(None, "none", 0)
+    named, error = _with_arrays(target, announce)
+    backend = backend_of(named.name)
+    backend.probe()
+    if error is not None:
+        note = f"could not be probed: it raised {error}"
+        return Found(_declared(named), None, (), (note,), 0.0, 0.0)
+    paced = attempted(lambda: _pace(backend, announce))
+    if isinstance(paced, Raised):
+        note = f"could not be probed: it raised {described(paced.error)}"
+        return Found(_declared(named), None, (), (note,), 0.0, 0.0)
+    seconds, rate = paced
+    result = attempted(lambda: _arithmetic(backend, named, seconds, announce))
+    if isinstance(result, Raised):
+        note = f"could not be probed: it raised {described(result.error)}"
+        return Found(_declared(named), None, (), (note,), seconds, rate)
+    arithmetic, notes = result
+    if arithmetic is None:
+        return Found(_declared(named), None, (), notes, seconds, rate)
+    below = arithmetic.below(named.expected)
+    settled = named if named.contract else named.with_contract(arithmetic)
+    return Found(settled, arithmetic, below, notes, seconds, rate)
+
+
+def unsettled(target: Target) -> Target:
+    """The target held to what is expected, with the arrays that would be tried first.
+
+    For a function that ends the process in which it is settled.
+    """
+    named = target if target.arrays else replace(target, arrays=_in_order(target, HOST)[0])
+    return _declared(named)
+
+
+def _declared(target: Target) -> Target:
+    """Held to the contract that was given, or to what is expected."""
+    return target if target.contract else target.with_contract(target.expected)
+
+
+# -- the arrays that it takes --------------------------------------------------------------------
+
+
+def _with_arrays(target: Target, announce: Announce) -> tuple[Target, str | None]:
+    """The target with a library whose arrays the function takes, or else the first library that is
+    there and what the function raised with its arrays."""
+    if target.arrays:
+        return target, _objection(target, announce)
+    first: tuple[Target, str] | None = None
+    causes = []
+    for name in _in_order(target):
+        one = replace(target, arrays=name)
+        try:
+            backend_of(one.name).probe()
+        except BackendUnavailable as error:
+            causes.append(f"{name}: {error.cause}")
+            continue
+        error_of = _objection(one, announce)
+        if error_of is None:
+            return one, None
+        first = first or (one, error_of)
+    if first is None:
+        raise BackendUnavailable("check", "; ".join(causes), "Install NumPy or PyTorch.")
+    return first
+
+
+def _in_order(target: Target, kinds: Iterable[str] = tuple(KINDS)) -> list[str]:
+    """Kinds of arrays, first those of the libraries that the function's module has imported.
+
+    NumPy computes with PyTorch's tensors, but that is not what the function is for.
+    """
+    function = backend_of(target.name).kernel.function
+    used = {target.place.partition(":")[0].partition(".")[0]}
+    for value in getattr(function, "__globals__", {}).values():
+        if isinstance(value, ModuleType):
+            used.add(value.__name__.partition(".")[0])
+    return sorted(kinds, key=lambda name: name.partition("-")[0] not in used)
+
+
+def _objection(target: Target, announce: Announce) -> str | None:
+    """What the function raises on each of some small problems; None if it computes one of them."""
+    backend = backend_of(target.name)
+    said = "nothing: it takes no problem at all"
+    for problem in _small(backend.kernel):
+        announce(problem, "normal", 0)
+        result = attempted(lambda problem=problem: _call(backend, problem))  # type: ignore[misc]
+        if not isinstance(result, Raised):
+            return None
+        said = described(result.error)
+    return said
+
+
+def _small(kernel: FunctionKernel) -> list[Problem]:
+    ordinary = (p for p in spec_of(kernel.op).ordinary(kernel))
+    plain = (q for p in ordinary for q in (p, *spec_of(p.op).plainer(p)))
+    return list(islice((p for p in plain if takes(kernel, p)), TRIED))
+
+
+def _call(backend: FunctionBackend, problem: Problem) -> float:
+    """Call the function on a problem; the seconds of the call."""
+    case = make_case(backend.kernel, problem, "normal", 0)
+    start = time.perf_counter()
+    run_kernel(backend, backend.kernel, problem, *case.inputs, *case.handed())
+    return time.perf_counter() - start
+
+
+def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float]:
+    """The least time of some small calls, and the rate of a call with a larger batch."""
+    small = max(_small(backend.kernel), key=elements)
+    announce(small, "normal", 0)
+    seconds = _least(backend, small)
+    spec = spec_of(small.op)
+    problem = spec.rebuild(small.op, spec.numbers(small) | {"n": LARGER * small.batch})
+    if seconds > SLOW or not takes(backend.kernel, problem):
+        return seconds, _work(small) / seconds
+    announce(problem, "normal", 0)
+    return seconds, _work(problem) / _least(backend, problem)
+
+
+def _least(backend: FunctionBackend, problem: Problem) -> float:
+    """The least seconds of some calls: another process may have the cores for a moment."""
+    found = [_call(backend, problem)]
+    while len(found) < CALLS and sum(found) < CALLS_SECONDS:
+        found.append(_call(backend, problem))
+    return min(found)
+
+
+def _work(problem: Problem) -> int:
+    return max(problem.macs, elements(problem))
+
+
+# -- its arithmetic --------------------------------------------------------------------------------
+
+
+def _arithmetic(
+    backend: FunctionBackend, target: Target, seconds: float, announce: Announce
+) -> tuple[Arithmetic | None, tuple[str, ...]]:
+    expected = target.expected
+    with np.errstate(all="ignore"):
+        if backend.kernel.like.sums_products:
+            return _of_sums(backend, target, announce, seconds)
+        found = fitted(backend, expected)
+    if found is None:
+        return None, ("random inputs are within no known bound: it is judged by what is expected",)
+    return found, ()
+
+
+def _of_sums(
+    backend: FunctionBackend, target: Target, announce: Announce, seconds: float
+) -> tuple[Arithmetic | None, tuple[str, ...]]:
+    """The coarsest of all forms, by the probes; and what they saw, in words."""
+    storage, moved = target.dtype, transformed(backend, target.dtype)
+    asked = [dots for dots in forms(backend) if not (moved and dots.form.multiple > 1)]
+    if not asked:
+        return None, ("takes none of the shapes that the probes pose",)
+    every: list[Factors] = []
+    for dots in asked:
+        announce(dots.form.problem(2, dots.form.multiple, 1), "none", 0)
+        every.append(factors_of(dots, storage))
+    factors = min(every, key=lambda one: (one.bits, not one.cut_off))
+    widths = [sums_of(dots, storage, long=seconds < SLOW) for dots in asked]
+    sums = min(widths, key=lambda one: one.bits)
+    truncates = any(one.truncates for one in widths)
+    if factors.bits >= sums.bits - truncates and all(
+        are_whole(dots, sums.bits, truncates=truncates) for dots in asked
+    ):
+        factors = Factors(storage, BITS[storage], False)
+    if not factors.name or not sums.name:
+        return None, ("no known arithmetic gives what it returned: judged by what is expected",)
+    notes = [*_evidence(factors, storage), f"its sums keep {sums.bits} bits"]
+    arithmetic = Arithmetic(
+        "sum",
+        storage,
+        factors.name,
+        sums.name,
+        truncates=truncates or factors.cut_off,
+        stored_sum=_rounds_first(backend, storage, sums.name),
+        flushes=_flushes(asked, storage, factors.name, sums.name),
+    )
+    notes.append(_order(asked, arithmetic, seconds))
+    if moved:
+        winograd = as_winograd(backend, moved, arithmetic)
+        arithmetic = winograd or arithmetic
+        how = winograd.algorithm if winograd else "which none of the known bounds fits"
+        notes.append(f"transforms 3×3 windows: {how}; a weight changes outputs it does not meet")
+    return arithmetic, tuple(notes)
+
+
+def _flushes(asked: list[Dots], storage: str, factors: str, sums: str) -> bool:
+    """Whether subnormal numbers are lost; not where a format of less range loses them anyway."""
+    if sums not in ("float32", "float64") or factors == "float16" != storage:
+        return False
+    return any(flushes(dots, storage, rounded=factors != storage) for dots in asked)
+
+
+def _evidence(factors: Factors, storage: str) -> list[str]:
+    if factors.witness is None:
+        return []
+    given, left = factors.witness
+    return [f"{given!r} × 1 gave {left!r}: factors of {factors.bits} bits, of {storage} arrays"]
+
+
+def _rounds_first(backend: FunctionBackend, storage: str, sums: str) -> bool:
+    """Whether it rounds the sum before the bias; only where the accumulator is the wider one."""
+    dots = with_bias(backend)
+    return dots is not None and sums != storage and rounds_before_bias(dots, storage)
+
+
+def _order(asked: list[Dots], arithmetic: Arithmetic, seconds: float) -> str:
+    if seconds >= SLOW:
+        return "too slow to look at the order of its sums"
+    order = order_of(asked[0], arithmetic)
+    if order is None:
+        return "adds in an order that is no single tree, such as one that depends on the row"
+    return f"{order.words()}; judged for any order"
+
+
+__all__ = ["Found", "settle", "unsettled"]

@@ -1,0 +1,122 @@
+"""The width of the accumulator, and whether it rounds or cuts off.
+
+Three products B, s and −B, with s = B·2⁻ᵏ, stand at random places of a sum, and zeros everywhere
+else. Where B and −B meet first the result is s, whatever the accumulator. Elsewhere B + s has to be
+held, which p bits do for k < p alone. So the smallest k at which any of the placements loses s is
+p, whatever the order of the sum is. Long sums show accumulators that are only narrow between parts
+(a partial sum in float16), and short ones those that only short sums have.
+
+With k = p and s half as large again, rounding to nearest gives 2⁻ᵖ⁺¹·B or s, and cutting off 0.
+Products that a tensor core adds in one step are aligned to the largest one and keep a few bits
+more, which are then cut off; p is what the whole sum keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from r18.backend import Array
+from r18_oracle.functions.arithmetic import BITS, SUMS
+from r18_oracle.probe.dots import OUTPUTS, TERMS, Dots, spread
+
+PLACEMENTS = 24
+BIG = 2.0**14
+"""In the range of float16, as is s for k ≤ 38."""
+MOST = {"float16": 38, "float32": 60, "bfloat16": 60, "float64": 60}
+"""The largest k: s must be a number of the arrays' format."""
+SHORT, LONG = (8, 63, 72), 1152
+"""The lengths of sums; the long one takes several steps of every known accumulator."""
+FEW = 2
+"""A function may take another path for few rows, such as a matrix-vector product."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """bits: of the accumulator. truncates: sums are cut off. length: of the sum that shows it."""
+
+    bits: int
+    truncates: bool
+    length: int
+
+    @property
+    def name(self) -> str:
+        """The widest known format that has no more bits; "" for fewer than any known."""
+        return next((name for name in SUMS if BITS[name] <= self.bits), "")
+
+
+def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
+    """The coarsest accumulator over short and long sums, many and few rows."""
+    lengths = [k for k in (*SHORT, *([LONG] if long else [])) if k % dots.form.multiple == 0]
+    if not lengths:
+        lengths = [max(SHORT) // dots.form.multiple * dots.form.multiple]
+    found = [_accumulator(dots, storage, k) for k in lengths]
+    found += [_accumulator(dots, storage, lengths[0], few=True)]
+    least = min(found, key=lambda one: one.bits)
+    return Sums(least.bits, any(one.truncates for one in found), least.length)
+
+
+def _accumulator(dots: Dots, storage: str, length: int, *, few: bool = False) -> Sums:
+    """In sums of one length. few: `FEW` rows in a call, so fewer placements, and only those k at
+    which a known format ends."""
+    most = MOST[storage]
+    shifts = np.array([k for k in range(1, most + 1) if not few or k in BITS.values()])
+    rng = np.random.default_rng(length)
+    placements = _placements(rng, length, 6 if few else PLACEMENTS)
+    found = np.stack([_triples(dots, length, places, shifts, 1.0, few) for places in placements])
+    kept = (found == BIG * 2.0 ** -shifts[:, None]).all(axis=(0, 2))
+    if kept.all():
+        return Sums(most + 1, False, length)
+    bits = int(shifts[np.argmin(kept)])
+    one = np.array([bits])
+    above = [_triples(dots, length, places, one, 1.5, few) for places in placements]
+    return Sums(bits, any((result == 0).any() for result in above), length)
+
+
+def _placements(rng: np.random.Generator, length: int, count: int) -> list[Array]:
+    """Places of B, s and −B; the first and the last terms are among them."""
+    ends = [np.array([0, 1, 2]), np.array([length - 1, length - 2, length - 3])]
+    ends += [np.array([0, 1, length - 1]), np.array([0, length - 1, 1])]
+    return [*ends, *(rng.choice(length, 3, replace=False) for _ in range(count - len(ends)))]
+
+
+def _triples(
+    dots: Dots, length: int, places: Array, shifts: Array, times: float, few: bool
+) -> Array:
+    """The sum of B, times·B·2⁻ᵏ and −B at these places, a row for each k; columns are equal."""
+    x = np.zeros((len(shifts), length))
+    x[:, places[0]], x[:, places[2]] = BIG, -BIG
+    x[:, places[1]] = times * BIG * 2.0**-shifts
+    if not few:
+        return dots(x, np.ones((OUTPUTS, length)))
+    parts = [x[at : at + FEW] for at in range(0, len(x), FEW)]
+    return np.concatenate([dots(part, np.ones((1, length))) for part in parts])
+
+
+def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
+    """Whether a subnormal number becomes zero: a product of two normal ones, or a factor.
+
+    rounded: factors are rounded to another format, which may not have the factor.
+    """
+    least = {"float64": -1060, "float32": -140, "bfloat16": -130, "float16": -20}[storage]
+    pairs = [(2.0 ** (least // 2), 2.0 ** (least - least // 2))]
+    pairs += [] if rounded else [(2.0**least, 1.0), (1.0, 2.0**least)]
+    return any(
+        (dots(spread(np.full(rows, x)), np.full((columns, TERMS), w)) == 0).any()
+        for x, w in pairs
+        for rows, columns in ((OUTPUTS, OUTPUTS), (1, 1))
+    )
+
+
+def rounds_before_bias(dots: Dots, storage: str) -> bool:
+    """Whether the sum is rounded to the arrays' format before the bias is added.
+
+    1 + s, of two products, and a bias of −1: s is left unless the sum was rounded first.
+    """
+    x = np.zeros((OUTPUTS, TERMS))
+    x[:, 0], x[:, 1] = 1.0, 2.0 ** -(BITS[storage] + 2)
+    return bool((dots(x, np.ones((OUTPUTS, TERMS)), bias=-1.0) == 0).any())
+
+
+__all__ = ["Sums", "flushes", "rounds_before_bias", "sums_of"]

@@ -1,0 +1,154 @@
+"""A function as a kernel: what it is given, and what is taken from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import checked_kernels
+from r18.backend.host import HostBuffer, HostMemory
+from r18.graph.ops import Conv2d, GlobalAvgPool, Linear, MatMul, Problem, ReLU
+from r18.runtime.launch import run_kernel
+from r18_oracle.functions.arithmetic import expected_of
+from r18_oracle.functions.arrays import NumPyArrays, TorchArrays, WrongResult
+from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
+from r18_oracle.functions.device_arrays import TorchMemory
+from r18_oracle.functions.kinds import KINDS
+from r18_oracle.functions.likes import LIKES
+
+
+def backend(function: Any, like: str, arrays: str = "numpy", dtype: str = "float32") -> Any:
+    expected = expected_of(LIKES[like], dtype)
+    kernel = FunctionKernel(("mine", "f"), function, LIKES[like], KINDS[arrays](), expected)
+    return FunctionBackend(kernel)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_a_call_gives_what_the_function_returns(arrays: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-8, 8, (3, 5)), rng.integers(-8, 8, (4, 5))
+
+    def matmul(x: Any, w: Any) -> Any:
+        return (x @ w).astype(x.dtype) if arrays == "numpy" else x @ w
+
+    one = backend(matmul, "matmul", arrays, dtype)
+    got = run_kernel(one, one.kernel, Problem(MatMul(5, 4), ((3, 5),)), a * 1.0, b * 1.0)
+    assert got.dtype.name == dtype
+    np.testing.assert_array_equal(got.astype(np.float64), a @ b.T)
+
+
+def test_a_bias_is_of_the_arrays_format() -> None:
+    seen = []
+
+    def linear(x: Any, w: Any, b: Any) -> Any:
+        seen.extend(array.dtype for array in (x, w, b))
+        return x @ w.T + b
+
+    one = backend(linear, "linear", "numpy", "float16")
+    run_kernel(
+        one,
+        one.kernel,
+        Problem(Linear(2, 3), ((1, 2),)),
+        *(np.ones(s) for s in ((1, 2), (3, 2), 3)),
+    )
+    assert seen == [np.float16] * 3
+
+
+def test_arguments_are_views_and_stay_the_same_objects() -> None:
+    """So that guards guard them, and a cache by `id` is wrong."""
+    for kind in (NumPyArrays(), TorchArrays()):
+        buffer = HostMemory().empty(24)
+        view = kind.view(buffer, (2, 3), np.dtype(np.float32))
+        assert kind.view(buffer, (2, 3), np.dtype(np.float32)) is view
+        buffer.array.view(np.float32)[4] = 7
+        assert float(view[1, 1]) == 7
+        assert len(kind._views) == 1
+    del view, buffer
+    assert len(kind._views) == 0  # they end with their buffer
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (lambda x: None, "is a return missing"),
+        (lambda x: x[:1], r"of shape \(1, 3\), expected \(2, 3\)"),
+        (lambda x: x.astype(np.float64), "returned float64, expected float32"),
+        (lambda x: torch.from_numpy(x), "returned torch.Tensor"),
+        (lambda x: x.tolist(), "returned builtins.list"),
+    ],
+)
+def test_a_wrong_result_is_named(result: Any, said: str) -> None:
+    one = backend(result, "relu")
+    with pytest.raises(WrongResult, match=said):
+        run_kernel(one, one.kernel, Problem(ReLU(), ((2, 3),)), np.ones((2, 3)))
+
+
+def test_a_result_may_keep_axes_of_one() -> None:
+    """As `adaptive_avg_pool2d` does."""
+    problem = next(iter(_pools()))
+    one = backend(lambda x, size: x.mean((2, 3), keepdims=True), "adaptive_avg_pool2d")
+    got = run_kernel(one, one.kernel, problem, np.ones(problem.inputs[0]))
+    assert got.shape == problem.output
+
+
+def _pools() -> list[Problem]:
+    return [Problem(GlobalAvgPool(), ((2, 3, 4, 4),))]
+
+
+def test_long_sums_in_narrow_formats_are_refused() -> None:
+    """Their bound would be as large as the result."""
+    one = backend(lambda x, w: x @ w, "matmul").kernel
+    narrow = replace(one, arithmetic=replace(one.arithmetic, sums="bfloat16"))
+    assert narrow.refusal(Problem(MatMul(4, 4), ((1, 4),))) is None
+    assert "leave no bit" in str(narrow.refusal(Problem(MatMul(64, 4), ((1, 64),))))
+    assert one.refusal(Problem(MatMul(64, 4), ((1, 64),))) is None
+
+
+def test_memory_on_a_device_is_a_memory() -> None:
+    """PyTorch's, here in host memory."""
+    memory = TorchMemory("cpu")
+    buffer = memory.empty(40)
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    memory.upload(array, buffer)
+    np.testing.assert_array_equal(memory.download(buffer, (2, 3), array.dtype), array)
+    part = buffer.view(4, 8)
+    np.testing.assert_array_equal(memory.download(part, (2,), array.dtype), [1, 2])
+    memory.fill(part, 0)
+    np.testing.assert_array_equal(memory.download(buffer, (4,), array.dtype), [0, 0, 0, 3])
+    with pytest.raises(ValueError, match="view"):
+        buffer.view(36, 8)
+    with pytest.raises(TypeError, match="HostBuffer"):
+        memory.fill(HostBuffer(np.zeros(4, np.uint8)), 0)
+
+
+def test_what_the_users_function_refuses() -> None:
+    """It gets shapes as the function gets arrays, and settings as they are."""
+
+    def refuses(x: Any, w: Any, b: Any, stride: Any, padding: Any) -> Any:
+        assert (len(x), len(w)) == (4, 4)
+        return "channels must be a multiple of 8" if x[1] % 8 else stride != 1
+
+    one = replace(backend(checked_kernels.einsum_conv2d, "conv2d").kernel, refuses=refuses)
+    taken = Problem(Conv2d(8, 4, (3, 3)), ((1, 8, 5, 5),))
+    assert one.refusal(taken) is None
+    odd = Problem(Conv2d(3, 4, (3, 3)), ((1, 3, 5, 5),))
+    assert one.refusal(odd) == "channels must be a multiple of 8"
+    strided = Problem(Conv2d(8, 4, (3, 3), (2, 2)), ((1, 8, 5, 5),))
+    assert one.refusal(strided) == "is refused by refuses"
+
+
+def test_a_winograd_contract_makes_two_kernels() -> None:
+    """Its bound is for 3×3 windows of stride 1; the others are judged as sums."""
+    kernel = backend(checked_kernels.winograd_conv2d, "conv2d").kernel
+    contract = replace(kernel.arithmetic, algorithm="winograd_f2x2")
+    winograd, others = FunctionBackend(replace(kernel, arithmetic=contract)).kernels()
+    assert (winograd.contract.algorithm, others.contract.algorithm) == ("winograd_f2x2", "sum")
+    assert winograd.id != others.id
+    for window, taken in (((3, 3), winograd), ((5, 5), others)):
+        problem = Problem(Conv2d(3, 4, window), ((1, 3, 7, 7),))
+        assert [one for one in (winograd, others) if one.refusal(problem) is None] == [taken]

@@ -1,0 +1,194 @@
+"""What the probes find in functions that emulate an arithmetic, rounding by rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import checked_kernels
+from r18_oracle.functions.arithmetic import expected_of
+from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
+from r18_oracle.functions.kinds import KINDS
+from r18_oracle.functions.likes import LIKES
+from r18_oracle.functions.target import Target
+from r18_oracle.probe.dots import Dots, forms, with_bias
+from r18_oracle.probe.order import order_of
+from r18_oracle.probe.settle import Found, settle
+from r18_oracle.probe.sums import flushes, rounds_before_bias
+
+HERE = Path(checked_kernels.__file__)
+
+
+def settled(name: str, like: str = "matmul", **options: Any) -> Found:
+    place = name if ":" in name else f"{HERE}:{name}"
+    return settle(target=Target(place, like, **options), announce=lambda problem, kind, seed: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "contract", "below"),
+    [
+        ("matmul_tf32", "sum,float32,factors=tf32", "multiplies in tf32"),
+        ("matmul_tf32_cut", "sum,float32,factors=tf32,truncates", "multiplies in tf32"),
+        ("matmul_tf32_weights", "sum,float32,factors=tf32", "multiplies in tf32"),
+        ("matmul_half_factors", "sum,float32,factors=float16", "multiplies in float16"),
+        ("matmul_bfloat16_factors", "sum,float32,factors=bfloat16", "multiplies in bfloat16"),
+        ("matmul_3xtf32", "sum,float32,factors=fp16x2", "multiplies in pairs of 11-bit numbers"),
+        ("matmul_half_sums", "sum,float16", "sums in float16"),
+        ("matmul_bfloat16_sums", "sum,bfloat16", "sums in bfloat16"),
+        ("matmul_split_in_half", "sum,float16", "sums in float16"),
+        ("matmul_cut_sums", "sum,float32,truncates", "cuts its sums off instead of rounding them"),
+        ("matmul_tensor_core", "sum,float32,factors=tf32,truncates", "multiplies in tf32"),
+        ("matmul_sequential", "sum,float32", None),
+        ("matmul_pairwise", "sum,float32", None),
+        ("matmul_double_sums", "sum,float64", None),
+        ("numpy:matmul", "sum,float32", None),
+        ("torch:matmul", "sum,float32", None),
+    ],
+)
+def test_the_arithmetic_of_sums(name: str, contract: str, below: str | None) -> None:
+    found = settled(name)
+    assert str(found.arithmetic) == contract == found.target.contract
+    assert found.below == (() if below is None else (below,))
+
+
+def test_half_factors_and_half_sums_are_told_apart() -> None:
+    """One product alone would be rounded by either."""
+
+    def all_half(a: Any, b: Any) -> Any:
+        a, b = checked_kernels.to_half(a), checked_kernels.to_half(b)
+        return checked_kernels.matmul_half_sums(a, b)
+
+    checked_kernels.all_half = all_half  # type: ignore[attr-defined]
+    assert str(settled("all_half").arithmetic) == "sum,float16,factors=float16"
+
+
+def test_arrays_in_float16_keep_sums_in_float32() -> None:
+    """Their results are of 11 bits; the accumulator shows in what cancels."""
+
+    def wide(a: Any, b: Any) -> Any:
+        return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+
+    def narrow(a: Any, b: Any) -> Any:
+        return checked_kernels.matmul_sequential(a, b)
+
+    checked_kernels.wide_sums = wide  # type: ignore[attr-defined]
+    checked_kernels.narrow_sums = narrow  # type: ignore[attr-defined]
+    assert str(settled("wide_sums", dtype="float16").arithmetic) == "sum,float32"
+    found = settled("narrow_sums", dtype="float16")
+    assert str(found.arithmetic) == "sum,float16"
+    assert found.below == ("sums in float16",)
+
+
+def test_float64_that_multiplies_float32() -> None:
+    def short(a: Any, b: Any) -> Any:
+        return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+
+    checked_kernels.short = short  # type: ignore[attr-defined]
+    found = settled("short", dtype="float64")
+    assert "sums in float32" in found.below
+    assert settled("numpy:matmul", dtype="float64").below == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("torch.nn.functional:batch_norm", "scale_shift"), ("batch_norm", "batchnorm")],
+)
+def test_the_form_of_a_batch_norm(name: str, algorithm: str) -> None:
+    assert str(settled(name, "batch_norm").arithmetic) == f"{algorithm},float32"
+
+
+def test_a_transform_is_seen_and_fitted() -> None:
+    found = settled("winograd_conv2d", "conv2d")
+    assert str(found.arithmetic) == "winograd_f2x2,float32"
+    assert found.below == ()
+    assert str(settled("einsum_conv2d", "conv2d").arithmetic) == "sum,float32"
+
+
+def test_a_function_that_raises_on_a_larger_batch_is_left_to_the_search() -> None:
+    def small(a: Any, b: Any) -> Any:
+        if len(a) > 8:
+            raise ValueError("too many rows")
+        return a @ b
+
+    checked_kernels.small = small  # type: ignore[attr-defined]
+    found = settled("small")
+    assert found.arithmetic is None
+    assert found.target.contract == "sum,float32"
+    assert "too many rows" in found.notes[0]
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def dots_of(function: Any, like: str = "matmul", dtype: str = "float32") -> list[Dots]:
+    kernel = FunctionKernel(
+        ("mine", "f"), function, LIKES[like], KINDS["numpy"](), expected_of(LIKES[like], dtype)
+    )
+    return forms(FunctionBackend(kernel))
+
+
+def test_a_convolution_is_asked_in_three_forms() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-8, 8, (4, 18)) * 1.0, rng.integers(-8, 8, (3, 18)) * 1.0
+    every = dots_of(checked_kernels.einsum_conv2d, "conv2d")
+    assert [dots.form.multiple for dots in every] == [9, 1, 1]
+    for dots in every:
+        np.testing.assert_array_equal(dots(x, w), x @ w.T)
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "widest"),
+    [("matmul_sequential", 62, 2), ("matmul_pairwise", 6, 2), ("matmul_tensor_core", 8, 9)],
+)
+def test_the_order_of_sums(name: str, depth: int, widest: int) -> None:
+    (dots,) = dots_of(getattr(checked_kernels, name))
+    arithmetic = settled(name).arithmetic
+    assert arithmetic is not None
+    order = order_of(dots, arithmetic)
+    assert order is not None
+    assert (order.terms, order.depth, order.widest) == (63, depth, widest)
+
+
+def test_an_order_that_depends_on_the_row_is_no_tree() -> None:
+    def turned(a: Any, b: Any) -> Any:
+        rows = [np.roll(row, i) @ np.roll(b, i, axis=0) for i, row in enumerate(a)]
+        return np.stack(rows)
+
+    def one_by_one(a: Any, b: Any) -> Any:
+        return np.stack(
+            [
+                checked_kernels.matmul_sequential(np.roll(row, i)[None], np.roll(b, i, axis=0))[0]
+                for i, row in enumerate(a)
+            ]
+        )
+
+    for function in (turned, one_by_one):
+        (dots,) = dots_of(function)
+        assert order_of(dots, expected_of(LIKES["matmul"], "float32")) is None
+
+
+def test_subnormals_that_become_zero() -> None:
+    def flushed(a: Any, b: Any) -> Any:
+        y = a @ b
+        return np.where(np.abs(y) < 2.0**-126, 0, y).astype(y.dtype)
+
+    (dots,) = dots_of(flushed)
+    assert flushes(dots, "float32", rounded=False)
+    (dots,) = dots_of(np.matmul)
+    assert not flushes(dots, "float32", rounded=False)
+
+
+def test_a_sum_that_is_rounded_before_the_bias() -> None:
+    def twice(x: Any, w: Any, b: Any) -> Any:
+        return (x.astype(np.float32) @ w.T.astype(np.float32)).astype(x.dtype) + b
+
+    def once(x: Any, w: Any, b: Any) -> Any:
+        return (x.astype(np.float32) @ w.T.astype(np.float32) + b).astype(x.dtype)
+
+    for function, rounds in ((twice, True), (once, False)):
+        dots = with_bias(dots_of(function, "linear", "float16")[0].backend)
+        assert dots is not None
+        assert rounds_before_bias(dots, "float16") is rounds
