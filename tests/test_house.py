@@ -25,7 +25,7 @@ CORE = (
     ("weights", "torch"),
     ("qdq",),
     ("compiled", "bench"),
-    ("evaluate",),
+    ("evaluate", "inner_loops"),
     ("quantize",),
     ("report",),
     ("cli",),

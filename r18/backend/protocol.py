@@ -57,7 +57,7 @@ from typing import ClassVar
 from r18.backend.ceilings import Ceiling
 from r18.backend.device import Array, Buffer, DeviceInfo, Event, Memory, Stream
 from r18.backend.host import HostMemory, HostStream
-from r18.backend.kernel import Kernel
+from r18.backend.kernel import HostCode, Kernel
 from r18.backend.options import CompileOptions
 from r18.backend.plan import Plan
 from r18.backend.program import Program
@@ -144,6 +144,14 @@ class Backend(ABC):
         Returns all kinds of site. (), the default: the backend cannot delay anything.
         """
         return ()
+
+    def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:
+        """The machine code that a kernel of this backend runs on the host for a problem it takes.
+
+        For `r18 kernels --assembly`. Compiles, and computes nothing. None, the default: the kernel
+        is not compiled, or multiplies nothing.
+        """
+        return None
 
     def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
         """Measure the peak rates of the probed device, per instruction and memory.

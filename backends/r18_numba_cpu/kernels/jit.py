@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import njit, typeof
 
 from r18.machine import cache_folder
 from r18_numba_cpu.kernels.cache import KernelCache
@@ -30,7 +30,9 @@ FOLDER = _folder()
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile a kernel. Its `prange` loops run on Numba's threads."""
-    return _compiled(function, parallel=True)
+    compiled = _compiled(function)
+    compiled._cache = KernelCache(function, FOLDER)  # where `cache=True` would put Numba's own
+    return compiled
 
 
 def function(function: Callable[..., Any]) -> Any:
@@ -38,7 +40,21 @@ def function(function: Callable[..., Any]) -> Any:
     return njit(nogil=True, error_model="numpy", inline="never")(function)
 
 
-def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    compiled: Any = njit(nogil=True, error_model="numpy", **options)(function)
-    compiled._cache = KernelCache(function, FOLDER)  # where `cache=True` would put Numba's own
-    return compiled
+def assembly(kernel: Any, arguments: tuple[Any, ...]) -> str:
+    """The machine code of a kernel for arguments like these, with LLVM's comments.
+
+    Compiled again: code that was cached has no text.
+    """
+    compiled = _compiled(kernel.py_func)
+    compiled.compile(tuple(map(typeof, arguments)))
+    (found,) = compiled.overloads.values()
+    machine = found.library.codegen._tm
+    machine.set_asm_verbosity(True)
+    try:
+        return str(found.library.get_asm_str())
+    finally:
+        machine.set_asm_verbosity(False)
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    return njit(nogil=True, error_model="numpy", parallel=True)(function)

@@ -149,5 +149,7 @@ def rolled(builder: Any, count: Any) -> Iterator[Any]:
     branch = builder.cbranch(builder.icmp_signed("<", following, count), body, end)
     module = builder.module
     rolled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
-    branch.set_metadata("llvm.loop", module.add_metadata([rolled]))
+    loop = ir.values.MDValue(module, [rolled], name=str(len(module.metadata)))
+    loop.operands = (loop, rolled)  # LLVM ignores what does not refer to itself
+    branch.set_metadata("llvm.loop", loop)
     builder.position_at_end(end)
