@@ -16,7 +16,7 @@ from support import ROOT
 
 CORE = (
     ("errors",),
-    ("atomic", "cpu", "ends", "files", "hooks", "progress"),
+    ("atomic", "cpu", "ends", "files", "hooks", "progress", "stopwatch"),
     ("cache", "machine"),
     ("graph",),
     ("backend",),

@@ -65,6 +65,7 @@ from r18.backend.tuned import Fastest
 from r18.errors import UsageError, show
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
+from r18.stopwatch import part
 
 PLANNER = "r18.runtime.plan:make_plan"
 """Named, not imported: the planner is built on this module, not this module on the planner."""
@@ -82,6 +83,13 @@ class Backend(ABC):
     @abstractmethod
     def probe(self) -> DeviceInfo:
         """Contact the device and describe it. Raises `BackendUnavailable`."""
+
+    def simulates(self) -> bool:
+        """Whether it is known before `probe` that it would run in a simulator; False by default.
+
+        `auto` then passes it by without loading it. Raises `BackendUnavailable`.
+        """
+        return False
 
     @abstractmethod
     def kernels(self) -> tuple[Kernel, ...]:
@@ -182,9 +190,12 @@ class Backend(ABC):
         ):
             if not isinstance(given, wanted):
                 raise UsageError(f"{what} must be a {wanted.__name__}, got {show(given)}")
-        plan: Plan = resolve_name(PLANNER)(self, schedule, options)
-        self.prepare((step.kernel, step.problem) for step in plan.steps)
-        return self.program(plan, weights)
+        with part("plan"):
+            plan: Plan = resolve_name(PLANNER)(self, schedule, options)
+        with part("kernels compiled ahead"):
+            self.prepare((step.kernel, step.problem) for step in plan.steps)
+        with part("weights folded and packed"):
+            return self.program(plan, weights)
 
 
 __all__ = ["Backend", "Buffer", "Event", "Kernel", "Memory", "Program", "Stream"]

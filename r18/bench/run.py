@@ -16,7 +16,7 @@ from r18.bench.timing import Progress, Rounds, bench
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.graph.resnet import network
 from r18.hooks import hook
-from r18.machine import disturbances, machine
+from r18.machine import crowding, disturbances, machine
 from r18.runtime.listing import lines
 from r18.weights import load_weights
 
@@ -66,8 +66,10 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """Why the times may say little: of the machine, and of each row that spreads widely."""
+        of_cpu = any(row.device_kind == "cpu" for row in self.rows)
         return [
             *disturbances(self.head["machine"]),
+            *(crowding(self.head["machine"]) if of_cpu else ()),
             *(
                 f"{row.backend}, {row.precision}, batch {row.batch}: a tenth of its runs took over "
                 f"{row.p90_ms:.3g} ms, another under {row.p10_ms:.3g}: something else was running"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit, typeof
+from numba import config, njit, typeof
 
 from r18.machine import cache_folder
 from r18_numba_cpu.kernels.cache import KernelCache
@@ -26,6 +27,13 @@ def _folder() -> Path:
 
 
 FOLDER = _folder()
+
+LAYERS = ["omp", "tbb", "workqueue"]
+"""Numba's threading layers, the preferred one first. Numba prefers TBB where it is installed, which
+prints a warning whenever another thread than the first forks, as for every subprocess."""
+SETTINGS: Any = config
+if "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
+    SETTINGS.THREADING_LAYER_PRIORITY = LAYERS
 
 
 def kernel(function: Callable[..., None]) -> Any:
