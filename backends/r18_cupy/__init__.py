@@ -193,14 +193,18 @@ def _cupy() -> Any:
 
     Without a driver CuPy is not imported, which takes as long as many a start on the CPU.
     """
-    if find_spec("cupy") and not has_cuda_driver():
-        raise BackendUnavailable(
-            Backend.name, "there is no CUDA driver for CuPy", "Check the driver with nvidia-smi."
-        )
     try:
+        if find_spec("cupy") and not has_cuda_driver():
+            raise BackendUnavailable(
+                Backend.name,
+                "there is no CUDA driver for CuPy",
+                "Check the driver with nvidia-smi.",
+            )
         import cupy
 
         import_module("cuda.core")  # needed to compile the first kernel
+    except BackendUnavailable:
+        raise
     except Exception as error:  # a missing driver raises more than ImportError
         raise BackendUnavailable(
             Backend.name, f"{type(error).__name__}: {error}", INSTALL

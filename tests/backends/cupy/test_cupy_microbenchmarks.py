@@ -188,6 +188,13 @@ def test_chains_of_fma_stay_bounded_and_do_not_settle() -> None:
 # -- rates -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr("r18.backend.ceilings.time.sleep", found.append)
+    return found
+
+
 def test_the_device_s_facts_are_those_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"major": 8, "minor": 6, "multiProcessorCount": 28, "l2CacheSize": 3 << 20}
     runtime = SimpleNamespace(getDeviceProperties={1: facts}.__getitem__)
