@@ -22,18 +22,20 @@ from r18.backend import (
     Fastest,
     Kernel,
     Plan,
+    Preferred,
     Stream,
     Table,
     find_table,
 )
 from r18.backend import Backend as BackendBase
 from r18.errors import BackendUnavailable
-from r18.graph.ops import AvgPoolLinear, Problem
+from r18.graph.ops import AvgPoolLinear, Conv2d, Problem
 from r18.graph.precision import FP32, INT8
 from r18.graph.quantized import QuantizedAvgPoolLinear
 from r18.graph.schedule import Schedule
 from r18.machine import has_cuda_driver
 from r18_cupy.cuda.device import CupyMemory
+from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import implicit_gemm_wgmma_pingpong_kernels
 from r18_cupy.kernel import CudaKernel, launches_of
 
 if TYPE_CHECKING:
@@ -97,9 +99,10 @@ class Backend(BackendBase):
         return kernels_for(self._capability)
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """By the tuning table of the probed device, or None. See `r18 tune`.
+        """By the tuning table of the probed device. See `r18 tune`.
 
-        `Apart` for a fused classifier that the table lacks, at batches above `FUSED_CLASSIFIER`.
+        Of what the table lacks: `Apart` for a fused classifier at batches above `FUSED_CLASSIFIER`,
+        `implicit_gemm_wgmma_pingpong` where its estimate is the lower one, else None.
         """
         found = self._tuned.best(problem, precision) if self._tuned else None
         classifier = isinstance(problem.op, AvgPoolLinear | QuantizedAvgPoolLinear)
@@ -109,6 +112,10 @@ class Backend(BackendBase):
             and problem.batch > FUSED_CLASSIFIER.get(precision, problem.batch)
         ):
             return Apart()
+        if found is None and isinstance(problem.op, Conv2d):
+            for kernel in implicit_gemm_wgmma_pingpong_kernels():
+                if kernel.precision.name == precision and kernel.pays(problem):
+                    return Preferred(kernel.id)
         return found
 
     def beside(self, first: Problem, second: Problem, precision: str) -> bool:

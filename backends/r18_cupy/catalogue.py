@@ -15,6 +15,7 @@ from r18_cupy.conv.winograd import winograd_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma import implicit_gemm_wgmma_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_halo import implicit_gemm_wgmma_halo_kernels
 from r18_cupy.hopper.implicit_gemm_wgmma_persistent import implicit_gemm_wgmma_persistent_kernels
+from r18_cupy.hopper.implicit_gemm_wgmma_pingpong import implicit_gemm_wgmma_pingpong_kernels
 from r18_cupy.hopper.linear_wgmma import linear_wgmma_kernels
 from r18_cupy.integers.catalogue import integer_kernels
 from r18_cupy.integers.stem_wgmma import stem_wgmma_kernels
@@ -42,6 +43,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *implicit_gemm_wgmma_kernels(),
         *implicit_gemm_wgmma_halo_kernels(),
         *implicit_gemm_wgmma_persistent_kernels(),
+        *implicit_gemm_wgmma_pingpong_kernels(),
         *implicit_gemm_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),

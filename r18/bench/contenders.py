@@ -16,8 +16,18 @@ from r18.backend import (
     Program,
     StepTime,
 )
-from r18.bench.baselines import FedTorchvision, Way, device_words, made, peers_precision, ways
-from r18.bench.from_host import Feeding
+from r18.bench.baselines import (
+    TORCH,
+    FedTorchvision,
+    Way,
+    device_words,
+    made,
+    peers_precision,
+    torch_flush,
+    ways,
+)
+from r18.bench.inputs.cold import flush_of
+from r18.bench.inputs.from_host import Feeding
 from r18.bench.rows import Contender
 from r18.errors import NoKernel, UsageError, unknown
 from r18.graph.passes import fuse, fuse_ops
@@ -109,6 +119,7 @@ def program_contender(
         lambda: Compiled(backend.compile(schedule, weights, options), device.kind),
         required,
         feed=lambda: _fed(backend, schedule, weights, options),
+        flush=lambda nbytes: flush_of(backend.memory, nbytes),
     )
 
 
@@ -263,7 +274,8 @@ def peer_contender(
     """
 
     def feed() -> Feeding:
-        return FedTorchvision(kind, schedule, weights, batch, precision, way)
+        own = peers_precision(precision, kind)
+        return FedTorchvision(kind, schedule, weights, batch, own, way)
 
     return Contender(
         way.name,
@@ -274,6 +286,7 @@ def peer_contender(
         lambda: made(way, kind, schedule, weights, batch, precision),
         required=False,
         feed=feed if way.mode == Way().mode else None,
+        flush=torch_flush if way.name in TORCH else None,
     )
 
 

@@ -82,6 +82,8 @@ def _groups(
         data = row.to_json()
         for key in ("samples_ms", "device_kind", *head.keys() - {"fusion"}):
             del data[key]
+        if row.error is not None:
+            del data["no_error"]
         found.setdefault(name, {**head, **shared, "rows": []})["rows"].append(data)
     return msgspec.convert(found, dict[str, BenchGroup])
 

@@ -11,13 +11,17 @@ import numpy as np
 
 from r18.backend import Array, DeviceInfo, StepTime
 from r18.bench.baselines import PEER, PEERS
-from r18.bench.from_host import Feeding, FromHost
+from r18.bench.error import Error
+from r18.bench.inputs.cold import Cold, Flush
+from r18.bench.inputs.from_host import Feeding, FromHost
 from r18.graph.ops import Shape
 
 RATIO = f"time / {PEER}"
 """What a row's `ratio` is; below 1 is faster than the peer."""
 BEST_RATIO = "time / best peer"
 """What a row's `best_ratio` is."""
+ERROR_RATIO = f"error / {PEER}"
+"""What a row's `error_ratio` is; above 1 is less exact than the peer."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Contender:
     algorithm: the algorithm it uses wherever it can, as `conv2d=direct`; empty for its own choice.
     twin:     the very same thing in another precision's rows: made and timed once, for both.
     feed:     makes a runner that takes pixels from host memory; None if it cannot.
+    flush:    makes what overwrites so many bytes of its device's memory; None if it cannot. A CPU's
+              contender needs none.
     """
 
     name: str
@@ -102,6 +108,7 @@ class Contender:
     algorithm: str = ""
     twin: Contender | None = None
     feed: Callable[[], Feeding] | None = None
+    flush: Callable[[int], Flush] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,10 @@ class Row:
     loss:       its output's error against float64, as a fraction of the allowed: above 1 it is
                 wrong. None if it was not compared.
     from_host:  the same network fed with pixels from host memory, if that was asked for.
+    error:      its output's error; None where it was not measured, and `no_error` says why.
+    error_ratio: error / error of `PEER`, of the same device kind, precision and batch; None without
+                one, in integers, and where that error is 0.
+    cold:       times with the device's caches overwritten before each run, if that was asked for.
     """
 
     backend: str
@@ -144,6 +155,10 @@ class Row:
     loss: float | None = None
     series: int = 1
     from_host: FromHost | None = None
+    error: Error | None = None
+    no_error: str = ""
+    error_ratio: float | None = None
+    cold: Cold | None = None
 
     @property
     def median_ms(self) -> float:
@@ -180,11 +195,19 @@ class Row:
         rates = ("ms_per_image", "images_per_second")
         fed = self.from_host and self.from_host.to_json(self.batch, self.median_ms)
         derived = {name: getattr(self, name) for name in (*times, *rates)}
-        return asdict(self) | derived | {"from_host": fed}
+        parts = {
+            "from_host": fed,
+            "error": self.error and self.error.to_json(),
+            "cold": self.cold and self.cold.to_json(),
+        }
+        return asdict(self) | derived | parts
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their ratios to peers of the same device kind, precision and batch."""
+    """The rows with their ratios to peers of the same device kind, precision and batch.
+
+    Of times, and of errors.
+    """
 
     def key(row: Row) -> tuple[str, str, int]:
         return (row.device_kind, row.precision, row.batch)
@@ -202,6 +225,11 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
             ratio=row.median_ms / eager[0].median_ms if eager else None,
             best_ratio=row.median_ms / best.median_ms if best else None,
             best_peer=best.backend if best else "",
+            error_ratio=_over(row.error, eager[0].error if eager else None),
         )
 
     return [rated(row) for row in rows]
+
+
+def _over(error: Error | None, peer: Error | None) -> float | None:
+    return error.over(peer) if error and peer else None

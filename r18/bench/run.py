@@ -11,7 +11,8 @@ from r18.backend import Backend
 from r18.backend.registry import get_backend, load_backend
 from r18.bench import record
 from r18.bench.contenders import Algorithm, contenders
-from r18.bench.rows import RATIO, Contender, Row, with_ratios
+from r18.bench.error import Error, is_worse, worse_words
+from r18.bench.rows import ERROR_RATIO, RATIO, Contender, Row, Runner, with_ratios
 from r18.bench.timing import Progress, Rounds, bench
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.graph.resnet import network
@@ -32,7 +33,8 @@ class Request:
     algorithms: OP=ALGORITHM pairs, each a contender of its own; ALGORITHM may be `all`.
     baselines:  as `r18.bench.baselines.ways` takes them.
     rounds:     how often each contender runs.
-    check:      compare every output with float64; the oracle's hook `output_judge` does it.
+    check:      judge every output; the oracle's hook `output_judge` does it, and is needed. Errors
+                are measured wherever that hook is installed.
     records:    the folder to record in; None records nothing.
     """
 
@@ -65,11 +67,17 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """Why the times may say little: of the machine, and of each row that spreads widely."""
+        """Why times may say little, and which were bought with a larger error.
+
+        Of the machine, of each row that spreads widely, and of each row that is faster than PyTorch
+        and less exact.
+        """
+        rows = [row.to_json() for row in self.rows]
         of_cpu = any(row.device_kind == "cpu" for row in self.rows)
         return [
             *disturbances(self.head["machine"]),
             *(crowding(self.head["machine"]) if of_cpu else ()),
+            *(worse_words(row) for row in rows if is_worse(row)),
             *(
                 f"{row.backend}, {row.precision}, batch {row.batch}: a tenth of its runs took over "
                 f"{row.p90_ms:.3g} ms, another under {row.p10_ms:.3g}: something else was running"
@@ -80,7 +88,8 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         rows = [row.to_json() for row in self.rows]
-        return {**self.head, "ratio": RATIO, "warnings": self.warnings, "rows": rows}
+        ratios = {"ratio": RATIO, "error_ratio": ERROR_RATIO}
+        return {**self.head, **ratios, "warnings": self.warnings, "rows": rows}
 
 
 def run(
@@ -95,10 +104,12 @@ def run(
     Raises what an explicitly named backend raises that cannot run, and `UsageError`.
     """
     session = _Session(request, on_left_out)
+    judge = session.judge()
     rows = bench(
         session.field,
         **asdict(request.rounds),
-        judge=session.judge() if request.check else None,
+        judge=judge.loss if judge and request.check else None,
+        error_of=judge.error if judge else session.no_error,
         progress=progress,
         on_skip=session.skip,
         on_group=session.keep,
@@ -119,6 +130,7 @@ class _Session:
     def __init__(self, request: Request, on_left_out: Callable[[str, str], None]) -> None:
         self._request, self._on_left_out = request, on_left_out
         self._skipped: list[dict[str, str]] = []
+        self._no_error = ""
         backends = self._backends()
         self._schedule = network(request.network)
         self._weights = load_weights(request.weights, self._schedule)
@@ -157,10 +169,24 @@ class _Session:
         return found
 
     def judge(self) -> Any:
-        """The oracle's judge of outputs for the precisions in the field."""
-        judge_of = hook("output_judge", "--check")
+        """The oracle's judge of outputs for the precisions in the field.
+
+        None without an oracle, unless `check` needs it; `no_error` then says why.
+        """
+        what = "--check" if self._request.check else "the error of each row"
         precisions = {contender.precision for contender in self.field}
-        return judge_of(self._schedule, self._weights, precisions)
+        try:
+            return hook("output_judge", what)(self._schedule, self._weights, precisions)
+        except R18Error as error:
+            if self._request.check:
+                raise
+            self._no_error = reason(error)
+            self._leave_out("errors against float64", self._no_error)
+            return None
+
+    def no_error(self, contender: Contender, runner: Runner) -> Error:
+        """An `error_of` without an oracle: raises with the reason."""
+        raise UsageError(self._no_error)
 
     def skip(self, contender: Contender, error: Exception) -> None:
         """A contender could not be made."""

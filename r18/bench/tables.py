@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from r18.bench.baselines import PEER
-from r18.bench.rows import BEST_RATIO, RATIO, Row
+from r18.bench.error import error_cells
+from r18.bench.rows import BEST_RATIO, ERROR_RATIO, RATIO, Row
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The cross-backend table; the ratio to the best peer where there are several."""
+    """The cross-backend table; the ratio to the best peer where there are several.
+
+    Errors are left out where none was asked for.
+    """
+    judged = any(row.error or row.no_error for row in rows)
     several = any(row.best_peer not in ("", PEER) for row in rows)
     in_series = any(row.series > 1 for row in rows)
     headers = (
@@ -25,6 +30,7 @@ def table(rows: Sequence[Row]) -> str:
         "images/s",
         RATIO,
         *([BEST_RATIO] if several else []),
+        *(["error", ERROR_RATIO] if judged else []),
         "arena MB",
         "weights MB",
         "peak MB",
@@ -43,6 +49,7 @@ def table(rows: Sequence[Row]) -> str:
                 "" if ratio is None else f"{ratio:.2f}"
                 for ratio in ((row.ratio, row.best_ratio) if several else (row.ratio,))
             ),
+            *(error_cells(row.to_json()) if judged else ()),
             *(
                 "" if size is None else f"{size / 1e6:.1f}"
                 for size in (row.arena_nbytes, row.weight_nbytes, row.peak_rss_nbytes)
@@ -52,6 +59,38 @@ def table(rows: Sequence[Row]) -> str:
     ]
     align = ("left", "left", "left", *("right",) * (len(headers) - 3))
     return tabulate(lines, headers, disable_numparse=True, colalign=align if lines else None)
+
+
+def cold_table(rows: Sequence[Row]) -> str:
+    """Those that were timed with overwritten caches: times are of a batch, ratios of such times."""
+    headers = (
+        *("backend", "device", "precision", "batch", "ms/batch", "p10..p90", "images/s"),
+        *("of warm", RATIO, "overwritten MB"),
+    )
+    peers = {
+        (row.device_kind, row.precision, row.batch): row.cold.median_ms
+        for row in rows
+        if row.cold is not None and row.backend == PEER
+    }
+    lines = []
+    for row in rows:
+        if row.cold is None:
+            continue
+        found, peer = row.cold.to_json(), peers.get((row.device_kind, row.precision, row.batch))
+        median = found["median_ms"]
+        lines.append(
+            (
+                *(row.backend, row.device_kind, row.precision, str(row.batch)),
+                _digits(median),
+                f"{_digits(found['p10_ms'])}..{_digits(found['p90_ms'])}",
+                _digits(1e3 * row.batch / median),
+                f"{median / row.median_ms:.2f}",
+                "" if peer is None else f"{median / peer:.2f}",
+                f"{found['nbytes'] / 1e6:.0f}",
+            )
+        )
+    align = ("left", "left", "left", *("right",) * (len(headers) - 3))
+    return tabulate(lines, headers, disable_numparse=True, colalign=align)
 
 
 def from_host_table(rows: Sequence[Row]) -> str:

@@ -9,8 +9,12 @@ medians of several series shows what the percentiles of one cannot.
 
 A time is of one run over a batch that is already on the device, complete when the clock stops. On
 a GPU the clock is the device's: events around the run, which begins on an idle device, so that the
-host's launch time counts. `r18.bench.contenders` makes the contenders. A contender that accepts
-batches from host memory can also be timed that way: see `r18.bench.from_host`.
+host's launch time counts. `r18.bench.contenders` makes the contenders.
+
+Times are warm: a run reads the batch, the weights and the activations' memory of the run before, so
+the caches hold as much of them as fits. Contenders can also be timed with overwritten caches
+(`r18.bench.inputs.cold`), and those that accept batches from host memory that way
+(`r18.bench.inputs.from_host`).
 """
 
 from __future__ import annotations
@@ -24,8 +28,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from r18.backend import Array, StepTime
-from r18.bench.from_host import STRETCHES, Feed, FromHost
+from r18.bench.error import Error
+from r18.bench.inputs import cold as cold_inputs
+from r18.bench.inputs.cold import Cold, Flush, flushed_nbytes, host_flush
+from r18.bench.inputs.from_host import STRETCHES, Feed, FromHost
 from r18.bench.rows import PACES, Contender, Pace, Row, Runner, with_ratios
+from r18.cpu import cpu
 from r18.errors import R18Error, UsageError
 from r18.graph.ops import Shape
 from r18.machine import peak_nbytes, reset_peak, resident_nbytes
@@ -39,6 +47,8 @@ OnSkip = Callable[[Contender, Exception], None]
 """A contender that is not `required` and could not be made, and why."""
 Judge = Callable[[Contender, Runner], float]
 """The loss of a contender's output; see `Row.loss`."""
+ErrorOf = Callable[[Contender, Runner], Error]
+"""The error of a contender's output. Raises `R18Error` where it cannot be measured."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class Rounds:
     input_sets: random inputs that rotate. seed: of these.
     per_step:   also profile each, step by step, after the rounds.
     from_host:  also feed those that can be from host memory, in turns of their own.
+    cold:       also time each with overwritten caches, in turns of their own.
 
     Raises `UsageError` for counts below 1, or below 0 of `warmup`.
     """
@@ -62,6 +73,7 @@ class Rounds:
     seed: int = 0
     per_step: bool = False
     from_host: bool = False
+    cold: bool = False
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or min(self.repeat, self.series, self.input_sets) < 1:
@@ -73,7 +85,13 @@ class Rounds:
     def runs(self, contender: Contender) -> int:
         """How many runs of a contender progress counts, its first one included."""
         fed = self.from_host and contender.feed is not None
-        return 1 + self.series * (self.warmup + self.repeat) + (STRETCHES if fed else 0)
+        warm = 1 + self.series * (self.warmup + self.repeat)
+        return warm + self.cold_runs + (STRETCHES if fed else 0)
+
+    @property
+    def cold_runs(self) -> int:
+        """The runs of each with overwritten caches."""
+        return min(cold_inputs.RUNS, self.repeat) if self.cold else 0
 
 
 def bench(
@@ -86,7 +104,9 @@ def bench(
     seed: int = 0,
     per_step: bool = False,
     from_host: bool = False,
+    cold: bool = False,
     judge: Judge | None = None,
+    error_of: ErrorOf | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
     on_skip: OnSkip | None = None,
@@ -94,19 +114,20 @@ def bench(
 ) -> list[Row]:
     """Time the contenders; rows in their order.
 
-    warmup to from_host: see `Rounds`.
+    warmup to cold: see `Rounds`.
     judge:    gives the loss of each row. It runs after the rounds, so that what it loads changes
               no time and no memory of its group.
+    error_of: gives the error of each row, at the same time.
     clock:    seconds; only for devices without a clock of their own.
     on_group: called with the rows of contenders that took turns, in order, as soon as all of them
               are finished.
 
     Raises `UsageError` for counts below 1, and what making a required contender raises.
     """
-    rounds = Rounds(warmup, repeat, series, input_sets, seed, per_step, from_host)
+    rounds = Rounds(warmup, repeat, series, input_sets, seed, per_step, from_host, cold)
     session = _Session(contenders, rounds, clock, progress, on_skip)
     for key, group in session.groups().items():
-        session.time_group(group, judge)
+        session.time_group(group, judge, error_of)
         if on_group is not None:
             on_group(session.rows(key))
     return session.rows()
@@ -121,6 +142,7 @@ class _Entry:
     peak_rss_nbytes: int | None = None
     samples_ms: list[float] = field(default_factory=list)
     from_host: FromHost | None = None
+    cold: Cold | None = None
     row: Row | None = None
 
     @property
@@ -159,7 +181,9 @@ class _Session:
         chosen = [entry for entry in self._entries if group in (None, entry.group)]
         return with_ratios([entry.row for entry in chosen if entry.row is not None])
 
-    def time_group(self, group: Sequence[_Entry], judge: Judge | None) -> None:
+    def time_group(
+        self, group: Sequence[_Entry], judge: Judge | None, error_of: ErrorOf | None
+    ) -> None:
         """Make the contenders of a group, time them in turns, and write their rows."""
         kind, shape = group[0].group
         images = random_images(shape, self.rounds.input_sets, self.rounds.seed)
@@ -172,10 +196,12 @@ class _Session:
             for _ in range(self.rounds.series):
                 self._warm_up(entered, images)
                 self._time_rounds(entered, images, PACES.get(kind, PACES["cpu"]))
+            if self.rounds.cold:
+                self._time_cold(entered, images, PACES.get(kind, PACES["cpu"]))
             if self.rounds.from_host:
                 self._feed(entered)
             for entry in entered:
-                self._write_rows(entry, judge)
+                self._write_rows(entry, judge, error_of)
         for entry in entered:
             del entry.runner  # with what it holds, before the next group is made
 
@@ -219,6 +245,30 @@ class _Session:
                 entry.samples_ms += _turn(entry.runner, images, round_, pace, runs, self.clock)
                 self._tell("timing", entry.contender, runs)
 
+    def _time_cold(self, entries: Sequence[_Entry], images: Sequence[Array], pace: Pace) -> None:
+        """Time all with overwritten caches, in turns; leave all out if nothing overwrites them."""
+        runs = self.rounds.cold_runs
+        try:
+            nbytes, flush = _flush(entries)
+        except Exception as error:  # the device may have no room left for the buffer
+            for entry in entries:
+                name = f"{entry.contender.name} with overwritten caches"
+                self._skip(replace(entry.contender, name=name), error, runs)
+            return
+        samples: list[list[float]] = [[] for _ in entries]
+        for round_ in range(-(-runs // pace.runs)):
+            count = min(pace.runs, runs - round_ * pace.runs)
+            for turn in rotated(len(entries), round_):
+                runner = entries[turn].runner
+                runner.load(images[round_ % len(images)])
+                runner.run()  # an arriving batch and idle threads delay no timed run
+                for _ in range(count):
+                    flush()
+                    samples[turn].append(runner.time(self.clock))
+                self._tell("with overwritten caches", entries[turn].contender, count)
+        for entry, times in zip(entries, samples, strict=True):
+            entry.cold = Cold(nbytes, tuple(times))
+
     def _feed(self, entries: Sequence[_Entry]) -> None:
         """Time those that can be fed from host memory, stretch by stretch in turns."""
         with ExitStack() as opened:
@@ -244,7 +294,7 @@ class _Session:
             for entry, feed in fed:
                 entry.from_host = feed.result()
 
-    def _write_rows(self, entry: _Entry, judge: Judge | None) -> None:
+    def _write_rows(self, entry: _Entry, judge: Judge | None, error_of: ErrorOf | None) -> None:
         """The row of a contender, and of those that are the same in another precision."""
         rounds = self.rounds
         steps = _profile(entry.runner, min(rounds.repeat, PROFILES)) if rounds.per_step else ()
@@ -252,7 +302,14 @@ class _Session:
         for other in self._entries:
             if other is entry or other.contender.twin is entry.contender:
                 loss = None if judge is None else judge(other.contender, entry.runner)
-                other.row = replace(own, precision=other.contender.precision, loss=loss)
+                error, why = _error(error_of, other.contender, entry.runner)
+                other.row = replace(
+                    own,
+                    precision=other.contender.precision,
+                    loss=loss,
+                    error=error,
+                    no_error=why,
+                )
 
     def _skip(self, contender: Contender, error: Exception, runs: int) -> None:
         if self._on_skip is not None:
@@ -299,6 +356,34 @@ def _turn(
     return [runner.time(clock) for _ in range(runs)]
 
 
+def _flush(entries: Sequence[_Entry]) -> tuple[int, Flush]:
+    """What overwrites the caches of the device that contenders share, and with how many bytes.
+
+    Raises `UsageError` where the caches are unknown, or none of them writes to that device.
+    """
+    kinds = {entry.contender.device.kind for entry in entries}
+    if kinds <= {"cpu"}:
+        nbytes = flushed_nbytes("cpu", dict(cpu().caches))
+        return nbytes, host_flush(nbytes)
+    nbytes = flushed_nbytes("cuda", {})
+    for entry in entries:
+        if entry.contender.flush is not None:
+            return nbytes, entry.contender.flush(nbytes)
+    raise UsageError("no contender can overwrite the device's caches")
+
+
+def _error(
+    error_of: ErrorOf | None, contender: Contender, runner: Runner
+) -> tuple[Error | None, str]:
+    """The error of a contender's output, or why there is none."""
+    if error_of is None:
+        return None, ""
+    try:
+        return error_of(contender, runner), ""
+    except R18Error as error:  # the times stand
+        return None, str(error).splitlines()[0]
+
+
 def _row(entry: _Entry, rounds: Rounds, steps: tuple[StepTime, ...]) -> Row:
     contender, runner = entry.contender, entry.runner
     return Row(
@@ -319,6 +404,7 @@ def _row(entry: _Entry, rounds: Rounds, steps: tuple[StepTime, ...]) -> Row:
         kernels=runner.kernels,
         series=rounds.series,
         from_host=entry.from_host,
+        cold=entry.cold,
     )
 
 

@@ -65,8 +65,15 @@ PerStep = Annotated[
 FromHost = Annotated[
     bool,
     typer.Option(
-        "--from-host", help="Also feed each with uint8 pixels from host memory, batch after batch."
+        "--from-host",
+        help="Also feed each with uint8 pixels from host memory, batch after batch: the first "
+        "kernel normalises them, and the next batch is copied meanwhile.",
     ),
+]
+
+Cold = Annotated[
+    bool,
+    typer.Option("--cold", help="Also time each with caches that are overwritten before each run."),
 ]
 
 
@@ -86,22 +93,22 @@ def bench(
     weights: WeightsSource = "synthetic",
     per_step: PerStep = False,
     from_host: FromHost = False,
+    cold: Cold = False,
     record: Record = False,
     records: RecordFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Time backends in turns, next to their baselines, in one table.
+    """Time backends in turns, next to their baselines, in one table, with their errors.
 
     Times are medians over rounds in which the contenders take turns; p10..p90 is their spread, and
     "of series" the spread of whole series' medians. The ratios divide the time by that of
     torchvision in eager mode, and of the fastest baseline, on the same kind of device in the same
-    precision and batch: below 1 is faster. Inputs are random and already on the device.
+    precision and batch: below 1 is faster. So does the ratio of the outputs' errors against
+    float64; a row that is faster and less exact says "worse". Inputs are random and on the device,
+    where each run reads the previous one's again. --cold and --from-host have tables of their own.
 
     A contender of one algorithm uses it for every step that it takes, and preferred kernels for
     the others. In a record, a run replaces all rows of its network, precision, fusion and batch.
-
-    From host memory each contender normalises pixels in its first kernel, and copies the next batch
-    while it computes. A second table compares the time from output to output with the copy time.
 
     A backend named here must run; of `all`, those that cannot run are reported on stderr, as are a
     busy machine, more threads than CPUs, and rows whose times spread widely. Peak memory is how far
@@ -115,7 +122,7 @@ def bench(
         _named(backends or os.environ.get(VARIABLE) or "all"),
         listed(precision, "--precision"),
         integers(batch, "--batch"),
-        Rounds(warmup, repeat, series, per_step=per_step, from_host=from_host),
+        Rounds(warmup, repeat, series, per_step=per_step, from_host=from_host, cold=cold),
         fusion=fusion,
         algorithms=listed(algorithms, "--algorithms") if algorithms else (),
         baselines=peers,
@@ -155,10 +162,13 @@ def _text(request: Request, result: Result) -> str:
     parts = [
         f"{request.network}, weights {result.head['weights']['source']}, fusion {request.fusion}; "
         f"median of {runs}\n"
+        "warm: each run reads the batch of the one before, so caches hold what fits of it\n"
         f"host: {host['processor']}, {host['cpus']} CPUs, {host['threads']} threads",
         *dict.fromkeys(f"{row.backend}: {row.device}" for row in rows),
         f"\n{tables.table(rows)}",
     ]
+    if any(row.cold for row in rows):
+        parts.append(f"\nwith caches overwritten before each run\n{tables.cold_table(rows)}")
     if any(row.from_host for row in rows):
         parts.append(f"\nfrom host memory\n{tables.from_host_table(rows)}")
     for row in rows if request.rounds.per_step else ():

@@ -94,7 +94,7 @@ class BenchStep(Part):
 
 
 class FromHost(Part):
-    """See `r18.bench.from_host.FromHost`."""
+    """See `r18.bench.inputs.from_host.FromHost`."""
 
     nbytes: int
     batches: int
@@ -107,8 +107,29 @@ class FromHost(Part):
     copy_bytes_per_second: Number
 
 
+class BenchError(Part):
+    """See `r18.bench.error.Error`."""
+
+    relative: AnyNumber
+    images: int
+    reference: Literal["float64", "integers"]
+
+
+class BenchCold(Part):
+    """See `r18.bench.inputs.cold.Cold`."""
+
+    nbytes: int
+    runs: int
+    median_ms: Number
+    p10_ms: Number
+    p90_ms: Number
+
+
 class BenchRow(Part, kw_only=True):
-    """See `r18.bench.timing.Row`. Milliseconds are of a whole batch."""
+    """See `r18.bench.rows.Row`. Milliseconds are of a whole batch.
+
+    error, cold: since records have them; no_error says why a newer row has no error.
+    """
 
     backend: str
     device: str
@@ -124,6 +145,10 @@ class BenchRow(Part, kw_only=True):
     best_peer: str
     loss: Number | None
     from_host: FromHost | UnsetType | None = UNSET
+    error: BenchError | UnsetType | None = UNSET
+    no_error: str | UnsetType = UNSET
+    error_ratio: Number | UnsetType | None = UNSET
+    cold: BenchCold | UnsetType | None = UNSET
     median_ms: Number
     p10_ms: Number
     p90_ms: Number

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from r18.bench.baselines import PEERS
+from r18.bench.error import error_cells
 from r18.bench.profile import MODEL
 from r18.bench.roofline import Limit
 from r18.report.evidence import Group
-from r18.report.tables import bench_captions, profile_caption
+from r18.report.tables import bench_captions, error_captions, profile_caption
 
 KINDS = {
     "ours": "a backend, with the kernels it prefers",
@@ -42,7 +43,10 @@ def bars(numbers: Sequence[float], marks: Sequence[float | None] = ()) -> list[s
 
 
 def timed(group: Group) -> dict[str, Any]:
-    """A benchmark's group: `rows`, fastest first, each as (row, kind, rate's bar, time's bar)."""
+    """A benchmark's group: `rows`, fastest first.
+
+    Each is (row, kind, rate's bar, time's bar, error and its ratio in words).
+    """
     rows, floor = group.fastest_first, group.floor_ms
     rate = None if floor is None else 1e3 * group.batch / floor
     (caption,) = bench_captions([group.data])
@@ -51,11 +55,13 @@ def timed(group: Group) -> dict[str, Any]:
         "floor": floor,
         "rate": rate,
         "caption": caption,
+        "errors": " ".join(error_captions(rows)),
         "rows": zip(
             rows,
             map(kind_of, rows),
             bars([row["images_per_second"] for row in rows], [rate] * len(rows)),
             bars([row["median_ms"] for row in rows], [floor] * len(rows)),
+            map(error_cells, rows),
             strict=True,
         ),
     }

@@ -19,7 +19,7 @@ from r18.backend.registry import load_backend
 from r18.bench.baselines import PEER, FedTorchvision, Way
 from r18.bench.baselines.torchvision import Torchvision
 from r18.bench.contenders import contenders, peer_contender
-from r18.bench.from_host import STRETCHES
+from r18.bench.inputs.from_host import STRETCHES
 from r18.bench.rows import PACES, Contender, Row, with_ratios
 from r18.bench.run import Result
 from r18.bench.tables import from_host_table, step_table, table

@@ -157,7 +157,7 @@ def test_a_softmax_behind_the_logits(mode: str) -> None:
 def test_backends_and_torchvision_are_judged_by_the_same_rule() -> None:
     schedule, weights = NETWORK, weights_of("tiny")
     field = contenders({"numpy": load_backend("numpy")}, schedule, weights, peers="all")
-    rows = bench(field, warmup=0, repeat=1, judge=judge_of(schedule, weights, ["fp32"]))
+    rows = bench(field, warmup=0, repeat=1, judge=judge_of(schedule, weights, ["fp32"]).loss)
     assert [row.backend for row in rows] == ["numpy", "onnxruntime", "openvino"]
     assert all(row.loss is not None and 0 < row.loss <= 1 for row in rows)
     small = resnet18(image_size=64, classes=12)
@@ -181,7 +181,7 @@ def test_a_network_of_slightly_other_weights_is_wrong(mode: str, damage: Any) ->
     runner = CLASSES[mode]("cpu", NETWORK, damage(weights), 1, "fp32")
     contender = peer_contender("cpu", NETWORK, weights, 1, "fp32", Way(mode))
     assert not output_loss(contender, runner, NETWORK, weights).ok
-    assert judge_of(NETWORK, weights, ["fp32"])(contender, runner) > 1
+    assert judge_of(NETWORK, weights, ["fp32"]).loss(contender, runner) > 1
 
 
 def test_outputs_that_cannot_be_judged() -> None:

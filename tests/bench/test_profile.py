@@ -240,7 +240,8 @@ def test_a_table_of_the_record(tmp_path: Path) -> None:
     ]
     caption = table(f"{of}1,64")[-1]
     assert caption.startswith("NVIDIA H200 (sm_90), PyTorch ")
-    assert caption.endswith(": the best of 5 profiled runs, weights synthetic:0.")
+    assert ": the best of 5 profiled runs, weights synthetic:0. Each run reads" in caption
+    assert caption.endswith("so the last-level cache (a GPU's L2) holds what fits of them.")
     assert "CUDA" not in table("device=cpu precisions=fp16 batches=1")[0]
     for options in (f"{of}2", f"{of}1 memory=channels-last", f"{of}1 backend=numba"):
         with pytest.raises(UsageError, match="has no profile of '"):

@@ -17,6 +17,7 @@ from r18.backend.registry import load_backend
 from r18.bench import roofline_run
 from r18.bench.ceilings import _int8
 from r18.bench.contenders import program_contender
+from r18.bench.error import INTEGERS, Error
 from r18.bench.roofline import Ceilings, limit
 from r18.errors import NoKernel, UsageError, WeightsError
 from r18.graph.passes import fuse
@@ -175,6 +176,8 @@ def test_bench(folder: Path) -> None:
     assert {row["precision"] for row in rows} == {"int8", "fp32"}
     (row,) = (row for row in rows if row["precision"] == "int8")
     assert row["loss"] == 0
+    assert row["error"] == {"relative": 0.0, "images": 8, "reference": "integers"}
+    assert row["error_ratio"] is None
     assert row["kernels"]["numpy/qconv2d/im2col/int8"] == 12
     assert len(row["steps"]) == 16
     assert "it has no int8 on cpu" in done.err or "torchvision has no 'tiny'" in done.err
@@ -185,7 +188,8 @@ def test_a_wrong_integer_is_found(folder: Path) -> None:
     contender = program_contender("numpy", NUMPY.probe(), NUMPY, tiny(), weights, INT)
     judge = judge_of(tiny(), weights, {"int8", "fp32"})
     runner = contender.make()
-    assert judge(contender, runner) == 0.0
+    assert judge.loss(contender, runner) == 0.0
+    assert judge.error(contender, runner) == Error(0.0, 8, INTEGERS)
 
     class Off:
         """A logit is one bit off."""
@@ -198,7 +202,8 @@ def test_a_wrong_integer_is_found(folder: Path) -> None:
             found[0, 3] = np.nextafter(found[0, 3], np.float32(np.inf))
             return found
 
-    assert judge(contender, Off()) == np.inf  # type: ignore[arg-type]
+    assert judge.loss(contender, Off()) == np.inf  # type: ignore[arg-type]
+    assert 0 < judge.error(contender, Off()).relative < 1e-6  # type: ignore[arg-type]
     with pytest.raises(WeightsError, match="hold no quantisation"):
         IntegerYardstick(tiny(), load_weights("synthetic", tiny()))
 

@@ -113,6 +113,12 @@ def cupy_kernels(part: str) -> list[Any]:
     return found
 
 
+def persistent_kernels() -> list[Any]:
+    """Those of floats whose blocks compute several tiles."""
+    parts = ("implicit_gemm_wgmma_stream", "implicit_gemm_wgmma_pingpong")
+    return [kernel for part in parts for kernel in cupy_kernels(part)]
+
+
 @pytest.mark.parametrize("part", ["conv2d_maxpool2d/few_channels", "conv2d/few_channels"])
 def test_blocks_go_down_a_tall_image_further_than_their_rings_are_long(part: str) -> None:
     for kernel in cupy_kernels(part):
@@ -143,14 +149,14 @@ def test_strips_and_tiles_of_an_integer_stem_are_several_for_every_kind_of_image
 
 
 def test_blocks_that_stay_take_several_tiles() -> None:
-    for kernel in cupy_kernels("implicit_gemm_wgmma_stream"):
+    for kernel in persistent_kernels():
         found = corners(Conv2d, QUICK.max_elements, QUICK.max_macs)
         taken = [problem for problem in found if kernel.refusal(problem) is None]
         assert any(p.batch > 2 * launch.grid[0] for p in taken for launch in kernel.launches(p))
 
 
 def test_blocks_that_stay_go_on_to_tiles_of_other_channels() -> None:
-    for kernel in cupy_kernels("implicit_gemm_wgmma_stream"):
+    for kernel in persistent_kernels():
         turns = []
         for problem in corners(Conv2d, QUICK.max_elements, QUICK.max_macs):
             if kernel.refusal(problem) is None:

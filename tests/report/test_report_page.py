@@ -25,6 +25,7 @@ from evaluate_support import numbered, photographs
 from page_reader import Cell, Reader, assert_figure_is_safe
 from r18 import records
 from r18.bench.baselines import PEER
+from r18.bench.error import error_cells
 from r18.bench.profile import MODEL
 from r18.bench.roofline import limits
 from r18.errors import UsageError
@@ -86,6 +87,7 @@ STEPS = [
     {"step": "relayout image@nhwc", "kernel": "k/copy", "milliseconds": 0.125},
     {"step": "fc", "kernel": "k/dot", "milliseconds": 0.0625},
 ]
+ERROR = {"relative": 3e-6, "images": 8, "reference": "float64"}
 ON_GPU = {
     "resnet18/fp32/all/b64": group(
         "fp32",
@@ -100,7 +102,9 @@ ON_GPU = {
     "resnet18/fp16/all/b1": group(
         "fp16", 1, [timed("cupy", 0.14, 1, ratio=None, best_ratio=None, best_peer="")]
     ),
-    "resnet18/fp32/all/b1": group("fp32", 1, [timed("cupy", 0.25, 1, steps=STEPS)]),
+    "resnet18/fp32/all/b1": group(
+        "fp32", 1, [timed("cupy", 0.25, 1, steps=STEPS, error=ERROR, error_ratio=1.5)]
+    ),
     "tiny/fp32/none/b1": group("fp32", 1, [timed("cupy", 0.5, 1)], network="tiny", fusion="none"),
 }
 ON_CPU = {"resnet18/fp32/all/b1": group("fp32", 1, [timed("numpy", 44.0, 1)], kind="cpu")}
@@ -502,11 +506,12 @@ def test_every_number_is_the_record_s(everything: Evidence) -> None:
             keys += ("ratio", "best_ratio")
             numbers = [None if row[key] is None else repr(row[key]) for key in keys]
             assert [cell.value for cell in cells[1:8]] == numbers
+            assert [cell.text for cell in cells[8:10]] == list(error_cells(row))
             if name == "resnet18":
                 precision = recorded["precision"]
                 floors = limits(resnet18(), precision, "all", batch, ceilings).values()
                 floor = sum(one.floor_ms for one in floors)
-                assert float(cells[8].value or "nan") == pytest.approx(floor / row["median_ms"])
+                assert float(cells[10].value or "nan") == pytest.approx(floor / row["median_ms"])
 
 
 def test_bars_are_as_long_as_the_numbers_say(everything: Evidence) -> None:

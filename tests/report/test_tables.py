@@ -15,7 +15,7 @@ from r18 import records
 from r18.backend import Timing
 from r18.backend.tuned import APART
 from r18.bench import tuning
-from r18.bench.from_host import FromHost
+from r18.bench.inputs.from_host import FromHost
 from r18.bench.record import floors_of
 from r18.bench.roofline import limits
 from r18.bench.tuning import shipped_table
@@ -24,6 +24,7 @@ from r18.graph.passes import fuse, fuse_pool
 from r18.graph.resnet import resnet18
 from r18.records.kinds import MutateSample
 from r18.report.tables import rendered
+from r18.report.tables.conditions import OLD, WARM
 from r18.report.tables.timed import bench_captions
 from support import ROOT
 from whole_records import ceilings_of, whole
@@ -117,18 +118,22 @@ def test_a_table_of_times(folder: Path) -> None:
     marker = "bench devices=nvidia-h200 precisions=fp32,fp16 batches=1,64"
     text = rendered(block(marker), folder)
     assert lines(text) == [
-        "| backend | device | precision | batch | ms/image | images/s | / PyTorch | / best peer |",
-        "| --- | --- | --- | --: | --: | --: | --: | --: |",
-        "| cupy | nvidia-h200 | fp32 | 1 | 0.5 | 2,000 | 0.25 | 0.25 |",
-        "| cupy (direct) | nvidia-h200 | fp32 | 1 | 12.35 | 81 | 6.20 | 6.20 |",
-        "| cupy | nvidia-h200 | fp32 | 64 | 0.0625 | 16,000 |  |  |",
-        "| cupy | nvidia-h200 | fp16 | 1 | 0.25 | 4,000 | 0.50 | 0.50 |",
+        "| backend | device | precision | batch | ms/image | images/s | / PyTorch | / best peer "
+        "| error | error / PyTorch |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 1 | 0.5 | 2,000 | 0.25 | 0.25 | — | — |",
+        "| cupy (direct) | nvidia-h200 | fp32 | 1 | 12.35 | 81 | 6.20 | 6.20 | — | — |",
+        "| cupy | nvidia-h200 | fp32 | 64 | 0.0625 | 16,000 |  |  | — | — |",
+        "| cupy | nvidia-h200 | fp16 | 1 | 0.25 | 4,000 | 0.50 | 0.50 | — | — |",
     ]
+    assert text.count("—: recorded before `r18 bench` measured errors.") == 1
+    assert text.count(WARM) == 1
+    assert "Cold" not in text
     caption = "NVIDIA H200 (sm_90), PyTorch 2.11.0, driver 580.1, 2026-11-20: medians of 1000 runs"
     assert text.count(caption) == 1
     assert text.startswith(f"before\n<!-- table: {marker} -->\n")
     assert text.endswith("<!-- /table -->\nafter\n")
-    assert "old" not in text
+    assert "old\n" not in text
 
 
 def test_a_table_of_batches_from_host_memory(folder: Path) -> None:
@@ -144,16 +149,23 @@ def test_a_table_of_batches_from_host_memory(folder: Path) -> None:
     records.write(path, whole(record))
     text = rendered(block(marker), folder)
     assert lines(text) == [
-        "| backend | device | precision | batch | device-only ms | from host ms | images/s "
-        "| of device-only | copy only ms | copy GB/s |",
-        "| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |",
-        "| cupy | nvidia-h200 | fp32 | 64 | 0.5 | 0.51 | 125,490 | 98.0% | 0.2 | 48.2 |",
+        "| backend | device | precision | batch | warm ms | cold ms | from host ms | images/s "
+        "| of warm | copy only ms | copy GB/s |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 64 | 0.5 | — | 0.51 | 125,490 | 98.0% | 0.2 | 48.2 |",
     ]
+    assert "Cold, —: not measured yet; `r18 bench --cold --record` does." in text
     assert (
         "NVIDIA H200 (sm_90), driver 580.1, 2026-11-20: milliseconds per batch of uint8 pixels, "
         "medians of 3 stretches of 400 batches; the stretches of one program differ by at most "
         "3.9%." in text
     )
+    row |= {"cold": COLD | {"median_ms": 0.55}}
+    records.write(path, whole(record))
+    text = rendered(block(marker), folder)
+    assert "| 64 | 0.5 | 0.55 | 0.51 |" in text
+    assert "Cold: 537 MB are overwritten before each run" in text
+    assert "not measured yet" not in text
 
 
 def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: Path) -> None:
@@ -173,11 +185,62 @@ def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: P
     records.write(tmp_path / "bench-cpu.json", whole(data))
     text = rendered(block("bench devices=cpu precisions=fp32 batches=1,8"), tmp_path)
     head, _, ours, peer = lines(text)
-    assert head.endswith("| / PyTorch | / best peer | peak MB |")
-    assert ours == "| numpy | cpu | fp32 | 8 | 4 | 250 | 1.50 | 1.50 | 1,235 |"
-    assert peer == "| onnxruntime | cpu | fp32 | 8 | 2 | 500 | 0.75 | 0.75 |  |"
+    assert head.endswith("| / PyTorch | / best peer | error | error / PyTorch | peak MB |")
+    assert ours == "| numpy | cpu | fp32 | 8 | 4 | 250 | 1.50 | 1.50 | — | — | 1,235 |"
+    assert peer == "| onnxruntime | cpu | fp32 | 8 | 2 | 500 | 0.75 | 0.75 | — | — |  |"
     words = "EPYC, 2 threads, PyTorch 2.11.0, ONNX Runtime 1.20, 2026-11-20"
     assert words in text  # OpenVINO is installed and was not timed
+
+
+COLD = {"nbytes": 512 << 20, "runs": 30, "median_ms": 1.0, "p10_ms": 0.9, "p90_ms": 1.2}
+
+
+def error(relative: float | str, reference: str = "float64") -> dict[str, Any]:
+    return {"relative": relative, "images": 8, "reference": reference}
+
+
+def test_rows_have_errors_and_a_line_for_each_state(tmp_path: Path) -> None:
+    """A program is compared with PyTorch cold where it is cold; a fast, less exact one says so."""
+    eager, graph = "torchvision eager", "torchvision graph"
+    found = group(8, ("cupy", 0.1, 0.25), ("cupy (direct)", 1.0, 2.5), (eager, 0.4, 1.0))
+    found["rows"] += group(8, (graph, 0.2, 0.5))["rows"]
+    ours, direct, peer, other = found["rows"]
+    fed = FromHost(1_204_224, 400, (1.6, 1.6), (0.2, 0.2)).to_json(8, 0.8)
+    ours |= {"error": error(5e-6), "error_ratio": 2.5, "cold": COLD, "from_host": fed}
+    direct |= {"error": error(3e-6), "error_ratio": 1.5, "cold": COLD, "algorithm": "conv2d=direct"}
+    peer |= {"error": error(2e-6), "error_ratio": 1.0, "cold": COLD | {"median_ms": 4.0}}
+    peer |= {"from_host": fed | {"median_ms": 3.2}}
+    other |= {"error": None, "no_error": "it was lost", "cold": COLD | {"median_ms": 2.0}}
+    exact = group(8, ("cupy", 0.05, 0.1), ("onnxruntime", 0.2, 0.5))
+    exact["rows"][0] |= {"error": error(0.0, "integers"), "error_ratio": None}
+    exact["rows"][1] |= {"error": error(0.02, "integers"), "error_ratio": None}
+    data = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
+    groups = {"resnet18/fp32/all/b8": found, "resnet18/int8/all/b8": exact}
+    records.write(tmp_path / "bench-nvidia-h200.json", whole(data | {"groups": groups}))
+    text = rendered(block("bench devices=nvidia-h200 precisions=fp32,int8 batches=8"), tmp_path)
+    place = "nvidia-h200 | fp32 | 8"
+    assert lines(text)[2:] == [
+        f"| cupy | {place} | 0.1 | 10,000 | 0.25 | 0.25 | 5.0e-06 | 2.50 (worse) |",
+        f"| cupy, cold | {place} | 0.125 | 8,000 | 0.25 | 0.50 | 5.0e-06 | 2.50 (worse) |",
+        f"| cupy, from host | {place} | 0.2 | 5,000 | 0.50 |  | — | — |",
+        f"| cupy (direct) | {place} | 1 | 1,000 | 2.50 | 2.50 | 3.0e-06 | 1.50 |",
+        f"| torchvision eager | {place} | 0.4 | 2,500 | 1.00 | 1.00 | 2.0e-06 | 1.00 |",
+        f"| torchvision graph | {place} | 0.2 | 5,000 | 0.50 | 0.50 | — | — |",
+        "| cupy | nvidia-h200 | int8 | 8 | 0.05 | 20,000 | 0.10 | 0.10 | exact | exact |",
+        "| onnxruntime | nvidia-h200 | int8 | 8 | 0.2 | 5,000 | 0.50 | 0.50 | 2.0e-02 | — |",
+    ]
+    for caption in (
+        "Error: rms of the logits' difference from float64 over their rms, of 8 seeded images; "
+        "next to it, divided by that of torchvision eager in the same run.",
+        "In int8 the reference is the specification's integers: `exact` is equal to the bit.",
+        "—: it was lost.",
+        "—: its integers are not the specification's.",
+        "Cold: 537 MB are overwritten before each run, which is not timed, so that nothing of the "
+        "run before is in that cache; medians of 30 runs.",
+        "From host: the program reads uint8 pixels from host memory, batch after batch.",
+    ):
+        assert text.count(caption) == 1, caption
+    assert OLD not in text
 
 
 def test_a_table_of_what_was_verified(folder: Path) -> None:
@@ -247,6 +310,13 @@ def measured(tmp_path: Path) -> Path:
         timed("fp32", 1, "none", cupy=3.0),
         timed("bf16", 1, cupy=0.125, compiled=0.5),
     ]
+    groups[0]["rows"][0] |= {
+        "ratio": 0.25,
+        "error": error(3e-3),
+        "error_ratio": 1.5,
+        "cold": COLD | {"median_ms": 0.625},
+        "from_host": FromHost(1_204_224, 400, (0.75,), (0.2,)).to_json(8, 0.5),
+    }
     data = {"record": "bench", "format": 1, "device": "NVIDIA H200 (sm_90)"}
     names = map(str, range(len(groups)))
     records.write(
@@ -270,17 +340,22 @@ def test_a_table_of_the_network_and_its_floor(measured: Path) -> None:
     assert large < floor("fp16", 8)
     assert lines(text)[0] == (
         "| precision | batch | direct floor ms | floor ms | measured ms | measured / floor "
-        "| best PyTorch ms | its mode | PyTorch / r18 |"
+        "| cold ms | from host ms | best PyTorch ms | its mode | PyTorch / r18 "
+        "| error / PyTorch |"
     )
     assert lines(text)[2:] == [
-        f"| fp32 | 64 | {plain:.4g} | {plain:.4g} | 4 | {4 / plain:.2f} | 8 | eager | 2.00 |",
-        f"| fp16 | 1 | {small:.4g} | {small:.4g} | 0.25 | {0.25 / small:.2f} |  |  |  |",
-        f"| fp16 | 8 | {large:.4g} | {large:.4g} | 0.5 | {0.5 / large:.2f} | {best} |",
-        "| bf16 | 1 |  |  | 0.125 |  | 0.5 | compile | 4.00 |",
+        f"| fp32 | 64 | {plain:.4g} | {plain:.4g} | 4 | {4 / plain:.2f} | — | — "
+        "| 8 | eager | 2.00 | — |",
+        f"| fp16 | 1 | {small:.4g} | {small:.4g} | 0.25 | {0.25 / small:.2f} | — | — "
+        "|  |  |  | — |",
+        f"| fp16 | 8 | {large:.4g} | {large:.4g} | 0.5 | {0.5 / large:.2f} "
+        f"| 0.625 | 0.75 | {best} | 1.50 (worse) |",
+        "| bf16 | 1 |  |  | 0.125 |  | — | — | 0.5 | compile | 4.00 | — |",
     ]
     said = "2026-11-21: fp32 50, fp16 750 TFLOP/s by a library; copy 4 TB/s by a library."
     assert said in text
     assert text.count("medians of 1000 runs") == 1
+    assert "Cold or from host, —: not measured yet" in text
     other = rendered(block("roofline device=nvidia-h200 fusion=none"), measured)
     assert [line.split(" | ")[4] for line in lines(other)[2:]] == ["3"]
     other = rendered(block("roofline device=nvidia-h200 backend=torch"), measured)
@@ -357,7 +432,9 @@ def test_a_program_by_winograd_has_a_floor_of_its_own(tmp_path: Path) -> None:
     direct = floor("fp32", 64)
     assert own < direct
     (line,) = lines(text)[2:]
-    assert line == f"| fp32 | 64 | {direct:.4g} | {own:.4g} | 4 | {4 / own:.2f} |  |  |  |"
+    assert (
+        line == f"| fp32 | 64 | {direct:.4g} | {own:.4g} | 4 | {4 / own:.2f} | — | — |  |  |  | — |"
+    )
 
 
 def test_steps_that_were_recorded_have_the_floors_of_their_kernels() -> None:
@@ -429,11 +506,12 @@ def test_a_table_of_algorithms_and_pytorch(folder: Path) -> None:
         block("algorithms device=nvidia-h200 precisions=fp32,fp16 batches=1,64"), folder
     )
     assert lines(text) == [
-        "| network by | device | precision | b1 ms/image | images/s | b64 ms/image | images/s |",
-        "| --- | --- | --- | --: | --: | --: | --: |",
-        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 | 0.0625 | 16,000 |",
-        "| cupy (direct) | nvidia-h200 | fp32 | 12.35 | 81 |  |  |",
-        "| cupy | nvidia-h200 | fp16 | 0.25 | 4,000 |  |  |",
+        "| network by | device | precision | b1 ms/image | images/s | error / PyTorch "
+        "| b64 ms/image | images/s | error / PyTorch |",
+        "| --- | --- | --- | --: | --: | --: | --: | --: | --: |",
+        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 | — | 0.0625 | 16,000 | — |",
+        "| cupy (direct) | nvidia-h200 | fp32 | 12.35 | 81 | — |  |  |  |",
+        "| cupy | nvidia-h200 | fp16 | 0.25 | 4,000 | — |  |  |  |",
     ]
     assert text.count("medians of 1000 runs") == 1
 
@@ -457,9 +535,16 @@ def test_a_summary_has_a_line_per_precision_with_both_errors(tmp_path: Path) -> 
     records.write(tmp_path / "verify-nvidia-h200.json", whole(verified))
     text = rendered(block("summary device=nvidia-h200 batch=64"), tmp_path)
     assert lines(text)[2:] == [
-        "| fp32 | 2,000 |  |  |  |  |  |",
-        "| fp16 | 16,000 | 8,000 | graph, channels-last | 2.00× | 2.0e-03 | 1.5e-03 |",
+        "| fp32 | 2,000 |  |  |  |  |  | — |",
+        "| fp16 | 16,000 | 8,000 | graph, channels-last | 2.00× | 2.0e-03 | 1.5e-03 | — |",
     ]
+    assert "Where the last column is —, both errors are those of `r18 verify --record`" in text
+    ours, theirs, _ = large["rows"]
+    ours |= {"error": error(3e-3), "error_ratio": 1.5}
+    theirs |= {"error": error(2e-3), "error_ratio": 1.0}
+    records.write(tmp_path / "bench-nvidia-h200.json", whole(bench))
+    text = rendered(block("summary device=nvidia-h200 batch=64"), tmp_path)
+    assert "| 2.00× | 3.0e-03 | 2.0e-03 | 1.50 |" in text
     assert text.count("medians of 1000 runs") == 1
     with pytest.raises(UsageError, match="no time of 'cupy' at batch 8"):
         rendered(block("summary device=nvidia-h200 batch=8"), tmp_path)
@@ -477,10 +562,10 @@ def test_a_table_of_algorithms_has_pytorch_eager_and_at_its_fastest(tmp_path: Pa
         records.write(tmp_path / f"bench-{device}.json", whole(head | {"groups": named}))
     marker = "algorithms device=nvidia-h200 precisions=fp32 batches=1,8 cpu=cpu"
     assert lines(rendered(block(marker), tmp_path))[2:] == [
-        "| PyTorch eager | cpu | fp32 |  |  | 8 | 125 |",
-        "| PyTorch eager | nvidia-h200 | fp32 | 2 | 500 | 0.25 | 4,000 |",
-        "| PyTorch's fastest mode | nvidia-h200 | fp32 | 1 | 1,000 | 0.25 | 4,000 |",
-        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 |  |  |",
+        "| PyTorch eager | cpu | fp32 |  |  |  | 8 | 125 | — |",
+        "| PyTorch eager | nvidia-h200 | fp32 | 2 | 500 | — | 0.25 | 4,000 | — |",
+        "| PyTorch's fastest mode | nvidia-h200 | fp32 | 1 | 1,000 | — | 0.25 | 4,000 | — |",
+        "| cupy | nvidia-h200 | fp32 | 0.5 | 2,000 | — |  |  |  |",
     ]
 
 

@@ -17,6 +17,7 @@ from r18.bench.baselines import peers_precision
 from r18.bench.baselines.integers import peer_integers
 from r18.bench.baselines.ways import EXPORTED, PEERS
 from r18.bench.contenders import Compiled
+from r18.bench.error import Error
 from r18.bench.rows import Contender, Runner
 from r18.errors import ShapeError
 from r18.evaluate.margins import Allowance, multiple
@@ -28,6 +29,7 @@ from r18.weights.precisions import in_precision, quantization_of
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.losses import Loss, LossSums
+from r18_oracle.network.output_errors import OutputErrors
 from r18_oracle.network.reasons import explain_values
 from r18_oracle.network.reference_runs import pytorch_run, reference_run
 from r18_oracle.ops.integers.arithmetics import UNEXPLAINED
@@ -168,22 +170,32 @@ class IntegerYardstick:
         return not np.array_equal(got, self._expected[count][filled])
 
 
-def judge_of(
-    schedule: Schedule, weights: Mapping[str, Array], precisions: Iterable[str]
-) -> Callable[[Contender, Runner], float]:
-    """The `judge` of `r18.bench.timing.bench`: each contender's loss over its allowance.
+class OutputJudge:
+    """The `judge` and the `error_of` of `r18.bench.timing.bench`.
 
-    In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer of
-    which every element is explained (`r18_oracle.network.reasons`), else infinite. A peer that runs
-    in another precision there is judged in that one. Raises `UnknownName` for a precision that it
-    could not judge, before anything is timed.
+    schedule: at level `none`. precisions: of all contenders. Raises `UnknownName` for a precision
+    that it could not judge, and `WeightsError` for int8 with weights without a quantisation, before
+    anything is timed.
     """
-    names = set(precisions)
-    integers = IntegerYardstick(schedule, weights) if INT8.name in names else None
-    for name in names - {INT8.name}:
-        Allowance.of(precision_of(name), 1)
 
-    def judge(contender: Contender, runner: Runner) -> float:
+    def __init__(
+        self, schedule: Schedule, weights: Mapping[str, Array], precisions: Iterable[str]
+    ) -> None:
+        names = set(precisions)
+        self._schedule, self._weights = schedule, weights
+        self._integers = IntegerYardstick(schedule, weights) if INT8.name in names else None
+        for name in names - {INT8.name}:
+            Allowance.of(precision_of(name), 1)
+        self._errors = OutputErrors(schedule, weights)
+
+    def loss(self, contender: Contender, runner: Runner) -> float:
+        """A contender's loss over its allowance.
+
+        In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer of
+        which every element is explained (`r18_oracle.network.reasons`), else infinite. A peer that
+        runs in another precision there is judged in that one.
+        """
+        schedule, weights, integers = self._schedule, self._weights, self._integers
         if contender.precision == INT8.name:
             assert integers is not None  # every precision of the field is among `precisions`
             batch = contender.shape[0]
@@ -197,7 +209,16 @@ def judge_of(
             return np.inf if integers.differs(runner, batch) else 0.0
         return _ratio(output_loss(contender, runner, schedule, weights))
 
-    return judge
+    def error(self, contender: Contender, runner: Runner) -> Error:
+        """See `OutputErrors.of`."""
+        return self._errors.of(contender, runner)
+
+
+def judge_of(
+    schedule: Schedule, weights: Mapping[str, Array], precisions: Iterable[str]
+) -> OutputJudge:
+    """The hook `output_judge` of `r18 bench`."""
+    return OutputJudge(schedule, weights, precisions)
 
 
 def drop_in_judge(
@@ -222,4 +243,12 @@ def _algorithms(runner: Runner) -> set[str]:
     return {step.kernel.contract.algorithm for step in steps}
 
 
-__all__ = ["IMAGES", "IntegerYardstick", "Yardstick", "drop_in_judge", "judge_of", "output_loss"]
+__all__ = [
+    "IMAGES",
+    "IntegerYardstick",
+    "OutputJudge",
+    "Yardstick",
+    "drop_in_judge",
+    "judge_of",
+    "output_loss",
+]

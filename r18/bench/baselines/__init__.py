@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from r18.backend import Array
 from r18.bench.baselines import onnxruntime, openvino, torchvision
 from r18.bench.baselines.fed import FedTorchvision
+from r18.bench.baselines.torchvision import torch_flush
 from r18.bench.baselines.ways import MODES, PEER, PEERS, TORCH, WAYS, Way, ways
 from r18.graph.schedule import Schedule
 
@@ -79,5 +80,6 @@ __all__ = [
     "device_words",
     "made",
     "peers_precision",
+    "torch_flush",
     "ways",
 ]

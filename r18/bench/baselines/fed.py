@@ -2,7 +2,7 @@
 
 On a GPU: two pinned arrays in turn; one is copied on its own stream while the module
 computes; pixels are normalised on the device; outputs are copied back behind their runs. On a CPU
-the pixels are read where they are. `r18.bench.from_host` measures it next to the backends.
+the pixels are read where they are. `r18.bench.inputs.from_host` measures it next to the backends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from r18.images.preprocess import Preprocess
 
 
 class FedTorchvision(Torchvision):
-    """See `r18.bench.from_host.Feeding`. Takes its own arrays only. Raises as `Torchvision`."""
+    """See `r18.bench.inputs.from_host.Feeding`. Takes its own arrays only.
+
+    Raises as `Torchvision`.
+    """
 
     def __init__(
         self,

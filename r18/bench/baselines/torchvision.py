@@ -20,6 +20,7 @@ import numpy as np
 
 from r18.backend import Array, StepTime
 from r18.bench.baselines.ways import Way
+from r18.bench.inputs.cold import BYTE, Flush
 from r18.errors import BackendUnavailable
 from r18.graph.schedule import Schedule
 
@@ -49,6 +50,19 @@ def device_words(kind: str) -> str:
 def place(kind: str) -> str:
     """Where PyTorch puts the tensors of a kind of device."""
     return kind
+
+
+def torch_flush(nbytes: int) -> Flush:
+    """Fills so many bytes of PyTorch's CUDA device each time it is called."""
+    import torch
+
+    buffer = torch.empty(nbytes, dtype=torch.uint8, device=place("cuda"))
+
+    def flush() -> None:
+        buffer.fill_(BYTE)
+        torch.cuda.synchronize()
+
+    return flush
 
 
 def on_host(output: Any) -> Array:
@@ -212,4 +226,4 @@ class Torchvision:
             self._torch.cuda.synchronize()
 
 
-__all__ = ["BUILD_RUNS", "Torchvision", "device_words"]
+__all__ = ["BUILD_RUNS", "Torchvision", "device_words", "torch_flush"]

@@ -1,5 +1,6 @@
 """Tables of documents, made from records: see `r18.report.tables.markers`."""
 
+from r18.report.tables.conditions import error_captions
 from r18.report.tables.judged import sanitize_table
 from r18.report.tables.markers import rendered
 from r18.report.tables.table import Table, device_words
@@ -10,6 +11,7 @@ __all__ = [
     "Table",
     "bench_captions",
     "device_words",
+    "error_captions",
     "profile_caption",
     "rendered",
     "sanitize_table",

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from r18.bench.baselines import PEER, TORCH
+from r18.bench.error import error_cells
 from r18.bench.record import group_name
 from r18.errors import UsageError
+from r18.report.tables.conditions import WARM, error_captions
 from r18.report.tables.table import (
     Data,
     Options,
@@ -35,6 +37,7 @@ def algorithms_table(options: Options, folder: Path) -> Table:
     if "cpu" in options:
         places.insert(0, (options["cpu"], "fp32"))
     timed: list[Data] = []
+    judged: list[Data] = []
     rows: list[Row] = []
     for where, precision in places:
         known = record_of(folder, "bench", where)["groups"]
@@ -47,17 +50,25 @@ def algorithms_table(options: Options, folder: Path) -> Table:
         for name, words in shown.items():
             times = [_row(group, name) for group in groups]
             if any(times):
-                numbers = [
-                    cell(row[key] if row else None, form)
-                    for row in times
-                    for key, form in (("ms_per_image", ".4g"), ("images_per_second", ",.0f"))
-                ]
+                judged += [row for row in times if row]
+                numbers = [number for row in times for number in _numbers(row)]
                 rows.append((words, where, precision, *numbers))
     if not rows:
         raise UsageError(f"the record of {device} has no time of '{backend}' at those batches")
-    heads = " | ".join(f"b{batch} ms/image | images/s" for batch in batches(options))
-    align = "lll" + "rr" * len(batches(options))
-    return Table(f"network by | device | precision | {heads}", align, rows, bench_captions(timed))
+    heads = " | ".join(
+        f"b{batch} ms/image | images/s | error / PyTorch" for batch in batches(options)
+    )
+    align = "lll" + "rrr" * len(batches(options))
+    captions = [*bench_captions(timed), WARM, *error_captions(judged)]
+    return Table(f"network by | device | precision | {heads}", align, rows, captions)
+
+
+def _numbers(row: Data | None) -> Row:
+    """The cells of a batch; empty without a row."""
+    if row is None:
+        return "", "", ""
+    rate = cell(row["images_per_second"], ",.0f")
+    return cell(row["ms_per_image"], ".4g"), rate, error_cells(row)[1]
 
 
 def _own(groups: Sequence[Data | None], backend: str) -> list[str]:

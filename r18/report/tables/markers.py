@@ -5,12 +5,13 @@ A table stands between two markers. The first one names it:
     <!-- table: bench devices=nvidia-h200,cpu precisions=fp32 batches=1,64 -->
     <!-- /table -->
 
-bench:    devices, precisions, batches; network (resnet18), fusion (all). Times next to other
-          libraries; a row for each contender, precision and batch.
+bench:    devices, precisions, batches; network (resnet18), fusion (all). Times and errors next to
+          other libraries; a row for each contender, precision and batch, and for each state of the
+          caches and inputs in which a backend was timed.
 algorithms: device, precisions, batches; backend (cupy), cpu (a device). The network's time by each
           algorithm, next to PyTorch; a row each, batches side by side.
 from-host: devices, precisions, batches; network, fusion as in bench. Batches of pixels from host
-          memory next to the time on the device; a row for each contender fed this way.
+          memory next to the times on the device; a row for each contender fed this way.
 ceilings: device. Rates of instructions and bandwidths of memories, in bursts and sustained, and
           what a library makes of them; a row each.
 roofline: device; backend (cupy), network, fusion. The network's time next to its floor and

@@ -6,15 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from r18.bench.baselines import TORCH
+from r18.bench.baselines import PEER, TORCH
+from r18.bench.error import NONE, error_cells
 from r18.bench.record import group_name
 from r18.errors import UsageError
 from r18.graph.precision import INT8, PRECISIONS
+from r18.report.tables.conditions import WARM, error_captions
 from r18.report.tables.table import Data, Options, Row, Table, cell, needed, record_of
 from r18.report.tables.timed import bench_captions
 
 BACKEND = "cupy"
 """The backend that is compared unless another one is named."""
+VERIFIED = (
+    f"Where the last column is {NONE}, both errors are those of `r18 verify --record`, of other "
+    "runs and images; PyTorch's is that of its operators on the CPU."
+)
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,10 @@ class Comparison:
 
     images, torch_images: images per second at one batch.
     mode:                 PyTorch's fastest mode at that batch; empty without one.
-    error, torch_error:   the rms error of the logits against float64, relative to their rms.
-    group:                the benchmark's group that the times come from.
+    error, torch_error:   the rms error of the logits against float64, relative to their rms: those
+                          of the run that gave the times, where it measured both; else those of the
+                          verification's record.
+    group, row:           the benchmark's group and row that the times come from.
     """
 
     precision: str
@@ -34,6 +42,7 @@ class Comparison:
     error: float | None
     torch_error: float | None
     group: Data
+    row: Data
 
     @property
     def speedup(self) -> float | None:
@@ -46,9 +55,10 @@ def comparisons(
     """One for each precision in which the backend's fully fused ResNet-18 was timed.
 
     groups: of a benchmark's record. networks: of a verification's record of the same device.
-    PyTorch's error is that of its own operators in the same precision (in float32 for fp16x3), on
-    the same weights and images. int8 is left out: its error is the quantisation's, which depends on
-    the calibration, and the arithmetic adds none.
+    PyTorch's error is in the same precision (in float32 for fp16x3), on the same weights and
+    images: of torchvision's module in eager mode in the same run, or, in a verification's record,
+    of PyTorch's operators on the CPU. int8 is left out: its error is the quantisation's, which
+    depends on the calibration, and the arithmetic adds none.
     """
     found = []
     for precision in (name for name in PRECISIONS if name != INT8.name):
@@ -60,18 +70,29 @@ def comparisons(
         best = max(modes, key=lambda row: float(row["images_per_second"]), default=None)
         network = networks.get(f"{backend}/resnet18/{precision}/all")
         last = network["checkpoints"][-1] if network else {"relative": None, "own_relative": None}
+        errors = _measured(own, group) or (_number(last["relative"]), _number(last["own_relative"]))
         found.append(
             Comparison(
                 precision,
                 own["images_per_second"],
                 best and best["images_per_second"],
                 _mode(best["backend"]) if best else "",
-                _number(last["relative"]),
-                _number(last["own_relative"]),
+                *errors,
                 group,
+                own,
             )
         )
     return found
+
+
+def _measured(own: Data, group: Data) -> tuple[float, float] | None:
+    """A row's error and PyTorch's, if the run measured both."""
+    eager = [row for row in group["rows"] if row["backend"] == PEER]
+    found = [row["error"] for row in (own, *eager) if row.get("error") is not None]
+    if len(found) != 2:
+        return None
+    ours, theirs = (float(error["relative"]) for error in found)
+    return ours, theirs
 
 
 def _mode(name: str) -> str:
@@ -95,10 +116,14 @@ def summary_table(options: Options, folder: Path) -> Table:
         raise UsageError(f"the record of {device} has no time of '{backend}' at batch {batch}")
     heads = (
         "precision | r18 images/s | PyTorch images/s | in its fastest mode | speedup | "
-        "r18 error | PyTorch error"
+        "r18 error | PyTorch error | error / PyTorch"
     )
-    captions = bench_captions(one.group for one in found)
-    return Table(heads, "lrrlrrr", list(map(_row, found)), captions)
+    said = [WARM, *error_captions(one.row for one in found)]
+    if not all(_measured(one.row, one.group) for one in found):
+        said.append(VERIFIED)
+    captions = [*bench_captions(one.group for one in found)]
+    captions[-1] = " ".join((captions[-1], *said))  # README's first screen has no room for more
+    return Table(heads, "lrrlrrrr", list(map(_row, found)), captions)
 
 
 def _row(one: Comparison) -> Row:
@@ -110,4 +135,5 @@ def _row(one: Comparison) -> Row:
         "" if one.speedup is None else f"{one.speedup:.2f}×",
         cell(one.error, ".1e"),
         cell(one.torch_error, ".1e"),
+        error_cells(one.row)[1],
     )

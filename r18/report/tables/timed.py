@@ -9,6 +9,7 @@ from r18.backend.tuned import Table as TuningTable
 from r18.backend.tuned import read_table
 from r18.bench import tuning
 from r18.bench.baselines import TORCH
+from r18.bench.error import NONE, error_cells
 from r18.bench.record import floors, floors_of, fused_ops, group_name, in_order
 from r18.bench.roofline import Ceilings, algorithm_of, limit
 from r18.errors import UsageError
@@ -18,6 +19,16 @@ from r18.graph.precision import precision as precision_named
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.records.kinds import CeilingsRecord
+from r18.report.tables.conditions import (
+    ERROR_HEADS,
+    FROM_HOST,
+    NOT_COLD,
+    NOT_FED,
+    STATES,
+    error_captions,
+    lines_of,
+    state_captions,
+)
 from r18.report.tables.table import (
     Data,
     Options,
@@ -42,27 +53,31 @@ LIBRARIES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "Ope
 def bench_table(options: Options, folder: Path) -> Table:
     """Contenders by precision and batch; rows timed in turns are adjacent.
 
-    The table has a column of peak memory if any row has one, as on a CPU.
+    A backend's own program has a row for each state that it was timed in: see `lines_of`. The table
+    has a column of peak memory if any row has one, as on a CPU.
     """
     groups = _asked(options, folder)
     rows = [
-        (
-            row["backend"],
-            *place,
-            cell(row["ms_per_image"], ".4g"),
-            cell(row["images_per_second"], ",.0f"),
-            cell(row["ratio"], ".2f"),
-            cell(row["best_ratio"], ".2f"),
-            cell(row["peak_rss_nbytes"] and row["peak_rss_nbytes"] / 1e6, ",.0f"),
-        )
+        line
         for place, group in groups
         for row in group["rows"]
+        for line in lines_of(row, place, group["rows"])
     ]
-    heads = "backend | device | precision | batch | ms/image | images/s | / PyTorch | / best peer"
-    align = "lllrrrrr"
+    heads = (
+        "backend | device | precision | batch | ms/image | images/s | / PyTorch | / best peer | "
+        + ERROR_HEADS
+    )
+    align = "lllrrrrrrr"
     if any(row[-1] for row in rows):
         heads, align = f"{heads} | peak MB", f"{align}r"
-    captions = bench_captions(group for _, group in groups)
+    timed = [group for _, group in groups]
+    fed = any(row.get("from_host") for group in timed for row in group["rows"])
+    captions = [
+        *bench_captions(timed),
+        *state_captions(timed),
+        *([FROM_HOST] if fed else []),
+        *error_captions(row for group in timed for row in group["rows"]),
+    ]
     return Table(heads, align, [row[: len(align)] for row in rows], captions)
 
 
@@ -90,7 +105,7 @@ def _asked(options: Options, folder: Path) -> list[tuple[Row, Data]]:
 
 
 def from_host_table(options: Options, folder: Path) -> Table:
-    """Contenders fed with pixels from host memory, next to their own time on the device.
+    """Contenders fed with pixels from host memory, next to their own times on the device.
 
     Without such rows, the caption names the command that makes them.
     """
@@ -105,6 +120,7 @@ def from_host_table(options: Options, folder: Path) -> Table:
             row["backend"],
             *place,
             cell(row["median_ms"], ".4g"),
+            cell(row["cold"]["median_ms"], ".4g") if row.get("cold") else NONE,
             cell(host["median_ms"], ".4g"),
             cell(host["images_per_second"], ",.0f"),
             cell(host["share"], ".1%"),
@@ -114,12 +130,16 @@ def from_host_table(options: Options, folder: Path) -> Table:
         for place, _, row, host in fed
     ]
     heads = (
-        "backend | device | precision | batch | device-only ms | from host ms | images/s | "
-        "of device-only | copy only ms | copy GB/s"
+        "backend | device | precision | batch | warm ms | cold ms | from host ms | images/s | "
+        "of warm | copy only ms | copy GB/s"
     )
     captions = [_from_host_caption(group) for _, group, _, _ in fed]
+    if fed:
+        captions += state_captions(group for _, group, _, _ in fed)
+    if not all(row.get("cold") for _, _, row, _ in fed):
+        captions.append(NOT_COLD)
     missing = ["Not measured yet: `r18 bench --from-host --record` does."]
-    return Table(heads, "lll" + "r" * 7, rows, captions or missing)
+    return Table(heads, "lll" + "r" * 8, rows, captions if fed else missing)
 
 
 def _from_host_caption(group: Data) -> str:
@@ -185,20 +205,29 @@ def roofline_table(options: Options, folder: Path) -> Table:
     ceilings = Ceilings.from_record(loaded(folder, CeilingsRecord, device))
     rows: list[Row] = []
     groups: list[Data] = []
+    owners: list[Data] = []
     for group in in_order(record_of(folder, "bench", device)["groups"]):
         own = next((row for row in group["rows"] if row["backend"] == backend), None)
         if own is None or any(group[key] != value for key, value in asked.items()):
             continue
         groups.append(group)
-        rows.append(_next_to_floor(group, own["median_ms"], *_floors(group, own, ceilings)))
+        owners.append(own)
+        rows.append(_next_to_floor(group, own, *_floors(group, own, ceilings)))
     if not rows:
         raise UsageError(f"the record of {device} has no time of '{backend}' for {asked}")
     heads = (
         "precision | batch | direct floor ms | floor ms | measured ms | measured / floor | "
-        "best PyTorch ms | its mode | PyTorch / r18"
+        "cold ms | from host ms | best PyTorch ms | its mode | PyTorch / r18 | error / PyTorch"
     )
-    captions = [_ceilings_words(ceilings), *bench_captions(groups)]
-    return Table(heads, "lrrrrrrlr", rows, captions)
+    captions = [
+        _ceilings_words(ceilings),
+        *bench_captions(groups),
+        *state_captions(groups),
+        *error_captions(owners),
+    ]
+    if any(row.get(state) is None for row in owners for state in STATES):
+        captions.append(NOT_FED)
+    return Table(heads, "l" + "r" * 8 + "lrr", rows, captions)
 
 
 def _floors(group: Data, own: Data, ceilings: Ceilings) -> tuple[float | None, float | None]:
@@ -210,8 +239,9 @@ def _floors(group: Data, own: Data, ceilings: Ceilings) -> tuple[float | None, f
     return one, other
 
 
-def _next_to_floor(group: Data, median: float, direct: float | None, floor: float | None) -> Row:
-    """A row: a group's median next to its floors and to PyTorch's fastest mode."""
+def _next_to_floor(group: Data, own: Data, direct: float | None, floor: float | None) -> Row:
+    """A row: a program's median next to its floors and to PyTorch's fastest mode."""
+    median = own["median_ms"]
     torch = [row for row in group["rows"] if row["backend"] in TORCH]
     best = min(torch, key=lambda row: float(row["median_ms"]), default=None)
     way = best and TORCH[best["backend"]]
@@ -222,9 +252,11 @@ def _next_to_floor(group: Data, median: float, direct: float | None, floor: floa
         cell(floor, ".4g"),
         cell(median, ".4g"),
         cell(floor and median / floor, ".2f"),
+        *(cell(own[state]["median_ms"], ".4g") if own.get(state) else NONE for state in STATES),
         cell(best and best["median_ms"], ".4g"),
         way.mode + (", channels-last" if way.channels_last else "") if way else "",
         cell(best and best["median_ms"] / median, ".2f"),
+        error_cells(own)[1],
     )
 
 
@@ -265,7 +297,9 @@ def tuned_table(options: Options, folder: Path) -> Table:
     heads = f"steps | floor µs | now µs | now / floor{then_heads} | algorithm now"
     caption = (
         f"{now.device}, {name}, batch {batch}: one launch of many in a graph, as `r18 tune` "
-        f"measures; floors by the ceilings of {ceilings.date[:10]}: {ceilings.words_of(name)}."
+        f"measures, over {tuning.PLACES} copies of its inputs and outputs in turn, so that the L2 "
+        f"holds what fits of them all; floors by the ceilings of {ceilings.date[:10]}: "
+        f"{ceilings.words_of(name)}."
     )
     return Table(heads, "l" + "r" * (len(rows[0]) - 2) + "l", rows, [caption])
 

@@ -66,7 +66,8 @@ def profile_caption(group: Data) -> str:
     torch = f"PyTorch {group['environment']['packages']['torch']}"
     return (
         f"{heading(group, [torch])}: the best of {group['repeat']} profiled runs, weights "
-        f"{group['weights']['source']}."
+        f"{group['weights']['source']}. Each run reads the images of the one before, so the "
+        "last-level cache (a GPU's L2) holds what fits of them."
     )
 
 

@@ -45,6 +45,7 @@ FAMILIES = (
     "hopper/implicit_gemm_wgmma",
     "hopper/implicit_gemm_wgmma_halo",
     "hopper/implicit_gemm_wgmma_persistent",
+    "hopper/implicit_gemm_wgmma_pingpong",
     "hopper/implicit_gemm_wgmma_registers",
     "stem/few_channels_mma",
     "conv/winograd_gemm",

@@ -30,6 +30,7 @@ KERNEL, HALO = "hopper/gather_kernel.cuh", "hopper/implicit_gemm_wgmma_halo"
 ARRIVE, RELAXED = "cluster_arrive();\n", "cluster_arrive_relaxed();\n"
 ONE, FIRST = "if (threadIdx.x == 0)", "if (index == blockIdx.x)"
 PERSISTENT, STEM = "hopper/implicit_gemm_wgmma_persistent", "stem/few_channels_wgmma"
+PINGPONG, TURN = "hopper/implicit_gemm_wgmma_pingpong", "if (nth < TURNS)"
 WAIT, FENCE = "wait_for_previous_launch();\n", "fence_async_proxy();\n"
 INTEGERS, FLOATS = "integers/stem_wgmma", "TILE_IMAGE=3"
 FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
@@ -52,7 +53,12 @@ PLANTED = [
     ("proxy-fence", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {FENCE}", ""),
     ("store-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {ONE} tma_store_wait();\n", ""),
     ("launch-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"      {FIRST} {WAIT}", ""),
+    ("proxy-fence", PINGPONG, "", f"{PINGPONG}.cu", f"    {FENCE}", ""),
+    ("store-wait", PINGPONG, "", f"{PINGPONG}.cu", "      tma_store_wait();\n", ""),
+    ("launch-wait", PINGPONG, "", f"{PINGPONG}.cu", f"      {WAIT}", ""),
+    ("launch-wait", PINGPONG, "", f"{PINGPONG}.cu", f"      {TURN} {WAIT}", ""),
     ("products-wait", PERSISTENT, "", f"{PERSISTENT}.cu", "      wgmma_wait<0>();\n", ""),
+    ("products-wait", PINGPONG, "", f"{PINGPONG}.cu", "    wgmma_wait<0>();\n", ""),
     ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"      {FENCE}", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
@@ -65,7 +71,15 @@ PLANTED = [
 text there, and what takes its place."""
 
 
-SOURCES = (GATHER, "hopper/implicit_gemm_wgmma_registers", HALO, PERSISTENT, STEM, "ops/gap")
+SOURCES = (
+    GATHER,
+    "hopper/implicit_gemm_wgmma_registers",
+    HALO,
+    PERSISTENT,
+    PINGPONG,
+    STEM,
+    "ops/gap",
+)
 
 
 @cache
