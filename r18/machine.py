@@ -32,6 +32,8 @@ OTHER_THREADS = (
 NUMBA_THREADS = "NUMBA_NUM_THREADS"
 BUSY = 0.3
 """The load per CPU above which other processes disturb what is measured."""
+CUDA_DRIVERS = ("libcuda.so.1", "libcuda.dylib", "nvcuda.dll")
+"""The libraries of NVIDIA's driver, by system."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use."""
 
@@ -74,6 +76,26 @@ def disturbances(host: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def crowding(host: Mapping[str, Any]) -> list[str]:
+    """How the threads of CPU work share cores and memory on this `machine()`, in words.
+
+    Nothing where each has a core and all have one memory, and in records older than these facts.
+    """
+    facts, count, found = host.get("cpu") or {}, host["threads"], []
+    cores, nodes = facts.get("cores", 0), facts.get("nodes", 0)
+    if 0 < cores < count <= host["cpus"]:
+        found.append(
+            f"{count} threads on {cores} core{'s' * (cores != 1)}: two threads of a core share its "
+            f"vector units and caches, so compare with --threads {cores}"
+        )
+    if nodes > 1:
+        found.append(
+            f"threads run on {nodes} NUMA nodes, each with memory of its own: times depend on "
+            "where memory is; keep to one node, as with numactl --cpunodebind=0 --membind=0"
+        )
+    return found
+
+
 def thread_count() -> int:
     """The threads that CPU work may use: `OMP_NUM_THREADS`, else the CPUs of this process."""
     first = os.environ.get(THREADS, "").partition(",")[0].strip()  # then those of inner levels
@@ -107,6 +129,15 @@ def set_threads(count: int) -> None:
     threadpool_limits(count)
     if torch is not None:
         torch.set_num_threads(count)
+
+
+def has_cuda_driver() -> bool:
+    """Whether NVIDIA's driver can be loaded. Contacts no device."""
+    for name in CUDA_DRIVERS:
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
 
 
 def set_blas_threads(library: LibController, count: int) -> None:
@@ -183,9 +214,12 @@ def _trim() -> None:
 
 
 __all__ = [
+    "CUDA_DRIVERS",
     "cache_folder",
     "cpus",
+    "crowding",
     "disturbances",
+    "has_cuda_driver",
     "machine",
     "memory_nbytes",
     "package_version",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from commands import r18
 from r18 import cpu as module
 from r18.cpu import Cpu, cpu
-from r18.machine import machine
+from r18.machine import has_cuda_driver, machine
 from r18.records.kinds import CpuFacts
 
 XEON = """processor\t: 0
@@ -128,3 +129,14 @@ def test_records_and_the_listing_tell_it() -> None:
     assert (told["processor"], told["cpus"]) == (here.name, here.threads)
     assert msgspec.to_builtins(msgspec.convert(told["cpu"], CpuFacts)) == told["cpu"]
     assert str(here) in r18("backends").out.splitlines()
+
+
+# -- NVIDIA's driver ---------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the library that is loaded here is Linux's")
+def test_a_driver_is_there_if_one_of_its_libraries_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("r18.machine.CUDA_DRIVERS", ("libnone.so.1", "libnone.so.2"))
+    assert not has_cuda_driver()
+    monkeypatch.setattr("r18.machine.CUDA_DRIVERS", ("libnone.so.1", "libm.so.6"))
+    assert has_cuda_driver()

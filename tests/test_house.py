@@ -16,7 +16,7 @@ from support import ROOT
 
 CORE = (
     ("errors",),
-    ("atomic", "check", "cpu", "ends", "files", "hooks", "progress"),
+    ("atomic", "check", "cpu", "ends", "files", "hooks", "progress", "stopwatch"),
     ("cache", "machine"),
     ("graph",),
     ("backend",),
@@ -25,7 +25,7 @@ CORE = (
     ("weights", "torch"),
     ("qdq",),
     ("compiled", "bench"),
-    ("evaluate",),
+    ("evaluate", "inner_loops"),
     ("quantize",),
     ("report",),
     ("cli",),

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,7 +33,7 @@ from r18.graph.ops import AvgPoolLinear, Conv2d, Problem
 from r18.graph.precision import FP32, INT8
 from r18.graph.quantized import QuantizedAvgPoolLinear
 from r18.graph.schedule import Schedule
-from r18_cupy.catalogue import kernels_for, pingpong_kernels
+from r18.machine import has_cuda_driver
 from r18_cupy.cuda.device import CupyMemory
 from r18_cupy.kernel import CudaKernel, launches_of
 
@@ -92,6 +93,8 @@ class Backend(BackendBase):
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel; after `probe`, only those that run on the device."""
+        from r18_cupy.catalogue import kernels_for  # it takes longer than all else here
+
         return kernels_for(self._capability)
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
@@ -109,6 +112,8 @@ class Backend(BackendBase):
         ):
             return Apart()
         if found is None and isinstance(problem.op, Conv2d):
+            from r18_cupy.catalogue import pingpong_kernels
+
             for kernel in pingpong_kernels():
                 if kernel.precision.name == precision and kernel.pays(problem):
                     return Preferred(kernel.id)
@@ -192,11 +197,22 @@ class Backend(BackendBase):
 
 
 def _cupy() -> Any:
-    """CuPy, if it and the compiler's packages import; raises `BackendUnavailable` otherwise."""
+    """CuPy, if it and the compiler's packages import; raises `BackendUnavailable` otherwise.
+
+    Without a driver CuPy is not imported, which takes as long as many a start on the CPU.
+    """
     try:
+        if find_spec("cupy") and not has_cuda_driver():
+            raise BackendUnavailable(
+                Backend.name,
+                "there is no CUDA driver for CuPy",
+                "Check the driver with nvidia-smi.",
+            )
         import cupy
 
         import_module("cuda.core")  # needed to compile the first kernel
+    except BackendUnavailable:
+        raise
     except Exception as error:  # a missing driver raises more than ImportError
         raise BackendUnavailable(
             Backend.name, f"{type(error).__name__}: {error}", INSTALL

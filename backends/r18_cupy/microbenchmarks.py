@@ -7,9 +7,7 @@ follow from what the CUDA source unrolls, and tests compare that with the compil
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from r18.backend import Array, Ceiling, Pace
-from r18.backend.ceilings import COPY
+from r18.backend import Array, Ceiling
+from r18.backend.ceilings import COPY, Timed, measure
 from r18_cupy.cuda import launch as launching
 from r18_cupy.cuda.compiler import Entry, capability, compile_all
 from r18_cupy.cuda.launch import OUT, Argument, GridLaunch, X
@@ -26,15 +24,9 @@ from r18_cupy.cuda.launch import OUT, Argument, GridLaunch, X
 if TYPE_CHECKING:
     from r18_cupy.cuda.device import CupyBuffer, CupyMemory, CupyStream
 
-BURST = 5e-3
-"""Seconds of a launch."""
-BURSTS, PAUSE = 7, 0.1
-"""Single launches, and the seconds of idleness before each."""
 LEAD = 20
 """A launch this many times shorter precedes the timed ones, which are enqueued while it runs.
 Otherwise the first time would include host latency."""
-WARM, SUSTAINED = 0.25, 1.0
-"""Seconds of launches back to back: warm-up, then timed."""
 
 
 Data = Callable[[int, np.random.Generator], Array]
@@ -246,40 +238,6 @@ def microbenchmarks(device: Device) -> tuple[Microbenchmark, ...]:
 
 # -- measuring ---------------------------------------------------------------------------------
 
-Timed = Callable[[int, int], Sequence[float]]
-"""Seconds of each launch, from a number of repeats and of launches in a row."""
-
-
-def measure(timed: Timed, work: float) -> tuple[Pace, Pace]:
-    """Sustained, and in bursts; `work`: of one repeat of the whole grid.
-
-    Bursts come first, so that the device is cool.
-    """
-    repeats = _repeats(timed)
-    burst: list[float] = []
-    for _ in range(BURSTS):
-        time.sleep(PAUSE)
-        burst += timed(repeats, 1)
-    seconds = statistics.median(burst)
-    warm, count = (max(1, -int(-length // seconds)) for length in (WARM, SUSTAINED))
-    sustained = timed(repeats, warm + count)[warm:]
-    while sum(sustained) < SUSTAINED:  # the bursts were not as fast as what followed
-        sustained = [*sustained, *timed(repeats, count)]
-    return _pace(work * repeats, sustained), _pace(work * repeats, burst)
-
-
-def _repeats(timed: Timed) -> int:
-    """As many as take about `BURST` seconds; untimed work warms up, too."""
-    repeats = 1
-    timed(repeats, 1)
-    while (seconds := timed(repeats, 1)[0]) < BURST / 4:
-        repeats *= 4
-    return max(1, round(repeats * BURST / seconds))
-
-
-def _pace(work: float, seconds: Sequence[float]) -> Pace:
-    return Pace(work / statistics.median(seconds), work / min(seconds), len(seconds))
-
 
 def ceilings(
     memory: CupyMemory, stream: CupyStream, progress: Callable[[str], None]
@@ -337,4 +295,4 @@ def _device() -> Device:
     return Device(version, facts["multiProcessorCount"], facts["l2CacheSize"])
 
 
-__all__ = ["Device", "Microbenchmark", "ceilings", "measure", "microbenchmarks"]
+__all__ = ["Device", "Microbenchmark", "ceilings", "microbenchmarks"]

@@ -64,6 +64,9 @@ class Backend(BackendBase):
 
         return NumbaMemory()
 
+    def simulates(self) -> bool:
+        return simulated()
+
     def probe(self) -> DeviceInfo:
         if self._device is None:
             cuda = numba_cuda()

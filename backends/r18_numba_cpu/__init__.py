@@ -8,6 +8,8 @@
 `others`         every other op
 `integers`       quantised ops
 `bfloat16`       every op in bfloat16
+`assembly`       machine code, for `r18 kernels --assembly`
+`microbenchmarks`  the rates of instructions
 `kernels/`       the code that Numba compiles
 
 Importing this package does not import Numba. `probe` does.
@@ -16,15 +18,25 @@ Importing this package does not import Numba. `probe` does.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 
-from r18.backend import Array, CompileOptions, DeviceInfo, Fastest, Kernel, Preferred, Program
+from r18.backend import (
+    Array,
+    Ceiling,
+    CompileOptions,
+    DeviceInfo,
+    Fastest,
+    HostCode,
+    Kernel,
+    Preferred,
+    Program,
+)
 from r18.backend import Backend as BackendBase
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
-from r18_numba_cpu import bfloat16, conv, integers
+from r18_numba_cpu import assembly, bfloat16, conv, integers, microbenchmarks
 from r18_numba_cpu.compiled import NAME, module, most_threads, vector
 from r18_numba_cpu.others import other_kernels
 
@@ -71,6 +83,14 @@ class Backend(BackendBase):
         elif precision == "bf16":
             kernel = bfloat16.fastest(problem, self.kernels())
         return None if kernel is None else Preferred(kernel)
+
+    def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:
+        """Of convolution and linear; see `r18_numba_cpu.assembly`."""
+        return assembly.host_code(kernel, problem)
+
+    def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
+        """Multiply-add, and what else this CPU multiplies with, on all threads."""
+        return tuple(microbenchmarks.ceilings(progress))
 
     def compile(
         self, schedule: Schedule, weights: Mapping[str, Array], options: CompileOptions

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -18,6 +21,12 @@ _RUNNING = threading.Lock()
 Numba's `workqueue` threading layer, its fallback, aborts the process when two threads enter it."""
 
 
+Call = tuple[Any, tuple[Any, ...]]
+"""A compiled kernel and its arguments."""
+
+_RECORDED: ContextVar[list[Call] | None] = ContextVar("recorded", default=None)
+
+
 @cache
 def module(name: str) -> Any:
     """A module of `r18_numba_cpu.kernels`. Raises `BackendUnavailable` if Numba is missing."""
@@ -31,9 +40,23 @@ def module(name: str) -> Any:
 
 def run(function: Any, *arguments: Any) -> None:
     """Run a compiled kernel. Kernels index memory themselves, so arrays are passed flat."""
-    flat = [a.reshape(-1) if isinstance(a, np.ndarray) else a for a in arguments]
+    flat = tuple(a.reshape(-1) if isinstance(a, np.ndarray) else a for a in arguments)
+    if (calls := _RECORDED.get()) is not None:
+        calls.append((function, flat))
+        return
     with _RUNNING:
         function(*flat)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """The calls that this thread makes, in place of running them."""
+    calls: list[Call] = []
+    token = _RECORDED.set(calls)
+    try:
+        yield calls
+    finally:
+        _RECORDED.reset(token)
 
 
 def vector() -> Any:

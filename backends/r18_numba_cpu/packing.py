@@ -58,9 +58,14 @@ def to_panels(matrix: Array) -> Array:
     """(…, K, O) as (…, panels, K, columns), with zeros in the columns beyond O."""
     *leading, depth, outputs = matrix.shape
     columns = module("micro_kernel").COLUMNS
-    whole: Array = np.zeros((*leading, depth, panels(outputs) * columns), np.float32)
-    whole[..., :outputs] = matrix
-    return np.ascontiguousarray(whole.reshape(*leading, depth, -1, columns).swapaxes(-3, -2))
+    packed: Array = np.empty((*leading, panels(outputs), depth, columns), np.float32)
+    whole, rest = divmod(outputs, columns)
+    split = matrix[..., : whole * columns].reshape(*leading, depth, whole, columns)
+    packed[..., :whole, :, :] = split.swapaxes(-3, -2)
+    if rest:
+        packed[..., whole, :, :rest] = matrix[..., whole * columns :]
+        packed[..., whole, :, rest:] = 0
+    return packed
 
 
 def padded_bias(op: Conv2d, weights: Arrays) -> Array:

@@ -88,10 +88,12 @@ def refuses(problem: Problem) -> str | None:
 
 def pack_filters(op: Conv2d, weights: Arrays) -> Arrays:
     """G g Gᵀ in panels (36, panels, C, columns), computed in float64 and rounded once; the bias."""
+    taps = weights[0].transpose(2, 3, 1, 0).reshape(9, -1).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # infinite weights give NaN
-        filters = FILTER_TRANSFORM @ weights[0].astype(np.float64) @ FILTER_TRANSFORM.T
-        matrices = filters.transpose(2, 3, 1, 0).reshape(MATRICES, op.in_channels, op.out_channels)
-        return to_panels(matrices), padded_bias(op, weights)
+        # NOTE: not by BLAS, whose sums may depend on its threads.
+        matrices = np.einsum("ij,jk->ik", np.kron(FILTER_TRANSFORM, FILTER_TRANSFORM), taps)
+        filters = to_panels(matrices.reshape(MATRICES, op.in_channels, op.out_channels))
+    return filters, padded_bias(op, weights)
 
 
 def winograd(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:

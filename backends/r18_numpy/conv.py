@@ -11,7 +11,7 @@ from r18.backend.host import HostBuffer, HostKernel
 from r18.graph.ops import Conv2d, Problem, Shape
 from r18.graph.precision import Precision
 from r18_numpy.blocks import Block, block_extents, blocks_of
-from r18_numpy.taps import shift
+from r18_numpy.taps import shift, unfolded
 from r18_numpy.threads import run_all, single_threaded_blas, thread_count
 
 Arrays = tuple[Array, ...]
@@ -111,16 +111,41 @@ def conv_im2col(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspa
 
 
 def _slot_size(problem: Problem, extents: tuple[int, int, int]) -> int:
-    """Elements of a worker's scratch: the columns of a block and their product."""
+    """Elements of a worker's scratch: the columns of a block, their product, and its band."""
     op = problem.op
     assert isinstance(op, Conv2d)
     images, channels, rows = extents
-    return (op.depth + channels) * images * rows * problem.output[3]
+    columns = (op.depth + channels) * images * rows * problem.output[3]
+    return columns + math.prod(_band_shape(op, images, rows, problem.inputs[0][3]))
+
+
+def _band_shape(op: Conv2d, images: int, rows: int, width: int) -> Shape:
+    """(C, N, rows, W) of the padded image that this many rows of outputs read."""
+    seen = (rows - 1) * op.stride[0] + op.kernel_size[0]
+    return op.in_channels, images, seen, width + 2 * op.padding[1]
 
 
 def _im2col_nbytes(problem: Problem, itemsize: int) -> int:
     workers = thread_count()
     return workers * _slot_size(problem, block_extents(problem, itemsize, workers)) * itemsize
+
+
+def band_of(op: Conv2d, images: Array, rows: slice, room: Array) -> Array:
+    """The rows of padded images (C, N, H, W) that rows of outputs read: a view if none is padding.
+
+    room: for a copy.
+    """
+    (sh, _), (ph, pw), (h, w) = op.stride, op.padding, images.shape[2:]
+    shape = _band_shape(op, images.shape[1], rows.stop - rows.start, w)
+    top = rows.start * sh - ph  # of the band, in the image
+    first, last = max(0, top), min(h, top + shape[2])
+    if (pw, first, last) == (0, top, top + shape[2]):
+        return images[:, :, first:last]
+    band = room[: math.prod(shape)].reshape(shape)
+    band[...] = 0
+    if first < last:
+        band[:, :, first - top : last - top, pw : pw + w] = images[:, :, first:last]
+    return band
 
 
 def _compute(
@@ -131,10 +156,10 @@ def _compute(
     target = out[place].swapaxes(0, 1)  # (channels, images, rows, OW)
     shape = (op.in_channels, *op.kernel_size, *target.shape[1:])
     ends = np.cumsum([math.prod(shape), target.size])
-    windows, product = map(np.reshape, np.split(slot, ends), (shape, target.shape))
+    windows, product, room = np.split(slot, ends)
+    windows, product = windows.reshape(shape), product.reshape(target.shape)
     images = inputs[0][block.images].swapaxes(0, 1)
-    for r, s in np.ndindex(op.kernel_size):
-        shift(op, images, r, s, block.rows.start, windows[:, r, s])
+    windows[...] = unfolded(op, band_of(op, images, block.rows, room), shape)
     columns, weight = windows.reshape(op.depth, -1), weights[0][block.channels]
     if target.shape[1] == 1:
         product = target  # for one image, the product is a matrix in `out` itself

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from numpy.lib.stride_tricks import as_strided
+
 from r18.backend import Array
-from r18.graph.ops import Conv2d
+from r18.graph.ops import Conv2d, Shape
 
 
 def inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, slice]:
@@ -31,3 +33,14 @@ def shift(op: Conv2d, x: Array, r: int, s: int, top: int, out: Array) -> None:
     out[..., : to_columns.start] = 0
     out[..., to_columns.stop :] = 0
     out[..., to_rows, to_columns] = x[..., rows, columns]
+
+
+def unfolded(op: Conv2d, band: Array, shape: Shape) -> Array:
+    """A view of what every tap reads, of `shape` (C, kh, kw, N, OH, OW), for one copy of it all.
+
+    band: (C, N, H, W), with its padding. NOTE: a copy for each tap would let go of Python's lock as
+    often, and a thread that waits for it sleeps.
+    """
+    c, n, h, w = band.strides
+    strides = (c, h, w, n, h * op.stride[0], w * op.stride[1])
+    return as_strided(band, shape, strides, writeable=False)

@@ -14,6 +14,7 @@ from r18.backend.host import HostKernel, HostMemory, HostStream
 from r18.backend.kernel import (
     DeviceFunction,
     Enqueue,
+    HostCode,
     Kernel,
     Resources,
     RoundingContract,
@@ -52,6 +53,7 @@ __all__ = [
     "Enqueue",
     "Event",
     "Fastest",
+    "HostCode",
     "HostKernel",
     "HostMemory",
     "HostStream",

@@ -6,6 +6,9 @@ instruction and nothing else measures its rate; `r18.bench.roofline` derives flo
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 COPY = "copy"
@@ -40,4 +43,48 @@ class Ceiling:
     how: str
 
 
-__all__ = ["COPY", "Ceiling", "Pace"]
+# -- measuring ---------------------------------------------------------------------------------
+
+BURST = 5e-3
+"""Seconds of a launch."""
+BURSTS, PAUSE = 7, 0.1
+"""Single launches, and the seconds of idleness before each."""
+WARM, SUSTAINED = 0.25, 1.0
+"""Seconds of launches back to back: warm-up, then timed."""
+
+Timed = Callable[[int, int], Sequence[float]]
+"""Seconds of each launch, from a number of repeats and of launches in a row."""
+
+
+def measure(timed: Timed, work: float) -> tuple[Pace, Pace]:
+    """Sustained, and in bursts; `work`: operations or bytes of one repeat of the whole device.
+
+    Bursts come first, so that the device is cool.
+    """
+    repeats = _repeats(timed)
+    burst: list[float] = []
+    for _ in range(BURSTS):
+        time.sleep(PAUSE)
+        burst += timed(repeats, 1)
+    seconds = statistics.median(burst)
+    warm, count = (max(1, -int(-length // seconds)) for length in (WARM, SUSTAINED))
+    sustained = timed(repeats, warm + count)[warm:]
+    while sum(sustained) < SUSTAINED:  # the bursts were not as fast as what followed
+        sustained = [*sustained, *timed(repeats, count)]
+    return _pace(work * repeats, sustained), _pace(work * repeats, burst)
+
+
+def _repeats(timed: Timed) -> int:
+    """As many as take about `BURST` seconds; untimed work warms up, too."""
+    repeats = 1
+    timed(repeats, 1)
+    while (seconds := timed(repeats, 1)[0]) < BURST / 4:
+        repeats *= 4
+    return max(1, round(repeats * BURST / seconds))
+
+
+def _pace(work: float, seconds: Sequence[float]) -> Pace:
+    return Pace(work / statistics.median(seconds), work / min(seconds), len(seconds))
+
+
+__all__ = ["COPY", "Ceiling", "Pace", "Timed", "measure"]

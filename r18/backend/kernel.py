@@ -89,6 +89,18 @@ class DeviceFunction:
     overlaps: bool
 
 
+@dataclass(frozen=True)
+class HostCode:
+    """What a kernel runs on the host.
+
+    instruction: that its inner loops multiply with, as the assembler names it.
+    assembly:    the text, with the compiler's comments on spilled registers if it has any.
+    """
+
+    instruction: str
+    assembly: str
+
+
 class Kernel(ABC):
     """One implementation of one op. Its attributes and pure methods need no device.
 
@@ -279,6 +291,7 @@ def output_layout(kernel: Kernel, problem: Problem) -> Layout:
 __all__ = [
     "DeviceFunction",
     "Enqueue",
+    "HostCode",
     "Kernel",
     "Resources",
     "RoundingContract",

@@ -117,6 +117,11 @@ def probe(name: str, backend: Backend) -> DeviceInfo:
     return device
 
 
+def simulates(name: str, backend: Backend) -> bool:
+    """Whether the backend would run in a simulator, as far as it knows."""
+    return bool(_answer(name, "simulates()", backend.simulates))
+
+
 def _check_class(name: str, made: type) -> None:
     """Raise unless the class inherits the protocol and defines its methods."""
     title = made.__name__

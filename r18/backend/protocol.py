@@ -57,7 +57,7 @@ from typing import ClassVar
 from r18.backend.ceilings import Ceiling
 from r18.backend.device import Array, Buffer, DeviceInfo, Event, Memory, Stream
 from r18.backend.host import HostMemory, HostStream
-from r18.backend.kernel import Kernel
+from r18.backend.kernel import HostCode, Kernel
 from r18.backend.options import CompileOptions
 from r18.backend.plan import Plan
 from r18.backend.program import Program
@@ -65,6 +65,7 @@ from r18.backend.tuned import Fastest
 from r18.errors import UsageError, show
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
+from r18.stopwatch import part
 
 PLANNER = "r18.runtime.plan:make_plan"
 """Named, not imported: the planner is built on this module, not this module on the planner."""
@@ -82,6 +83,13 @@ class Backend(ABC):
     @abstractmethod
     def probe(self) -> DeviceInfo:
         """Contact the device and describe it. Raises `BackendUnavailable`."""
+
+    def simulates(self) -> bool:
+        """Whether it is known before `probe` that it would run in a simulator; False by default.
+
+        `auto` then passes it by without loading it. Raises `BackendUnavailable`.
+        """
+        return False
 
     @abstractmethod
     def kernels(self) -> tuple[Kernel, ...]:
@@ -145,6 +153,14 @@ class Backend(ABC):
         """
         return ()
 
+    def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:
+        """The machine code that a kernel of this backend runs on the host for a problem it takes.
+
+        For `r18 kernels --assembly`. Compiles, and computes nothing. None, the default: the kernel
+        is not compiled, or multiplies nothing.
+        """
+        return None
+
     def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
         """Measure the peak rates of the probed device, per instruction and memory.
 
@@ -174,9 +190,12 @@ class Backend(ABC):
         ):
             if not isinstance(given, wanted):
                 raise UsageError(f"{what} must be a {wanted.__name__}, got {show(given)}")
-        plan: Plan = resolve_name(PLANNER)(self, schedule, options)
-        self.prepare((step.kernel, step.problem) for step in plan.steps)
-        return self.program(plan, weights)
+        with part("plan"):
+            plan: Plan = resolve_name(PLANNER)(self, schedule, options)
+        with part("kernels compiled ahead"):
+            self.prepare((step.kernel, step.problem) for step in plan.steps)
+        with part("weights folded and packed"):
+            return self.program(plan, weights)
 
 
 __all__ = ["Backend", "Buffer", "Event", "Kernel", "Memory", "Program", "Stream"]

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from r18.backend.device import DeviceInfo
-from r18.backend.plugin import hint_for_file, make_backend, module_of_file, named_object, probe
+from r18.backend.plugin import (
+    hint_for_file,
+    make_backend,
+    module_of_file,
+    named_object,
+    probe,
+    simulates,
+)
 from r18.backend.protocol import Backend
 from r18.errors import BackendUnavailable, UsageError, plain, show, unknown
 
@@ -109,12 +116,12 @@ def get_backend(name: str | None = None) -> Backend:
     causes: list[str] = []
     for candidate in installed():
         try:
-            backend, device = _probed(candidate)
+            backend = load_backend(candidate)
+            if not simulates(candidate, backend) and not probe(candidate, backend).simulated:
+                return backend
         except BackendUnavailable as error:
             causes.append(f"{candidate}: {error.cause}")
             continue
-        if not device.simulated:
-            return backend
         causes.append(f"{candidate}: has a simulator alone, which auto never takes")
     raise BackendUnavailable(
         "auto",

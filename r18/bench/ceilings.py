@@ -31,7 +31,7 @@ from r18.backend import Ceiling, DeviceInfo
 from r18.backend.ceilings import COPY
 from r18.bench.roofline import WHAT, Ceilings
 from r18.errors import BackendUnavailable, UsageError
-from r18.machine import disturbances, machine, thread_count
+from r18.machine import crowding, disturbances, machine, thread_count
 from r18.records.kinds import (
     CeilingsRecord,
     CopyRate,
@@ -121,7 +121,8 @@ def read(folder: Path, device: DeviceInfo) -> Ceilings:
 
 def warnings(record: CeilingsRecord) -> list[str]:
     """Why a record's numbers may be too low, in words."""
-    return disturbances(msgspec.to_builtins(record.machine))
+    host = msgspec.to_builtins(record.machine)
+    return disturbances(host) + (crowding(host) if record.threads is not None else [])
 
 
 Timed = tuple[float, list[float], str]

@@ -17,7 +17,7 @@ from r18.bench.timing import Progress, Rounds, bench
 from r18.errors import BackendUnavailable, R18Error, UsageError
 from r18.graph.resnet import network
 from r18.hooks import hook
-from r18.machine import disturbances, machine
+from r18.machine import crowding, disturbances, machine
 from r18.runtime.listing import lines
 from r18.weights import load_weights
 
@@ -73,8 +73,10 @@ class Result:
         and less exact.
         """
         rows = [row.to_json() for row in self.rows]
+        of_cpu = any(row.device_kind == "cpu" for row in self.rows)
         return [
             *disturbances(self.head["machine"]),
+            *(crowding(self.head["machine"]) if of_cpu else ()),
             *(worse_words(row) for row in rows if is_worse(row)),
             *(
                 f"{row.backend}, {row.precision}, batch {row.batch}: a tenth of its runs took over "

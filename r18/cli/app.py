@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
@@ -77,26 +77,12 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-app = typer.Typer(
-    name="r18",
-    cls=_Commands,
-    help="ResNet-18 inference written by hand, and an oracle that checks every kernel.\n\n"
-    "Exit codes: 0 success, 1 a difference or failed check was found, 2 wrong request or input, "
-    "74 the output cannot be written, 130 Ctrl-C, 141 the reader of the output has stopped, "
-    "143 SIGTERM.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"r18 {r18.__version__}")
         raise typer.Exit()
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
@@ -120,11 +106,40 @@ def _brought(entry: EntryPoint) -> Callable[..., None]:
     return command
 
 
-for _name in COMMANDS:
-    app.command(_name)(getattr(importlib.import_module(f"r18.cli.{_name}"), _name))
-for _entry in sorted(entry_points(group=GROUP)):
-    if _entry.name not in COMMANDS:
-        app.command(_entry.name)(_brought(_entry))
+def application(asked: Sequence[str] = ()) -> typer.Typer:
+    """The command line for these arguments.
+
+    If the first word is a command, it is the only one that is loaded: the others' libraries take
+    longer to import than many a command runs. For `--help` and a word unknown, all are.
+    """
+    app = typer.Typer(
+        name="r18",
+        cls=_Commands,
+        help="ResNet-18 inference written by hand, and an oracle that checks every kernel.\n\n"
+        "Exit codes: 0 success, 1 a difference or failed check was found, 2 wrong request or "
+        "input, 74 the output cannot be written, 130 Ctrl-C, 141 the reader of the output has "
+        "stopped, 143 SIGTERM.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    word = next((one for one in asked if not one.startswith("-")), "")
+    if word in COMMANDS:
+        _add(app, word)
+        return app
+    brought = [entry for entry in sorted(entry_points(group=GROUP)) if entry.name not in COMMANDS]
+    named = [entry for entry in brought if entry.name == word]
+    for name in () if named else COMMANDS:
+        _add(app, name)
+    for entry in named or brought:
+        app.command(entry.name)(_brought(entry))
+    return app
+
+
+def _add(app: typer.Typer, name: str) -> None:
+    """One of `COMMANDS`."""
+    app.command(name)(getattr(importlib.import_module(f"r18.cli.{name}"), name))
 
 
 def main() -> None:
@@ -133,7 +148,7 @@ def main() -> None:
     Raises `SystemExit`, `KeyboardInterrupt`, and the `OSError` of a stream that cannot be written.
     """
     try:
-        app(prog_name="r18")  # however it was started
+        application(sys.argv[1:])(prog_name="r18")  # however it was started
     except _Escaped as escaped:
         raise escaped.error from None
     except R18Error as error:

@@ -22,8 +22,13 @@ from r18.cli.options import (
 from r18.graph.resnet import resnet18
 from r18.images.classify import Classification, even_batch
 from r18.images.classify import classify as classify_images
+from r18.stopwatch import part, stopwatch
 from r18.weights import load_weights
 from r18.weights.precisions import in_precision
+
+Timings = Annotated[
+    bool, typer.Option("--timings", help="Also print on stderr what the time goes into.")
+]
 
 
 def classify(
@@ -34,6 +39,7 @@ def classify(
     fusion: FusionLevel = "all",
     top: Annotated[int, typer.Option(help="Classes to show of each image.", min=1)] = 5,
     batch: Annotated[int, typer.Option(help="Images at once, at most.", min=1)] = 8,
+    timings: Timings = False,
     as_json: AsJson = False,
 ) -> None:
     """Classify photographs with ResNet-18: the most probable classes, with their probabilities.
@@ -43,9 +49,27 @@ def classify(
 
     Exit codes: 0 every image was classified, 2 one cannot be, or the request makes no sense.
     """
-    runner, device = chosen_backend(backend)
+    with stopwatch("start of Python, imports") as watch:
+        _classify(images, weights, backend, precision, fusion, top, batch, as_json)
+    if timings:
+        typer.echo(f"\n{watch.text()}", err=True)
+
+
+def _classify(
+    images: list[Path],
+    weights: str,
+    backend: str | None,
+    precision: str,
+    fusion: str,
+    top: int,
+    batch: int,
+    as_json: bool,
+) -> None:
+    with part("backend found and probed"):
+        runner, device = chosen_backend(backend)
     network = resnet18()
-    loaded = load_weights(weights, network, precision)
+    with part("weights read and checked"):
+        loaded = load_weights(weights, network, precision)
     if loaded.source.startswith("synthetic"):
         typer.echo(
             "warning: synthetic weights were never trained, these classes mean nothing; "

@@ -10,14 +10,46 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from tabulate import tabulate
 
 from r18.backend import Kernel, Resources, RoundingContract
 from r18.backend.registry import load_backend
-from r18.cli.options import AsJson, BackendName, asked_backend, chosen_backend, listed
+from r18.cli.options import (
+    AsJson,
+    BackendName,
+    asked_backend,
+    chosen_backend,
+    listed,
+    print_result,
+)
 from r18.errors import UsageError, unknown_kernel
+from r18.inner_loops import look
 from r18.machine import cpus
 from r18.progress import progress_bar
+
+Architectures = Annotated[
+    str,
+    typer.Option(
+        help="Compile for these, such as sm_90 or sm_80,sm_90a, or for none. "
+        "[all that a kernel is meant for]"
+    ),
+]
+Assembly = Annotated[
+    bool,
+    typer.Option(
+        "--assembly",
+        help="Compile kernels of the CPU again, and print the assembly of their inner loops.",
+    ),
+]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure",
+        help="With the assembly, the share of the instruction's peak that each kernel reaches. "
+        "While nothing else runs.",
+    ),
+]
 
 Usage = dict[str, dict[str, Resources]]
 """By architecture, then by function, what a kernel's functions take."""
@@ -28,13 +60,9 @@ def kernels(
     pattern: Annotated[
         str, typer.Option("--kernels", metavar="GLOB", help="Only kernels whose id matches.")
     ] = "*",
-    arch: Annotated[
-        str,
-        typer.Option(
-            help="Compile for these, such as sm_90 or sm_80,sm_90a, or for none. "
-            "[all that a kernel is meant for]"
-        ),
-    ] = "",
+    arch: Architectures = "",
+    assembly: Assembly = False,
+    measure: Measure = False,
     as_json: AsJson = False,
 ) -> None:
     """List a backend's kernels, the preferred one for an op and precision first.
@@ -43,13 +71,22 @@ def kernels(
     kernels that are compiled from sources of their own, a second table has a line for each
     function and architecture: registers a thread, static shared memory a block, stack and spilled
     bytes a thread. No device is touched; compiled functions are cached.
+
+    With --assembly, only kernels that multiply on the CPU are listed: how many multiplying
+    instructions their fullest inner loop has among how many, and what all their loops spill.
     """
-    asked = asked_backend(backend)
-    chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
+    asked, of_cpu = asked_backend(backend), assembly or measure
+    probed = of_cpu or asked == "auto"  # LLVM aborts on an instruction that the CPU lacks
+    chosen = chosen_backend(asked)[0] if probed else load_backend(asked)
     every = chosen.kernels()
     found = [kernel for kernel in every if fnmatchcase(kernel.id, pattern)]
     if not found:
         raise unknown_kernel(pattern, [k.id for k in every])
+    if of_cpu:
+        with Console(stderr=True).status("compiling") as status:
+            result = look(chosen, found, measure=measure, progress=status.update)
+        print_result(result, as_json)
+        return
     compiled = [kernel for kernel in found if kernel.targets]
     asked_targets = listed(arch, "--arch") if arch else None
     if asked_targets not in (None, ["none"]) and not compiled:
@@ -57,8 +94,7 @@ def kernels(
     used: list[Usage] = [{} for _ in found]
     if compiled and asked_targets != ["none"]:
         with progress_bar() as bar:
-            jobs = sum(len(asked_targets or kernel.targets) for kernel in compiled)
-            bar.start(jobs)
+            bar.start(sum(len(asked_targets or kernel.targets) for kernel in compiled))
             used = compile_kernels(found, asked_targets, bar.advance)
     if as_json:
         rows = [_json(kernel, usage) for kernel, usage in zip(found, used, strict=True)]

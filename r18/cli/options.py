@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
 
 from r18.backend import Backend, DeviceInfo
-from r18.backend.registry import VARIABLE, get_backend, installed, title
-from r18.errors import UsageError
+from r18.backend.registry import VARIABLE, get_backend, installed, load_backend, title
+from r18.errors import BackendUnavailable, UsageError
 from r18.graph.passes import FUSION_LEVELS
 from r18.graph.precision import PRECISIONS
 from r18.graph.resnet import NETWORKS, network
@@ -116,6 +117,21 @@ def chosen_backend(name: str | None) -> tuple[Backend, DeviceInfo]:
     how = " (taken by auto)" if asked_backend(name) == "auto" else ""
     typer.echo(f"backend: {title(backend)}{how}, {device}", err=True)
     return backend, device
+
+
+def planning_backend(name: str | None) -> Backend:
+    """The backend to plan with. One that computes on a device of its own is not probed.
+
+    One on the host is, so that a plan has kernels that this CPU runs. If that fails, it has all.
+    """
+    asked = asked_backend(name)
+    if asked == "auto":
+        return chosen_backend(asked)[0]
+    backend = load_backend(asked)
+    if type(backend).memory is Backend.memory:
+        with suppress(BackendUnavailable):
+            backend.probe()
+    return backend
 
 
 def listed(text: str, what: str) -> list[str]:

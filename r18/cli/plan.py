@@ -10,7 +10,6 @@ import typer
 from tabulate import tabulate
 
 from r18.backend import Backend, CompileOptions, Plan, PlannedStep, output_layout
-from r18.backend.registry import load_backend
 from r18.bench.tuning import as_on
 from r18.cli.options import (
     AsJson,
@@ -20,10 +19,9 @@ from r18.cli.options import (
     KernelOverrides,
     NetworkName,
     PrecisionName,
-    asked_backend,
-    chosen_backend,
     chosen_schedule,
     kernel_overrides,
+    planning_backend,
 )
 from r18.runtime.plan import make_plan
 from r18.weights.precisions import integer_schedule
@@ -59,8 +57,7 @@ def plan(
     the steps that run at the same time as the one before, and the arena's size next to the sum of
     all its buffers.
     """
-    asked = asked_backend(backend)
-    chosen = chosen_backend(asked)[0] if asked == "auto" else load_backend(asked)
+    chosen = planning_backend(backend)
     if device is not None:
         chosen = as_on(device, chosen)
     options = CompileOptions(

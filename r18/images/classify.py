@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,11 @@ from r18.errors import R18Error, UsageError
 from r18.graph.ops import Softmax
 from r18.images.labels import class_name
 from r18.images.preprocess import Preprocess, Source, iter_batches
+from r18.stopwatch import part
+
+Batch = tuple[list[Source], NDArray[np.float32]]
+"""Sources, and their pixels."""
+FIRST_RUN = "first run, with kernels loaded or compiled"
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,15 @@ def classify(
     if not 1 <= top <= classes:
         raise UsageError(f"top must be from 1 to the network's {classes} classes, got {top}")
     results: list[Classification] = []
-    for sources, pixels in iter_batches(images, batch, config, threads=threads):
+    batches = iter_batches(images, batch, config, threads=threads)
+    while (found := _next(batches)) is not None:
+        sources, pixels = found
         if len(pixels) < batch:
             pixels = np.concatenate(
                 [pixels, np.zeros((batch - len(pixels), *pixels.shape[1:]), pixels.dtype)]
             )
-        output = program(pixels)[: len(sources)]
+        with part("runs" if results else FIRST_RUN):
+            output = program(pixels)[: len(sources)]
         _check_finite(output, len(results), plan.options.precision)
         softmaxed = isinstance(plan.schedule.steps[-1].op, Softmax)
         for source, row in zip(sources, output if softmaxed else softmax(output), strict=True):
@@ -99,6 +107,12 @@ def classify(
         if on_batch is not None:
             on_batch(len(results))
     return results
+
+
+def _next(batches: Iterator[Batch]) -> Batch | None:
+    """The next batch, decoded; None after the last."""
+    with part("waiting for images"):
+        return next(batches, None)
 
 
 def _check_finite(output: Array, done: int, precision: str) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from r18.errors import WeightsError, plain
 from r18.weights.archives import open_archive, read_exactly
 from r18.weights.pickles import checked
+from r18.weights.state_dicts import read_plain
 from r18.weights.tensors import Float32, Tensor
 
 MOST_HEADER = 10_000
@@ -36,22 +37,24 @@ _REMEDY = (
 def read_torch(path: Path, data: bytes) -> dict[str, Tensor]:
     """A PyTorch checkpoint with a `state_dict`, by itself or under the key `state_dict`.
 
-    Loaded with `weights_only`, after `r18.weights.pickles` has checked it: a pickle that would call
-    anything, or fill the memory, is refused. Needs PyTorch.
+    A pickle that would call anything, or fill the memory, is refused by `r18.weights.pickles`. What
+    holds plain tensors is read here; the rest needs PyTorch, and is loaded with `weights_only`.
     """
-    try:
-        import torch
-    except ImportError:
-        raise WeightsError(
-            f"weights '{path}': reading it needs PyTorch, which is not installed\n"
-            "  pip install 'r18[torch]'"
-        ) from None
+    if (simple := read_plain(path, data)) is not None:
+        return read_state_dict(simple, f"weights '{path}'")
     try:
         file = checked(data)
     except Exception as error:  # zipfile and pickle on hostile bytes raise nearly anything
         raise WeightsError(
             f"weights '{path}': no checkpoint of PyTorch's, or damaged: {_first_line(error)}\n"
             f"{_REMEDY}"
+        ) from None
+    try:
+        import torch
+    except ImportError:
+        raise WeightsError(
+            f"weights '{path}': it is no plain state_dict, and reading it needs PyTorch, which is "
+            "not installed\n  pip install 'r18[torch]'"
         ) from None
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
@@ -86,6 +89,8 @@ def _is_counter(name: str) -> bool:
 
 
 def _described(name: str, value: Any, where: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
     if isinstance(value, np.ndarray):
         return Tensor.of(value)
     if not (hasattr(value, "detach") and hasattr(value, "layout")):

@@ -24,7 +24,7 @@ MOST_COPIED = 64 << 20
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 """The first pickle of a file that PyTorch wrote before version 1.6."""
-_PICKLES = 5
+PICKLES = 5
 """Of such a file: magic number, protocol, system, object, names of storages. Values follow."""
 
 _COPYING = {
@@ -53,7 +53,7 @@ def checked(data: bytes) -> BytesIO:
             with archive.open(member) as stream:
                 content = read_exactly(stream, member.file_size)
             if pickled:
-                _Check(BytesIO(content)).load()
+                Check(BytesIO(content)).load()
             again.writestr(member.filename, content)
     packed.seek(0)
     return packed
@@ -62,8 +62,8 @@ def checked(data: bytes) -> BytesIO:
 def _check_old(data: bytes) -> None:
     """The pickles of a file without an archive."""
     stream = BytesIO(data)
-    for index in range(_PICKLES):
-        found = _Check(stream, values=len(data)).load()
+    for index in range(PICKLES):
+        found = Check(stream, values=len(data)).load()
         if index == 0 and found != _MAGIC:
             raise ValueError("it does not begin as PyTorch's files do")
 
@@ -76,7 +76,7 @@ class _Inert:
 
 
 # The class in Python: that in C allocates as many places as a pickle's largest memo index says.
-class _Check(pickle._Unpickler):
+class Check(pickle._Unpickler):
     """Runs a pickle with stand-ins.
 
     values: the bytes of the file, where all storages are allocated before they are read.
@@ -142,4 +142,4 @@ def _too_long() -> str:
     return f"its pickle has more than {MOST_PICKLED:,} bytes"
 
 
-__all__ = ["checked"]
+__all__ = ["PICKLES", "Check", "checked"]

@@ -81,9 +81,10 @@ _READERS: dict[str, Callable[[Path, bytes], dict[str, Tensor]]] = {
 _WITH_SIDECAR = (".safetensors", ".npz")
 
 _IMAGENET = {
-    "resnet18": "ResNet18_Weights.IMAGENET1K_V1",
-    "resnet34": "ResNet34_Weights.IMAGENET1K_V1",
+    "resnet18": "https://download.pytorch.org/models/resnet18-f37072fd.pth",
+    "resnet34": "https://download.pytorch.org/models/resnet34-b627a593.pth",
 }
+"""Torchvision's IMAGENET1K_V1. Asking it for them would import PyTorch."""
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 
 
@@ -308,16 +309,8 @@ def _imagenet(schedule: Schedule) -> Weights:
             f"weights 'imagenet' exist for {' and '.join(_IMAGENET)}, not for '{schedule.name}'\n"
             "  use --weights synthetic, which fits every network"
         )
-    try:
-        import torch
-        from torchvision.models import get_weight
-    except ImportError as error:
-        raise WeightsError(
-            f"weights 'imagenet' need PyTorch and torchvision: {error}\n"
-            "  pip install 'r18[torch]', or use --weights synthetic"
-        ) from None
-    url = get_weight(_IMAGENET[schedule.name]).url
-    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    url = _IMAGENET[schedule.name]
+    path = _hub() / "checkpoints" / url.rpartition("/")[2]
     if not path.exists():
         _download(url, path)
     data = _read_cached(path)
@@ -328,6 +321,15 @@ def _imagenet(schedule: Schedule) -> Weights:
         )
     tensors = read_tensors(read_torch(path, data), schedule, f"weights 'imagenet' ({path})")
     return Weights(tensors, "imagenet", _preprocess(schedule))
+
+
+def _hub() -> Path:
+    """PyTorch's folder of downloads, as `torch.hub.get_dir` chooses it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return Path(torch.hub.get_dir())  # a program may have set another one
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))
+    return Path(os.path.expanduser(home)) / "hub"
 
 
 def _read_cached(path: Path) -> bytes:

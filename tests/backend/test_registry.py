@@ -197,6 +197,26 @@ def test_auto_never_takes_a_simulator(points: dict[str, str]) -> None:
         get_backend()
 
 
+def test_auto_does_not_probe_what_says_that_it_simulates(
+    points: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points.update(cupy="FaultyInit", numba="Simulated", numpy="Working")
+    monkeypatch.setattr(Simulated, "simulates", lambda self: True)
+    monkeypatch.setattr(Simulated, "probe", lambda self: pytest.fail("probed"))
+    assert get_backend().name == "working"
+    points["numpy"] = "NoDevice"
+    with pytest.raises(BackendUnavailable, match="numba: has a simulator alone, which auto never"):
+        get_backend()
+
+    def faulty(self: Simulated) -> bool:
+        raise OSError("driver version mismatch")
+
+    monkeypatch.setattr(Simulated, "simulates", faulty)
+    cause = r"numba: simulates\(\) raised OSError: driver version mismatch"
+    with pytest.raises(BackendUnavailable, match=cause):
+        get_backend()
+
+
 def test_auto_takes_a_third_partys_backend_when_ours_cannot_run(points: dict[str, str]) -> None:
     points.update(numpy="NoDevice", somebodys="Working")
     assert get_backend().name == "working"

@@ -462,6 +462,29 @@ def test_rows_that_spread_widely_and_busy_machines_are_told() -> None:
     assert told(calm, load_average=None) == []  # not every system knows it
 
 
+def test_threads_that_share_cores_or_memory_are_told() -> None:
+    host = {"cpus": 4, "threads": 4, "load_average": None, "cpu": {"cores": 4, "nodes": 1}}
+    times = (10.0, 10.0)
+
+    def told(kind: str = "cpu", **changes: object) -> list[str]:
+        rows = [row(samples_ms=times, device_kind=kind)]
+        return Result(rows, [], {"machine": host | changes}, ()).warnings
+
+    assert told() == []
+    (shared,) = told(cpu={"cores": 2, "nodes": 1})
+    assert shared == (
+        "4 threads on 2 cores: two threads of a core share its vector units and caches, so compare "
+        "with --threads 2"
+    )
+    assert told(cpu={"cores": 2, "nodes": 1}, threads=2) == []
+    assert told("cuda", cpu={"cores": 2, "nodes": 2}) == []
+    (far,) = told(cpu={"cores": 4, "nodes": 2})
+    assert far.startswith("threads run on 2 NUMA nodes, each with memory of its own")
+    (more,) = told(cpu={"cores": 2, "nodes": 1}, threads=8)
+    assert "8 threads on 4 CPUs wait for each other: give --threads 4" in more
+    assert told(cpu={"cores": 0, "nodes": 0}) == told(cpu=None) == []  # not every system tells
+
+
 def test_ratios_are_to_the_peer_of_the_same_kind_precision_and_batch() -> None:
     rows = [
         row(30.0),

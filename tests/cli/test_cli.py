@@ -27,6 +27,7 @@ from r18.cli.schedule import rows as schedule_rows
 from r18.errors import UsageError
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.resnet import resnet18, tiny
+from r18.weights import load_weights
 from support import ROOT, run_python
 
 
@@ -116,6 +117,61 @@ def test_version(command: Command) -> None:
 def test_starting_loads_no_framework() -> None:
     code = "import sys, r18.cli; print({'torch', 'numba', 'cupy'} & set(sys.modules))"
     assert run_python(code).stdout == "set()\n"
+
+
+def test_a_command_loads_no_other() -> None:
+    """Whether it is the core's or another package's; options before it change nothing."""
+    code = """
+import sys
+from r18.cli.app import application
+for words in (["plan", "--help"], ["--version", "plan"], ["diff"], ["nobody"], []):
+    for name in [name for name in sys.modules if name.startswith(("r18.cli.", "r18_oracle."))]:
+        if name not in ("r18.cli.app", "r18.cli.options"):
+            del sys.modules[name]
+    application(words)
+    places = {"r18.cli": ("plan", "bench", "evaluate"), "r18_oracle.cli": ("diff", "verify")}
+    print(*(n for place, names in places.items() for n in names if f"{place}.{n}" in sys.modules))
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    every = "plan bench evaluate diff verify"
+    assert done.stdout.splitlines() == ["plan", "plan", "diff", every, every]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba-cpu"])
+def test_classifying_loads_no_pytorch(backend: str, photo: Path, tmp_path: Path) -> None:
+    """Whose import takes longer than all the rest."""
+    torch = pytest.importorskip("torch")
+    network = resnet18()
+    loaded, weights = load_weights("synthetic", network), tmp_path / "w.pth"
+    torch.save({name: torch.tensor(array) for name, array in loaded.items()}, weights)
+    code = f"""
+import sys
+sys.argv = ["r18", "classify", {str(photo)!r}, "--weights", {str(weights)!r}, "--timings"]
+from r18.cli.app import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = run_python(code, env={"R18_BACKEND": backend})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+    lines = done.stderr.split("seconds\n")[1].splitlines()[1:]
+    assert [line.rpartition(" ")[0].strip() for line in lines] == [
+        "start of Python, imports",
+        "backend found and probed",
+        "weights read and checked",
+        "plan",
+        "kernels compiled ahead",
+        "weights folded and packed",
+        "waiting for images",
+        "first run, with kernels loaded or compiled",
+        "other",
+        "total",
+    ]
+    seconds = [float(line.split()[-1]) for line in lines]
+    assert abs(sum(seconds[:-1]) - seconds[-1]) < 0.01
 
 
 def test_an_unknown_option_exits_2(command: Command) -> None:

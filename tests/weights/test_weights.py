@@ -514,11 +514,6 @@ def test_damaged_files(suffix: str, kind: str, tmp_path: Path, state: StateDict)
     ("module", "source", "message"),
     [
         (
-            "torch",
-            "w.pth",
-            "reading it needs PyTorch, which is not installed\n  pip install 'r18[t",
-        ),
-        (
             "safetensors",
             "w.safetensors",
             "reading it needs the library safetensors, which is not installed\n"
@@ -588,11 +583,28 @@ def test_imagenet_for_another_network(hub: Path) -> None:
     )
 
 
-def test_imagenet_without_torchvision(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision.models", None)
-    message = refused("imagenet", resnet18())
-    assert message.startswith("weights 'imagenet' need PyTorch and torchvision: ")
-    assert message.endswith("pip install 'r18[torch]', or use --weights synthetic")
+def test_imagenet_is_torchvision_s() -> None:
+    """Its address is written here, so that it is found without importing PyTorch."""
+    for name, url in weights_module._IMAGENET.items():
+        assert torchvision.models.get_model_weights(name)["IMAGENET1K_V1"].url == url
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"XDG_CACHE_HOME": "/x"}, {"TORCH_HOME": "~/y"}, {"TORCH_HOME": "/z"}],
+    ids=str,
+)
+def test_imagenet_is_looked_for_where_pytorch_does(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "TORCH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    theirs = Path(torch.hub.get_dir())
+    assert weights_module._hub() == theirs
+    monkeypatch.delitem(sys.modules, "torch")
+    assert weights_module._hub() == theirs
 
 
 def test_imagenet_download_and_cache(

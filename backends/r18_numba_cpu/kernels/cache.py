@@ -19,6 +19,7 @@ import numba
 from numba.core import sigutils
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 from r18 import cache
@@ -52,11 +53,13 @@ class KernelCache(BASE):
         """The compiled kernel, or None if it has to be compiled."""
         if not self._enabled:
             return None
-        target_context.refresh()
         path = self._path(sig, target_context.codegen())
         content = cache.load(path)
         if content is None:
             return None
+        # NOTE: Numba's cache calls `target_context.refresh()`, which loads all that compiling needs
+        # and takes half the time of a start. Compiled code needs the symbols of the runtime.
+        rtsys.initialize(target_context)
         try:
             return CompileResult._rebuild(target_context, *pickle.loads(content))
         except Exception as error:  # a library that it was linked with has changed

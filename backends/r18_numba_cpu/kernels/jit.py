@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import config, njit, typeof
 
 from r18.machine import cache_folder
 from r18_numba_cpu.kernels.cache import KernelCache
@@ -27,10 +28,19 @@ def _folder() -> Path:
 
 FOLDER = _folder()
 
+LAYERS = ["omp", "tbb", "workqueue"]
+"""Numba's threading layers, the preferred one first. Numba prefers TBB where it is installed, which
+prints a warning whenever another thread than the first forks, as for every subprocess."""
+SETTINGS: Any = config
+if "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
+    SETTINGS.THREADING_LAYER_PRIORITY = LAYERS
+
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile a kernel. Its `prange` loops run on Numba's threads."""
-    return _compiled(function, parallel=True)
+    compiled = _compiled(function)
+    compiled._cache = KernelCache(function, FOLDER)  # where `cache=True` would put Numba's own
+    return compiled
 
 
 def function(function: Callable[..., Any]) -> Any:
@@ -38,7 +48,21 @@ def function(function: Callable[..., Any]) -> Any:
     return njit(nogil=True, error_model="numpy", inline="never")(function)
 
 
-def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    compiled: Any = njit(nogil=True, error_model="numpy", **options)(function)
-    compiled._cache = KernelCache(function, FOLDER)  # where `cache=True` would put Numba's own
-    return compiled
+def assembly(kernel: Any, arguments: tuple[Any, ...]) -> str:
+    """The machine code of a kernel for arguments like these, with LLVM's comments.
+
+    Compiled again: code that was cached has no text.
+    """
+    compiled = _compiled(kernel.py_func)
+    compiled.compile(tuple(map(typeof, arguments)))
+    (found,) = compiled.overloads.values()
+    machine = found.library.codegen._tm
+    machine.set_asm_verbosity(True)
+    try:
+        return str(found.library.get_asm_str())
+    finally:
+        machine.set_asm_verbosity(False)
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    return njit(nogil=True, error_model="numpy", parallel=True)(function)

@@ -49,14 +49,9 @@ def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, c_row, depth):
 
 @function
 def tile_rows(count, most):
-    """The number of rows, at most `most`, that splits `count` rows into even register tiles.
-
-    NOTE: never 12. It is the only row count up to 14 that is slow: 32 to 90 GFLOP/s at any depth,
-    next to 115 for the others and for twice 6 (Zen 4, LLVM 22).
-    """
+    """The number of rows, at most `most`, that splits `count` rows into even register tiles."""
     tiles = (count + most - 1) // most
-    rows = (count + tiles - 1) // tiles
-    return 6 if rows == 12 else rows
+    return (count + tiles - 1) // tiles
 
 
 @intrinsic
@@ -134,7 +129,7 @@ def _load(builder: Any, pointer: Any, v: int) -> Any:
 def rolled(builder: Any, count: Any) -> Iterator[Any]:
     """A loop over the indices below `count` that LLVM does not unroll.
 
-    Unrolled, it would run out of registers and spill sums to memory.
+    Unrolled twice, 12 rows run out of registers, spill sums to memory and take three times as long.
     """
     body, end = builder.append_basic_block("along"), builder.append_basic_block("along.end")
     zero, one = ir.Constant(INDEX, 0), ir.Constant(INDEX, 1)
@@ -149,5 +144,7 @@ def rolled(builder: Any, count: Any) -> Iterator[Any]:
     branch = builder.cbranch(builder.icmp_signed("<", following, count), body, end)
     module = builder.module
     rolled = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
-    branch.set_metadata("llvm.loop", module.add_metadata([rolled]))
+    loop = ir.values.MDValue(module, [rolled], name=str(len(module.metadata)))
+    loop.operands = (loop, rolled)  # LLVM ignores what does not refer to itself
+    branch.set_metadata("llvm.loop", loop)
     builder.position_at_end(end)

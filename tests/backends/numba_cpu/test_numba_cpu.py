@@ -545,3 +545,51 @@ except BackendUnavailable as error:
         "numba-cpu|Numba does not import: import of numba halted; None in sys.modules|"
         "pip install 'r18[numba]'"
     )
+
+
+# -- threads and the cache ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "layers"),
+    [
+        ({}, "omp tbb workqueue"),
+        ({"NUMBA_THREADING_LAYER_PRIORITY": "workqueue omp tbb"}, "workqueue omp tbb"),
+    ],
+)
+def test_openmp_is_preferred_to_tbb(variables: dict[str, str], layers: str) -> None:
+    """TBB prints a warning at a fork; what the user says is stronger."""
+    code = """
+import numba
+from r18_numba_cpu.compiled import vector
+vector()
+print(*numba.config.THREADING_LAYER_PRIORITY)
+"""
+    assert output_of(code, env=variables) == layers
+
+
+def test_cached_code_is_loaded_without_the_compiler(tmp_path: Path) -> None:
+    """Its registries take half of a start. Code that is compiled afterwards finds them."""
+    code = """
+import sys
+import numpy as np
+from r18.backend import CompileOptions
+from r18.backend.registry import get_backend
+from r18.graph.resnet import tiny
+from r18.weights import load_weights
+backend, network = get_backend("numba-cpu"), tiny()
+loaded = load_weights("synthetic", network)
+program = backend.compile(network, loaded, CompileOptions(batch=2))
+x = np.random.default_rng(0).standard_normal((2, *network.input_shape)).astype(np.float32)
+logits = program(x)
+print("numba.misc.cffiimpl" in sys.modules, float(np.abs(logits).sum()))
+import numba
+@numba.njit
+def sorted_sum(a):
+    return {1: np.sort(a)[-2:].sum()}[1]
+print(sorted_sum(np.arange(5.0)))
+"""
+    env = {"R18_CACHE": str(tmp_path)}
+    first, second = (output_of(code, env=env).split() for _ in range(2))
+    assert (first[0], second[0]) == ("True", "False")
+    assert first[1:] == second[1:]
