@@ -161,6 +161,7 @@ class HostKernel(Kernel):
     reads: Layout | None = None
     edges: tuple[int, ...] = ()
     extra_problems: tuple[Problem, ...] = ()
+    extras: frozenset[str] = frozenset()
     deterministic: bool = True
     batch_invariant: bool = False
     in_place: bool = False

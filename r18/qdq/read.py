@@ -381,8 +381,11 @@ class _Reader:
             name = self._without_rounding(sides[main[0]], step, "before its residual is added")
         node = self.graph.maker(name, "Conv", what=what)
         self._check_window(node, conv, what)
-        if _attribute(node, "group", 1) != 1:
-            raise WeightsError(f"{what}: Conv '{plain_name(node)}' has groups")
+        groups = _attribute(node, "group", 1)
+        if groups != conv.groups:
+            raise WeightsError(
+                f"{what}: Conv '{plain_name(node)}' has {groups} group(s), here {conv.groups}"
+            )
         self._weight(step, node)
         yield step.inputs[0], node.input[0], node.input[2] if len(node.input) > 2 else ""
         if conv.residual:
@@ -406,7 +409,7 @@ class _Reader:
         wanted = {
             "strides": list(op.stride),
             "pads": [*op.padding, *op.padding],
-            "dilations": [1, 1],
+            "dilations": list(op.dilation) if isinstance(op, Conv2d) else [1, 1],
             "kernel_shape": list(op.kernel_size),
         }
         default = {"strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
