@@ -213,7 +213,8 @@ class Conv2dSpec(SumSpec[Conv2d]):
         channels = groups * numbers["c"], groups * numbers["o"]
         dilation = numbers["dilation_h"], numbers["dilation_w"]
         plain = Conv2d(*channels, *window_of(numbers), groups=groups, dilation=dilation)
-        found = replace(plain, **{name: bool(numbers[name]) for name in FLAGS})
+        bias, residual, relu = (bool(numbers[name]) for name in FLAGS)
+        found = replace(plain, bias=bias, residual=residual, relu=relu)
         return with_residual(found, shape_of(numbers | {"c": channels[0]}))
 
     # -- inputs --------------------------------------------------------------------------------
