@@ -6,10 +6,11 @@ one from another.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from r18.errors import ScheduleError, show, unknown
+from r18.errors import ScheduleError, ShapeError, show, unknown
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -63,7 +64,15 @@ class ResNet:
             raise ScheduleError(f"blocks must name at least one block a stage, got {self.blocks}")
         object.__setattr__(self, "blocks", blocks)
         for name in ("width", "groups", "group_width"):
-            object.__setattr__(self, name, as_int(getattr(self, name), name))
+            value = as_int(getattr(self, name), name)
+            if value < 1:
+                raise ShapeError(f"{name} must be at least 1, got {value}")
+            object.__setattr__(self, name, value)
+        if self._inner(self.width) < 1:
+            raise ScheduleError(
+                f"a group_width of {self.group_width} leaves no channels of a stage that is "
+                f"{self.width} wide"
+            )
         dilate = tuple(self.dilate) or (False,) * (len(blocks) - 1)
         if len(dilate) != len(blocks) - 1 or not all(isinstance(one, bool) for one in dilate):
             raise ScheduleError(
@@ -75,6 +84,12 @@ class ResNet:
             raise ScheduleError("basic blocks have one group, as wide as their stage")
         if self.block == "basic" and any(dilate):
             raise ScheduleError("basic blocks do not dilate; bottlenecks do")
+
+    @property
+    def text(self) -> str:
+        """Its name, if it is one of `FAMILY`; else its parameters as JSON. See `resnet_of`."""
+        names = [name for name, network in FAMILY.items() if network == self]
+        return names[0] if names else json.dumps(asdict(self))
 
     def schedule(
         self, name: str, *, classes: int = 1000, image_size: int = 224, softmax: bool = False
@@ -112,12 +127,16 @@ class ResNet:
             build.add("softmax", Softmax(), value)
         return Schedule(name, (3, image_size, image_size), tuple(build.steps), tuple(checkpoints))
 
+    def _inner(self, width: int) -> int:
+        """Channels of the 3×3 in a bottleneck."""
+        return int(width * (self.group_width / GROUP_WIDTH)) * self.groups
+
     def _layers(self, channels: int, width: int, stride: int, dilation: int) -> list[Conv2d]:
         """The convolutions of a block on its own path, in order."""
         if self.block == "basic":
             first = Conv2d(channels, width, (3, 3), (stride, stride), (1, 1))
             return [first, Conv2d(width, width, (3, 3), (1, 1), (1, 1))]
-        inner = int(width * (self.group_width / GROUP_WIDTH)) * self.groups
+        inner = self._inner(width)
         around = (dilation, dilation)
         middle = Conv2d(inner, inner, (3, 3), (stride, stride), around)
         return [
@@ -211,6 +230,18 @@ SMALL = {
 """The family in small, for tests, slow devices and simulators: 10 classes, images of 32 pixels."""
 
 
+def resnet_of(text: str) -> ResNet:
+    """The inverse of `ResNet.text`; raises `UnknownName`, or what `ResNet` does, for another text."""
+    if not text.startswith("{"):
+        if text not in FAMILY:
+            raise unknown("network", text, FAMILY)
+        return FAMILY[text]
+    try:
+        return ResNet(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ScheduleError(f"{show(text)} tells no ResNet: {error}") from None
+
+
 def resnet18(*, classes: int = 1000, image_size: int = 224, softmax: bool = False) -> Schedule:
     """ResNet-18 (He et al., arXiv:1512.03385, table 1): 11,689,512 parameters, 1.814 GMAC."""
     return network("resnet18", classes=classes, image_size=image_size, softmax=softmax)
@@ -267,5 +298,6 @@ __all__ = [
     "resnet18",
     "resnet34",
     "resnet50",
+    "resnet_of",
     "tiny",
 ]

@@ -203,7 +203,7 @@ def test_parameters_that_make_no_network(
         ({"block": "bottleneck", "dilate": (True,)}, "for each of the 3 stages after the first"),
         ({"block": "bottleneck", "dilate": (0, 1, 1)}, "dilate must be True or False"),
         ({"block": "bottleneck", "groups": 0}, "must be at least 1"),
-        ({"block": "bottleneck", "width": 8, "group_width": 4}, "must be at least 1"),
+        ({"block": "bottleneck", "width": 8, "group_width": 4}, "leaves no channels of a stage"),
     ],
 )
 def test_what_tells_no_resnet_is_refused_in_words(parameters: dict[str, object], said: str) -> None:
