@@ -231,7 +231,7 @@ SMALL = {
 
 
 def resnet_of(text: str) -> ResNet:
-    """The inverse of `ResNet.text`; raises `UnknownName`, or what `ResNet` does, for another text."""
+    """The inverse of `ResNet.text`; for another text raises `UnknownName`, or as `ResNet` does."""
     if not text.startswith("{"):
         if text not in FAMILY:
             raise unknown("network", text, FAMILY)

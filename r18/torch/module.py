@@ -24,7 +24,7 @@ from r18.torch.storage import below_autograd, precision_of, shape_of, storage_dt
 
 CONV_WEIGHTS = len(WEIGHTS)
 
-OWN = "do that to the model that this one was made of: this one follows it"
+OWN = "do that to the model that was given to be optimized: this one follows it"
 
 
 class FastResNet(nn.Module):
