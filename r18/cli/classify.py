@@ -15,11 +15,12 @@ from r18.cli.options import (
     AsJson,
     BackendName,
     FusionLevel,
+    NetworkName,
     PrecisionName,
     WeightsSource,
     chosen_backend,
 )
-from r18.graph.resnet import resnet18
+from r18.graph.resnet import network
 from r18.images.classify import Classification, even_batch
 from r18.images.classify import classify as classify_images
 from r18.weights import load_weights
@@ -29,6 +30,7 @@ from r18.weights.precisions import in_precision
 def classify(
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE")],
     weights: WeightsSource = "imagenet",
+    network_name: NetworkName = "resnet18",
     backend: BackendName = None,
     precision: PrecisionName = "fp32",
     fusion: FusionLevel = "all",
@@ -36,7 +38,7 @@ def classify(
     batch: Annotated[int, typer.Option(help="Images at once, at most.", min=1)] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Classify photographs with ResNet-18: the most probable classes, with their probabilities.
+    """Classify photographs with a ResNet: the most probable classes, with their probabilities.
 
     An image that cannot be read is an error that names it, and then nothing is printed.
     Probabilities are the softmax of the logits, in float64.
@@ -44,8 +46,8 @@ def classify(
     Exit codes: 0 every image was classified, 2 one cannot be, or the request makes no sense.
     """
     runner, device = chosen_backend(backend)
-    network = resnet18()
-    loaded = load_weights(weights, network, precision)
+    schedule = network(network_name)
+    loaded = load_weights(weights, schedule, precision)
     if loaded.source.startswith("synthetic"):
         typer.echo(
             "warning: synthetic weights were never trained, these classes mean nothing; "
@@ -55,7 +57,7 @@ def classify(
     options = CompileOptions(
         batch=even_batch(len(images), batch), precision=precision, fusion=fusion
     )
-    program = runner.compile(*in_precision(network, loaded, options), options)
+    program = runner.compile(*in_precision(schedule, loaded, options), options)
     try:
         with Console(stderr=True).status("classifying") as status:
             results = classify_images(
@@ -71,6 +73,7 @@ def classify(
         typer.echo("\n\n".join(_text(result) for result in results))
         return
     head = {
+        "network": network_name,
         "backend": runner.name,
         "device": device.name,
         "precision": precision,

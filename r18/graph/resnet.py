@@ -280,13 +280,46 @@ def _maker(name: str) -> Callable[..., Schedule]:
 NETWORKS = {name: _maker(name) for name in (*FAMILY, *SMALL)}
 
 
+PARAMETERS = ("classes", "image_size")
+"""What a network's name may be followed by, as in `resnet50:classes=10,image_size=288`."""
+
+
 def network(name: str, **parameters: int) -> Schedule:
-    """The schedule of a named network; raises `UnknownName` with the known ones."""
+    """The schedule of a named network, with another head or for images of another size.
+
+    name: of `NETWORKS`, alone or followed by a colon and some of `PARAMETERS`; those given here by
+    themselves take precedence.
+
+    Raises `UnknownName` with the known networks or parameters, `ScheduleError` for a value that is
+    no integer, and `ShapeError` for one that makes no network.
+    """
+    plain, colon, settings = name.partition(":") if isinstance(name, str) else (name, "", "")
     try:
-        build = NETWORKS[name]
+        build = NETWORKS[plain]
     except (KeyError, TypeError):  # a list is no key
-        raise unknown("network", name, NETWORKS) from None
-    return build(**parameters)
+        raise unknown("network", plain, NETWORKS) from None
+    return build(**((_settings(name, settings) if colon else {}) | parameters))
+
+
+def _settings(name: str, text: str) -> dict[str, int]:
+    """`classes=10,image_size=288` by name."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        what, _, value = part.partition("=")
+        if what not in PARAMETERS:
+            raise unknown(f"parameter of network {show(name)}", what, PARAMETERS)
+        if not (value.isascii() and value.isdecimal()) or len(value) > 9 or what in found:
+            raise ScheduleError(
+                f"network {show(name)}: {what} is given once, as an integer: {plain_of(name)}"
+                f":{what}=10"
+            )
+        found[what] = int(value)
+    return found
+
+
+def plain_of(name: str) -> str:
+    """A network's name without parameters."""
+    return name.partition(":")[0]
 
 
 __all__ = [

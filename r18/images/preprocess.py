@@ -105,10 +105,10 @@ class Preprocess:
         return cls(resize=round(size * 256 / 224), center_crop=size)
 
     def at(self, size: int) -> Preprocess:
-        """The same for images of another size: `for_image_size`, or of another ratio than
-        ImageNet's, with that ratio. Raises `UsageError` as `for_image_size` does."""
+        """The same for images of another size: as `for_image_size`, or with another filter, in the
+        same ratio of resize to crop. Raises `UsageError` as `for_image_size` does."""
         usual = Preprocess.for_image_size(size)
-        if self.resize == Preprocess.for_image_size(self.center_crop).resize:
+        if self.interpolation == BILINEAR:
             return replace(self, resize=usual.resize, center_crop=size)
         return replace(self, resize=size * self.resize // self.center_crop, center_crop=size)
 

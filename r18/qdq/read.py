@@ -375,6 +375,8 @@ class _Reader:
             sides = list(node.input)
             inner = [self.graph.unrounded(side, what)[0] for side in sides]
             main = [index for index in (0, 1) if self._is_conv(inner[index], step)]
+            if len(main) == 2:  # as in ResNet-50's first block, where the shortcut has its shape
+                main = [index for index in main if self._reads_its_input(inner[index], step)]
             if len(main) != 1:
                 raise WeightsError(f"{what}: '{plain_name(node)}' does not add its convolution")
             shortcut = sides[1 - main[0]]
@@ -404,6 +406,18 @@ class _Reader:
         source = self.graph.maker(node.input[1], "DequantizeLinear", what=f"step '{step.name}'")
         shape = self.graph.constant(source.input[0], f"step '{step.name}'").shape
         return shape == step.op.weights()[0].shape
+
+    def _reads_its_input(self, name: str, step: Step) -> bool:
+        """Whether a Conv reads what the step does, as far as the shape of the one before tells."""
+        before = next((s for s in self.schedule.steps if s.output == step.inputs[0]), None)
+        if before is None or not isinstance(before.op, Conv2d):
+            return False
+        what = f"step '{step.name}'"
+        source, _ = self.graph.unrounded(self.graph.maker(name, "Conv", what=what).input[0], what)
+        if self.graph.is_made_by(source, "Relu"):
+            behind = self.graph.maker(source, "Relu", what=what).input[0]
+            source, _ = self.graph.unrounded(behind, what)
+        return self._is_conv(source, before)
 
     def _check_window(self, node: Any, op: Conv2d | MaxPool2d, what: str) -> None:
         wanted = {

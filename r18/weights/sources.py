@@ -201,6 +201,16 @@ def is_plain(source: str) -> bool:
     return source == "imagenet" or source.partition(":")[0] == "synthetic"
 
 
+def resolved(source: str) -> str:
+    """The source with its path made absolute, so that it is the same from every folder."""
+    if is_plain(source):
+        return source
+    keyword, colon, path = source.partition(":")
+    if keyword == timm.KEYWORD and colon:
+        return f"{keyword}:{Path(path).resolve()}"
+    return str(Path(source).resolve())
+
+
 def check_source_named(source: str, where: str) -> None:
     """Raise `WeightsError` for a source that a file names, if it is itself a file or a folder.
 
@@ -493,5 +503,6 @@ __all__ = [
     "export_weights",
     "is_plain",
     "load_weights",
+    "resolved",
     "weights_from",
 ]

@@ -242,8 +242,8 @@ def test_unknown_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     assert refused("imagnet", tiny(), UnknownName) == (
         "unknown weights source 'imagnet', did you mean 'imagenet'?\n"
-        "  known: FILE.npz, FILE.pt, FILE.pth, FILE.safetensors, FOLDER with manifest.json, "
-        "imagenet, synthetic, synthetic:SEED"
+        "  known: FILE.npz, FILE.pt, FILE.pth, FILE.safetensors, FOLDER of timm, "
+        "FOLDER with manifest.json, imagenet, synthetic, synthetic:SEED, timm:FILE.safetensors"
     )
     assert refused("net.onnx", tiny()).startswith(
         "weights 'net.onnx': no such file, and nothing is known about '.onnx'\n  known: imagenet, "
