@@ -23,7 +23,7 @@ from r18.graph.quantized import (
 )
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
-from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, flip_of, pack
+from r18_numba_cpu.integers.packing import AMX, EXTRAS, PORTABLE, VNNI, flip_of, pack
 from r18_numba_cpu.others import moved
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
 
@@ -52,7 +52,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
             "edges": (VECTOR, PANEL, AMX) if group == AMX else (*TILE_ROWS, VECTOR, PANEL),
         }
         return (
-            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", **options),
+            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", extras=EXTRAS, **options),
             kernel(QuantizedLinear, f"tiled{suffix}", **options),
         )
 
