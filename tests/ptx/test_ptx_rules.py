@@ -13,8 +13,9 @@ LOAD = (
     "[%r3], [%rd1, {%r1, %r2}], [%r4];"
 )
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%f1}, %rd1, %rd2, 1, 1, 1;"
+OTHER = WGMMA.replace("%f1", "%f4")
 COPY = "cp.async.cg.shared.global [%r1], [%rd1], 16;"
-FENCE, BARRIER, WRITE = "fence.proxy.async.shared::cta;", "bar.sync 0;", "st.shared.f32 [%r1], %f1;"
+FENCE, BARRIER, WRITE = "fence.proxy.async.shared::cta;", "bar.sync 0;", "st.shared.f32 [%r1], %f9;"
 COMMIT, WAIT = "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group.read 0;"
 RELEASE = "barrier.cluster.arrive.release.aligned;"
 RELAXED = "barrier.cluster.arrive.relaxed.aligned;"
@@ -22,6 +23,9 @@ CLUSTER_WAIT = "barrier.cluster.wait.acquire.aligned;"
 REMOTE = "ld.shared::cluster.v4.f32 {%f1, %f2, %f3, %f4}, [%r1];"
 INIT = "mbarrier.init.shared::cta.b64 [%r1], %r2;"
 READ_X, PARAMETER = "ld.global.f32 %f1, [%rd1+4];", "ld.param.u64 %rd1, [f_param_0];"
+SUM = "add.f32 %f2, %f1, %f3;"
+GROUP, ALL_BUT_ONE = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 1;"
+PRODUCTS = "wgmma.wait_group.sync.aligned 0;"
 PREVIOUS = "griddepcontrol.wait;"
 
 
@@ -76,6 +80,23 @@ def found(
             "retry",
             ("mbarrier.try_wait.parity.shared::cta.b64 p, [%r1], %r2;",),
             ("$A:", "mbarrier.try_wait.parity.shared::cta.b64 p, [%r1], %r2;", "@!p bra $A;"),
+        ),
+        ("products-wait", (WGMMA, GROUP, SUM), (WGMMA, GROUP, PRODUCTS, SUM)),
+        ("products-wait", (WGMMA, PRODUCTS, SUM), (WGMMA, GROUP, PRODUCTS, SUM)),
+        (
+            "products-wait",
+            (WGMMA, GROUP, ALL_BUT_ONE, SUM),
+            (WGMMA, GROUP, OTHER, GROUP, ALL_BUT_ONE, SUM),
+        ),
+        (
+            "products-wait",
+            (WGMMA, GROUP, "mov.f32 %f7, %f1;", "add.f32 %f2, %f7, %f3;"),
+            (WGMMA, GROUP, "mov.f32 %f1, %f7;", SUM),
+        ),
+        (
+            "products-wait",
+            ("$A:", WGMMA, GROUP, "@%p1 bra $B;", PRODUCTS, "$B:", SUM),
+            ("$A:", WGMMA, GROUP, "@%p1 bra $A;", PRODUCTS, "$B:", SUM),
         ),
         ("launch-wait", (PARAMETER, READ_X), (PARAMETER, PREVIOUS, READ_X)),
         ("launch-wait", (PARAMETER, READ_X, PREVIOUS), (PARAMETER, PREVIOUS, READ_X)),

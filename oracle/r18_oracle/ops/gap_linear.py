@@ -58,6 +58,8 @@ class AvgPoolLinearSpec(OpSpec[AvgPoolLinear]):
             (1, 80, 7, 7, 10),
             (1, 1040, 2, 1, 3),
             (2, 16, 1, 9, 1021),
+            (1, 4096, 5, 7, 3),  # so many channels that a thread adds few pixels at a time
+            (1, 8208, 1, 1, 2),  # more channels than a CTA keeps
         ):
             yield _joined((n, c, h, w), o)
 

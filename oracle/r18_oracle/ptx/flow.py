@@ -17,16 +17,19 @@ Step = Callable[[Instruction, frozenset[F]], frozenset[F]]
 
 
 def solve(
-    function: Function, step: Step[F], start: frozenset[F] = frozenset()
+    function: Function,
+    step: Step[F],
+    start: frozenset[F] = frozenset(),
+    *,
+    within: tuple[tuple[Instruction, ...], ...] | None = None,
 ) -> Iterator[tuple[Instruction, frozenset[F]]]:
     """Each reachable instruction with the facts that may hold before it, in the PTX's order.
 
-    Only instructions of `Function.ordering` take part.
-
     step:  returns the facts after an instruction, from those before it. It must be monotonic.
     start: the facts at the function's entry.
+    within: the instructions of each block that take part; by default `Function.ordering`.
     """
-    blocks, ordering = function.blocks, function.ordering
+    blocks, ordering = function.blocks, within or function.ordering
     entering: list[frozenset[F] | None] = [None] * len(blocks)
     entering[0] = start
     todo = [0]
@@ -74,7 +77,7 @@ def parameters_of(function: Function) -> dict[str, frozenset[int]]:
     found: dict[str, set[int]] = {name: {index} for name, index in place.items()}
     readers: dict[str, list[tuple[str, ...]]] = {}
     for instruction in filter(_defines, function.instructions):
-        into = _results(instruction)
+        into = results(instruction)
         for name in set(instruction.names[len(into) :]):
             readers.setdefault(name, []).append(into)
     todo = list(place)
@@ -108,8 +111,8 @@ def _defines(instruction: Instruction) -> bool:
     )
 
 
-def _results(instruction: Instruction) -> tuple[str, ...]:
-    """The registers that a defining instruction writes."""
+def results(instruction: Instruction) -> tuple[str, ...]:
+    """The registers that an instruction with a result writes: one, or a vector in braces."""
     vector = re.match(r"\{([^}]*)\}", instruction.operands)
     if vector is None:
         return (instruction.written,)

@@ -90,6 +90,11 @@ class Function:
         return tuple(i for block in self.blocks for i in block.instructions)
 
     @cached_property
+    def every(self) -> tuple[tuple[Instruction, ...], ...]:
+        """The instructions of each block."""
+        return tuple(tuple(block.instructions) for block in self.blocks)
+
+    @cached_property
     def ordering(self) -> tuple[tuple[Instruction, ...], ...]:
         """Of each block, the instructions that access memory, synchronise or end the thread."""
         return tuple(

@@ -13,6 +13,8 @@ proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows a violation re
                    it, and a CTA must not exit while others may read its shared memory.
 - `init-fence`:    an initialised mbarrier must be fenced before a barrier publishes it.
 - `retry`:         `mbarrier.try_wait` needs a loop, since it may return before the phase completes.
+- `products-wait`: the accumulators of `wgmma.mma_async` must not be used before the group of these
+                   products has been waited for (PTX ISA, "wgmma.wait_group").
 - `launch-wait`:   a launch that may begin before the previous one has ended must wait for it
                    (`griddepcontrol.wait`) before it accesses anything but weights.
 
@@ -27,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from r18_oracle.ptx.flow import after, parameters_of, solve
+from r18_oracle.ptx.flow import after, parameters_of, results, solve
 from r18_oracle.ptx.parse import Function, Instruction
 
 _SHARED_WRITES = ("st.shared", "st.shared::cta", "red.shared", "atom.shared", "stmatrix")
@@ -63,6 +65,7 @@ def disorders(
         *_cluster_order(function),
         *_init_fence(function),
         *_retry(function),
+        *_products_wait(function),
         *(_launch_wait(function, constants) if overlaps else ()),
     ]
     return tuple(sorted(found, key=lambda one: (one.lines, one.rule)))
@@ -285,6 +288,58 @@ def _retry(function: Function) -> Iterator[Disorder]:
                     (at.line,),
                     "mbarrier.try_wait may return before its phase completes; no loop repeats it",
                 )
+
+
+# -- products of wgmma --------------------------------------------------------------------------
+
+_MOST_GROUPS = 8  # groups beyond as many newer ones are not told apart
+
+
+def _is_product(instruction: Instruction) -> bool:
+    return instruction.starts("wgmma.mma_async")
+
+
+def _products_wait(function: Function) -> Iterator[Disorder]:
+    """Facts: (register, newer groups) of unfinished products, −1 before their group is committed.
+
+    A copy of an accumulator is as unfinished as the accumulator. PTX copies them freely, because
+    it has one register for each value of a variable; the assembler joins them again.
+    """
+    if not _any(_is_product, function):
+        return
+
+    def step(at: Instruction, facts: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        if _is_product(at):
+            return facts | {(name, -1) for name in results(at)}
+        if at.starts("wgmma.commit_group"):
+            return frozenset((name, min(newer + 1, _MOST_GROUPS)) for name, newer in facts)
+        if at.starts("wgmma.wait_group"):
+            most = int(at.operands, 0)
+            return frozenset((name, newer) for name, newer in facts if newer < most)
+        if facts and at.starts("mov") and not at.guard:
+            into, *source = at.names
+            kept = {(name, newer) for name, newer in facts if name != into}
+            return frozenset(kept | {(into, newer) for name, newer in facts if name in source})
+        return facts
+
+    first: dict[str, int] = {}  # the first product that writes a register
+    for at in filter(_is_product, function.instructions):
+        for name in results(at):
+            first.setdefault(name, at.line)
+    for at, facts in solve(function, step, within=function.every):
+        if facts and not at.starts("mov", "wgmma"):
+            running = {name for name, _ in facts}
+            used = [name for name in at.names if name in running]
+            if used:
+                product = min((first[name] for name in used if name in first), default=at.line)
+                yield Disorder(
+                    "products-wait",
+                    function.name,
+                    (product, at.line),
+                    f"'{at.opcode}' uses an accumulator whose products may still be running: no "
+                    "wgmma.wait_group comes between",
+                )
+                return
 
 
 # -- dependent launch --------------------------------------------------------------------------

@@ -52,6 +52,8 @@ PLANTED = [
     ("proxy-fence", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {FENCE}", ""),
     ("store-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"    {ONE} tma_store_wait();\n", ""),
     ("launch-wait", PERSISTENT, "", f"{PERSISTENT}.cu", f"      {FIRST} {WAIT}", ""),
+    ("products-wait", PERSISTENT, "", f"{PERSISTENT}.cu", "      wgmma_wait<0>();\n", ""),
+    ("products-wait", HALO, "", f"{HALO}.cu", "  wgmma_wait<0>();\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"      {FENCE}", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", f"    {FENCE[:-1]}  // wgmma reads them\n", ""),
     ("proxy-fence", STEM, "", f"{STEM}.cu", "  cp_async_wait<0>();\n", ""),

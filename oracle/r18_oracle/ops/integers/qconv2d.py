@@ -13,6 +13,7 @@ import torch
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem
 from r18.graph.quantized import LIMITS, MOST_DEPTH, QuantizedConv2d
+from r18_oracle.generate.sizes import BEYOND_INDEX
 from r18_oracle.ops import conv2d
 from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.integers.requantize import (
@@ -37,9 +38,10 @@ CROSSED = Conv2d(3, 5, (3, 3), (1, 1), (1, 1), bias=True)
 NO_RESIDUAL = -1
 RESIDUALS = (NO_RESIDUAL, *NUMBERS["signed_residual"])
 
-SEVERAL_TILES = 640
+SEVERAL_TILES = 1_000
 """Images such that each of the two large blocks that an H200 runs on each of its 132
-multiprocessors has several tiles; `conv2d.MANY_TILES` are too many products for brief profiles."""
+multiprocessors has several tiles, or each multiprocessor more than seven blocks of one tile;
+`conv2d.MANY_TILES` are too many products for brief profiles."""
 
 CANDIDATES = 64
 """Sums that are tried for a channel until one shows a variation: about half of them do."""
@@ -71,6 +73,17 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
     def corners(self) -> Iterator[Problem]:
         yield from super().corners()
         yield from self._crossed()
+        # Beyond what TMA encodes, as for floats, with channels for kernels that require a multiple
+        # of 16.
+        yield from self._in_turn(
+            conv2d.fused(op, shape)
+            for op, shape in (
+                (Conv2d(16, 16, (1, 400)), (1, 16, 1, 401)),
+                (Conv2d(16, 16, (1, 1), (9, 9)), (1, 16, 10, 19)),
+                (Conv2d(16, 16, (1, 150)), (1, 16, 1, 260)),
+                (Conv2d(16, 16, (50, 1)), (1, 16, 56, 36)),
+            )
+        )
 
     def _crossed(self) -> Iterator[Problem]:
         """One small convolution: each two of its storage formats, bits, ReLU and residual meet."""
@@ -84,6 +97,13 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
         # The longest sum that int32 holds whatever its terms are.
         deep = Conv2d(MOST_DEPTH, 2 + integers.FULL, (1, 1), bias=True)
         yield Problem(QuantizedConv2d(deep, ("uint8",)), ((1, MOST_DEPTH, 1, 1),))
+
+    def vast(self) -> Iterator[Problem]:
+        yield from super().vast()
+        # An image that is small enough without its padding; few outputs, for kernels that require
+        # a multiple of 16 channels.
+        tall = Conv2d(1, 16, (3, 1), (64, 1), (1, 0), bias=True)
+        yield from self._in_turn((Problem(tall, ((1, 1, BEYOND_INDEX - 1, 1),)),))
 
     def many_tiles(self) -> Iterator[Problem]:
         """As for floats, with channels for kernels that require a multiple of 16."""

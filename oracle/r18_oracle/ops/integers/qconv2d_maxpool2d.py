@@ -85,6 +85,11 @@ class QuantizedConvMaxPoolSpec(QuantizedSpec[QuantizedConvMaxPool]):
                     yield self.quantized(problem, settings)
         yield from self._large()
 
+    def vast(self) -> Iterator[Problem]:
+        """Of int8 images, the only ones that kernels of few channels take."""
+        for problem in self.inner.vast():
+            yield self.quantized(problem, {"signed": 1, "narrow": 0})
+
     def _large(self) -> Iterator[Problem]:
         """A ResNet's stem on `LARGE` images of int8, of pixels and of numbers."""
         conv = Conv2d(1, 16, (7, 7), (2, 2), (3, 3), bias=True, relu=True)

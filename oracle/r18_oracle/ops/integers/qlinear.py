@@ -10,6 +10,7 @@ import torch
 
 from r18.graph.ops import Linear, Problem
 from r18.graph.quantized import LIMITS, MOST_DEPTH, QuantizedLinear
+from r18_oracle.generate.sizes import BEYOND_INDEX
 from r18_oracle.ops import linear
 from r18_oracle.ops.integers import spec as integers
 from r18_oracle.ops.integers.spec import BITS, NUMBERS, QuantizedSpec, pairwise, stored
@@ -48,6 +49,11 @@ class QuantizedLinearSpec(QuantizedSpec[QuantizedLinear]):
         yield from super().many()
         # The longest sum that int32 holds whatever its terms are.
         yield Problem(QuantizedLinear(Linear(MOST_DEPTH, 2 + integers.FULL)), ((1, MOST_DEPTH),))
+
+    def vast(self) -> Iterator[Problem]:
+        yield from super().vast()
+        # The inputs are small enough, and the weights are not.
+        yield Problem(QuantizedLinear(Linear(1024, BEYOND_INDEX // 1024)), ((1, 1024),))
 
     def variants(self, kind: str) -> int:
         return len(EDGES) if kind == "edges" else 1
