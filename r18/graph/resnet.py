@@ -317,6 +317,23 @@ def _settings(name: str, text: str) -> dict[str, int]:
     return found
 
 
+def name_of(schedule: Schedule) -> str:
+    """What `network` builds a whole network by: its name, with a head or size that is not its own.
+
+    The plain name of one that `NETWORKS` lacks, of a slice, or for images that are not square.
+    """
+    _, height, width = schedule.input_shape if len(schedule.input_shape) == 3 else (0, 0, 1)
+    if schedule.name not in NETWORKS or height != width:
+        return schedule.name
+    usual, classes = network(schedule.name), schedule.shapes(1)[schedule.output][-1]
+    found = {
+        "classes": (classes, usual.shapes(1)[usual.output][-1]),
+        "image_size": (height, usual.input_shape[-1]),
+    }
+    other = [f"{what}={own}" for what, (own, theirs) in found.items() if own != theirs]
+    return f"{schedule.name}:{','.join(other)}" if other else schedule.name
+
+
 def plain_of(name: str) -> str:
     """A network's name without parameters."""
     return name.partition(":")[0]
@@ -326,6 +343,7 @@ __all__ = [
     "FAMILY",
     "NETWORKS",
     "ResNet",
+    "name_of",
     "network",
     "resnet",
     "resnet18",

@@ -11,7 +11,8 @@ from PIL import Image
 
 from commands import r18
 from r18.cli.app import REFUSED
-from r18.graph.resnet import network, resnet50, tiny
+from r18.graph.passes import fuse
+from r18.graph.resnet import name_of, network, resnet50, tiny
 from r18.weights import load_weights
 from r18.weights.sources import resolved
 
@@ -33,6 +34,9 @@ def test_a_name_with_parameters_is_the_network_with_them() -> None:
     assert network("resnet50:classes=10,image_size=96") == resnet50(classes=10, image_size=96)
     assert network("tiny:classes=3", classes=5) == tiny(classes=5)
     assert network(ASKED).name == "tiny_bottleneck"
+    for name in (ASKED, "resnet50", "tiny:image_size=33", "resnet18:classes=10"):
+        assert name_of(network(name)) == name
+        assert name_of(fuse(network(name), "all")) == name
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,9 @@ def test_integers_of_a_bottleneck_from_photographs_to_a_dump(tmp_path: Path, pho
         *(*given, "--checkpoints", "canonical", "--batch", 2),
     )
     assert done.code == 0, done.err
-    assert (tmp_path / "dump").is_dir()
+    assert json.loads((tmp_path / "dump" / "manifest.json").read_text())["network"] == ASKED
+    same = r18("diff", tmp_path / "dump", tmp_path / "dump")
+    assert same.code == 0, same.err
 
 
 def test_a_bench_names_the_network_as_it_was_asked_for() -> None:
