@@ -7,7 +7,7 @@ from functools import cache
 
 from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
-from r18.graph.ops import Conv2d, Layout, Problem
+from r18.graph.ops import EXTRAS, Conv2d, Layout, Problem
 from r18.graph.precision import FP32
 from r18_numba_cpu import im2col, implicit_gemm, winograd
 from r18_numba_cpu.compiled import NAME
@@ -58,7 +58,7 @@ def conv_kernels() -> tuple[HostKernel, ...]:
         gemm,
         algorithm="im2col",
         run=im2col.im2col,
-        extras=im2col.EXTRAS,
+        extras=EXTRAS,
         scratch=im2col.workspace_nbytes,
         pack=im2col.pack_filters,
     )

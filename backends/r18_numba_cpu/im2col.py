@@ -20,9 +20,6 @@ from r18_numba_cpu.packing import (
     to_panels,
 )
 
-EXTRAS = frozenset({"groups", "dilation"})
-"""What it computes and `implicit_gemm` does not."""
-
 
 def groups_of(op: Conv2d) -> Groups:
     """A worker's slot holds a register tile, and the windows of as many pixels."""

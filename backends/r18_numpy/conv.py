@@ -9,16 +9,13 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostBuffer, HostKernel
-from r18.graph.ops import Conv2d, Problem, Shape
+from r18.graph.ops import EXTRAS, Conv2d, Problem, Shape
 from r18.graph.precision import Precision
 from r18_numpy.blocks import Block, block_extents, blocks_of, ceil_div
 from r18_numpy.taps import shift
 from r18_numpy.threads import run_all, single_threaded_blas, thread_count
 
 Arrays = tuple[Array, ...]
-
-EXTRAS = frozenset({"groups", "dilation"})
-"""All that a convolution may ask for."""
 
 
 def conv_kernels(precision: Precision) -> tuple[HostKernel, ...]:

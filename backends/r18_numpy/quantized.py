@@ -13,7 +13,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostBuffer, HostFunction, HostKernel
-from r18.graph.ops import Op, Problem, Shape, parts_of
+from r18.graph.ops import EXTRAS, Op, Problem, Shape, parts_of
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -25,7 +25,6 @@ from r18.graph.quantized import (
     QuantizedRelayout,
     QuantizePixels,
 )
-from r18_numpy.conv import EXTRAS
 from r18_numpy.others import relayout
 from r18_numpy.taps import inside, shift
 from r18_numpy.threads import single_threaded_blas

@@ -28,6 +28,7 @@ from r18.backend import (
     output_layout,
 )
 from r18.graph.ops import (
+    EXTRAS,
     Add,
     BatchNorm,
     Conv2d,
@@ -66,7 +67,7 @@ class TorchKernel(Kernel):
     in_place: bool = False
     deterministic: bool = True
     edges: tuple[int, ...] = ()
-    extras: frozenset[str] = frozenset({"groups", "dilation"})
+    extras: frozenset[str] = EXTRAS
 
     @property
     def id(self) -> str:

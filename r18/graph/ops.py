@@ -21,6 +21,9 @@ from r18.errors import ShapeError, show
 
 Shape = tuple[int, ...]
 
+EXTRAS = frozenset({"groups", "dilation"})
+"""What a convolution may ask beyond what every kernel computes; see `Op.extras`."""
+
 MOST_BYTES = 2**63 - 1
 """The largest size of a tensor or an arena: what a signed 64-bit size can count."""
 
@@ -285,7 +288,7 @@ class Conv2d(Op):
     @property
     def settings(self) -> Mapping[str, object]:
         """Without groups and dilation of 1: names of problems are older than these fields."""
-        usual = {"groups", "dilation"} - self.extras.keys()
+        usual = EXTRAS - self.extras.keys()
         return {name: value for name, value in super().settings.items() if name not in usual}
 
     @property

@@ -11,10 +11,9 @@ import numpy as np
 from faults.conv import CONV, Conv
 from faults.fault import Fault, fault, kernel
 from r18.backend import Array
-from r18.graph.ops import Conv2d
+from r18.graph.ops import EXTRAS, Conv2d
 
 Arrays = tuple[Array, ...]
-EXTRAS = frozenset({"groups", "dilation"})
 
 
 def row(op: Conv2d, i: Array, r: int, height: int) -> Array:

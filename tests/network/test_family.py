@@ -10,7 +10,7 @@ import pytest
 from r18.backend import CompileOptions
 from r18.backend.registry import get_backend, load_backend
 from r18.errors import NoKernel
-from r18.graph.resnet import FAMILY, network
+from r18.graph.resnet import FAMILY, network, resnet
 from r18.graph.schedule import CANONICAL, Schedule
 from r18.runtime.plan import make_plan
 from r18.weights import Weights, load_weights
@@ -89,3 +89,16 @@ def test_a_gpu_plans_it_or_refuses_it_by_name(backend: str, name: str) -> None:
         return
     plan = make_plan(load_backend(backend), schedule, options)
     assert {step.name for step in plan.steps} >= {"conv1", "layer4.0.downsample.0"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_simulator_computes_a_bottleneck(precision: str) -> None:
+    """As much of one as it computes in seconds."""
+    backend = get_backend("numba")
+    if not backend.probe().simulated:
+        pytest.skip("a GPU computes here")
+    schedule = resnet("small", block="bottleneck", blocks=(1,), width=4, classes=3, image_size=16)
+    weights = load_weights("synthetic", schedule)
+    images = seeded_images(schedule, 1)
+    report = compare_checkpoints(backend, schedule, weights, images, precision=precision)
+    assert report.ok, text(report)

@@ -10,7 +10,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
-from r18.graph.ops import Layout, Op, Problem
+from r18.graph.ops import EXTRAS, Layout, Op, Problem
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -23,7 +23,7 @@ from r18.graph.quantized import (
 )
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
-from r18_numba_cpu.integers.packing import AMX, EXTRAS, PORTABLE, VNNI, flip_of, pack
+from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, flip_of, pack
 from r18_numba_cpu.others import moved
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
 

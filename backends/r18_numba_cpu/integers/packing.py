@@ -28,10 +28,6 @@ def flip_of(stored: str, group: int = VNNI) -> np.uint8:
     return np.uint8(FLIP if stored == "int8" and group != AMX else 0)
 
 
-EXTRAS = frozenset({"groups", "dilation"})
-"""What convolutions are computed as if they were `plain` ones."""
-
-
 @lru_cache(maxsize=1024)
 def plain(conv: Conv2d) -> Conv2d:
     """The convolution of one group without dilation that makes the same integers.
