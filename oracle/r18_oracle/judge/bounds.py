@@ -282,9 +282,9 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     op = case.problem.op
     assert isinstance(op, Conv2d)
     if op.kernel_size != (3, 3) or op.stride != (1, 1) or op.extras:
+        asked = "".join(f" with {name}={value}" for name, value in op.extras.items())
         raise UsageError(
-            f"{contract.algorithm} is a 3×3 convolution of stride 1, in one group and not dilated; "
-            f"not {op.label}"
+            f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}{asked}"
         )
     if is_split(case):
         raise UsageError(f"no bound is derived for {contract.algorithm} with {case.precision}")
