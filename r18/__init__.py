@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from r18.backend import CompileOptions as CompileOptions
     from r18.backend.registry import get_backend as get_backend
     from r18.compiled import compile as compile
+    from r18.graph.resnet import network as network
     from r18.graph.resnet import resnet18 as resnet18
     from r18.graph.resnet import resnet34 as resnet34
+    from r18.graph.resnet import resnet50 as resnet50
     from r18.images.preprocess import preprocess_batch as preprocess_batch
+    from r18.torch import optimize_resnet as optimize_resnet
     from r18.weights import load_weights as load_weights
 
 __version__ = "0.1.0"
@@ -28,9 +31,12 @@ _WHERE = {
     "compile": "r18.compiled",
     "get_backend": "r18.backend.registry",
     "load_weights": "r18.weights",
+    "network": "r18.graph.resnet",
+    "optimize_resnet": "r18.torch",
     "preprocess_batch": "r18.images.preprocess",
     "resnet18": "r18.graph.resnet",
     "resnet34": "r18.graph.resnet",
+    "resnet50": "r18.graph.resnet",
 }
 
 __all__ = [
@@ -38,9 +44,12 @@ __all__ = [
     "compile",
     "get_backend",
     "load_weights",
+    "network",
+    "optimize_resnet",
     "preprocess_batch",
     "resnet18",
     "resnet34",
+    "resnet50",
 ]
 
 

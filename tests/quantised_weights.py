@@ -12,16 +12,19 @@ from r18.graph.passes import fuse
 from r18.graph.quantization import Calibration
 from r18.graph.quantize import quantization, quantized, scaled_values
 from r18.graph.resnet import tiny
+from r18.graph.schedule import Schedule
 from r18.weights import Weights, load_weights, quant
 from r18.weights.quant import QuantBlock
 
 CALIBRATION = Calibration("minmax", "nearest", 3, "ab" * 32)
 
 
-def quantised_weights(bits: int = 8, source: str = "synthetic") -> Weights:
-    """The weights of `tiny`, with a quantisation whose scales differ from value to value."""
-    weights = load_weights(source, tiny())
-    folded = fuse(tiny(), "all")
+def quantised_weights(
+    bits: int = 8, source: str = "synthetic", schedule: Schedule = tiny()
+) -> Weights:
+    """The weights of a network, with a quantisation whose scales differ from value to value."""
+    weights = load_weights(source, schedule)
+    folded = fuse(schedule, "all")
     names = scaled_values(quantized(folded, bits))
     scales = {name: 0.02 + 0.001 * place for place, name in enumerate(names)}
     made = quantization(folded, weights, scales, bits, calibration=CALIBRATION)

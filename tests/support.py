@@ -72,7 +72,14 @@ def compute(op: Op, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
     x = inputs[0]
     match op:
         case Conv2d():
-            y = np.einsum("nchwrs,ocrs->nohw", _windows(x, op, 0.0), weights[0], optimize=True)
+            groups = zip(np.split(x, op.groups, 1), np.split(weights[0], op.groups), strict=True)
+            y = np.concatenate(
+                [
+                    np.einsum("nchwrs,ocrs->nohw", _windows(part, op, 0.0), own, optimize=True)
+                    for part, own in groups
+                ],
+                axis=1,
+            )
             if op.bias:
                 y = y + weights[1][:, None, None]
             if op.residual:
@@ -109,7 +116,10 @@ def compute(op: Op, inputs: Sequence[Array], weights: Sequence[Array]) -> Array:
 def _windows(x: Array, op: Conv2d | MaxPool2d, fill: float) -> Array:
     (ph, pw), (sh, sw) = op.padding, op.stride
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=fill)
-    return sliding_window_view(padded, op.kernel_size, axis=(2, 3))[:, :, ::sh, ::sw]
+    dh, dw = op.dilation if isinstance(op, Conv2d) else (1, 1)
+    span = 1 + dh * (op.kernel_size[0] - 1), 1 + dw * (op.kernel_size[1] - 1)
+    windows = sliding_window_view(padded, span, axis=(2, 3))[:, :, ::sh, ::sw]
+    return windows[..., ::dh, ::dw]
 
 
 def run_schedule(schedule: Schedule, weights: Mapping[str, Array], x: Array) -> dict[str, Array]:

@@ -4,6 +4,7 @@
 `panels`         packs weights for the micro-kernel
 `implicit_gemm`  convolution as a matrix product: cache blocking, arguments
 `winograd`       convolution by F(4×4, 3×3): the same
+`im2col`         convolution of several groups, or dilated: the same
 `conv`           the convolution kernels, and which one a plan prefers
 `others`         every other op
 `integers`       quantised ops

@@ -7,9 +7,9 @@ from functools import cache
 
 from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
-from r18.graph.ops import Conv2d, Layout, Problem
+from r18.graph.ops import EXTRAS, Conv2d, Layout, Problem
 from r18.graph.precision import FP32
-from r18_numba_cpu import implicit_gemm, winograd
+from r18_numba_cpu import im2col, implicit_gemm, winograd
 from r18_numba_cpu.compiled import NAME
 from r18_numba_cpu.packing import FLOAT_NBYTES, PANEL, TILE_ROWS, VECTOR
 
@@ -22,7 +22,8 @@ SHARING_TILES = 8
 
 @cache
 def conv_kernels() -> tuple[HostKernel, ...]:
-    """Implicit GEMM, Winograd, and implicit GEMM from NCHW, which saves a plan the relayout."""
+    """Implicit GEMM, Winograd, and implicit GEMM from NCHW, which saves a plan the relayout; im2col
+    for groups and dilation."""
     gemm = HostKernel(
         NAME,
         Conv2d,
@@ -53,14 +54,24 @@ def conv_kernels() -> tuple[HostKernel, ...]:
         reads=Layout.NCHW,
         refuses=implicit_gemm.from_nchw_refuses,
     )
-    return gemm, winograd_f4x4, from_nchw
+    by_im2col = replace(
+        gemm,
+        algorithm="im2col",
+        run=im2col.im2col,
+        extras=EXTRAS,
+        scratch=im2col.workspace_nbytes,
+        pack=im2col.pack_filters,
+    )
+    return gemm, winograd_f4x4, from_nchw, by_im2col
 
 
 def fastest(problem: Problem) -> str | None:
     """The id of the kernel that a plan prefers for a convolution; None for other ops."""
     if not isinstance(problem.op, Conv2d):
         return None
-    gemm, winograd_f4x4, _ = conv_kernels()
+    gemm, winograd_f4x4, _, by_im2col = conv_kernels()
+    if problem.op.extras:
+        return by_im2col.id
     return winograd_f4x4.id if winograd_pays(problem) else gemm.id
 
 

@@ -43,7 +43,7 @@ def block_extents(problem: Problem, itemsize: int, workers: int) -> tuple[int, i
     op = problem.op
     assert isinstance(op, Conv2d)
     n, channels, oh, ow = problem.output
-    fitting = BLOCK_NBYTES // (op.depth * itemsize)  # columns in a block
+    fitting = BLOCK_NBYTES // (op.groups * op.depth * itemsize)  # columns in a block
     bands = ceil_div(oh, max(1, fitting // ow))
     if n * bands < workers and oh * ow > channels:
         bands = min(oh, workers)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostBuffer, HostKernel
-from r18.graph.ops import Conv2d, Problem, Shape
+from r18.graph.ops import EXTRAS, Conv2d, Problem, Shape
 from r18.graph.precision import Precision
-from r18_numpy.blocks import Block, block_extents, blocks_of
+from r18_numpy.blocks import Block, block_extents, blocks_of, ceil_div
 from r18_numpy.taps import shift, unfolded
 from r18_numpy.threads import run_all, single_threaded_blas, thread_count
 
@@ -31,6 +32,7 @@ def conv_kernels(precision: Precision) -> tuple[HostKernel, ...]:
             scratch=lambda problem: _im2col_nbytes(problem, precision.dtype.itemsize),
             pack=lambda op, weights: (weights[0].reshape(op.out_channels, -1), *weights[1:]),
             edges=(1, 7, 8, 14, 16, 28, 56),
+            extras=EXTRAS,
         ),
         HostKernel(
             "numpy",
@@ -40,6 +42,7 @@ def conv_kernels(precision: Precision) -> tuple[HostKernel, ...]:
             contract,
             run=conv_direct,
             scratch=lambda problem: _direct_nbytes(problem, precision.dtype.itemsize),
+            extras=EXTRAS,
         ),
     )
 
@@ -61,11 +64,12 @@ def conv_direct(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspa
     """For each tap (r, s) of the window, add w[:, :, r, s] times the channels of the shifted image.
 
     inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights:
-    (O, C, kh, kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
+    (O, C/groups, kh, kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
     """
     shifted = HostBuffer(workspace).as_array(_shifted_shape(op, out.shape), out.dtype)
-    columns = shifted.reshape(*shifted.shape[:2], -1)
+    columns = shifted.reshape(len(out), op.groups, op.group_channels, -1)
     taps = np.ascontiguousarray(weights[0].transpose(2, 3, 0, 1))
+    taps = taps.reshape(*op.kernel_size, op.groups, -1, op.group_channels)
     out[...] = 0
     with single_threaded_blas():
         for r, s in np.ndindex(op.kernel_size):
@@ -95,10 +99,11 @@ def _direct_nbytes(problem: Problem, itemsize: int) -> int:
 
 
 def conv_im2col(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    """Unfold each output's window into a column of C·kh·kw values; one matrix product per block.
+    """Unfold each output's window into a column of C·kh·kw values; one matrix product per block,
+    and of several groups one for each.
 
     inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights:
-    (O, C·kh·kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
+    (O, C/groups·kh·kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
     """
     problem, workers = Problem(op, tuple(a.shape for a in inputs)), thread_count()
     extents = block_extents(problem, out.itemsize, workers)
@@ -115,13 +120,13 @@ def _slot_size(problem: Problem, extents: tuple[int, int, int]) -> int:
     op = problem.op
     assert isinstance(op, Conv2d)
     images, channels, rows = extents
-    columns = (op.depth + channels) * images * rows * problem.output[3]
+    columns = (op.groups * op.depth + channels) * images * rows * problem.output[3]
     return columns + math.prod(_band_shape(op, images, rows, problem.inputs[0][3]))
 
 
 def _band_shape(op: Conv2d, images: int, rows: int, width: int) -> Shape:
     """(C, N, rows, W) of the padded image that this many rows of outputs read."""
-    seen = (rows - 1) * op.stride[0] + op.kernel_size[0]
+    seen = (rows - 1) * op.stride[0] + (op.kernel_size[0] - 1) * op.dilation[0] + 1
     return op.in_channels, images, seen, width + 2 * op.padding[1]
 
 
@@ -160,12 +165,23 @@ def _compute(
     windows, product = windows.reshape(shape), product.reshape(target.shape)
     images = inputs[0][block.images].swapaxes(0, 1)
     windows[...] = unfolded(op, band_of(op, images, block.rows, room), shape)
-    columns, weight = windows.reshape(op.depth, -1), weights[0][block.channels]
+    columns = windows.reshape(op.groups, op.depth, -1)
     if target.shape[1] == 1:
         product = target  # for one image, the product is a matrix in `out` itself
-    np.matmul(weight, columns, out=product.reshape(len(weight), -1))
+    matrix = product.reshape(len(target), -1)
+    for group, rows in _groups(op, block.channels):
+        to = slice(rows.start - block.channels.start, rows.stop - block.channels.start)
+        np.matmul(weights[0][rows], columns[group], out=matrix[to])
     bias = weights[1][block.channels, None, None, None] if op.bias else None
     residual = inputs[1][place].swapaxes(0, 1) if op.residual else None
     epilogue(op, product, bias=bias, residual=residual)
     if product is not target:
         target[...] = product
+
+
+def _groups(op: Conv2d, channels: slice) -> Iterator[tuple[int, slice]]:
+    """The groups that these output channels are in, each with those of them that are its own."""
+    size = op.out_channels // op.groups
+    for group in range(channels.start // size, ceil_div(channels.stop, size)):
+        first, last = group * size, (group + 1) * size
+        yield group, slice(max(first, channels.start), min(last, channels.stop))

@@ -13,7 +13,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostBuffer, HostFunction, HostKernel
-from r18.graph.ops import Op, Problem, Shape, parts_of
+from r18.graph.ops import EXTRAS, Op, Problem, Shape, parts_of
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -42,7 +42,7 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
         )
 
     return (
-        kernel(QuantizedConv2d, "im2col", conv, scratch=_conv_nbytes, pack=pack),
+        kernel(QuantizedConv2d, "im2col", conv, scratch=_conv_nbytes, pack=pack, extras=EXTRAS),
         kernel(QuantizedMaxPool2d, "taps", maxpool),
         kernel(QuantizedGlobalAvgPool, "sum", gap),
         kernel(QuantizedLinear, "matmul", linear, pack=pack),
@@ -55,6 +55,7 @@ def quantized_kernels() -> tuple[HostKernel, ...]:
             conv_maxpool,
             scratch=_conv_maxpool_nbytes,
             pack=pack,
+            extras=EXTRAS,
         ),
     )
 
@@ -76,18 +77,19 @@ def conv(
 ) -> None:
     """Image by image: unfold the windows into columns, one matrix product, and requantise.
 
-    inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights: (O, C·kh·kw),
-    bias (O,), multiplier (O,), and the residual's (1,). out: (N, O, OH, OW).
+    inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights:
+    (O, C/groups·kh·kw), bias (O,), multiplier (O,), and the residual's (1,). out: (N, O, OH, OW).
     """
     weight, bias, multiplier, *residual_multiplier = weights
     count = op.conv.out_channels
+    groups = weight.reshape(op.conv.groups, -1, op.conv.depth)
     columns = HostBuffer(workspace).as_array(_columns_shape(op, out.shape), np.dtype(np.float64))
     for index, image in enumerate(out):
         for r, s in np.ndindex(op.conv.kernel_size):
             shift(op.conv, inputs[0][index : index + 1], r, s, 0, columns[:, :, r, s])
         with single_threaded_blas():
-            sums = weight @ columns.reshape(op.conv.depth, -1)
-        sums += bias[:, None]
+            sums = groups @ columns.reshape(op.conv.groups, op.conv.depth, -1)
+        sums = sums.reshape(count, -1) + bias[:, None]
         numbers = (sums.astype(np.float32) * multiplier[:, None]).reshape(count, *image.shape[1:])
         if residual_multiplier:
             numbers += inputs[1][index].astype(np.float32) * residual_multiplier[0]

@@ -20,14 +20,14 @@ def inside(offset: int, stride: int, extent: int, count: int) -> tuple[slice, sl
 
 
 def shift(op: Conv2d, x: Array, r: int, s: int, top: int, out: Array) -> None:
-    """What tap (r, s) reads: out[…, i, j] = x[…, (top + i)·sh + r − ph, j·sw + s − pw], and 0
-    outside the image.
+    """What tap (r, s) reads: out[…, i, j] = x[…, (top + i)·sh + r·dh − ph, j·sw + s·dw − pw], and
+    0 outside the image.
 
     x: 4-d, with H and W last. out: the same with the output's rows from `top` on, and OW.
     """
-    (sh, sw), (ph, pw), (h, w) = op.stride, op.padding, x.shape[2:]
-    to_rows, rows = inside(top * sh + r - ph, sh, h, out.shape[2])
-    to_columns, columns = inside(s - pw, sw, w, out.shape[3])
+    (sh, sw), (ph, pw), (dh, dw), (h, w) = op.stride, op.padding, op.dilation, x.shape[2:]
+    to_rows, rows = inside(top * sh + r * dh - ph, sh, h, out.shape[2])
+    to_columns, columns = inside(s * dw - pw, sw, w, out.shape[3])
     out[..., : to_rows.start, :] = 0
     out[..., to_rows.stop :, :] = 0
     out[..., : to_columns.start] = 0
@@ -42,5 +42,6 @@ def unfolded(op: Conv2d, band: Array, shape: Shape) -> Array:
     often, and a thread that waits for it sleeps.
     """
     c, n, h, w = band.strides
-    strides = (c, h, w, n, h * op.stride[0], w * op.stride[1])
+    (sh, sw), (dh, dw) = op.stride, op.dilation
+    strides = (c, h * dh, w * dw, n, h * sh, w * sw)
     return as_strided(band, shape, strides, writeable=False)

@@ -55,7 +55,8 @@ def _store(numbers: torch.Tensor, out: torch.Tensor) -> None:
 
 def _conv(op: QuantizedConv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
     weight, bias, multiplier, *residual_multiplier = weights
-    sums = F.conv2d(inputs[0].double(), weight.double(), None, op.conv.stride, op.conv.padding)
+    around = op.conv.stride, op.conv.padding, op.conv.dilation, op.conv.groups
+    sums = F.conv2d(inputs[0].double(), weight.double(), None, *around)
     sums = sums + bias.double()[:, None, None]
     numbers = sums.float() * multiplier[:, None, None]
     if residual_multiplier:

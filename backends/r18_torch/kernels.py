@@ -28,6 +28,7 @@ from r18.backend import (
     output_layout,
 )
 from r18.graph.ops import (
+    EXTRAS,
     Add,
     BatchNorm,
     Conv2d,
@@ -66,6 +67,7 @@ class TorchKernel(Kernel):
     in_place: bool = False
     deterministic: bool = True
     edges: tuple[int, ...] = ()
+    extras: frozenset[str] = EXTRAS
 
     @property
     def id(self) -> str:
@@ -176,7 +178,7 @@ def _library_modes(precision: Precision) -> Iterator[None]:
 
 def _conv(op: Conv2d, inputs: Tensors, weights: Tensors, out: torch.Tensor) -> None:
     x, weight = _multiplied(inputs[0], weights[0])
-    y = F.conv2d(x, weight, None, op.stride, op.padding)
+    y = F.conv2d(x, weight, None, op.stride, op.padding, op.dilation, op.groups)
     y = y.to(_wide(y))  # the epilogue adds in the accumulator's precision
     if op.bias:
         y += weights[1][:, None, None]

@@ -295,7 +295,7 @@ def _op_to_json(op: Op) -> dict[str, Any]:
             return _op_to_json(value)
         return value.value if isinstance(value, Layout) else value
 
-    settings = {f.name: plain(getattr(op, f.name)) for f in fields(op)}
+    settings = {name: plain(value) for name, value in op.settings.items()}
     return {"op": op.name, "settings": settings}
 
 

@@ -22,7 +22,7 @@ from r18.backend.kernel import (
     output_layout,
 )
 from r18.errors import UsageError, show
-from r18.graph.ops import Layout, Op, Problem, Shape
+from r18.graph.ops import EXTRAS, Layout, Op, Problem, Shape
 from r18.graph.precision import PRECISIONS, Precision
 
 
@@ -161,6 +161,7 @@ class HostKernel(Kernel):
     reads: Layout | None = None
     edges: tuple[int, ...] = ()
     extra_problems: tuple[Problem, ...] = ()
+    extras: frozenset[str] = frozenset()
     deterministic: bool = True
     batch_invariant: bool = False
     in_place: bool = False
@@ -249,6 +250,10 @@ def _objection(kernel: HostKernel) -> str | None:
             arguments = "op, weights" if what == "pack" else "problem"
             given = f"lambda {arguments}: {show(function)}"
             return f"{what} must be a function of the {arguments.replace(',', ' and')}: {given}"
+    extras: object = kernel.extras
+    if not isinstance(extras, frozenset) or not extras <= EXTRAS:
+        known = ", ".join(map(repr, sorted(EXTRAS)))
+        return f"extras must be a frozenset of some of {known}, not {show(extras)}"
     for what, kind in (("edges", int), ("extra_problems", Problem)):
         found: object = getattr(kernel, what)
         noun = "integers" if kind is int else "problems"

@@ -114,6 +114,8 @@ class Kernel(ABC):
     edges:     sizes at which behaviour changes (tiles, vector widths); tests aim at them.
     extra_problems: problems that take a path through the kernel which no size reveals (filters that
                outgrow a cache); tests run them too.
+    extras:    the further abilities of a convolution that it computes: `groups`, `dilation` (see
+               `Op.extras`). Empty by default: it refuses problems that ask for one.
     variant_of: the id of the kernel that chooses this one by the problem's size, such as one tile;
                None for a kernel that no other chooses. See `Backend.variants`.
 
@@ -156,6 +158,8 @@ class Kernel(ABC):
         @property
         def extra_problems(self) -> tuple[Problem, ...]: ...
         @property
+        def extras(self) -> frozenset[str]: ...
+        @property
         def variant_of(self) -> str | None: ...
         @property
         def digest(self) -> str | None: ...
@@ -174,6 +178,7 @@ class Kernel(ABC):
         in_place = False
         edges = ()
         extra_problems = ()
+        extras = frozenset()
         variant_of = None
         digest = None
         source_files = ()
@@ -183,11 +188,14 @@ class Kernel(ABC):
     def refusal(self, problem: Problem) -> str | None:
         """Why this kernel does not take the problem, or None. Pure.
 
-        By default it takes every problem of its op.
+        By default it takes every problem of its op that asks for no further `extras`.
         """
-        if type(problem.op) is self.op:
-            return None
-        return f"computes {self.op.name}, not {problem.op.name}"
+        if type(problem.op) is not self.op:
+            return f"computes {self.op.name}, not {problem.op.name}"
+        for name, value in problem.op.extras.items():
+            if name not in self.extras:
+                return f"computes no {self.op.name} with {name}={value}"
+        return None
 
     def workspace(self, problem: Problem) -> int:
         """Scratch bytes that `enqueue` needs; 0 by default. Pure."""

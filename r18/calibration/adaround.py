@@ -23,7 +23,7 @@ import numpy as np
 from r18.backend import Array, Backend
 from r18.backend.registry import load_backend
 from r18.calibration.observe import REFERENCE, Images, compiled
-from r18.errors import NoKernel, R18Error
+from r18.errors import NoKernel, R18Error, UsageError
 from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.passes import fold_weights
 from r18.graph.precision import dtype_of
@@ -71,11 +71,18 @@ def adaround(
     weight to nearest, whose scales stay. progress: called with a layer's name, the number of layers
     done and of all. backend: where it has no kernels of int8, numpy's are used.
 
-    Raises `R18Error` where PyTorch is not installed, and what compiling raises.
+    Raises `R18Error` where PyTorch is not installed, `UsageError` for a convolution of several
+    groups, and what compiling raises.
     """
     check_torch()
     read = fold_weights(schedule, weights)
     layers = [step for step in schedule.steps if step.name in start]
+    for step in layers:
+        if "groups" in step.op.extras:
+            raise UsageError(
+                f"AdaRound rounds no convolution of several groups, and step '{step.name}' has "
+                f"{step.op.extras['groups']}\n  quantise to 8 bits, which are rounded to nearest"
+            )
     plans = {
         step.name: _Windows.of(schedule, step, len(images), settings, place)
         for place, step in enumerate(layers)
@@ -145,8 +152,9 @@ class _Windows:
         if isinstance(self.op, Linear):
             return np.asarray(values[places[:, 0]], np.float32)
         (kh, kw), (sh, sw), (ph, pw) = self.op.kernel_size, self.op.stride, self.op.padding
-        rows = places[:, 1, None] * sh - ph + np.arange(kh)
-        columns = places[:, 2, None] * sw - pw + np.arange(kw)
+        dh, dw = self.op.dilation
+        rows = places[:, 1, None] * sh - ph + dh * np.arange(kh)
+        columns = places[:, 2, None] * sw - pw + dw * np.arange(kw)
         height, width = values.shape[2:]
         inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
             :, None, :

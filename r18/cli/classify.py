@@ -15,11 +15,12 @@ from r18.cli.options import (
     AsJson,
     BackendName,
     FusionLevel,
+    NetworkName,
     PrecisionName,
     WeightsSource,
     chosen_backend,
 )
-from r18.graph.resnet import resnet18
+from r18.graph.resnet import network
 from r18.images.classify import Classification, even_batch
 from r18.images.classify import classify as classify_images
 from r18.stopwatch import part, stopwatch
@@ -34,6 +35,7 @@ Timings = Annotated[
 def classify(
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE")],
     weights: WeightsSource = "imagenet",
+    network_name: NetworkName = "resnet18",
     backend: BackendName = None,
     precision: PrecisionName = "fp32",
     fusion: FusionLevel = "all",
@@ -42,7 +44,7 @@ def classify(
     timings: Timings = False,
     as_json: AsJson = False,
 ) -> None:
-    """Classify photographs with ResNet-18: the most probable classes, with their probabilities.
+    """Classify photographs with a ResNet: the most probable classes, with their probabilities.
 
     An image that cannot be read is an error that names it, and then nothing is printed.
     Probabilities are the softmax of the logits, in float64.
@@ -50,7 +52,7 @@ def classify(
     Exit codes: 0 every image was classified, 2 one cannot be, or the request makes no sense.
     """
     with stopwatch("start of Python, imports") as watch:
-        _classify(images, weights, backend, precision, fusion, top, batch, as_json)
+        _classify(images, weights, network_name, backend, precision, fusion, top, batch, as_json)
     if timings:
         typer.echo(f"\n{watch.text()}", err=True)
 
@@ -58,6 +60,7 @@ def classify(
 def _classify(
     images: list[Path],
     weights: str,
+    network_name: str,
     backend: str | None,
     precision: str,
     fusion: str,
@@ -67,9 +70,9 @@ def _classify(
 ) -> None:
     with part("backend found and probed"):
         runner, device = chosen_backend(backend)
-    network = resnet18()
+    schedule = network(network_name)
     with part("weights read and checked"):
-        loaded = load_weights(weights, network, precision)
+        loaded = load_weights(weights, schedule, precision)
     if loaded.source.startswith("synthetic"):
         typer.echo(
             "warning: synthetic weights were never trained, these classes mean nothing; "
@@ -79,7 +82,7 @@ def _classify(
     options = CompileOptions(
         batch=even_batch(len(images), batch), precision=precision, fusion=fusion
     )
-    program = runner.compile(*in_precision(network, loaded, options), options)
+    program = runner.compile(*in_precision(schedule, loaded, options), options)
     try:
         with Console(stderr=True).status("classifying") as status:
             results = classify_images(
@@ -95,6 +98,7 @@ def _classify(
         typer.echo("\n\n".join(_text(result) for result in results))
         return
     head = {
+        "network": network_name,
         "backend": runner.name,
         "device": device.name,
         "precision": precision,

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from r18.cli.options import NetworkName
 from r18.errors import UsageError
-from r18.graph.resnet import NETWORKS, network
+from r18.graph.resnet import network
 from r18.qdq import write_qdq
 from r18.qdq.read import read_qdq
 from r18.weights import FORMATS, SOURCES, export_weights, load_weights
@@ -38,9 +39,7 @@ def export(
     weights: Annotated[
         str, typer.Option(help=f"One of: {', '.join(SOURCES)}; or a QDQ model, FILE.onnx.")
     ] = "imagenet",
-    network_name: Annotated[
-        str, typer.Option("--network", help=f"One of: {', '.join(NETWORKS)}.")
-    ] = "resnet18",
+    network_name: NetworkName = "resnet18",
     format: Annotated[
         str,
         typer.Option(

@@ -43,7 +43,8 @@ NetworkName = Annotated[
     str,
     typer.Option(
         "--network",
-        help=f"One of: {', '.join(NETWORKS)}.",
+        help=f"One of: {', '.join(NETWORKS)}; with another head or size of images: "
+        "NAME:classes=10,image_size=288.",
         autocompletion=_starting(NETWORKS),
     ),
 ]

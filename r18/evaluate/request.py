@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import r18
@@ -12,9 +11,7 @@ from r18.errors import R18Error, WeightsError
 from r18.graph.resnet import network
 from r18.graph.schedule import Schedule
 from r18.weights import Weights, load_weights
-
-PLAIN_SOURCES = ("imagenet", "synthetic")
-"""Sources of weights that are no path."""
+from r18.weights.sources import resolved
 
 
 @dataclass(frozen=True)
@@ -43,9 +40,7 @@ class Request:
     @classmethod
     def of(cls, network: str, weights: Weights, backend: str, **others: Any) -> Request:
         """The request for weights that were loaded."""
-        plain = weights.source.partition(":")[0] in PLAIN_SOURCES
-        source = weights.source if plain else str(Path(weights.source).resolve())
-        return cls(network, source, weights.sha256, backend, **others)
+        return cls(network, resolved(weights.source), weights.sha256, backend, **others)
 
     @property
     def schedule(self) -> Schedule:

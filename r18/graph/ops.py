@@ -12,6 +12,7 @@ import math
 import numbers
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import ClassVar
@@ -19,6 +20,9 @@ from typing import ClassVar
 from r18.errors import ShapeError, show
 
 Shape = tuple[int, ...]
+
+EXTRAS = frozenset({"groups", "dilation"})
+"""What a convolution may ask beyond what every kernel computes; see `Op.extras`."""
 
 MOST_BYTES = 2**63 - 1
 """The largest size of a tensor or an arena: what a signed 64-bit size can count."""
@@ -132,6 +136,20 @@ class Op(ABC):
         return math.prod(inputs[0])
 
     @property
+    def extras(self) -> Mapping[str, str]:
+        """What it asks beyond what every kernel of its op computes: by the field's name, its value.
+
+        Of a convolution `groups` and `dilation`, unless they are 1. A kernel that computes them
+        says so (`Kernel.extras`); all others refuse the problem.
+        """
+        return {}
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Its fields by name, as tables, records and findings name a problem."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
     def label(self) -> str:
         """The name with what is fused into it: `conv2d+bias+residual+relu`."""
         return self.name
@@ -154,9 +172,13 @@ class Op(ABC):
                 raise ShapeError(f"{self.name}: {name} must be at least 1, got {value}")
             object.__setattr__(self, name, value)
 
-    def _set_window(self) -> None:
-        """Make kernel_size, stride and padding pairs; one number stands for both, as in PyTorch."""
-        for name, least in (("kernel_size", 1), ("stride", 1), ("padding", 0)):
+    def _set_window(self, *more: str) -> None:
+        """Make kernel_size, stride and padding pairs; one number stands for both, as in PyTorch.
+
+        more: further pairs of at least 1.
+        """
+        least_of = {"kernel_size": 1, "stride": 1, "padding": 0, **dict.fromkeys(more, 1)}
+        for name, least in least_of.items():
             given = getattr(self, name)
             try:
                 pair = given if isinstance(given, tuple | list) else (given, given)
@@ -178,12 +200,20 @@ class Op(ABC):
                 raise ShapeError(f"{self.name}: {name} must be True or False, got {show(value)}")
 
 
-def _window(extent: int, kernel: int, stride: int, padding: int, what: str) -> int:
-    """⌊(extent + 2·padding − kernel) / stride⌋ + 1, or `ShapeError` when no window fits."""
-    out = (extent + 2 * padding - kernel) // stride + 1
+def _window(
+    extent: int, kernel: int, stride: int, padding: int, what: str, dilation: int = 1
+) -> int:
+    """⌊(extent + 2·padding − span) / stride⌋ + 1, or `ShapeError` when no window fits.
+
+    span: dilation·(kernel − 1) + 1, the pixels from the first tap of a window to its last.
+    """
+    span = dilation * (kernel - 1) + 1
+    out = (extent + 2 * padding - span) // stride + 1
     if out < 1:
+        dilated = "" if dilation == 1 else f" (of {kernel} taps, {dilation} apart)"
         raise ShapeError(
-            f"{what}: a window of {kernel} does not fit an extent of {extent} padded by {padding}"
+            f"{what}: a window of {span}{dilated} does not fit an extent of {extent} padded by "
+            f"{padding}"
         )
     return out
 
@@ -195,14 +225,19 @@ def covered_by(windows: tuple[Conv2d | MaxPool2d, ...], image: Shape) -> int:
         extents = [image[2 + axis]]
         for op in windows:
             along = op.kernel_size[axis], op.stride[axis], op.padding[axis]
-            extents.append(_window(extents[-1], *along, op.name))
+            extents.append(_window(extents[-1], *along, op.name, _dilation(op)[axis]))
         read = set(range(extents.pop()))
         for op in reversed(windows):  # from the output back
             starts = [i * op.stride[axis] - op.padding[axis] for i in read]
-            taps = {start + tap for start in starts for tap in range(op.kernel_size[axis])}
+            offsets = range(0, op.kernel_size[axis] * _dilation(op)[axis], _dilation(op)[axis])
+            taps = {start + offset for start in starts for offset in offsets}
             read = taps & set(range(extents.pop()))
         count *= len(read)
     return count
+
+
+def _dilation(op: Conv2d | MaxPool2d) -> tuple[int, int]:
+    return op.dilation if isinstance(op, Conv2d) else (1, 1)
 
 
 @dataclass(frozen=True)
@@ -211,7 +246,11 @@ class Conv2d(Op):
 
     y = act(conv(x, w) + bias + residual): `bias` adds one value per output channel, `residual`
     adds a second input of the output's shape, `relu` clamps at zero, in this order. An int for
-    kernel_size, stride or padding stands for both axes.
+    kernel_size, stride, padding or dilation stands for both axes.
+
+    groups:   both kinds of channels are split into as many runs, and each run of outputs reads the
+              run of inputs of the same number alone. They divide both.
+    dilation: pixels from one tap of a window to the next.
     """
 
     name: ClassVar[str] = "conv2d"
@@ -224,20 +263,43 @@ class Conv2d(Op):
     bias: bool = False
     residual: bool = False
     relu: bool = False
+    groups: int = 1
+    dilation: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        self._set_counts("in_channels", "out_channels")
-        self._set_window()
+        self._set_counts("in_channels", "out_channels", "groups")
+        self._set_window("dilation")
         self._check_flags("bias", "residual", "relu")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            raise ShapeError(
+                f"{self.name}: {self.groups} groups do not divide {self.in_channels} channels into "
+                f"{self.out_channels}"
+            )
 
     @property
     def arity(self) -> int:
         return 2 if self.residual else 1
 
     @property
+    def extras(self) -> Mapping[str, str]:
+        asked = {"groups": self.groups != 1, "dilation": self.dilation != (1, 1)}
+        return {name: _short(getattr(self, name)) for name, used in asked.items() if used}
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Without groups and dilation of 1: names of problems are older than these fields."""
+        usual = EXTRAS - self.extras.keys()
+        return {name: value for name, value in super().settings.items() if name not in usual}
+
+    @property
+    def group_channels(self) -> int:
+        """Input channels of a group: C/groups."""
+        return self.in_channels // self.groups
+
+    @property
     def depth(self) -> int:
-        """K, the number of products in each output: C·kh·kw."""
-        return self.in_channels * self.kernel_size[0] * self.kernel_size[1]
+        """K, the number of products in each output: C/groups·kh·kw."""
+        return self.group_channels * self.kernel_size[0] * self.kernel_size[1]
 
     @property
     def label(self) -> str:
@@ -245,7 +307,7 @@ class Conv2d(Op):
         return "+".join([self.name, *fused])
 
     def weights(self) -> tuple[WeightSpec, ...]:
-        shape = (self.out_channels, self.in_channels, *self.kernel_size)
+        shape = (self.out_channels, self.group_channels, *self.kernel_size)
         weight = WeightSpec("weight", shape, "OIHW", "conv_weight")
         bias = WeightSpec("bias", (self.out_channels,), "O", "conv_bias")
         return (weight, bias) if self.bias else (weight,)
@@ -255,8 +317,10 @@ class Conv2d(Op):
         n, c, h, w = inputs[0]
         if c != self.in_channels:
             raise ShapeError(f"{self.label}: expected {self.in_channels} channels, got {inputs[0]}")
-        oh = _window(h, self.kernel_size[0], self.stride[0], self.padding[0], "conv2d height")
-        ow = _window(w, self.kernel_size[1], self.stride[1], self.padding[1], "conv2d width")
+        along = zip(self.kernel_size, self.stride, self.padding, strict=True)
+        (height, width), (dh, dw) = along, self.dilation
+        oh = _window(h, *height, "conv2d height", dh)
+        ow = _window(w, *width, "conv2d width", dw)
         out = (n, self.out_channels, oh, ow)
         if self.residual and inputs[1] != out:
             raise ShapeError(f"{self.label}: residual is {inputs[1]}, the output is {out}")
@@ -392,6 +456,10 @@ class ConvMaxPool(Op):
     @property
     def parts(self) -> tuple[Op, ...]:
         return self.conv, self.pool
+
+    @property
+    def extras(self) -> Mapping[str, str]:
+        return self.conv.extras
 
     @property
     def label(self) -> str:
@@ -678,7 +746,7 @@ def parts_of(problem: Problem) -> tuple[Problem, ...]:
 
 def _settings(op: Op) -> str:
     """What the label does not say; of ops in an op, one after the other."""
-    values = {f.name: getattr(op, f.name) for f in fields(op)}
+    values = op.settings
     parts = [_settings(value) for value in values.values() if isinstance(value, Op)]
     own = ", ".join(
         f"{name}={_short(value)}"

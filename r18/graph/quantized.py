@@ -31,6 +31,7 @@ specified; `r18.graph.quantize` refuses to make such weights.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -155,6 +156,10 @@ class QuantizedConv2d(Op):
     @property
     def arity(self) -> int:
         return self.conv.arity
+
+    @property
+    def extras(self) -> Mapping[str, str]:
+        return self.conv.extras
 
     @property
     def label(self) -> str:
@@ -392,6 +397,10 @@ class QuantizedConvMaxPool(Op):
     def parts(self) -> tuple[Op, ...]:
         pool = QuantizedMaxPool2d(self.pool, self.output_storage)
         return (self.conv, pool) if self.image is None else (self.image, self.conv, pool)
+
+    @property
+    def extras(self) -> Mapping[str, str]:
+        return self.conv.extras
 
     @property
     def of_pixels(self) -> bool:

@@ -1,11 +1,16 @@
-"""ResNets of basic blocks, with torchvision's step names and shapes.
+"""ResNets of basic and of bottleneck blocks, with torchvision's step names and shapes.
 
-`resnet18`, `resnet34` and `tiny` are entries of `NETWORKS`; `network(name)` builds one by its name.
+`NETWORKS` holds the named ones, and `network(name)` builds one by its name. `ResNet` is what tells
+one from another.
 """
 
 from __future__ import annotations
 
-from r18.errors import ScheduleError, unknown
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from r18.errors import ScheduleError, ShapeError, show, unknown
 from r18.graph.ops import (
     Add,
     BatchNorm,
@@ -16,56 +21,129 @@ from r18.graph.ops import (
     Op,
     ReLU,
     Softmax,
+    as_int,
     as_shape,
 )
 from r18.graph.schedule import IMAGE, Checkpoint, Schedule, Step
 
+BLOCKS = {"basic": 1, "bottleneck": 4}
+"""The kinds of blocks, and how many times wider than its stage the output of each is."""
 
-def resnet(
-    name: str = "resnet",
-    *,
-    blocks: tuple[int, ...] = (2, 2, 2, 2),
-    width: int = 64,
-    classes: int = 1000,
-    image_size: int = 224,
-    softmax: bool = False,
-) -> Schedule:
-    """A ResNet of basic blocks, at fusion level `none`.
+GROUP_WIDTH = 64
+"""The width of a group that leaves a bottleneck as wide as its stage."""
 
-    blocks:     basic blocks in each stage; stage i has width·2^i channels.
-    width:      channels of the stem and of the first stage.
-    image_size: height and width of the input, in pixels; 3 channels.
-    softmax:    append a step `softmax` after the logits.
 
-    Step names and shapes equal torchvision's for resnet18 and resnet34 (a test holds this).
+@dataclass(frozen=True)
+class ResNet:
+    """What tells one ResNet from another, in torchvision's terms; only the head is left open.
+
+    block:  `basic`: two 3×3 convolutions. `bottleneck`: 1×1, 3×3, and 1×1 to four times the
+            channels; a stage's stride is in the 3×3, as in torchvision and timm.
+    blocks: the number of blocks in each stage; stage i is width·2^i wide.
+    width:  channels of the stem.
+    groups, group_width: of the 3×3 in a bottleneck, which has
+            ⌊stage's width · group_width / 64⌋ · groups channels.
+    dilate: for each stage after the first, whether dilation replaces its stride; all False where
+            it is left out. Only bottlenecks dilate.
+
     Raises `ScheduleError` or `ShapeError` for parameters that make no network.
     """
-    if not as_shape(blocks, "blocks") or min(blocks) < 1:
-        raise ScheduleError(f"blocks must name at least one block a stage, got {blocks}")
-    build = _Builder()
-    value = build.conv_bn("conv1", "bn1", IMAGE, Conv2d(3, width, (7, 7), (2, 2), (3, 3)))
-    value = build.add("relu", ReLU(), value)
-    value = build.add("maxpool", MaxPool2d((3, 3), (2, 2), (1, 1)), value)
-    checkpoints = [Checkpoint("stem_pool", value)]
-    channels = width
-    for stage, count in enumerate(blocks, start=1):
-        out = width * 2 ** (stage - 1)
-        for index in range(count):
-            stride = 2 if stage > 1 and index == 0 else 1
-            block = f"layer{stage}.{index}"
-            value = build.basic_block(block, value, channels, out, stride)
-            if f"{block}.downsample.1" in build.names:
-                checkpoints.append(Checkpoint(f"{block}.downsample", f"{block}.downsample.1"))
-            checkpoints.append(Checkpoint(block, value))
-            channels = out
-        checkpoints.append(Checkpoint(f"layer{stage}", value))
-    value = build.add("avgpool", GlobalAvgPool(), value)
-    checkpoints.append(Checkpoint("gap", value))
-    value = build.add("fc", Linear(channels, classes), value)
-    checkpoints.append(Checkpoint("logits", value))
-    if softmax:
-        build.add("softmax", Softmax(), value)
-    return Schedule(name, (3, image_size, image_size), tuple(build.steps), tuple(checkpoints))
+
+    block: str = "basic"
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    width: int = 64
+    groups: int = 1
+    group_width: int = GROUP_WIDTH
+    dilate: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.block not in BLOCKS:
+            raise unknown("kind of block", self.block, BLOCKS, error=ScheduleError)
+        blocks = as_shape(self.blocks, "blocks")
+        if not blocks or min(blocks) < 1:
+            raise ScheduleError(f"blocks must name at least one block a stage, got {self.blocks}")
+        object.__setattr__(self, "blocks", blocks)
+        for name in ("width", "groups", "group_width"):
+            value = as_int(getattr(self, name), name)
+            if value < 1:
+                raise ShapeError(f"{name} must be at least 1, got {value}")
+            object.__setattr__(self, name, value)
+        if self._inner(self.width) < 1:
+            raise ScheduleError(
+                f"a group_width of {self.group_width} leaves no channels of a stage that is "
+                f"{self.width} wide"
+            )
+        dilate = tuple(self.dilate) or (False,) * (len(blocks) - 1)
+        if len(dilate) != len(blocks) - 1 or not all(isinstance(one, bool) for one in dilate):
+            raise ScheduleError(
+                f"dilate must be True or False for each of the {len(blocks) - 1} stages after the "
+                f"first, got {show(self.dilate)}"
+            )
+        object.__setattr__(self, "dilate", dilate)
+        if self.block == "basic" and (self.groups, self.group_width) != (1, GROUP_WIDTH):
+            raise ScheduleError("basic blocks have one group, as wide as their stage")
+        if self.block == "basic" and any(dilate):
+            raise ScheduleError("basic blocks do not dilate; bottlenecks do")
+
+    @property
+    def text(self) -> str:
+        """Its name, if it is one of `FAMILY`; else its parameters as JSON. See `resnet_of`."""
+        names = [name for name, network in FAMILY.items() if network == self]
+        return names[0] if names else json.dumps(asdict(self))
+
+    def schedule(
+        self, name: str, *, classes: int = 1000, image_size: int = 224, softmax: bool = False
+    ) -> Schedule:
+        """The network at fusion level `none`; see `resnet`."""
+        build = _Builder()
+        stem = Conv2d(3, self.width, (7, 7), (2, 2), (3, 3))
+        value = build.conv_bn("conv1", "bn1", IMAGE, stem)
+        value = build.add("relu", ReLU(), value)
+        value = build.add("maxpool", MaxPool2d((3, 3), (2, 2), (1, 1)), value)
+        checkpoints = [Checkpoint("stem_pool", value)]
+        channels, dilation = self.width, 1
+        for stage, count in enumerate(self.blocks, start=1):
+            width = self.width * 2 ** (stage - 1)
+            stride, before = 2 if stage > 1 else 1, dilation
+            if stage > 1 and self.dilate[stage - 2]:
+                stride, dilation = 1, dilation * stride
+            for index in range(count):
+                first = index == 0
+                layers = self._layers(
+                    channels, width, stride if first else 1, before if first else dilation
+                )
+                block = f"layer{stage}.{index}"
+                value = build.block(block, value, layers, stride if first else 1)
+                if f"{block}.downsample.1" in build.names:
+                    checkpoints.append(Checkpoint(f"{block}.downsample", f"{block}.downsample.1"))
+                checkpoints.append(Checkpoint(block, value))
+                channels = layers[-1].out_channels
+            checkpoints.append(Checkpoint(f"layer{stage}", value))
+        value = build.add("avgpool", GlobalAvgPool(), value)
+        checkpoints.append(Checkpoint("gap", value))
+        value = build.add("fc", Linear(channels, classes), value)
+        checkpoints.append(Checkpoint("logits", value))
+        if softmax:
+            build.add("softmax", Softmax(), value)
+        return Schedule(name, (3, image_size, image_size), tuple(build.steps), tuple(checkpoints))
+
+    def _inner(self, width: int) -> int:
+        """Channels of the 3×3 in a bottleneck."""
+        return int(width * (self.group_width / GROUP_WIDTH)) * self.groups
+
+    def _layers(self, channels: int, width: int, stride: int, dilation: int) -> list[Conv2d]:
+        """The convolutions of a block on its own path, in order."""
+        if self.block == "basic":
+            first = Conv2d(channels, width, (3, 3), (stride, stride), (1, 1))
+            return [first, Conv2d(width, width, (3, 3), (1, 1), (1, 1))]
+        inner = self._inner(width)
+        around = (dilation, dilation)
+        middle = Conv2d(inner, inner, (3, 3), (stride, stride), around)
+        return [
+            Conv2d(channels, inner, (1, 1)),
+            replace(middle, groups=self.groups, dilation=around),
+            Conv2d(inner, width * BLOCKS[self.block], (1, 1)),
+        ]
 
 
 class _Builder:
@@ -86,34 +164,98 @@ class _Builder:
     def conv_bn(self, conv: str, bn: str, value: str, op: Conv2d) -> str:
         return self.add(bn, BatchNorm(op.out_channels), self.add(conv, op, value))
 
-    def basic_block(self, name: str, value: str, channels: int, out: int, stride: int) -> str:
-        first = Conv2d(channels, out, (3, 3), (stride, stride), (1, 1))
-        second = Conv2d(out, out, (3, 3), (1, 1), (1, 1))
-        inner = self.conv_bn(f"{name}.conv1", f"{name}.bn1", value, first)
-        inner = self.add(f"{name}.relu", ReLU(), inner)
-        inner = self.conv_bn(f"{name}.conv2", f"{name}.bn2", inner, second)
+    def block(self, name: str, value: str, layers: Sequence[Conv2d], stride: int) -> str:
+        """A residual block; its n-th ReLU after the first is named `relu_n`."""
+        inner = value
+        for number, layer in enumerate(layers, start=1):
+            if number > 1:
+                calls = number - 2
+                inner = self.add(f"{name}.relu{f'_{calls}' if calls else ''}", ReLU(), inner)
+            inner = self.conv_bn(f"{name}.conv{number}", f"{name}.bn{number}", inner, layer)
         shortcut = value
+        channels, out = layers[0].in_channels, layers[-1].out_channels
         if stride != 1 or channels != out:
             down = Conv2d(channels, out, (1, 1), (stride, stride))
             shortcut = self.conv_bn(f"{name}.downsample.0", f"{name}.downsample.1", value, down)
         total = self.add(f"{name}.add", Add(), inner, shortcut)
-        return self.add(f"{name}.relu_1", ReLU(), total)
+        return self.add(f"{name}.relu_{len(layers) - 1}", ReLU(), total)
+
+
+def resnet(
+    name: str = "resnet",
+    *,
+    blocks: tuple[int, ...] = (2, 2, 2, 2),
+    width: int = 64,
+    classes: int = 1000,
+    image_size: int = 224,
+    softmax: bool = False,
+    block: str = "basic",
+    groups: int = 1,
+    group_width: int = GROUP_WIDTH,
+    dilate: tuple[bool, ...] = (),
+) -> Schedule:
+    """A ResNet at fusion level `none`.
+
+    blocks, width, block, groups, group_width, dilate: see `ResNet`.
+    image_size: height and width of the input, in pixels; 3 channels.
+    softmax:    append a step `softmax` after the logits.
+
+    Step names and shapes equal torchvision's for every network that it has (a test holds this).
+    Raises `ScheduleError` or `ShapeError` for parameters that make no network.
+    """
+    found = ResNet(block, blocks, width, groups, group_width, dilate)
+    return found.schedule(name, classes=classes, image_size=image_size, softmax=softmax)
+
+
+FAMILY = {
+    "resnet18": ResNet("basic", (2, 2, 2, 2)),
+    "resnet34": ResNet("basic", (3, 4, 6, 3)),
+    "resnet50": ResNet("bottleneck", (3, 4, 6, 3)),
+    "resnet101": ResNet("bottleneck", (3, 4, 23, 3)),
+    "resnet152": ResNet("bottleneck", (3, 8, 36, 3)),
+    "wide_resnet50_2": ResNet("bottleneck", (3, 4, 6, 3), group_width=128),
+    "wide_resnet101_2": ResNet("bottleneck", (3, 4, 23, 3), group_width=128),
+    "resnext50_32x4d": ResNet("bottleneck", (3, 4, 6, 3), groups=32, group_width=4),
+    "resnext101_32x8d": ResNet("bottleneck", (3, 4, 23, 3), groups=32, group_width=8),
+}
+"""The networks that torchvision and timm have under the same names."""
+
+SMALL = {
+    "tiny": ResNet("basic", (1, 1, 1, 1), width=8),
+    "tiny_bottleneck": ResNet("bottleneck", (1, 2, 1, 1), width=8),
+    "tiny_resnext": ResNet(
+        "bottleneck", (1, 2, 1, 1), width=8, groups=4, group_width=32, dilate=(False, False, True)
+    ),
+}
+"""The family in small, for tests, slow devices and simulators: 10 classes, images of 32 pixels."""
+
+
+def resnet_of(text: str) -> ResNet:
+    """The inverse of `ResNet.text`; for another text raises `UnknownName`, or as `ResNet` does."""
+    if not text.startswith("{"):
+        if text not in FAMILY:
+            raise unknown("network", text, FAMILY)
+        return FAMILY[text]
+    try:
+        return ResNet(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ScheduleError(f"{show(text)} tells no ResNet: {error}") from None
 
 
 def resnet18(*, classes: int = 1000, image_size: int = 224, softmax: bool = False) -> Schedule:
     """ResNet-18 (He et al., arXiv:1512.03385, table 1): 11,689,512 parameters, 1.814 GMAC."""
-    return resnet("resnet18", classes=classes, image_size=image_size, softmax=softmax)
+    return network("resnet18", classes=classes, image_size=image_size, softmax=softmax)
 
 
 def resnet34(*, classes: int = 1000, image_size: int = 224, softmax: bool = False) -> Schedule:
     """ResNet-34 (He et al., arXiv:1512.03385, table 1)."""
-    return resnet(
-        "resnet34",
-        blocks=(3, 4, 6, 3),
-        classes=classes,
-        image_size=image_size,
-        softmax=softmax,
-    )
+    return network("resnet34", classes=classes, image_size=image_size, softmax=softmax)
+
+
+def resnet50(*, classes: int = 1000, image_size: int = 224, softmax: bool = False) -> Schedule:
+    """ResNet-50 (He et al., arXiv:1512.03385, table 1), with the stride of each stage in its first
+    3×3 convolution ("v1.5"): 25,557,032 parameters, 4.089 GMAC."""
+    return network("resnet50", classes=classes, image_size=image_size, softmax=softmax)
 
 
 def tiny(*, classes: int = 10, image_size: int = 32, softmax: bool = False) -> Schedule:
@@ -121,26 +263,92 @@ def tiny(*, classes: int = 10, image_size: int = 32, softmax: bool = False) -> S
 
     It has every op, both kinds of shortcut and all four stages.
     """
-    return resnet(
-        "tiny",
-        blocks=(1, 1, 1, 1),
-        width=8,
-        classes=classes,
-        image_size=image_size,
-        softmax=softmax,
-    )
+    return network("tiny", classes=classes, image_size=image_size, softmax=softmax)
 
 
-NETWORKS = {"resnet18": resnet18, "resnet34": resnet34, "tiny": tiny}
+def _maker(name: str) -> Callable[..., Schedule]:
+    """What builds a named network, with its own number of classes and size of images."""
+    found = (FAMILY | SMALL)[name]
+    usual = {"classes": 10, "image_size": 32} if name in SMALL else {}
+
+    def make(**parameters: int) -> Schedule:
+        return found.schedule(name, **(usual | parameters))  # type: ignore[arg-type]
+
+    return make
+
+
+NETWORKS = {name: _maker(name) for name in (*FAMILY, *SMALL)}
+
+
+PARAMETERS = ("classes", "image_size")
+"""What a network's name may be followed by, as in `resnet50:classes=10,image_size=288`."""
 
 
 def network(name: str, **parameters: int) -> Schedule:
-    """The schedule of a named network; raises `UnknownName` with the known ones."""
+    """The schedule of a named network, with another head or for images of another size.
+
+    name: of `NETWORKS`, alone or followed by a colon and some of `PARAMETERS`; those given here by
+    themselves take precedence.
+
+    Raises `UnknownName` with the known networks or parameters, `ScheduleError` for a value that is
+    no integer, and `ShapeError` for one that makes no network.
+    """
+    plain, colon, settings = name.partition(":") if isinstance(name, str) else (name, "", "")
     try:
-        build = NETWORKS[name]
+        build = NETWORKS[plain]
     except (KeyError, TypeError):  # a list is no key
-        raise unknown("network", name, NETWORKS) from None
-    return build(**parameters)  # type: ignore[arg-type]
+        raise unknown("network", plain, NETWORKS) from None
+    return build(**((_settings(name, settings) if colon else {}) | parameters))
 
 
-__all__ = ["NETWORKS", "network", "resnet", "resnet18", "resnet34", "tiny"]
+def _settings(name: str, text: str) -> dict[str, int]:
+    """`classes=10,image_size=288` by name."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        what, _, value = part.partition("=")
+        if what not in PARAMETERS:
+            raise unknown(f"parameter of network {show(name)}", what, PARAMETERS)
+        if not (value.isascii() and value.isdecimal()) or len(value) > 9 or what in found:
+            raise ScheduleError(
+                f"network {show(name)}: {what} is given once, as an integer: {plain_of(name)}"
+                f":{what}=10"
+            )
+        found[what] = int(value)
+    return found
+
+
+def name_of(schedule: Schedule) -> str:
+    """What `network` builds a whole network by: its name, with a head or size that is not its own.
+
+    The plain name of one that `NETWORKS` lacks, of a slice, or for images that are not square.
+    """
+    _, height, width = schedule.input_shape if len(schedule.input_shape) == 3 else (0, 0, 1)
+    if schedule.name not in NETWORKS or height != width:
+        return schedule.name
+    usual, classes = network(schedule.name), schedule.shapes(1)[schedule.output][-1]
+    found = {
+        "classes": (classes, usual.shapes(1)[usual.output][-1]),
+        "image_size": (height, usual.input_shape[-1]),
+    }
+    other = [f"{what}={own}" for what, (own, theirs) in found.items() if own != theirs]
+    return f"{schedule.name}:{','.join(other)}" if other else schedule.name
+
+
+def plain_of(name: str) -> str:
+    """A network's name without parameters."""
+    return name.partition(":")[0]
+
+
+__all__ = [
+    "FAMILY",
+    "NETWORKS",
+    "ResNet",
+    "name_of",
+    "network",
+    "resnet",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet_of",
+    "tiny",
+]

@@ -1,7 +1,7 @@
 """Photographs in, network input out: bit for bit what torchvision's ImageNet transform gives.
 
 The steps are those of torchvision's `ImageClassification` preset on PIL images, after its loader's
-`Image.open(path).convert("RGB")`: resize the shorter side (bilinear, antialiased), crop the centre,
+`Image.open(path).convert("RGB")`: resize the shorter side (antialiased), crop the centre,
 divide by 255, subtract the mean, divide by the standard deviation, the last three in float32. Like
 torchvision's loader it ignores EXIF orientation, takes the first frame of an animation, and leaves
 mode conversions to Pillow: 16-bit greyscale (`I;16`) saturates at 255 instead of being scaled.
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from io import BytesIO
 from itertools import islice
@@ -47,13 +47,19 @@ _SHARED_SOURCES = threading.Lock()
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF")
 
 
+BILINEAR = "bilinear"
+FILTERS = {BILINEAR: Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+"""Pillow's filters by the names that torchvision and timm give them."""
+
+
 @dataclass(frozen=True)
 class Preprocess:
-    """What becomes of an RGB image of any size; the manifest stores these four values.
+    """What becomes of an RGB image of any size; the manifest stores these values.
 
     resize:      the shorter side after resizing, in pixels.
     center_crop: height and width of the network's input, in pixels; at most `resize`.
     mean, std:   per channel (R, G, B), on values in [0, 1]; used as float32.
+    interpolation: `bilinear`, as for torchvision's weights, or `bicubic`, as for most of timm's.
 
     Raises `UsageError` for values that make no preprocessing.
     """
@@ -62,6 +68,7 @@ class Preprocess:
     center_crop: int = 224
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    interpolation: str = BILINEAR
 
     def __post_init__(self) -> None:
         _check_side("resize", self.resize)
@@ -70,6 +77,11 @@ class Preprocess:
             raise UsageError(
                 f"preprocess: a center_crop of {self.center_crop} does not fit a resize of "
                 f"{self.resize}; resize to at least {self.center_crop}"
+            )
+        if not isinstance(self.interpolation, str) or self.interpolation not in FILTERS:
+            raise UsageError(
+                f"preprocess: interpolation must be {' or '.join(FILTERS)}, got "
+                f"{show(self.interpolation)}"
             )
         object.__setattr__(self, "mean", _three("mean", self.mean))
         object.__setattr__(self, "std", _three("std", self.std))
@@ -92,6 +104,14 @@ class Preprocess:
         _check_side("image size", size)
         return cls(resize=round(size * 256 / 224), center_crop=size)
 
+    def at(self, size: int) -> Preprocess:
+        """The same for images of another size: as `for_image_size`, or with another filter, in the
+        same ratio of resize to crop. Raises `UsageError` as `for_image_size` does."""
+        usual = Preprocess.for_image_size(size)
+        if self.interpolation == BILINEAR:
+            return replace(self, resize=usual.resize, center_crop=size)
+        return replace(self, resize=size * self.resize // self.center_crop, center_crop=size)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """(3, H, W) of one preprocessed image."""
@@ -103,24 +123,28 @@ class Preprocess:
         return Normalize(self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
-        """The four values by name, as JSON has them: integers, and lists of numbers."""
+        """The values by name, as JSON has them: integers, and lists of numbers. `interpolation` is
+        there unless it is `bilinear`, which every older manifest means."""
+        other = {} if self.interpolation == BILINEAR else {"interpolation": self.interpolation}
         return {
             "resize": self.resize,
             "center_crop": self.center_crop,
             "mean": list(self.mean),
             "std": list(self.std),
+            **other,
         }
 
     @classmethod
     def from_json(cls, data: object) -> Preprocess:
-        """The inverse of `to_json`; every key must be there and no other. Raises `UsageError`."""
+        """The inverse of `to_json`; but for `interpolation`, every key must be there, and no other.
+        Raises `UsageError`."""
         if not isinstance(data, Mapping):
             raise UsageError(f"preprocess: expected a JSON object, got {show(data)}")
         known = [field.name for field in fields(cls)]
         for key in data:
             if key not in known:
                 raise unknown("key of preprocess", str(key), known, error=UsageError)
-        missing = [name for name in known if name not in data]
+        missing = [name for name in known if name not in data and name != "interpolation"]
         if missing:
             raise UsageError(f"preprocess: no value for {', '.join(missing)}; all four are needed")
         return cls(**data)
@@ -279,7 +303,7 @@ def _preprocess_into(out: NDArray[np.float32], source: Source, config: Preproces
         size = _resized_size(name, image.size, config.resize)
         rgb = _to_rgb(name, image)
     if rgb.size != size:
-        rgb = rgb.resize(size, Image.Resampling.BILINEAR)
+        rgb = rgb.resize(size, FILTERS[config.interpolation])
     # Half a pixel rounds to even, as in torchvision's center_crop.
     left, top = (round((extent - config.center_crop) / 2) for extent in size)
     box = (left, top, left + config.center_crop, top + config.center_crop)

@@ -375,14 +375,19 @@ class _Reader:
             sides = list(node.input)
             inner = [self.graph.unrounded(side, what)[0] for side in sides]
             main = [index for index in (0, 1) if self._is_conv(inner[index], step)]
+            if len(main) == 2:  # as in ResNet-50's first block, where the shortcut has its shape
+                main = [index for index in main if self._reads_its_input(inner[index], step)]
             if len(main) != 1:
                 raise WeightsError(f"{what}: '{plain_name(node)}' does not add its convolution")
             shortcut = sides[1 - main[0]]
             name = self._without_rounding(sides[main[0]], step, "before its residual is added")
         node = self.graph.maker(name, "Conv", what=what)
         self._check_window(node, conv, what)
-        if _attribute(node, "group", 1) != 1:
-            raise WeightsError(f"{what}: Conv '{plain_name(node)}' has groups")
+        groups = _attribute(node, "group", 1)
+        if groups != conv.groups:
+            raise WeightsError(
+                f"{what}: Conv '{plain_name(node)}' has {groups} group(s), here {conv.groups}"
+            )
         self._weight(step, node)
         yield step.inputs[0], node.input[0], node.input[2] if len(node.input) > 2 else ""
         if conv.residual:
@@ -402,11 +407,23 @@ class _Reader:
         shape = self.graph.constant(source.input[0], f"step '{step.name}'").shape
         return shape == step.op.weights()[0].shape
 
+    def _reads_its_input(self, name: str, step: Step) -> bool:
+        """Whether a Conv reads what the step does, as far as the shape of the one before tells."""
+        before = next((s for s in self.schedule.steps if s.output == step.inputs[0]), None)
+        if before is None or not isinstance(before.op, Conv2d):
+            return False
+        what = f"step '{step.name}'"
+        source, _ = self.graph.unrounded(self.graph.maker(name, "Conv", what=what).input[0], what)
+        if self.graph.is_made_by(source, "Relu"):
+            behind = self.graph.maker(source, "Relu", what=what).input[0]
+            source, _ = self.graph.unrounded(behind, what)
+        return self._is_conv(source, before)
+
     def _check_window(self, node: Any, op: Conv2d | MaxPool2d, what: str) -> None:
         wanted = {
             "strides": list(op.stride),
             "pads": [*op.padding, *op.padding],
-            "dilations": [1, 1],
+            "dilations": list(op.dilation) if isinstance(op, Conv2d) else [1, 1],
             "kernel_shape": list(op.kernel_size),
         }
         default = {"strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}

@@ -1,7 +1,9 @@
-"""A torchvision ResNet-18 whose blocks, layers or whole forward pass run on a backend's kernels.
+"""A torchvision ResNet whose blocks, layers or whole forward pass run on a backend's kernels.
 
-    from r18.torch import optimize_resnet18
-    fast = optimize_resnet18(model, fuse="all")
+    from r18.torch import optimize_resnet
+    fast = optimize_resnet(model, fuse="all")
+
+`optimize_resnet` takes any ResNet of torchvision's, `optimize_resnet18` a ResNet-18 alone.
 
 How it works
 
@@ -9,8 +11,8 @@ How it works
   a buffer from an address, so `Launch.enqueue` reads and writes tensors in place. Outputs,
   workspaces, arenas and packed weights come from PyTorch's allocator, and the work goes into
   PyTorch's current stream. `storage` does this.
-- Three custom operators (`operators`), which work on any device that a backend has:
-  `r18::add_relu`, `r18::conv_bn_relu` and `r18::resnet18`. They are functions of the tensors they
+- Custom operators (`operators`), which work on any device that a backend has: `r18::add_relu`,
+  `r18::conv_bn_relu`, and `r18::resnet` or `r18::resnet18`. They are functions of the tensors they
   are given: the model's own parameters are arguments. Folded and packed weights are kept between
   calls in a `Followed` cache, whose handle is also an argument; without one they are derived again.
 - The levels of `fuse` differ in what these operators replace. Kernels are chosen as in plans. At
@@ -26,14 +28,16 @@ How it works
   is changed in place or replaced, a module that is replaced, and a model that is moved or cast are
   noticed at the next call; packed weights are rewritten in place, so that CUDA
   graphs that read them stay valid. Training mode, hooks, a replaced `forward` and an architecture
-  that is no longer ResNet-18's are errors (`watch`). `fast.to(...)`, `fast.train()` and
+  that is no longer the same network's are errors (`watch`). `fast.to(...)`, `fast.train()` and
   `fast.load_state_dict(...)` would change the model and are errors: do that to the model.
 
-`docs/drop-in.md` tells users. PyTorch is imported when `optimize_resnet18` is called.
+`docs/drop-in.md` tells users. PyTorch is imported when one of the two is called.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from r18.errors import UsageError
@@ -42,12 +46,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from r18.torch.integers import Given
-    from r18.torch.module import FastResNet18
+    from r18.torch.module import FastResNet, FastResNet18
 
 INSTALL = "pip install 'r18[torch]'"
 
 
-def optimize_resnet18(
+def optimize_resnet(
     model: nn.Module,
     fuse: str = "all",
     precision: str | None = None,
@@ -55,10 +59,11 @@ def optimize_resnet18(
     calibration: Given | None = None,
     method: str | None = None,
     bits: int | None = None,
-) -> FastResNet18:
+) -> FastResNet:
     """The model, for inference, with kernels of a backend in it; the model stays as it is.
 
-    model:     torchvision's ResNet-18, in evaluation mode, on a CPU or a GPU; any number of
+    model:     a ResNet of torchvision's, in evaluation mode, on a CPU or a GPU: of any depth and
+               width, with bottlenecks, groups, and dilation in place of strides; any number of
                classes, any image size.
     fuse:      `add_relu`: the residual sum and ReLU of each block; `conv_bn_relu`: and each
                convolution with its BatchNorm and ReLU; `all`: everything.
@@ -80,17 +85,36 @@ def optimize_resnet18(
     Raises `UsageError` for a model or calibration that is not as described, `UnknownName` for a
     fusion level, precision, method or backend that does not exist, `BackendUnavailable` for one
     that cannot run or does not compute where the model is, `NoKernel` when it has no kernels in
-    that precision.
+    that precision, or for the groups or dilation of the model.
     """
+    make = _module("optimize_resnet").FastResNet
+    found: FastResNet = make(model, fuse, precision, backend, calibration, method, bits)
+    return found
+
+
+def optimize_resnet18(
+    model: nn.Module,
+    fuse: str = "all",
+    precision: str | None = None,
+    backend: str | None = None,
+    calibration: Given | None = None,
+    method: str | None = None,
+    bits: int | None = None,
+) -> FastResNet18:
+    """`optimize_resnet` of a ResNet-18; raises `UsageError` for any other model too."""
+    make = _module("optimize_resnet18").FastResNet18
+    found: FastResNet18 = make(model, fuse, precision, backend, calibration, method, bits)
+    return found
+
+
+def _module(asked: str) -> ModuleType:
+    """`r18.torch.module`; raises `UsageError` where PyTorch or torchvision is missing."""
     try:
-        from r18.torch.module import FastResNet18
+        return import_module("r18.torch.module")
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "torchvision"):
             raise
-        raise UsageError(
-            f"optimize_resnet18 needs PyTorch and torchvision: {error}\n  {INSTALL}"
-        ) from error
-    return FastResNet18(model, fuse, precision, backend, calibration, method, bits)
+        raise UsageError(f"{asked} needs PyTorch and torchvision: {error}\n  {INSTALL}") from error
 
 
-__all__ = ["optimize_resnet18"]
+__all__ = ["optimize_resnet", "optimize_resnet18"]

@@ -1,7 +1,9 @@
-"""Whether a model is torchvision's ResNet-18 as the schedule has it, and where its weights are."""
+"""Which ResNet of torchvision's a model is, whether it is as the schedule has it, and where its
+weights are."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
-from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import ResNet as Torchvision
 
-from r18.errors import UsageError
+from r18.errors import R18Error, UsageError
 from r18.graph.ops import BatchNorm, Conv2d, GlobalAvgPool, Linear, MaxPool2d, Op, ReLU
-from r18.graph.resnet import resnet18
+from r18.graph.resnet import FAMILY, GROUP_WIDTH, ResNet
 from r18.graph.schedule import Schedule, Step
 from r18.torch.watch import (
     Entries,
@@ -26,27 +29,50 @@ from r18.torch.watch import (
     other_method,
 )
 
-BLOCKS = (2, 2, 2, 2)
-STAGES = tuple(f"layer{stage}" for stage in range(1, len(BLOCKS) + 1))
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+"""The stages of every ResNet of torchvision's."""
+
+KINDS: dict[str, type[nn.Module]] = {"basic": BasicBlock, "bottleneck": Bottleneck}
+"""torchvision's classes of the kinds of blocks."""
+
+DEPTH = {"basic": 2, "bottleneck": 3}
+"""The convolutions on a block's own path."""
+
+ONLY = FAMILY["resnet18"]
+"""The network that `optimize_resnet18` takes."""
+
+Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]
+"""Stride, padding, dilation and groups."""
+
+
+class _Unfit(Exception):
+    """What a model has that is not as it should be; `examine` says what takes which models."""
 
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """A model that was found to be ResNet-18.
+    """A model that was found to be a ResNet.
 
+    network: which one.
     watch:   everything else that its forward pass depends on.
     weights: every tensor, in the order of the schedule's weights.
     norms:   the BatchNorms, in the order of the steps.
-    windows: stride and padding of the convolutions, in the order of the steps.
+    windows: of the convolutions, in the order of the steps.
     shortcuts: of each block, whether it convolves what it adds.
     """
 
     model: nn.Module
+    network: ResNet
     watch: Watch
     weights: Entries
     norms: tuple[nn.BatchNorm2d, ...]
-    windows: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+    windows: tuple[Window, ...]
     shortcuts: tuple[bool, ...]
+
+    @property
+    def depth(self) -> int:
+        """The convolutions on a block's own path."""
+        return DEPTH[self.network.block]
 
     @property
     def stands(self) -> bool:
@@ -65,40 +91,71 @@ class Architecture:
         return self.weights.now()
 
 
-def examine(model: nn.Module) -> Architecture:
+def examine(model: nn.Module, wanted: ResNet | None, asked: str) -> Architecture:
     """The model's architecture.
 
-    Raises `UsageError` unless the model is torchvision's ResNet-18 in evaluation mode, and for a
-    model whose changes the fast module could not notice.
+    wanted: the network that it must be; None for any of torchvision's. asked: the function of
+    `r18.torch` that the caller called.
+
+    Raises `UsageError` unless the model is that ResNet in evaluation mode, and for a model whose
+    changes the fast module could not notice.
     """
-    check_resnet(model)
+    check_resnet(model, asked)
     if global_hooks():
         raise UsageError(
             "PyTorch has hooks for all modules (register_module_forward_hook or _pre_hook), which "
             "fused layers would not call\n  remove them, or keep the model as it is"
         )
-    for name, module in model.named_modules():
-        _check_module(name, module)
-    _check_forward(model, "", ResNet)
-    counts = []
-    for stage in STAGES:
-        blocks = _sequence(model, stage)
-        counts.append(len(blocks))
-        for name, block in blocks:
-            if not isinstance(block, BasicBlock):
-                raise _wrong(f"has a {type(block).__name__} at {name}, not a BasicBlock")
-            _check_forward(block, name, BasicBlock)
-    if tuple(counts) != BLOCKS:
-        raise _wrong(f"has stages of {_listed(counts)} blocks, not of {_listed(BLOCKS)}")
-    schedule = resnet18(classes=_classes(model))
+    try:
+        for name, module in model.named_modules():
+            _check_module(name, module, asked)
+        return _examined(model, wanted)
+    except _Unfit as error:
+        raise _wrong(asked, str(error)) from None
+
+
+def check_resnet(model: object, asked: str) -> None:
+    """Raise `UsageError` unless the model is a ResNet of torchvision, of any depth."""
+    if not isinstance(model, Torchvision):
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        raise _wrong(asked, f"is {kind}, no ResNet of torchvision")
+
+
+def _wrong(asked: str, what: str) -> UsageError:
+    if asked == "optimize_resnet18":
+        kind, example = "ResNet-18", "resnet18"
+    else:
+        kind, example = "ResNets", "resnet50"
+    return UsageError(
+        f"{asked} takes torchvision's {kind}: this model {what}\n"
+        f"  make one with torchvision.models.{example}(), with any number of classes"
+    )
+
+
+def _examined(model: nn.Module, wanted: ResNet | None) -> Architecture:
+    """The architecture; raises `_Unfit` for what is not as the schedule has it."""
+    _check_forward(model, "", Torchvision)
+    stages = [_sequence(model, stage) for stage in STAGES]
+    blocks = [block for stage in stages for block in stage]
+    block = "bottleneck" if wanted is None and _begins_with(stages, Bottleneck) else "basic"
+    block = block if wanted is None else wanted.block
+    kind = KINDS[block]
+    for name, module in blocks:
+        if not isinstance(module, kind):
+            raise _Unfit(f"has a {type(module).__name__} at {name}, not a {kind.__name__}")
+        _check_forward(module, name, kind)
+    counts = tuple(map(len, stages))
+    if wanted is not None and counts != wanted.blocks:
+        raise _Unfit(f"has stages of {_listed(counts)} blocks, not of {_listed(wanted.blocks)}")
+    network = _network_of(model, block, counts) if wanted is None else wanted
+    schedule = network.schedule("the model", classes=_classes(model))
     modules = dict(_step_modules(model, schedule))
-    blocks = [block for stage in STAGES for block in _sequence(model, stage)]
-    for name, block in blocks:
+    for name, module in blocks:
         if f"{name}.downsample.0" in modules:
             if (count := len(_sequence(model, f"{name}.downsample"))) != 2:
-                raise _wrong(f"has {count} modules in {name}.downsample, not 2")
-        elif block.downsample is not None:
-            raise _wrong(f"has {name}.downsample, which ResNet-18 has not")
+                raise _Unfit(f"has {count} modules in {name}.downsample, not 2")
+        elif module.downsample is not None:
+            raise _Unfit(f"has {name}.downsample, which {_named(network)} has not")
     for name, module in modules.items():
         _check_forward(module, name, type(module))
     weights = tuple(_slots(schedule, modules))
@@ -106,26 +163,47 @@ def examine(model: nn.Module) -> Architecture:
     convs = [module for module in modules.values() if isinstance(module, nn.Conv2d)]
     return Architecture(
         model,
-        Watch.of(model, _settings(modules)),
+        network,
+        Watch.of(model, _settings(schedule, modules)),
         Entries.of((found, name) for _, found, name in weights),
         tuple(module for module in modules.values() if isinstance(module, nn.BatchNorm2d)),
-        tuple((_pair(conv.stride), _pair(conv.padding)) for conv in convs),
-        tuple(block.downsample is not None for _, block in blocks),
+        tuple(
+            (_pair(conv.stride), _pair(conv.padding), _pair(conv.dilation), conv.groups)
+            for conv in convs
+        ),
+        tuple(module.downsample is not None for _, module in blocks),
     )
 
 
-def check_resnet(model: object) -> None:
-    """Raise `UsageError` unless the model is a ResNet of torchvision, of any depth."""
-    if not isinstance(model, ResNet):
-        kind = "None" if model is None else f"a {type(model).__name__}"
-        raise _wrong(f"is {kind}, no ResNet of torchvision")
+def _begins_with(stages: list[list[tuple[str, Any]]], kind: type[nn.Module]) -> bool:
+    return bool(stages[0]) and isinstance(stages[0][0][1], kind)
 
 
-def _wrong(what: str) -> UsageError:
-    return UsageError(
-        f"optimize_resnet18 takes torchvision's ResNet-18: this model {what}\n"
-        "  make one with torchvision.models.resnet18(), with any number of classes"
-    )
+def _named(network: ResNet) -> str:
+    """For a message."""
+    return "ResNet-18" if network == ONLY else "its network"
+
+
+def _network_of(model: nn.Module, block: str, counts: tuple[int, ...]) -> ResNet:
+    """The ResNet that a model may be, by a few of its modules; `_step_modules` compares them all.
+
+    Raises `_Unfit` for modules that tell none.
+    """
+    stem = _child(model, "conv1")
+    width = getattr(stem, "out_channels", 0)
+    groups, group_width, dilate = 1, GROUP_WIDTH, [False] * (len(STAGES) - 1)
+    if block == "bottleneck":
+        middle = _child(model, "layer1.0.conv2")
+        groups = getattr(middle, "groups", 1)
+        group_width = getattr(middle, "out_channels", 0) * GROUP_WIDTH // max(1, groups * width)
+        dilate = [
+            _pair(getattr(_child(model, f"{stage}.0.conv2"), "stride", 2)) == (1, 1)
+            for stage in STAGES[1:]
+        ]
+    try:
+        return ResNet(block, counts, width, groups, group_width, tuple(dilate))
+    except R18Error as error:
+        raise _Unfit(f"is none that is known here: {error}") from None
 
 
 def _listed(items: Iterable[object]) -> str:
@@ -133,21 +211,21 @@ def _listed(items: Iterable[object]) -> str:
 
 
 def _check_forward(module: nn.Module, name: str, known: type[nn.Module]) -> None:
-    """Raise `UsageError` for a forward pass that is not the known class's."""
+    """Raise `_Unfit` for a forward pass that is not the known class's."""
     if (method := other_method(type(module), known)) is not None:
         where = f" at {name}" if name else ""
-        raise _wrong(f"has a {method} of its own{where}")
+        raise _Unfit(f"has a {method} of its own{where}")
 
 
 def _sequence(model: nn.Module, path: str) -> list[tuple[str, Any]]:
     """The paths and modules of a Sequential, in the order in which it runs them."""
     sequence = _child(model, path)
     if type(sequence) is not nn.Sequential:
-        raise _wrong(f"has a {type(sequence).__name__} at {path}, not a Sequential")
+        raise _Unfit(f"has a {type(sequence).__name__} at {path}, not a Sequential")
     _check_forward(sequence, path, nn.Sequential)
     names = list(sequence._modules)
     if names != list(map(str, range(len(names)))):
-        raise _wrong(f"has {path} with modules in the order {_listed(names)}")
+        raise _Unfit(f"has {path} with modules in the order {_listed(names)}")
     return [(f"{path}.{name}", module) for name, module in sequence._modules.items()]
 
 
@@ -155,13 +233,13 @@ def _child(model: nn.Module, path: str) -> Any:
     try:
         return model.get_submodule(path)
     except AttributeError:
-        raise _wrong(f"has no {path}") from None
+        raise _Unfit(f"has no {path}") from None
 
 
 def _classes(model: nn.Module) -> int:
     head = _child(model, "fc")
     if type(head) is not nn.Linear:
-        raise _wrong(f"has a {type(head).__name__} at fc, not a Linear")
+        raise _Unfit(f"has a {type(head).__name__} at fc, not a Linear")
     return head.out_features
 
 
@@ -173,16 +251,16 @@ def _step_modules(model: nn.Module, schedule: Schedule) -> Iterator[tuple[str, n
     for step in schedule.steps:
         if type(step.op) not in _LAYERS:
             continue  # the residual sum is no module
-        path = step.name.removesuffix("_1")  # a block's ReLU runs twice
+        path = re.sub(r"relu_\d$", "relu", step.name)  # a block's ReLU runs several times
         module = _child(model, path)
         kind, settings = _LAYERS[type(step.op)]
         if type(module) is not kind:
-            raise _wrong(f"has a {type(module).__name__} at {path}, not a {kind.__name__}")
+            raise _Unfit(f"has a {type(module).__name__} at {path}, not a {kind.__name__}")
         for what, wanted in settings(step.op).items():
             found = getattr(module, what)
             found = found is not None if what == "bias" else found
             if found != wanted and _pair(found) != _pair(wanted):
-                raise _wrong(f"has {path} with {what}={found}, not {wanted}")
+                raise _Unfit(f"has {path} with {what}={found}, not {wanted}")
         yield step.name, module
 
 
@@ -193,9 +271,11 @@ _FREE = {
 """Settings that only describe the weights, which are looked at themselves."""
 
 
-def _settings(modules: dict[str, nn.Module]) -> Iterator[tuple[dict[str, Any], str]]:
+def _settings(
+    schedule: Schedule, modules: dict[str, nn.Module]
+) -> Iterator[tuple[dict[str, Any], str]]:
     """The attributes that `_step_modules` compared, where a forward pass reads them."""
-    for step in resnet18().steps:
+    for step in schedule.steps:
         if step.name in modules:
             _, settings = _LAYERS[type(step.op)]
             for name in settings(step.op).keys() - _FREE:
@@ -214,8 +294,8 @@ def _conv(op: Any) -> dict[str, object]:
         "kernel_size": op.kernel_size,
         "stride": op.stride,
         "padding": op.padding,
-        "dilation": (1, 1),
-        "groups": 1,
+        "dilation": op.dilation,
+        "groups": op.groups,
         "padding_mode": "zeros",
         "bias": False,
     }
@@ -264,7 +344,7 @@ def _slots(
             module = modules[step.name]
             found: Any = module._buffers if spec.kind == "bn_buffer" else module._parameters
             if found.get(spec.role) is None:
-                raise _wrong(f"has no {step.name}.{spec.role}")
+                raise _Unfit(f"has no {step.name}.{spec.role}")
             yield step.name, found, spec.role
 
 
@@ -286,12 +366,11 @@ def _check_tensors(tensors: list[tuple[str, torch.Tensor | None]]) -> None:
         raise UsageError(f"the weights must be of one dtype on one device, got {found}")
 
 
-def _check_module(name: str, module: nn.Module) -> None:
+def _check_module(name: str, module: nn.Module, asked: str) -> None:
     where = f"module '{name}'" if name else "the model"
     if module.training and (not name or isinstance(module, nn.BatchNorm2d)):
         raise UsageError(
-            f"{where} is in training mode, and optimize_resnet18 is for inference\n"
-            "  call model.eval() first"
+            f"{where} is in training mode, and {asked} is for inference\n  call model.eval() first"
         )
     if is_parametrized(module):
         names = _listed(dict(_child(module, "parametrizations").named_children()))
@@ -316,6 +395,6 @@ def _check_module(name: str, module: nn.Module) -> None:
         )
     what = f" at {name}" if name else ""
     if (method := hidden_method(module)) is not None:
-        raise _wrong(f"has a {method} of its own{what}")
+        raise _Unfit(f"has a {method} of its own{what}")
     if (member := hidden_member(module)) is not None:
-        raise _wrong(f"has an attribute that hides {name + '.' if name else ''}{member}")
+        raise _Unfit(f"has an attribute that hides {name + '.' if name else ''}{member}")

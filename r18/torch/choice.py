@@ -13,10 +13,11 @@ from r18.graph.ops import Add, Conv2d, Layout, Op
 from r18.graph.passes import fuse
 from r18.graph.precision import INT8
 from r18.graph.quantize import quantized
-from r18.graph.resnet import resnet18
+from r18.graph.resnet import FAMILY, ResNet
 from r18.runtime.plan import choose_kernel, fastest_first, make_plan
 from r18.torch.storage import check_adopts
 
+ONLY = FAMILY["resnet18"]
 LEVELS = ("add_relu", "conv_bn_relu", "all")
 """The values of `fuse`."""
 
@@ -41,8 +42,15 @@ class Choice:
     layout: Layout | None = None
 
 
-def choose(asked: str | None, kind: str, level: str, precision: str, bits: int = 8) -> Choice:
-    """What computes for a model on a kind of device ("cpu", "cuda").
+def choose(
+    asked: str | None,
+    kind: str,
+    level: str,
+    precision: str,
+    bits: int = 8,
+    network: ResNet = ONLY,
+) -> Choice:
+    """What computes for a model, which is that network, on a kind of device ("cpu", "cuda").
 
     asked: a name, `module:attr` or "auto"; None: `R18_BACKEND`, else "auto". A name is taken or is
            an error; "auto" takes the first in its order that can.
@@ -52,21 +60,21 @@ def choose(asked: str | None, kind: str, level: str, precision: str, bits: int =
     name = asked or os.environ.get(VARIABLE) or "auto"
     if name != "auto":
         try:
-            return _checked(get_backend(name), name, kind, level, precision, bits)
+            return _checked(get_backend(name), name, kind, level, precision, bits, network)
         except NoKernel as error:
             if precision != INT8.name:
                 raise
-            raise NoKernel(f"{error}\n  {_with_integers(level, bits)}") from None
+            raise NoKernel(f"{error}\n  {_with_integers(level, bits, network)}") from None
     causes: list[str] = []
     for candidate in installed():
         try:
             backend = get_backend(candidate)
             if backend.probe().simulated:
                 raise BackendUnavailable(candidate, "it is a simulator, which auto never takes")
-            return _checked(backend, candidate, kind, level, precision, bits)
+            return _checked(backend, candidate, kind, level, precision, bits, network)
         except (BackendUnavailable, NoKernel) as error:
             causes.append(f"{candidate}: {_cause(error)}")
-    known = [_with_integers(level, bits)] if precision == INT8.name else []
+    known = [_with_integers(level, bits, network)] if precision == INT8.name else []
     raise BackendUnavailable(
         "auto",
         f"none computes a drop-in at level {level} in {precision} on {kind}",
@@ -74,7 +82,7 @@ def choose(asked: str | None, kind: str, level: str, precision: str, bits: int =
     )
 
 
-def _with_integers(level: str, bits: int) -> str:
+def _with_integers(level: str, bits: int, network: ResNet) -> str:
     """Which backends compute a drop-in in int8 here, and where the model must be for them."""
     found: dict[str, list[str]] = {}
     for name in installed():
@@ -82,7 +90,7 @@ def _with_integers(level: str, bits: int) -> str:
             backend = get_backend(name)
             device = backend.probe()
             if not device.simulated:
-                _checked(backend, name, device.kind, level, INT8.name, bits)
+                _checked(backend, name, device.kind, level, INT8.name, bits, network)
                 found.setdefault(device.kind, []).append(name)
         except (BackendUnavailable, NoKernel):
             continue
@@ -91,9 +99,10 @@ def _with_integers(level: str, bits: int) -> str:
 
 
 def _checked(
-    backend: Backend, name: str, kind: str, level: str, precision: str, bits: int
+    backend: Backend, name: str, kind: str, level: str, precision: str, bits: int, network: ResNet
 ) -> Choice:
     """The backend as a choice; raises unless it computes that level on that kind of device."""
+    schedule = network.schedule("the model")
     check_adopts(backend)
     found = backend.probe().kind
     if found != kind:
@@ -103,7 +112,6 @@ def _checked(
             f"Move the model with model.to('{found}'), or choose another backend.",
         )
     if level not in _OPERATORS:
-        schedule = resnet18()
         if precision == INT8.name:
             schedule = quantized(fuse(schedule, level), bits)
         make_plan(backend, schedule, CompileOptions(precision=precision, fusion=level))
@@ -115,7 +123,7 @@ def _checked(
             precision,
             asked_by=f"backend '{name}'",
         )
-        for problem in fuse(resnet18(), level).problems(1).values()
+        for problem in fuse(schedule, level).problems(1).values()
         if isinstance(problem.op, _OPERATORS[level])
     ]
     layouts = Counter(kernel.layout for kernel in kernels if kernel.op is Conv2d)

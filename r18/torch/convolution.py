@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -81,7 +82,7 @@ WEIGHTS = ("conv.weight", "bn.weight", "bn.bias", "bn.running_mean", "bn.running
 @lru_cache(maxsize=256)
 def conv_schedule(op: Conv2d, eps: float, shape: Shape) -> Schedule:
     """Convolution, BatchNorm and, if `op` has it, ReLU on images of (C, H, W), fused to a step."""
-    bare = Conv2d(op.in_channels, op.out_channels, op.kernel_size, op.stride, op.padding)
+    bare = replace(op, relu=False)
     steps = [
         Step("conv", bare, ("image",), "conv", WEIGHTS[:1]),
         Step("bn", BatchNorm(op.out_channels, eps), ("conv",), "bn", WEIGHTS[1:]),

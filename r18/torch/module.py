@@ -1,4 +1,4 @@
-"""The fast module: what `optimize_resnet18` returns. See `r18.torch` for how it works."""
+"""The fast module: what `optimize_resnet` returns. See `r18.torch` for how it works."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from r18.errors import ShapeError, UsageError, unknown
 from r18.graph.ops import Layout
 from r18.graph.precision import precision as precision_named
 from r18.graph.quantization import Quantization
-from r18.graph.resnet import resnet18
-from r18.torch.architecture import check_resnet, examine
+from r18.graph.resnet import ResNet, resnet18
+from r18.torch.architecture import ONLY, check_resnet, examine
 from r18.torch.choice import LEVELS, Choice, choose
 from r18.torch.convolution import WEIGHTS
 from r18.torch.followed import Followed
@@ -24,18 +24,21 @@ from r18.torch.storage import below_autograd, precision_of, shape_of, storage_dt
 
 CONV_WEIGHTS = len(WEIGHTS)
 
-OWN = "do that to the model that was given to optimize_resnet18: this one follows it"
+OWN = "do that to the model that was given to be optimized: this one follows it"
 
 
-class FastResNet18(nn.Module):
+class FastResNet(nn.Module):
     """A model's forward pass with a backend's kernels in it, and the model's own parameters.
 
     Called as the model is: images (N, 3, H, W) in its dtype on its device, to logits. Inference
-    only. Raises `UsageError` when the model is in training mode, has hooks, or is no ResNet-18
-    any more, and for images of another dtype or device; `ShapeError` for another shape.
+    only. Raises `UsageError` when the model is in training mode, has hooks, or is not the ResNet
+    any more that it was, and for images of another dtype or device; `ShapeError` for another shape.
     """
 
     _model: nn.Module
+    _network: ResNet | None = None
+    """The network that the model must be; None until the first look, for any."""
+    _asked = "optimize_resnet"
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class FastResNet18(nn.Module):
         super().__init__()
         if fuse not in LEVELS:
             raise unknown("fusion level of a drop-in", fuse, LEVELS, error=UsageError)
-        check_resnet(model)
+        check_resnet(model, self._asked)
         if precision is not None:
             precision_named(precision)
         self._calibrating = calibrating(precision, fuse, calibration, method, bits)
@@ -66,8 +69,10 @@ class FastResNet18(nn.Module):
         _ = self.quantization  # which may fail, and takes long
 
     def _begin(self) -> None:
-        self._architecture = examine(self._model)
+        self._architecture = examine(self._model, self._network, self._asked)
+        self._network = self._architecture.network
         self._choices: dict[tuple[str, torch.dtype], Choice] = {}
+        self._text = self._network.text
         self._whole = Followed()
         self._convs = [Followed() for _ in self._architecture.norms]
         self._quantizer = None
@@ -84,7 +89,7 @@ class FastResNet18(nn.Module):
     def _examine(self) -> None:
         """NOTE: not for torch.compile to trace; with fullgraph=True, call the module once itself
         after a module of the model was replaced."""
-        self._architecture = examine(self._model)
+        self._architecture = examine(self._model, self._network, self._asked)
 
     def _choice(self, weight: torch.Tensor | None = None) -> Choice:
         """What computes for the model as it is now; `weight` is one of its own."""
@@ -98,7 +103,9 @@ class FastResNet18(nn.Module):
     def _choose(self, kind: str, dtype: torch.dtype) -> None:
         precision = self._precision_in(dtype)
         bits = 8 if self._calibrating is None else self._calibrating.bits
-        self._choices[kind, dtype] = choose(self._asked_backend, kind, self.fuse, precision, bits)
+        self._choices[kind, dtype] = choose(
+            self._asked_backend, kind, self.fuse, precision, bits, self._architecture.network
+        )
 
     def _precision_in(self, dtype: torch.dtype) -> str:
         own = precision_of(dtype)
@@ -124,7 +131,7 @@ class FastResNet18(nn.Module):
     def quantization(self) -> Quantization | None:
         """In int8, the quantisation of the model's weights as they are now: what it computes with.
 
-        None in other precisions. Raises what `optimize_resnet18` raises for a calibration.
+        None in other precisions. Raises what `optimize_resnet` raises for a calibration.
         """
         if self._quantizer is None:
             return None
@@ -133,7 +140,8 @@ class FastResNet18(nn.Module):
         weights = self._architecture.tensors()
         height, width = resnet18().input_shape[1:]  # any: scales do not depend on it
         eps = tuple(norm.eps for norm in self._architecture.norms)
-        schedule = network_schedule(len(weights[-1]), height, width, eps)
+        network = self._architecture.network
+        schedule = network_schedule(len(weights[-1]), height, width, eps, network)
         return self._quantizer.quantization(backend, schedule, weights)
 
     # -- running -------------------------------------------------------------------------------
@@ -149,9 +157,12 @@ class FastResNet18(nn.Module):
             if self.fuse == "conv_bn_relu":
                 return self._forward_conv_bn_relu(images, weights, choice)
             eps = [norm.eps for norm in self._architecture.norms]
-            logits: torch.Tensor = ops.resnet18.default(
-                images, weights, eps, self._whole.handle, choice.backend, choice.precision
-            )
+            how = self._whole.handle, choice.backend, choice.precision
+            logits: torch.Tensor
+            if self._text == "resnet18":
+                logits = ops.resnet18.default(images, weights, eps, *how)
+            else:
+                logits = ops.resnet.default(images, weights, eps, self._text, *how)
             return logits
 
     def _check_images(self, images: torch.Tensor, weight: torch.Tensor) -> None:
@@ -183,19 +194,22 @@ class FastResNet18(nn.Module):
         def normed(number: int, x: torch.Tensor) -> torch.Tensor:
             """The convolution of that number with its BatchNorm."""
             weight, scale, bias, mean, var = self._of(number, weights)
-            stride, padding = self._architecture.windows[number]
+            stride, padding, dilation, groups = self._architecture.windows[number]
             if autocast:
-                y = torch.conv2d(x, weight, None, stride, padding)
+                y = torch.conv2d(x, weight, None, stride, padding, dilation, groups)
             else:
-                y = torch.convolution(x, weight, None, stride, padding, (1, 1), False, (0, 0), 1)
+                around = stride, padding, dilation, False, (0, 0), groups
+                y = torch.convolution(x, weight, None, *around)
             eps = self._architecture.norms[number].eps
             return torch.batch_norm(y, scale, bias, mean, var, False, 0.0, eps, cudnn)
 
         x = model.maxpool(torch.relu_(normed(0, images)))
-        count = 1
+        count, depth = 1, self._architecture.depth
         for shortcut in self._architecture.shortcuts:
-            y = normed(count + 1, torch.relu_(normed(count, x)))
-            count += 2
+            y = normed(count, x)
+            for number in range(count + 1, count + depth):
+                y = normed(number, torch.relu_(y))
+            count += depth
             if shortcut:
                 x = normed(count, x)
                 count += 1
@@ -216,24 +230,30 @@ class FastResNet18(nn.Module):
 
         def fused(number: int, x: torch.Tensor, relu: bool) -> torch.Tensor:
             """The convolution of that number with its BatchNorm, and ReLU."""
+            stride, padding, dilation, groups = self._architecture.windows[number]
             y: torch.Tensor = ops.conv_bn_relu.default(
                 x,
                 *self._of(number, weights),
                 self._architecture.norms[number].eps,
-                *self._architecture.windows[number],
+                stride,
+                padding,
                 relu,
                 self._convs[number].handle,
                 choice.backend,
                 choice.precision,
                 nhwc,
+                dilation,
+                groups,
             )
             return y
 
         x = model.maxpool(fused(0, images.to(storage_dtype(choice.precision)), True))
-        count = 1
+        count, depth = 1, self._architecture.depth
         for shortcut in self._architecture.shortcuts:
-            y = fused(count + 1, fused(count, x, True), False)
-            count += 2
+            y = x
+            for number in range(count, count + depth):
+                y = fused(number, y, number < count + depth - 1)
+            count += depth
             if shortcut:
                 x = fused(count, x, False)
                 count += 1
@@ -267,12 +287,12 @@ class FastResNet18(nn.Module):
 
     # -- what belongs to the model -------------------------------------------------------------
 
-    def train(self, mode: bool = True) -> FastResNet18:
+    def train(self, mode: bool = True) -> FastResNet:
         if mode:
             raise UsageError(f"the fast module is for inference: train the model\n  {OWN}")
         return self
 
-    def _apply(self, fn: Any, recurse: bool = True) -> FastResNet18:
+    def _apply(self, fn: Any, recurse: bool = True) -> FastResNet:
         """Behind `to`, `cuda`, `half` and the like: an error, unless it changes nothing."""
         for tensor in self._architecture.tensors():
             probe = torch.empty((1,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
@@ -312,4 +332,11 @@ class FastResNet18(nn.Module):
         return f"fuse={self.fuse}, precision={self.precision}, backend={self.backend}"
 
 
-__all__ = ["FastResNet18"]
+class FastResNet18(FastResNet):
+    """The same of ResNet-18, and of nothing else: what `optimize_resnet18` returns."""
+
+    _network = ONLY
+    _asked = "optimize_resnet18"
+
+
+__all__ = ["FastResNet", "FastResNet18"]

@@ -29,7 +29,7 @@ from r18.backend import (
 from r18.graph.ops import BatchNorm, Layout, Relayout
 from r18.graph.passes import fuse
 from r18.graph.quantize import LEVEL, integer_weights, quantized
-from r18.graph.resnet import resnet18
+from r18.graph.resnet import FAMILY, ResNet
 from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 from r18.torch.followed import Derived, Packed, Prepared, Tensors
@@ -54,9 +54,16 @@ LANES = 4
 
 
 @lru_cache(maxsize=64)
-def network_schedule(classes: int, height: int, width: int, eps: tuple[float, ...]) -> Schedule:
-    """ResNet-18 at level `none`; `eps` are its BatchNorms', in the order of the steps."""
-    schedule = resnet18(classes=classes)
+def network_schedule(
+    classes: int,
+    height: int,
+    width: int,
+    eps: tuple[float, ...],
+    network: ResNet = FAMILY["resnet18"],
+) -> Schedule:
+    """A ResNet at level `none`; `eps` are its BatchNorms', in the order of the steps."""
+    text = network.text
+    schedule = network.schedule(text if text in FAMILY else "resnet", classes=classes)
     left = iter(eps)
     steps = tuple(
         replace(step, op=replace(step.op, eps=next(left)))
@@ -68,7 +75,7 @@ def network_schedule(classes: int, height: int, width: int, eps: tuple[float, ..
 
 
 class Network(Derived):
-    """ResNet-18 for images of one shape.
+    """A ResNet for images of one shape.
 
     schedule: at level `none`. quantizer: in int8, of the network's weights.
     """

@@ -5,14 +5,17 @@
 `r18::add_relu_(a, b, backend)`
     The same, in place of `a`.
 `r18::conv_bn_relu(x, weight, bn_weight, bn_bias, running_mean, running_var, eps, stride, padding,
-relu, cache, backend, precision, channels_last)`
+relu, cache, backend, precision, channels_last, dilation, groups)`
     Convolution without bias, BatchNorm with running statistics, and ReLU if `relu`. `x` is in the
     precision's storage dtype, (N, C, H, W); the result is dense, in channels-last memory if
     `channels_last`, otherwise in the memory format of `x`. No image gives an empty result; images
     without pixels raise `ShapeError`.
-`r18::resnet18(images, weights, eps, cache, backend, precision)`
+`r18::resnet(images, weights, eps, network, cache, backend, precision)`
     Logits of images (N, 3, H, W). `weights` are the tensors of torchvision's `state_dict` in the
     order of `network_schedule(...).weight_specs`, `eps` the BatchNorms' in the order of the steps.
+    `network` is the `text` of an `r18.graph.resnet.ResNet`, such as `resnet50`.
+`r18::resnet18(images, weights, eps, cache, backend, precision)`
+    The same of ResNet-18.
 
 `backend` is a name of the registry. `cache` is the handle of a `Followed`, which keeps what is
 derived from the weights; 0 for none. In int8 a quantisation is derived from them too, and the cache
@@ -35,6 +38,8 @@ from r18.backend.registry import get_backend
 from r18.errors import ShapeError, UsageError
 from r18.graph.ops import Conv2d, Layout, Shape
 from r18.graph.precision import INT8
+from r18.graph.resnet import resnet_of
+from r18.graph.schedule import Schedule
 from r18.torch.convolution import Convolution, make_sum
 from r18.torch.followed import followed
 from r18.torch.integers import Quantizer
@@ -62,7 +67,12 @@ SCHEMAS = {
     "r18::conv_bn_relu": (
         "(Tensor x, Tensor weight, Tensor bn_weight, Tensor bn_bias, Tensor running_mean, "
         "Tensor running_var, float eps, int[2] stride, int[2] padding, bool relu, int cache, "
-        "str backend, str precision, bool? channels_last=None) -> Tensor"
+        "str backend, str precision, bool? channels_last=None, int[2] dilation=1, int groups=1) "
+        "-> Tensor"
+    ),
+    "r18::resnet": (
+        "(Tensor images, Tensor[] weights, float[] eps, str network, int cache, str backend, "
+        "str precision) -> Tensor"
     ),
     "r18::resnet18": (
         "(Tensor images, Tensor[] weights, float[] eps, int cache, str backend, str precision) "
@@ -176,12 +186,14 @@ def conv_bn_relu(
     backend: str,
     precision: str,
     channels_last: bool | None = None,
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
 ) -> torch.Tensor:
     weights = (weight, bn_weight, bn_bias, running_mean, running_var)
     layout = layout_of(x)
     wanted = layout if channels_last is None else LAYOUTS[channels_last]
     given = (x.shape, weight.shape, x.dtype, layout, x.device)
-    key = (*given, *stride, *padding, relu, eps, backend, precision, wanted)
+    key = (*given, *stride, *padding, *dilation, groups, relu, eps, backend, precision, wanted)
     kept = followed(cache)
     found = kept.current(key, weights)
     if found is None:
@@ -190,7 +202,7 @@ def conv_bn_relu(
                 f"r18::conv_bn_relu in {precision} takes {storage_dtype(precision)}, got {x.dtype}"
             )
         _check_devices("r18::conv_bn_relu", x, weights)
-        op = _conv(weight, stride, padding, relu)
+        op = _conv(weight, stride, padding, relu, dilation, groups)
         if not x.numel():
             # As in PyTorch: no image is an empty result, images without pixels are an error. Their
             # padding alone could fill an output, which nothing here would compute.
@@ -206,6 +218,8 @@ def conv_bn_relu(
                 backend,
                 precision,
                 channels_last,
+                dilation,
+                groups,
             )
         found = kept.find(
             key,
@@ -216,13 +230,19 @@ def conv_bn_relu(
 
 
 def _conv(
-    weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], relu: bool
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    relu: bool,
+    dilation: Sequence[int],
+    groups: int,
 ) -> Conv2d:
     if weight.dim() != 4:
         raise ShapeError(f"r18::conv_bn_relu takes weights (O, I, kh, kw), got {shape_of(weight)}")
     o, c, kh, kw = weight.shape
-    (sh, sw), (ph, pw) = stride, padding
-    return Conv2d(c, o, (kh, kw), (sh, sw), (ph, pw), relu=relu)
+    (sh, sw), (ph, pw), (dh, dw) = stride, padding, dilation
+    shape = c * groups, o, (kh, kw), (sh, sw), (ph, pw)
+    return Conv2d(*shape, relu=relu, groups=groups, dilation=(dh, dw))
 
 
 def _conv_bn_relu_fake(
@@ -240,13 +260,18 @@ def _conv_bn_relu_fake(
     backend: str,
     precision: str,
     channels_last: bool | None = None,
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
 ) -> torch.Tensor:
     o, c, *kernel = weight.shape
+    c = c * groups
     torch._check(x.dim() == 4, lambda: f"r18::conv_bn_relu takes (N, C, H, W), got {x.shape}")
     torch._check(x.shape[1] == c, lambda: f"r18::conv_bn_relu takes {c} channels, got {x.shape}")
     extents = (
-        (extent + 2 * pad - size) // step + 1
-        for extent, size, step, pad in zip(x.shape[2:], kernel, stride, padding, strict=True)
+        (extent + 2 * pad - apart * (size - 1) - 1) // step + 1
+        for extent, size, step, pad, apart in zip(
+            x.shape[2:], kernel, stride, padding, dilation, strict=True
+        )
     )
     layout = layout_of(x) if channels_last is None else LAYOUTS[channels_last]
     return empty((x.shape[0], o, *extents), layout, x.dtype, x.device)
@@ -263,27 +288,40 @@ def resnet18(
     backend: str,
     precision: str,
 ) -> torch.Tensor:
+    return resnet(images, weights, eps, "resnet18", cache, backend, precision)
+
+
+def resnet(
+    images: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    eps: Sequence[float],
+    network: str,
+    cache: int,
+    backend: str,
+    precision: str,
+) -> torch.Tensor:
+    operator = f"r18::{network if network == 'resnet18' else 'resnet'}"
     precision_of(images.dtype)
     if images.dim() != 4 or images.shape[1] != 3:
-        raise ShapeError(f"r18::resnet18 takes images (N, 3, H, W), got {shape_of(images)}")
+        raise ShapeError(f"{operator} takes images (N, 3, H, W), got {shape_of(images)}")
     batch, _, height, width = images.shape
     classes = len(weights[-1])
     variances = tuple(eps)
     if not batch:
-        network_schedule(classes, height, width, variances)  # raises where no window fits
+        _schedule(classes, height, width, variances, network)  # raises where no window fits
         return empty((0, classes), Layout.NCHW, images.dtype, images.device)
-    key = (images.shape, classes, variances, images.device, backend, precision)
+    key = (images.shape, classes, variances, images.device, backend, precision, network)
     kept = followed(cache)
     found = kept.current(key, weights)
     if found is None:
-        _check_devices("r18::resnet18", images, weights)
-        quantizer = _quantizer(cache, precision)
+        _check_devices(operator, images, weights)
+        quantizer = _quantizer(cache, precision, operator)
         found = kept.find(
             key,
             weights,
             lambda: Network(
                 backend_named(backend),
-                network_schedule(classes, height, width, variances),
+                _schedule(classes, height, width, variances, network),
                 batch,
                 precision,
                 images.device,
@@ -298,14 +336,20 @@ QUANTIZERS: WeakValueDictionary[int, Quantizer] = WeakValueDictionary()
 """In int8, what quantises the weights, by the handle of the cache."""
 
 
-def _quantizer(cache: int, precision: str) -> Quantizer | None:
+def _schedule(
+    classes: int, height: int, width: int, eps: tuple[float, ...], network: str
+) -> Schedule:
+    return network_schedule(classes, height, width, eps, resnet_of(network))
+
+
+def _quantizer(cache: int, precision: str, operator: str) -> Quantizer | None:
     """Raises `UsageError` for int8 without one."""
     if precision != INT8.name:
         return None
     found = QUANTIZERS.get(cache)
     if found is None:
         raise UsageError(
-            "r18::resnet18 in int8 needs the cache of a module that was calibrated\n"
+            f"{operator} in int8 needs the cache of a module that was calibrated\n"
             "  optimize_resnet18(model, precision='int8', calibration=…) makes one"
         )
     return found
@@ -319,9 +363,21 @@ def _resnet18_fake(
     backend: str,
     precision: str,
 ) -> torch.Tensor:
-    torch._check(images.dim() == 4, lambda: f"r18::resnet18 takes (N, 3, H, W), got {images.shape}")
+    torch._check(images.dim() == 4, lambda: f"images are (N, 3, H, W), got {images.shape}")
     shape = (images.shape[0], weights[-1].shape[0])
     return empty(shape, Layout.NCHW, images.dtype, images.device)
+
+
+def _resnet_fake(
+    images: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    eps: Sequence[float],
+    network: str,
+    cache: int,
+    backend: str,
+    precision: str,
+) -> torch.Tensor:
+    return _resnet18_fake(images, weights, eps, cache, backend, precision)
 
 
 # -- registration ------------------------------------------------------------------------------
@@ -346,6 +402,7 @@ def _register() -> None:
         "r18::add_relu": (add_relu, _add_relu_fake),
         "r18::add_relu_": (add_relu_, _add_relu_over_fake),
         "r18::conv_bn_relu": (conv_bn_relu, _conv_bn_relu_fake),
+        "r18::resnet": (resnet, _resnet_fake),
         "r18::resnet18": (resnet18, _resnet18_fake),
     }
     for name, (real, fake) in implementations.items():

@@ -7,13 +7,15 @@ little-endian, row-major, with no header:
       "version": 1, "dtype": "float32", "byte_order": "little", "layout": "NCHW",
       "model": "resnet18",
       "network": {"classes": 1000, "image_size": 224},
-      "preprocess": {"resize": 256, "center_crop": 224, "mean": […], "std": […]},
+      "preprocess": {"resize": 256, "center_crop": 224, "mean": […], "std": […]},  (1)
       "tensors": [
         {"name": "conv1.weight", "path": "conv1.weight.bin", "shape": [64, 3, 7, 7],
          "layout": "OIHW", "kind": "conv_weight", "sha256": "…"},
         …
       ]
     }
+
+(1) and `"interpolation": "bicubic"` where images are resized by that filter, not bilinear.
 
 The outer `layout` is that of the images, a tensor's its own: OIHW, OI or O. Names are
 torchvision's. `kind` is conv_weight, bn_param, bn_buffer, fc_weight or fc_bias; `sha256` is of the

@@ -2,12 +2,14 @@
 
 Sources, as `--weights` takes them:
 
-- `imagenet`: torchvision's IMAGENET1K_V1 of resnet18 or resnet34, from PyTorch's cache or the net;
+- `imagenet`: torchvision's IMAGENET1K_V1 of a network that it has, from PyTorch's cache or the net;
 - `FILE.pth`, `FILE.pt`: a PyTorch `state_dict`, or a checkpoint with one under `state_dict`;
 - `FILE.safetensors`, `FILE.npz`: arrays by torchvision's names. A manifest `FILE.json` in the
   same folder gives kinds, layouts, hashes and preprocessing, which are checked; without one, only
   names, dtypes, shapes and values can be checked;
 - a folder with `manifest.json` (see `r18.weights.manifest`);
+- timm's weights, with timm's preprocessing (see `r18.weights.timm`): a folder with `config.json`
+  and `model.safetensors`, or a `.safetensors` file in such a folder; `timm:FILE` for one without;
 - `synthetic`, `synthetic:SEED`: made here, without a download (see `r18.weights.synthetic`).
 """
 
@@ -20,7 +22,7 @@ import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
@@ -37,6 +39,7 @@ from r18.graph.precision import INT8
 from r18.graph.quantization import Quantization
 from r18.graph.schedule import IMAGE, Schedule
 from r18.images.preprocess import Preprocess
+from r18.weights import timm
 from r18.weights.formats import (
     read_npz,
     read_safetensors,
@@ -65,6 +68,8 @@ SOURCES = (
     "FILE.safetensors",
     "FILE.npz",
     f"FOLDER with {MANIFEST}",
+    "FOLDER of timm",
+    "timm:FILE.safetensors",
 )
 """The kinds of sources, as messages and `--help` name them."""
 
@@ -83,6 +88,13 @@ _WITH_SIDECAR = (".safetensors", ".npz")
 _IMAGENET = {
     "resnet18": "https://download.pytorch.org/models/resnet18-f37072fd.pth",
     "resnet34": "https://download.pytorch.org/models/resnet34-b627a593.pth",
+    "resnet50": "https://download.pytorch.org/models/resnet50-0676ba61.pth",
+    "resnet101": "https://download.pytorch.org/models/resnet101-63fe2227.pth",
+    "resnet152": "https://download.pytorch.org/models/resnet152-394f9c45.pth",
+    "wide_resnet50_2": "https://download.pytorch.org/models/wide_resnet50_2-95faca4d.pth",
+    "wide_resnet101_2": "https://download.pytorch.org/models/wide_resnet101_2-32ee1156.pth",
+    "resnext50_32x4d": "https://download.pytorch.org/models/resnext50_32x4d-7cdf4587.pth",
+    "resnext101_32x8d": "https://download.pytorch.org/models/resnext101_32x8d-8ba56ff5.pth",
 }
 """Torchvision's IMAGENET1K_V1. Asking it for them would import PyTorch."""
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
@@ -180,12 +192,24 @@ def load_weights(source: str | Path, schedule: Schedule, precision: str = "") ->
             return _synthetic(seed if colon else "0", schedule)
         if text == "imagenet":
             return _imagenet(schedule)
+        if keyword == timm.KEYWORD and colon:
+            return _of_timm(Path(seed), text, schedule)
     return _from_path(Path(text), text, schedule, precision == INT8.name)
 
 
 def is_plain(source: str) -> bool:
     """Whether a source is no file and no folder."""
     return source == "imagenet" or source.partition(":")[0] == "synthetic"
+
+
+def resolved(source: str) -> str:
+    """The source with its path made absolute, so that it is the same from every folder."""
+    if is_plain(source):
+        return source
+    keyword, colon, path = source.partition(":")
+    if keyword == timm.KEYWORD and colon:
+        return f"{keyword}:{Path(path).resolve()}"
+    return str(Path(source).resolve())
 
 
 def check_source_named(source: str, where: str) -> None:
@@ -234,6 +258,8 @@ def _from_path(path: Path, source: str, schedule: Schedule, computable: bool) ->
 
 def _from_folder_or_file(path: Path, source: str, schedule: Schedule, computable: bool) -> Weights:
     if path.is_dir():
+        if not (path / MANIFEST).exists() and timm.is_config(path / timm.CONFIG):
+            return _of_timm(path, source, schedule)
         if not (path / MANIFEST).exists():
             raise WeightsError(
                 f"weights '{source}': the folder holds no {MANIFEST}\n"
@@ -256,11 +282,42 @@ def _from_folder_or_file(path: Path, source: str, schedule: Schedule, computable
     data = read_bytes(path, WEIGHTS_LIMIT)
     tensors = read_tensors(_READERS[path.suffix.lower()](path, data), schedule, where)
     sidecar = path.with_suffix(".json")
+    if path.suffix.lower() == ".safetensors" and timm.is_config(path.parent / timm.CONFIG):
+        return _prepared_by_timm(tensors, source, schedule, path.parent / timm.CONFIG)
     if path.suffix.lower() not in _WITH_SIDECAR or not sidecar.exists():
         return Weights(tensors, source, _preprocess(schedule))
     manifest = load_manifest(sidecar)
     _check_sidecar(sidecar, manifest, schedule, tensors)
     return Weights(tensors, source, _preprocess(schedule, manifest))
+
+
+def _of_timm(path: Path, source: str, schedule: Schedule) -> Weights:
+    """timm's weights in a folder or file; without a `config.json` prepared as is usual in timm."""
+    where = f"weights '{source}'"
+    config = (path if path.is_dir() else path.parent) / timm.CONFIG
+    file = path / timm.WEIGHTS if path.is_dir() else path
+    if file.suffix.lower() not in _READERS:
+        raise WeightsError(
+            f"{where}: timm's weights are in a file such as {timm.WEIGHTS}, got '{plain(file)}'"
+        )
+    if not file.is_file():
+        raise WeightsError(f"{where}: there is no file '{plain(file)}'; check the path")
+    try:
+        data = read_bytes(file, WEIGHTS_LIMIT)
+    except OSError as error:
+        raise WeightsError(f"{where}: cannot be read: {error}") from None
+    if timm.is_config(config):
+        timm.read_config(config).check(schedule.name)  # before names of tensors are compared
+    tensors = read_tensors(_READERS[file.suffix.lower()](file, data), schedule, where)
+    return _prepared_by_timm(tensors, source, schedule, config)
+
+
+def _prepared_by_timm(
+    tensors: Mapping[str, Float32], source: str, schedule: Schedule, config: Path
+) -> Weights:
+    settings = timm.read_config(config) if timm.is_config(config) else timm.Settings()
+    settings.check(schedule.name)
+    return Weights(tensors, source, settings.preprocess(_image_size(schedule)))
 
 
 def _check_sidecar(
@@ -291,13 +348,15 @@ def _check_sidecar(
 
 def _preprocess(schedule: Schedule, manifest: Manifest | None = None) -> Preprocess:
     """The manifest's preprocessing, brought to the schedule's image size, or ImageNet's at it."""
-    size = schedule.input_shape[-1] if schedule.input == IMAGE else 224
+    size = _image_size(schedule)
     if manifest is None:
         return Preprocess.for_image_size(size)
     known = manifest.preprocess
-    if manifest.image_size == size:
-        return known
-    return replace(Preprocess.for_image_size(size), mean=known.mean, std=known.std)
+    return known if manifest.image_size == size else known.at(size)
+
+
+def _image_size(schedule: Schedule) -> int:
+    return schedule.input_shape[-1] if schedule.input == IMAGE else 224
 
 
 # -- ImageNet --------------------------------------------------------------------------------
@@ -306,7 +365,7 @@ def _preprocess(schedule: Schedule, manifest: Manifest | None = None) -> Preproc
 def _imagenet(schedule: Schedule) -> Weights:
     if schedule.name not in _IMAGENET:
         raise WeightsError(
-            f"weights 'imagenet' exist for {' and '.join(_IMAGENET)}, not for '{schedule.name}'\n"
+            f"weights 'imagenet' exist for {', '.join(_IMAGENET)}, not for '{schedule.name}'\n"
             "  use --weights synthetic, which fits every network"
         )
     url = _IMAGENET[schedule.name]
@@ -446,5 +505,6 @@ __all__ = [
     "export_weights",
     "is_plain",
     "load_weights",
+    "resolved",
     "weights_from",
 ]

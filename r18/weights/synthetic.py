@@ -180,7 +180,7 @@ class _Measurement:
         return self.tensors[name]
 
     def _conv(self, step: Step, op: Conv2d, x: Floats, *residual: Floats) -> Floats:
-        shape = (op.out_channels, op.in_channels, *op.kernel_size)
+        shape = (op.out_channels, op.group_channels, *op.kernel_size)
         name = step.weights[0]
         weight = self._keep(name, normal(self.seed, name, shape, math.sqrt(2 / op.depth)))
         y = _convolve(_Quantised.of(weight), op, x)
@@ -254,18 +254,30 @@ def _windows(
     stride: tuple[int, int],
     padding: tuple[int, int],
     fill: float,
+    dilation: tuple[int, int] = (1, 1),
 ) -> Floats:
     """A view (C, N, OH, OW, kh, kw) of the padded input (C, N, H, W)."""
-    (top, left), (down, right) = padding, stride
+    (top, left), (down, right), (below, beside) = padding, stride, dilation
     x = np.pad(x, ((0, 0), (0, 0), (top, top), (left, left)), constant_values=fill)
-    return sliding_window_view(x, kernel, axis=(2, 3))[:, :, ::down, ::right]
+    span = (1 + below * (kernel[0] - 1), 1 + beside * (kernel[1] - 1))
+    windows = sliding_window_view(x, span, axis=(2, 3))[:, :, ::down, ::right]
+    return windows[..., ::below, ::beside]
 
 
 def _convolve(weight: _Quantised, op: Conv2d, x: Floats) -> Floats:
-    """The convolution of (C, N, H, W), rounded to units of 2^-FRACTION, in blocks of columns."""
-    windows = _windows(x, op.kernel_size, op.stride, op.padding, 0.0).transpose(0, 4, 5, 1, 2, 3)
+    """The convolution of (C, N, H, W), rounded to units of 2^-FRACTION, group by group."""
+    rows = np.split(weight.units, op.groups)
+    parts = (_Quantised(units, weight.bits) for units in rows)
+    images = np.split(x, op.groups)
+    return np.concatenate([_convolve_group(w, op, x) for w, x in zip(parts, images, strict=True)])
+
+
+def _convolve_group(weight: _Quantised, op: Conv2d, x: Floats) -> Floats:
+    """The same of one group's filters and channels, in blocks of columns."""
+    windows = _windows(x, op.kernel_size, op.stride, op.padding, 0.0, op.dilation)
+    windows = windows.transpose(0, 4, 5, 1, 2, 3)
     images, height, width = windows.shape[3:]
-    out = np.empty((op.out_channels, images, height, width))
+    out = np.empty((len(weight.units), images, height, width))
     some_images = max(1, COLUMNS // (op.depth * height * width))
     some_rows = min(height, max(1, COLUMNS // (op.depth * width)))
     for n in range(0, images, some_images):

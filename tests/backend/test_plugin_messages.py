@@ -110,6 +110,16 @@ KERNELS = {
         'run, edges=("16",)),)',
         "edges must be a tuple of integers, not ('16',)",
     ),
+    "extras as one": (
+        "run),)",
+        'run, extras="groups"),)',
+        "extras must be a frozenset of some of 'dilation', 'groups', not 'groups'",
+    ),
+    "extras of another op": (
+        "run),)",
+        'run, extras=frozenset({"strides"})),)',
+        "extras must be a frozenset of some of 'dilation', 'groups', not frozenset({'strides'})",
+    ),
     "one extra problem": (
         "run),)",
         "run, extra_problems=[ReLU()]),)",

@@ -16,7 +16,7 @@ from r18.bench.baselines.onnx_export import onnx_model
 from r18.errors import ScheduleError, UsageError, WeightsError
 from r18.graph.ops import Conv2d, Layout, MaxPool2d, Relayout
 from r18.graph.passes import fuse
-from r18.graph.resnet import resnet18, resnet34, tiny
+from r18.graph.resnet import network, resnet18, resnet34, resnet50, tiny
 from r18.graph.schedule import Checkpoint, Schedule, Step
 from support import images, output_of, random_weights, run_schedule
 
@@ -25,9 +25,12 @@ def extents(value: Any) -> list[int]:
     return [extent.dim_value for extent in value.type.tensor_type.shape.dim]
 
 
-@pytest.mark.parametrize("softmax", [False, True])
-def test_it_computes_the_network(softmax: bool) -> None:
-    schedule = tiny(softmax=softmax)
+@pytest.mark.parametrize(
+    "schedule",
+    [tiny(), tiny(softmax=True), network("tiny_bottleneck"), network("tiny_resnext")],
+    ids=["tiny", "softmax", "bottleneck", "resnext"],
+)
+def test_it_computes_the_network(schedule: Schedule) -> None:
     weights, x = random_weights(schedule), images(schedule, 3)
     model = onnx_model(schedule, weights, batch=3)
     (got,) = ReferenceEvaluator(model).run(None, {"image": x})
@@ -35,7 +38,9 @@ def test_it_computes_the_network(softmax: bool) -> None:
     assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("make", "convolutions"), [(resnet18, 20), (resnet34, 36), (tiny, 12)])
+@pytest.mark.parametrize(
+    ("make", "convolutions"), [(resnet18, 20), (resnet34, 36), (resnet50, 53), (tiny, 12)]
+)
 def test_a_node_is_a_step_by_name(make: Any, convolutions: int) -> None:
     schedule = make(image_size=64)
     weights = random_weights(schedule)

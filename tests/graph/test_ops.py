@@ -68,6 +68,79 @@ def test_conv_shape_and_macs_equal_pytorch(
 
 
 @SETTINGS
+@given(
+    image=small(1, 20),
+    kernel=small(1, 4),
+    stride=small(1, 3),
+    padding=small(0, 4),
+    dilation=small(1, 4),
+    groups=st.integers(1, 4),
+)
+def test_grouped_and_dilated_shapes_weights_and_macs_equal_pytorch(
+    image: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> None:
+    op = Conv2d(3 * groups, 2 * groups, kernel, stride, padding, groups=groups, dilation=dilation)
+    module = torch.nn.Conv2d(
+        3 * groups, 2 * groups, kernel, stride, padding, dilation, groups, bias=False
+    )
+    assert op.weights()[0].shape == tuple(module.weight.shape)
+    x = torch.ones(2, 3 * groups, *image)
+    try:
+        with torch.no_grad():
+            expected = tuple(module(x).shape)
+    except RuntimeError:
+        with pytest.raises(ShapeError):
+            op.infer(tuple(x.shape))
+        return
+    problem = Problem(op, (tuple(x.shape),))
+    assert problem.output == expected
+    per_output = module.weight[0].numel()
+    assert problem.macs == expected[0] * expected[1] * expected[2] * expected[3] * per_output
+    reads = torch.zeros_like(x, requires_grad=True)
+    torch.nn.functional.conv2d(
+        reads, torch.ones_like(module.weight), None, stride, padding, dilation, groups
+    ).sum().backward()
+    assert reads.grad is not None
+    assert op.covered(tuple(x.shape)) == int((reads.grad != 0).sum())
+
+
+def test_groups_and_dilation_of_1_are_in_no_name() -> None:
+    """Tables, records and findings name problems as before there were these fields."""
+    plain = Problem(Conv2d(4, 8, (3, 3), (2, 2), (1, 1), bias=True), ((1, 4, 8, 8),))
+    assert str(plain) == (
+        "conv2d+bias(in_channels=4, out_channels=8, kernel_size=3×3, stride=2×2, padding=1×1) "
+        "1×4×8×8 → 1×8×4×4"
+    )
+    assert not plain.op.extras
+    assert not plain.op.settings.keys() & {"groups", "dilation"}
+    both = dataclasses.replace(plain.op, groups=2, dilation=(1, 2))
+    assert str(Problem(both, ((1, 4, 8, 8),))) == (
+        "conv2d+bias(in_channels=4, out_channels=8, kernel_size=3×3, stride=2×2, padding=1×1, "
+        "groups=2, dilation=1×2) 1×4×8×8 → 1×8×4×3"
+    )
+    pooled = ConvMaxPool(both, MaxPool2d((2, 2), (2, 2)))
+    assert both.extras == pooled.extras == {"groups": "2", "dilation": "1×2"}
+
+
+def test_groups_divide_both_kinds_of_channels() -> None:
+    for channels, outputs in ((6, 8), (8, 6)):
+        with pytest.raises(ShapeError, match="4 groups do not divide"):
+            Conv2d(channels, outputs, (1, 1), groups=4)
+    for wrong in (0, -1, 1.0, True):
+        with pytest.raises(ShapeError, match="groups must be"):
+            Conv2d(4, 4, (1, 1), groups=wrong)  # type: ignore[arg-type]
+    for pair in ((0, 1), (1,), 2.0):
+        with pytest.raises(ShapeError, match="dilation must be an integer ≥ 1"):
+            Conv2d(4, 4, (1, 1), dilation=pair)  # type: ignore[arg-type]
+    assert Conv2d(4, 4, (1, 1), dilation=3).dilation == (3, 3)  # type: ignore[arg-type]
+
+
+@SETTINGS
 @given(image=small(1, 20), kernel=small(1, 7), stride=small(1, 4), padding=small(0, 3))
 def test_maxpool_shape_equals_pytorch(
     image: tuple[int, int],

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
 import torch
 import torchvision
-from torchvision.models import ResNet18_Weights, ResNet34_Weights
+from torchvision.models import get_model_weights
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-from r18.errors import ScheduleError, ShapeError, UnknownName
+from r18.errors import R18Error, ScheduleError, ShapeError, UnknownName
 from r18.graph.ops import Add, BatchNorm, Conv2d, Linear, ReLU, Softmax
 from r18.graph.passes import fuse
-from r18.graph.resnet import network, resnet, resnet18, resnet34, tiny
+from r18.graph.resnet import FAMILY, NETWORKS, ResNet, network, resnet, resnet18, resnet50, tiny
 from r18.graph.schedule import CANONICAL, Checkpoint, FoldedBatchNorm, Schedule, Step
 
-BOTH = pytest.mark.parametrize("name", ["resnet18", "resnet34"])
-BUILD: dict[str, Callable[..., Schedule]] = {"resnet18": resnet18, "resnet34": resnet34}
+DILATED = {
+    "resnet50 dilated in layer4": ("resnet50", (False, False, True)),
+    "resnext50_32x4d dilated in layer3 and layer4": ("resnext50_32x4d", (False, True, True)),
+}
+"""Names of networks here, and torchvision's name and `replace_stride_with_dilation`."""
+
+BUILD: dict[str, Callable[..., Schedule]] = {name: NETWORKS[name] for name in FAMILY} | {
+    ours: partial(replace(FAMILY[name], dilate=dilate).schedule, ours)
+    for ours, (name, dilate) in DILATED.items()
+}
+ALL = pytest.mark.parametrize("name", BUILD)
 
 
 @cache
 def theirs(name: str) -> torch.nn.Module:
     """torchvision's network with shapes alone: its tensors hold no memory."""
+    model, dilate = DILATED.get(name, (name, None))
     with torch.device("meta"):
-        return torchvision.models.get_model(name).eval()
+        given = {} if dilate is None else {"replace_stride_with_dilation": list(dilate)}
+        return torchvision.models.get_model(model, **given).eval()
 
 
 @cache
@@ -40,13 +52,13 @@ def node_names(name: str) -> tuple[str, ...]:
 # -- torchvision -------------------------------------------------------------------------------
 
 
-@BOTH
+@ALL
 def test_step_names_are_torchvisions_node_names_in_order(name: str) -> None:
     """All of them but `flatten`, which our global average pool contains."""
     assert [s.name for s in BUILD[name]().steps] == [n for n in node_names(name) if n != "flatten"]
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("size", [224, 97, 32])
 def test_every_intermediate_shape_is_torchvisions(name: str, size: int) -> None:
     nodes = [n for n in node_names(name) if n != "avgpool"]
@@ -61,7 +73,7 @@ def test_every_intermediate_shape_is_torchvisions(name: str, size: int) -> None:
     assert shapes == expected
 
 
-@BOTH
+@ALL
 def test_weights_are_torchvisions_state_dict(name: str) -> None:
     """Names, order and shapes; `num_batches_tracked` counts training steps and is no weight."""
     expected = {
@@ -74,7 +86,7 @@ def test_weights_are_torchvisions_state_dict(name: str) -> None:
     assert all(key.endswith(f".{spec.role}") for key, spec in specs.items())
 
 
-@BOTH
+@ALL
 def test_every_module_path_is_a_checkpoint_on_the_modules_output(name: str) -> None:
     """A module's output is what the last node of its path makes (a block's ReLU runs twice)."""
     schedule = BUILD[name]()
@@ -83,6 +95,17 @@ def test_every_module_path_is_a_checkpoint_on_the_modules_output(name: str) -> N
         inside = [n for n in node_names(name) if n == path or n.startswith(f"{path}.")]
         assert schedule.value_of(path) == inside[-1]
     assert {"layer2.0.downsample", "layer4.1.bn2", "avgpool"} <= set(paths)
+
+
+@ALL
+def test_every_window_is_that_of_torchvisions_module(name: str) -> None:
+    """Shapes do not tell where a stride is, in which convolution dilation begins, or of groups."""
+    modules = dict(theirs(name).named_modules())
+    for step in BUILD[name]().steps:
+        if isinstance(step.op, Conv2d):
+            module = modules[step.name]
+            found = step.op.stride, step.op.padding, step.op.dilation, step.op.groups
+            assert found == (module.stride, module.padding, module.dilation, module.groups)
 
 
 def test_canonical_checkpoints_name_the_stages() -> None:
@@ -108,15 +131,9 @@ def test_resnet18_counts() -> None:
     assert len(schedule.steps) == 68
 
 
-@pytest.mark.parametrize(
-    ("name", "meta"),
-    [
-        ("resnet18", ResNet18_Weights.IMAGENET1K_V1.meta),
-        ("resnet34", ResNet34_Weights.IMAGENET1K_V1.meta),
-    ],
-)
-def test_counts_are_those_that_torchvision_publishes(name: str, meta: dict[str, float]) -> None:
-    schedule = BUILD[name]()
+@pytest.mark.parametrize("name", FAMILY)
+def test_counts_are_those_that_torchvision_publishes(name: str) -> None:
+    schedule, meta = BUILD[name](), get_model_weights(name).IMAGENET1K_V1.meta
     assert schedule.parameters == meta["num_params"]
     assert round(schedule.macs / 1e9, 3) == meta["_ops"]
 
@@ -176,12 +193,48 @@ def test_parameters_that_make_no_network(
         resnet(**parameters)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"block": "bottle"}, "unknown kind of block 'bottle', did you mean 'bottleneck'"),
+        ({"groups": 2}, "basic blocks have one group"),
+        ({"group_width": 4}, "basic blocks have one group"),
+        ({"dilate": (False, False, True)}, "basic blocks do not dilate"),
+        ({"block": "bottleneck", "dilate": (True,)}, "for each of the 3 stages after the first"),
+        ({"block": "bottleneck", "dilate": (0, 1, 1)}, "dilate must be True or False"),
+        ({"block": "bottleneck", "groups": 0}, "must be at least 1"),
+        ({"block": "bottleneck", "width": 8, "group_width": 4}, "leaves no channels of a stage"),
+    ],
+)
+def test_what_tells_no_resnet_is_refused_in_words(parameters: dict[str, object], said: str) -> None:
+    with pytest.raises(R18Error, match=said):
+        resnet(**parameters)  # type: ignore[arg-type]
+
+
+def test_the_family_in_small_has_what_each_of_it_needs() -> None:
+    """Bottlenecks with and without a shortcut of their own, groups, and dilation."""
+    plain, grouped = network("tiny_bottleneck"), network("tiny_resnext")
+    assert {s.op.label for s in plain.steps} == {s.op.label for s in resnet50().steps}
+    names = {step.name for step in plain.steps}
+    assert "layer2.0.downsample.0" in names
+    assert "layer2.1.downsample.0" not in names
+    extras = [step.op.extras for step in grouped.steps]
+    assert {"groups": "4"} in extras
+    assert {"groups": "4", "dilation": "2×2"} in [
+        step.op.extras
+        for step in ResNet("bottleneck", (1, 1, 1, 2), 8, 4, 32, (False, False, True))
+        .schedule("one block more")
+        .steps
+    ]
+
+
 def test_network_by_name() -> None:
     assert network("tiny", image_size=64) == tiny(image_size=64)
     with pytest.raises(UnknownName) as caught:
         network("resnet-18")
     assert str(caught.value) == (
-        "unknown network 'resnet-18', did you mean 'resnet18'?\n  known: resnet18, resnet34, tiny"
+        "unknown network 'resnet-18', did you mean 'resnet18'?\n  known: "
+        f"{', '.join(sorted(NETWORKS))}"
     )
 
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 from torchvision.models import ResNet18_Weights
+from torchvision.transforms import InterpolationMode
 
 from r18.errors import ImageError, UsageError
 from r18.images.preprocess import (
@@ -134,6 +135,23 @@ def test_every_byte_of_every_channel() -> None:
     got = preprocess_image(image, Preprocess(resize=256, center_crop=256))
     same_bits(got, torchvision_says(image, resize_size=256, crop_size=256))
     assert [len(np.unique(channel)) for channel in got] == [256, 256, 256]
+
+
+@pytest.mark.parametrize(("width", "height"), [(224, 300), (97, 400), (1000, 768), (3, 5)])
+def test_bicubic_is_torchvisions_too(width: int, height: int) -> None:
+    image = noise(width, height)
+    got = preprocess_image(image, Preprocess(interpolation="bicubic"))
+    same_bits(got, torchvision_says(image, interpolation=InterpolationMode.BICUBIC))
+    assert (got != preprocess_image(image)).any()
+
+
+def test_only_another_filter_is_in_the_json() -> None:
+    config = Preprocess(resize=235, interpolation="bicubic")
+    assert config.to_json()["interpolation"] == "bicubic"
+    assert Preprocess.from_json(json.loads(json.dumps(config.to_json()))) == config
+    for wrong in ("lanczos", 3, ["bicubic"]):
+        with pytest.raises(UsageError, match="interpolation must be bilinear or bicubic"):
+            Preprocess(interpolation=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("side", [1, 32, 33, 224, 299])
@@ -568,7 +586,7 @@ def test_json_with_wrong_keys() -> None:
     data = Preprocess().to_json()
     with pytest.raises(UsageError, match="unknown key of preprocess 'crop'") as caught:
         Preprocess.from_json({**data, "crop": 224})
-    assert "known: center_crop, mean, resize, std" in str(caught.value)
+    assert "known: center_crop, interpolation, mean, resize, std" in str(caught.value)
     del data["mean"], data["std"]
     with pytest.raises(UsageError, match=r"^preprocess: no value for mean, std; all four are nee"):
         Preprocess.from_json(data)

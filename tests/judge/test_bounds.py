@@ -346,6 +346,9 @@ def test_winograd_is_of_3x3_windows(algorithm: str) -> None:
     case = Case(problem, FP32, (np.ones((1, 1, 5, 5)),), (np.ones((1, 1, 3, 3)),))
     with pytest.raises(UsageError, match="is a 3×3 convolution of stride 1, not conv2d"):
         bound(case, contract(algorithm), np.ones(problem.output))
+    dilated = Problem(Conv2d(1, 1, (3, 3), dilation=(2, 1)), ((1, 1, 5, 5),))
+    with pytest.raises(UsageError, match="not conv2d with dilation=2×1"):
+        bound(replace(case, problem=dilated), contract(algorithm), np.ones(dilated.output))
 
 
 def classifier(shape: tuple[int, ...], outputs: int) -> Problem:

@@ -23,7 +23,7 @@ from r18.bench.baselines.onnx_export import onnx_model
 from r18.bench.baselines.onnxruntime import made_session
 from r18.errors import WeightsError
 from r18.graph.passes import fold_weights, fuse
-from r18.graph.resnet import tiny
+from r18.graph.resnet import network, tiny
 from r18.qdq import write_qdq
 from r18.qdq.read import read_qdq
 from r18.weights import load_weights
@@ -69,11 +69,14 @@ def static(folded: Path, path: Path, **options: Any) -> Path:
 # -- read --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_our_own_model_reads_back(bits: int, tmp_path: Path) -> None:
-    weights = quantised_weights(bits)
-    path = write_qdq(tmp_path / "m.onnx", tiny(), weights)
-    found = read_qdq(path, tiny())
+@pytest.mark.parametrize(
+    ("name", "bits"), [("tiny", 8), ("tiny", 4), ("tiny_bottleneck", 8), ("tiny_resnext", 8)]
+)
+def test_our_own_model_reads_back(name: str, bits: int, tmp_path: Path) -> None:
+    schedule = network(name)
+    weights = quantised_weights(bits, schedule=schedule)
+    path = write_qdq(tmp_path / "m.onnx", schedule, weights)
+    found = read_qdq(path, schedule)
     assert found.left_out == ()
     got, expected = quantization_of(found.weights), quantization_of(weights)
     assert got.bits == bits
@@ -83,10 +86,10 @@ def test_our_own_model_reads_back(bits: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(got.weights[name].scale, weight.scale)
         np.testing.assert_array_equal(got.biases[name], expected.biases[name])
     # The float weights are the numbers of the integers.
-    numbers = fold_weights(fuse(tiny(), "all"), found.weights)
-    name = "layer2.0.conv2"
-    exact = expected.weights[name].integers * expected.weights[name].scale[:, None, None, None]
-    np.testing.assert_allclose(numbers[f"{name}.folded_weight"], exact, rtol=1e-6)
+    numbers = fold_weights(fuse(schedule, "all"), found.weights)
+    step = "layer2.0.conv2"
+    exact = expected.weights[step].integers * expected.weights[step].scale[:, None, None, None]
+    np.testing.assert_allclose(numbers[f"{step}.folded_weight"], exact, rtol=1e-6)
 
 
 def test_a_static_quantisation_is_refused_with_what_differs(folded: Path, tmp_path: Path) -> None:
@@ -236,6 +239,16 @@ def _stride(graph: Any) -> None:
     strides.ints[0] = 1
 
 
+def _groups(graph: Any) -> None:
+    (node,) = (one for one in graph.node if one.output[0] == "layer2.0.conv1:sum")
+    node.attribute.append(onnx.helper.make_attribute("group", 2))
+
+
+def _dilation(graph: Any) -> None:
+    (node,) = (one for one in graph.node if one.output[0] == "layer2.0.conv1:sum")
+    node.attribute.append(onnx.helper.make_attribute("dilations", [1, 2]))
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -247,6 +260,8 @@ def _stride(graph: Any) -> None:
         (_no_relu, r"step 'layer2\.0\.conv1': expected"),
         (_cut_off, "uint8 with zero point 0, which cuts off what is negative"),
         (_stride, r"strides of Conv .* is \[1, 2\], here \[2, 2\]"),
+        (_groups, r"Conv '.*' has 2 group\(s\), here 1"),
+        (_dilation, r"dilations of Conv .* is \[1, 2\], here \[1, 1\]"),
     ],
 )
 def test_what_is_refused(damage: Callable[[Any], None], words: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ import commands
 from r18.cli.export import export as export_command
 from r18.errors import ManifestError, R18Error, UnknownName, UsageError, WeightsError
 from r18.graph.passes import fuse
-from r18.graph.resnet import resnet18, resnet34, tiny
+from r18.graph.resnet import FAMILY, resnet18, resnet34, tiny
 from r18.graph.schedule import Schedule
 from r18.images.preprocess import Preprocess
 from r18.weights import FORMATS, Weights, export_weights, load_weights, weights_from
@@ -242,8 +242,8 @@ def test_unknown_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     assert refused("imagnet", tiny(), UnknownName) == (
         "unknown weights source 'imagnet', did you mean 'imagenet'?\n"
-        "  known: FILE.npz, FILE.pt, FILE.pth, FILE.safetensors, FOLDER with manifest.json, "
-        "imagenet, synthetic, synthetic:SEED"
+        "  known: FILE.npz, FILE.pt, FILE.pth, FILE.safetensors, FOLDER of timm, "
+        "FOLDER with manifest.json, imagenet, synthetic, synthetic:SEED, timm:FILE.safetensors"
     )
     assert refused("net.onnx", tiny()).startswith(
         "weights 'net.onnx': no such file, and nothing is known about '.onnx'\n  known: imagenet, "
@@ -578,7 +578,7 @@ def test_imagenet_offline(hub: Path) -> None:
 
 def test_imagenet_for_another_network(hub: Path) -> None:
     assert refused("imagenet", tiny()) == (
-        "weights 'imagenet' exist for resnet18 and resnet34, not for 'tiny'\n"
+        f"weights 'imagenet' exist for {', '.join(FAMILY)}, not for 'tiny'\n"
         "  use --weights synthetic, which fits every network"
     )
 

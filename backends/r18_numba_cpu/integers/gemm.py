@@ -14,7 +14,7 @@ from r18.graph.ops import Conv2d, Layout, Problem, Shape
 from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
 from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
 from r18_numba_cpu.integers import tiles
-from r18_numba_cpu.integers.packing import AMX, PORTABLE, flip_of
+from r18_numba_cpu.integers.packing import AMX, PORTABLE, flip_of, plain
 from r18_numba_cpu.kernels.arguments import Bands, ConvShape, Requantization, packed_numbers
 from r18_numba_cpu.packing import Arrays, panels, problem_of, round_up, tile_size
 
@@ -62,10 +62,11 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
 def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
     """The extents of a convolution, (N, H, W, C) in memory, or of a linear op, (N, K).
 
+    Of several groups, or dilated, those of the `plain` one.
     The latter is the 1×1 convolution of one image with a pixel for each sample.
     """
     if isinstance(op, QuantizedConv2d):
-        return problem_of(op.conv, read, written)[1]
+        return problem_of(plain(op.conv), read, written)[1]
     conv = Conv2d(op.linear.in_features, op.linear.out_features, (1, 1))
     return problem_of(conv, (1, 1, *read), (1, 1, *written))[1]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
-from r18.graph.ops import Layout, Op, Problem
+from r18.graph.ops import EXTRAS, Layout, Op, Problem
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -52,7 +52,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
             "edges": (VECTOR, PANEL, AMX) if group == AMX else (*TILE_ROWS, VECTOR, PANEL),
         }
         return (
-            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", **options),
+            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", extras=EXTRAS, **options),
             kernel(QuantizedLinear, f"tiled{suffix}", **options),
         )
 

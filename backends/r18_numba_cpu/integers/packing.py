@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 import numpy as np
 
 from r18.backend import Array
+from r18.graph.ops import Conv2d
 from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
 from r18_numba_cpu.compiled import module
 from r18_numba_cpu.integers.tiles import padded
@@ -24,6 +28,30 @@ def flip_of(stored: str, group: int = VNNI) -> np.uint8:
     return np.uint8(FLIP if stored == "int8" and group != AMX else 0)
 
 
+@lru_cache(maxsize=1024)
+def plain(conv: Conv2d) -> Conv2d:
+    """The convolution of one group without dilation that makes the same integers.
+
+    Its further weights are 0, and a product of integers with 0 adds nothing to a sum.
+    """
+    (down, right), (kh, kw) = conv.dilation, conv.kernel_size
+    span = (1 + down * (kh - 1), 1 + right * (kw - 1))
+    return replace(conv, kernel_size=span, groups=1, dilation=(1, 1))
+
+
+def plain_weight(conv: Conv2d, weight: Array) -> Array:
+    """The weight (O, C/groups, kh, kw) as that of `plain`, (O, C, span of rows, of columns)."""
+    whole = plain(conv)
+    found: Array = np.zeros((whole.out_channels, whole.in_channels, *whole.kernel_size), np.int8)
+    down, right = conv.dilation
+    outputs, channels = conv.out_channels // conv.groups, conv.group_channels
+    for group in range(conv.groups):
+        rows = slice(group * outputs, (group + 1) * outputs)
+        reads = slice(group * channels, (group + 1) * channels)
+        found[rows, reads, ::down, ::right] = weight[rows]
+    return found
+
+
 def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), bias and multiplier padded to panels, and
     the residual's multiplier, (1,).
@@ -33,6 +61,8 @@ def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> 
     as the kernels add, so the result is the sum itself.
     """
     weight, bias, multiplier, *residual_multiplier = weights
+    if isinstance(op, QuantizedConv2d) and op.extras:
+        weight = plain_weight(op.conv, weight)
     count = len(weight)
     taps = weight.reshape(count, -1, *weight.shape[2:] or (1, 1)).transpose(2, 3, 1, 0)
     runs = taps.reshape(len(taps), -1, count)  # (kh, kw·C, O)

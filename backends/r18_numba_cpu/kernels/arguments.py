@@ -34,6 +34,22 @@ class Epilogue(NamedTuple):
     relu: bool
 
 
+class Groups(NamedTuple):
+    """What `im2col` takes beyond a `ConvShape`.
+
+    channels, outputs: of a group, in and out.
+    dilation_h, dilation_w: pixels from a tap to the next.
+    slot: elements of scratch for each worker.
+    """
+
+    groups: int
+    channels: int
+    outputs: int
+    dilation_h: int
+    dilation_w: int
+    slot: int
+
+
 class Bands(NamedTuple):
     """Cache blocking of an implicit GEMM. Workers take one block after another.
 

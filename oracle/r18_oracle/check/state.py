@@ -155,7 +155,7 @@ def _changes(name: str, n: int) -> tuple[int, ...]:
         return (1 - n,)
     if name in FORMATS:
         return tuple(v for v in (0, 1, 2) if v != n)
-    if "stride" in name or "padding" in name or "kernel_size" in name:
+    if any(one in name for one in ("stride", "padding", "kernel_size", "dilation")):
         least = int("padding" not in name)
         return tuple(v for v in (n + 1, n - 1, n + 2, n - 2) if v >= least)
     return (n + 1, n + 2, n + 4, n + 8, n + 16, n + 32, n + 64, max(1, n - 1), max(1, n // 2))

@@ -38,6 +38,7 @@ from r18.backend import Array, Backend, CompileOptions, Program
 from r18.errors import DumpError, plain, unknown
 from r18.files import check_distinct
 from r18.graph.quantize import value_scales
+from r18.graph.resnet import name_of
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import keeping_checkpoints, keeping_pools, schedule_for
 from r18.weights import Weights
@@ -194,7 +195,7 @@ def _made(backend: Backend, program: Program, weights: Weights, images: Images) 
         device=str(backend.probe()),
         precision=plan.options.precision,
         fusion=plan.options.fusion,
-        network=plan.schedule.name,
+        network=name_of(plan.schedule),
         weights=Origin(weights.source, weights.sha256),
         input=Origin(images.source, sha256_of(images.values)),
         kernels=plan.kernel_ids(),

@@ -281,8 +281,11 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """
     op = case.problem.op
     assert isinstance(op, Conv2d)
-    if op.kernel_size != (3, 3) or op.stride != (1, 1):
-        raise UsageError(f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}")
+    if op.kernel_size != (3, 3) or op.stride != (1, 1) or op.extras:
+        asked = "".join(f" with {name}={value}" for name, value in op.extras.items())
+        raise UsageError(
+            f"{contract.algorithm} is a 3×3 convolution of stride 1, not {op.label}{asked}"
+        )
     if is_split(case):
         raise UsageError(f"no bound is derived for {contract.algorithm} with {case.precision}")
     tile = {"winograd_f2x2": 2, "winograd_f4x4": 4}[contract.algorithm]

@@ -248,7 +248,8 @@ def _exact(conv: Conv2d | None, image: Array, weight: Array) -> Array:
         if conv is None:
             found: Array = (x @ w.T).numpy()
         else:
-            found = torch.nn.functional.conv2d(x, w, None, conv.stride, conv.padding).numpy()
+            around = conv.stride, conv.padding, conv.dilation, conv.groups
+            found = torch.nn.functional.conv2d(x, w, None, *around).numpy()
     return found
 
 

@@ -26,7 +26,7 @@ from r18_oracle.generate.sizes import (
     takes,
 )
 from r18_oracle.ops.spec import FLAGS, Arrays, Numbers, Rng, SumSpec, Tensors, pick, shape_of
-from r18_oracle.ops.window import Window, numbers_of, pixel, source, square, window_of
+from r18_oracle.ops.window import Pair, Window, numbers_of, pixel, source, square, window_of
 
 WINDOWS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (7, 2, 3), (3, 1, 0))
 """Kernel size, stride and padding of the convolutions of ResNets, and one without padding."""
@@ -64,12 +64,12 @@ class Conv2dSpec(SumSpec[Conv2d]):
 
     def pytorch(self, op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
         bias = weights[1] if op.bias else None
-        y = F.conv2d(inputs[0], weights[0], bias, op.stride, op.padding)
+        y = F.conv2d(inputs[0], weights[0], bias, *around(op))
         y = y + inputs[1] if op.residual else y
         return F.relu(y) if op.relu else y
 
     def sums(self, op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
-        return F.conv2d(inputs[0], weights[0], None, op.stride, op.padding)
+        return F.conv2d(inputs[0], weights[0], None, *around(op))
 
     def depth(self, op: Conv2d) -> int:
         return op.depth
@@ -79,17 +79,17 @@ class Conv2dSpec(SumSpec[Conv2d]):
         return (*bias, *inputs[1:])
 
     def window_sum(self, op: Conv2d, x: Array) -> Array:
-        """(N, 1, OH, OW)."""
-        ones = torch.ones((1, op.in_channels, *op.kernel_size), dtype=torch.float64)
+        """(N, 1, OH, OW), or (N, O, OH, OW) of several groups."""
+        ones = torch.ones((op.groups, op.group_channels, *op.kernel_size), dtype=torch.float64)
         with torch.inference_mode():
             images = torch.from_numpy(np.ascontiguousarray(x))
-            total: Array = F.conv2d(images, ones, None, op.stride, op.padding).numpy()
-        return total
+            total: Array = F.conv2d(images, ones, None, *around(op)).numpy()
+        return total.repeat(op.out_channels // op.groups, axis=1) if op.groups > 1 else total
 
     # -- problems ------------------------------------------------------------------------------
 
     def draw(self, kernel: Kernel, most: int, macs: int) -> st.SearchStrategy[Problem]:
-        return _problems(Sizes.of(kernel), most, macs, windows_for(kernel))
+        return _problems(Sizes.of(kernel), most, macs, windows_for(kernel), kernel.extras)
 
     def corners(self) -> Iterator[Problem]:
         # Padding on one axis only, as in factorised windows.
@@ -133,6 +133,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield fused(wide, (7, 64, 3, 8))
         yield fused(wide, (15, 64, 3, 8))
         yield fused(wide, (2, 64, 17, 11))
+        yield from grouped_or_dilated()
 
     def ordinary(self, kernel: Kernel) -> Iterator[Problem]:
         for window in windows_for(kernel):
@@ -141,6 +142,8 @@ class Conv2dSpec(SumSpec[Conv2d]):
             yield Problem(op, ((2, 3, extent, extent + 1),))
         for window in windows_for(kernel):
             yield from _probes(window)
+        if kernel.extras:
+            yield from grouped_or_dilated()
 
     def growing(self, kernel: Kernel) -> Iterator[Problem]:
         """With bias and residual, whose place depends on the round. A wide window makes many
@@ -193,6 +196,8 @@ class Conv2dSpec(SumSpec[Conv2d]):
         n, c, h, w = problem.inputs[0]
         for multiple in MULTIPLES:
             channels, out = aligned(c, multiple), aligned(op.out_channels, multiple)
+            if channels % op.groups or out % op.groups:
+                continue
             rounded = replace(op, in_channels=channels, out_channels=out)
             yield with_residual(rounded, (n, channels, h, w))
         yield from self.plainer(problem)
@@ -212,12 +217,16 @@ class Conv2dSpec(SumSpec[Conv2d]):
         assert isinstance(op, Conv2d)
         shape = dict(zip("nchw", problem.inputs[0], strict=True))
         flags = {name: int(getattr(op, name)) for name in FLAGS}
-        return shape | numbers_of(op) | {"o": op.out_channels} | flags
+        return shape | numbers_of(op) | channels_of(op) | flags
 
     def rebuild(self, op: Conv2d, numbers: Numbers) -> Problem:
-        flags = (bool(numbers[name]) for name in FLAGS)
-        found = Conv2d(numbers["c"], numbers["o"], *window_of(numbers), *flags)
-        return with_residual(found, shape_of(numbers))
+        groups = numbers["groups"]
+        channels = groups * numbers["c"], groups * numbers["o"]
+        dilation = numbers["dilation_h"], numbers["dilation_w"]
+        plain = Conv2d(*channels, *window_of(numbers), groups=groups, dilation=dilation)
+        bias, residual, relu = (bool(numbers[name]) for name in FLAGS)
+        found = replace(plain, bias=bias, residual=residual, relu=relu)
+        return with_residual(found, shape_of(numbers | {"c": channels[0]}))
 
     # -- inputs --------------------------------------------------------------------------------
 
@@ -229,8 +238,46 @@ class Conv2dSpec(SumSpec[Conv2d]):
 def meeting_in(op: Conv2d, image: Shape, output: Shape, rng: Rng) -> tuple[Shape, Shape]:
     """The indices of a pixel and a weight whose product is in this output."""
     n, o, i, j = output
-    c, r, s = pick(rng, (op.in_channels, *op.kernel_size))
-    return (n, c, *pixel(op, image, (i, j), (r, s))), (o, c, r, s)
+    c, r, s = pick(rng, (op.group_channels, *op.kernel_size))
+    group = o // (op.out_channels // op.groups)
+    channel = group * op.group_channels + c
+    taps = (r * op.dilation[0], s * op.dilation[1])
+    return (n, channel, *pixel(op, image, (i, j), taps)), (o, c, r, s)
+
+
+def around(op: Conv2d) -> tuple[Pair, Pair, Pair, int]:
+    """What PyTorch's convolutions take after weight and bias: stride, padding, dilation, groups."""
+    return op.stride, op.padding, op.dilation, op.groups
+
+
+def channels_of(op: Conv2d) -> Numbers:
+    """Numbers that shrinking may reduce: groups, the channels of each, and dilation."""
+    return {
+        "c": op.group_channels,
+        "o": op.out_channels // op.groups,
+        "groups": op.groups,
+        "dilation_h": op.dilation[0],
+        "dilation_w": op.dilation[1],
+    }
+
+
+def grouped_or_dilated() -> Iterator[Problem]:
+    """Corners of groups and dilation; every kernel either computes them or refuses them."""
+    # Groups of several channels, of other numbers in and out; each group one channel wide; one
+    # output a group; as ResNeXt has them, with the stride of a stage.
+    yield fused(Conv2d(6, 9, (3, 3), (1, 1), (1, 1), groups=3), (2, 6, 4, 5))
+    yield fused(Conv2d(5, 5, (3, 2), (2, 1), (1, 0), groups=5), (2, 5, 6, 4))
+    yield fused(Conv2d(8, 2, (1, 3), (1, 2), (0, 1), groups=2), (3, 8, 2, 7))
+    yield fused(Conv2d(128, 128, (3, 3), (2, 2), (1, 1), groups=32), (1, 128, 6, 5))
+    # Every pair differs; a dilated window wider than the image; taps that are all in the padding;
+    # a stride between the taps; no padding.
+    yield fused(Conv2d(3, 5, (3, 2), (1, 2), (2, 1), dilation=(2, 3)), (2, 3, 9, 8))
+    yield fused(Conv2d(2, 3, (3, 3), (1, 1), (4, 4), dilation=(4, 4)), (2, 2, 3, 2))
+    yield fused(Conv2d(2, 3, (2, 3), (1, 1), (5, 3), dilation=(5, 1)), (1, 2, 2, 3))
+    yield fused(Conv2d(3, 2, (3, 3), (3, 3), (2, 2), dilation=(2, 2)), (2, 3, 11, 8))
+    yield fused(Conv2d(2, 3, (3, 2), dilation=(1, 4)), (2, 2, 5, 7))
+    # Both.
+    yield fused(Conv2d(4, 6, (3, 3), (1, 1), (2, 2), groups=2, dilation=(2, 2)), (2, 4, 5, 4))
 
 
 def fused(op: Conv2d, shape: Shape) -> Problem:
@@ -266,25 +313,42 @@ def _probes(window: Window) -> Iterator[Problem]:
 
 @st.composite
 def _problems(
-    draw: st.DrawFn, sizes: Sizes, most: int, macs: int, windows: Sequence[Window]
+    draw: st.DrawFn,
+    sizes: Sizes,
+    most: int,
+    macs: int,
+    windows: Sequence[Window],
+    extras: frozenset[str] = frozenset(),
 ) -> Problem:
-    """All strides, paddings and kernel sizes; half of the draws have one of the `windows`."""
+    """All strides, paddings and kernel sizes; half of the draws have one of the `windows`.
+
+    extras: of those that the kernel computes, each is in half of the draws.
+    """
     if draw(st.booleans()):
         kernel, stride, padding = square(draw(st.sampled_from(windows)))
     else:
         kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
         stride = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
         padding = (draw(st.integers(0, kernel[0])), draw(st.integers(0, kernel[1])))
-    # Extents of the output; the input's follow from them.
+    groups, dilation = 1, (1, 1)
+    if "groups" in extras and draw(st.booleans()):
+        groups = draw(st.sampled_from((2, 3, 4, 8, 32)))
+    if "dilation" in extras and draw(st.booleans()):
+        dilation = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+    most, macs = max(1, most // groups), max(1, macs // groups)
+    span = (1 + dilation[0] * (kernel[0] - 1), 1 + dilation[1] * (kernel[1] - 1))
+    # Extents of the output, and channels of a group; the input's follow from them.
     axes = {"n": BATCHES, "c": sizes, "o": sizes, "h": sizes, "w": sizes}
     reads = most // math.prod(stride)
     limits = [(macs // math.prod(kernel), "ncohw"), (most, "nohw"), (reads, "nchw")]
     drawn = draw(extents(axes, limits))
-    image = draw(source((drawn["h"], drawn["w"]), kernel, stride, padding))
+    image = draw(source((drawn["h"], drawn["w"]), span, stride, padding))
     bias, residual, relu = draw(st.sampled_from(EPILOGUES))
-    plain = Conv2d(drawn["c"], drawn["o"], kernel, stride, padding)
-    shape = (drawn["n"], drawn["c"], *image)
+    channels, outputs = groups * drawn["c"], groups * drawn["o"]
+    plain = Conv2d(channels, outputs, kernel, stride, padding, groups=groups, dilation=dilation)
+    shape = (drawn["n"], channels, *image)
     result = plain.infer(shape)
+    most *= groups
     assume(math.prod(shape) <= 4 * most and math.prod(result) <= 4 * most)
     op = replace(plain, bias=bias, residual=residual, relu=relu)
     return Problem(op, (shape, result) if residual else (shape,))

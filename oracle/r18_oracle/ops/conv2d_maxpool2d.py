@@ -16,7 +16,7 @@ from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem, Shape, parts_
 from r18_oracle.generate.sizes import BATCHES, BEYOND_INDEX, Sizes, along, extents
 from r18_oracle.generate.stems import Stems, near
 from r18_oracle.ops import conv2d, maxpool2d
-from r18_oracle.ops.conv2d import EPILOGUES, TALL, meeting_in
+from r18_oracle.ops.conv2d import EPILOGUES, TALL, channels_of, meeting_in
 from r18_oracle.ops.spec import Arrays, Numbers, OpSpec, Rng, Tensors, flags_of, pick
 from r18_oracle.ops.window import numbers_of, pixel, source, square, window_of
 
@@ -134,7 +134,7 @@ class ConvMaxPoolSpec(OpSpec[ConvMaxPool]):
         assert isinstance(op, ConvMaxPool)
         shape = dict(zip("nchw", problem.inputs[0], strict=True))
         pool = {f"pool_{name}": n for name, n in numbers_of(op.pool).items()}
-        of_conv = numbers_of(op.conv) | {"o": op.conv.out_channels} | flags_of(op.conv)
+        of_conv = numbers_of(op.conv) | channels_of(op.conv) | flags_of(op.conv)
         return shape | pool | of_conv
 
     def rebuild(self, op: ConvMaxPool, numbers: Numbers) -> Problem:

@@ -127,8 +127,15 @@ def _nodes(step: Step) -> list[Node]:
 
 
 def _window(op: Conv2d | MaxPool2d) -> dict[str, Any]:
-    """ONNX pads at the beginning of each axis, then at the end of each."""
-    return {"strides": op.stride, "pads": (*op.padding, *op.padding)}
+    """ONNX pads at the beginning of each axis, then at the end of each.
+
+    Groups and dilation are written where they are not 1.
+    """
+    found: dict[str, Any] = {"strides": op.stride, "pads": (*op.padding, *op.padding)}
+    if isinstance(op, Conv2d):
+        found |= {"group": op.groups} if "groups" in op.extras else {}
+        found |= {"dilations": op.dilation} if "dilation" in op.extras else {}
+    return found
 
 
 __all__ = ["IR_VERSION", "OPSET", "onnx_model"]

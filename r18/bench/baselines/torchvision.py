@@ -22,9 +22,10 @@ from r18.backend import Array, StepTime
 from r18.bench.baselines.ways import Way
 from r18.bench.inputs.cold import BYTE, Flush
 from r18.errors import BackendUnavailable
+from r18.graph.resnet import FAMILY
 from r18.graph.schedule import Schedule
 
-TORCHVISION = ("resnet18", "resnet34")
+TORCHVISION = tuple(FAMILY)
 """The networks that it has, of ours."""
 BUILD_RUNS = 4
 """Runs before a peer is ready: torch.compile compiles in the first, records its graphs in the
