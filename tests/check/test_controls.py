@@ -55,7 +55,8 @@ def test_never_an_alarm(kernel: HostKernel) -> None:
     assert (report.tally.sharp or 0) <= 1, "a round-to-nearest kernel crossed the line"
     if kernel not in IS_WINOGRAD:
         assert report.tally.problems >= BRIEF.examples
-        assert not report.tally.refused
+        # None computes groups or dilation, which the corners ask of every convolution.
+        assert all(reason.startswith("computes no conv2d with ") for reason in report.tally.refused)
 
 
 @pytest.mark.parametrize("kernel", IS_WINOGRAD, ids=lambda kernel: kernel.id)

@@ -31,6 +31,7 @@ from r18.graph.ops import (
     GlobalAvgPool,
     Layout,
     Linear,
+    MatMul,
     MaxPool2d,
     Normalize,
     Op,
@@ -72,6 +73,7 @@ def controls() -> tuple[HostKernel, ...]:
         *convolutions(),
         *winograds(),
         *linears(),
+        *matmuls(),
         *batchnorms(),
         *others(),
         *normalizations(),
@@ -155,7 +157,7 @@ def summed(
             y = y.astype(stored.dtype).astype(x.dtype)
         for addend in () if bias_first else addends:
             y = y + addend
-        if isinstance(op, Linear):
+        if isinstance(op, Linear | MatMul):
             return y.T
         y = y.reshape(-1, *shape).transpose(1, 0, 2, 3)
         return np.maximum(y, 0) if op.relu else y
@@ -163,17 +165,19 @@ def summed(
     return compute
 
 
-def _columns(op: Conv2d | Linear, x: Array) -> tuple[Array, int, tuple[int, ...]]:
+def _columns(op: Conv2d | Linear | MatMul, x: Array) -> tuple[Array, int, tuple[int, ...]]:
     """What each output reads (K, P), taps a channel, and the shape of P: (N, OH, OW) or (N,)."""
-    if isinstance(op, Linear):
+    if isinstance(op, Linear | MatMul):
         return np.ascontiguousarray(x.T), 1, (len(x),)
     found = odd.windows(op, x, 0.0)
     n, _, oh, ow, kh, kw = found.shape
     return found.transpose(1, 4, 5, 0, 2, 3).reshape(op.depth, -1), kh * kw, (n, oh, ow)
 
 
-def _addends(op: Conv2d | Linear, inputs: Arrays, weights: Arrays) -> Arrays:
+def _addends(op: Conv2d | Linear | MatMul, inputs: Arrays, weights: Arrays) -> Arrays:
     """Bias (O, 1) and residual (O, P), where there are such."""
+    if isinstance(op, MatMul):
+        return ()
     bias = (weights[1][:, None],) if isinstance(op, Linear) or op.bias else ()
     if isinstance(op, Conv2d) and op.residual:
         return (*bias, inputs[1].transpose(1, 0, 2, 3).reshape(op.out_channels, -1))
@@ -325,6 +329,16 @@ def linears() -> tuple[HostKernel, ...]:
             linear(name, FP16X3, SPLIT_SUMS[name][0], **SPLIT_SUMS[name][1])
             for name in ("sum_forward", "split_pairwise", "split_tensor_core_16", "split_k_4")
         ),
+    )
+
+
+def matmuls() -> tuple[HostKernel, ...]:
+    """Products of matrices, which are linears without a bias, as sums of products."""
+    matmul = partial(control, MatMul, batch_invariant=True, edges=(4, 8, 16))
+    return (
+        matmul("sum_reversed", FP32, summed(sums.in_order(sums.backward))),
+        matmul("pairwise", FP16, summed(sums.pairwise), blocks=EVERY_PRODUCT),
+        matmul("tensor_core_16", BF16, summed(sums.tensor_core(16, 2)), truncates=True),
     )
 
 
