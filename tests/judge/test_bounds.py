@@ -25,6 +25,7 @@ from r18.graph.ops import (
     ConvMaxPool,
     GlobalAvgPool,
     Linear,
+    MatMul,
     MaxPool2d,
     Normalize,
     Op,
@@ -305,7 +306,7 @@ def test_an_unknown_contract_is_an_error() -> None:
             "sum",
             ReLU(),
             (1, 3),
-            "'sum' is a contract of conv2d, linear and conv2d_maxpool2d, not of relu",
+            "'sum' is a contract of conv2d, linear, matmul and conv2d_maxpool2d, not of relu",
         ),
         (
             "winograd_f2x2",
@@ -471,6 +472,8 @@ def small_problem(kernel: HostKernel, rng: np.random.Generator) -> Problem:
             return Problem(ConvMaxPool(conv, pool), ((n, c, image[2] + 2, image[3] + 2),))
         case "linear":
             return dot(8 * c, 5, n)
+        case "matmul":
+            return Problem(MatMul(8 * c, 5), ((n, 8 * c),))
         case "gap_linear":
             return classifier(image, 5)
         case "softmax":

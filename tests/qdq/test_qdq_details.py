@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "not turned": (with_attribute("fc", "transB", 0), "step 'fc': its weight has shape"),
     "groups": (
         with_attribute("layer1.0.conv1:sum", "group", 8),
-        "step 'layer1.0.conv1': Conv 'layer1.0.conv1:sum' has groups",
+        "step 'layer1.0.conv1': Conv 'layer1.0.conv1:sum' has 8 group",
     ),
     "axis": (
         with_attribute("layer1.0.conv1.weight:numbers", "axis", 1),
