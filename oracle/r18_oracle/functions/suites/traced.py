@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from r18_oracle.functions.suites.adapted import pair
 
@@ -104,9 +104,8 @@ def traced(model: Any) -> Traced:
     import torch
     from torch import fx
 
-    trace: Any = fx.symbolic_trace  # untyped there
     try:
-        graph = trace(model).graph
+        graph = cast(Any, fx).symbolic_trace(model).graph  # untyped there
     except Exception as error:  # whatever a model does that torch.fx cannot follow
         raise NotJudged(f"a module that torch.fx does not trace ({error})") from error
     given: dict[Any, tuple[int, bool]] = {}
@@ -121,8 +120,8 @@ def traced(model: Any) -> Traced:
         else:
             nodes.append(node)
     if len(nodes) != 1 or returned is not nodes[0]:
-        names = ", ".join(_title(model, node) for node in nodes) or "no operator"
-        raise NotJudged(f"{names}, where one operator is judged at a time")
+        titles = ", ".join(_title(model, node) for node in nodes) or "no operator"
+        raise NotJudged(f"{titles}, where one operator is judged at a time")
     (node,) = nodes
     if node.op == "call_module":
         module = model.get_submodule(node.target)
