@@ -17,7 +17,7 @@ from r18.graph.ops import Problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
 from r18_oracle.functions.likes import like_of
-from r18_oracle.functions.suites import backendbench, kernelbench
+from r18_oracle.functions.suites import backendbench, flashinfer, kernelbench
 from r18_oracle.functions.suites.adapted import Adapted
 from r18_oracle.functions.target import (
     MARK,
@@ -267,11 +267,11 @@ def _here(
 def target_of(place: str, like: object | None = None, **options: Any) -> Target:
     """The target of a place, as the command line names it; the function's mark adds to it.
 
-    like: an operator, or the file of KernelBench's problem for a `ModelNew`. options: those of
-    `Target`. What is empty is as if it were not given. Raises what loading the function raises, and
-    `UsageError` for an unknown option.
+    like: an operator, or the file of a suite's problem, for a `ModelNew` or a solution. options:
+    those of `Target`. What is empty is as if it were not given. Raises what loading the function
+    raises, and `UsageError` for an unknown option.
     """
-    if isinstance(like, str) and like.endswith(".py"):
+    if isinstance(like, str) and like.endswith((".py", ".json")):
         place, like = f"{like}+{place}", None
     function = function_at(place)
     marked, given = _options(function, like, options)
@@ -314,12 +314,14 @@ class Asked:
 def asked_for(asked: str, like: object | None = None, **options: Any) -> Asked:
     """What `r18 check` is asked for: a place, a file, or a folder of a suite.
 
-    A file is one with marked functions or with KernelBench's `ModelNew`; a folder is one of
-    BackendBench. `torch.nn.functional.relu` is `torch.nn.functional:relu`. Raises `UsageError`
-    where nothing is to be judged.
+    A file is one with marked functions, with KernelBench's `ModelNew` or a solution of
+    FlashInfer-Bench; a folder is one of BackendBench. `torch.nn.functional.relu` is
+    `torch.nn.functional:relu`. Raises `UsageError` where nothing is to be judged.
     """
     if Path(asked).is_dir():
         return _of_folder(asked, like, options)
+    if asked.endswith(".json"):
+        return Asked((target_of(f"{asked}:{flashinfer.entry_of(asked)}", like, **options),))
     if not asked.endswith(".py"):
         owner, dot, name = asked.rpartition(".")
         place = f"{owner}:{name}" if dot and ":" not in asked else asked

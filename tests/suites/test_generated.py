@@ -1,21 +1,21 @@
 """Kernels in the forms of benchmark suites: right ones pass, and wrong ones are caught.
 
-The folders next to this file hold them: `backendbench/right` and `kernelbench/right_*.py`, and one
-folder or file for each fault. What the suites' own checks say of the same faults is in
-`test_suites_own_checks.py`.
+The folders next to this file hold them: `backendbench/right`, `kernelbench/right_*.py`,
+`flashinfer/solutions/right*.json`, and one folder or file for each fault. What the suites' own
+checks say of the same faults is in `test_suites_own_checks.py`.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from r18.errors import UsageError
 from r18_oracle.checked import Checked, How, asked_for, check, target_of
+from r18_oracle.cli.check import check as command
 from r18_oracle.findings import load
 from r18_oracle.functions.suites.backendbench import OVERLOADS, overload_of
 from r18_oracle.functions.suites.traced import NotJudged, traced
@@ -24,6 +24,7 @@ from r18_oracle.search.replay import replayed
 
 HERE = Path(__file__).parent
 BACKENDBENCH, KERNELBENCH = HERE / "backendbench", HERE / "kernelbench"
+SOLUTIONS = HERE / "flashinfer" / "solutions"
 HERE_AND_NOW = How("brief", network=None, isolated=False)
 
 
@@ -49,7 +50,31 @@ def test_right_kernels_of_kernelbench_pass(file: str) -> None:
     assert result.tally.problems >= 3
 
 
+def test_a_right_solution_of_flashinfer_passes() -> None:
+    result = judged(SOLUTIONS / "right_returned.json")
+    assert result.ok, result.text()
+    assert result.found is not None
+    assert result.found.arithmetic is not None
+    assert set(result.tally.refused) <= {f"{a} is {n} in its definition" for a, n in AXES.items()}
+
+
+AXES = {"N": 96, "K": 1280}
+"""Of the definition in `flashinfer/definitions`."""
+
+
+def test_a_smaller_product_is_spread_over_the_fixed_axes() -> None:
+    """The first and the last of each axis are among the places, and the result is the same."""
+    kernel = function_at(f"{SOLUTIONS / 'right.json'}:run")
+    a, b = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(3, 4)
+    assert torch.equal(kernel(a, b), a @ b)
+    whole = torch.ones(5, AXES["K"]), torch.ones(AXES["K"], AXES["N"])
+    assert torch.equal(kernel(*whole), torch.full((5, AXES["N"]), float(AXES["K"])))
+    assert kernel.refuses((5, 1281), (1281, 96)) == "K is 1280 in its definition"  # type: ignore[attr-defined]
+
+
 CAUGHT = {
+    "flashinfer/solutions/zeros.json": ("exact", ""),
+    "flashinfer/solutions/last_rows.json": ("exact", ""),
     "backendbench/zeros": ("bound", ""),
     "backendbench/stale": ("edges", "it is the result of the call before"),
     "backendbench/cached": ("state", ""),
@@ -83,6 +108,7 @@ def test_wrong_kernels_are_caught_by_the_check_for_them(name: str) -> None:
     [
         ("backendbench/lower_precision", "multiplies in float16"),
         ("kernelbench/lower_precision.py", "multiplies in bfloat16"),
+        ("flashinfer/solutions/lower_precision.json", "multiplies in bfloat16"),
     ],
 )
 def test_a_lower_precision_is_named(name: str, said: str) -> None:
@@ -92,18 +118,21 @@ def test_a_lower_precision_is_named(name: str, said: str) -> None:
     assert f"this float32 kernel {said}" in result.text()
 
 
-def test_the_command_and_its_replay(tmp_path: Path) -> None:
-    options = ("--profile", "brief", "--network", "none", "--findings", str(tmp_path))
-    line = [sys.executable, "-m", "r18", "check", str(KERNELBENCH / "boundary_row.py"), *options]
-    ran = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert "boundary_row.py:ModelNew, like torch.nn.functional.max_pool2d" in ran.stdout
-    assert "verdict   wrong: exact" in ran.stdout
+def test_a_finding_is_replayed_in_a_worker(tmp_path: Path) -> None:
+    result = judged(KERNELBENCH / "boundary_row.py")
+    (finding,) = result.findings
+    assert "r18 replay" in result.text(tmp_path)
     (file,) = tmp_path.iterdir()
-    finding = load(file)
-    again = replayed(finding)
+    again = replayed(load(file))
     assert again is not None
     assert (again.check, again.problem) == (finding.check, finding.problem)
+
+
+def test_the_command_lists_what_it_did_not_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        command(str(BACKENDBENCH / "broken"))
+    assert ended.value.exit_code == 1
+    assert "not judged: " in capsys.readouterr().err
 
 
 # -- what is asked for ---------------------------------------------------------------------------
@@ -155,7 +184,16 @@ def test_a_problem_in_another_file() -> None:
     assert check(target, HERE_AND_NOW).ok
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is in 'cuda'; judged are python and triton"):
+        asked_for(str(SOLUTIONS / "in_cuda.json"))
+    alone = tmp_path / "alone.json"
+    alone.write_bytes((SOLUTIONS / "right_returned.json").read_bytes())
+    with pytest.raises(UsageError, match=r"no definitions/gemm_n96_k1280\.json near .*--like"):
+        asked_for(str(alone))
+    definition = SOLUTIONS.parent / "definitions" / "gemm_n96_k1280.json"
+    (target,) = asked_for(str(alone), str(definition)).targets
+    assert (target.like, target.dtype) == ("matmul", "float32")
     with pytest.raises(UsageError, match=r"is Conv2d, relu, where one operator is judged"):
         asked_for(str(KERNELBENCH / "fused.py"))
     with pytest.raises(UsageError, match=r"mul\.Tensor is like no operator"):

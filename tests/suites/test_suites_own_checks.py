@@ -143,4 +143,4 @@ def test_every_caught_kernel_is_asked_about() -> None:
     judged = {f"kernelbench/{name}.py" for name in KERNELBENCH_SAYS}
     judged |= {f"backendbench/{name}" for name in BACKENDBENCH_SAYS}
     lower = {"kernelbench/lower_precision.py", "backendbench/lower_precision"}
-    assert judged == {*CAUGHT, *lower}
+    assert judged == {name for name in CAUGHT if not name.startswith("flashinfer")} | lower

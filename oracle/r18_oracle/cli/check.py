@@ -10,6 +10,14 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson
 from r18_oracle.cli.options import FINDINGS, FindingsFolder, NetworkOrNone, Seed, network_or_none
 
+Wanted = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="FILE.py:FUNCTION, MODULE:FUNCTION, a file of marked functions or of a ModelNew "
+        "(KernelBench), a solution (FlashInfer-Bench), or a folder of BackendBench.",
+    ),
+]
 Like = Annotated[
     str,
     typer.Option(
@@ -33,13 +41,7 @@ Contract = Annotated[
 
 
 def check(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="FILE.py:FUNCTION, MODULE:FUNCTION, a file of marked ones or of a ModelNew "
-            "(KernelBench), or a folder of BackendBench."
-        ),
-    ],
+    target: Wanted,
     like: Like = "",
     dtype: Dtype = "",
     arrays: Arrays = "",

@@ -25,12 +25,12 @@ from r18_oracle.functions.arithmetic import Arithmetic, arithmetic_of, expected_
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import arrays_of
 from r18_oracle.functions.likes import LIKES, Like, like_of
-from r18_oracle.functions.suites import backendbench, kernelbench
+from r18_oracle.functions.suites import backendbench, flashinfer, kernelbench
 from r18_oracle.functions.suites.adapted import Adapted
 
 SCHEME = "check:"
-JOINED = r"(?<=\.py)\+"
-"""Between the file of KernelBench's problem and that of its `ModelNew`, where these are two."""
+JOINED = r"(?<=\.py)\+|(?<=\.json)\+"
+"""Between the file of a suite's problem and that of its kernel, where these are two."""
 MARK = "__r18_check__"
 """The attribute by which `r18.check.kernel` marks a function: a dict of options."""
 OPTIONS = ("like", "dtype", "arrays", "contract", "refuses")
@@ -44,7 +44,8 @@ class Target:
     """A function, and how it is called and judged.
 
     place:    `FILE.py:NAME` or `MODULE:NAME`; the name may have dots. A kernel of KernelBench with
-              its problem is `PROBLEM.py+FILE.py:ModelNew`.
+              its problem is `PROBLEM.py+FILE.py:ModelNew`, and a solution of FlashInfer-Bench is
+              `FILE.json:NAME`.
     like:     the name of an operator (`r18_oracle.functions.likes`).
     dtype:    the format of its arrays.
     arrays:   the library that they are of; "" if that is to be found.
@@ -166,7 +167,9 @@ def function_at(place: str) -> Callable[..., Any]:
         raise UsageError(f"'{plain(place)}' is not of the form FILE.py:FUNCTION or MODULE:FUNCTION")
     found: Any
     try:
-        if owner.endswith(".py"):
+        if owner.endswith(".json"):
+            found = _solution(owner)
+        elif owner.endswith(".py"):
             found = _attribute(module_of_file(re.split(JOINED, owner)[-1]), path, owner)
         else:
             found = named_object(owner, path)
@@ -178,8 +181,17 @@ def function_at(place: str) -> Callable[..., Any]:
         raise BackendUnavailable(place, cause, "Its module does not import; see there.") from error
     if not callable(found):
         raise UsageError(f"'{plain(place)}' is {show(found)}, no function")
+    if isinstance(found, Adapted):
+        return found
     function: Callable[..., Any] = _adapted(owner, path, found) or found
     return function
+
+
+@cache
+def _solution(owner: str) -> Adapted:
+    """FlashInfer-Bench's solution, after its definition where that is given."""
+    *definition, file = re.split(JOINED, owner)
+    return flashinfer.adapted(file, *definition)
 
 
 @cache

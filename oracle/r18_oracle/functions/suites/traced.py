@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -78,7 +79,7 @@ def _softmax(m: Any) -> Found:
     return "softmax", {}, ()
 
 
-MODULES = {
+MODULES: dict[str, Callable[[Any], Found]] = {
     "Conv2d": _conv2d,
     "Linear": _linear,
     "BatchNorm2d": _batch_norm,
@@ -104,8 +105,9 @@ def traced(model: Any) -> Traced:
     import torch
     from torch import fx
 
+    tracer = cast(Any, fx)  # it has no types
     try:
-        graph = cast(Any, fx).symbolic_trace(model).graph  # untyped there
+        graph = tracer.symbolic_trace(model).graph
     except Exception as error:  # whatever a model does that torch.fx cannot follow
         raise NotJudged(f"a module that torch.fx does not trace ({error})") from error
     given: dict[Any, tuple[int, bool]] = {}
