@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from r18.errors import UsageError, show
+from r18.errors import BackendUnavailable, UsageError, show
 from r18.graph.ops import Problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
+from r18_oracle.functions.likes import like_of
+from r18_oracle.functions.suites import backendbench, flashinfer, kernelbench
+from r18_oracle.functions.suites.adapted import Adapted
 from r18_oracle.functions.target import (
     MARK,
     Target,
@@ -24,6 +27,7 @@ from r18_oracle.functions.target import (
     like_named,
     local_place,
     marked_in,
+    module_of_file,
     place_of,
 )
 from r18_oracle.probe.settle import Found, settle, unsettled
@@ -263,9 +267,12 @@ def _here(
 def target_of(place: str, like: object | None = None, **options: Any) -> Target:
     """The target of a place, as the command line names it; the function's mark adds to it.
 
-    options: those of `Target`. What is empty is as if it were not given. Raises what loading the
-    function raises, and `UsageError` for an unknown option.
+    like: an operator, or the file of a suite's problem, for a `ModelNew` or a solution. options:
+    those of `Target`. What is empty is as if it were not given. Raises what loading the function
+    raises, and `UsageError` for an unknown option.
     """
+    if isinstance(like, str) and like.endswith((".py", ".json")):
+        place, like = f"{like}+{place}", None
     function = function_at(place)
     marked, given = _options(function, like, options)
     return Target(place, like_named(place, marked).name, **given)
@@ -276,7 +283,12 @@ def _options(
 ) -> tuple[object | None, dict[str, Any]]:
     """The operator and the options of a target: those of the function's mark, and those given."""
     merged = dict(getattr(function, MARK, {}))
+    if isinstance(function, Adapted):
+        merged |= {"like": function.like, "dtype": function.dtype}
+        if like is not None and like_of(like).name != function.like:
+            raise UsageError(f"this kernel is called like {function.like}, not {show(like)}")
     merged |= {name: value for name, value in options.items() if value not in ("", None)}
+    merged = {name: value for name, value in merged.items() if value != ""}
     marked = merged.pop("like", None)
     known = ("dtype", "arrays", "contract", "refuses", "deterministic")
     if wrong := [name for name in merged if name not in known]:
@@ -286,22 +298,63 @@ def _options(
     return (marked if like is None else like), merged
 
 
-def targets_of(asked: str, like: object | None = None, **options: Any) -> list[Target]:
-    """The targets of a command's argument: a place, or a file with marked functions.
+@dataclass(frozen=True)
+class Asked:
+    """What a command's argument means.
 
-    `torch.nn.functional.relu` is `torch.nn.functional:relu`. Raises `UsageError` for a file in
-    which no function is marked.
+    targets: to be judged. left_out: sentences for a suite's kernels that are like no operator here.
+    broken: sentences for those that do not load.
     """
+
+    targets: tuple[Target, ...]
+    left_out: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+
+
+def asked_for(asked: str, like: object | None = None, **options: Any) -> Asked:
+    """What `r18 check` is asked for: a place, a file, or a folder of a suite.
+
+    A file is one with marked functions, with KernelBench's `ModelNew` or a solution of
+    FlashInfer-Bench; a folder is one of BackendBench. `torch.nn.functional.relu` is
+    `torch.nn.functional:relu`. Raises `UsageError` where nothing is to be judged.
+    """
+    if Path(asked).is_dir():
+        return _of_folder(asked, like, options)
+    if asked.endswith(".json"):
+        return Asked((target_of(f"{asked}:{flashinfer.entry_of(asked)}", like, **options),))
     if not asked.endswith(".py"):
         owner, dot, name = asked.rpartition(".")
         place = f"{owner}:{name}" if dot and ":" not in asked else asked
-        return [target_of(place, like, **options)]
+        return Asked((target_of(place, like, **options),))
     names = list(marked_in(asked))
+    if not names and hasattr(module_of_file(asked), kernelbench.NEW):
+        names = [kernelbench.NEW]
     if not names:
         raise UsageError(
             f"no function of '{asked}' is marked with @r18.check.kernel: name one, {asked}:FUNCTION"
         )
-    return [target_of(f"{asked}:{name}", like, **options) for name in names]
+    return Asked(tuple(target_of(f"{asked}:{name}", like, **options) for name in names))
+
+
+def _of_folder(folder: str, like: object | None, options: dict[str, Any]) -> Asked:
+    """Of a folder of BackendBench. One kernel that does not load leaves the others to be judged."""
+    places, refused = backendbench.kernels_in(Path(folder))
+    targets, broken = [], []
+    for place in places:
+        try:
+            targets.append(target_of(place, like, **options))
+        except BackendUnavailable as error:
+            broken.append(f"{place}: {error.cause}")
+        except UsageError as error:
+            broken.append(f"{place}: {error}")
+    left_out = tuple(f"{inner}: {why}" for inner, why in refused.items())
+    if not targets and not broken:
+        if left_out:
+            raise UsageError(f"no kernel in '{folder}' is judged: {'; '.join(left_out)}")
+        raise UsageError(
+            f"'{folder}' has no relu__default/relu__default_implementation*.py or such"
+        )
+    return Asked(tuple(targets), left_out, tuple(broken))
 
 
 def assert_kernel(
@@ -341,4 +394,4 @@ def dumped(results: list[Checked]) -> str:
     return json.dumps([result.to_json() for result in results], indent=2, allow_nan=False)
 
 
-__all__ = ["Checked", "assert_kernel", "check", "dumped", "target_of", "targets_of"]
+__all__ = ["Asked", "Checked", "asked_for", "assert_kernel", "check", "dumped", "target_of"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from r18_oracle.checked import How, check, targets_of
+from r18_oracle.checked import How, asked_for, check
 from support import ROOT
 
 TEXT = (ROOT / "docs" / "check.md").read_text("utf-8")
@@ -25,7 +25,7 @@ def test_the_page_shows_what_comes_out(
     """Times and counts aside, which depend on the machine."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_kernels.py").write_text(FIRST, "utf-8")
-    (target,) = targets_of(str(tmp_path / "my_kernels.py") + f":{name}")
+    (target,) = asked_for(str(tmp_path / "my_kernels.py") + f":{name}").targets
     result = check(target, How(network=None, isolated=False))
     told = result.text().replace(f"{tmp_path}/", "")
     shown = SHOWN[name]

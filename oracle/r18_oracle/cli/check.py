@@ -10,11 +10,20 @@ from r18.cli.app import FOUND
 from r18.cli.options import AsJson
 from r18_oracle.cli.options import FINDINGS, FindingsFolder, NetworkOrNone, Seed, network_or_none
 
+Wanted = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="FILE.py:FUNCTION, MODULE:FUNCTION, a file of marked functions or of a ModelNew "
+        "(KernelBench), a solution (FlashInfer-Bench), or a folder of BackendBench.",
+    ),
+]
 Like = Annotated[
     str,
     typer.Option(
         metavar="OPERATOR",
-        help="What it computes, such as torch.nn.functional.conv2d. [what it is named after]",
+        help="What it computes, such as torch.nn.functional.conv2d, or the file of a ModelNew's "
+        "problem. [what it is named after]",
     ),
 ]
 Dtype = Annotated[
@@ -32,9 +41,7 @@ Contract = Annotated[
 
 
 def check(
-    target: Annotated[
-        str, typer.Argument(help="FILE.py:FUNCTION, MODULE:FUNCTION, or a file of marked ones.")
-    ],
+    target: Wanted,
     like: Like = "",
     dtype: Dtype = "",
     arrays: Arrays = "",
@@ -72,10 +79,10 @@ def check(
         "refuses": refuses,
     }
     options |= {} if deterministic else {"deterministic": False}
-    found = checked.targets_of(target, like or None, **options)
+    asked = checked.asked_for(target, like or None, **options)
     results = []
     with progress_bar() as bar:
-        for one in found:
+        for one in asked.targets:
             bar.start(1)
             how = checked.How(profile, seed, network_or_none(network_name))
             results.append(checked.check(one, how, on_progress=bar.show))
@@ -84,5 +91,7 @@ def check(
         typer.echo(checked.dumped(results))
     else:
         typer.echo("\n\n".join(result.text(findings) for result in results))
-    if not all(result.ok for result in results):
+    for sentence in (*asked.left_out, *asked.broken):
+        typer.echo(f"not judged: {sentence}", err=True)
+    if asked.broken or not all(result.ok for result in results):
         raise typer.Exit(FOUND)

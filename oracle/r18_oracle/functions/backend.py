@@ -18,6 +18,7 @@ from r18_oracle.functions.arithmetic import BITS, Arithmetic
 from r18_oracle.functions.arrays import Arrays
 from r18_oracle.functions.likes import Like
 from r18_oracle.functions.signature import Signature
+from r18_oracle.functions.suites.adapted import Adapted
 
 LEAST_BITS = 4
 """Sums so long that their bound is a large part of the result say nothing: a function that sums in
@@ -84,16 +85,23 @@ class FunctionKernel(Kernel):
         return self._too_long(problem) or self._refused(problem)
 
     def _refused(self, problem: Problem) -> str | None:
-        """By the user's own function."""
-        if self.refuses is None:
-            return None
+        """By a suite's rules, or by the user's own function."""
         call, shapes = self.like.call(problem.op), [*problem.inputs, *self._weight_shapes(problem)]
         given = [None if index is None else shapes[index] for _, index in call.arrays]
-        positional, named = Signature.of(self.refuses).bound(call, given)
-        reason = self.refuses(*positional, **named)
-        if reason is True:
-            return f"is refused by {getattr(self.refuses, '__name__', 'refuses')}"
-        return reason if isinstance(reason, str) else None
+        for refuses in (self._by_suite, self.refuses):
+            if refuses is None:
+                continue
+            positional, named = Signature.of(refuses).bound(call, given)
+            reason = refuses(*positional, **named)
+            if reason is True:
+                return f"is refused by {getattr(refuses, '__name__', 'refuses')}"
+            if isinstance(reason, str):
+                return reason
+        return None
+
+    @property
+    def _by_suite(self) -> Callable[..., object] | None:
+        return self.function.refuses if isinstance(self.function, Adapted) else None
 
     def _weight_shapes(self, problem: Problem) -> list[Shape]:
         """As the function is given them."""

@@ -25,8 +25,12 @@ from r18_oracle.functions.arithmetic import Arithmetic, arithmetic_of, expected_
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import arrays_of
 from r18_oracle.functions.likes import LIKES, Like, like_of
+from r18_oracle.functions.suites import backendbench, flashinfer, kernelbench
+from r18_oracle.functions.suites.adapted import Adapted
 
 SCHEME = "check:"
+JOINED = r"(?<=\.py)\+|(?<=\.json)\+"
+"""Between the file of a suite's problem and that of its kernel, where these are two."""
 MARK = "__r18_check__"
 """The attribute by which `r18.check.kernel` marks a function: a dict of options."""
 OPTIONS = ("like", "dtype", "arrays", "contract", "refuses")
@@ -39,7 +43,9 @@ _LOCAL: dict[str, Callable[..., Any]] = {}
 class Target:
     """A function, and how it is called and judged.
 
-    place:    `FILE.py:NAME` or `MODULE:NAME`; the name may have dots.
+    place:    `FILE.py:NAME` or `MODULE:NAME`; the name may have dots. A kernel of KernelBench with
+              its problem is `PROBLEM.py+FILE.py:ModelNew`, and a solution of FlashInfer-Bench is
+              `FILE.json:NAME`.
     like:     the name of an operator (`r18_oracle.functions.likes`).
     dtype:    the format of its arrays.
     arrays:   the library that they are of; "" if that is to be found.
@@ -151,7 +157,8 @@ def _is_same(function: object, place: str, known: Any = None) -> bool:
 def function_at(place: str) -> Callable[..., Any]:
     """The function of a place; its module is imported from its file or from the path.
 
-    Raises `BackendUnavailable` with the cause, and `UsageError` for a place of another form.
+    A suite's kernel (`r18_oracle.functions.suites`) comes back as an `Adapted`. Raises
+    `BackendUnavailable` with the cause, and `UsageError` for a place of another form.
     """
     if place in _LOCAL:
         return _LOCAL[place]
@@ -160,8 +167,10 @@ def function_at(place: str) -> Callable[..., Any]:
         raise UsageError(f"'{plain(place)}' is not of the form FILE.py:FUNCTION or MODULE:FUNCTION")
     found: Any
     try:
-        if owner.endswith(".py"):
-            found = _attribute(_module_of_file(owner), path, owner)
+        if owner.endswith(".json"):
+            found = _solution(owner)
+        elif owner.endswith(".py"):
+            found = _attribute(module_of_file(re.split(JOINED, owner)[-1]), path, owner)
         else:
             found = named_object(owner, path)
     except (BackendUnavailable, UsageError):
@@ -172,13 +181,36 @@ def function_at(place: str) -> Callable[..., Any]:
         raise BackendUnavailable(place, cause, "Its module does not import; see there.") from error
     if not callable(found):
         raise UsageError(f"'{plain(place)}' is {show(found)}, no function")
-    function: Callable[..., Any] = found
+    if isinstance(found, Adapted):
+        return found
+    function: Callable[..., Any] = _adapted(owner, path, found) or found
     return function
+
+
+@cache
+def _solution(owner: str) -> Adapted:
+    """FlashInfer-Bench's solution, after its definition where that is given."""
+    *definition, file = re.split(JOINED, owner)
+    return flashinfer.adapted(file, *definition)
+
+
+@cache
+def _adapted(owner: str, path: str, found: Any) -> Adapted | None:
+    """The kernel of a suite as a function; None for any other."""
+    if path != kernelbench.NEW or not inspect.isclass(found):
+        return backendbench.adapted(path, found)
+    reference = module_of_file(re.split(JOINED, owner)[0])
+    if not kernelbench.is_problem(reference):
+        raise UsageError(
+            f"'{plain(owner)}' has no Model and no get_init_inputs: name the problem's file, "
+            f"--like PROBLEM.py"
+        )
+    return kernelbench.adapted(reference, found)
 
 
 def marked_in(file: str) -> dict[str, dict[str, Any]]:
     """The functions of a file that `r18.check.kernel` marks, by name, with their options."""
-    module = _module_of_file(file)
+    module = module_of_file(file)
     return {
         name: dict(getattr(found, MARK))
         for name, found in vars(module).items()
@@ -186,7 +218,7 @@ def marked_in(file: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _module_of_file(file: str) -> ModuleType:
+def module_of_file(file: str) -> ModuleType:
     """The module of a file, imported once; its folder is on the path, as for a script."""
     path = Path(file).resolve()
     if not path.is_file():
@@ -272,5 +304,6 @@ __all__ = [
     "like_named",
     "local_place",
     "marked_in",
+    "module_of_file",
     "place_of",
 ]

@@ -21,6 +21,7 @@ from r18_oracle.findings import described
 from r18_oracle.functions.arithmetic import BITS, Arithmetic
 from r18_oracle.functions.backend import FunctionBackend, FunctionKernel
 from r18_oracle.functions.kinds import KINDS
+from r18_oracle.functions.suites.adapted import Adapted
 from r18_oracle.functions.target import Target, backend_of
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.generate.shrink import elements
@@ -138,6 +139,7 @@ def _in_order(target: Target, kinds: Iterable[str] = tuple(KINDS)) -> list[str]:
     """
     function = backend_of(target.name).kernel.function
     used = {target.place.partition(":")[0].partition(".")[0]}
+    used |= {"torch"} if isinstance(function, Adapted) else set()
     for value in getattr(function, "__globals__", {}).values():
         if isinstance(value, ModuleType):
             used.add(value.__name__.partition(".")[0])
