@@ -168,7 +168,12 @@ def _speed(request: Request, weights: str) -> Part:
         lines.append("numpy is the readable reference; pip install 'r18[numba]' compiles for CPUs")
     lines += [*left_out, *(f"warning: {warning}" for warning in result.warnings)]
     rows = [
-        {"name": row.backend, "median_ms": row.median_ms, "p10_ms": row.p10_ms, "p90_ms": row.p90_ms}
+        {
+            "name": row.backend,
+            "median_ms": row.median_ms,
+            "p10_ms": row.p10_ms,
+            "p90_ms": row.p90_ms,
+        }
         for row in result.rows
     ]
     data = {"rows": rows, "time_over_pytorch": own.ratio, "left_out": left_out}

@@ -65,8 +65,8 @@ def test_the_speed_is_that_of_bench(found: dict[str, Part]) -> None:
 
 def test_the_ratio_is_by_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of which the times are known."""
-    from r18.bench.run import Result
     from r18.bench.rows import Row, with_ratios
+    from r18.bench.run import Result
 
     def row(name: str, *samples: float) -> Row:
         return Row(name, "CPU", "cpu", "fp32", "all", 1, 2, len(samples), samples)
