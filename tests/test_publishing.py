@@ -35,7 +35,7 @@ PUBLISHED = (
     *("r18", "backends", "oracle", "tests", "docs", "tools", "exports/records"),
     *("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE"),
     *("CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "mkdocs.yml", ".pre-commit-config.yaml"),
-    *(".ci", ".github"),
+    *(".ci", ".github", "Dockerfile", ".dockerignore"),
 )
 PACKAGES = {"r18", "r18_cupy", "r18_numba", "r18_numba_cpu", "r18_numpy", "r18_oracle", "r18_torch"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
@@ -108,7 +108,8 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Buil
         }
     info = f"r18-{r18.__version__}.dist-info/"
     assert {name for name in names if not name.startswith(info)} == expected
-    assert {Path(name).suffix for name in expected} >= {".py", ".cu", ".cuh", ".json", ".css"}
+    suffixes = {".py", ".cu", ".cuh", ".json", ".css", ".jpg"}
+    assert {Path(name).suffix for name in expected} >= suffixes
     assert {name.partition("/")[0] for name in expected} == PACKAGES
 
 
@@ -148,7 +149,7 @@ def test_the_sdist_holds_what_is_needed_to_test_it(built: Built) -> None:
             if path.is_file() and "__pycache__" not in path.parts and ".egg-info" not in str(path)
         }
         assert files <= names, files - names
-    pages = {"CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"}
+    pages = {"CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "Dockerfile"}
     assert {"LICENSE", "CITATION.cff", "Makefile", "mkdocs.yml", "pyproject.toml", *pages} <= names
     assert not [name for name in names if name.endswith(".pyc")]
 
@@ -280,6 +281,22 @@ def test_the_core_classifies(core: Environment) -> None:
     assert data["backend"] == "numpy"
     assert len(data["images"][0]["top"]) == 5
     assert data["images"][0]["top"][0]["name"]
+
+
+def test_the_core_demonstrates(core: Environment) -> None:
+    """With its own picture; what an extra would bring is left out and named."""
+    told = core.output("r18", "demo", "--network", "tiny", "--weights", "synthetic")
+    assert "orange.jpg, a drawn picture: tiny on numpy" in told
+    assert "pip install 'r18[oracle]'" in told
+    assert "pip install 'r18[numba]'" in told
+    assert re.search(r"^total +\d", told, re.MULTILINE)
+
+
+def test_the_oracle_finds_the_planted_bug(oracle: Environment) -> None:
+    told = oracle.output("r18", "demo", "--network", "tiny", "--weights", "synthetic")
+    assert re.search(r"/r18/demo/planted\.py:divides_by_one_less, like torch", told)
+    assert "verdict   wrong: " in told
+    assert "divided by H·W, it passes every check" in told
 
 
 def test_the_core_evaluates_and_times(core: Environment) -> None:

@@ -16,10 +16,11 @@ Sources, as `--weights` takes them:
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
-import shutil
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ _IMAGENET = {
 }
 """Torchvision's IMAGENET1K_V1. Asking it for them would import PyTorch."""
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,6 +197,15 @@ def load_weights(source: str | Path, schedule: Schedule, precision: str = "") ->
         if keyword == timm.KEYWORD and colon:
             return _of_timm(Path(seed), text, schedule)
     return _from_path(Path(text), text, schedule, precision == INT8.name)
+
+
+def imagenet_weights(schedule: Schedule, within: float = math.inf) -> Weights:
+    """The source `imagenet`, downloaded only if that takes at most `within` seconds.
+
+    Resolving the host's name does not count. Nothing is kept of a download that takes longer.
+    Raises `WeightsError`, as `load_weights` does.
+    """
+    return _imagenet(schedule, within)
 
 
 def is_plain(source: str) -> bool:
@@ -362,7 +373,7 @@ def _image_size(schedule: Schedule) -> int:
 # -- ImageNet --------------------------------------------------------------------------------
 
 
-def _imagenet(schedule: Schedule) -> Weights:
+def _imagenet(schedule: Schedule, within: float = math.inf) -> Weights:
     if schedule.name not in _IMAGENET:
         raise WeightsError(
             f"weights 'imagenet' exist for {', '.join(_IMAGENET)}, not for '{schedule.name}'\n"
@@ -371,7 +382,7 @@ def _imagenet(schedule: Schedule) -> Weights:
     url = _IMAGENET[schedule.name]
     path = _hub() / "checkpoints" / url.rpartition("/")[2]
     if not path.exists():
-        _download(url, path)
+        _download(url, path, within)
     data = _read_cached(path)
     if not _is_genuine(data, path.name):
         raise WeightsError(
@@ -398,15 +409,19 @@ def _read_cached(path: Path) -> bytes:
         raise WeightsError(f"weights 'imagenet': {path} cannot be read: {error}") from None
 
 
-def _download(url: str, path: Path) -> None:
+def _download(url: str, path: Path, within: float) -> None:
     print(f"r18: downloading {url}\n  to {path}", file=sys.stderr)
+    deadline = time.monotonic() + within
     try:
         with (
-            urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT) as response,
+            urllib.request.urlopen(url, timeout=min(_DOWNLOAD_TIMEOUT, within)) as response,
             new_file(path) as draft,
             draft.open("wb") as stream,
         ):
-            shutil.copyfileobj(response, stream)
+            while block := response.read1(_BLOCK):
+                stream.write(block)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"incomplete after {within:g} s")
             stream.flush()
             if not _is_genuine(draft.read_bytes(), path.name):
                 raise OSError("what came is damaged or incomplete, by its sha256")
@@ -503,6 +518,7 @@ __all__ = [
     "Weights",
     "check_source_named",
     "export_weights",
+    "imagenet_weights",
     "is_plain",
     "load_weights",
     "resolved",
