@@ -262,7 +262,7 @@ def mutates(node: Node) -> bool:
         return False
     if node.op == "call_method":
         name = str(node.target)
-        return name.endswith("_") and not name.endswith("__") or name == "__setitem__"
+        return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
