@@ -190,7 +190,7 @@ def _compiled(
     if report.compiler == RESTS[0]:
         from torch._dynamo.backends.registry import lookup_backend
 
-        run = lookup_backend(RESTS[0])(graph, list(examples))  # type: ignore[assignment]
+        run = lookup_backend(RESTS[0])(graph, list(examples))
     elif not left:
         run = partial(_below, run)
     return _Owner(run, kept), report

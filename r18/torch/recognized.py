@@ -92,7 +92,7 @@ def _whole(
     if max(waiting.values()) > 1:
         return None
     by_call = {(reads[node].op, _inputs(reads[node])): node for node in steps}
-    values, weights = {schedule.input: images}, []
+    values, weights = {schedule.input: images}, list[Node]()
     for step in schedule.steps:
         inputs = frozenset(values[name] for name in step.inputs)
         node = by_call.pop((step.op, inputs), None)
