@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import io
 import logging
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 import torchvision
 from test_family import check_like, pixels, seeded
 from test_family import small as small_resnet
@@ -29,6 +31,7 @@ from r18.graph.precision import FP32
 from r18.graph.resnet import FAMILY
 from r18.torch import dynamo, explain, optimize_resnet
 from r18.torch.dynamo import compile_graph
+from r18.torch.followed import ORPHANS, Followed, Prepared, followed
 from support import ROOT
 
 BACKENDS = ["numpy", *(name for name in ("numba-cpu",) if name in installed())]
@@ -155,16 +158,15 @@ def test_the_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 # -- whole ResNets -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_resnet18_is_one_program(backend: str, run: Run) -> None:
+def test_resnet18_is_one_program(run: Run) -> None:
     model = seeded(torchvision.models.resnet18(num_classes=7), FAMILY["resnet18"])
     images = pixels((32, 40))
-    report, found = run(model, images, backend)
+    report, found = run(model, images)
     (line,) = report.ours
     assert "resnet18 of 2×3×32×40" in line
     assert not report.rest
-    assert report.backend == backend
-    check_like(model, images, found, backend)
+    assert report.backend == FAST
+    check_like(model, images, found, FAST)
 
 
 @pytest.mark.parametrize(
@@ -272,20 +274,44 @@ def test_a_unet_has_its_layers_on_our_kernels(
     check_close(model, x, found)
 
 
+@pytest.fixture
+def inductor() -> Iterator[None]:
+    """In this process, since starting others takes longer than there is to compile."""
+    if (why := dynamo._no_inductor([torch.zeros(1)])) is not None:
+        pytest.skip(f"inductor has no compiler here: {why}")
+    with torch._inductor.config.patch(compile_threads=1):
+        yield
+
+
 @pytest.mark.usefixtures("inductor")
 def test_the_rest_is_inductors() -> None:
-    model, x = alive(UNet()), small()
+    """And what it compiles reads the weights of the call."""
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU()
+    model, x = alive(nn.Sequential(*layers)), small(8, 1)
     with torch.no_grad():
         compiled = ours(model, rest="inductor")
         check_close(model, x, compiled(x))
-        model.deep[0].weight.mul_(-2.0)
-        check_close(model, x, compiled(x))
+        for change in (_doubled, _statistics):
+            before = compiled(x)
+            change(model)
+            check_close(model, x, compiled(x))
+            assert not torch.equal(compiled(x), before)
+    assert "r18::layer" in {event.key for event in profiled(compiled, x)}
 
 
-@pytest.fixture
-def inductor() -> None:
-    if (why := dynamo._no_inductor([torch.zeros(1)])) is not None:
-        pytest.skip(f"inductor has no compiler here: {why}")
+def _doubled(model: Any) -> None:
+    model[0].weight.mul_(-2.0)
+
+
+def _statistics(model: Any) -> None:
+    model[1].running_mean.add_(1.0)
+
+
+def profiled(model: Any, x: torch.Tensor) -> Any:
+    """What a call dispatches."""
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        model(x)
+    return profile.key_averages()
 
 
 def test_without_a_compiler_the_rest_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,20 +528,46 @@ def test_a_wrong_request_is_refused(
 # -- torch.export ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["conv_bn_relu", "all"])
+OPERATORS = {"add_relu": "add_relu_", "conv_bn_relu": "conv_bn_relu", "all": "resnet"}
+
+
+@pytest.mark.parametrize("level", OPERATORS)
 def test_a_drop_in_is_exported_saved_and_loaded(level: str) -> None:
     model, images = small_resnet(), pixels((33, 33), 1)
     fast = optimize_resnet(model, level, backend="numpy")
     with torch.no_grad():
         exported = torch.export.export(fast, (images,))
         names = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
-        assert ("r18.resnet.default" if level == "all" else "r18.conv_bn_relu.default") in names
+        assert f"r18.{OPERATORS[level]}.default" in names
         assert exported.state_dict.keys() == model.state_dict().keys()
         file = io.BytesIO()
         torch.export.save(exported, file)
         file.seek(0)
         found = torch.export.load(file).module()(images)
     torch.testing.assert_close(found, fast(images), rtol=0, atol=0)
-    if level == "conv_bn_relu":  # outside of no_grad
+    if level != "all":  # outside of no_grad
         with pytest.raises(UsageError, match="have no gradient"):
             exported.module()(images)
+
+
+def test_an_exported_program_packs_its_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the drop-in is gone, as in another process."""
+    model, images = small_resnet(), pixels((33, 33), 1)
+    packed = []
+    pack = Prepared._make
+    monkeypatch.setattr(Prepared, "_make", lambda *args: packed.append(1) or pack(*args))
+    with torch.no_grad():
+        exported = torch.export.export(optimize_resnet(model, backend="numpy"), (images,)).module()
+        gc.collect()
+        assert torch.equal(exported(images), exported(images))
+    assert len(packed) == 1
+
+
+def test_few_caches_without_an_owner_are_kept() -> None:
+    handles = [Followed().handle for _ in range(ORPHANS + 1)]
+    first = followed(handles[0])
+    assert followed(handles[0]) is first
+    for handle in handles[1:]:
+        followed(handle)
+    assert followed(handles[0]) is not first
+    assert followed(0) is not followed(0)
