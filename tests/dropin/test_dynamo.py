@@ -410,6 +410,7 @@ def test_training_keeps_its_batchnorms() -> None:
         torch.testing.assert_close(mine.norm.running_mean, model.norm.running_mean)
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules")
 def test_autocast_and_other_dtypes_are_left() -> None:
     model, x = alive(nn.Sequential(nn.Conv2d(3, 4, 3))), small()
     with torch.no_grad():
