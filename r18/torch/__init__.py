@@ -4,6 +4,8 @@
     fast = optimize_resnet(model, fuse="all")
 
 `optimize_resnet` takes any ResNet of torchvision's, `optimize_resnet18` a ResNet-18 alone.
+`torch.compile(model, backend="r18")` takes any model (`dynamo`), and `explain` says what becomes
+of it.
 
 How it works
 
@@ -36,15 +38,17 @@ How it works
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from r18.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from r18.torch.dynamo import Explanation
     from r18.torch.integers import Given
     from r18.torch.module import FastResNet, FastResNet18
 
@@ -107,14 +111,29 @@ def optimize_resnet18(
     return found
 
 
-def _module(asked: str) -> ModuleType:
-    """`r18.torch.module`; raises `UsageError` where PyTorch or torchvision is missing."""
+def explain(
+    model: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] | None = None
+) -> Explanation:
+    """What `torch.compile(model, backend="r18", options=options)` runs where, for such inputs.
+
+    model:  any module or function; it is called once, without gradients.
+    inputs: what it is called with, such as images (N, 3, H, W).
+
+    Returns a report for each captured graph; `print` it. Raises `UsageError` without PyTorch or for
+    wrong options, `BackendUnavailable` for a backend that was asked for and cannot compute there.
+    """
+    found: Explanation = _module("explain", "dynamo").explain(model, *inputs, options=options)
+    return found
+
+
+def _module(asked: str, name: str = "module") -> ModuleType:
+    """A module of this folder; raises `UsageError` where PyTorch or torchvision is missing."""
     try:
-        return import_module("r18.torch.module")
+        return import_module(f"r18.torch.{name}")
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "torchvision"):
             raise
         raise UsageError(f"{asked} needs PyTorch and torchvision: {error}\n  {INSTALL}") from error
 
 
-__all__ = ["optimize_resnet", "optimize_resnet18"]
+__all__ = ["explain", "optimize_resnet", "optimize_resnet18"]

@@ -82,6 +82,35 @@ def choose(
     )
 
 
+def choose_layers(asked: str | None, kind: str, precision: str) -> str:
+    """The backend of single layers of any network, on a kind of device; `asked` as for `choose`.
+
+    A backend that has kernels in that precision is taken; whether one of them takes a layer is seen
+    layer by layer. Raises `BackendUnavailable`.
+    """
+    name = asked or os.environ.get(VARIABLE) or "auto"
+    if name != "auto":
+        _computes(get_backend(name), name, kind)
+        return name
+    causes: list[str] = []
+    for candidate in installed():
+        try:
+            backend = get_backend(candidate)
+            if backend.probe().simulated:
+                raise BackendUnavailable(candidate, "it is a simulator, which auto never takes")
+            _computes(backend, candidate, kind)
+            if any(kernel.precision.name == precision for kernel in backend.kernels()):
+                return candidate
+            causes.append(f"{candidate}: it has no kernels in {precision}")
+        except (BackendUnavailable, NoKernel) as error:
+            causes.append(f"{candidate}: {_cause(error)}")
+    raise BackendUnavailable(
+        "auto",
+        f"none computes layers in {precision} on {kind}",
+        "\n  ".join([*causes, "`r18 backends` shows what each one needs."]),
+    )
+
+
 def _with_integers(level: str, bits: int, network: ResNet) -> str:
     """Which backends compute a drop-in in int8 here, and where the model must be for them."""
     found: dict[str, list[str]] = {}
@@ -103,14 +132,7 @@ def _checked(
 ) -> Choice:
     """The backend as a choice; raises unless it computes that level on that kind of device."""
     schedule = network.schedule("the model")
-    check_adopts(backend)
-    found = backend.probe().kind
-    if found != kind:
-        raise BackendUnavailable(
-            name,
-            f"it computes on {found}, the model is on {kind}",
-            f"Move the model with model.to('{found}'), or choose another backend.",
-        )
+    _computes(backend, name, kind)
     if level not in _OPERATORS:
         if precision == INT8.name:
             schedule = quantized(fuse(schedule, level), bits)
@@ -128,6 +150,18 @@ def _checked(
     ]
     layouts = Counter(kernel.layout for kernel in kernels if kernel.op is Conv2d)
     return Choice(name, precision, max(layouts, key=layouts.__getitem__, default=None))
+
+
+def _computes(backend: Backend, name: str, kind: str) -> None:
+    """Raise `BackendUnavailable` unless it computes on PyTorch's tensors on that kind of device."""
+    check_adopts(backend)
+    found = backend.probe().kind
+    if found != kind:
+        raise BackendUnavailable(
+            name,
+            f"it computes on {found}, the model is on {kind}",
+            f"Move the model with model.to('{found}'), or choose another backend.",
+        )
 
 
 def _cause(error: R18Error) -> str:

@@ -181,6 +181,28 @@ class Followed:
             del self._derived[key]
 
 
+ORPHANS = 8
+"""How many caches without an owner are kept, least recently used first out."""
+
+_ORPHANS: OrderedDict[int, Followed] = OrderedDict()
+_ORPHANED = threading.Lock()
+
+
 def followed(handle: int) -> Followed:
-    """The cache of that handle; a new and empty one if there is none."""
-    return _ALL.get(handle) or Followed()
+    """The cache of that handle; a new and empty one for 0.
+
+    NOTE: an exported program holds the handle of a drop-in that may be gone, or was in another
+    process. Without a cache it would plan and pack in each call. A handle that is another's here
+    costs time and is not wrong: what is kept is compared with the weights that a call gives.
+    """
+    found = _ALL.get(handle)
+    if found is not None or not handle:
+        return found or Followed()
+    with _ORPHANED:
+        if handle not in _ORPHANS:
+            _ORPHANS[handle] = Followed()
+        found = _ORPHANS[handle]
+        _ORPHANS.move_to_end(handle)
+        while len(_ORPHANS) > ORPHANS:
+            _ORPHANS.popitem(last=False)
+    return found

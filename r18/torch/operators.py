@@ -201,7 +201,7 @@ def conv_bn_relu(
             raise UsageError(
                 f"r18::conv_bn_relu in {precision} takes {storage_dtype(precision)}, got {x.dtype}"
             )
-        _check_devices("r18::conv_bn_relu", x, weights)
+        check_devices("r18::conv_bn_relu", x, weights)
         op = _conv(weight, stride, padding, relu, dilation, groups)
         if not x.numel():
             # As in PyTorch: no image is an empty result, images without pixels are an error. Their
@@ -314,7 +314,7 @@ def resnet(
     kept = followed(cache)
     found = kept.current(key, weights)
     if found is None:
-        _check_devices(operator, images, weights)
+        check_devices(operator, images, weights)
         quantizer = _quantizer(cache, precision, operator)
         found = kept.find(
             key,
@@ -383,7 +383,7 @@ def _resnet_fake(
 # -- registration ------------------------------------------------------------------------------
 
 
-def _check_devices(name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+def check_devices(name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
     """Raise `UsageError` unless the weights lie where the input does."""
     elsewhere = dict.fromkeys(str(w.device) for w in weights if w.device != x.device)
     if elsewhere:
@@ -397,6 +397,15 @@ def _no_gradient(context: object, *gradients: object) -> None:
     )
 
 
+def register(name: str, schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operator for inference: what computes on each device, and what only shapes."""
+    torch.library.define(name, schema, tags=_TAGS)
+    torch.library.impl(name, DEVICES, real)
+    torch.library.register_fake(name, fake)
+    if not name.endswith("_"):
+        torch.library.register_autograd(name, _no_gradient)
+
+
 def _register() -> None:
     implementations: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         "r18::add_relu": (add_relu, _add_relu_fake),
@@ -406,11 +415,7 @@ def _register() -> None:
         "r18::resnet18": (resnet18, _resnet18_fake),
     }
     for name, (real, fake) in implementations.items():
-        torch.library.define(name, SCHEMAS[name], tags=_TAGS)
-        torch.library.impl(name, DEVICES, real)
-        torch.library.register_fake(name, fake)
-        if not name.endswith("_"):
-            torch.library.register_autograd(name, _no_gradient)
+        register(name, SCHEMAS[name], real, fake)
     # PyTorch writes these two for what returns its result, and for nothing in place.
     for key, layer in {
         "Autograd": _add_relu_over_autograd,
