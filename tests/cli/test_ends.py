@@ -117,7 +117,7 @@ def test_a_full_disk_at_stdout(arguments: tuple[str, ...]) -> None:
     [
         ("r18.cli.app", "SIGINT", 130, "interrupted"),  # before the command line is there
         ("numpy", "SIGINT", 130, "interrupted"),
-        ("r18.cli.tune", "SIGTERM", 143, "terminated"),
+        ("r18.cli.kernels", "SIGTERM", 143, "terminated"),
         ("r18_oracle.cli.diff", "SIGINT", 130, "interrupted"),  # where a plugin's faults are caught
         ("r18_numpy", "SIGTERM", 143, "terminated"),  # in the command
         ("r18_numpy", "SIGINT", 130, "interrupted"),
@@ -125,8 +125,10 @@ def test_a_full_disk_at_stdout(arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_a_signal_at_any_moment(module: str, name: str, code: int, word: str) -> None:
+    """In one of the modules that the command imports."""
     moment = AT_IMPORT.format(module=module, number=int(getattr(signal, name)))
-    done = run("kernels", "--backend", "numpy", before=moment)
+    asked = ("diff", "a", "b") if "diff" in module else ("kernels", "--backend", "numpy")
+    done = run(*asked, before=moment)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"r18: {word}\n")
 
 
