@@ -39,7 +39,7 @@ class Pace:
     reload: bool
 
 
-PACES = {"cpu": Pace(1, 0.05, True), "cuda": Pace(10, 0.002, False)}
+PACES = {"cpu": Pace(1, 0.05, True), "cuda": Pace(10, 0.1, False)}
 """By kind of device; other kinds run at the CPU's pace."""
 
 
