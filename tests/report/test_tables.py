@@ -714,7 +714,7 @@ def test_the_tool_writes_and_checks(folder: Path) -> None:
 
 
 def test_a_caption_says_how_far_series_lie_apart() -> None:
-    record = json.loads((ROOT / "exports" / "records" / "bench-cpu.json").read_text())
+    record = json.loads((ROOT / "exports" / "records" / "bench-amd-epyc.json").read_text())
     group = next(iter(record["groups"].values()))
     rows = [
         {"backend": "numpy", "kernels": ["a"], "median_ms": 2.0, "series_ms": [1.9, 2.0, 2.1]},
