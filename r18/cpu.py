@@ -35,6 +35,8 @@ INSTRUCTIONS = {
 }
 """The names of instruction sets that decide the speed of kernels, by Linux's flags."""
 
+_DECORATION = re.compile(r"\((?:R|TM|C)\)|@?\s*\d[\d.]*\s*[GM]Hz|\b\w+-Cores?\b", re.IGNORECASE)
+
 KIB = 1024
 _UNITS = {"": 1, "K": KIB, "M": KIB**2, "G": KIB**3}
 
@@ -97,6 +99,23 @@ def cpu() -> Cpu:
     )
 
 
+def model(name: str) -> str:
+    """A processor's name without trademarks, clock and number of cores.
+
+    "Intel(R) Xeon(R) CPU @ 2.20GHz" is "Intel Xeon CPU".
+    """
+    return " ".join(_DECORATION.sub("", name).split())
+
+
+def model_slug() -> str:
+    """The model of this machine's CPU in a file's name, such as `amd-epyc`.
+
+    `cpu` where the system names no model. What a hypervisor hides from the name, this does not see.
+    """
+    named = model(_facts().get("model name", ""))
+    return re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-") or "cpu"
+
+
 def threads() -> tuple[int, ...]:
     """The numbers of the hardware threads that this process may use."""
     process = psutil.Process()
@@ -157,4 +176,4 @@ def _size(nbytes: int) -> str:
     return f"{nbytes // KIB**2} MiB" if nbytes % KIB**2 == 0 else f"{nbytes // KIB} KiB"
 
 
-__all__ = ["INSTRUCTIONS", "Cpu", "cpu", "threads"]
+__all__ = ["INSTRUCTIONS", "Cpu", "cpu", "model", "model_slug", "threads"]

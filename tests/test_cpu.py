@@ -10,7 +10,7 @@ import pytest
 
 from commands import r18
 from r18 import cpu as module
-from r18.cpu import Cpu, cpu
+from r18.cpu import Cpu, cpu, model, model_slug
 from r18.machine import has_cuda_driver, machine
 from r18.records.kinds import CpuFacts
 
@@ -140,3 +140,38 @@ def test_a_driver_is_there_if_one_of_its_libraries_loads(monkeypatch: pytest.Mon
     assert not has_cuda_driver()
     monkeypatch.setattr("r18.machine.CUDA_DRIVERS", ("libnone.so.1", "libm.so.6"))
     assert has_cuda_driver()
+
+
+# -- a model in a file's name ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "slug"),
+    [
+        ("AMD EPYC", "AMD EPYC", "amd-epyc"),
+        ("Intel(R) Xeon(R) Processor", "Intel Xeon Processor", "intel-xeon-processor"),
+        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "Intel Xeon CPU", "intel-xeon-cpu"),
+        ("AMD EPYC 9R14 96-Core Processor", "AMD EPYC 9R14 Processor", "amd-epyc-9r14-processor"),
+        (
+            "Intel(R) Core(TM) i7-9700K CPU @ 3600 MHz",
+            "Intel Core i7-9700K CPU",
+            "intel-core-i7-9700k-cpu",
+        ),
+        (
+            "Intel Xeon Processor (SapphireRapids)",
+            "Intel Xeon Processor (SapphireRapids)",
+            "intel-xeon-processor-sapphirerapids",
+        ),
+        ("../(R)/", "..//", "cpu"),
+    ],
+)
+def test_a_model_without_its_decoration(system: Path, name: str, words: str, slug: str) -> None:
+    assert model(name) == words
+    (system / "cpuinfo").write_text(f"model name\t: {name}\n")
+    assert model_slug() == slug
+
+
+@pytest.mark.parametrize("text", [ARM, ""])
+def test_a_cpu_without_a_model_is_cpu(system: Path, text: str) -> None:
+    (system / "cpuinfo").write_text(text)
+    assert model_slug() == "cpu"

@@ -27,6 +27,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import r18
+from r18.cpu import model_slug
 from r18_oracle.search.worker import THREAD_VARIABLES
 from support import ROOT
 
@@ -322,7 +323,10 @@ def test_the_core_evaluates_and_times(core: Environment) -> None:
     assert "pip install 'r18[report]'" in refused.stderr
     assert not (core.folder / "work" / "r.html").exists()
     records = core.folder / "work" / "exports" / "records"
-    assert {path.name for path in records.iterdir()} == {"bench-cpu.json", "evaluate-cpu.json"}
+    assert {path.name for path in records.iterdir()} == {
+        f"bench-{model_slug()}.json",
+        "evaluate-cpu.json",
+    }
 
 
 @pytest.mark.parametrize(

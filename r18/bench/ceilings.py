@@ -82,7 +82,7 @@ def measure(
     copy = of_library.pop(COPY)
     rates, memory = _by_name(instructions())
     return CeilingsRecord(
-        device=device.name,
+        device=records.device_text(device),
         date=records.now(),
         environment=msgspec.convert(records.environment(device), Environment),
         machine=msgspec.convert(host, Machine),

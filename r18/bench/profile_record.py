@@ -52,7 +52,7 @@ def save(
     def with_mine(old: Profile | None) -> Profile:
         groups = (old.groups if old else {}) | mine
         ordered = dict(sorted(groups.items(), key=lambda item: _order(item[1])))
-        return Profile(device=device.name, groups=ordered)
+        return Profile(device=records.device_text(device), groups=ordered)
 
     records.update(path, Profile, with_mine)
     return path

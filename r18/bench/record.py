@@ -51,7 +51,7 @@ def save(
         if not mine:
             continue
         path = records.path_of(folder, WHAT, device)
-        added = partial(_with, device.name, _groups(mine, about, fusion, device))
+        added = partial(_with, records.device_text(device), _groups(mine, about, fusion, device))
         records.update(path, Bench, added)
         written.append(path)
     return written

@@ -1,12 +1,13 @@
 """Records: evidence from a device, as JSON files that are committed.
 
 There is one file for each kind of evidence and each device: `verify-nvidia-h200.json`,
-`bench-nvidia-h200.json`. A record appears whole or not at all, and a later run replaces only what
+`bench-nvidia-h200.json`. All CPUs share `verify-cpu.json`, but times have a file for each model of
+CPU: `bench-amd-epyc.json`. A record appears whole or not at all, and a later run replaces only what
 it measured; runs at the same time take turns. `kinds` has their types, `files` reads and writes
 them, `environment` says what a run depended on.
 """
 
-from r18.records.environment import environment, key_of, now
+from r18.records.environment import device_text, environment, key_of, now
 from r18.records.files import (
     FOLDER,
     FORMAT,
@@ -26,6 +27,7 @@ __all__ = [
     "KINDS",
     "REMEDY",
     "Environment",
+    "device_text",
     "environment",
     "key_of",
     "load",

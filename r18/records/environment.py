@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from r18.backend import DeviceInfo
+from r18.cpu import cpu
 from r18.machine import package_version
 
 PACKAGES = (
@@ -52,6 +53,12 @@ def environment(device: DeviceInfo) -> dict[str, Any]:
     return found
 
 
+def device_text(device: DeviceInfo) -> str:
+    """The device as a record of times names it: a CPU by its model, threads, instruction sets and
+    caches, in the words of `r18 backends`."""
+    return str(cpu()) if device.kind == "cpu" else device.name
+
+
 def _driver() -> str | None:
     """The version of NVIDIA's driver; None where `nvidia-smi` does not print it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -72,4 +79,4 @@ def now() -> str:
     return datetime.now(UTC).replace(microsecond=0).isoformat()
 
 
-__all__ = ["environment", "key_of", "now"]
+__all__ = ["device_text", "environment", "key_of", "now"]

@@ -19,9 +19,10 @@ except ImportError:  # Windows
 
 from r18.atomic import write_text
 from r18.backend import DeviceInfo
+from r18.cpu import model_slug
 from r18.errors import R18Error, UsageError, plain
 from r18.files import JSON_LIMIT, read_object
-from r18.records.kinds import Record
+from r18.records.kinds import KINDS, Record
 
 FOLDER = Path("exports/records")
 FORMAT = 1
@@ -31,14 +32,20 @@ REMEDY = "  move it out of the folder and make a new one: --record writes it"
 Kind = TypeVar("Kind", bound=Record)
 
 
-def slug(device: DeviceInfo) -> str:
-    """The device in a file's name; see `DeviceInfo.slug`."""
+def slug(what: str, device: DeviceInfo) -> str:
+    """The device in the file name of a record of `what` ("verify", "bench", ...).
+
+    `DeviceInfo.slug`, which is `cpu` for every CPU. In a record of times it is the model of this
+    machine's CPU, so that records of several models have a file each.
+    """
+    if device.kind == "cpu" and KINDS[what].times:
+        return model_slug()
     return device.slug
 
 
 def path_of(folder: Path, what: str, device: DeviceInfo) -> Path:
-    """The path of the record of `what` ("verify", "bench", ...) on a device."""
-    return folder / f"{what}-{slug(device)}.json"
+    """The path of the record of `what` on a device, which is this machine's; see `slug`."""
+    return folder / f"{what}-{slug(what, device)}.json"
 
 
 def load(path: Path, kind: type[Kind]) -> Kind | None:

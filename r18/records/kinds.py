@@ -7,7 +7,7 @@ field with the default `UNSET` came later than the format, or is written only wh
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -72,8 +72,12 @@ class WeightsId(Part):
 
 
 class OfDevice(Part, kw_only=True, tag_field="record"):
-    """The head of every record: its kind, as the tag, its format and its device."""
+    """The head of every record: its kind, as the tag, its format and its device.
 
+    times: the record's numbers depend on the device's speed.
+    """
+
+    times: ClassVar[bool] = False
     format: int = 1
     device: str
 
@@ -178,6 +182,7 @@ class BenchGroup(Part, kw_only=True):
 class Bench(OfDevice, kw_only=True, tag="bench"):
     """`r18 bench --record`. ratio: what the rows' ratios are to, in words."""
 
+    times: ClassVar[bool] = True
     ratio: str
     groups: dict[str, BenchGroup]
 
@@ -213,6 +218,7 @@ class ProfileGroup(Part):
 class Profile(OfDevice, kw_only=True, tag="profile"):
     """`r18 profile --record`."""
 
+    times: ClassVar[bool] = True
     groups: dict[str, ProfileGroup]
 
 
@@ -684,6 +690,7 @@ class CeilingsRecord(OfDevice, kw_only=True, tag="ceilings"):
     what moves them. Of devices whose backend measures them.
     """
 
+    times: ClassVar[bool] = True
     date: str
     environment: Environment
     machine: Machine

@@ -31,7 +31,7 @@ from r18.bench.inputs.cold import (
 from r18.bench.rows import PACES, Contender
 from r18.bench.tables import cold_table
 from r18.bench.timing import Rounds, bench
-from r18.cpu import Cpu
+from r18.cpu import Cpu, model_slug
 from r18.errors import UsageError
 from r18.graph.resnet import resnet18
 from support import random_weights
@@ -275,7 +275,7 @@ def test_the_command_records_cold_times(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "with caches overwritten before each run" in done.out
     assert "warm: each run reads the batch of the one before" in done.out
-    (group,) = json.loads((tmp_path / "bench-cpu.json").read_text())["groups"].values()
+    (group,) = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text())["groups"].values()
     assert len(group["rows"]) == 3
     for row in group["rows"]:
         assert row["cold"]["runs"] == 3

@@ -18,6 +18,7 @@ from r18.bench.contenders import Compiled, algorithm_kernels, contenders
 from r18.bench.rows import Row, with_ratios
 from r18.bench.timing import bench
 from r18.cli.app import REFUSED
+from r18.cpu import model_slug
 from r18.errors import NoKernel, UnknownName, UsageError
 from r18.graph.resnet import resnet18, tiny
 from r18.machine import machine
@@ -236,8 +237,8 @@ def test_the_command_line_writes_one(tmp_path: Path) -> None:
         *("--repeat", 2, "--algorithms", "conv2d=all", "--record", "--records", tmp_path),
     )
     assert done.code == 0, done.err
-    assert f"recorded in {tmp_path}/bench-cpu.json" in done.err
-    (group,) = json.loads((tmp_path / "bench-cpu.json").read_text())["groups"].values()
+    assert f"recorded in {tmp_path}/bench-{model_slug()}.json" in done.err
+    (group,) = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text())["groups"].values()
     assert [row["backend"] for row in group["rows"]] == [
         "numpy",
         "numpy (im2col)",

@@ -24,6 +24,7 @@ from r18.bench.rows import Contender, Row, with_ratios
 from r18.bench.run import Result
 from r18.bench.tables import table
 from r18.bench.timing import bench
+from r18.cpu import model_slug
 from r18.errors import ShapeError, UsageError, WeightsError
 from r18.graph.resnet import resnet18
 from r18_oracle.network.checkpoints import seeded_images
@@ -291,7 +292,7 @@ def test_the_command_measures_and_records_errors(tmp_path: Path) -> None:
     (found,) = data["rows"]
     assert 1e-8 < found["error"]["relative"] < 1e-5
     assert found["loss"] is None  # judged only with --check
-    (group,) = json.loads((tmp_path / "bench-cpu.json").read_text())["groups"].values()
+    (group,) = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text())["groups"].values()
     (recorded,) = group["rows"]
     assert recorded["error"] == found["error"]
     assert recorded["error_ratio"] is None  # torchvision has no 'tiny'
@@ -306,7 +307,7 @@ def test_without_an_oracle_rows_say_so_and_check_is_refused(
     why = "the error of each row needs the oracle, which is not installed"
     assert done.code == 0, done.err
     assert f"left out: errors against float64: {why}" in done.err
-    (group,) = json.loads((tmp_path / "bench-cpu.json").read_text())["groups"].values()
+    (group,) = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text())["groups"].values()
     (recorded,) = group["rows"]
     assert (recorded["error"], recorded["no_error"]) == (None, why)
     refused = r18(*QUICK, "--check")
@@ -315,7 +316,7 @@ def test_without_an_oracle_rows_say_so_and_check_is_refused(
 
 
 def test_a_record_from_before_errors_is_kept_and_added_to(tmp_path: Path) -> None:
-    path = tmp_path / "bench-cpu.json"
+    path = tmp_path / f"bench-{model_slug()}.json"
     old = json.loads((ROOT / "exports" / "records" / path.name).read_text("utf-8"))
     for group in old["groups"].values():
         for found in group["rows"]:

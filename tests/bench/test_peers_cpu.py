@@ -26,6 +26,7 @@ from r18.bench.contenders import contenders, peer_contender, program_contender
 from r18.bench.rows import Contender
 from r18.bench.timing import bench
 from r18.cli.app import FOUND
+from r18.cpu import model_slug
 from r18.errors import (
     BackendUnavailable,
     ProgramClosed,
@@ -379,7 +380,7 @@ def test_the_command_times_and_judges_all_peers(
     assert done.code == 0, done.err
     assert told == [1]
     assert "outputs of 3 rows judged against float64: at most 0." in done.out
-    (group,) = json.loads((tmp_path / "bench-cpu.json").read_text())["groups"].values()
+    (group,) = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text())["groups"].values()
     assert [row["backend"] for row in group["rows"]] == ["numpy", "onnxruntime", "openvino"]
     assert group["rows"][0]["best_peer"] in CLASSES
     assert all(0 < row["loss"] <= 1 for row in group["rows"])
@@ -403,7 +404,7 @@ def test_a_wrong_output_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data = json.loads(done.out)
     assert [row["backend"] for row in data["rows"]] == ["numpy", "onnxruntime"]
     assert {row["best_peer"] for row in data["rows"]} == {"onnxruntime"}
-    (group,) = json.loads((tmp_path / "bench-cpu.json").read_text())["groups"].values()
+    (group,) = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text())["groups"].values()
     assert [row["backend"] for row in group["rows"]] == ["numpy", "onnxruntime"]
     assert any("its output is wrong" in left["reason"] for left in group["skipped"])
 

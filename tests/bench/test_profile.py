@@ -18,6 +18,7 @@ from r18.backend import DeviceInfo
 from r18.bench import profile as profiling
 from r18.bench.profile import LEVELS, MODEL, Report, Row, profile
 from r18.bench.profile_record import save
+from r18.cpu import model_slug
 from r18.errors import BackendUnavailable, R18Error, UnknownName, UsageError
 from r18.graph.resnet import resnet18
 from r18.machine import machine
@@ -242,7 +243,7 @@ def test_a_table_of_the_record(tmp_path: Path) -> None:
     assert caption.startswith("NVIDIA H200 (sm_90), PyTorch ")
     assert ": the best of 5 profiled runs, weights synthetic:0. Each run reads" in caption
     assert caption.endswith("so the last-level cache (a GPU's L2) holds what fits of them.")
-    assert "CUDA" not in table("device=cpu precisions=fp16 batches=1")[0]
+    assert "CUDA" not in table(f"device={model_slug()} precisions=fp16 batches=1")[0]
     for options in (f"{of}2", f"{of}1 memory=channels-last", f"{of}1 backend=numba"):
         with pytest.raises(UsageError, match="has no profile of '"):
             table(options)
@@ -268,7 +269,7 @@ def test_the_command_judges_and_records(tmp_path: Path) -> None:
     asked = ("--backend", "numpy", "--batch", "1", "--fusion", "all", "--repeat", 1)
     done = r18("profile", *asked, "--check", "--record", "--records", tmp_path)
     assert done.code == 0, done.err
-    path = tmp_path / "profile-cpu.json"
+    path = tmp_path / f"profile-{model_slug()}.json"
     assert f"recorded in {path}" in done.err
     (found,) = json.loads(path.read_text())["groups"].values()
     assert [row["contender"] for row in found["rows"]] == [MODEL, "all"]

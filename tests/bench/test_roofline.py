@@ -49,6 +49,7 @@ from r18.bench.roofline import (
 )
 from r18.bench.roofline_run import measure, text
 from r18.bench.rows import Row
+from r18.cpu import model_slug
 from r18.errors import BackendUnavailable, R18Error, ShapeError, UsageError
 from r18.graph.ops import (
     Add,
@@ -380,7 +381,7 @@ def test_a_step_that_takes_no_time_has_no_ratio() -> None:
 
 
 def test_ceilings_from_a_record(tmp_path: Path) -> None:
-    records.write(tmp_path / "ceilings-cpu.json", whole(RECORD))
+    records.write(tmp_path / f"ceilings-{model_slug()}.json", whole(RECORD))
     assert measured.read(tmp_path, CPU) == replace(CEILINGS, rates={"fp32": 1e9})
 
 
@@ -402,7 +403,7 @@ def test_a_damaged_record_is_refused(tmp_path: Path, change: dict[str, Any], wor
     record = whole(RECORD) | change
     if change.get("copy"):
         record = whole(RECORD | change)
-    records.write(tmp_path / "ceilings-cpu.json", record)
+    records.write(tmp_path / f"ceilings-{model_slug()}.json", record)
     with pytest.raises(UsageError, match=words):
         measured.read(tmp_path, CPU)
 
@@ -633,7 +634,7 @@ ASKED = ("roofline", "--backend", "numpy", "--network", "tiny", "--warmup", 0, "
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    records.write(tmp_path / "ceilings-cpu.json", whole(RECORD))
+    records.write(tmp_path / f"ceilings-{model_slug()}.json", whole(RECORD))
     return tmp_path
 
 
@@ -685,7 +686,7 @@ def test_a_table_of_known_times_says_where_the_time_is_lost() -> None:
 def test_without_a_record_it_says_how_to_make_one(tmp_path: Path) -> None:
     done = r18(*ASKED, "--records", tmp_path)
     assert (done.code, done.out) == (2, "")
-    assert f"{tmp_path / 'ceilings-cpu.json'}" in done.err
+    assert f"{tmp_path / f'ceilings-{model_slug()}.json'}" in done.err
     assert "r18 roofline --measure" in done.err
 
 
@@ -711,7 +712,7 @@ def test_measuring_writes_the_record_and_uses_it(
         monkeypatch.setattr(measured, name, value)
     done = r18(*ASKED, "--batch", "1", "--measure", "--json", "--records", tmp_path)
     assert done.code == 0, done.err
-    record = json.loads((tmp_path / "ceilings-cpu.json").read_text())
+    record = json.loads((tmp_path / f"ceilings-{model_slug()}.json").read_text())
     used = json.loads(done.out)["ceilings"]
     assert used["bytes_per_second"] == record["copy"]["bytes_per_second"]
-    assert f"recorded in {tmp_path / 'ceilings-cpu.json'}" in done.err
+    assert f"recorded in {tmp_path / f'ceilings-{model_slug()}.json'}" in done.err

@@ -24,6 +24,7 @@ from r18.bench.tuning import shipped_table
 from r18.cli.app import COMMANDS, GROUP, main
 from r18.cli.options import kernel_overrides, listed
 from r18.cli.schedule import rows as schedule_rows
+from r18.cpu import cpu, model_slug
 from r18.errors import UsageError
 from r18.graph.passes import fuse, fuse_pool
 from r18.graph.resnet import resnet18, tiny
@@ -505,7 +506,8 @@ def test_bench_from_host_memory(command: Command, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\nfrom host memory\n" in done.stdout
     assert "of device-only" in done.stdout
-    record = json.loads((tmp_path / "bench-cpu.json").read_text("utf-8"))
+    record = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text("utf-8"))
+    assert record["device"] == str(cpu())
     (row,) = record["groups"]["tiny/fp32/all/b2"]["rows"]
     assert row["from_host"]["nbytes"] == 2 * 3 * 32 * 32
     assert len(row["from_host"]["runs_ms"]) == 5
@@ -519,7 +521,7 @@ def test_bench_keeps_what_it_has_timed_when_the_rest_fails(
     asked = ("--backends", "numpy", "--batch", f"2,{10**9}", "--record", "--records", tmp_path)
     with pytest.raises(MemoryError):
         command(*QUICK, *asked)
-    record = json.loads((tmp_path / "bench-cpu.json").read_text("utf-8"))
+    record = json.loads((tmp_path / f"bench-{model_slug()}.json").read_text("utf-8"))
     assert list(record["groups"]) == ["tiny/fp32/all/b2"]
 
 

@@ -192,6 +192,68 @@ def test_a_table_of_times_on_a_cpu_has_peak_memory_threads_and_peers(tmp_path: P
     assert words in text  # OpenVINO is installed and was not timed
 
 
+def on_cpu(data: dict[str, Any], processor: str, **machine: Any) -> dict[str, Any]:
+    environment = {"device": {"kind": "cpu", "name": "CPU (x86_64)"}, "packages": {}}
+    host = {"processor": processor, "cpus": 4, "threads": 2, **machine}
+    return data | {"environment": environment, "machine": host}
+
+
+def test_a_table_of_cpus_has_every_cpu_on_record_next_to_each_library(tmp_path: Path) -> None:
+    """What was not timed has no row, and a GPU is left out."""
+    eager = "torchvision eager"
+    full = group(8, ("numba-cpu", 2.0, 0.25), ("openvino", 4.0, 0.5), (eager, 8.0, 1.0))
+    full["rows"] += group(8, ("onnxruntime", 6.0, 0.75), ("torch", 1.0, 0.125))["rows"]
+    ours, best, peer, *_ = full["rows"]
+    ours |= {"error": error(6e-6), "error_ratio": 3.0, "best_ratio": 0.5}
+    best |= {"error": error(3e-6), "error_ratio": 1.5}
+    peer |= {"error": error(2e-6), "error_ratio": 1.0}
+    exact = group(1, ("numba-cpu", 3.0, 1.5), ("openvino", 2.0, None), ("onnxruntime", 4.0, None))
+    exact["rows"][0] |= {"error": error(0.0, "integers"), "error_ratio": None}
+    exact["rows"][1] |= {"error": error(0.02, "integers"), "error_ratio": None}
+    bare = group(1, ("numba-cpu", 5.0, None), ("numpy", 7.0, None))
+    others = group(8, ("numpy", 7.0, 0.5), (eager, 14.0, 1.0))
+    xeon = {"cpu": {"instructions": ["AVX-512", "AMX-INT8"]}}
+    for slug, groups in {
+        "amd-epyc": {
+            "resnet18/fp32/all/b8": on_cpu(full, "AMD EPYC"),
+            "resnet18/int8/all/b1": on_cpu(exact, "AMD EPYC"),
+            "resnet18/bf16/all/b8": on_cpu(others, "AMD EPYC"),
+        },
+        "intel-xeon-processor": {
+            "resnet18/bf16/all/b1": on_cpu(bare, "Intel(R) Xeon(R) Processor", **xeon),
+        },
+        "nvidia-h200": {"resnet18/fp32/all/b8": group(8, ("numba-cpu", 9.0, None))},
+    }.items():
+        head = {"record": "bench", "format": 1, "device": slug}
+        records.write(tmp_path / f"bench-{slug}.json", whole(head | {"groups": groups}))
+    marker = "cpus precisions=fp32,bf16,int8 batches=1,8"
+    head, _, *rows = lines(text := rendered(block(marker), tmp_path))
+    assert head == (
+        "| CPU | precision | batch | numba-cpu | OpenVINO | ONNX Runtime | PyTorch | / best peer | "
+        "its error | error | error / PyTorch |"
+    )
+    epyc, intel = "AMD EPYC, 2 threads", "Intel Xeon Processor, 2 threads"
+    assert rows == [
+        f"| {epyc} | fp32 | 8 | 2 | 4 | 6 | 8 | 0.50 | 3.0e-06 | 6.0e-06 | 3.00 (worse) |",
+        f"| {epyc} | int8 | 1 | 3 | 2 | 4 |  | 1.50 | 2.0e-02 | exact | exact |",
+        f"| {intel} | bf16 | 1 | 5 |  |  |  |  |  | — | — |",
+    ]
+    assert "Milliseconds per image." in text
+    assert "\nIntel Xeon Processor: AVX-512, AMX-INT8.<br>" in text
+    assert "AMD EPYC: " not in text  # its record is older than these facts
+    assert f"\n{epyc}, 2026-11-20: medians of " in text
+    assert "—: recorded before `r18 bench` measured errors." in text
+    one = rendered(block(f"{marker} backend=numpy"), tmp_path)
+    assert [row.split(" | ")[:4] for row in lines(one)[2:]] == [
+        [f"| {epyc}", "bf16", "8", "7"],
+        [f"| {intel}", "bf16", "1", "7"],
+    ]
+    (tmp_path / "bench-intel-xeon-processor.json").unlink()
+    assert lines(rendered(block(marker), tmp_path))[2:] == rows[:2]
+    with pytest.raises(UsageError, match="no record of a CPU has a time of 'x' in fp32, batch 1"):
+        rendered(block("cpus precisions=fp32 batches=1 backend=x"), tmp_path)
+
+
 COLD = {"nbytes": 512 << 20, "runs": 30, "median_ms": 1.0, "p10_ms": 0.9, "p90_ms": 1.2}
 
 
@@ -714,7 +776,7 @@ def test_the_tool_writes_and_checks(folder: Path) -> None:
 
 
 def test_a_caption_says_how_far_series_lie_apart() -> None:
-    record = json.loads((ROOT / "exports" / "records" / "bench-cpu.json").read_text())
+    record = json.loads((ROOT / "exports" / "records" / "bench-amd-epyc.json").read_text())
     group = next(iter(record["groups"].values()))
     rows = [
         {"backend": "numpy", "kernels": ["a"], "median_ms": 2.0, "series_ms": [1.9, 2.0, 2.1]},

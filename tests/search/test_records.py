@@ -122,7 +122,29 @@ A, B = Compiled("gpu/relu/a/fp32"), Compiled("gpu/relu/b/fp32")
     ],
 )
 def test_a_device_in_a_file_name(device: DeviceInfo, expected: str) -> None:
-    assert records.slug(device) == expected
+    assert records.slug("verify", device) == expected
+
+
+def test_times_of_a_cpu_have_a_file_for_each_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not depend on the CPU's speed has one for all of them; so has an unnamed model."""
+    host, info = DeviceInfo("cpu", "CPU (x86_64), NumPy 2.4"), tmp_path / "cpuinfo"
+    monkeypatch.setattr("r18.cpu.INFO", info)
+    info.write_text("model name\t: Intel(R) Xeon(R) Processor\nflags\t: avx512f amx_int8\n")
+
+    def names(device: DeviceInfo) -> set[str]:
+        return {records.path_of(tmp_path, what, device).name for what in records.KINDS}
+
+    timed = {"bench", "ceilings", "profile"}
+    others = {f"{what}-cpu.json" for what in records.KINDS.keys() - timed}
+    assert names(host) == others | {f"{what}-intel-xeon-processor.json" for what in timed}
+    assert names(H200) == {f"{what}-nvidia-h200.json" for what in records.KINDS}
+    assert records.device_text(host).startswith("Intel(R) Xeon(R) Processor: ")
+    assert ", AVX-512, AMX-INT8" in records.device_text(host)
+    assert records.device_text(H200) == H200.name
+    info.unlink()
+    assert names(host) == {f"{what}-cpu.json" for what in records.KINDS}
 
 
 def test_an_environment_names_what_decides_the_numbers() -> None:

@@ -2,7 +2,7 @@
 
 A table stands between two markers. The first one names it:
 
-    <!-- table: bench devices=nvidia-h200,cpu precisions=fp32 batches=1,64 -->
+    <!-- table: bench devices=nvidia-h200,amd-epyc precisions=fp32 batches=1,64 -->
     <!-- /table -->
 
 bench:    devices, precisions, batches; network (resnet18), fusion (all). Times and errors next to
@@ -10,6 +10,8 @@ bench:    devices, precisions, batches; network (resnet18), fusion (all). Times 
           caches and inputs in which a backend was timed.
 algorithms: device, precisions, batches; backend (cupy), cpu (a device). The network's time by each
           algorithm, next to PyTorch; a row each, batches side by side.
+cpus:     precisions, batches; backend (numba-cpu). Times next to those of each library on every CPU
+          on record, side by side, and errors; a row for each CPU, precision and batch.
 from-host: devices, precisions, batches; network, fusion as in bench. Batches of pixels from host
           memory next to the times on the device; a row for each contender fed this way.
 ceilings: device. Rates of instructions and bandwidths of memories, in bursts and sustained, and
@@ -46,6 +48,7 @@ from pathlib import Path
 from r18.errors import UsageError, unknown
 from r18.report.tables.algorithms import algorithms_table
 from r18.report.tables.ceilings import ceilings_table
+from r18.report.tables.cpus import cpus_table
 from r18.report.tables.explained import explain_table
 from r18.report.tables.judged import mutate_table, perturb_table, sanitize_table, verify_table
 from r18.report.tables.summary import summary_table
@@ -95,6 +98,7 @@ def _options(text: str) -> dict[str, str]:
 TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "bench": (bench_table, ("devices", "precisions", "batches", "network", "fusion")),
     "algorithms": (algorithms_table, ("device", "precisions", "batches", "backend", "cpu")),
+    "cpus": (cpus_table, ("precisions", "batches", "backend")),
     "from-host": (from_host_table, ("devices", "precisions", "batches", "network", "fusion")),
     "ceilings": (ceilings_table, ("device",)),
     "roofline": (roofline_table, ("device", "backend", "network", "fusion")),

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from r18 import records
+from r18.cpu import model
 from r18.errors import UsageError
 from r18.records.files import Kind
 from r18.records.kinds import CeilingsRecord
@@ -90,13 +91,13 @@ def batches(options: Options) -> list[int]:
 
 
 def device_words(group: Data) -> str:
-    """The device of a record's group; for a CPU its processor and threads."""
+    """The device of a record's group; for a CPU its model and threads."""
     device = group["environment"]["device"]
     if device["kind"] != "cpu":
         return str(device["name"])
     host = group["machine"]
     key, noun = ("threads", "thread") if "threads" in host else ("cpus", "CPU")
-    return f"{host['processor']}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
+    return f"{model(host['processor'])}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
 
 
 def heading(group: Data, software: Sequence[str]) -> str:
