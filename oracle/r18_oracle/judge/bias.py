@@ -44,6 +44,7 @@ import torch
 from r18.backend import Array
 from r18.graph.ops import Problem
 from r18_oracle.judge.reference import no_kernel_running, sum_spec
+from r18_oracle.threads import threads_for
 
 DELTA = 1e-9
 """The probability, per output, that a kernel which rounds as the model says is accused."""
@@ -103,7 +104,7 @@ def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array,
     spec = sum_spec(problem.op)
     x, w = (torch.from_numpy(np.abs(array)).requires_grad_() for array in (inputs[0], weights[0]))
     rest = tuple(torch.from_numpy(np.abs(array)) for array in weights[1:])
-    with torch.enable_grad():
+    with torch.enable_grad(), threads_for(x.numel() + w.numel()):
         total = spec.sums(problem.op, (x, *map(torch.from_numpy, inputs[1:])), (w, *rest)).sum()
         slopes = torch.autograd.grad(total, (x, w))
     parts = (v.detach() * slope for v, slope in zip((x, w), slopes, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from r18.errors import R18Error, UsageError
 from r18.graph.ops import Op, Problem
 from r18_oracle.ops.spec import SumSpec, Tensors
 from r18_oracle.ops.table import spec_of
+from r18_oracle.threads import threads_for
 
 
 class KernelRunning(R18Error):
@@ -61,7 +62,7 @@ def explanation(
     Raises `KernelRunning` when a kernel under test has control.
     """
     no_kernel_running()
-    with torch.inference_mode():
+    with torch.inference_mode(), _threads_for(inputs, weights):
         arrays = _tensors(inputs), _tensors(weights)
         return spec_of(problem.op).explain(problem.op, *arrays, got.astype(np.float64))
 
@@ -99,9 +100,13 @@ def _run(
     for array in (*inputs, *weights):
         if array.dtype != np.float64:
             raise UsageError(f"the reference only takes float64, got {array.dtype}")
-    with torch.inference_mode():
+    with torch.inference_mode(), _threads_for(inputs, weights):
         y: Array = compute(op, _tensors(inputs), _tensors(weights)).numpy()
     return y
+
+
+def _threads_for(*arrays: tuple[Array, ...]) -> AbstractContextManager[None]:
+    return threads_for(sum(array.size for some in arrays for array in some))
 
 
 def _tensors(arrays: tuple[Array, ...]) -> Tensors:

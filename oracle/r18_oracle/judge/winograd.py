@@ -15,6 +15,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array
+from r18_oracle.threads import threads_for
 
 MATRICES: dict[int, tuple[Array, Array, Array]] = {
     2: (
@@ -151,7 +152,7 @@ def sizes(tile: int, x: Array, weight: Array, padding: tuple[int, int]) -> Sizes
 def _products(u: Array, v: Array) -> Array:
     """Σ_c u[o,c,i,j]·v[n,c,t,s,i,j] as (N, O, TH, TW, i, j). By PyTorch, whose threads sleep while
     they wait; those of NumPy's BLAS spin, and take several times as long on busy cores."""
-    with torch.inference_mode():
+    with torch.inference_mode(), threads_for(u.size + v.size):
         product = torch.einsum("ocij,nctsij->notsij", torch.from_numpy(u), torch.from_numpy(v))
         y: Array = product.numpy()
     return y

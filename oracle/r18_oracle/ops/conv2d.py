@@ -27,6 +27,7 @@ from r18_oracle.generate.sizes import (
 )
 from r18_oracle.ops.spec import FLAGS, Arrays, Numbers, Rng, SumSpec, Tensors, pick, shape_of
 from r18_oracle.ops.window import Pair, Window, numbers_of, pixel, source, square, window_of
+from r18_oracle.threads import threads_for
 
 WINDOWS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (7, 2, 3), (3, 1, 0))
 """Kernel size, stride and padding of the convolutions of ResNets, and one without padding."""
@@ -81,7 +82,7 @@ class Conv2dSpec(SumSpec[Conv2d]):
     def window_sum(self, op: Conv2d, x: Array) -> Array:
         """(N, 1, OH, OW), or (N, O, OH, OW) of several groups."""
         ones = torch.ones((op.groups, op.group_channels, *op.kernel_size), dtype=torch.float64)
-        with torch.inference_mode():
+        with torch.inference_mode(), threads_for(x.size):
             images = torch.from_numpy(np.ascontiguousarray(x))
             total: Array = F.conv2d(images, ones, None, *around(op)).numpy()
         return total.repeat(op.out_channels // op.groups, axis=1) if op.groups > 1 else total

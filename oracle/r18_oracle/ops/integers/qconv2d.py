@@ -27,6 +27,7 @@ from r18_oracle.ops.integers.requantize import (
 )
 from r18_oracle.ops.integers.spec import BITS, NUMBERS, QuantizedSpec, pairwise, stored
 from r18_oracle.ops.spec import Arrays, Numbers, Rng, Tensors
+from r18_oracle.threads import threads_for
 
 EDGES = ("ties", "ends", "beyond_int32", "largest_sums", *SUBTLE)
 """Variants of edges: ties; both ends of every format, saturating; numbers far beyond int32; the
@@ -310,7 +311,8 @@ class QuantizedConv2dSpec(QuantizedSpec[QuantizedConv2d]):
 
     def _totals(self, op: QuantizedConv2d, x: Array, w: Array, bias: Array) -> Array:
         """The sums with their bias, (N, O, OH, OW)."""
-        products = conv2d.SPEC.sums(op.conv, (torch.from_numpy(x),), (torch.from_numpy(w),))
+        with threads_for(x.size + w.size):
+            products = conv2d.SPEC.sums(op.conv, (torch.from_numpy(x),), (torch.from_numpy(w),))
         found: Array = products.numpy() + bias[:, None, None]
         return found
 
