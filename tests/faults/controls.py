@@ -92,13 +92,14 @@ def control(
     truncates: bool = False,
     blocks: int = 1,
     stored_sum: bool = False,
+    output: str = "",
     **options: Any,
 ) -> HostKernel:
     """A control kernel: widens what it is given, computes, flushes where declared, stores."""
     rounding = RoundingContract(
         contract,
         precision.accumulate,
-        precision.storage,
+        output or precision.storage,
         truncates=truncates,
         blocks=blocks,
         stored_sum=stored_sum,
@@ -128,6 +129,11 @@ def _runner(precision: Precision, compute: Compute, reads: Layout, writes: Layou
 
 
 # -- convolutions and linears ------------------------------------------------------------------
+
+
+def leaving(rounding: Rounding, compute: Compute) -> Compute:
+    """The same with outputs that are rounded at the very end."""
+    return lambda op, inputs, weights: rounding(compute(op, inputs, weights))
 
 
 def summed(
@@ -300,6 +306,19 @@ def convolutions() -> tuple[HostKernel, ...]:
             TF32,
             summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest),
             truncates=True,
+        ),
+        steady(
+            "sum_to_tf32",
+            TF32,
+            leaving(sums.tf32_away, summed(forward, factors=sums.tf32_nearest)),
+            output="tf32",
+        ),
+        steady(
+            "tensor_core_to_tf32",
+            TF32,
+            leaving(sums.tf32_away, summed(_UNIT, factors=sums.tf32_cut)),
+            truncates=True,
+            output="tf32",
         ),
         *(steady(name, FP16X3, run, **how) for name, (run, how) in SPLIT_SUMS.items()),
     )
@@ -530,6 +549,13 @@ def convolutions_pooled() -> tuple[HostKernel, ...]:
             TF32,
             odd.pooled(summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest), rows),
             truncates=True,
+        ),
+        fused(
+            "tensor_core_to_tf32",
+            TF32,
+            leaving(sums.tf32_away, odd.pooled(summed(_UNIT, factors=sums.tf32_cut), rows)),
+            truncates=True,
+            output="tf32",
         ),
         fused("split_reversed", FP16X3, odd.pooled(SPLIT_SUMS["split_reversed"][0], back)),
         fused(

@@ -39,11 +39,12 @@ from r18.graph.precision import BF16, FP16, FP16X3, FP32, FP64, INT8, TF32, Prec
 from r18.graph.resnet import tiny
 from r18.runtime.launch import run_kernel
 from r18_oracle.cases import Case
-from r18_oracle.generate.inputs import ROUNDING, make_case
+from r18_oracle.generate.inputs import ROUNDING, fewest_variants, make_case
 from r18_oracle.judge import bounds, winograd
 from r18_oracle.judge.bounds import FORMATS, bound, gamma, summation_error
 from r18_oracle.judge.declared import objection
 from r18_oracle.judge.reference import reference
+from r18_oracle.judge.roundings import rounded
 from r18_oracle.judge.verdict import Judgement, judge
 from r18_oracle.ops.normalize import normalization
 from support import Array, images, random_weights, run_schedule
@@ -192,6 +193,73 @@ def test_only_wider_factors_can_be_claimed(
     known = BY_ID[f"control/conv2d/sum_forward/{precision}"]
     rule = contract("sum", precision, factors=factors)
     assert objection(replace(known, precision=precision, contract=rule)) == said
+
+
+@pytest.mark.parametrize(
+    ("precision", "output", "said"),
+    [
+        (TF32, "tf32", None),
+        (TF32, "float16", "tf32 stores float32, not float16"),
+        (FP32, "tf32", "fp32 stores float32, not tf32"),
+        (FP16X3, "tf32", "fp16x3 stores float32, not tf32"),
+        (FP16, "tf32", "fp16 stores float16, not tf32"),
+    ],
+)
+def test_outputs_are_rounded_to_tf32_only_where_it_is_multiplied(
+    precision: Precision, output: str, said: str | None
+) -> None:
+    known = BY_ID[f"control/conv2d/sum_forward/{precision}"]
+    rule = replace(contract("sum", precision), output=output)
+    assert objection(replace(known, contract=rule)) == said
+
+
+@pytest.mark.parametrize("output", ["fp16x2", "tf33"])
+def test_a_contract_names_formats_of_outputs_that_arrays_hold(output: str) -> None:
+    with pytest.raises(UnknownName):
+        replace(contract("sum", TF32), output=output)
+
+
+def test_outputs_in_tf32_have_one_rounding_more() -> None:
+    """(1 + 2⁻¹¹)E + 2⁻¹¹|y| + 2⁻¹³⁷, and nothing finite above tf32's largest number is expected."""
+    kernel = BY_ID["control/conv2d/tensor_core_to_tf32/tf32"]
+    case = make_case(kernel, Problem(Conv2d(5, 3, (3, 3)), ((2, 5, 7, 6),)), "normal", 3)
+    y = reference(case.problem, *case.wide())
+    plain = bound(case, replace(kernel.contract, output="float32"), y).largest
+    rounded = bound(case, kernel.contract, y).largest
+    np.testing.assert_allclose(
+        rounded, (1 + 2.0**-11) * plain + 2.0**-11 * np.abs(y) + 2.0**-137, rtol=1e-12
+    )
+    far = np.full((1, 1, 1, 1), FORMATS["float32"].largest)
+    pixel = Problem(Conv2d(1, 1, (1, 1), residual=True), ((1, 1, 1, 1),) * 2)
+    for value, unjudged in ((far, 1), (far / 2, 0)):
+        found = judged(kernel, pixel, np.zeros_like(far), value, np.zeros_like(far))
+        assert (found.ok, found.unjudged) == (True, unjudged)
+
+
+def test_integers_beyond_tf32_show_how_outputs_are_rounded() -> None:
+    """In every other variant: the others are small, so that nothing hides behind a rounding."""
+    kernel = BY_ID["control/conv2d/tensor_core_to_tf32/tf32"]
+    problem = Problem(Conv2d(5, 3, (3, 3)), ((2, 5, 7, 6),))
+    assert fewest_variants(kernel, problem, "exact") == 2
+    results = [
+        reference(problem, *make_case(kernel, problem, "exact", 1, v).wide()) for v in (0, 1)
+    ]
+    shares = [np.mean(rounded(y, "tf32") != y) for y in results]
+    assert shares[0] == 0
+    assert shares[1] > 0.5
+    in_float32 = BY_ID["control/conv2d/tensor_core_4/tf32"]
+    assert fewest_variants(in_float32, problem, "exact") == 1
+
+
+def test_rounding_to_the_format_of_an_output() -> None:
+    tie = 1 + 2.0**-11
+    given = np.array([tie, -tie, 1 + 2.0**-12, 3.5e38, -np.inf, np.nan])
+    found = rounded(given, "tf32")
+    np.testing.assert_array_equal(found, [1 + 2.0**-10, -1 - 2.0**-10, 1, np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(rounded(given[:3], "float16"), [1, -1, 1])  # ties to even
+    np.testing.assert_array_equal(rounded(given[:3], "float32"), given[:3])
+    subnormal = 3 * 2.0**-137  # a tie above tf32's smallest
+    np.testing.assert_array_equal(rounded(np.array([subnormal]), "tf32"), [2.0**-135])
 
 
 def test_a_contract_names_formats_of_factors_that_there_are() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
+from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape, output_format
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_BYTES_PER_CYCLE
@@ -234,18 +234,18 @@ class ImplicitGemmMma(ConvKernel):
     @property
     def contract(self) -> RoundingContract:
         p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
+        return RoundingContract("sum", p.accumulate, output_format(p), truncates=True)
 
     def entry(self, tile: MmaTile, gather: bool) -> Entry:
         return Entry(
             "conv/implicit_gemm_mma",
             "conv2d_implicit_gemm_mma",
-            (self.storage, *tile.defines, ("GATHER", int(gather))),
+            (*self.formats, *tile.defines, ("GATHER", int(gather))),
         )
 
     @property
     def reduction(self) -> Entry:
-        return Entry("conv/split_k_reduce", "split_k_reduce", (self.storage,))
+        return Entry("conv/split_k_reduce", "split_k_reduce", self.formats)
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)

@@ -15,7 +15,7 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18_cupy.conv.base import ConvKernel
+from r18_cupy.conv.base import ConvKernel, output_format
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import Pointer, Role, ceil_div
@@ -97,7 +97,8 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     """OIHW to [O][depth] in storage format: position (r, s), then channels, zeros elsewhere.
 
-    tf32: rounded to 11 significand bits; the hardware truncates what remains, also of the pixels.
+    tf32: rounded to 11 significand bits; the hardware truncates the pixels, where convolutions leave
+    nothing to lose (`output_format`).
     fp16x3: 32 high halves, then 32 low ones, in the 128 bytes of as many float32 numbers, typed as
     int32 because TMA only moves bits.
     """
@@ -122,6 +123,8 @@ class WgmmaConv(ConvKernel):
     source: ClassVar[str]  # see `Entry`
 
     layout: Layout = Layout.NHWC
+    # Whether another convolution may follow; not after the product of a linear layer.
+    feeds: bool = True
 
     @property
     @abstractmethod
@@ -131,7 +134,8 @@ class WgmmaConv(ConvKernel):
     @property
     def contract(self) -> RoundingContract:
         p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
+        output = output_format(p) if self.feeds else p.storage
+        return RoundingContract("sum", p.accumulate, output, truncates=True)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -140,7 +144,7 @@ class WgmmaConv(ConvKernel):
 
     def entry(self, tile: WgmmaTile) -> Entry:
         factors = (("SPLIT", 1),) if self.precision.splits else ()
-        macros = (self.storage, *factors, *tile.defines)
+        macros = (*self.formats, *factors, *tile.defines)
         return Entry(self.source, f"conv2d_{self.algorithm}", macros, self.family)
 
     def entries(self) -> tuple[Entry, ...]:

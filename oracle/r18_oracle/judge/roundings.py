@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
 from r18.graph.ops import Conv2d, MaxPool2d, Problem
+from r18.graph.precision import holder_of, round_to_tf32
 from r18_oracle.cases import Case
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
 
@@ -51,14 +52,15 @@ FACTORS = {
     "tf32": Format(2.0**-11, 2.0**-136, 2.0**-126, (2 - 2.0**-10) * 2.0**127),
     PAIR: Format(2.0**-23, 2.0**-35, 2.0**-13, 65504.0),
 }
-"""Formats that only factors have; nothing is stored or summed in them. Below the `tiny` of a pair
-its second number is subnormal, and the error is no longer relative."""
+"""Formats that only factors have; nothing is summed in them. Outputs may be rounded to tf32, since
+float32 holds its numbers. Below the `tiny` of a pair its second number is subnormal, and the error
+is no longer relative."""
 
 
 def format_of(name: str) -> Format:
-    """The format's constants; raises `UnknownName` for a format without a bound."""
+    """The constants of a format of sums or outputs; raises `UnknownName` where none are known."""
     try:
-        return FORMATS[name]
+        return FORMATS[name] if name != "tf32" else FACTORS[name]
     except KeyError:
         raise unknown("floating-point format", name, FORMATS) from None
 
@@ -201,6 +203,13 @@ def stored(error: Array, y: Array, contract: RoundingContract) -> Array:
         return error
     out = format_of(contract.output)
     return (1 + out.u) * error + out.u * np.abs(y) + out.eta / 2
+
+
+def rounded(values: Array, name: str) -> Array:
+    """float64 values rounded to an output's format, in float64."""
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        held = values.astype(holder_of(name))
+    return (round_to_tf32(held) if name == "tf32" else held).astype(np.float64)
 
 
 def least_loss(case: Case, contract: RoundingContract) -> float:

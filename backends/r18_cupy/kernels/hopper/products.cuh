@@ -8,6 +8,7 @@
 // The host packs weights as 32 high halves, then 32 low halves in 128 bytes; pixels are split in
 // place in shared memory.
 #pragma once
+#include "common/storage.cuh"
 #include "mma/split.cuh"
 #include "mma/transposed_matrices.cuh"
 #include "hopper/pipeline.cuh"
@@ -285,7 +286,7 @@ __device__ __forceinline__ void store_rounded(const float* acc, int matrices, un
   } else {
     float sum = *acc;
     if (relu) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum));
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(sum) : "memory");
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(to_output(sum)) : "memory");
   }
 }
 

@@ -188,8 +188,8 @@ __device__ __forceinline__ Pair<STORAGE> finished(const float* acc, const Lane& 
   return pair_of<STORAGE>(acc[0] + bias.x, acc[1] + bias.y);
 }
 
-// ReLU and store of a chunk of an output's channels, as far as they exist. ReLU is monotonic, so it
-// may follow pooling.
+// ReLU, rounding and store of a chunk of an output's channels, as far as they exist. Both are
+// monotonic, so they may follow pooling.
 __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* out, int channel) {
   if (p.relu) {
 #pragma unroll
@@ -197,6 +197,8 @@ __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* 
       chunk.at[v] = larger(chunk.at[v], pair_of<STORAGE>(0.0f, 0.0f));
     }
   }
+#pragma unroll
+  for (int v = 0; v < GROUP; ++v) chunk.at[v] = to_output(chunk.at[v]);
   if (p.o % CHUNK == 0) {
     if (channel < p.o) *reinterpret_cast<Chunk*>(out + channel) = chunk;
   } else {
