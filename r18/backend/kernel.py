@@ -32,6 +32,10 @@ class RoundingContract:
     blocks:     T, the number of partial sums of at most ⌈K/T⌉ of an output's K products each that
                 are then added pairwise; bias and residual are not blocked. 1 claims nothing
                 about the order.
+    promoted:   p, where truncated sums hold at most p products before they are added to a sum that
+                is rounded to nearest, and each tap has at most one such sum for every p channels.
+                0: sums are truncated to their end. Of split factors it says this of the products
+                of first halves.
     output:     the format to which the result is rounded once where it is narrower than
                 `accumulate`: the one that it is stored in, or tf32, whose numbers float32 holds (to
                 nearest, ties away from zero), where a layer that follows multiplies in it.
@@ -49,6 +53,7 @@ class RoundingContract:
     blocks: int = 1
     stored_sum: bool = False
     factors: str = ""
+    promoted: int = 0
 
     def __post_init__(self) -> None:
         dtype_of(self.accumulate), holder_of(self.output)
@@ -56,6 +61,8 @@ class RoundingContract:
             dtype_of(self.factors)
         if self.blocks < 1:
             raise UsageError(f"a contract needs at least one block, got {self.blocks}")
+        if self.promoted and (self.promoted < 0 or not self.truncates or self.blocks > 1):
+            raise UsageError("only sums that are truncated, in one block, are promoted")
 
 
 @dataclass(frozen=True)

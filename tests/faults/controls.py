@@ -93,6 +93,7 @@ def control(
     blocks: int = 1,
     stored_sum: bool = False,
     output: str = "",
+    promoted: int = 0,
     **options: Any,
 ) -> HostKernel:
     """A control kernel: widens what it is given, computes, flushes where declared, stores."""
@@ -103,6 +104,7 @@ def control(
         truncates=truncates,
         blocks=blocks,
         stored_sum=stored_sum,
+        promoted=promoted,
     )
     layout = options.get("layout", Layout.NCHW)
     reads = Layout.NHWC if op is Normalize else layout
@@ -234,6 +236,10 @@ SPLIT_SUMS: dict[str, tuple[Compute, dict[str, Any]]] = {
         {"truncates": True},
     ),
     "split_tensor_core_16": (summed(sums.split(_UNIT, paired=True)), {"truncates": True}),
+    "split_promoted": (
+        summed(sums.split(sums.promoted(32, _UNIT), _UNIT, paired=True)),
+        {"truncates": True, "promoted": 32},
+    ),
     "split_k_4": (
         summed(sums.blocked(4, sums.split(_UNIT))),
         {"truncates": True, "blocks": 4},

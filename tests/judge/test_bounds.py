@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from faults.controls import FLUSHED, ControlBackend, controls
-from faults.summations import halves
+from faults.summations import Products, halves, promoted, split, tensor_core
 from r18.backend import RoundingContract
 from r18.backend.host import HostKernel
 from r18.errors import UnknownName, UsageError
@@ -44,7 +44,7 @@ from r18_oracle.judge import bounds, winograd
 from r18_oracle.judge.bounds import FORMATS, bound, gamma, summation_error
 from r18_oracle.judge.declared import objection
 from r18_oracle.judge.reference import reference
-from r18_oracle.judge.roundings import rounded
+from r18_oracle.judge.roundings import rounded, runs_of
 from r18_oracle.judge.verdict import Judgement, judge
 from r18_oracle.ops.normalize import normalization
 from support import Array, images, random_weights, run_schedule
@@ -276,6 +276,55 @@ def test_the_formula_by_hand() -> None:
     stored = (1 + 2.0**-8) * inner + 2.0**-8 * y
     rule = contract("sum", BF16)
     assert bounded(dot(2), rule, BF16, x, w, b).item() == pytest.approx(stored, rel=1e-12)
+
+
+def test_the_formula_of_promoted_sums_by_hand() -> None:
+    """Runs of 32 products lose 32 + 8 times 2u, and pass through an addition for each run of a tap.
+
+    Then one addition joins the cross products, and one adds the bias.
+    """
+    rule = replace(contract("sum", FP16X3), truncates=True, promoted=32)
+    for op, runs in (
+        (Conv2d(512, 8, (3, 3), bias=True), 9 * 16),
+        (Conv2d(36, 8, (3, 3), bias=True), 9 * 2),
+        (Conv2d(3, 8, (7, 7), bias=True), 49),
+        (Linear(70, 8), 3),
+    ):
+        shape = (1, 70) if isinstance(op, Linear) else (1, op.in_channels, 8, 8)
+        case = make_case(BY_ID[SPLIT], Problem(op, (shape,)), "normal", 0)
+        assert runs_of(case, rule) == runs
+        assert runs_of(case, replace(rule, promoted=0)) == 0
+        depth = op.in_features if isinstance(op, Linear) else op.depth
+        got = summation_error(depth + 2, rule, 2, runs=runs)
+        assert got == gamma(2 * (32 + 8) + runs + 2, 2.0**-24)
+        y = reference(case.problem, *case.wide())
+        plain = bound(case, replace(rule, promoted=0), y).largest
+        assert (bound(case, rule, y).largest < plain).all()
+    # Fewer products than a run.
+    assert summation_error(7, rule, 2, runs=1) == gamma(2 * (5 + 2) + 1 + 2, 2.0**-24)
+
+
+def test_only_truncated_sums_are_promoted() -> None:
+    for more in ({}, {"truncates": True, "blocks": 2}):
+        with pytest.raises(UsageError, match="only sums that are truncated, in one block"):
+            contract("sum", FP16X3, promoted=32, **more)
+    rule = contract("winograd_f2x2", BF16, truncates=True, promoted=32)
+    known = BY_ID["control/conv2d/sum_forward/bf16"]
+    said = "the oracle has no error bound for 'winograd_f2x2' with promoted sums"
+    assert objection(replace(known, contract=rule)) == said
+
+
+def test_promoted_sums_lose_a_tenth_of_what_truncated_ones_do() -> None:
+    """Of a sum of the length of one in layer 4; both leave the same of the cross products."""
+    rng = np.random.default_rng(7)
+    x, w = (rng.uniform(0.5, 1, shape).astype(np.float32) for shape in ((4608, 6), (5, 4608)))
+    exact = w.astype(np.float64) @ x
+    unit = tensor_core(16, 2)
+    lost = [
+        np.abs(total(Products(x, w)) / exact - 1).max()
+        for total in (split(unit), split(promoted(32, unit), unit))
+    ]
+    assert lost[0] > 2.0**-24 * 4608 / 16 / 3 > 10 * lost[1]
 
 
 def test_the_formula_of_split_products_by_hand() -> None:

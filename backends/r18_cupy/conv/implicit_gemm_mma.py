@@ -38,6 +38,7 @@ from r18_cupy.kernel import MAX_ELEMENTS
 CHUNK_BYTES = 16  # of a cp.async
 ROW_BYTES = 128  # of K per row of a tile
 REDUCE_THREADS = 256
+PROMOTED = 16  # products of fp16x3 per sum that is added in registers: a step
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,10 @@ class ImplicitGemmMma(ConvKernel):
     @property
     def contract(self) -> RoundingContract:
         p = self.precision
-        return RoundingContract("sum", p.accumulate, output_format(p), truncates=True)
+        promoted = PROMOTED if p.splits else 0
+        return RoundingContract(
+            "sum", p.accumulate, output_format(p), truncates=True, promoted=promoted
+        )
 
     def entry(self, tile: MmaTile, gather: bool) -> Entry:
         return Entry(

@@ -23,6 +23,7 @@ from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div
 from r18_cupy.cuda.tensor_map import ROW_BYTES, Im2colMap, MatrixMap
 from r18_cupy.hopper.wgmma import (
     PRECISIONS,
+    PRODUCER_THREADS,
     STEPS,
     WgmmaConv,
     WgmmaTile,
@@ -199,6 +200,9 @@ class ImplicitGemmWgmma(WgmmaConv):
             return entry
         return replace(entry, source=f"{entry.source}_registers")
 
+    def producers(self, tile: WgmmaTile) -> int:
+        return PRODUCER_THREADS if in_registers(tile, self.precision) else super().producers(tile)
+
     def tile_for(self, problem: Problem) -> WgmmaTile:
         """The tile with the lowest estimate. Pure."""
         return min(self.tiles, key=lambda tile: estimate(problem, self.precision, tile))
@@ -229,7 +233,7 @@ class ImplicitGemmWgmma(WgmmaConv):
             GridLaunch(
                 self.entry(tile),
                 (ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m), tile.parts, 1),
-                (tile.threads, 1, 1),
+                (self.threads(tile), 1, 1),
                 (
                     self.pixels(problem, tile.n),
                     self.weights(op, tile),

@@ -311,7 +311,7 @@ class ImplicitGemmWgmmaHalo(WgmmaConv):
             GridLaunch(
                 self.entry(tile),
                 (self.blocks(tiles, tile), 1, 1),
-                (tile.threads, 1, 1),
+                (self.threads(tile), 1, 1),
                 (
                     PatchMap(X, storage, (n, c, h, w), blocking.height, blocking.padded),
                     self.weights(op, tile),

@@ -52,7 +52,8 @@ def objection(kernel: Kernel) -> str | None:
       it multiplies in tf32.
     - Factors are claimed only in a format with a smaller unit roundoff than the precision's, and
       not where it splits them.
-    - Sums are truncated only where factors are narrow enough for a tensor core.
+    - Sums are truncated only where factors are narrow enough for a tensor core, and promoted only
+      by the algorithm `sum`.
 
     A function that is judged as it stands (`r18_oracle.functions`) declares nothing: what it is
     held to was found or is the user's word, so any formats will do.
@@ -82,6 +83,8 @@ def objection(kernel: Kernel) -> str | None:
         return wrong_factors
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
+    if contract.promoted and contract.algorithm != "sum":
+        return f"the oracle has no error bound for '{contract.algorithm}' with promoted sums"
     known_algorithms = {*DERIVATIONS, *spec_of(kernel.op).derivations}
     if contract.algorithm not in known_algorithms:
         usual = [*spec_of(kernel.op).algorithms, *spec_of(kernel.op).derivations, "exact"]

@@ -11,8 +11,8 @@ struct ConvShape {
   int relu;            // clamp at zero
 };
 
-// Bias, residual, ReLU, in this order, then one rounding; `bias` and `residual` may be null. `index` is the output
-// element's place in memory, and the residual's.
+// Bias, residual, ReLU, in this order, then one rounding; `bias` and `residual` may be null. `index`
+// is the output element's place in memory, and the residual's.
 template <typename T>
 __device__ __forceinline__ T epilogue(const ConvShape& p, float sum, int channel, size_t index,
                                       const float* bias, const T* residual) {

@@ -18,10 +18,10 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// A result in float as it is stored. With TF32_OUTPUT it is rounded to tf32, to nearest with ties away
-// from zero: tensor cores ignore the low 13 bits of an operand, and what the next layer would lose
-// to that leans to zero. Infinities and NaN stay; what arithmetic makes is no NaN of low bits only,
-// which would become infinite. Host counterpart: `round_to_tf32` in conv/operands.py.
+// A result in float as it is stored. With TF32_OUTPUT it is rounded to tf32, to nearest with ties
+// away from zero: tensor cores ignore the low 13 bits of an operand, and what the next layer would
+// lose to that leans to zero. Infinities and NaN stay; what arithmetic makes is no NaN of low bits
+// only, which would become infinite. Host counterpart: `round_to_tf32` in r18/graph/precision.py.
 __device__ __forceinline__ float to_output(float x) {
 #ifdef TF32_OUTPUT
   unsigned rounded;

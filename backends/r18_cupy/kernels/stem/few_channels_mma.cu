@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from,
   clear(acc);
   if constexpr (TILE_SPLIT) clear(cross);
   int2 next = from.runs[0];
-#pragma unroll 2
+#pragma unroll(TILE_SPLIT ? 1 : 2)
   for (int step = 0; step < steps; ++step) {
     const int2 run = next;
     next = from.runs[step + 1];  // past the last step: loaded, never used
@@ -156,12 +156,12 @@ __device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from,
         // accumulator would stall.
 #pragma unroll
         for (int product = 0; product < PRODUCTS; ++product) {
-          float (&to)[MMAS_N][4] = product == 0 ? acc[j][i] : cross[j][i];
+          const unsigned (&half)[4] = left[product / 2];
 #pragma unroll
           for (int n = 0; n < MMAS_N; n += 2) {
             const uint4& pair = right[product % 2][n / 2];
-            multiply_add<Operand>(to[n], left[product / 2], pair.x, pair.y);
-            multiply_add<Operand>(to[n + 1], left[product / 2], pair.z, pair.w);
+            add_product(product, acc[j][i][n], cross[j][i][n], half, pair.x, pair.y);
+            add_product(product, acc[j][i][n + 1], cross[j][i][n + 1], half, pair.z, pair.w);
           }
         }
       }
