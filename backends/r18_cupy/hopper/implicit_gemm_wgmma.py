@@ -97,7 +97,7 @@ def _flat_tile(k: int) -> WgmmaTile:
 
 def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
     """Tiles for fp16x3 with half as many pixels per warpgroup, which keeps two accumulators per
-    output.
+    output, and a third of at least half of them (kernels/hopper/promotion.cuh).
 
     Two warpgroups with the same pixels split them only once.
     """
@@ -201,7 +201,8 @@ class ImplicitGemmWgmma(WgmmaConv):
         return replace(entry, source=f"{entry.source}_registers")
 
     def producers(self, tile: WgmmaTile) -> int:
-        return PRODUCER_THREADS if in_registers(tile, self.precision) else super().producers(tile)
+        few = in_registers(tile, self.precision) and tile.blocks < 3  # registers are no limit
+        return PRODUCER_THREADS if few else super().producers(tile)
 
     def tile_for(self, problem: Problem) -> WgmmaTile:
         """The tile with the lowest estimate. Pure."""
