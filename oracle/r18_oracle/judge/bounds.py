@@ -55,6 +55,7 @@ from r18_oracle.judge.roundings import (
     may_overflow,
     over_window,
     roundoff,
+    runs_of,
     split_sum_error,
     stored,
     summation_error,
@@ -182,7 +183,7 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
     size = products + sum(np.abs(a) for a in addends)
     fused = 0 if contract.stored_sum else len(addends)
     weighed = size if fused else products
-    c = summation_error(depth + fused, contract, fused)
+    c = summation_error(depth + fused, contract, fused, runs=runs_of(case, contract))
     factors = factor_rounding(case, contract)
     least = underflow(depth + fused, case, contract)
     lost = least + factor_underflow(case, contract, inputs, weights)
