@@ -32,7 +32,7 @@ from r18_oracle.probe.factors import Factors, are_whole, factors_of
 from r18_oracle.probe.fitted import fitted
 from r18_oracle.probe.order import order_of
 from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
-from r18_oracle.probe.transforms import as_winograd, transformed
+from r18_oracle.probe.transforms import as_transform, transformed
 
 Announce = Callable[[Problem | None, str, int], None]
 HOST = ("torch", "numpy")
@@ -248,10 +248,14 @@ def _of_sums(
     )
     notes.append(_order(asked, arithmetic, seconds))
     if moved:
-        winograd = as_winograd(backend, moved, arithmetic)
-        arithmetic = winograd or arithmetic
-        how = winograd.algorithm if winograd else "which none of the known bounds fits"
-        notes.append(f"transforms 3×3 windows: {how}; a weight changes outputs it does not meet")
+        known = as_transform(backend, moved, arithmetic)
+        arithmetic = known or arithmetic
+        how = known.algorithm if known else "which none of the known bounds fits"
+        sides = dict.fromkeys("{}×{}".format(*getattr(p.op, "kernel_size")) for p in moved)
+        windows = " and ".join(sides)
+        notes.append(
+            f"transforms {windows} windows: {how}; a weight changes outputs it does not meet"
+        )
     return arithmetic, tuple(notes)
 
 
