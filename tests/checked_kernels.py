@@ -267,3 +267,29 @@ def winograd_conv2d(x: Array, w: Array, b: Any = None, stride: Any = 1, padding:
     y = np.einsum("ij,nohwjk,lk->nohiwl", at, m, at)
     y = y.reshape(*y.shape[:2], y.shape[2] * 2, y.shape[4] * 2)[:, :, :oh, :ow]
     return np.ascontiguousarray(y if b is None else y + b[:, None, None])
+
+
+def fft_conv2d(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
+    """FFTs of powers of two for windows of stride 1, einsum for others."""
+    return _by_fft(x, w, b, stride, padding, 0)
+
+
+def fft_wrapped(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
+    """One column too few for 2ⁿ + 1: what leaves the plane on one side comes back on the other."""
+    return _by_fft(x, w, b, stride, padding, 1)
+
+
+def _by_fft(x: Array, w: Array, b: Any, stride: Any, padding: Any, missing: int) -> Array:
+    ph, pw = _two(padding)
+    rows, columns = x.shape[2] + 2 * ph, x.shape[3] + 2 * pw
+    if _two(stride) != (1, 1) or columns - missing < w.shape[3]:
+        return einsum_conv2d(x, w, b, stride, padding)
+    extents = [1 << (extent - 1).bit_length() for extent in (rows, columns - missing)]
+    x = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    if columns > extents[1]:
+        x = np.concatenate([x[..., :1] + x[..., -1:], x[..., 1:-1]], axis=3)
+    spectra = np.fft.rfft2(x, s=extents), np.fft.rfft2(w, s=extents)
+    y = np.fft.irfft2(np.einsum("nchw,ochw->nohw", spectra[0], spectra[1].conj()), s=extents)
+    places = np.arange(columns - w.shape[3] + 1) % extents[1]
+    y = y[:, :, : rows - w.shape[2] + 1, places].astype(x.dtype)
+    return np.ascontiguousarray(y if b is None else y + b[:, None, None])

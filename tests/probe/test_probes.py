@@ -107,6 +107,13 @@ def test_a_transform_is_seen_and_fitted() -> None:
     assert str(settled("einsum_conv2d", "conv2d").arithmetic) == "sum,float32"
 
 
+def test_an_fft_is_seen_and_fitted() -> None:
+    found = settled("fft_conv2d", "conv2d")
+    assert str(found.arithmetic) == "transforms,float32"
+    assert found.below == ()
+    assert any(note.startswith("transforms 3×3 and 5×5 windows") for note in found.notes)
+
+
 def test_a_function_that_raises_on_a_larger_batch_is_left_to_the_search() -> None:
     def small(a: Any, b: Any) -> Any:
         if len(a) > 8:

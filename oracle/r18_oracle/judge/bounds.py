@@ -339,15 +339,16 @@ def transforms(case: Case, contract: RoundingContract, y: Array) -> Bound:
     return Bound.of(largest, np.logical_or.reduce([*masks, np.zeros(y.shape, bool)]), y, contract)
 
 
-ROOT_ERROR = 1 + 4 * (math.sqrt(2) + 1e-6)
-"""The relative error of an FFT's stage in units of u: η of Higham (2002), theorem 24.2, for roots
-of unity that are rounded to nearest."""
+STAGE_ERROR = 9.0
+"""The relative error of an FFT's stage for each doubling of the points, in units of u. A stage of
+radix r errs by √r·γ_{r+2} and the roots of unity by u (Higham, 2002, theorem 24.2, for r = 2): for
+r = 2, 3, 4, 5, 7 at most 24.8u / log₂7 < 9u a doubling."""
 
 
 def _by_fft(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """A convolution of stride 1 as F⁻¹[Σ_c Fx_c ⊙ Fw_c], with transforms of N = t² points.
 
-    A transform of s stages errs by ε‖Fx‖₂ at most, ε = sη/(1 − sη) with η = u + γ₄(√2 + u) (Higham,
+    A transform of s stages errs by ε‖Fx‖₂ at most, ε = sη/(1 − sη) with η from `STAGE_ERROR` (Higham,
     2002, theorem 24.2), and ‖Fx‖₂ = √N‖x‖₂. With |Fx| ≤ ‖x‖₁ and |Fw| ≤ ‖w‖₁ at each point, the sum
     of products errs in norm by at most
 
@@ -358,8 +359,7 @@ def _by_fft(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
         E ≤ ((2ε + γ_{C+3})·A + ε·B)(1 + ε)³.
 
-    Bias and residual add a rounding each, of at most A and themselves. N is a power of two, so the
-    division by it is exact.
+    The division by N rounds once, bias and residual once each, all of at most A and the addends.
 
     Underflow: each of s stages loses at most 4L (two products and two sums) in each of N points,
     whose transform is at most 4NL; the other factor multiplies that by at most its ‖·‖₁, products
@@ -371,10 +371,10 @@ def _by_fft(case: Case, contract: RoundingContract, y: Array) -> Bound:
     sizes = fourier.sizes(inputs[0], weights[0], op.padding)
     addends = addends_of(case)
     u = roundoff(contract)
-    each = sizes.stages * ROOT_ERROR * u
+    each = sizes.stages * STAGE_ERROR * u
     root = each / (1 - each)
     grown = (1 + root) ** 3
-    c = gamma(len(addends), u)
+    c = gamma(1 + len(addends), u)
     made = (2 * root + gamma(op.in_channels + 3, u)) * sizes.magnitude + root * sizes.swapped
     lost = 8 * sizes.stages * sizes.points * least_loss(case, contract) * (sizes.spread + 1)
     size = sizes.magnitude + sum(np.abs(a) for a in addends)

@@ -27,7 +27,8 @@ class Sizes:
     spread:    Σ_c (‖x_c‖₁ + ‖w_c‖₁ + 1).
     reach:     the largest value that an intermediate may take: points·Σ_c ‖x_c‖₁·‖w_c‖₁ and each
                norm; infinite where the plane or the window holds an infinity or NaN.
-    points:    of a transform, t². stages: additions of two on the path through one transform.
+    points:    of a transform, t². stages: doublings of the points in
+               one transform, and those that part real ones.
     """
 
     magnitude: Array
@@ -41,8 +42,9 @@ class Sizes:
 def sizes(x: Array, weight: Array, padding: tuple[int, int]) -> Sizes:
     """The sizes of a case; x (N,C,H,W), weight (O,C,KH,KW), float64, stride 1.
 
-    The extent of a transform is a power of two. Real transforms that share a complex one take one
-    more stage on each axis to part them.
+    The extent of a transform is at most the power of two that holds the plane and the window, and a
+    product of numbers up to 7. Real transforms that share a complex one take one more stage on each
+    axis to part them.
     """
     extents = [
         _power_of_two(image + 2 * around + window - 1)

@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from r18.errors import BackendUnavailable
-from r18.graph.ops import Problem
+from r18.graph.ops import Conv2d, Problem
 from r18.runtime.launch import run_kernel
 from r18_oracle.check.call import Raised, attempted
 from r18_oracle.findings import described
@@ -219,7 +219,7 @@ def _of_sums(
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
     """The coarsest of all forms, by the probes; and what they saw, in words."""
     storage, moved = target.dtype, transformed(backend, target.dtype)
-    asked = [dots for dots in forms(backend) if not (moved and dots.form.multiple > 1)]
+    asked = [dots for dots in forms(backend) if _is_plain(dots, moved)]
     if not asked:
         return None, ("takes none of the shapes that the probes pose",)
     every: list[Factors] = []
@@ -250,13 +250,33 @@ def _of_sums(
     if moved:
         known = as_transform(backend, moved, arithmetic)
         arithmetic = known or arithmetic
-        how = known.algorithm if known else "which none of the known bounds fits"
-        sides = dict.fromkeys("{}×{}".format(*getattr(p.op, "kernel_size")) for p in moved)
-        windows = " and ".join(sides)
+        windows = " and ".join(dict.fromkeys(_window(problem) for problem in moved))
+        if known is None:
+            how = "which none of the known bounds fits"
+        elif known.algorithm == "transforms":
+            how = "within the bound of an FFT and of Winograd's F(6×6)"
+        else:
+            how = known.algorithm
         notes.append(
             f"transforms {windows} windows: {how}; a weight changes outputs it does not meet"
         )
     return arithmetic, tuple(notes)
+
+
+def _is_plain(dots: Dots, moved: list[Problem]) -> bool:
+    """Whether a form shows sums although some windows are transformed: not one of 3×3 windows, nor,
+    where other windows are transformed too, as by an FFT, one of more than a pixel."""
+    if not moved:
+        return True
+    if any(_window(problem) != "3×3" for problem in moved):
+        return dots.form.problem(2, dots.form.multiple, 1).inputs[0][2:] == (1, 1)
+    return dots.form.multiple == 1
+
+
+def _window(problem: Problem) -> str:
+    op = problem.op
+    assert isinstance(op, Conv2d)
+    return "{}×{}".format(*op.kernel_size)
 
 
 def _flushes(asked: list[Dots], storage: str, factors: str, sums: str) -> bool:
