@@ -247,6 +247,35 @@ def crashes(a: Array, b: Array) -> Array:
     return a @ b
 
 
+# -- functions that do not take everything ---------------------------------------------------------
+
+
+def of_eight(a: Array, b: Array) -> Array:
+    assert not_of_eight(a.shape, b.shape) is None, a.shape
+    return a @ b
+
+
+def of_eight_tf32(a: Array, b: Array) -> Array:
+    assert not_of_eight(a.shape, b.shape) is None, a.shape
+    return matmul_tf32(a, b)
+
+
+def not_of_eight(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "no multiple of 8" if a[1] % 8 or b[1] % 8 else None
+
+
+def more_than_fifteen(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "more than 15 columns" if b[1] > 15 else None
+
+
+def more_than_sixteen(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "more than 16 rows or columns" if max(a[0], b[1]) > 16 else None
+
+
+def longer_than_100(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "more than 100 terms" if a[1] > 100 else None
+
+
 # -- transforms --------------------------------------------------------------------------------
 
 

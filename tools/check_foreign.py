@@ -30,6 +30,7 @@ import msgspec
 from r18 import records
 from r18.backend import DeviceInfo
 from r18.cli.app import FOUND, REFUSED
+from r18.cpu import cpu
 from r18.errors import BackendUnavailable, R18Error, UsageError, unknown
 from r18.machine import machine, package_version
 from r18.records.kinds import Check, CheckedFunction, CheckRun, Machine
@@ -116,7 +117,9 @@ def _constants(node: ast.Assign) -> dict[str, Any]:
 
 
 def _device(arrays: str) -> DeviceInfo:
-    return arrays_of(arrays).device()
+    """Of a CPU without the library's version, which is the function's."""
+    found = arrays_of(arrays).device()
+    return DeviceInfo("cpu", cpu().name) if found.kind == "cpu" else found
 
 
 def asked(names: list[str]) -> Iterator[tuple[Foreign, list[str]]]:

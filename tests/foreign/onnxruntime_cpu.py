@@ -20,10 +20,10 @@ FAULTS = {
 def session(operator, shapes, **attributes):
     """A session of the operator on float32 inputs of these shapes."""
     names = [f"x{index}" for index in range(len(shapes))]
-    info = helper.make_tensor_value_info
-    inputs = [info(*given) for given in zip(names, [TensorProto.FLOAT] * 9, shapes)]
+    info, kind = helper.make_tensor_value_info, TensorProto.FLOAT
+    inputs = [info(name, kind, shape) for name, shape in zip(names, shapes, strict=True)]
     node = helper.make_node(operator, names, ["y"], **attributes)
-    graph = helper.make_graph([node], operator, inputs, [info("y", TensorProto.FLOAT, None)])
+    graph = helper.make_graph([node], operator, inputs, [info("y", kind, None)])
     opset = helper.make_opsetid("", 17)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
     options = onnxruntime.SessionOptions()

@@ -11,7 +11,11 @@ from openvino import opset13 as ov
 import r18
 
 LIBRARY, NEEDS = "OpenVINO", ("openvino",)
-FAULTS = {"softmax": "a row that holds NaN gives numbers in place of NaN"}
+FAULTS = {
+    "conv2d": "with one channel, one column of outputs and a horizontal stride, the stride is "
+    "applied to the rows too",
+    "softmax": "a row that holds NaN gives numbers in place of NaN",
+}
 
 
 @cache
@@ -37,6 +41,15 @@ def conv2d(x, w, b=None, stride=1, padding=0):
     pads = pair(padding)
     y = run("convolution", (x, w), pair(stride), pads, pads, (1, 1))
     return y if b is None else run("add", (y, b.reshape(1, -1, 1, 1)))
+
+
+def one_channel(x, w, b=None, stride=1, padding=0):
+    return "one channel" if x[1] == 1 else None
+
+
+@r18.check.kernel(like=F.conv2d, arrays="numpy", refuses=one_channel)
+def conv2d_of_channels(x, w, b=None, stride=1, padding=0):
+    return conv2d(x, w, b, stride, padding)
 
 
 @r18.check.kernel(like=torch.matmul, arrays="numpy")

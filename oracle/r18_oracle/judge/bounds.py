@@ -348,14 +348,15 @@ r = 2, 3, 4, 5, 7 at most 24.8u / log₂7 < 9u a doubling."""
 def _by_fft(case: Case, contract: RoundingContract, y: Array) -> Bound:
     """A convolution of stride 1 as F⁻¹[Σ_c Fx_c ⊙ Fw_c], with transforms of N = t² points.
 
-    A transform of s stages errs by ε‖Fx‖₂ at most, ε = sη/(1 − sη) with η from `STAGE_ERROR` (Higham,
-    2002, theorem 24.2), and ‖Fx‖₂ = √N‖x‖₂. With |Fx| ≤ ‖x‖₁ and |Fw| ≤ ‖w‖₁ at each point, the sum
-    of products errs in norm by at most
+    A transform of s stages errs by ε‖Fx‖₂ at most, ε = sη/(1 − sη) with η from `STAGE_ERROR`
+    (Higham, 2002, theorem 24.2), and ‖Fx‖₂ = √N‖x‖₂. With |Fx| ≤ ‖x‖₁ and |Fw| ≤ ‖w‖₁ at each
+    point, the sum of products errs in norm by at most
 
         √N Σ_c (ε‖x_c‖₂‖w_c‖₁ + ε‖x_c‖₁‖w_c‖₂ + γ_{C+3}‖x_c‖₂‖w_c‖₁)(1 + ε)²,
 
     as a complex product rounds by √2γ₂ ≤ γ₃. The way back divides by √N, and errs by
-    ε Σ_c‖x_c‖₂‖w_c‖₁ more. So with A = Σ_c‖x_c‖₂‖w_c‖₁ and B = Σ_c‖x_c‖₁‖w_c‖₂, every output errs by
+    ε Σ_c‖x_c‖₂‖w_c‖₁ more. So with A = Σ_c‖x_c‖₂‖w_c‖₁ and B = Σ_c‖x_c‖₁‖w_c‖₂, every output errs
+    by
 
         E ≤ ((2ε + γ_{C+3})·A + ε·B)(1 + ε)³.
 

@@ -54,8 +54,9 @@ def sizes(x: Array, weight: Array, padding: tuple[int, int]) -> Sizes:
     stages = points.bit_length() - 1 + 2
     (x1, x2), (w1, w2) = _norms(x), _norms(weight)
     total = _over_channels(x1, w1)
-    reach = np.maximum(points * total, np.maximum(_over_images(x1), _over_filters(w1)))
-    wild = ~np.isfinite(x).all(axis=(1, 2, 3))[:, None] | ~np.isfinite(weight).all(axis=(1, 2, 3))
+    norms = np.maximum(np.max(x1, axis=1)[:, None], np.max(w1, axis=1))
+    reach = np.maximum(points * total, norms)
+    wild = _wild(x)[:, None] | _wild(weight)
     spread = x1.sum(axis=1)[:, None] + w1.sum(axis=1) + x.shape[1]
     return Sizes(
         _over_channels(x2, w1)[..., None, None],
@@ -83,12 +84,10 @@ def _over_channels(x: Array, w: Array) -> Array:
     return found
 
 
-def _over_images(x: Array) -> Array:
-    return x.max(axis=1)[:, None]
-
-
-def _over_filters(w: Array) -> Array:
-    return w.max(axis=1)[None, :]
+def _wild(planes: Array) -> Array:
+    """Where an image or a filter holds an infinity or NaN."""
+    found: Array = np.any(~np.isfinite(planes), axis=(1, 2, 3))
+    return found
 
 
 __all__ = ["Sizes", "sizes"]

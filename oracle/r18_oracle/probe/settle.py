@@ -24,13 +24,14 @@ from r18_oracle.functions.kinds import KINDS
 from r18_oracle.functions.suites.adapted import Adapted
 from r18_oracle.functions.target import Target, backend_of
 from r18_oracle.generate.inputs import make_case
+from r18_oracle.generate.problems import fitted as fitted_to
 from r18_oracle.generate.shrink import elements
 from r18_oracle.generate.sizes import takes
 from r18_oracle.ops.table import spec_of
 from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.factors import Factors, are_whole, factors_of
 from r18_oracle.probe.fitted import fitted
-from r18_oracle.probe.order import order_of
+from r18_oracle.probe.order import order_of, shape_of
 from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
 from r18_oracle.probe.transforms import as_transform, transformed
 
@@ -38,6 +39,8 @@ Announce = Callable[[Problem | None, str, int], None]
 HOST = ("torch", "numpy")
 TRIED = 6
 """Problems on which a library's arrays are tried."""
+MOST_MACS = 1_000_000
+"""Of a small problem that is rounded up to what a function takes."""
 CALLS, CALLS_SECONDS = 20, 0.5
 """The calls that a time is the least of, and the seconds after which they are enough."""
 LARGER = 64
@@ -160,7 +163,8 @@ def _objection(target: Target, announce: Announce) -> str | None:
 
 
 def _small(kernel: FunctionKernel) -> list[Problem]:
-    ordinary = (p for p in spec_of(kernel.op).ordinary(kernel))
+    """Ordinary problems, rounded up to what the function takes."""
+    ordinary = (fitted_to(kernel, p, MOST_MACS) for p in spec_of(kernel.op).ordinary(kernel))
     plain = (q for p in ordinary for q in (p, *spec_of(p.op).plainer(p)))
     return list(islice((p for p in plain if takes(kernel, p)), TRIED))
 
@@ -302,6 +306,8 @@ def _rounds_first(backend: FunctionBackend, storage: str, sums: str) -> bool:
 def _order(asked: list[Dots], arithmetic: Arithmetic, seconds: float) -> str:
     if seconds >= SLOW:
         return "too slow to look at the order of its sums"
+    if shape_of(asked[0]) is None:
+        return "does not take the sums that would show their order"
     order = order_of(asked[0], arithmetic)
     if order is None:
         return "adds in an order that is no single tree, such as one that depends on the row"

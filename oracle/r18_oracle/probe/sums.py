@@ -48,11 +48,14 @@ class Sums:
 
 def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
     """The coarsest accumulator over short and long sums, many and few rows."""
-    lengths = [k for k in (*SHORT, *([LONG] if long else [])) if k % dots.form.multiple == 0]
-    if not lengths:
-        lengths = [max(SHORT) // dots.form.multiple * dots.form.multiple]
-    found = [_accumulator(dots, storage, k) for k in lengths]
-    found += [_accumulator(dots, storage, lengths[0], few=True)]
+    lengths = [
+        k
+        for k in (*SHORT, *([LONG] if long else []))
+        if k % dots.form.multiple == 0 and dots.takes(OUTPUTS, k, OUTPUTS)
+    ]
+    found = [_accumulator(dots, storage, k) for k in lengths or [TERMS]]
+    few = next((k for k in lengths if dots.takes(FEW, k, 1)), None)
+    found += [] if few is None else [_accumulator(dots, storage, few, few=True)]
     least = min(found, key=lambda one: one.bits)
     return Sums(least.bits, any(one.truncates for one in found), least.length)
 
@@ -88,10 +91,10 @@ def _triples(
     x = np.zeros((len(shifts), length))
     x[:, places[0]], x[:, places[2]] = BIG, -BIG
     x[:, places[1]] = times * BIG * 2.0**-shifts
-    if not few:
-        return dots(x, np.ones((OUTPUTS, length)))
-    parts = [x[at : at + FEW] for at in range(0, len(x), FEW)]
-    return np.concatenate([dots(part, np.ones((1, length))) for part in parts])
+    columns = 1 if few else OUTPUTS
+    rows = FEW if few else len(x) if dots.takes(len(x), length, columns) else OUTPUTS
+    parts = [x[at : at + rows] for at in range(0, len(x), rows)]
+    return np.concatenate([dots(part, np.ones((columns, length))) for part in parts])
 
 
 def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
@@ -106,6 +109,7 @@ def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
         (dots(spread(np.full(rows, x)), np.full((columns, TERMS), w)) == 0).any()
         for x, w in pairs
         for rows, columns in ((OUTPUTS, OUTPUTS), (1, 1))
+        if dots.takes(rows, TERMS, columns)
     )
 
 
