@@ -28,12 +28,15 @@ def einsum(a, b):
 
 @r18.check.kernel(like=F.conv2d, arrays="cupy")
 def ndimage_correlate(x, w):
-    """All channels at once: the middle one of the result, where the windows are whole."""
-    (_, c, kh, kw), (h, wide) = w.shape, x.shape[2:]
-    one = cupyx.scipy.ndimage.correlate
-    full = cupy.stack([cupy.stack([one(i, o, mode="constant")[c // 2] for o in w]) for i in x])
+    """A plane at a time; the outputs whose windows are whole."""
+    (kh, kw), (h, wide) = w.shape[2:], x.shape[2:]
+    full = cupy.stack([cupy.stack([sum(map(_same, i, o)) for o in w]) for i in x])
     top, left = kh // 2, kw // 2
     return full[:, :, top : top + h - kh + 1, left : left + wide - kw + 1]
+
+
+def _same(image, window):
+    return cupyx.scipy.ndimage.correlate(image, window, mode="constant")
 
 
 @r18.check.kernel(like=F.softmax, arrays="cupy")

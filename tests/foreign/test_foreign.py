@@ -109,6 +109,13 @@ def test_openvino_gives_numbers_for_a_row_with_nan() -> None:
     assert not np.isnan(softmax(row)).all()
 
 
+def test_scipy_leaves_small_weights_out() -> None:
+    correlated = adapter("scipy_cpu", "scipy")["ndimage_correlate"]
+    x, w = np.full((1, 1, 1, 1), 1e20), np.full((1, 1, 1, 1), 1e-16)
+    assert correlated(x, 4 * w).item() == pytest.approx(4e4)
+    assert correlated(x, 2 * w).item() == 0.0  # 2e4
+
+
 def adapter(name: str, needs: str) -> dict[str, Any]:
     """The functions of a file; skips by name where its library is missing."""
     pytest.importorskip(needs)

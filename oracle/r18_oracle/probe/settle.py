@@ -39,8 +39,8 @@ Announce = Callable[[Problem | None, str, int], None]
 HOST = ("torch", "numpy")
 TRIED = 6
 """Problems on which a library's arrays are tried."""
-MOST_MACS = 1_000_000
-"""Of a small problem that is rounded up to what a function takes."""
+MOST_MACS, MOST_ELEMENTS = 400_000, 4_096
+"""Of a small problem: as large as a quick search draws them (`r18_oracle.search.profiles`)."""
 CALLS, CALLS_SECONDS = 20, 0.5
 """The calls that a time is the least of, and the seconds after which they are enough."""
 LARGER = 64
@@ -57,8 +57,8 @@ class Found:
     arithmetic: what the function computes with; None if it could not be probed.
     below:      what is narrower than expected: `multiplies in tf32`.
     notes:      sentences for people: the evidence, the order of sums, what could not be seen.
-    seconds:    the time of a small call. rate: multiplications or elements a second, of a larger
-                one.
+    seconds:    the time of a call as a quick search makes it. rate: multiplications or elements a
+                second, of a larger one.
     """
 
     target: Target
@@ -82,8 +82,8 @@ def settle(*, target: Target, announce: Announce) -> Found:
     if isinstance(paced, Raised):
         note = f"could not be probed: it raised {described(paced.error)}"
         return Found(_declared(named), None, (), (note,), 0.0, 0.0)
-    seconds, rate = paced
-    result = attempted(lambda: _arithmetic(backend, named, seconds, announce))
+    seconds, rate, longest = paced
+    result = attempted(lambda: _arithmetic(backend, named, longest, announce))
     if isinstance(result, Raised):
         note = f"could not be probed: it raised {described(result.error)}"
         return Found(_declared(named), None, (), (note,), seconds, rate)
@@ -177,17 +177,22 @@ def _call(backend: FunctionBackend, problem: Problem) -> float:
     return time.perf_counter() - start
 
 
-def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float]:
-    """The least time of some small calls, and the rate of a call with a larger batch."""
-    small = max(_small(backend.kernel), key=elements)
+def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float, float]:
+    """The least time of some calls as a search makes them, the rate of a call with a larger batch,
+    and the time of the largest call, which is as large as those of the probes."""
+    taken = _small(backend.kernel)
+    drawn = [p for p in taken if p.macs <= MOST_MACS and elements(p) <= MOST_ELEMENTS]
+    small, largest = max(drawn or taken, key=elements), max(taken, key=elements)
     announce(small, "normal", 0)
     seconds = _least(backend, small)
+    announce(largest, "normal", 0)
+    longest = seconds if largest is small else _least(backend, largest)
     spec = spec_of(small.op)
     problem = spec.rebuild(small.op, spec.numbers(small) | {"n": LARGER * small.batch})
-    if seconds > SLOW or not takes(backend.kernel, problem):
-        return seconds, _work(small) / seconds
+    if longest > SLOW or not takes(backend.kernel, problem):
+        return seconds, _work(small) / seconds, longest
     announce(problem, "normal", 0)
-    return seconds, _work(problem) / _least(backend, problem)
+    return seconds, _work(problem) / _least(backend, problem), longest
 
 
 def _least(backend: FunctionBackend, problem: Problem) -> float:
