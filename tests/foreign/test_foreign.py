@@ -13,6 +13,7 @@ import torch
 
 from commands import tool
 from r18 import records
+from r18.cpu import cpu
 from r18.records.kinds import Check
 from r18.report.tables import rendered
 from support import ROOT
@@ -71,15 +72,16 @@ def test_a_run_of_nothing_is_refused() -> None:
 # -- the faults are the libraries' ---------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    "AVX-512 BF16" not in cpu().instructions, reason="oneDNN has other kernels for this CPU"
+)
 def test_onednn_spreads_nan_to_an_output_that_its_pixel_does_not_reach() -> None:
     """A stride of 2 over three pixels never reads the one in the middle."""
     x = torch.tensor([1.0, float("nan"), 2.0], dtype=torch.bfloat16).reshape(1, 1, 1, 3)
     w = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16)
     wide = torch.nn.functional.conv2d(x.double(), w.double(), stride=(1, 2))
     assert wide.flatten().tolist() == [1.0, 2.0]
-    if "conv2d_bfloat16" in FAULTY["torch_cpu"]:
-        found = torch.nn.functional.conv2d(x, w, stride=(1, 2))
-        assert found.isnan().any()
+    assert torch.nn.functional.conv2d(x, w, stride=(1, 2)).isnan().any()
 
 
 def test_onnx_runtime_loses_nan_in_a_maximum() -> None:
@@ -93,13 +95,9 @@ def test_openvino_strides_the_rows_of_one_channel_and_column() -> None:
     convolved = adapter("openvino_cpu", "openvino")["conv2d"]
     x = np.arange(1, 9, dtype=np.float32).reshape(1, 1, 8, 1)
     w = np.ones((8, 1, 1, 7), np.float32)
-    for stride, rows in ((1, x), ((1, 2), x)):
-        wide = torch.nn.functional.conv2d(
-            torch.from_numpy(x).double(), torch.from_numpy(w).double(), None, stride, (0, 3)
-        )
-        assert np.array_equal(wide[:, :1].numpy(), rows)
-    assert np.array_equal(convolved(x, w, None, 1, (0, 3)), wide.numpy())
-    assert not np.array_equal(convolved(x, w, None, (1, 2), (0, 3)), wide.numpy())
+    expected = np.repeat(x, 8, axis=1)  # the middle of each window, whatever the stride is
+    assert np.array_equal(convolved(x, w, None, 1, (0, 3)), expected)
+    assert not np.array_equal(convolved(x, w, None, (1, 2), (0, 3)), expected)
 
 
 def test_openvino_gives_numbers_for_a_row_with_nan() -> None:

@@ -9,8 +9,8 @@ import r18
 
 LIBRARY, NEEDS = "PyTorch", ("torch",)
 FAULTS = {
-    "conv2d_bfloat16": "NaN in a pixel that the stride skips, or past the window, makes an output "
-    "NaN: oneDNN multiplies it by a zero",
+    "conv2d_bfloat16": "an infinity or NaN in a pixel that the stride skips makes the output next "
+    "to it NaN",
 }
 warnings.filterwarnings("ignore", "TF32 acceleration")  # at each change of oneDNN's flags
 

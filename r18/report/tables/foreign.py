@@ -38,11 +38,11 @@ def check_table(options: Options, folder: Path) -> Table:
 
 
 def _row(name: str, entry: Data) -> Row:
-    words = "as expected" if entry["ok"] else f"**{entry['verdict'].partition(':')[0]}**: "
+    words = "right" if entry["ok"] else f"**{entry['verdict'].partition(':')[0]}**: "
     if not entry["ok"]:
         words += " ".join(f"`{one['check']}`" for one in entry["findings"]) or "narrower"
     elif entry["below"]:
-        words = "as asked"
+        words = "right, as asked"
     return (
         f"`{name}`",
         entry["library"],
@@ -52,7 +52,7 @@ def _row(name: str, entry: Data) -> Row:
         words,
         f"{entry['problems']:,}",
         f"{sum(entry['checks'].values()):,}",
-        cell(entry["error_over_bound"], ".2f"),
+        cell(entry["error_over_bound"], ".3g"),
         cell(entry["seconds"], ".0f"),
     )
 
