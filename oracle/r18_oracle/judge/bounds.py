@@ -69,6 +69,7 @@ __all__ = [
     "DELTA",
     "DERIVATIONS",
     "FORMATS",
+    "STAGE_ERROR",
     "TENSOR_CORE_BLOCK",
     "Bound",
     "Format",
