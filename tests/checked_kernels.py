@@ -247,6 +247,35 @@ def crashes(a: Array, b: Array) -> Array:
     return a @ b
 
 
+# -- functions that do not take everything ---------------------------------------------------------
+
+
+def of_eight(a: Array, b: Array) -> Array:
+    assert not_of_eight(a.shape, b.shape) is None, a.shape
+    return a @ b
+
+
+def of_eight_tf32(a: Array, b: Array) -> Array:
+    assert not_of_eight(a.shape, b.shape) is None, a.shape
+    return matmul_tf32(a, b)
+
+
+def not_of_eight(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "no multiple of 8" if a[1] % 8 or b[1] % 8 else None
+
+
+def more_than_fifteen(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "more than 15 columns" if b[1] > 15 else None
+
+
+def more_than_sixteen(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "more than 16 rows or columns" if max(a[0], b[1]) > 16 else None
+
+
+def longer_than_100(a: tuple[int, ...], b: tuple[int, ...]) -> str | None:
+    return "more than 100 terms" if a[1] > 100 else None
+
+
 # -- transforms --------------------------------------------------------------------------------
 
 
@@ -266,4 +295,30 @@ def winograd_conv2d(x: Array, w: Array, b: Any = None, stride: Any = 1, padding:
     m = np.einsum("nchwil,ocil->nohwil", d, u)
     y = np.einsum("ij,nohwjk,lk->nohiwl", at, m, at)
     y = y.reshape(*y.shape[:2], y.shape[2] * 2, y.shape[4] * 2)[:, :, :oh, :ow]
+    return np.ascontiguousarray(y if b is None else y + b[:, None, None])
+
+
+def fft_conv2d(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
+    """FFTs of powers of two for windows of stride 1, einsum for others."""
+    return _by_fft(x, w, b, stride, padding, 0)
+
+
+def fft_wrapped(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
+    """One column too few for 2ⁿ + 1: what leaves the plane on one side comes back on the other."""
+    return _by_fft(x, w, b, stride, padding, 1)
+
+
+def _by_fft(x: Array, w: Array, b: Any, stride: Any, padding: Any, missing: int) -> Array:
+    ph, pw = _two(padding)
+    rows, columns = x.shape[2] + 2 * ph, x.shape[3] + 2 * pw
+    if _two(stride) != (1, 1) or columns - missing < w.shape[3]:
+        return einsum_conv2d(x, w, b, stride, padding)
+    extents = [1 << (extent - 1).bit_length() for extent in (rows, columns - missing)]
+    x = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    if columns > extents[1]:
+        x = np.concatenate([x[..., :1] + x[..., -1:], x[..., 1:-1]], axis=3)
+    spectra = np.fft.rfft2(x, s=extents), np.fft.rfft2(w, s=extents)
+    y = np.fft.irfft2(np.einsum("nchw,ochw->nohw", spectra[0], spectra[1].conj()), s=extents)
+    places = np.arange(columns - w.shape[3] + 1) % extents[1]
+    y = y[:, :, : rows - w.shape[2] + 1, places].astype(x.dtype)
     return np.ascontiguousarray(y if b is None else y + b[:, None, None])

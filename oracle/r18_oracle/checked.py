@@ -42,7 +42,7 @@ SETTLE_SECONDS = 120.0
 """A function that is silent for this long while it is settled counts as hung."""
 CALLS = 2_500
 """Calls of a function in a quick search, about."""
-BUDGET = 40.0
+BUDGET = 25.0
 """Seconds that they may take; a slower function gets fewer and smaller problems."""
 NETWORK_RATE, NETWORK_ELEMENTS = 3e8, 1e7
 """Multiplications a second, or elements, that a function needs for the problems of a network."""
@@ -166,12 +166,14 @@ class Checked:
             "arrays": self.target.arrays,
             "contract": self.target.contract,
             "found": None if found is None or found.arithmetic is None else str(found.arithmetic),
+            "words": self.target.arithmetic.words(),
             "below": [] if found is None else list(found.below),
             "notes": [] if found is None else list(found.notes),
             "problems": tally.problems,
             "refused": dict(tally.refused),
             "checks": dict(tally.passed),
             "error_over_bound": tally.ratio,
+            "reduced": self.reduced,
             "verdict": self.verdict,
             "ok": self.ok,
             "seconds": round(self.seconds, 3),
@@ -195,7 +197,8 @@ def check(
     backend_of(target.name)  # raises here, and not in a worker, if the function is not there
     found, lost = _settled(target, how)
     ready = unsettled(target) if found is None else found.target
-    paced, reduced = (chosen, "") if found is None else _paced(chosen, found)
+    products = target.operator.sums_products
+    paced, reduced = (chosen, "") if found is None else _paced(chosen, found, products)
     least = NETWORK_RATE if target.operator.sums_products else NETWORK_ELEMENTS
     asked = how.network if found is not None and found.rate >= least else None
     if how.network is not None and asked is None:
@@ -230,9 +233,13 @@ def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
     return found, None
 
 
-def _paced(how: Profile, found: Found) -> tuple[Profile, str]:
-    """The profile, or a smaller one for a function that would take too long; and a sentence."""
-    expected = found.seconds * CALLS
+def _paced(how: Profile, found: Found, products: bool) -> tuple[Profile, str]:
+    """The profile, or a smaller one for a function that would take too long; and a sentence.
+
+    products: its largest calls take as long as their multiplications.
+    """
+    largest = how.max_macs / found.rate if products and found.rate else 0.0
+    expected = (found.seconds + largest) * CALLS
     if expected <= BUDGET:
         return how, ""
     share = BUDGET / expected
@@ -243,7 +250,7 @@ def _paced(how: Profile, found: Found) -> tuple[Profile, str]:
         max_macs=max(4_096, int(how.max_macs * share)),
         every=max(how.every, min(8, int(1 / share))),
     )
-    per_call = f"{found.seconds * 1e3:.0f} ms for a small call"
+    per_call = f"{(found.seconds + largest) * 1e3:.0f} ms for a call"
     return smaller, f"slow ({per_call}): {smaller.examples} smaller problems"
 
 

@@ -23,7 +23,8 @@ class RoundingContract:
     """What a kernel promises about rounding: everything that its error bound depends on.
 
     algorithm:  the derivation that applies: "sum" (products summed in any order), "winograd_f2x2",
-                "winograd_f4x4", "elementwise", "exact" (moves or compares values), "batchnorm",
+                "winograd_f4x4", "transforms" (a sum, an FFT or Winograd's F(6×6), as a library
+                chooses), "elementwise", "exact" (moves or compares values), "batchnorm",
                 "scale_shift", "mean", "mean_sum" (products of means), "stored_mean_sum" (of means
                 that are rounded to storage), "softmax", "normalize", "integer" (exact sums, and
                 the roundings of `r18.graph.quantized`).

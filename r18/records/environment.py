@@ -16,6 +16,7 @@ from r18.machine import package_version
 PACKAGES = (
     "r18",
     "numpy",
+    "scipy",
     "torch",
     "torchvision",
     "triton",

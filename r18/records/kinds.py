@@ -357,6 +357,58 @@ class Verify(OfDevice, kw_only=True, tag="verify"):
     networks: dict[str, VerifiedNetwork]
 
 
+# -- check ---------------------------------------------------------------------------------------
+
+
+class CheckRun(Part):
+    """What `r18 check` was asked for, and where. machine: when it was last run there."""
+
+    profile: str
+    network: str | None
+    seed: int
+    environment: Environment
+    machine: Machine
+
+
+class CheckedFunction(Part, kw_only=True):
+    """A function of another library, as `r18 check` judged it.
+
+    library:  its name and version. found: the contract that was found, and words, for people.
+    fault:    why a function that is wrong is no false alarm; "" for one that is right.
+    reduced:  what a slow function was not asked for; "" if nothing.
+    seconds:  of the whole command, with its imports.
+    """
+
+    run: str
+    date: str
+    library: str
+    operator: str
+    dtype: str
+    arrays: str
+    contract: str
+    found: str | None
+    words: str
+    below: list[str]
+    notes: list[str]
+    verdict: str
+    ok: bool
+    fault: str
+    problems: Count
+    refused: dict[str, int]
+    checks: dict[str, int]
+    error_over_bound: Number | None
+    reduced: str
+    seconds: Number
+    findings: list[Found]
+
+
+class Check(OfDevice, kw_only=True, tag="check"):
+    """`tools/check_foreign.py --record`."""
+
+    runs: dict[str, CheckRun]
+    functions: dict[str, CheckedFunction]
+
+
 # -- mutate --------------------------------------------------------------------------------------
 
 
@@ -714,13 +766,23 @@ class Tuned(Part, kw_only=True):
 
 
 Record = (
-    Bench | Profile | Verify | Mutate | Sanitize | Perturb | Evaluate | Explain | CeilingsRecord
+    Bench
+    | Profile
+    | Verify
+    | Check
+    | Mutate
+    | Sanitize
+    | Perturb
+    | Evaluate
+    | Explain
+    | CeilingsRecord
 )
 
 KINDS: dict[str, type[Record]] = {
     "bench": Bench,
     "profile": Profile,
     "verify": Verify,
+    "check": Check,
     "mutate": Mutate,
     "sanitize": Sanitize,
     "perturb": Perturb,

@@ -24,7 +24,13 @@ from r18.backend.registry import AUTO_ORDER, installed
 from r18.cli.app import COMMANDS, GROUP
 from r18.evaluate.margins import ALGORITHM_MULTIPLE, CUT_OFF_MULTIPLE, END_TO_END_MULTIPLE
 from r18.report.tables import rendered
-from r18_oracle.judge.bounds import DELTA, FORMATS, TENSOR_CORE_BLOCK, WINOGRAD_ROUNDINGS
+from r18_oracle.judge.bounds import (
+    DELTA,
+    FORMATS,
+    STAGE_ERROR,
+    TENSOR_CORE_BLOCK,
+    WINOGRAD_ROUNDINGS,
+)
 from r18_oracle.judge.roundings import FACTORS, HALF, LEAST_HALF, PAIR
 from support import ROOT, output_of
 
@@ -319,7 +325,9 @@ def test_the_bounds_page_has_the_constants_of_the_code() -> None:
         u, eta = FORMATS[name].u, FORMATS[name].eta
         subnormal = {"float64": "2⁻¹⁰⁷⁴"}.get(name) or power(eta)
         assert f"| {name} | {power(u)} | {subnormal} |" in text
-    assert f"n = C + {WINOGRAD_ROUNDINGS[2]} and n = C + {WINOGRAD_ROUNDINGS[4]}" in text
+    small, middle, large = (WINOGRAD_ROUNDINGS[tile] for tile in (2, 4, 6))
+    assert f"n = C + {small}, C + {middle} and C + {large}" in text
+    assert f"η = {STAGE_ERROR:g}u for each doubling" in text
     assert DELTA == 1e-6
     assert "δ = 10⁻⁶" in text
     assert TENSOR_CORE_BLOCK == 4

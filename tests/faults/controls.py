@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from faults import odd_ops as odd
 from faults import summations as sums
@@ -72,6 +73,7 @@ def controls() -> tuple[HostKernel, ...]:
     return (
         *convolutions(),
         *winograds(),
+        *transforms(),
         *linears(),
         *matmuls(),
         *batchnorms(),
@@ -427,6 +429,86 @@ def _winograd_by_channel(tile: int, x: Array, weight: Array, padding: tuple[int,
 def _winograd_of_halves(tile: int, x: Array, weight: Array, padding: tuple[int, int]) -> Array:
     """Transformed values rounded to float16 before they are multiplied."""
     return winograd.convolve(tile, x, weight, padding, factors=np.dtype(np.float16))
+
+
+# -- the transforms that a library chooses -----------------------------------------------------
+
+
+def transforms() -> tuple[HostKernel, ...]:
+    """FFTs of whole planes and of tiles of 16×16, and F(6×6, 3×3)."""
+    return tuple(
+        control(
+            Conv2d,
+            name,
+            precision,
+            compute,
+            "transforms",
+            edges=edges,
+            refuses=refuses,
+        )
+        for precision in (FP32, FP64)
+        for name, compute, edges, refuses in (
+            ("fft", _with_epilogue(_by_fft), (8, 16), _not_fft),
+            ("fft_of_tiles", _with_epilogue(_by_fft_of_tiles), (10, 16), _not_fft_of_tiles),
+            ("winograd_f6x6", _winograd(6, winograd.convolve), (6, 8), _not_winograd),
+        )
+    )
+
+
+def _not_fft(problem: Problem) -> str | None:
+    op = problem.op
+    return "strided" if isinstance(op, Conv2d) and op.stride != (1, 1) else None
+
+
+def _not_fft_of_tiles(problem: Problem) -> str | None:
+    op = problem.op
+    if isinstance(op, Conv2d) and max(op.kernel_size) > 8:
+        return "windows larger than 8 leave few outputs of a tile"
+    return _not_fft(problem)
+
+
+def _with_epilogue(sums: Callable[[Conv2d, Array, Array], Array]) -> Compute:
+    def compute(op: Conv2d, inputs: Arrays, weights: Arrays) -> Array:
+        y = sums(op, inputs[0], weights[0])
+        if op.bias:
+            y = y + weights[1][:, None, None]
+        if op.residual:
+            y = y + inputs[1]
+        return np.maximum(y, 0) if op.relu else y
+
+    return compute
+
+
+def _by_fft(op: Conv2d, x: Array, weight: Array) -> Array:
+    (ph, pw), (kh, kw) = op.padding, op.kernel_size
+    x = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    oh, ow = x.shape[2] - kh + 1, x.shape[3] - kw + 1
+    extents = [1 << (extent - 1).bit_length() for extent in x.shape[2:]]
+    return _correlated(x, weight, extents)[:, :, :oh, :ow]
+
+
+def _by_fft_of_tiles(op: Conv2d, x: Array, weight: Array) -> Array:
+    """Tiles of 16×16 pixels that overlap, and their outputs next to each other."""
+    (ph, pw), (kh, kw) = op.padding, op.kernel_size
+    oh, ow = x.shape[2] + 2 * ph - kh + 1, x.shape[3] + 2 * pw - kw + 1
+    th, tw = 17 - kh, 17 - kw
+    x = np.pad(x, ((0, 0), (0, 0), (ph, ph + 16), (pw, pw + 16)))
+    y = np.empty((len(x), len(weight), oh, ow), x.dtype)
+    for top in range(0, oh, th):
+        for left in range(0, ow, tw):
+            tile = _correlated(x[:, :, top : top + 16, left : left + 16], weight, [16, 16])
+            part = y[:, :, top : top + th, left : left + tw]
+            part[...] = tile[:, :, : part.shape[2], : part.shape[3]]
+    return y
+
+
+def _correlated(x: Array, weight: Array, extents: list[int]) -> Array:
+    """The circular correlation over these extents, in the format of the arrays."""
+    image = torch.fft.rfft2(torch.from_numpy(np.ascontiguousarray(x)), s=extents)
+    window = torch.fft.rfft2(torch.from_numpy(weight), s=extents)
+    product = torch.einsum("nchw,ochw->nohw", image, window.conj())
+    y: Array = torch.fft.irfft2(product, s=extents).numpy()
+    return y
 
 
 # -- BatchNorm ---------------------------------------------------------------------------------

@@ -411,7 +411,7 @@ def test_an_unknown_contract_is_an_error() -> None:
     assert str(failure.value) == (
         "unknown algorithm in a rounding contract 'winograd_f6x6', did you mean 'winograd_f4x4'?\n"
         "  known: batchnorm, elementwise, exact, integer, mean, mean_sum, normalize, scale_shift, "
-        "softmax, stored_mean_sum, sum, winograd_f2x2, winograd_f4x4\n"
+        "softmax, stored_mean_sum, sum, transforms, winograd_f2x2, winograd_f4x4\n"
         "  Give it a derivation in r18_oracle.judge.bounds before a kernel declares it."
     )
 

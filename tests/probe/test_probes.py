@@ -20,6 +20,7 @@ from r18_oracle.probe.settle import Found, settle
 from r18_oracle.probe.sums import flushes, rounds_before_bias
 
 HERE = Path(checked_kernels.__file__)
+TF32 = "sum,float32,factors=tf32"
 
 
 def settled(name: str, like: str = "matmul", **options: Any) -> Found:
@@ -105,6 +106,40 @@ def test_a_transform_is_seen_and_fitted() -> None:
     assert str(found.arithmetic) == "winograd_f2x2,float32"
     assert found.below == ()
     assert str(settled("einsum_conv2d", "conv2d").arithmetic) == "sum,float32"
+
+
+def test_an_fft_is_seen_and_fitted() -> None:
+    found = settled("fft_conv2d", "conv2d")
+    assert str(found.arithmetic) == "transforms,float32"
+    assert found.below == ()
+    assert any(note.startswith("transforms 3×3 and 5×5 windows") for note in found.notes)
+
+
+def test_a_function_of_multiples_of_8_is_probed() -> None:
+    """The arithmetic of what it takes: sums of 8, 72 and 1152 terms, and 16 outputs a call."""
+    for name, contract in (("of_eight", "sum,float32"), ("of_eight_tf32", TF32)):
+        found = settled(name, refuses=f"{HERE}:not_of_eight")
+        assert str(found.arithmetic) == contract, found.notes
+        assert any("64 products" in note for note in found.notes)
+
+
+def test_a_function_of_few_outputs_is_not_probed() -> None:
+    found = settled("numpy:matmul", refuses=f"{HERE}:more_than_fifteen")
+    assert found.arithmetic is None
+    assert found.notes == ("takes none of the shapes that the probes pose",)
+    assert found.target.contract == "sum,float32"
+
+
+def test_a_function_of_sixteen_rows_and_columns_is_probed() -> None:
+    found = settled("matmul_tf32", refuses=f"{HERE}:more_than_sixteen")
+    assert str(found.arithmetic) == TF32
+    assert found.notes[-1] == "does not take the sums that would show their order"
+
+
+def test_long_sums_that_are_refused_are_left_out() -> None:
+    """As of a definition with K = 100."""
+    found = settled("matmul_half_sums", refuses=f"{HERE}:longer_than_100")
+    assert str(found.arithmetic) == "sum,float16"
 
 
 def test_a_function_that_raises_on_a_larger_batch_is_left_to_the_search() -> None:

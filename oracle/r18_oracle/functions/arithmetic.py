@@ -92,6 +92,8 @@ class Arithmetic:
         how = f"sums in {self.sums}" if self.algorithm == "sum" else f"computes in {self.sums}"
         if self.algorithm.startswith("winograd"):
             how = f"transforms 3×3 windows ({self.algorithm}), {how}"
+        elif self.algorithm == "transforms":
+            how = f"transforms some windows (FFT or Winograd's F(6×6, 3×3)), {how}"
         elif self.algorithm == "sum":
             how = f"multiplies {NAMES.get(self.factors, self.factors)} and {how}"
         elif self.algorithm == "scale_shift":
@@ -108,7 +110,7 @@ class Arithmetic:
         if BITS[self.factors] < BITS[expected.factors]:
             found.append(f"multiplies in {NAMES.get(self.factors, self.factors)}")
         if BITS[self.sums] < BITS[expected.sums]:
-            products = self.algorithm in ("sum", "winograd_f2x2", "winograd_f4x4")
+            products = self.algorithm in ("sum", "winograd_f2x2", "winograd_f4x4", "transforms")
             found.append(f"{'sums' if products else 'computes no better than'} in {self.sums}")
         if self.truncates and not expected.truncates and BITS[self.factors] > BITS["tf32"]:
             found.append("cuts its sums off instead of rounding them")
@@ -139,7 +141,7 @@ def arithmetic_of(text: str, like: Like, dtype: str) -> Arithmetic:
             raise UsageError(f"{text} stores {named.storage}, and the arrays are {dtype}")
         return replace(expected, factors=named.multiply, sums=named.accumulate)
     algorithm, *parts = text.split(",")
-    if not parts or algorithm not in (*like.algorithms, *_winograd(like)):
+    if not parts or algorithm not in (*like.algorithms, *_transforms(like)):
         raise UsageError(
             f"'{text}' is no contract of {like.title}: name a precision ({', '.join(PRECISIONS)}) "
             f"or write '{expected}', as `r18 check` prints it"
@@ -153,8 +155,8 @@ def arithmetic_of(text: str, like: Like, dtype: str) -> Arithmetic:
     return replace(expected, algorithm=algorithm, **values)
 
 
-def _winograd(like: Like) -> tuple[str, ...]:
-    return ("winograd_f2x2", "winograd_f4x4") if like.name == "conv2d" else ()
+def _transforms(like: Like) -> tuple[str, ...]:
+    return ("winograd_f2x2", "winograd_f4x4", "transforms") if like.name == "conv2d" else ()
 
 
 __all__ = ["BITS", "DTYPES", "SUMS", "Arithmetic", "arithmetic_of", "expected_of"]

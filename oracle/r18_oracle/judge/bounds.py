@@ -32,7 +32,7 @@ from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
 from r18.graph.ops import BatchNorm, Conv2d, ConvMaxPool, Normalize, Op, Problem, parts_of
 from r18_oracle.cases import Case
-from r18_oracle.judge import winograd
+from r18_oracle.judge import fourier, winograd
 from r18_oracle.judge.bias import Drift, influence
 from r18_oracle.judge.reference import magnitude, reference
 from r18_oracle.judge.roundings import (
@@ -70,6 +70,7 @@ __all__ = [
     "DELTA",
     "DERIVATIONS",
     "FORMATS",
+    "STAGE_ERROR",
     "TENSOR_CORE_BLOCK",
     "Bound",
     "Format",
@@ -247,10 +248,10 @@ def _rounding_steps(
     return np.asarray(np.sqrt(squares))
 
 
-WINOGRAD_ROUNDINGS = {2: 16, 4: 26}
+WINOGRAD_ROUNDINGS = {2: 16, 4: 26, 6: 40}
 """Roundings of a term in addition to those of the sum over channels; see `winograd_sum`."""
 
-WINOGRAD_UNDERFLOWS = 150
+WINOGRAD_UNDERFLOWS = {2: 150, 4: 150, 6: 300}
 """The gain of an operation's underflow in a transformed value; see `winograd_sum`."""
 
 
@@ -259,23 +260,24 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
     n is the number of roundings on a term's longest path, through both sides of each transform:
 
-    |                        | F(2×2)                     | F(4×4)                              |
-    |------------------------|----------------------------|-------------------------------------|
-    | Bᵀ d B                 | 1 addition: 2              | 5·d and 2 additions, or 3: 6        |
-    | G g Gᵀ                 | 2 additions: 4             | ⅙ or 1/24, product, 2 additions: 8  |
-    | product, sum over C    | 1 + (C − 1)                | 1 + (C − 1)                         |
-    | Aᵀ(·)A                 | 2 additions: 4             | 4 additions: 8                      |
-    | together               | C + 10                     | C + 22                              |
+    |               | F(2×2)         | F(4×4)                       | F(6×6)                     |
+    |---------------|----------------|------------------------------|----------------------------|
+    | Bᵀ d B        | 1 addition: 2  | 5·d and 2 additions, or 3: 6 | product, 5 additions: 12   |
+    | G g Gᵀ        | 2 additions: 4 | ⅙ or 1/24, product, 2        | 2/9 or 1/45, product, 2    |
+    |               |                | additions: 8                 | additions: 8               |
+    | product, ΣC   | C              | C                            | C                          |
+    | Aᵀ(·)A        | 2 additions: 4 | 4 additions: 8               | 6 additions: 12            |
+    | together      | C + 10         | C + 22                       | C + 32                     |
 
-    C + 16 and C + 26 leave room for kernels that round transformed filters once more, or scale
-    the rows of B and G against each other (which does not change M). Bias and residual add one
-    each; truncated sums count as in `summation_error`. If the transformed factors are rounded to a
-    narrower format, f·M is added, as in `sum_of_products`.
+    C + 16, C + 26 and C + 40 leave room for kernels that round transformed filters once more, or
+    scale the rows of B and G against each other (which does not change M). Bias and residual add
+    one each; truncated sums count as in `summation_error`. If the transformed factors are rounded
+    to a narrower format, f·M is added, as in `sum_of_products`.
 
     Underflow: an operation loses at most L (η, or 2⁻¹²⁶ flushed). Through |Bᵀ||·||B|, whose rows
-    add up to at most 10, a flushed input and its sums reach a transformed value as at most
-    (100 + 40 + 4)L, through G less; so `spread`, the gain of an error of 1 in every factor and
-    product, is taken WINOGRAD_UNDERFLOWS·L times, which leaves room for the output transform.
+    add up to at most r = 10 (F(6×6): 15), a flushed input and its sums reach a transformed value as
+    at most (r² + 4r + 4)L, through G less; so `spread`, the gain of an error of 1 in every factor
+    and product, is taken WINOGRAD_UNDERFLOWS·L times, which leaves room for the output transform.
 
     A transform mixes a whole tile, so a tile with an infinity or NaN, or in which a transform may
     overflow, cannot be judged.
@@ -289,7 +291,7 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
         )
     if is_split(case):
         raise UsageError(f"no bound is derived for {contract.algorithm} with {case.precision}")
-    tile = {"winograd_f2x2": 2, "winograd_f4x4": 4}[contract.algorithm]
+    tile = {"winograd_f2x2": 2, "winograd_f4x4": 4, "transforms": 6}[contract.algorithm]
     inputs, weights = case.wide()
     sizes = winograd.sizes(tile, inputs[0], weights[0], op.padding)
     addends = addends_of(case)
@@ -298,7 +300,7 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     depth = op.in_channels + steps + WINOGRAD_ROUNDINGS[tile] + len(addends)
     c = gamma(depth, roundoff(contract))
     multiply = factor_format(case, contract)
-    lost = WINOGRAD_UNDERFLOWS * least_loss(case, contract) * (sizes.spread + 1)
+    lost = WINOGRAD_UNDERFLOWS[tile] * least_loss(case, contract) * (sizes.spread + 1)
     if multiply is not None:
         lost = lost + multiply.eta * sizes.spread
     error = (
@@ -311,6 +313,79 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     if multiply is not None:
         mask |= sizes.reach > multiply.largest / 2
     return Bound.of(largest, mask, y, contract)
+
+
+def transforms(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """Convolutions that go by a transform that the library chooses: the loosest of those known.
+
+    A convolution of stride 1 may go by FFT, one of 3×3 windows by F(6×6, 3×3), as in NNPACK, and
+    any as a sum. An output has no NaN or overflow that all of them must have: where one of them may
+    overflow, infinities and NaN are not judged.
+
+    Raises `UsageError` for factors that are rounded to a narrower format than the arrays', and for
+    sums in less than float32: nothing says in which format such a kernel transforms.
+    """
+    op = case.problem.op
+    assert isinstance(op, Conv2d)
+    formats = format_of(case.precision.storage), format_of(contract.accumulate)
+    narrow = max(one.u for one in formats) > format_of("float32").u
+    if op.extras or narrow or contract.truncates or factor_format(case, contract) is not None:
+        raise UsageError(f"no bound is derived for transforms of {op.label} with {case.precision}")
+    found = [sum_of_products(case, contract, y)]
+    if op.stride == (1, 1):
+        found.append(_by_fft(case, contract, y))
+        if op.kernel_size == (3, 3):
+            found.append(winograd_sum(case, contract, y))
+    largest = np.maximum.reduce([one.largest for one in found])
+    masks = [one.overflows for one in found if one.overflows is not None]
+    return Bound.of(largest, np.logical_or.reduce([*masks, np.zeros(y.shape, bool)]), y, contract)
+
+
+STAGE_ERROR = 9.0
+"""The relative error of an FFT's stage for each doubling of the points, in units of u. A stage of
+radix r errs by √r·γ_{r+2} and the roots of unity by u (Higham, 2002, theorem 24.2, for r = 2): for
+r = 2, 3, 4, 5, 7 at most 24.8u / log₂7 < 9u a doubling."""
+
+
+def _by_fft(case: Case, contract: RoundingContract, y: Array) -> Bound:
+    """A convolution of stride 1 as F⁻¹[Σ_c Fx_c ⊙ Fw_c], with transforms of N = t² points.
+
+    A transform of s stages errs by ε‖Fx‖₂ at most, ε = sη/(1 − sη) with η from `STAGE_ERROR`
+    (Higham, 2002, theorem 24.2), and ‖Fx‖₂ = √N‖x‖₂. With |Fx| ≤ ‖x‖₁ and |Fw| ≤ ‖w‖₁ at each
+    point, the sum of products errs in norm by at most
+
+        √N Σ_c (ε‖x_c‖₂‖w_c‖₁ + ε‖x_c‖₁‖w_c‖₂ + γ_{C+3}‖x_c‖₂‖w_c‖₁)(1 + ε)²,
+
+    as a complex product rounds by √2γ₂ ≤ γ₃. The way back divides by √N, and errs by
+    ε Σ_c‖x_c‖₂‖w_c‖₁ more. So with A = Σ_c‖x_c‖₂‖w_c‖₁ and B = Σ_c‖x_c‖₁‖w_c‖₂, every output errs
+    by
+
+        E ≤ ((2ε + γ_{C+3})·A + ε·B)(1 + ε)³.
+
+    The division by N rounds once, bias and residual once each, all of at most A and the addends.
+
+    Underflow: each of s stages loses at most 4L (two products and two sums) in each of N points,
+    whose transform is at most 4NL; the other factor multiplies that by at most its ‖·‖₁, products
+    lose 4L and the way back as much as one transform. Together 8sN·L·`spread`.
+    """
+    op = case.problem.op
+    assert isinstance(op, Conv2d)
+    inputs, weights = case.wide()
+    sizes = fourier.sizes(inputs[0], weights[0], op.padding)
+    addends = addends_of(case)
+    u = roundoff(contract)
+    each = sizes.stages * STAGE_ERROR * u
+    root = each / (1 - each)
+    grown = (1 + root) ** 3
+    c = gamma(1 + len(addends), u)
+    made = (2 * root + gamma(op.in_channels + 3, u)) * sizes.magnitude + root * sizes.swapped
+    lost = 8 * sizes.stages * sizes.points * least_loss(case, contract) * (sizes.spread + 1)
+    size = sizes.magnitude + sum(np.abs(a) for a in addends)
+    error = (1 + c) * (grown * made + lost) + c * size
+    error = error + gamma(op.depth + len(addends) + 1, F64) * size
+    error = np.broadcast_to(error, y.shape)
+    largest, beyond = with_epilogue(case, contract, y, error)
+    return Bound.of(largest, beyond | may_overflow(sizes.reach, contract), y, contract)
 
 
 def elementwise(case: Case, contract: RoundingContract, y: Array) -> Bound:
@@ -575,6 +650,7 @@ DERIVATIONS: dict[str, Derivation] = {
     "sum": sum_of_products,
     "winograd_f2x2": winograd_sum,
     "winograd_f4x4": winograd_sum,
+    "transforms": transforms,
     "elementwise": elementwise,
     "exact": exact,
     "integer": integer,

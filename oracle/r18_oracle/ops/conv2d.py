@@ -53,7 +53,7 @@ split."""
 
 class Conv2dSpec(SumSpec[Conv2d]):
     op = Conv2d
-    algorithms = ("sum", "winograd_f2x2", "winograd_f4x4")
+    algorithms = ("sum", "winograd_f2x2", "winograd_f4x4", "transforms")
 
     def reference(self, op: Conv2d, inputs: Tensors, weights: Tensors) -> torch.Tensor:
         y = self.sums(op, inputs, weights)

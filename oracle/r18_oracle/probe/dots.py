@@ -72,8 +72,14 @@ class Dots:
             return np.asarray(wide.reshape(o, n).T)
         return np.asarray(wide.reshape(n, -1))
 
-    def takes(self, n: int, k: int, o: int = 1) -> bool:
+    def takes(self, n: int, k: int, o: int) -> bool:
+        """Whether it computes N × O sums of K terms in this form; K is a multiple of the form's."""
         return self.kernel.refusal(self.form.problem(n, k, o)) is None
+
+    @property
+    def usual(self) -> bool:
+        """Whether it takes the sums that most probes pose."""
+        return self.takes(OUTPUTS, TERMS, OUTPUTS)
 
 
 def _placed(x: Array, shape: Shape) -> Array:
@@ -98,7 +104,7 @@ def forms(backend: FunctionBackend) -> list[Dots]:
         found = [form for bias in (False, True) for form in _convolutions(bias)]
     else:
         return []
-    taken = [dots for form in found if (dots := Dots(backend, form)).takes(2, form.multiple)]
+    taken = [dots for form in found if (dots := Dots(backend, form)).usual]
     without = [dots for dots in taken if not dots.form.bias]
     return without or taken
 
@@ -109,7 +115,7 @@ def with_bias(backend: FunctionBackend) -> Dots | None:
         found = [Dots(backend, form) for form in _convolutions(True)]
     else:
         found = [dots for dots in forms(backend) if dots.form.bias]
-    return next((dots for dots in found if dots.takes(2, dots.form.multiple)), None)
+    return next((dots for dots in found if dots.usual), None)
 
 
 def _convolutions(bias: bool) -> tuple[Form, ...]:

@@ -82,8 +82,14 @@ def _side(dots: Dots, storage: str, *, of_weights: bool) -> Factors:
 
 def _left(dots: Dots, values: Array, of_weights: bool) -> Array:
     """What is left of each value when it is multiplied by 1 and zeros are added; the worst of
-    the outputs, which should be equal."""
-    one = np.ones((OUTPUTS, TERMS))
+    the outputs, which should be equal. In one call, or a few values a call where the function does
+    not take as many outputs."""
+    one, count = np.ones((OUTPUTS, TERMS)), len(values)
+    taken = dots.takes(*((OUTPUTS, TERMS, count) if of_weights else (count, TERMS, OUTPUTS)))
+    if not taken and count != OUTPUTS:
+        padded = np.concatenate([values, np.repeat(values[-1:], -count % OUTPUTS)])
+        parts = padded.reshape(-1, OUTPUTS)
+        return np.concatenate([_left(dots, part, of_weights) for part in parts])[:count]
     left = dots(one, spread(values)) if of_weights else dots(spread(values), one).T
     off = np.abs(left - values).argmax(axis=0)
     return np.asarray(left[off, np.arange(len(values))])

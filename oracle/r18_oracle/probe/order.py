@@ -12,16 +12,16 @@ by: it holds for sums of this length, and the next length may have another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
 from r18.backend import Array
 from r18_oracle.functions.arithmetic import BITS, SUMS, Arithmetic
-from r18_oracle.probe.dots import Dots
+from r18_oracle.probe.dots import OUTPUTS, Dots
 
-TERMS = 63
-"""Of the sum that is looked at; 1953 pairs."""
+TERMS = (63, 64)
+"""Of the sum that is looked at, the first that the function takes; about 2000 pairs."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +55,39 @@ def order_of(dots: Dots, arithmetic: Arithmetic) -> Order | None:
     A function that stores partial sums in a narrow format keeps those parts in a wider one, so M
     and −M are tried as they are for each format that is not narrower than its sums.
     """
-    terms = TERMS // dots.form.multiple * dots.form.multiple
+    shape = shape_of(dots)
+    if shape is None:
+        return None
+    terms, columns = shape
     formats = (arithmetic.storage, arithmetic.factors, arithmetic.sums)
     for sums in reversed([name for name in SUMS if BITS[name] >= BITS[arithmetic.sums]]):
         large = 2.0**14 if "float16" in formats else 2.0 ** (BITS[sums] + 16)
         # So small that all of them together change M by less than half its last bit.
         unit = large * 2.0 ** -(BITS[sums] + 9)
-        below = _below(dots, terms, large, unit)
+        below = _below(dots, terms, columns, large, unit)
         tree = None if below is None else _depths(below, tuple(range(terms)))
         if tree is not None:
             return Order(terms, *tree)
     return None
 
 
-def _below(dots: Dots, terms: int, large: float, unit: float) -> Array | None:
+def shape_of(dots: Dots) -> tuple[int, int] | None:
+    """The terms of a sum, and the outputs of a call that poses every pair; None where the function
+    takes no such call."""
+    for terms, columns in product(TERMS, (1, OUTPUTS)):
+        pairs = terms * (terms - 1) // 2
+        if terms % dots.form.multiple == 0 and dots.takes(pairs, terms, columns):
+            return terms, columns
+    return None
+
+
+def _below(dots: Dots, terms: int, columns: int, large: float, unit: float) -> Array | None:
     """For each pair, the number of terms below the node where they meet; None if not integers."""
     pairs = list(combinations(range(terms), 2))
     x = np.full((len(pairs), terms), unit)
     for row, (i, j) in enumerate(pairs):
         x[row, i], x[row, j] = large, -large
-    left = dots(x, np.ones((1, terms)))[:, 0] / unit
+    left = dots(x, np.ones((columns, terms)))[:, 0] / unit
     if not np.array_equal(left, np.round(left)) or left.min() < 0 or left.max() > terms - 2:
         return None
     below = np.zeros((terms, terms), np.int64)
@@ -109,4 +122,4 @@ def _depths(below: Array, terms: tuple[int, ...]) -> tuple[int, int] | None:
     return 1 + max(depth for depth, _ in known), max(len(children), *(wide for _, wide in known))
 
 
-__all__ = ["Order", "order_of"]
+__all__ = ["Order", "order_of", "shape_of"]

@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from r18.errors import BackendUnavailable
-from r18.graph.ops import Problem
+from r18.graph.ops import Conv2d, Problem
 from r18.runtime.launch import run_kernel
 from r18_oracle.check.call import Raised, attempted
 from r18_oracle.findings import described
@@ -24,20 +24,23 @@ from r18_oracle.functions.kinds import KINDS
 from r18_oracle.functions.suites.adapted import Adapted
 from r18_oracle.functions.target import Target, backend_of
 from r18_oracle.generate.inputs import make_case
+from r18_oracle.generate.problems import fitted as fitted_to
 from r18_oracle.generate.shrink import elements
 from r18_oracle.generate.sizes import takes
 from r18_oracle.ops.table import spec_of
 from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.factors import Factors, are_whole, factors_of
 from r18_oracle.probe.fitted import fitted
-from r18_oracle.probe.order import order_of
+from r18_oracle.probe.order import order_of, shape_of
 from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
-from r18_oracle.probe.transforms import as_winograd, transformed
+from r18_oracle.probe.transforms import as_transform, transformed
 
 Announce = Callable[[Problem | None, str, int], None]
 HOST = ("torch", "numpy")
 TRIED = 6
 """Problems on which a library's arrays are tried."""
+MOST_MACS, MOST_ELEMENTS = 400_000, 4_096
+"""Of a small problem: as large as a quick search draws them (`r18_oracle.search.profiles`)."""
 CALLS, CALLS_SECONDS = 20, 0.5
 """The calls that a time is the least of, and the seconds after which they are enough."""
 LARGER = 64
@@ -54,8 +57,8 @@ class Found:
     arithmetic: what the function computes with; None if it could not be probed.
     below:      what is narrower than expected: `multiplies in tf32`.
     notes:      sentences for people: the evidence, the order of sums, what could not be seen.
-    seconds:    the time of a small call. rate: multiplications or elements a second, of a larger
-                one.
+    seconds:    the time of a call as a quick search makes it. rate: multiplications or elements a
+                second, of a larger one.
     """
 
     target: Target
@@ -79,8 +82,8 @@ def settle(*, target: Target, announce: Announce) -> Found:
     if isinstance(paced, Raised):
         note = f"could not be probed: it raised {described(paced.error)}"
         return Found(_declared(named), None, (), (note,), 0.0, 0.0)
-    seconds, rate = paced
-    result = attempted(lambda: _arithmetic(backend, named, seconds, announce))
+    seconds, rate, longest = paced
+    result = attempted(lambda: _arithmetic(backend, named, longest, announce))
     if isinstance(result, Raised):
         note = f"could not be probed: it raised {described(result.error)}"
         return Found(_declared(named), None, (), (note,), seconds, rate)
@@ -160,7 +163,8 @@ def _objection(target: Target, announce: Announce) -> str | None:
 
 
 def _small(kernel: FunctionKernel) -> list[Problem]:
-    ordinary = (p for p in spec_of(kernel.op).ordinary(kernel))
+    """Ordinary problems, rounded up to what the function takes."""
+    ordinary = (fitted_to(kernel, p, MOST_MACS) for p in spec_of(kernel.op).ordinary(kernel))
     plain = (q for p in ordinary for q in (p, *spec_of(p.op).plainer(p)))
     return list(islice((p for p in plain if takes(kernel, p)), TRIED))
 
@@ -173,17 +177,22 @@ def _call(backend: FunctionBackend, problem: Problem) -> float:
     return time.perf_counter() - start
 
 
-def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float]:
-    """The least time of some small calls, and the rate of a call with a larger batch."""
-    small = max(_small(backend.kernel), key=elements)
+def _pace(backend: FunctionBackend, announce: Announce) -> tuple[float, float, float]:
+    """The least time of some calls as a search makes them, the rate of a call with a larger batch,
+    and the time of the largest call, which is as large as those of the probes."""
+    taken = _small(backend.kernel)
+    drawn = [p for p in taken if p.macs <= MOST_MACS and elements(p) <= MOST_ELEMENTS]
+    small, largest = max(drawn or taken, key=elements), max(taken, key=elements)
     announce(small, "normal", 0)
     seconds = _least(backend, small)
+    announce(largest, "normal", 0)
+    longest = seconds if largest is small else _least(backend, largest)
     spec = spec_of(small.op)
     problem = spec.rebuild(small.op, spec.numbers(small) | {"n": LARGER * small.batch})
-    if seconds > SLOW or not takes(backend.kernel, problem):
-        return seconds, _work(small) / seconds
+    if longest > SLOW or not takes(backend.kernel, problem):
+        return seconds, _work(small) / seconds, longest
     announce(problem, "normal", 0)
-    return seconds, _work(problem) / _least(backend, problem)
+    return seconds, _work(problem) / _least(backend, problem), longest
 
 
 def _least(backend: FunctionBackend, problem: Problem) -> float:
@@ -219,7 +228,7 @@ def _of_sums(
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
     """The coarsest of all forms, by the probes; and what they saw, in words."""
     storage, moved = target.dtype, transformed(backend, target.dtype)
-    asked = [dots for dots in forms(backend) if not (moved and dots.form.multiple > 1)]
+    asked = [dots for dots in forms(backend) if _is_plain(dots, moved)]
     if not asked:
         return None, ("takes none of the shapes that the probes pose",)
     every: list[Factors] = []
@@ -248,11 +257,35 @@ def _of_sums(
     )
     notes.append(_order(asked, arithmetic, seconds))
     if moved:
-        winograd = as_winograd(backend, moved, arithmetic)
-        arithmetic = winograd or arithmetic
-        how = winograd.algorithm if winograd else "which none of the known bounds fits"
-        notes.append(f"transforms 3×3 windows: {how}; a weight changes outputs it does not meet")
+        known = as_transform(backend, moved, arithmetic)
+        arithmetic = known or arithmetic
+        windows = " and ".join(dict.fromkeys(_window(problem) for problem in moved))
+        if known is None:
+            how = "which none of the known bounds fits"
+        elif known.algorithm == "transforms":
+            how = "within the bound of an FFT and of Winograd's F(6×6)"
+        else:
+            how = known.algorithm
+        notes.append(
+            f"transforms {windows} windows: {how}; a weight changes outputs it does not meet"
+        )
     return arithmetic, tuple(notes)
+
+
+def _is_plain(dots: Dots, moved: list[Problem]) -> bool:
+    """Whether a form shows sums although some windows are transformed: not one of 3×3 windows, nor,
+    where other windows are transformed too, as by an FFT, one of more than a pixel."""
+    if not moved:
+        return True
+    if any(_window(problem) != "3×3" for problem in moved):
+        return dots.form.problem(2, dots.form.multiple, 1).inputs[0][2:] == (1, 1)
+    return dots.form.multiple == 1
+
+
+def _window(problem: Problem) -> str:
+    op = problem.op
+    assert isinstance(op, Conv2d)
+    return "{}×{}".format(*op.kernel_size)
 
 
 def _flushes(asked: list[Dots], storage: str, factors: str, sums: str) -> bool:
@@ -278,6 +311,8 @@ def _rounds_first(backend: FunctionBackend, storage: str, sums: str) -> bool:
 def _order(asked: list[Dots], arithmetic: Arithmetic, seconds: float) -> str:
     if seconds >= SLOW:
         return "too slow to look at the order of its sums"
+    if shape_of(asked[0]) is None:
+        return "does not take the sums that would show their order"
     order = order_of(asked[0], arithmetic)
     if order is None:
         return "adds in an order that is no single tree, such as one that depends on the row"

@@ -21,7 +21,8 @@ from r18.backend import Array
 from r18_oracle.functions.arithmetic import BITS, SUMS
 from r18_oracle.probe.dots import OUTPUTS, TERMS, Dots, spread
 
-PLACEMENTS = 24
+PLACEMENTS, FEWER = 24, 6
+"""In each of so many places B, s and −B stand; fewer where a function is slow, or for few rows."""
 BIG = 2.0**14
 """In the range of float16, as is s for k ≤ 38."""
 MOST = {"float16": 38, "float32": 60, "bfloat16": 60, "float64": 60}
@@ -47,23 +48,30 @@ class Sums:
 
 
 def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
-    """The coarsest accumulator over short and long sums, many and few rows."""
-    lengths = [k for k in (*SHORT, *([LONG] if long else [])) if k % dots.form.multiple == 0]
-    if not lengths:
-        lengths = [max(SHORT) // dots.form.multiple * dots.form.multiple]
-    found = [_accumulator(dots, storage, k) for k in lengths]
-    found += [_accumulator(dots, storage, lengths[0], few=True)]
+    """The coarsest accumulator over short and long sums, many and few rows.
+
+    long: whether long sums are posed, and many placements; not to a function that is slow.
+    """
+    lengths = [
+        k
+        for k in (*SHORT, *([LONG] if long else []))
+        if k % dots.form.multiple == 0 and dots.takes(OUTPUTS, k, OUTPUTS)
+    ]
+    count = PLACEMENTS if long else FEWER
+    found = [_accumulator(dots, storage, k, count) for k in lengths or [TERMS]]
+    few = next((k for k in lengths if dots.takes(FEW, k, 1)), None)
+    found += [] if few is None else [_accumulator(dots, storage, few, FEWER, few=True)]
     least = min(found, key=lambda one: one.bits)
     return Sums(least.bits, any(one.truncates for one in found), least.length)
 
 
-def _accumulator(dots: Dots, storage: str, length: int, *, few: bool = False) -> Sums:
-    """In sums of one length. few: `FEW` rows in a call, so fewer placements, and only those k at
+def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool = False) -> Sums:
+    """In sums of one length, for so many placements. few: `FEW` rows in a call, and only those k at
     which a known format ends."""
     most = MOST[storage]
     shifts = np.array([k for k in range(1, most + 1) if not few or k in BITS.values()])
     rng = np.random.default_rng(length)
-    placements = _placements(rng, length, 6 if few else PLACEMENTS)
+    placements = _placements(rng, length, count)
     found = np.stack([_triples(dots, length, places, shifts, 1.0, few) for places in placements])
     kept = (found == BIG * 2.0 ** -shifts[:, None]).all(axis=(0, 2))
     if kept.all():
@@ -88,10 +96,10 @@ def _triples(
     x = np.zeros((len(shifts), length))
     x[:, places[0]], x[:, places[2]] = BIG, -BIG
     x[:, places[1]] = times * BIG * 2.0**-shifts
-    if not few:
-        return dots(x, np.ones((OUTPUTS, length)))
-    parts = [x[at : at + FEW] for at in range(0, len(x), FEW)]
-    return np.concatenate([dots(part, np.ones((1, length))) for part in parts])
+    columns = 1 if few else OUTPUTS
+    rows = FEW if few else len(x) if dots.takes(len(x), length, columns) else OUTPUTS
+    parts = [x[at : at + rows] for at in range(0, len(x), rows)]
+    return np.concatenate([dots(part, np.ones((columns, length))) for part in parts])
 
 
 def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
@@ -106,6 +114,7 @@ def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
         (dots(spread(np.full(rows, x)), np.full((columns, TERMS), w)) == 0).any()
         for x, w in pairs
         for rows, columns in ((OUTPUTS, OUTPUTS), (1, 1))
+        if dots.takes(rows, TERMS, columns)
     )
 
 

@@ -24,6 +24,7 @@ tuned:    device, precision, batch; backend (cupy), network, before. The time of
           `r18 tune` chose next to its floor; `before` is an older table, stored with the records as
           tuned-<device>-<before>.json.
 verify:   device; backend (cupy). What was verified; a row for each op and algorithm.
+check:    devices. Functions of other libraries, as `r18 check` judged them; a row each.
 sanitize: device. The findings of compute-sanitizer's tools.
 perturb:  device. What ran with delays, and the findings; a row each for kernels and programs.
 mutate:   devices; backends (all). The share of mutants caught; a row for each backend and choice
@@ -50,6 +51,7 @@ from r18.report.tables.algorithms import algorithms_table
 from r18.report.tables.ceilings import ceilings_table
 from r18.report.tables.cpus import cpus_table
 from r18.report.tables.explained import explain_table
+from r18.report.tables.foreign import check_table
 from r18.report.tables.judged import mutate_table, perturb_table, sanitize_table, verify_table
 from r18.report.tables.summary import summary_table
 from r18.report.tables.table import Options, Table
@@ -105,6 +107,7 @@ TABLES: dict[str, tuple[Callable[[Options, Path], Table], tuple[str, ...]]] = {
     "summary": (summary_table, ("device", "batch", "backend")),
     "tuned": (tuned_table, ("device", "precision", "batch", "backend", "network", "before")),
     "verify": (verify_table, ("device", "backend")),
+    "check": (check_table, ("devices",)),
     "sanitize": (sanitize_table, ("device",)),
     "perturb": (perturb_table, ("device",)),
     "mutate": (mutate_table, ("devices", "backends")),

@@ -13,13 +13,18 @@ from r18 import records
 from r18.cpu import model
 from r18.errors import UsageError
 from r18.records.files import Kind
-from r18.records.kinds import CeilingsRecord
+from r18.records.kinds import CeilingsRecord, Check
 
 Data = Mapping[str, Any]
 """A part of a record."""
 Options = Mapping[str, str]
 """The options of a marker by name."""
 Row = Sequence[str]
+COMMANDS: dict[type, str] = {
+    CeilingsRecord: "r18 roofline --measure",
+    Check: "python tools/check_foreign.py --record",
+}
+"""What makes a record, where it is not the command of its kind with `--record`."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ def loaded(folder: Path, kind: type[Kind], device: str) -> Kind:
     what = kind.__struct_config__.tag
     record = records.load(path := folder / f"{what}-{device}.json", kind)
     if record is None:
-        command = "roofline --measure" if kind is CeilingsRecord else f"{what} --record"
-        raise UsageError(f"there is no record {path}: run r18 {command} on that device")
+        command = COMMANDS.get(kind, f"r18 {what} --record")
+        raise UsageError(f"there is no record {path}: run {command} on that device")
     return record
 
 
