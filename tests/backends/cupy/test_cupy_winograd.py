@@ -71,11 +71,12 @@ def transform(m: int, name: str) -> Callable[[Sequence[Array]], list[Array]]:
 
 
 def test_the_device_transforms_are_the_matrices_of_the_bound() -> None:
-    for m, (bt, g, at) in MATRICES.items():
+    for m, of_host in FILTER_TRANSFORMS.items():
+        bt, g, at = MATRICES[m]
         unit = list(np.eye(m + 2))
         np.testing.assert_array_equal(np.array(transform(m, "input")(unit)), bt)
         np.testing.assert_array_equal(np.array(transform(m, "output")(unit)), at)
-        np.testing.assert_array_equal(FILTER_TRANSFORMS[m], g)
+        np.testing.assert_array_equal(of_host, g)
 
 
 def test_the_span_is_the_structure_of_the_device() -> None:
