@@ -85,7 +85,7 @@ def test_a_typo_in_an_algorithm_gets_the_nearest() -> None:
             FP32,
             ("zzz", "float32"),
             "the oracle has no error bound for 'zzz'; known: sum, winograd_f2x2, winograd_f4x4, "
-            "exact",
+            "transforms, exact",
         ),
         (
             FP32,
