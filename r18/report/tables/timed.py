@@ -157,19 +157,29 @@ def _from_host_caption(group: Data) -> str:
 def bench_captions(groups: Iterable[Data]) -> list[str]:
     """The captions of a benchmark's groups: devices, software, dates and numbers of runs.
 
-    Groups that share these share a line, which ends with the largest spread of the medians of one
-    program's series, for r18's programs and for the baselines.
+    Groups that share all but the numbers of runs share a line, which ends with the largest spread
+    of the medians of one program's series, for r18's programs and for the baselines.
     """
-    rows: dict[str, list[Data]] = {}
+    alike: dict[str, list[Data]] = {}
     for group in groups:
-        rows.setdefault(_timing(group), []).extend(group["rows"])
-    return [f"{how}{_apart(timed)}." for how, timed in rows.items()]
+        alike.setdefault(_timing(group), []).append(group)
+    return [f"{how}{_runs(some)}{_apart(some)}." for how, some in alike.items()]
 
 
-def _apart(rows: Iterable[Data]) -> str:
+def _runs(groups: Iterable[Data]) -> str:
+    """How many runs were timed, after how many others: one number, or those that occur."""
+    found = list(groups)
+    timed, untimed = (
+        " or ".join(map(str, sorted({group[key] for group in found})))
+        for key in ("repeat", "warmup")
+    )
+    return f"{timed} runs after {untimed} untimed ones"
+
+
+def _apart(groups: Iterable[Data]) -> str:
     """The largest spreads in words; empty where each contender had a single series."""
     spreads: dict[str, list[float]] = {"r18": [], "baselines": []}
-    for row in rows:
+    for row in (row for group in groups for row in group["rows"]):
         series = row.get("series_ms", [])
         if len(series) > 1:
             spread = (max(series) - min(series)) / row["median_ms"]
@@ -179,15 +189,12 @@ def _apart(rows: Iterable[Data]) -> str:
 
 
 def _timing(group: Data) -> str:
-    """How a group was timed."""
+    """How a group was timed, up to the number of runs."""
     versions = group["environment"]["packages"]
     timed = {"torch", *(row["backend"] for row in group["rows"])} & set(versions)
     software = [f"{said} {versions[p]}" for p, said in LIBRARIES.items() if p in timed]
     series = group.get("series", 1)
-    return (
-        f"{heading(group, software)}: medians of {f'{series} series of ' if series > 1 else ''}"
-        f"{group['repeat']} runs after {group['warmup']} untimed ones"
-    )
+    return f"{heading(group, software)}: medians of {f'{series} series of ' if series > 1 else ''}"
 
 
 # -- roofline ----------------------------------------------------------------------------------
