@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from fuzz.damage import damaged, of_members
 from fuzz.runs import files, read_one
 from fuzz.targets import TARGETS, Target
 from r18.errors import R18Error
-from support import ROOT
+from support import ROOT, output_of
 
 FILES = 90
 """Damaged files of a parser of weight 1."""
@@ -123,9 +124,21 @@ def test_what_a_bad_parser_does_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert "KeyError in test_fuzz.py" in str(found(lambda _: {}["x"]))
     assert "control characters" in str(found(raw))
     assert "a message of 5000 characters" in str(found(lambda _: refuse("x" * 5000)))
-    assert "took" in str(found(lambda _: len(b"x" * ((runs.GROWTH + (300 << 10)) << 10)) and None))
     monkeypatch.setattr(runs, "SECONDS", 0.05)
     assert "it took more than 0.05 s" in str(found(loop))
+
+
+def test_much_memory_is_found(tmp_path: Path) -> None:
+    """In a process of its own: one that once held more would not grow beyond its peak."""
+    code = f"""
+from pathlib import Path
+from fuzz import runs
+from fuzz.targets import Target
+
+read = lambda _: len(b"x" * ((runs.GROWTH + (1 << 10)) << 10)) and None
+print(runs.read_one(Target("x", "f", lambda _: None, read), b"", Path({str(tmp_path)!r})))
+"""
+    assert re.fullmatch(r"it took \d+ MB", output_of(code, path=[ROOT / "tests"]))
 
 
 def test_a_crash_is_a_failure(tmp_path: Path) -> None:
