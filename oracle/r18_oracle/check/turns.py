@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from threadpoolctl import ThreadpoolController
 
 from r18.machine import set_blas_threads
+from r18_oracle.threads import torch_threads
 
 MOST_TURNS = 600
 """After that many lines, or when one waits in vain `MOST_WAITS` times, the threads run freely."""
@@ -209,19 +209,17 @@ def thread_count(count: int) -> Iterator[None]:
     """BLAS, PyTorch and Numba (if loaded) on this many threads; Numba has a maximum."""
     libraries = ThreadpoolController().select(user_api="blas").lib_controllers
     blas = [library.get_num_threads() for library in libraries]
-    torch_threads = torch.get_num_threads()
     numba = sys.modules.get("numba")
     numba_threads = numba.get_num_threads() if numba else 0
-    try:
-        for library in libraries:
-            set_blas_threads(library, count)
-        torch.set_num_threads(count)
-        if numba:
-            numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
-        yield
-    finally:
-        for library, before in zip(libraries, blas, strict=True):
-            set_blas_threads(library, before)
-        torch.set_num_threads(torch_threads)
-        if numba:
-            numba.set_num_threads(numba_threads)
+    with torch_threads(count):
+        try:
+            for library in libraries:
+                set_blas_threads(library, count)
+            if numba:
+                numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+            yield
+        finally:
+            for library, before in zip(libraries, blas, strict=True):
+                set_blas_threads(library, before)
+            if numba:
+                numba.set_num_threads(numba_threads)
