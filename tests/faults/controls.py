@@ -380,8 +380,12 @@ Convolve = Callable[[int, Array, Array, tuple[int, int]], Array]
 
 
 def _winograd(tile: int, convolve: Convolve) -> Compute:
+    return _with_epilogue(lambda op, x, weight: convolve(tile, x, weight, op.padding))
+
+
+def _with_epilogue(sums: Callable[[Conv2d, Array, Array], Array]) -> Compute:
     def compute(op: Conv2d, inputs: Arrays, weights: Arrays) -> Array:
-        y = convolve(tile, inputs[0], weights[0], op.padding)
+        y = sums(op, inputs[0], weights[0])
         if op.bias:
             y = y + weights[1][:, None, None]
         if op.residual:
@@ -440,18 +444,6 @@ def _not_fft_of_tiles(problem: Problem) -> str | None:
     if isinstance(op, Conv2d) and max(op.kernel_size) > 8:
         return "windows larger than 8 leave few outputs of a tile"
     return _not_fft(problem)
-
-
-def _with_epilogue(sums: Callable[[Conv2d, Array, Array], Array]) -> Compute:
-    def compute(op: Conv2d, inputs: Arrays, weights: Arrays) -> Array:
-        y = sums(op, inputs[0], weights[0])
-        if op.bias:
-            y = y + weights[1][:, None, None]
-        if op.residual:
-            y = y + inputs[1]
-        return np.maximum(y, 0) if op.relu else y
-
-    return compute
 
 
 def _by_fft(op: Conv2d, x: Array, weight: Array) -> Array:
