@@ -222,10 +222,10 @@ def main() -> None:
                 right = one.ok is not bool(fault)
                 unexpected += not right
                 said = "" if right else ", right in spite of FAULTS" if one.ok else ", unexplained"
-                print(f"{file.path.stem}/{name}: {one.words}: {one.verdict}{said}, {seconds:.0f} s")
-                sys.stdout.flush()
+                key = f"{file.path.stem}/{name}"
+                print(f"{key}: {one.words}: {one.verdict}{said}, {seconds:.0f} s", flush=True)
                 if args.record:
-                    keep(args.records, device, run, {f"{file.path.stem}/{name}": one})
+                    keep(args.records, device, run, {key: one})
     except (R18Error, OSError, subprocess.SubprocessError) as error:
         print(f"check_foreign: {error}", file=sys.stderr)
         raise SystemExit(REFUSED) from None

@@ -40,7 +40,8 @@ class Pace:
 
 
 PACES = {"cpu": Pace(1, 0.05, True), "cuda": Pace(10, 0.1, False)}
-"""By kind of device; other kinds run at the CPU's pace."""
+"""By kind of device; other kinds run at the CPU's pace. A GPU at its power limit lowers its clock
+within 0.1 s, and is timed at the clock that a loop of launches finds (docs/performance-log.md)."""
 
 
 class Runner(Protocol):

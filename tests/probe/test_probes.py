@@ -16,8 +16,9 @@ from r18_oracle.functions.likes import LIKES
 from r18_oracle.functions.target import Target
 from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.order import order_of
-from r18_oracle.probe.settle import Found, settle
+from r18_oracle.probe.settle import MOST_ELEMENTS, MOST_MACS, Found, settle
 from r18_oracle.probe.sums import flushes, rounds_before_bias
+from r18_oracle.search.profiles import profile
 
 HERE = Path(checked_kernels.__file__)
 TF32 = "sum,float32,factors=tf32"
@@ -115,8 +116,13 @@ def test_an_fft_is_seen_and_fitted() -> None:
     assert any(note.startswith("transforms 3×3 and 5×5 windows") for note in found.notes)
 
 
+def test_a_call_is_timed_as_a_quick_search_makes_it() -> None:
+    quick = profile("quick")
+    assert (quick.max_macs, quick.max_elements) == (MOST_MACS, MOST_ELEMENTS)
+
+
 def test_a_function_of_multiples_of_8_is_probed() -> None:
-    """The arithmetic of what it takes: sums of 8, 72 and 1152 terms, and 16 outputs a call."""
+    """By sums of 8, 72 and 1152 terms, with 16 outputs in a call: all that it takes."""
     for name, contract in (("of_eight", "sum,float32"), ("of_eight_tf32", TF32)):
         found = settled(name, refuses=f"{HERE}:not_of_eight")
         assert str(found.arithmetic) == contract, found.notes
@@ -182,7 +188,7 @@ def test_the_order_of_sums(name: str, depth: int, widest: int) -> None:
     (dots,) = dots_of(getattr(checked_kernels, name))
     arithmetic = settled(name).arithmetic
     assert arithmetic is not None
-    order = order_of(dots, arithmetic)
+    order = order_of(dots, arithmetic, (63, 1))
     assert order is not None
     assert (order.terms, order.depth, order.widest) == (63, depth, widest)
 
@@ -202,7 +208,7 @@ def test_an_order_that_depends_on_the_row_is_no_tree() -> None:
 
     for function in (turned, one_by_one):
         (dots,) = dots_of(function)
-        assert order_of(dots, expected_of(LIKES["matmul"], "float32")) is None
+        assert order_of(dots, expected_of(LIKES["matmul"], "float32"), (63, 1)) is None
 
 
 def test_subnormals_that_become_zero() -> None:

@@ -49,15 +49,12 @@ class Order:
         return f"adds {self.terms} products {how}"
 
 
-def order_of(dots: Dots, arithmetic: Arithmetic) -> Order | None:
-    """The tree of a sum of `TERMS` products; None where no tree fits what was seen.
+def order_of(dots: Dots, arithmetic: Arithmetic, shape: tuple[int, int]) -> Order | None:
+    """The tree of a sum; None where no tree fits what was seen. shape: of the calls, by `shape_of`.
 
     A function that stores partial sums in a narrow format keeps those parts in a wider one, so M
     and −M are tried as they are for each format that is not narrower than its sums.
     """
-    shape = shape_of(dots)
-    if shape is None:
-        return None
     terms, columns = shape
     formats = (arithmetic.storage, arithmetic.factors, arithmetic.sums)
     for sums in reversed([name for name in SUMS if BITS[name] >= BITS[arithmetic.sums]]):

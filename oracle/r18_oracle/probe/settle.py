@@ -311,9 +311,10 @@ def _rounds_first(backend: FunctionBackend, storage: str, sums: str) -> bool:
 def _order(asked: list[Dots], arithmetic: Arithmetic, seconds: float) -> str:
     if seconds >= SLOW:
         return "too slow to look at the order of its sums"
-    if shape_of(asked[0]) is None:
+    shape = shape_of(asked[0])
+    if shape is None:
         return "does not take the sums that would show their order"
-    order = order_of(asked[0], arithmetic)
+    order = order_of(asked[0], arithmetic, shape)
     if order is None:
         return "adds in an order that is no single tree, such as one that depends on the row"
     return f"{order.words()}; judged for any order"

@@ -22,7 +22,7 @@ from r18_oracle.functions.arithmetic import BITS, SUMS
 from r18_oracle.probe.dots import OUTPUTS, TERMS, Dots, spread
 
 PLACEMENTS, FEWER = 24, 6
-"""In each of so many places B, s and −B stand; fewer where a function is slow, or for few rows."""
+"""Placements of B, s and −B that are tried; fewer for a slow function, and in calls of few rows."""
 BIG = 2.0**14
 """In the range of float16, as is s for k ≤ 38."""
 MOST = {"float16": 38, "float32": 60, "bfloat16": 60, "float64": 60}
@@ -66,8 +66,8 @@ def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
 
 
 def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool = False) -> Sums:
-    """In sums of one length, for so many placements. few: `FEW` rows in a call, and only those k at
-    which a known format ends."""
+    """What sums of one length show. count: of placements. few: `FEW` rows in a call, and only those
+    k at which a known format ends."""
     most = MOST[storage]
     shifts = np.array([k for k in range(1, most + 1) if not few or k in BITS.values()])
     rng = np.random.default_rng(length)
