@@ -96,6 +96,12 @@ class CudaKernel(Kernel):
         """The macro that names the storage type."""
         return ("STORAGE", STORAGE[self.precision.storage])
 
+    @property
+    def formats(self) -> tuple[tuple[str, str | int], ...]:
+        """The macros that name the storage type, and the rounding of outputs to tf32."""
+        rounds = self.contract.output == "tf32"
+        return (self.storage, *((("TF32_OUTPUT", 1),) if rounds else ()))
+
     @abstractmethod
     def entries(self) -> tuple[Entry, ...]:
         """Every function that `launches` may name, for any problem."""

@@ -71,7 +71,8 @@ def other_kernels() -> tuple[HostKernel, ...]:
 def batchnorm(op: BatchNorm, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
     """x·scale + shift with scale = weight / √(var + eps) and shift = bias − mean·scale."""
     weight, bias, mean, var = weights
-    scale = weight / np.sqrt(var + np.float32(op.eps))
+    with np.errstate(invalid="ignore"):  # a negative variance gives NaN
+        scale = weight / np.sqrt(var + np.float32(op.eps))
     shift = bias - mean * scale
     _run("scale_shift", inputs[0], scale, shift, out, inputs[0].size // op.channels, op.channels)
 

@@ -37,18 +37,20 @@ FILTER_NBYTES = 4 << 20
 ROUND_NBYTES = 16 << 20
 """What the tiles of a round may take if the filters are larger than that."""
 
-# G of F(4×4, 3×3): with the Bᵀ and Aᵀ of `kernels.winograd`, the matrices that the error bound is
-# derived for.
-FILTER_TRANSFORM = np.array(
-    [
-        [1 / 4, 0, 0],
-        [-1 / 6, -1 / 6, -1 / 6],
-        [-1 / 6, 1 / 6, -1 / 6],
-        [1 / 24, 1 / 12, 1 / 6],
-        [1 / 24, -1 / 12, 1 / 6],
-        [0, 0, 1],
-    ]
-)
+
+def _filter_transform() -> Array:
+    """G of F(4×4, 3×3) for the points 0, ±11/16, ±3/2, ∞: rows (1, p, p²) over Π(p − q) of the
+    other points q."""
+    a, b = 11 / 16, 3 / 2
+    of_a, of_b = 2 * a**2 * (a**2 - b**2), 2 * b**2 * (b**2 - a**2)
+    rows = [[1 / (a * b) ** 2, 0, 0]]
+    rows += [[1 / of_a, p / of_a, p**2 / of_a] for p in (a, -a)]
+    rows += [[1 / of_b, p / of_b, p**2 / of_b] for p in (b, -b)]
+    return np.array([*rows, [0, 0, 1]])
+
+
+FILTER_TRANSFORM = _filter_transform()
+"""With the Bᵀ and Aᵀ of `kernels.winograd`, the matrices that the error bound is derived for."""
 
 
 def tiling(problem: Problem) -> Tiling:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from r18.backend.device import Array, Buffer, Memory, Stream
 from r18.errors import UsageError
 from r18.graph.ops import Layout, Op, Problem, Relayout
-from r18.graph.precision import Precision, dtype_of
+from r18.graph.precision import Precision, dtype_of, holder_of
 
 Enqueue = Callable[[Sequence[int], int, int, int], None]
 """Of inputs, output, workspace and stream: the addresses (0 for no workspace), and the handle."""
@@ -33,8 +33,13 @@ class RoundingContract:
     blocks:     T, the number of partial sums of at most ⌈K/T⌉ of an output's K products each that
                 are then added pairwise; bias and residual are not blocked. 1 claims nothing
                 about the order.
-    output:     the format in which the result is stored; one more rounding where it is narrower
-                than `accumulate`.
+    promoted:   p, where truncated sums hold at most p products before they are added to a sum that
+                is rounded to nearest, and each tap has at most one such sum for every p channels.
+                0: sums are truncated to their end. Of split factors it says this of the products
+                of first halves.
+    output:     the format to which the result is rounded once where it is narrower than
+                `accumulate`: the one that it is stored in, or tf32, whose numbers float32 holds (to
+                nearest, ties away from zero), where a layer that follows multiplies in it.
     stored_sum: the sum is rounded to `output` before bias, residual and ReLU are applied, as an
                 epilogue in a separate launch must.
     factors:    the format in which factors are multiplied, where the kernel keeps more of them than
@@ -49,13 +54,16 @@ class RoundingContract:
     blocks: int = 1
     stored_sum: bool = False
     factors: str = ""
+    promoted: int = 0
 
     def __post_init__(self) -> None:
-        dtype_of(self.accumulate), dtype_of(self.output)
+        dtype_of(self.accumulate), holder_of(self.output)
         if self.factors:
             dtype_of(self.factors)
         if self.blocks < 1:
             raise UsageError(f"a contract needs at least one block, got {self.blocks}")
+        if self.promoted and (self.promoted < 0 or not self.truncates or self.blocks > 1):
+            raise UsageError("only sums that are truncated, in one block, are promoted")
 
 
 @dataclass(frozen=True)

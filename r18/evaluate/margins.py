@@ -29,7 +29,7 @@ loop one; so a right program may lose up to √64 times what PyTorch does. A fau
 parts of themselves, not by parts of their last bit.
 """
 
-ALGORITHM_MULTIPLE = {"winograd_f4x4": 84.0}
+ALGORITHM_MULTIPLE = {"winograd_f4x4": 20.0}
 """Algorithms that lose more by themselves: a program with a kernel of one may, too.
 
 F(4×4, 3×3): of random data, a sum of C products of transformed factors at (i, j) has terms with the
@@ -38,10 +38,10 @@ weight A_pi·A_qj (rows of Aᵀ). With s_p = Σ_i A_pi²|G_i|²|B_i|²:
 
 - What the products round off has a variance ∝ C·s_p·s_q at (p, q), where those of a plain sum have
   9C: √(s_p·s_q/9) times the error (the oracle's `winograd.growth`), at the worst place of a tile
-  31.4 times.
+  7.5 times.
 - What the additions round off, one after another, has a variance ∝ C²/2·s_p·s_q, where those of a
   plain sum of 9C terms in 64 partial sums (see END_TO_END_MULTIPLE) have (9C)²/2/64: 8/3 times as
-  much more as the products, 83.9 times. That is the larger, and less than this multiple.
+  much more as the products, 19.95 times. That is the larger, and less than this multiple.
 
 F(2×2, 3×3) grows by less than END_TO_END_MULTIPLE in both.
 """

@@ -1,6 +1,7 @@
 """Precision as data: what is stored, what is multiplied, where sums are kept.
 
-`tf32` stores float32 and rounds the factors of each product to 11 significand bits. `fp16x3` stores
+`tf32` stores float32 and rounds the factors of each product to 11 significand bits; a kernel may
+round its outputs to as many, since the next layer multiplies no more of them. `fp16x3` stores
 float32 and splits each factor in two float16 numbers, the second scaled by 2¹¹: three products of
 them make one of float32's grade on units that know float16 alone. `int8` stores 8-bit integers and
 sums in 32-bit ones. bfloat16 arrays on the host use the dtype of `ml_dtypes`.
@@ -32,8 +33,10 @@ _DTYPES: dict[str, np.dtype[np.generic]] = {
     "int32": np.dtype(np.int32),
 }
 
-# Formats that exist only inside an arithmetic unit: never stored.
+# Formats that exist only inside an arithmetic unit: no array has them as its dtype.
 _MULTIPLY_ONLY = {"tf32", "fp16x2"}
+_HELD_IN = {"tf32": "float32"}
+"""Of these, the formats whose numbers an array can hold, and the dtype of that array."""
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:
@@ -42,6 +45,23 @@ def dtype_of(name: str) -> np.dtype[np.generic]:
         return _DTYPES[name]
     except KeyError:
         raise unknown("storage format", name, _DTYPES) from None
+
+
+def holder_of(name: str) -> np.dtype[np.generic]:
+    """The dtype of arrays of results in a format: float32 for tf32; raises `UnknownName`."""
+    return dtype_of(_HELD_IN.get(name, name))
+
+
+def round_to_tf32(values: Array) -> Array:
+    """float32 rounded to 11 significand bits, to nearest, ties away from zero; NaN stays NaN.
+
+    Matches `cvt.rna.tf32.f32`. A NaN whose payload is only in the dropped bits would become
+    infinite, so NaNs are replaced.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    kept = np.where(np.isnan(values), np.uint32(0x7FC00000), rounded)
+    return kept.view(np.float32)
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
@@ -160,6 +180,8 @@ __all__ = [
     "TF32",
     "Precision",
     "dtype_of",
+    "holder_of",
     "is_floating",
     "precision",
+    "round_to_tf32",
 ]

@@ -327,7 +327,7 @@ NAMES = {
     ),
     "good:CONTRACT": (
         "backend 'good:CONTRACT' is not available: RoundingContract(algorithm='exact', "
-        "accumulate='float32', output='float32', t…') is no backend\n"
+        "accumulate='float32', output='float32', t…0) is no backend\n"
         "  Name a class that inherits r18.backend.Backend, or a function that returns one."
     ),
     "good.py:Backend": "'good.py:Backend' names a file: write good:Backend",

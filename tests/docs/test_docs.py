@@ -334,8 +334,8 @@ def test_the_bounds_page_has_the_constants_of_the_code() -> None:
     assert "b is taken as 4" in text
     assert END_TO_END_MULTIPLE == 8
     assert "**8 = √64**" in text
-    assert ALGORITHM_MULTIPLE == {"winograd_f4x4": 84}
-    assert "it is **84**" in text
+    assert ALGORITHM_MULTIPLE == {"winograd_f4x4": 20}
+    assert "it is **20**" in text
     pair = FACTORS[PAIR]
     assert f"| fp16x2, a pair for a factor | {power(pair.u)} | {power(pair.eta)} |" in text
     assert f"a = {power(HALF)} of |v|, or d = {power(LEAST_HALF)}" in text

@@ -10,7 +10,7 @@ import numpy as np
 from faults.conv import CONV, linear
 from faults.fault import Fault, fault, kernel
 from faults.summations import tf32_away, tf32_cut, tf32_nearest
-from r18.backend import Array
+from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction
 from r18.graph.ops import Conv2d, Linear
 from r18.graph.precision import TF32
@@ -33,6 +33,16 @@ def _unchanged(values: Array) -> Array:
     return values
 
 
+def _outputs(right: HostFunction, rounding: Any) -> HostFunction:
+    """A kernel whose outputs are rounded to tf32 in this way."""
+
+    def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+        right(op, inputs, weights, out, workspace)
+        out[...] = rounding(np.ascontiguousarray(out))
+
+    return run
+
+
 def _towards_zero(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
     """Sums in float32, each truncated instead of rounded; every error is within twice u."""
     y = np.zeros(out.shape, np.float32)
@@ -48,6 +58,8 @@ def _cut(values: Array) -> Array:
     return np.where(beyond, np.nextafter(nearest, np.float32(0)), nearest)
 
 
+TO_TF32 = RoundingContract("sum", "float32", "tf32")
+
 FAULTS: tuple[Fault, ...] = (
     fault(
         Conv2d,
@@ -56,6 +68,24 @@ FAULTS: tuple[Fault, ...] = (
         "bias",
         _factors(CONV, _unchanged, tf32_cut),
         precision=TF32,
+    ),
+    fault(
+        Conv2d,
+        "outputs_cut",
+        "cuts off outputs that it declares to round to tf32",
+        "exact",
+        _outputs(CONV, tf32_cut),
+        precision=TF32,
+        contract=TO_TF32,
+    ),
+    fault(
+        Conv2d,
+        "outputs_whole",
+        "leaves outputs in float32 that it declares to round to tf32",
+        "exact",
+        _outputs(CONV, _unchanged),
+        precision=TF32,
+        contract=TO_TF32,
     ),
     fault(
         Linear,
@@ -68,5 +98,6 @@ FAULTS: tuple[Fault, ...] = (
 TWINS = (
     kernel("twin", Linear, "tf32_even", _factors(linear, tf32_nearest, tf32_nearest), TF32),
     kernel("twin", Linear, "tf32_away", _factors(linear, tf32_away, tf32_away), TF32),
+    kernel("twin", Linear, "to_tf32", _outputs(linear, tf32_away), TF32, TO_TF32),
 )
 """The same, rounded to nearest."""

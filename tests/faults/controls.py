@@ -94,16 +94,19 @@ def control(
     truncates: bool = False,
     blocks: int = 1,
     stored_sum: bool = False,
+    output: str = "",
+    promoted: int = 0,
     **options: Any,
 ) -> HostKernel:
     """A control kernel: widens what it is given, computes, flushes where declared, stores."""
     rounding = RoundingContract(
         contract,
         precision.accumulate,
-        precision.storage,
+        output or precision.storage,
         truncates=truncates,
         blocks=blocks,
         stored_sum=stored_sum,
+        promoted=promoted,
     )
     layout = options.get("layout", Layout.NCHW)
     reads = Layout.NHWC if op is Normalize else layout
@@ -130,6 +133,11 @@ def _runner(precision: Precision, compute: Compute, reads: Layout, writes: Layou
 
 
 # -- convolutions and linears ------------------------------------------------------------------
+
+
+def leaving(rounding: Rounding, compute: Compute) -> Compute:
+    """The same with outputs that are rounded at the very end."""
+    return lambda op, inputs, weights: rounding(compute(op, inputs, weights))
 
 
 def summed(
@@ -230,6 +238,10 @@ SPLIT_SUMS: dict[str, tuple[Compute, dict[str, Any]]] = {
         {"truncates": True},
     ),
     "split_tensor_core_16": (summed(sums.split(_UNIT, paired=True)), {"truncates": True}),
+    "split_promoted": (
+        summed(sums.split(sums.promoted(32, _UNIT), _UNIT, paired=True)),
+        {"truncates": True, "promoted": 32},
+    ),
     "split_k_4": (
         summed(sums.blocked(4, sums.split(_UNIT))),
         {"truncates": True, "blocks": 4},
@@ -302,6 +314,19 @@ def convolutions() -> tuple[HostKernel, ...]:
             TF32,
             summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest),
             truncates=True,
+        ),
+        steady(
+            "sum_to_tf32",
+            TF32,
+            leaving(sums.tf32_away, summed(forward, factors=sums.tf32_nearest)),
+            output="tf32",
+        ),
+        steady(
+            "tensor_core_to_tf32",
+            TF32,
+            leaving(sums.tf32_away, summed(_UNIT, factors=sums.tf32_cut)),
+            truncates=True,
+            output="tf32",
         ),
         *(steady(name, FP16X3, run, **how) for name, (run, how) in SPLIT_SUMS.items()),
     )
@@ -604,6 +629,13 @@ def convolutions_pooled() -> tuple[HostKernel, ...]:
             TF32,
             odd.pooled(summed(sums.tensor_core(8, 1), factors=sums.tf32_nearest), rows),
             truncates=True,
+        ),
+        fused(
+            "tensor_core_to_tf32",
+            TF32,
+            leaving(sums.tf32_away, odd.pooled(summed(_UNIT, factors=sums.tf32_cut), rows)),
+            truncates=True,
+            output="tf32",
         ),
         fused("split_reversed", FP16X3, odd.pooled(SPLIT_SUMS["split_reversed"][0], back)),
         fused(

@@ -313,6 +313,18 @@ def tensor_core(block: int, guard_bits: int = 0, significand: int = 24) -> Summa
     return total
 
 
+def promoted(run: int, inner: Summation) -> Summation:
+    """Runs of neighbouring products, each summed by `inner`, added one after the other."""
+
+    def total(products: Products) -> Array:
+        sums = products.begin()
+        for k in range(0, len(products), run):
+            sums = sums + inner(_some(products, slice(k, k + run)))
+        return sums
+
+    return total
+
+
 def _exponent(values: Array) -> Array:
     """e with 2^(e−1) ≤ |v| < 2^e, and 0 for 0 and for what is not finite."""
     return np.frexp(np.where(np.isfinite(values), values, 0.0))[1].astype(np.float64)

@@ -40,6 +40,14 @@ def test_cut_weights_are_within_the_bound_and_lean_to_one_side(seed: int) -> Non
     assert judgement.bias > 1
 
 
+def test_cut_outputs_are_within_the_bound_and_lean_to_one_side() -> None:
+    cut, whole = FAULTS[1].kernel, FAULTS[2].kernel
+    found = [judged(cut, CONV, "positive", seed) for seed in range(4)]
+    assert all(one.ok and one.bias is not None and one.bias > 1 for one in found)
+    # What is not rounded at all is nearer to the truth: only integers show it.
+    assert all(judged(whole, CONV, "positive", seed).ok for seed in range(4))
+
+
 @pytest.mark.parametrize("kind", ROUNDING)
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.id)
 def test_rounded_factors_stay_far_below_the_line(twin: Kernel, kind: str) -> None:

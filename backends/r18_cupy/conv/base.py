@@ -9,6 +9,7 @@ import numpy as np
 
 from r18.backend import RoundingContract
 from r18.graph.ops import Conv2d, Problem
+from r18.graph.precision import Precision
 from r18_cupy.cuda.launch import NULL, Argument, Pointer, Role, struct
 from r18_cupy.kernel import CudaKernel
 
@@ -53,6 +54,15 @@ def bias_and_residual(op: Conv2d) -> tuple[Argument, Argument]:
     )
 
 
+def output_format(precision: Precision) -> str:
+    """What a convolution rounds its outputs to: tf32 where the next one multiplies in it.
+
+    Tensor cores ignore what tf32 does not hold of an activation. That loss leans to zero and adds
+    up from layer to layer; rounded once where it is stored, the activation loses nothing more.
+    """
+    return "tf32" if precision.multiply == "tf32" else precision.storage
+
+
 @dataclass(frozen=True, eq=False)
 class ConvKernel(CudaKernel):
     """A convolution that accumulates in float32, in any order, and rounds once."""
@@ -61,4 +71,4 @@ class ConvKernel(CudaKernel):
 
     @property
     def contract(self) -> RoundingContract:
-        return RoundingContract("sum", self.precision.accumulate, self.precision.storage)
+        return RoundingContract("sum", self.precision.accumulate, output_format(self.precision))

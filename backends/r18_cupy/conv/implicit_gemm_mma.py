@@ -18,7 +18,7 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape
+from r18_cupy.conv.base import ConvKernel, bias_and_residual, conv_shape, output_format
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_BYTES_PER_CYCLE
@@ -38,6 +38,7 @@ from r18_cupy.kernel import MAX_ELEMENTS
 CHUNK_BYTES = 16  # of a cp.async
 ROW_BYTES = 128  # of K per row of a tile
 REDUCE_THREADS = 256
+PROMOTED = 16  # products of fp16x3 per sum that is added in registers: a step
 
 
 @dataclass(frozen=True)
@@ -234,18 +235,21 @@ class ImplicitGemmMma(ConvKernel):
     @property
     def contract(self) -> RoundingContract:
         p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
+        promoted = PROMOTED if p.splits else 0
+        return RoundingContract(
+            "sum", p.accumulate, output_format(p), truncates=True, promoted=promoted
+        )
 
     def entry(self, tile: MmaTile, gather: bool) -> Entry:
         return Entry(
             "conv/implicit_gemm_mma",
             "conv2d_implicit_gemm_mma",
-            (self.storage, *tile.defines, ("GATHER", int(gather))),
+            (*self.formats, *tile.defines, ("GATHER", int(gather))),
         )
 
     @property
     def reduction(self) -> Entry:
-        return Entry("conv/split_k_reduce", "split_k_reduce", (self.storage,))
+        return Entry("conv/split_k_reduce", "split_k_reduce", self.formats)
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(Conv2d, problem.op)

@@ -1,6 +1,6 @@
 """Operands of tensor cores from float32: fp16x3 halves and tf32 rounding.
 
-The host side of kernels/mma/split.cuh.
+The host side of kernels/mma/split.cuh and of `round_operand` in kernels/mma/mma.cuh.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from r18.backend import Array
+from r18.graph.precision import round_to_tf32
 
 LOW_SCALE = np.float32(2**11)
 
@@ -24,14 +25,4 @@ def split(values: Array) -> tuple[Array, Array]:
     return high, low
 
 
-def round_to_tf32(values: Array) -> Array:
-    """float32 rounded to 11 significand bits, to nearest, ties away from zero; NaN stays NaN.
-
-    Matches `cvt.rna.tf32.f32`. A NaN whose payload is only in the dropped bits would become
-    infinite, so NaNs are replaced.
-    """
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    kept = np.where(np.isnan(values), np.uint32(0x7FC00000), rounded)
-
-    return kept.view(np.float32)
+__all__ = ["LOW_SCALE", "round_to_tf32", "split"]

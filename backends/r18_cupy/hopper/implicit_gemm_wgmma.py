@@ -23,6 +23,7 @@ from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, X, ceil_div
 from r18_cupy.cuda.tensor_map import ROW_BYTES, Im2colMap, MatrixMap
 from r18_cupy.hopper.wgmma import (
     PRECISIONS,
+    PRODUCER_THREADS,
     STEPS,
     WgmmaConv,
     WgmmaTile,
@@ -96,7 +97,7 @@ def _flat_tile(k: int) -> WgmmaTile:
 
 def _split_tiles(k: int) -> tuple[WgmmaTile, ...]:
     """Tiles for fp16x3 with half as many pixels per warpgroup, which keeps two accumulators per
-    output.
+    output, and a third of at least half of them (kernels/hopper/promotion.cuh).
 
     Two warpgroups with the same pixels split them only once.
     """
@@ -199,6 +200,10 @@ class ImplicitGemmWgmma(WgmmaConv):
             return entry
         return replace(entry, source=f"{entry.source}_registers")
 
+    def producers(self, tile: WgmmaTile) -> int:
+        few = in_registers(tile, self.precision) and tile.blocks < 3  # registers are no limit
+        return PRODUCER_THREADS if few else super().producers(tile)
+
     def tile_for(self, problem: Problem) -> WgmmaTile:
         """The tile with the lowest estimate. Pure."""
         return min(self.tiles, key=lambda tile: estimate(problem, self.precision, tile))
@@ -229,7 +234,7 @@ class ImplicitGemmWgmma(WgmmaConv):
             GridLaunch(
                 self.entry(tile),
                 (ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m), tile.parts, 1),
-                (tile.threads, 1, 1),
+                (self.threads(tile), 1, 1),
                 (
                     self.pixels(problem, tile.n),
                     self.weights(op, tile),

@@ -65,7 +65,7 @@ def tiles_of(precision: Precision) -> tuple[WgmmaTile, ...]:
     """
     k = ROW_BYTES // precision.dtype.itemsize
     few = (tile_of(120, k, stages=12, blocks=1), tile_of(64, k, stages=12, blocks=1))
-    if precision.splits:  # two accumulators per output: half as many pixels
+    if precision.splits:  # two accumulators or three per output: half the pixels
         return (
             tile_of(120, k, stages=4, blocks=2),
             tile_of(112, k, stages=4, blocks=2),
@@ -311,7 +311,7 @@ class ImplicitGemmWgmmaHalo(WgmmaConv):
             GridLaunch(
                 self.entry(tile),
                 (self.blocks(tiles, tile), 1, 1),
-                (tile.threads, 1, 1),
+                (self.threads(tile), 1, 1),
                 (
                     PatchMap(X, storage, (n, c, h, w), blocking.height, blocking.padded),
                     self.weights(op, tile),

@@ -168,5 +168,5 @@ class ImplicitGemmWgmmaPingpong(ImplicitGemmWgmmaHalo):
 
 
 def implicit_gemm_wgmma_pingpong_kernels() -> tuple[ImplicitGemmWgmmaPingpong, ...]:
-    """Without fp16x3, whose two accumulators per output leave room for few pixels."""
+    """Without fp16x3, whose accumulators, several per output, leave room for few pixels."""
     return tuple(ImplicitGemmWgmmaPingpong(precision) for precision in (FP16, BF16, TF32))

@@ -26,8 +26,8 @@ class LinearWgmma(CudaKernel):
 
     @property
     def product(self) -> ImplicitGemmWgmma:
-        """The convolution that computes it."""
-        return ImplicitGemmWgmma(self.precision)
+        """The convolution that computes it; in tf32 its results stay in float32."""
+        return ImplicitGemmWgmma(self.precision, feeds=False)
 
     @property
     def contract(self) -> RoundingContract:

@@ -15,7 +15,7 @@ import numpy as np
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
-from r18_cupy.conv.base import ConvKernel
+from r18_cupy.conv.base import ConvKernel, output_format
 from r18_cupy.conv.operands import round_to_tf32, split
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import Pointer, Role, ceil_div
@@ -26,8 +26,10 @@ from r18_cupy.kernel import MAX_ELEMENTS
 PRECISIONS: tuple[Precision, ...] = (FP16, BF16, TF32, FP16X3)
 CHUNK_BYTES = 16  # of a pixel's channels: TMA's unit of strides
 STEPS = 4  # instructions per row of 128 bytes, 32 bytes each
+PROMOTED = 32  # products of fp16x3 per sum that is added in registers: a K tile
 SPLIT_STEPS = 6  # with fp16x3: two high·high, four high·low
 PRODUCER_THREADS = 32
+PRODUCER_GROUP_THREADS = 128  # a whole warpgroup, which can give registers away
 BARRIER_NBYTES = 16  # a full/empty pair of mbarriers per stage
 ALIGNMENT = 1024  # of the stages; dynamic shared memory itself is not aligned that far
 
@@ -55,7 +57,8 @@ class WgmmaTile(TileConfig):
 
     @property
     def threads(self) -> int:
-        return 128 * self.groups_m * self.groups_n + PRODUCER_THREADS
+        """Of the consumers."""
+        return 128 * self.groups_m * self.groups_n
 
     @property
     def stage_nbytes(self) -> int:
@@ -97,7 +100,8 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     """OIHW to [O][depth] in storage format: position (r, s), then channels, zeros elsewhere.
 
-    tf32: rounded to 11 significand bits; the hardware truncates what remains, also of the pixels.
+    tf32: rounded to 11 significand bits; the hardware truncates pixels, of which convolutions leave
+    nothing to lose (`output_format`).
     fp16x3: 32 high halves, then 32 low ones, in the 128 bytes of as many float32 numbers, typed as
     int32 because TMA only moves bits.
     """
@@ -122,6 +126,8 @@ class WgmmaConv(ConvKernel):
     source: ClassVar[str]  # see `Entry`
 
     layout: Layout = Layout.NHWC
+    # Whether another convolution may follow; not after the product of a linear layer.
+    feeds: bool = True
 
     @property
     @abstractmethod
@@ -131,7 +137,9 @@ class WgmmaConv(ConvKernel):
     @property
     def contract(self) -> RoundingContract:
         p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=True)
+        output = output_format(p) if self.feeds else p.storage
+        promoted = PROMOTED if p.splits else 0
+        return RoundingContract("sum", p.accumulate, output, truncates=True, promoted=promoted)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -140,8 +148,21 @@ class WgmmaConv(ConvKernel):
 
     def entry(self, tile: WgmmaTile) -> Entry:
         factors = (("SPLIT", 1),) if self.precision.splits else ()
-        macros = (self.storage, *factors, *tile.defines)
+        if self.producers(tile) > PRODUCER_THREADS:
+            factors = (*factors, ("PRODUCER_GROUP", 1))
+        macros = (*self.formats, *factors, *tile.defines)
         return Entry(self.source, f"conv2d_{self.algorithm}", macros, self.family)
+
+    def producers(self, tile: WgmmaTile) -> int:
+        """Threads that load. fp16x3 splits pixels in shared memory with a third accumulator per
+        output, for which consumers need the registers of a whole warpgroup of producers.
+        """
+        alone = tile.blocks * tile.groups_m * tile.groups_n == 1  # a thread has all it can have
+        return PRODUCER_GROUP_THREADS if self.precision.splits and not alone else PRODUCER_THREADS
+
+    def threads(self, tile: WgmmaTile) -> int:
+        """Of a block."""
+        return tile.threads + self.producers(tile)
 
     def entries(self) -> tuple[Entry, ...]:
         return tuple(map(self.entry, self.tiles))

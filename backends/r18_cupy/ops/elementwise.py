@@ -107,7 +107,8 @@ class BatchNormKernel(Elementwise):
     def pack(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         """Mean, scale and bias: (C,) each, float32."""
         weight, bias, mean, var = (a.astype(np.float64) for a in super().pack(problem, weights))
-        scale = weight / np.sqrt(var + cast(BatchNorm, problem.op).eps)
+        with np.errstate(invalid="ignore"):  # a negative variance gives NaN
+            scale = weight / np.sqrt(var + cast(BatchNorm, problem.op).eps)
         with np.errstate(over="ignore"):  # overflow to infinity is intended
             return (
                 mean.astype(np.float32),

@@ -225,7 +225,7 @@ class FewChannelsMma(FewChannels):
         return Entry(
             "stem/few_channels_mma",
             "conv2d_few_channels_mma",
-            (self.storage, *tile.defines, *macros),
+            (*self.formats, *tile.defines, *macros),
         )
 
     def refuses_window(self, op: Conv2d) -> str | None:

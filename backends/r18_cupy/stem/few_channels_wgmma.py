@@ -197,7 +197,7 @@ class FewChannelsWgmma(FewChannels):
         return Entry(
             "stem/few_channels_wgmma",
             "conv2d_maxpool2d_few_channels_wgmma",
-            (self.storage, *tile.defines, ("POOL", 1)),
+            (*self.formats, *tile.defines, ("POOL", 1)),
             self.family,
         )
 

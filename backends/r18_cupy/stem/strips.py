@@ -17,7 +17,7 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import Conv2d, ConvMaxPool, Layout, MaxPool2d, Problem, parts_of
-from r18_cupy.conv.base import bias_and_residual, conv_shape
+from r18_cupy.conv.base import bias_and_residual, conv_shape, output_format
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.h200 import MULTIPROCESSOR_NBYTES, MULTIPROCESSORS, RESERVED_NBYTES
 from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div, struct
@@ -190,7 +190,7 @@ class FewChannels(CudaKernel):
     @property
     def contract(self) -> RoundingContract:
         p = self.precision
-        return RoundingContract("sum", p.accumulate, p.storage, truncates=self.truncates)
+        return RoundingContract("sum", p.accumulate, output_format(p), truncates=self.truncates)
 
     @abstractmethod
     def entry(self, tile: FewChannelsTile) -> Entry: ...

@@ -1,6 +1,7 @@
 """Winograd's F(4×4, 3×3): Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A on 6×6 patches d that give 4×4 outputs.
 
-Lavin and Gray, arXiv:1509.09308, with the points 0, ±1, ±2, ∞. Three phases:
+Lavin and Gray, arXiv:1509.09308, with the points 0, ±11/16, ±3/2, ∞, whose rounding errors are less
+than half of those with ±1 and ±2. Three phases:
 
 1. Transform the patches: Bᵀ d B.
 2. Sum over channels: a batch of 36 matrix products, one for each element of a transformed patch.
@@ -32,6 +33,12 @@ from r18_numba_cpu.kernels.vector import (
 MATRICES = 36
 """Elements of a transformed patch; matrix products in the batch."""
 
+NEAR, FAR = np.float32(11 / 16), np.float32(3 / 2)
+NEAR_2, FAR_2 = NEAR * NEAR, FAR * FAR
+NEAR_3, FAR_3 = NEAR_2 * NEAR, FAR_2 * FAR
+SUM_2, PRODUCT_2 = NEAR_2 + FAR_2, NEAR_2 * FAR_2
+"""The points and what the transforms multiply by, all exact in float32."""
+
 
 @function
 def load_pixel(x, at, inside, lanes):
@@ -44,17 +51,20 @@ def load_pixel(x, at, inside, lanes):
 @function
 def transform_patch_row(d, stride, at, to, out, out_stride):
     """Bᵀ times six vectors of d, from `at` on and `stride` apart, into out."""
-    two, four = broadcast(np.float32(2)), broadcast(np.float32(4))
+    near, far, near_2, far_2 = (
+        broadcast(NEAR), broadcast(FAR), broadcast(NEAR_2), broadcast(FAR_2),
+    )  # fmt: skip
+    both, product = broadcast(SUM_2), broadcast(PRODUCT_2)
     d0, d1, d2 = load(d, at), load(d, at + stride), load(d, at + 2 * stride)
     d3, d4, d5 = load(d, at + 3 * stride), load(d, at + 4 * stride), load(d, at + 5 * stride)
-    even, odd = d4 - four * d2, d3 - four * d1
-    store(out, to, four * (d0 - d2) + (d4 - d2))
+    store(out, to, product * d0 + (d4 - both * d2))
+    even, odd = d4 - far_2 * d2, near * (d3 - far_2 * d1)
     store(out, to + out_stride, even + odd)
     store(out, to + 2 * out_stride, even - odd)
-    even, odd = d4 - d2, two * (d3 - d1)
+    even, odd = d4 - near_2 * d2, far * (d3 - near_2 * d1)
     store(out, to + 3 * out_stride, even + odd)
     store(out, to + 4 * out_stride, even - odd)
-    store(out, to + 5 * out_stride, four * (d1 - d3) + (d5 - d3))
+    store(out, to + 5 * out_stride, product * d1 + (d5 - both * d3))
 
 
 @function
@@ -110,16 +120,18 @@ def multiply_matrices(filters, scratch, patches, sums, shape, tiling, count, fir
 @function
 def transform_sum_row(m, stride, at, to):
     """Aᵀ times six vectors of m, from `at` on and `stride` apart, into four from `to` on."""
-    two, four = broadcast(np.float32(2)), broadcast(np.float32(4))
-    eight = broadcast(np.float32(8))
+    near, far, near_2, far_2 = (
+        broadcast(NEAR), broadcast(FAR), broadcast(NEAR_2), broadcast(FAR_2),
+    )  # fmt: skip
+    near_3, far_3 = broadcast(NEAR_3), broadcast(FAR_3)
     m1, m2 = load(m, at + stride), load(m, at + 2 * stride)
     m3, m4 = load(m, at + 3 * stride), load(m, at + 4 * stride)
-    near, far = m1 + m2, m3 + m4
-    store(m, to, load(m, at) + near + far)
-    store(m, to + 2 * LANES, near + four * far)
-    near, far = m1 - m2, m3 - m4
-    store(m, to + LANES, near + two * far)
-    store(m, to + 3 * LANES, near + eight * far + load(m, at + 5 * stride))
+    inner, outer = m1 + m2, m3 + m4
+    store(m, to, load(m, at) + inner + outer)
+    store(m, to + 2 * LANES, near_2 * inner + far_2 * outer)
+    inner, outer = m1 - m2, m3 - m4
+    store(m, to + LANES, near * inner + far * outer)
+    store(m, to + 3 * LANES, near_3 * inner + (far_3 * outer + load(m, at + 5 * stride)))
 
 
 @function

@@ -15,6 +15,7 @@ import numpy as np
 from r18.backend import Array, Kernel
 from r18.errors import unknown
 from r18.graph.ops import Problem
+from r18.graph.precision import holder_of
 from r18_oracle.cases import Case
 from r18_oracle.judge.roundings import FORMATS, PAIR
 from r18_oracle.ops.spec import Arrays, Draw, Rng, pick
@@ -118,12 +119,19 @@ def fewest_variants(kernel: Kernel, problem: Problem, kind: str) -> int:
     if kind == "impulse":
         return IMPULSES
     fewest = spec_of(problem.op).variants(kind)
-    return fewest * LONGS if kind == "exact" and _splits(kernel) else fewest
+    if kind != "exact":
+        return fewest
+    return fewest * (LONGS if _splits(kernel) else ROUNDED if _rounds(kernel) else 1)
 
 
 def _splits(kernel: Kernel) -> bool:
     """Whether the kernel may split factors into pairs."""
     return spec_of(kernel.op).products and kernel.precision.splits
+
+
+def _rounds(kernel: Kernel) -> bool:
+    """Whether outputs are rounded to a narrower format than they are stored in."""
+    return holder_of(kernel.contract.output).name != kernel.contract.output
 
 
 def _shapes(problem: Problem) -> list[tuple[int, ...]]:
@@ -145,13 +153,16 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
 
     With b bits of integers in the accumulator and a and w the largest |x| and |w|, K·a·w plus the
     addends is at most 2^b. Where the output format is narrower than that, the values are few and
-    small, so that most results need no rounding, which could hide a lost product. Split factors
-    have a second half in two variants of three (`_long`).
+    small, so that most results need no rounding, which could hide a lost product. Outputs that are
+    rounded to tf32, which no dtype enforces, need it in every other variant (`ROUNDED`). Split
+    factors have a second half in two variants of three (`_long`).
     """
     spec = spec_of(problem.op)
     room = min(_INTEGERS[kernel.contract.accumulate], 2**40)
     factor = _INTEGERS[kernel.precision.multiply]
     stored = _INTEGERS[kernel.contract.output]
+    if _rounds(kernel) and variant // spec.variants("exact") % ROUNDED:
+        stored = room
     depth = spec.depth(problem.op)
     unit = 1
     if kernel.contract.algorithm == "winograd_f2x2":
@@ -184,6 +195,9 @@ def _exact(kernel: Kernel, problem: Problem, rng: Rng, variant: int) -> tuple[Ar
         )
     return spec.exact_inputs(problem.op, inputs, weights, rng, variant)
 
+
+ROUNDED = 2
+"""Variants of integers for outputs in tf32: most need no rounding; most need it."""
 
 LONGS = 3
 """Variants of integers for split factors: both short; long pixels; long weights."""

@@ -55,6 +55,7 @@ from r18_oracle.judge.roundings import (
     may_overflow,
     over_window,
     roundoff,
+    runs_of,
     split_sum_error,
     stored,
     summation_error,
@@ -183,7 +184,7 @@ def sum_of_products(case: Case, contract: RoundingContract, y: Array) -> Bound:
     size = products + sum(np.abs(a) for a in addends)
     fused = 0 if contract.stored_sum else len(addends)
     weighed = size if fused else products
-    c = summation_error(depth + fused, contract, fused)
+    c = summation_error(depth + fused, contract, fused, runs=runs_of(case, contract))
     factors = factor_rounding(case, contract)
     least = underflow(depth + fused, case, contract)
     lost = least + factor_underflow(case, contract, inputs, weights)
@@ -261,12 +262,13 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
 
     |               | F(2×2)         | F(4×4)                       | F(6×6)                     |
     |---------------|----------------|------------------------------|----------------------------|
-    | Bᵀ d B        | 1 addition: 2  | 5·d and 2 additions, or 3: 6 | product, 5 additions: 12   |
-    | G g Gᵀ        | 2 additions: 4 | ⅙ or 1/24, product, 2        | 2/9 or 1/45, product, 2    |
-    |               |                | additions: 8                 | additions: 8               |
+    | Bᵀ d B        | 1 addition: 2  | 2 products, 2 additions: 8   | product, 5 additions: 12   |
+    | G g Gᵀ        | 2 additions: 4 | 1/N, product, 2 additions: 8 | 2/9 or 1/45, product, 2    |
+    |               |                |                              | additions: 8               |
     | product, ΣC   | C              | C                            | C                          |
-    | Aᵀ(·)A        | 2 additions: 4 | 4 additions: 8               | 6 additions: 12            |
-    | together      | C + 10         | C + 22                       | C + 32                     |
+    | Aᵀ(·)A        | 2 additions: 4 | product, 3 additions, or 4   | 6 additions: 12            |
+    |               |                | additions: 8                 |                            |
+    | together      | C + 10         | C + 24                       | C + 32                     |
 
     C + 16, C + 26 and C + 40 leave room for kernels that round transformed filters once more, or
     scale the rows of B and G against each other (which does not change M). Bias and residual add
@@ -274,9 +276,10 @@ def winograd_sum(case: Case, contract: RoundingContract, y: Array) -> Bound:
     to a narrower format, f·M is added, as in `sum_of_products`.
 
     Underflow: an operation loses at most L (η, or 2⁻¹²⁶ flushed). Through |Bᵀ||·||B|, whose rows
-    add up to at most r = 10 (F(6×6): 15), a flushed input and its sums reach a transformed value as
-    at most (r² + 4r + 4)L, through G less; so `spread`, the gain of an error of 1 in every factor
-    and product, is taken WINOGRAD_UNDERFLOWS·L times, which leaves room for the output transform.
+    add up to at most r = 5.5 (F(6×6): 15), a flushed input and its sums reach a transformed value
+    as at most (r² + 4r + 4)L, through G less; so `spread`, the gain of an error of 1 in every
+    factor and product, is taken WINOGRAD_UNDERFLOWS·L times, which leaves room for the output
+    transform.
 
     A transform mixes a whole tile, so a tile with an infinity or NaN, or in which a transform may
     overflow, cannot be judged.

@@ -48,10 +48,12 @@ def objection(kernel: Kernel) -> str | None:
     - The precision is one of `r18.graph.precision.PRECISIONS` (it may flush to zero), and the id
       contains its name and the op's.
     - Sums are kept in the precision's `accumulate` format, or in one with a smaller unit roundoff,
-      which claims a sharper bound; results in its `storage` format.
+      which claims a sharper bound; results are rounded to its `storage` format, or to tf32 where
+      it multiplies in tf32.
     - Factors are claimed only in a format with a smaller unit roundoff than the precision's, and
       not where it splits them.
-    - Sums are truncated only where factors are narrow enough for a tensor core.
+    - Sums are truncated only where factors are narrow enough for a tensor core, and promoted only
+      by the algorithm `sum`.
 
     A function that is judged as it stands (`r18_oracle.functions`) declares nothing: what it is
     held to was found or is the user's word, so any formats will do.
@@ -75,12 +77,14 @@ def objection(kernel: Kernel) -> str | None:
     if contract.accumulate not in accumulators:
         said = f"{precision} accumulates in {precision.accumulate}, not in {contract.accumulate}"
         return said if len(accumulators) == 1 else f"{said}; known: {', '.join(accumulators)}"
-    if contract.output != precision.storage:
+    if contract.output not in (precision.storage, *_outputs(precision)):
         return f"{precision} stores {precision.storage}, not {contract.output}"
     if contract.factors and (wrong_factors := _factors_objection(precision, contract.factors)):
         return wrong_factors
     if contract.truncates and precision.multiply not in NARROW:
         return f"sums of {precision.multiply} products are rounded: no unit cuts them off"
+    if contract.promoted and contract.algorithm != "sum":
+        return f"the oracle has no error bound for '{contract.algorithm}' with promoted sums"
     known_algorithms = {*DERIVATIONS, *spec_of(kernel.op).derivations}
     if contract.algorithm not in known_algorithms:
         usual = [*spec_of(kernel.op).algorithms, *spec_of(kernel.op).derivations, "exact"]
@@ -104,6 +108,11 @@ def _factors_objection(precision: Precision, factors: str) -> str | None:
     if factors not in FORMATS or FORMATS[factors].u >= multiply.u:
         return f"{precision} multiplies {precision.multiply}: {factors} as factors claims no more"
     return None
+
+
+def _outputs(precision: Precision) -> tuple[str, ...]:
+    """Formats of outputs that their arrays do not enforce."""
+    return ("tf32",) if precision.multiply == "tf32" else ()
 
 
 def _unknown(name: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:

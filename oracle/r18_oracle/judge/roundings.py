@@ -14,7 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array, RoundingContract
 from r18.errors import UsageError, unknown
-from r18.graph.ops import Conv2d, MaxPool2d, Problem
+from r18.graph.ops import Conv2d, ConvMaxPool, MaxPool2d, Problem
+from r18.graph.precision import holder_of, round_to_tf32
 from r18_oracle.cases import Case
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, sum_spec
 
@@ -51,14 +52,15 @@ FACTORS = {
     "tf32": Format(2.0**-11, 2.0**-136, 2.0**-126, (2 - 2.0**-10) * 2.0**127),
     PAIR: Format(2.0**-23, 2.0**-35, 2.0**-13, 65504.0),
 }
-"""Formats that only factors have; nothing is stored or summed in them. Below the `tiny` of a pair
-its second number is subnormal, and the error is no longer relative."""
+"""Formats that only factors have; nothing is summed in them. Outputs may be rounded to tf32, since
+float32 holds its numbers. Below the `tiny` of a pair its second number is subnormal, and the error
+is no longer relative."""
 
 
 def format_of(name: str) -> Format:
-    """The format's constants; raises `UnknownName` for a format without a bound."""
+    """The constants of a format of sums or outputs; raises `UnknownName` where none are known."""
     try:
-        return FORMATS[name]
+        return FORMATS[name] if name != "tf32" else FACTORS[name]
     except KeyError:
         raise unknown("floating-point format", name, FORMATS) from None
 
@@ -73,10 +75,13 @@ def gamma(n: float, u: float) -> float:
 # -- sums and their factors ---------------------------------------------------------------------
 
 
-def summation_error(terms: int, contract: RoundingContract, addends: int = 0) -> float:
+def summation_error(
+    terms: int, contract: RoundingContract, addends: int = 0, *, runs: int = 0
+) -> float:
     """The factor c with |ŝ − s| ≤ c·S for a sum of `terms` products and addends, any order.
 
-    The last `addends` terms (bias, residual) are not products and belong to no block.
+    The last `addends` terms (bias, residual) are not products and belong to no block. `runs` is T
+    of promoted sums (`runs_of`); 0 where they are not promoted.
 
     - Rounded to nearest: γ_terms. A product rounds once, and it passes through at most terms − 1
       additions; an FMA only saves roundings (Higham 2002, §3.1). The same holds for the dot
@@ -90,14 +95,36 @@ def summation_error(terms: int, contract: RoundingContract, addends: int = 0) ->
       more, each time by less than 2u. K products in steps of b lose at most K + ⌈K/b⌉ times 2u
       (Fasi et al. 2021, §3). Partial steps (channels padded to b at each tap) lose at most once
       per product, since normalisation only truncates a sum that is larger than any term.
+    - Truncated and promoted: a run of p products loses p + ⌈p/b⌉ times 2u, then it passes through
+      at most T additions of the T runs, and one for each addend, all rounded to nearest. Π(1+δᵢ)
+      with Σ|δᵢ| ≤ nu differs from 1 by at most γ_n (the proof of Lemma 3.1 needs nothing else), so
+      n = 2(p + ⌈p/b⌉) + T + addends at u. Split-K adds nothing: of P parts with products, one with
+      Tᵢ runs has Tᵢ ≤ T − P + 1, and Tᵢ + P − 1 additions. A part without adds zero, exactly.
     """
     u = roundoff(contract)
     products = max(1, terms - addends)
+    if runs:
+        run = min(contract.promoted, products)
+        cut = run + math.ceil(run / TENSOR_CORE_BLOCK)
+        return gamma(2 * cut + min(runs, products) + addends, format_of(contract.accumulate).u)
     parts = min(contract.blocks, products)
     path = math.ceil(products / parts)
     if contract.truncates:
         path += math.ceil(path / TENSOR_CORE_BLOCK)
     return gamma(path + (parts - 1).bit_length() + addends, u)
+
+
+def runs_of(case: Case, contract: RoundingContract) -> int:
+    """T, the sums that are promoted for an output, at most; 0 if the contract promotes none.
+
+    One for each p channels of a tap. A run that crosses taps only lowers the number.
+    """
+    if not contract.promoted:
+        return 0
+    op = case.problem.op
+    conv = op.conv if isinstance(op, ConvMaxPool) else op
+    taps = math.prod(conv.kernel_size) if isinstance(conv, Conv2d) else 1
+    return taps * math.ceil(depth_of(case) / taps / contract.promoted)
 
 
 def roundoff(contract: RoundingContract) -> float:
@@ -179,14 +206,16 @@ def split_sum_error(
     The first accumulator adds K products, the second 2K, each by `summation_error`, with one
     addition more to join them: E ≤ c_K·(M + addends) + c_2K·C plus the last two lines. That is
     little more than c_K·S + 2⁻²¹·P: with more than a few products the summation dominates, as it
-    does in float32. A kernel that multiplies float32 rounds no more than that.
+    does in float32. Where sums are promoted, those of the first accumulator are. A kernel that
+    multiplies float32 rounds no more than that.
     """
     a, d, pair = HALF, LEAST_HALF, FACTORS[PAIR]
     count = depth_of(case)
     total = window_sum(case.problem, np.abs(inputs[0])) + _weight_sum(weights[0])
     main = (1 + a) ** 2 * products + (1 + a) * d * total + count * d**2
     cross = 2 * a * (1 + a) * products + (1 + 2 * a) * d * total + 2 * count * d**2
-    c_main = summation_error(count + fused + 1, contract, fused + 1)
+    runs = runs_of(case, contract)
+    c_main = summation_error(count + fused + 1, contract, fused + 1, runs=runs)
     c_cross = summation_error(2 * count + fused + 1, contract, fused + 1)
     summed = c_main * (main + addends) + c_cross * cross
     least = pair.eta / 2
@@ -201,6 +230,13 @@ def stored(error: Array, y: Array, contract: RoundingContract) -> Array:
         return error
     out = format_of(contract.output)
     return (1 + out.u) * error + out.u * np.abs(y) + out.eta / 2
+
+
+def rounded(values: Array, name: str) -> Array:
+    """float64 values rounded to an output's format, in float64."""
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        held = values.astype(holder_of(name))
+    return (round_to_tf32(held) if name == "tf32" else held).astype(np.float64)
 
 
 def least_loss(case: Case, contract: RoundingContract) -> float:

@@ -11,11 +11,11 @@ import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.graph.ops import ConvMaxPool, Op, Problem
-from r18.graph.precision import dtype_of
 from r18_oracle.cases import Case
 from r18_oracle.judge.bounds import Bound, bound
 from r18_oracle.judge.pictures import error_map
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, reference
+from r18_oracle.judge.roundings import rounded
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,6 @@ def _answer(case: Case, contract: RoundingContract, exact: bool) -> Answer:
 
 def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
     """An exact result as the kernel stores it: once, or before and after an epilogue."""
-    storage = dtype_of(contract.output)
     op = case.problem.op
     if isinstance(op, ConvMaxPool):
         conv = case.of_convolution()
@@ -137,13 +136,13 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
         return reference(Problem(op.pool, (made.shape,)), (made,), ())
     if contract.stored_sum and contract.algorithm == "sum":
         inputs, weights = case.wide()
-        total = pre_epilogue(case.problem, inputs, weights).astype(storage).astype(np.float64)
+        total = rounded(pre_epilogue(case.problem, inputs, weights), contract.output)
         if getattr(op, "bias", True):
             total += weights[1][:, None, None] if total.ndim == 4 else weights[1]
         if getattr(op, "residual", False):
             total += inputs[1]
         y = np.maximum(total, 0) if getattr(op, "relu", False) else total
-    return y.astype(storage).astype(np.float64)
+    return rounded(y, contract.output)
 
 
 def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgement:

@@ -1,13 +1,19 @@
 """The matrices of Winograd's minimal filtering, and the magnitudes in its error bound.
 
 F(m×m, 3×3) computes an m×m tile of outputs from an (m+2)×(m+2) tile d of inputs as
-Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A (Lavin and Gray, arXiv:1509.09308, equations 8 and 13). F(4×4) uses the
-points 0, ±1, ±2, ∞, and F(6×6), as NNPACK has it, ±½ too.
+Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A (Lavin and Gray, arXiv:1509.09308, equations 8 and 13). F(6×6) uses the
+points 0, ±1, ±2, ±½, ∞, as NNPACK does. F(4×4) uses 0, ±11/16, ±3/2, ∞: with Lavin and Gray's 0,
+±1, ±2, ∞ rounding errors are more than twice as large (`growth`). All entries of Bᵀ and Aᵀ are
+exact in float32.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,40 +23,41 @@ from numpy.lib.stride_tricks import sliding_window_view
 from r18.backend import Array
 from r18_oracle.threads import threads_for
 
+
+def _of_points(*points: Fraction) -> tuple[Array, Array, Array]:
+    """Bᵀ, G and Aᵀ for these points and ∞, by Toom and Cook.
+
+    With N_i = Π_{j≠i}(p_i − p_j), row i of G is (1, p, p²)/N_i, column i of Aᵀ (1, p, p², …), and
+    row i of Bᵀ the coefficients of Π_{j≠i}(x − p_j), the lowest first; those of ∞ are the highest
+    powers, and Π(x − p_j).
+    """
+    count = len(points) + 1
+    b, g, a = (np.zeros((count, length)) for length in (count, 3, count - 2))
+    for i, p in enumerate(points):
+        others = (*points[:i], *points[i + 1 :])
+        norm = math.prod(p - q for q in others)
+        b[i, :-1] = _coefficients(others)
+        g[i] = [float(p**k / norm) for k in range(3)]
+        a[i] = [float(p**k) for k in range(count - 2)]
+    b[-1], g[-1, -1], a[-1, -1] = _coefficients(points), 1, 1
+    return b, g, a.T
+
+
+def _coefficients(roots: Sequence[Fraction]) -> list[float]:
+    """Of Π(x − root), the lowest power first."""
+    found = [Fraction(1)]
+    for root in roots:
+        found = [low - root * high for low, high in pairwise((Fraction(0), *found, Fraction(0)))]
+    return [float(number) for number in found]
+
+
 MATRICES: dict[int, tuple[Array, Array, Array]] = {
     2: (
         np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float64),
         np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64),
         np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float64),
     ),
-    4: (
-        np.array(
-            [
-                [4, 0, -5, 0, 1, 0],
-                [0, -4, -4, 1, 1, 0],
-                [0, 4, -4, -1, 1, 0],
-                [0, -2, -1, 2, 1, 0],
-                [0, 2, -1, -2, 1, 0],
-                [0, 4, 0, -5, 0, 1],
-            ],
-            np.float64,
-        ),
-        np.array(
-            [
-                [1 / 4, 0, 0],
-                [-1 / 6, -1 / 6, -1 / 6],
-                [-1 / 6, 1 / 6, -1 / 6],
-                [1 / 24, 1 / 12, 1 / 6],
-                [1 / 24, -1 / 12, 1 / 6],
-                [0, 0, 1],
-            ],
-            np.float64,
-        ),
-        np.array(
-            [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
-            np.float64,
-        ),
-    ),
+    4: _of_points(*(Fraction(n, 16) for n in (0, 11, -11, 24, -24))),
     6: (
         np.array(
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import cast
 
@@ -11,7 +12,7 @@ import pytest
 
 from r18.backend import Array, CompileOptions
 from r18.errors import NoKernel
-from r18.graph.ops import Conv2d, Layout, Problem
+from r18.graph.ops import Conv2d, ConvMaxPool, Layout, Problem
 from r18.graph.passes import fuse
 from r18.graph.precision import BF16, FP16, FP16X3, TF32, Precision
 from r18.graph.resnet import resnet18, tiny
@@ -39,7 +40,10 @@ from r18_cupy.conv.implicit_gemm_mma import (
     tiles_of,
 )
 from r18_cupy.conv.operands import split
+from r18_cupy.cuda.compiler import compile_ptx
 from r18_cupy.cuda.launch import NULL, OUT, WORKSPACE, GridLaunch, Pointer, Role
+from r18_cupy.hopper.implicit_gemm_wgmma import ImplicitGemmWgmma
+from r18_cupy.hopper.linear_wgmma import LinearWgmma
 from r18_cupy.stem.few_channels_mma import operand_dtype
 from r18_oracle.search.coverage import uncovered
 
@@ -169,6 +173,31 @@ def test_rounding_to_tf32() -> None:
     # A NaN with low bits alone stays one when the unit ignores them.
     nan = round_to_tf32(np.array([0x7F800001, 0xFF800FFF], np.uint32).view(np.float32))
     assert np.isnan((nan.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)).all()
+
+
+def test_convolutions_in_tf32_round_their_outputs_and_nothing_else_does() -> None:
+    """Where the contract says so, functions that write outputs do so, and they alone."""
+    for kernel in all_kernels():
+        convolves = kernel.precision == TF32 and kernel.op in (Conv2d, ConvMaxPool)
+        assert (kernel.contract.output == "tf32") == convolves, kernel.id
+        macros = [dict(entry.defines) for entry in kernel.entries()]
+        assert all(("TF32_OUTPUT" in of) == convolves for of in macros), kernel.id
+
+
+def test_an_output_in_tf32_is_rounded_last() -> None:
+    """After bias, residual and ReLU, by the instruction that `round_to_tf32` is like."""
+    linear = LinearWgmma(TF32)
+    for entry, plain in zip(ImplicitGemmWgmma(TF32).entries(), linear.entries(), strict=True):
+        assert set(entry.defines) - set(plain.defines) == {("TF32_OUTPUT", 1)}
+    assert linear.contract.output == "float32"
+    entry = ChosenMma(TF32).reduction
+    code = compile_ptx(entry, "sm_80")
+    (rounding,) = re.findall(r"cvt\.rna\.tf32\.f32 (%\w+), (%\w+);", code)
+    after = code.partition("cvt.rna.tf32.f32")[2]
+    assert "st.global" in after
+    assert not re.search(r"\b(add|max|selp|fma)\.\w*\.?f32", after)
+    assert "cvt.rna" not in compile_ptx(ChosenMma(FP16X3).reduction, "sm_80")
+    assert rounding[0] != rounding[1]
 
 
 def test_tf32_rounds_weights_and_no_biases() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from compiled import compiled
 from r18.backend import Array, Preferred
 from r18.graph.ops import Conv2d, Layout, Linear, Problem
 from r18.graph.passes import fuse
@@ -17,6 +20,7 @@ from r18.graph.resnet import resnet18
 from r18_cupy import Backend
 from r18_cupy.catalogue import kernels_for
 from r18_cupy.conv.operands import split
+from r18_cupy.cuda.compiler import compile_ptx
 from r18_cupy.cuda.h200 import MULTIPROCESSORS
 from r18_cupy.cuda.launch import MAX_THREADS, OUT, GridLaunch, Pointer, Role, X
 from r18_cupy.cuda.tensor_map import ROW_BYTES, Im2colMap, MatrixMap, PatchMap
@@ -175,8 +179,8 @@ def test_halves_of_split_factors() -> None:
     assert not np.isfinite(low).any()
 
 
-def test_split_factors_keep_two_sums_in_registers() -> None:
-    """Of each output two: 128 pixels a warpgroup are all that leave registers for the rest."""
+def test_split_factors_keep_several_sums_in_registers() -> None:
+    """128 pixels a warpgroup are all that leave registers for the rest."""
     kernels = (ImplicitGemmWgmma, ImplicitGemmWgmmaHalo)
     for kernel in (kind(FP16X3) for kind in kernels):
         for tile, entry in zip(kernel.tiles, kernel.entries(), strict=True):
@@ -192,6 +196,41 @@ def test_split_factors_keep_two_sums_in_registers() -> None:
         assert not any(name == "SPLIT" for entry in kernel.entries() for name, _ in entry.defines)
 
 
+@pytest.mark.parametrize("kind", [ImplicitGemmWgmma, ImplicitGemmWgmmaHalo])
+def test_consumers_acquire_no_more_registers_than_producers_release(kind: Any) -> None:
+    """A CTA has those that it is launched with: consumers that ask for more would wait for ever."""
+    kernel = kind(FP16X3)
+    groups = 0
+    for tile in kernel.tiles:
+        entry = kernel.entry(tile)
+        code = compile_ptx(entry, "sm_90a")
+        wanted = re.findall(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32 (\d+);", code)
+        consumers, producers = tile.threads, kernel.producers(tile)
+        assert kernel.threads(tile) == consumers + producers
+        if producers < 128:
+            assert not wanted
+            continue
+        groups += 1
+        launched = compiled(entry, "sm_90a").registers * (consumers + producers)
+        counts = {name: int(count) for name, count in wanted}
+        assert counts["inc"] * consumers + counts["dec"] * producers <= launched
+        assert launched * tile.blocks <= 65536
+    assert groups >= 3
+
+
+@pytest.mark.parametrize("kind", [ImplicitGemmWgmma, ImplicitGemmWgmmaHalo])
+def test_split_sums_begin_at_zero_in_each_tile(kind: Any) -> None:
+    """The high·high products, which are added in registers; nothing else does."""
+    for precision in (FP16, TF32, FP16X3):
+        kernel = kind(precision)
+        for tile in (kernel.tiles[0], kernel.tiles[-1]):
+            code = compile_ptx(kernel.entry(tile), "sm_90a")
+            begun = code.count("setp.eq.u32 add, 0, 1;")
+            assert (begun > 0) == precision.splits
+            assert code.count("wgmma.mma_async") > begun
+        assert kernel.contract.promoted == (kernel.tiles[0].k if precision.splits else 0)
+
+
 @PRECISIONS
 def test_tiles_fit_a_multiprocessor(precision: Precision) -> None:
     tiles = tiles_of(precision)
@@ -202,7 +241,7 @@ def test_tiles_fit_a_multiprocessor(precision: Precision) -> None:
         assert tile.n % (8 * tile.groups_n) == 0
         assert tile.n <= 256, "the rows of a box"
         assert tile.parts <= 8, "the blocks of a cluster"
-        assert tile.threads <= MAX_THREADS
+        assert ImplicitGemmWgmma(precision).threads(tile) <= MAX_THREADS
         assert tile.shared_nbytes <= SHARED_NBYTES
         assert tile.blocks * (tile.shared_nbytes + RESERVED_NBYTES) <= MULTIPROCESSOR_NBYTES
 
@@ -241,7 +280,7 @@ def test_a_launch(precision: Precision) -> None:
     launch = launch_of(ImplicitGemmWgmma(precision), problem)
     n, o, oh, ow = problem.output
     assert launch.grid == (math.ceil(n * oh * ow / tile.n) * math.ceil(o / tile.m), tile.parts, 1)
-    assert launch.block == (tile.threads, 1, 1)
+    assert launch.block == (ImplicitGemmWgmma(precision).threads(tile), 1, 1)
     assert launch.overlaps
     pixels, weight, added, written, bias, residual, out, _, k_tiles = launch.arguments
     windows = ((3, 3), (2, 1), (1, 0))

@@ -11,13 +11,13 @@ struct ConvShape {
   int relu;            // clamp at zero
 };
 
-// Bias, residual, ReLU, in this order; `bias` and `residual` may be null. `index` is the output
-// element's place in memory, and the residual's.
+// Bias, residual, ReLU, in this order, then one rounding; `bias` and `residual` may be null. `index`
+// is the output element's place in memory, and the residual's.
 template <typename T>
 __device__ __forceinline__ T epilogue(const ConvShape& p, float sum, int channel, size_t index,
                                       const float* bias, const T* residual) {
   if (bias) sum += bias[channel];
   if (residual) sum += to_float(residual[index]);
   if (p.relu) sum = relu(sum);
-  return from_float<T>(sum);
+  return from_float<T>(to_output(sum));
 }

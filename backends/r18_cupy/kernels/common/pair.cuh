@@ -28,6 +28,13 @@ __device__ __forceinline__ __nv_bfloat162 pair_of<__nv_bfloat16>(float a, float 
   return __floats2bfloat162_rn(a, b);
 }
 
+// Results as they are stored; pairs of 16 bits have been rounded.
+__device__ __forceinline__ float2 to_output(float2 pair) {
+  return make_float2(to_output(pair.x), to_output(pair.y));
+}
+__device__ __forceinline__ __half2 to_output(__half2 pair) { return pair; }
+__device__ __forceinline__ __nv_bfloat162 to_output(__nv_bfloat162 pair) { return pair; }
+
 // The larger of two values, elementwise for pairs; NaN where either is NaN.
 __device__ __forceinline__ float larger(float a, float b) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));

@@ -40,6 +40,8 @@ constexpr int BYTES_A = TILE_M * ROW_BYTES, STAGE_BYTES = (TILE_M + TILE_N) * RO
 constexpr int PITCH = TILE_N + 8;
 constexpr int GROUPS = TILE_N / CHUNK;      // chunks per row of outputs
 constexpr int ROWS_OUT = THREADS / GROUPS;  // rows that the CTA writes at once
+// Two steps at once would spill registers.
+constexpr int STEPS_AT_ONCE = TILE_SPLIT && (GATHER || MMAS_M * MMAS_N > 8) ? 1 : STEPS;
 constexpr int BATCH = 4;                    // residual chunks that a thread loads at once
 
 static_assert(TILE_K == CHUNKS * CHUNK, "a row of a tile is 128 bytes, all 32 banks");
@@ -167,7 +169,7 @@ using Accumulator = float[MMAS_M][MMAS_N][4];
 // where the lane's ldmatrix begins.
 __device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, unsigned a,
                                          unsigned b) {
-#pragma unroll
+#pragma unroll(STEPS_AT_ONCE)
   for (int step = 0; step < STEPS; ++step) {
     unsigned left[MMAS_M][PARTS][4], right[PARTS][MMAS_N / 2][4];
 #pragma unroll
@@ -183,11 +185,10 @@ __device__ __forceinline__ void multiply(Accumulator& acc, Accumulator& cross, u
     for (int i = 0; i < MMAS_M; ++i) {
 #pragma unroll
       for (int product = 0; product < PRODUCTS; ++product) {
-        float (&to)[MMAS_N][4] = product == 0 ? acc[i] : cross[i];
 #pragma unroll
         for (int j = 0; j < MMAS_N; ++j) {
           const unsigned* pair = right[product % 2][j / 2] + j % 2 * 2;
-          multiply_add<Operand>(to[j], left[i][product / 2], pair[0], pair[1]);
+          add_product(product, acc[i][j], cross[i][j], left[i][product / 2], pair[0], pair[1]);
         }
       }
     }

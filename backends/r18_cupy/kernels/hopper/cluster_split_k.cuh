@@ -41,7 +41,7 @@ __device__ __forceinline__ float4 sum_splits(unsigned place) {
 }
 
 // The split-K reduction and epilogue. All consumer threads, once all stages have been read; the
-// producer warp may have exited.
+// producers may have exited.
 template <typename WarpgroupTile>
 __device__ __forceinline__ void reduce_split_k(WarpgroupTile& warpgroup_tile, float* tile,
                                                const ConvShape& p, unsigned pixel0, int channel0,

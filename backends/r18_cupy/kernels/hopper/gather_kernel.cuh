@@ -1,5 +1,5 @@
 // The kernel over the pipeline of gather.cuh, one tile per CTA:
-// 1. The producer warp loads K tiles by TMA.
+// 1. The producer thread loads K tiles by TMA.
 // 2. The consumer warpgroups multiply them and accumulate in registers.
 // 3. Epilogue: bias, residual and ReLU, then the output slabs are stored by TMA; with split-K the
 //    CTAs of the cluster first add their accumulators (cluster_split_k.cuh).
@@ -47,8 +47,12 @@ conv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
 
   const int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
   if (warpgroup == WARPGROUPS) {
-    if (lane == 0) produce(maps, p, pipeline, tiles, pixel0, channel0, first, last, slabs);
+    release_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == CONSUMERS) {
+      produce(maps, p, pipeline, tiles, pixel0, channel0, first, last, slabs);
+    }
   } else {
+    acquire_registers<CONSUMER_REGISTERS>();
     WarpgroupTile warpgroup_tile(tiles, warpgroup);
     PipelineState state = warpgroup_tile.mainloop(pipeline, last - first);
 #if TILE_PARTS == 1

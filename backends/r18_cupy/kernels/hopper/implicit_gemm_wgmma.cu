@@ -1,7 +1,7 @@
 // Convolution as implicit GEMM on Hopper: D[channels][pixels] = W · im2col(x). NHWC; fp16, bf16,
 // tf32, or fp16x3 (SPLIT).
 //
-// 1. A producer warp loads K tiles into a ring of stages: weights by TMA, pixels by TMA in im2col
+// 1. A producer thread loads K tiles into a ring of stages: weights by TMA, pixels by TMA in im2col
 //    mode.
 // 2. Consumer warpgroups multiply the stages with `wgmma` and accumulate in float32 registers.
 // 3. Epilogue: bias, residual, ReLU, and TMA stores. With TILE_PARTS > 1 the CTAs of a cluster
@@ -32,10 +32,10 @@ struct WarpgroupTile {
     for (int k = 0; k < count; ++k, state.advance(TILE_STAGES)) {
       mbarrier_wait(pipeline.full(state.stage), state.phase);
       if constexpr (SPLITS) split_pixels<TILE_N>(tiles + state.stage * STAGE_BYTES + BYTES_A);
-      multiply(accumulators, a + state.stage * STAGE_BYTES, b + state.stage * STAGE_BYTES);
-      wgmma_commit();
-      wgmma_wait<1>();  // all but these products have read their stage
-      if (k > 0 && elected) mbarrier_arrive(pipeline.empty(before));
+      const int at = state.stage * STAGE_BYTES;
+      multiply_next(accumulators, a + at, b + at, [&] {
+        if (k > 0 && elected) mbarrier_arrive(pipeline.empty(before));
+      });
       before = state.stage;
     }
     wgmma_wait<0>();

@@ -35,8 +35,9 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
   prefetch_tensor_maps(weight, x, residual, out);
   begin_block(pipeline, slot_pipeline);
 
-  if (warp == CONSUMERS / 32) {
-    if (lane == 0) {
+  if (warp >= CONSUMERS / 32) {
+    release_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == CONSUMERS) {
       // The weights of the first stages are loaded before the previous launch has ended.
       const int count = chunks * positions, ahead = min(count, TILE_STAGES);
       PipelineState state;
@@ -84,6 +85,7 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
     return;
   }
 
+  acquire_registers<CONSUMER_REGISTERS>();
   const bool elected = lane == 0;
   Accumulators accumulators;
   PipelineState state, slot_state;
@@ -100,12 +102,14 @@ conv2d_implicit_gemm_wgmma_rows(const __grid_constant__ TensorMap x,
     for (int r = 0; r < p.kh; ++r) {
       for (int s = 0; s < p.kw; ++s, state.advance(TILE_STAGES)) {
         mbarrier_wait(pipeline.full(state.stage), state.phase);
-        multiply(accumulators, stages + state.stage * STAGE_BYTES,
-                 pixels + (r * shape.padded + s) * ROW_BYTES);
-        wgmma_commit();
-        wgmma_wait<1>();  // all but these products have read their operands
-        if (elected && chunk + r + s > 0) mbarrier_arrive(pipeline.empty(before));
-        if (elected && chunk > 0 && r + s == 0) mbarrier_arrive(slot_pipeline.empty(slot_before));
+        multiply_next(
+            accumulators, stages + state.stage * STAGE_BYTES,
+            pixels + (r * shape.padded + s) * ROW_BYTES, [&] {
+              if (elected && chunk + r + s > 0) mbarrier_arrive(pipeline.empty(before));
+              if (elected && chunk > 0 && r + s == 0) {
+                mbarrier_arrive(slot_pipeline.empty(slot_before));
+              }
+            });
         before = state.stage;
       }
     }

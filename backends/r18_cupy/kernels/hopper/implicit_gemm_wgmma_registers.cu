@@ -2,31 +2,52 @@
 // NHWC; float32 operands are multiplied as two float16 numbers each (mma/split.cuh).
 //
 // Rows of A are output pixels, rows of B output channels:
-// 1. The producer warp loads K tiles as in implicit_gemm_wgmma.cu.
+// 1. The producer thread loads K tiles as in implicit_gemm_wgmma.cu.
 // 2. Each consumer thread reads the pixels that it multiplies, splits them, and passes them to
 //    `wgmma` in registers. No barrier between threads is needed, which shortens the latency of a
 //    problem with few tiles.
 // 3. Epilogue as in implicit_gemm_wgmma.cu.
 //
-// Constraints: sm_90a; float32 storage; TILE_M ≤ 64, since the two accumulators and two buffers of
-// operands are in registers. The host packs weights as 32 high halves, then 32 low halves in 128
-// bytes.
+// Constraints: sm_90a; float32 storage; TILE_M ≤ 64, since accumulators (promotion.cuh) and two
+// buffers of operands are in registers. The host packs weights as 32 high halves, then 32 low halves
+// in 128 bytes.
 #include "mma/split.cuh"
 #include "hopper/gather.cuh"
+#include "hopper/promotion.cuh"
 
 constexpr int HALF_STEPS = STEPS / 2;  // K steps of high halves; as many of low ones follow
 constexpr int BUFFERS = 2;  // one K tile is split while the previous one is multiplied
 
 static_assert(sizeof(STORAGE) == 4, "only float32 is split");
 static_assert(TILE_GROUPS_M == 1 && TILE_N == 64 * TILE_GROUPS_N, "a warpgroup has 64 pixels");
-static_assert(TILE_M <= 64, "two accumulators per output and two operand buffers are in registers");
-
-using Accumulator = float[TILE_M / 2];  // of a thread; layout in wgmma.cuh
+static_assert(TILE_M <= 64, "accumulators and two operand buffers are in registers");
+static_assert(PROMOTED == HALF_STEPS, "the products of a K tile are promoted");
 
 // A thread's pixels of a K tile in `wgmma`'s layout: for each step, rows i and i + 8 at columns 2·q
 // and the next, and at 8 more, for lane 4·i + q.
 struct OperandRegisters {
   unsigned high[HALF_STEPS][4], low[HALF_STEPS][4];
+};
+
+// The products of one K tile for `multiply_promoted`; `weights` is their descriptor.
+struct TileProducts {
+  const OperandRegisters& a;
+  const unsigned long long weights;
+
+  __device__ __forceinline__ void add_cross(float (&cross)[TILE_M / 2], int step) const {
+    wgmma_registers<TILE_M>(cross, a.high[step], weights + (HALF_STEPS + step) * K_STEP);
+    wgmma_registers<TILE_M>(cross, a.low[step], weights + step * K_STEP);
+  }
+
+  template <int FIRST, int COUNT>
+  __device__ __forceinline__ void add_main(float (&part)[COUNT / 2], int step) const {
+    const unsigned long long b = weights + FIRST * ROW_BYTES / 16 + step * K_STEP;
+    if (step == 0) {
+      wgmma_registers_begin<COUNT>(part, a.high[step], b);
+    } else {
+      wgmma_registers<COUNT>(part, a.high[step], b);
+    }
+  }
 };
 
 __device__ __forceinline__ float2 load_pair(unsigned address) {
@@ -49,7 +70,7 @@ struct WarpgroupTile {
   const unsigned tiles;
   const int pixel;        // the lane's first pixel of the tile; its second is 8 more
   const unsigned places;  // offset of the lane's first two channels in a row of 128 bytes
-  Accumulator main = {}, cross = {};  // high·high, and high·low + low·high
+  PromotedAccumulators<TILE_M> accumulators;
   OperandRegisters factors[BUFFERS];
 
   __device__ __forceinline__ WarpgroupTile(unsigned tiles, int warpgroup)
@@ -81,22 +102,6 @@ struct WarpgroupTile {
     }
   }
 
-  // Issues the products of one K tile.
-  __device__ __forceinline__ void multiply(const OperandRegisters& a, unsigned weights) {
-    const unsigned long long b = swizzle_128b_descriptor(weights);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < HALF_STEPS; ++step) {
-      wgmma_registers<TILE_M>(main, a.high[step], b + step * K_STEP);
-    }
-#pragma unroll
-    for (int step = 0; step < HALF_STEPS; ++step) {
-      wgmma_registers<TILE_M>(cross, a.high[step], b + (HALF_STEPS + step) * K_STEP);
-      wgmma_registers<TILE_M>(cross, a.low[step], b + step * K_STEP);
-    }
-    wgmma_commit();
-  }
-
   __device__ __forceinline__ PipelineState mainloop(const Pipeline& pipeline, int count) {
     const bool elected = threadIdx.x % 32 == 0;
     PipelineState state;
@@ -104,9 +109,11 @@ struct WarpgroupTile {
     const auto next = [&](OperandRegisters& made) {
       mbarrier_wait(pipeline.full(state.stage), state.phase);
       load_operands(made, tiles + state.stage * STAGE_BYTES + BYTES_A);
-      multiply(made, tiles + state.stage * STAGE_BYTES);
-      wgmma_wait<1>();  // all but these products have read their stage and operands
-      if (before >= 0 && elected) mbarrier_arrive(pipeline.empty(before));
+      const TileProducts products{made, swizzle_128b_descriptor(tiles + state.stage * STAGE_BYTES)};
+      // The tile before has been read: its stage, and the registers that the next tile gets.
+      multiply_promoted(accumulators, products, [&] {
+        if (before >= 0 && elected) mbarrier_arrive(pipeline.empty(before));
+      });
       before = state.stage;
       state.advance(TILE_STAGES);
     };
@@ -117,8 +124,7 @@ struct WarpgroupTile {
     if (count % BUFFERS) next(factors[0]);
     wgmma_wait<0>();
     if (before >= 0 && elected) mbarrier_arrive(pipeline.empty(before));
-#pragma unroll
-    for (int i = 0; i < TILE_M / 2; ++i) main[i] = fmaf(cross[i], 1 / LOW_SCALE, main[i]);
+    accumulators.fold();
     return state;
   }
 
@@ -128,8 +134,8 @@ struct WarpgroupTile {
       const int channel = channel0 + 8 * j + threadIdx.x % 4 * 2;
       if (channel >= p.o) break;  // O is a multiple of 4
       const float2 pair = *reinterpret_cast<const float2*>(bias + channel);
-      main[4 * j] += pair.x, main[4 * j + 1] += pair.y;
-      main[4 * j + 2] += pair.x, main[4 * j + 3] += pair.y;
+      float* acc = accumulators.main + 4 * j;
+      acc[0] += pair.x, acc[1] += pair.y, acc[2] += pair.x, acc[3] += pair.y;
     }
   }
 
@@ -138,7 +144,7 @@ struct WarpgroupTile {
   __device__ __forceinline__ void visit_slab(int slab, unsigned at, const Visit& visit) {
 #pragma unroll
     for (int eight = 0; eight < SLAB_CHANNELS / 8; ++eight) {
-      float* acc = main + 4 * (slab * SLAB_CHANNELS / 8 + eight);
+      float* acc = accumulators.main + 4 * (slab * SLAB_CHANNELS / 8 + eight);
       visit(acc, place(at, eight));
       visit(acc + 2, place(at, eight) + 8 * ROW_BYTES);
     }
@@ -171,8 +177,9 @@ struct WarpgroupTile {
     float* at = tile + pixel * PITCH + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int j = 0; j < TILE_M / 8; ++j) {
-      *reinterpret_cast<float2*>(at + 8 * j) = {main[4 * j], main[4 * j + 1]};
-      *reinterpret_cast<float2*>(at + 8 * PITCH + 8 * j) = {main[4 * j + 2], main[4 * j + 3]};
+      const float* acc = accumulators.main + 4 * j;
+      *reinterpret_cast<float2*>(at + 8 * j) = {acc[0], acc[1]};
+      *reinterpret_cast<float2*>(at + 8 * PITCH + 8 * j) = {acc[2], acc[3]};
     }
   }
 #endif

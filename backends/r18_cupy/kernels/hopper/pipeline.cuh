@@ -1,4 +1,4 @@
-// The producer/consumer pipeline of all `wgmma` kernels: one producer warp fills stages of shared
+// The producer/consumer pipeline of all `wgmma` kernels: one producer thread fills stages of shared
 // memory by TMA, consumer warpgroups multiply them. The including file defines STORAGE and TILE_*
 // and includes this once.
 #pragma once
@@ -12,7 +12,25 @@ constexpr int ROW_BYTES = 128;         // of K per row of a tile
 constexpr int STEPS = ROW_BYTES / 32;  // instructions per tile
 constexpr int WARPGROUPS = TILE_GROUPS_M * TILE_GROUPS_N;
 constexpr int CONSUMERS = 128 * WARPGROUPS;  // threads
-constexpr int THREADS = CONSUMERS + 32;
+
+// fp16x3 has three accumulators per output. Where a warp of producers would cost the consumers too
+// many registers, there is a warpgroup of them, and it gives registers away (PRODUCER_GROUP).
+#ifdef PRODUCER_GROUP
+constexpr int PRODUCERS = 128, PRODUCER_REGISTERS = 24;
+// A CTA has the registers that it is launched with; each of the SM's four units has 512 for a lane.
+constexpr int LAUNCH_REGISTERS = 512 / (TILE_BLOCKS * (WARPGROUPS + 1)) / 8 * 8;
+constexpr int CONSUMER_REGISTERS =
+    ((WARPGROUPS + 1) * LAUNCH_REGISTERS - PRODUCER_REGISTERS) / WARPGROUPS / 8 * 8;
+constexpr int THREAD_REGISTERS = CONSUMER_REGISTERS;
+static_assert(LAUNCH_REGISTERS < CONSUMER_REGISTERS && CONSUMER_REGISTERS <= 248,
+              "consumers acquire what producers release");
+#else
+constexpr int PRODUCERS = 32, PRODUCER_REGISTERS = 0, CONSUMER_REGISTERS = 0;
+// Warps are distributed over four units.
+constexpr int UNIT_WARPS = ((4 * WARPGROUPS + 1) * TILE_BLOCKS + 3) / 4;
+constexpr int THREAD_REGISTERS = 512 / UNIT_WARPS / 8 * 8;
+#endif
+constexpr int THREADS = CONSUMERS + PRODUCERS;
 // A slab: 128 bytes of channels of each of the tile's pixels, swizzled. Outputs are stored and
 // residuals are loaded in slabs.
 constexpr int SLAB_CHANNELS = ROW_BYTES / sizeof(STORAGE);
@@ -48,8 +66,7 @@ struct Pipeline {
   }
 };
 
-// Prefetches the TMA descriptors while the previous launch still runs. One thread of the producer
-// warp.
+// Prefetches the TMA descriptors while the previous launch still runs. The producer thread.
 template <typename... TensorMaps>
 __device__ __forceinline__ void prefetch_tensor_maps(const TensorMaps&... maps) {
   if (threadIdx.x == CONSUMERS) (prefetch_tensor_map(maps), ...);

@@ -4,10 +4,12 @@
 // first layers, then uses instructions with a large N. The including file defines STORAGE and
 // TILE_* and includes this once.
 //
-// SPLIT (fp16x3): float32 operands are multiplied as two float16 numbers each, see mma/split.cuh.
+// SPLIT (fp16x3): float32 operands are multiplied as two float16 numbers each (mma/split.cuh), and
+// sums are promoted (promotion.cuh).
 // The host packs weights as 32 high halves, then 32 low halves in 128 bytes; pixels are split in
 // place in shared memory.
 #pragma once
+#include "common/storage.cuh"
 #include "mma/split.cuh"
 #include "mma/transposed_matrices.cuh"
 #include "hopper/pipeline.cuh"
@@ -31,23 +33,19 @@ constexpr bool SPLITS = false;
 using Operand = STORAGE;
 #endif
 
-// A thread's accumulators: high·high products, and separately the cross products of a high and a
-// low half.
+#ifdef SPLIT
+#include "hopper/promotion.cuh"
+
+using Accumulators = PromotedAccumulators<GROUP_N>;
+#else
+// A thread's accumulators.
 struct Accumulators {
   Accumulator main = {};
-#ifdef SPLIT
-  Accumulator cross = {};
-#endif
 
-  // Adds the cross products to `main`, after the last product.
-  __device__ __forceinline__ Accumulator& fold() {
-#ifdef SPLIT
-#pragma unroll
-    for (int i = 0; i < GROUP_N / 2; ++i) main[i] = fmaf(cross[i], 1 / LOW_SCALE, main[i]);
-#endif
-    return main;
-  }
+  // The sums, after the last product.
+  __device__ __forceinline__ Accumulator& fold() { return main; }
 };
+#endif
 
 // -- products -------------------------------------------------------------------------------------
 
@@ -125,26 +123,58 @@ __device__ __forceinline__ void split_pixels(unsigned rows) {
   operands_ready();
 }
 
+#ifndef SPLIT
 // Issues A·Bᵀ over one K tile; complete after `wgmma_commit` and a wait. `a` and `b` are where the
 // warpgroup's rows begin.
 __device__ __forceinline__ void multiply(Accumulators& accumulators, unsigned a, unsigned b) {
   const unsigned long long left = swizzle_128b_descriptor(a), right = swizzle_128b_descriptor(b);
-  const auto add = [&](Accumulator& acc, int step_a, int step_b) {
-    wgmma<Operand, GROUP_N>(acc, left + step_a * K_STEP, right + step_b * K_STEP);
-  };
   wgmma_fence();
-#ifdef SPLIT
-  constexpr int LOW = STEPS / 2;  // the first K step of low halves
 #pragma unroll
-  for (int step = 0; step < LOW; ++step) add(accumulators.main, step, step);
-#pragma unroll
-  for (int step = 0; step < LOW; ++step) {
-    add(accumulators.cross, step, LOW + step);
-    add(accumulators.cross, LOW + step, step);
+  for (int step = 0; step < STEPS; ++step) {
+    wgmma<Operand, GROUP_N>(accumulators.main, left + step * K_STEP, right + step * K_STEP);
   }
+}
+#endif
+
+#ifdef SPLIT
+// The products of one K tile for `multiply_promoted`, from descriptors.
+struct TileProducts {
+  static constexpr int LOW = STEPS / 2;  // the first K step of low halves
+  static constexpr unsigned long long EIGHT_ROWS = 8 * ROW_BYTES / 16;
+
+  const unsigned long long left, right;
+
+  __device__ __forceinline__ void add_cross(Accumulator& cross, int step) const {
+    wgmma<Operand, GROUP_N>(cross, left + step * K_STEP, right + (LOW + step) * K_STEP);
+    wgmma<Operand, GROUP_N>(cross, left + (LOW + step) * K_STEP, right + step * K_STEP);
+  }
+
+  template <int FIRST, int COUNT>
+  __device__ __forceinline__ void add_main(float (&part)[COUNT / 2], int step) const {
+    const unsigned long long a = left + step * K_STEP;
+    const unsigned long long b = right + FIRST / 8 * EIGHT_ROWS + step * K_STEP;
+    if (step == 0) {
+      wgmma_begin<Operand, COUNT>(part, a, b);
+    } else {
+      wgmma<Operand, COUNT>(part, a, b);
+    }
+  }
+};
+#endif
+
+// Multiplies one K tile, and calls `previous_read` once the products of the tile before have read
+// their operands. Those of this tile are in flight on return.
+template <typename PreviousRead>
+__device__ __forceinline__ void multiply_next(Accumulators& accumulators, unsigned a, unsigned b,
+                                              const PreviousRead& previous_read) {
+#ifdef SPLIT
+  const TileProducts products{swizzle_128b_descriptor(a), swizzle_128b_descriptor(b)};
+  multiply_promoted(accumulators, products, previous_read);
 #else
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) add(accumulators.main, step, step);
+  multiply(accumulators, a, b);
+  wgmma_commit();
+  wgmma_wait<1>();  // all but these products have read their operands
+  previous_read();
 #endif
 }
 
@@ -285,7 +315,7 @@ __device__ __forceinline__ void store_rounded(const float* acc, int matrices, un
   } else {
     float sum = *acc;
     if (relu) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum));
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(sum) : "memory");
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(to_output(sum)) : "memory");
   }
 }
 

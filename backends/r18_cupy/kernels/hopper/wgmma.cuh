@@ -49,12 +49,20 @@ __device__ __forceinline__ void wgmma_wait() {
 template <typename T, int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
                                       unsigned long long b);
+// D = A·Bᵀ, whatever D was.
+template <typename T, int N>
+__device__ __forceinline__ void wgmma_begin(float (&d)[N / 2], unsigned long long a,
+                                            unsigned long long b);
 
 // The instruction lists every accumulator register.
+#define WGMMA_NAMES_16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_NAMES_28 \
+  WGMMA_NAMES_16 ", " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
 #define WGMMA_NAMES_32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
-  "%30, %31"
+  WGMMA_NAMES_28 ", " \
+  "%28, %29, %30, %31"
 #define WGMMA_NAMES_48 \
   WGMMA_NAMES_32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
@@ -85,39 +93,42 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
 #define WGMMA_NAMES_116 \
   WGMMA_NAMES_112 ", " \
   "%112, %113, %114, %115"
-#define WGMMA_ACC_8(i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-  "+f"(d[i + 6]), "+f"(d[i + 7])
-#define WGMMA_ACC_16(i) WGMMA_ACC_8(i), WGMMA_ACC_8(i + 8)
-#define WGMMA_ACC_32 WGMMA_ACC_16(0), WGMMA_ACC_16(16)
-#define WGMMA_ACC_48 WGMMA_ACC_32, WGMMA_ACC_16(32)
-#define WGMMA_ACC_56 WGMMA_ACC_48, WGMMA_ACC_8(48)
-#define WGMMA_ACC_60 WGMMA_ACC_56, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
-#define WGMMA_ACC_64 WGMMA_ACC_48, WGMMA_ACC_16(48)
-#define WGMMA_ACC_88 WGMMA_ACC_64, WGMMA_ACC_16(64), WGMMA_ACC_8(80)
-#define WGMMA_ACC_96 WGMMA_ACC_64, WGMMA_ACC_16(64), WGMMA_ACC_16(80)
-#define WGMMA_ACC_104 WGMMA_ACC_96, WGMMA_ACC_8(96)
-#define WGMMA_ACC_112 WGMMA_ACC_104, WGMMA_ACC_8(104)
-#define WGMMA_ACC_116 \
-  WGMMA_ACC_112, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115])
+#define WGMMA_RUN_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_RUN_8(i) WGMMA_RUN_4(i), WGMMA_RUN_4(i + 4)
+#define WGMMA_RUN_16(i) WGMMA_RUN_8(i), WGMMA_RUN_8(i + 8)
+#define WGMMA_ACC_16 WGMMA_RUN_16(0)
+#define WGMMA_ACC_28 WGMMA_RUN_16(0), WGMMA_RUN_8(16), WGMMA_RUN_4(24)
+#define WGMMA_ACC_32 WGMMA_RUN_16(0), WGMMA_RUN_16(16)
+#define WGMMA_ACC_48 WGMMA_ACC_32, WGMMA_RUN_16(32)
+#define WGMMA_ACC_56 WGMMA_ACC_48, WGMMA_RUN_8(48)
+#define WGMMA_ACC_60 WGMMA_ACC_56, WGMMA_RUN_4(56)
+#define WGMMA_ACC_64 WGMMA_ACC_48, WGMMA_RUN_16(48)
+#define WGMMA_ACC_88 WGMMA_ACC_64, WGMMA_RUN_16(64), WGMMA_RUN_8(80)
+#define WGMMA_ACC_96 WGMMA_ACC_64, WGMMA_RUN_16(64), WGMMA_RUN_16(80)
+#define WGMMA_ACC_104 WGMMA_ACC_96, WGMMA_RUN_8(96)
+#define WGMMA_ACC_112 WGMMA_ACC_104, WGMMA_RUN_8(104)
+#define WGMMA_ACC_116 WGMMA_ACC_112, WGMMA_RUN_4(112)
 
-// `A`, `B`: operand numbers of the descriptors, which follow the accumulators. `ORDER`: both
-// matrices are K-major. tf32 supports nothing else, so its instruction has no such operands.
-#define WGMMA(T, N, STEP_AND_TYPES, COUNT, A, B, ORDER)                                     \
+// `ADDS`: 0 if D begins at zero, else 1. `A`, `B`: operand numbers of the descriptors, which follow
+// the accumulators. `ORDER`: both matrices are K-major. tf32 supports nothing else, so its
+// instruction has no such operands.
+#define WGMMA(NAME, ADDS, T, N, STEP_AND_TYPES, COUNT, A, B, ORDER)                         \
   template <>                                                                               \
-  __device__ __forceinline__ void wgmma<T, N>(float (&d)[N / 2], unsigned long long a,      \
-                                              unsigned long long b) {                       \
+  __device__ __forceinline__ void NAME<T, N>(float (&d)[N / 2], unsigned long long a,       \
+                                             unsigned long long b) {                        \
     asm volatile(                                                                           \
-        "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"                                      \
+        "{\n.reg .pred add;\nsetp.eq.u32 add, " #ADDS ", 1;\n"                              \
         "wgmma.mma_async.sync.aligned.m64n" #N STEP_AND_TYPES " {" WGMMA_NAMES_##COUNT      \
         "}, %" #A ", %" #B ", add, 1, 1" ORDER ";\n}"                                       \
         : WGMMA_ACC_##COUNT                                                                \
         : "l"(a), "l"(b));                                                                  \
   }
-#define WGMMA_OF_EACH_TYPE(N, COUNT, A, B)                          \
-  WGMMA(__half, N, "k16.f32.f16.f16", COUNT, A, B, ", 0, 0")        \
-  WGMMA(__nv_bfloat16, N, "k16.f32.bf16.bf16", COUNT, A, B, ", 0, 0") \
-  WGMMA(float, N, "k8.f32.tf32.tf32", COUNT, A, B, "")
+#define WGMMA_OF_EACH_TYPE(N, COUNT, A, B)                                     \
+  WGMMA(wgmma, 1, __half, N, "k16.f32.f16.f16", COUNT, A, B, ", 0, 0")         \
+  WGMMA(wgmma, 1, __nv_bfloat16, N, "k16.f32.bf16.bf16", COUNT, A, B, ", 0, 0") \
+  WGMMA(wgmma, 1, float, N, "k8.f32.tf32.tf32", COUNT, A, B, "")
+#define WGMMA_BEGIN(N, COUNT, A, B) \
+  WGMMA(wgmma_begin, 0, __half, N, "k16.f32.f16.f16", COUNT, A, B, ", 0, 0")
 
 // The same with A in registers, as pairs of float16. Of its warp's 16 rows, a lane holds rows i / 4
 // and 8 more: first columns 2·(i % 4) and the next of both rows, then these columns + 8. The
@@ -125,21 +136,29 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], unsigned long long a,
 template <int N>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const unsigned (&a)[4],
                                                 unsigned long long b);
+template <int N>
+__device__ __forceinline__ void wgmma_registers_begin(float (&d)[N / 2], const unsigned (&a)[4],
+                                                      unsigned long long b);
 
-#define WGMMA_REGISTERS(N, COUNT, A0, A1, A2, A3, B)                                        \
+#define WGMMA_REGISTERS(NAME, ADDS, N, COUNT, A0, A1, A2, A3, B)                            \
   template <>                                                                               \
-  __device__ __forceinline__ void wgmma_registers<N>(                                       \
+  __device__ __forceinline__ void NAME<N>(                                                  \
       float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b) {                    \
     asm volatile(                                                                           \
-        "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"                                      \
+        "{\n.reg .pred add;\nsetp.eq.u32 add, " #ADDS ", 1;\n"                              \
         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" WGMMA_NAMES_##COUNT      \
         "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, 0;\n}"            \
         : WGMMA_ACC_##COUNT                                                                \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
   }
 
-WGMMA_REGISTERS(64, 32, 32, 33, 34, 35, 36)
+WGMMA_REGISTERS(wgmma_registers, 1, 32, 16, 16, 17, 18, 19, 20)
+WGMMA_REGISTERS(wgmma_registers, 1, 64, 32, 32, 33, 34, 35, 36)
+WGMMA_REGISTERS(wgmma_registers_begin, 0, 32, 16, 16, 17, 18, 19, 20)
+WGMMA_REGISTERS(wgmma_registers_begin, 0, 64, 32, 32, 33, 34, 35, 36)
 
+WGMMA_OF_EACH_TYPE(32, 16, 16, 17)
+WGMMA_OF_EACH_TYPE(56, 28, 28, 29)
 WGMMA_OF_EACH_TYPE(64, 32, 32, 33)
 WGMMA_OF_EACH_TYPE(96, 48, 48, 49)
 WGMMA_OF_EACH_TYPE(112, 56, 56, 57)
@@ -150,6 +169,12 @@ WGMMA_OF_EACH_TYPE(192, 96, 96, 97)
 WGMMA_OF_EACH_TYPE(208, 104, 104, 105)
 WGMMA_OF_EACH_TYPE(224, 112, 112, 113)
 WGMMA_OF_EACH_TYPE(232, 116, 116, 117)
+WGMMA_BEGIN(32, 16, 16, 17)
+WGMMA_BEGIN(56, 28, 28, 29)
+WGMMA_BEGIN(64, 32, 32, 33)
+WGMMA_BEGIN(112, 56, 56, 57)
+WGMMA_BEGIN(120, 60, 60, 61)
+WGMMA_BEGIN(128, 64, 64, 65)
 
 // Sets the register count of the warpgroup's threads, a multiple of 8. `acquire` blocks until other
 // warpgroups of the CTA have released enough. Zero changes nothing.

@@ -13,9 +13,9 @@
 struct Bytes {};
 struct E4m3 {};
 
-#define WGMMA_ACC_128 WGMMA_ACC_112, WGMMA_ACC_16(112)
+#define WGMMA_ACC_128 WGMMA_ACC_112, WGMMA_RUN_16(112)
 WGMMA_OF_EACH_TYPE(256, 128, 128, 129)
-WGMMA(E4m3, 256, "k32.f32.e4m3.e4m3", 128, 128, 129, "")
+WGMMA(wgmma, 1, E4m3, 256, "k32.f32.e4m3.e4m3", 128, 128, 129, "")
 
 constexpr int N = 256, WARPGROUPS = 2, STAGES = 4;
 constexpr int ROW = 128, K_STEPS = ROW / 32;  // bytes of K; an instruction multiplies 32 of them

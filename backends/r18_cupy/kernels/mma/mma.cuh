@@ -42,6 +42,16 @@ __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&d)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// D = A·Bᵀ, whatever D was.
+__device__ __forceinline__ void multiply_halves(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                                unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
 // float is multiplied as tf32. The hardware ignores the low 13 bits of A and B, so operands not
 // rounded by `round_operand` are truncated.
 template <>

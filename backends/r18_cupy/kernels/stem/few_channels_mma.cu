@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from,
   clear(acc);
   if constexpr (TILE_SPLIT) clear(cross);
   int2 next = from.runs[0];
-#pragma unroll 2
+#pragma unroll(TILE_SPLIT ? 1 : 2)
   for (int step = 0; step < steps; ++step) {
     const int2 run = next;
     next = from.runs[step + 1];  // past the last step: loaded, never used
@@ -156,12 +156,12 @@ __device__ __forceinline__ void multiply(Accumulator& acc, const Operands& from,
         // accumulator would stall.
 #pragma unroll
         for (int product = 0; product < PRODUCTS; ++product) {
-          float (&to)[MMAS_N][4] = product == 0 ? acc[j][i] : cross[j][i];
+          const unsigned (&half)[4] = left[product / 2];
 #pragma unroll
           for (int n = 0; n < MMAS_N; n += 2) {
             const uint4& pair = right[product % 2][n / 2];
-            multiply_add<Operand>(to[n], left[product / 2], pair.x, pair.y);
-            multiply_add<Operand>(to[n + 1], left[product / 2], pair.z, pair.w);
+            add_product(product, acc[j][i][n], cross[j][i][n], half, pair.x, pair.y);
+            add_product(product, acc[j][i][n + 1], cross[j][i][n + 1], half, pair.z, pair.w);
           }
         }
       }
@@ -188,8 +188,8 @@ __device__ __forceinline__ Pair<STORAGE> finished(const float* acc, const Lane& 
   return pair_of<STORAGE>(acc[0] + bias.x, acc[1] + bias.y);
 }
 
-// ReLU and store of a chunk of an output's channels, as far as they exist. ReLU is monotonic, so it
-// may follow pooling.
+// ReLU, rounding and store of a chunk of an output's channels, as far as they exist. Both are
+// monotonic, so they may follow pooling.
 __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* out, int channel) {
   if (p.relu) {
 #pragma unroll
@@ -197,6 +197,8 @@ __device__ __forceinline__ void write(const ConvShape& p, Chunk chunk, STORAGE* 
       chunk.at[v] = larger(chunk.at[v], pair_of<STORAGE>(0.0f, 0.0f));
     }
   }
+#pragma unroll
+  for (int v = 0; v < GROUP; ++v) chunk.at[v] = to_output(chunk.at[v]);
   if (p.o % CHUNK == 0) {
     if (channel < p.o) *reinterpret_cast<Chunk*>(out + channel) = chunk;
   } else {

@@ -341,8 +341,8 @@ struct Writer {
                                                 : __byte_perm(mine, other, 0x5410);
       if (own && 4 * j < rooms[0]) *reinterpret_cast<unsigned*>(pixel) = both;
     } else {
-      if (own && 4 * j < rooms[0]) pixel[0] = larger(low, least);
-      if (own && 4 * j < rooms[1]) pixel[8] = larger(high, least);
+      if (own && 4 * j < rooms[0]) pixel[0] = to_output(larger(low, least));
+      if (own && 4 * j < rooms[1]) pixel[8] = to_output(larger(high, least));
     }
   }
 };
