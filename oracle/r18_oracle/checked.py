@@ -228,7 +228,8 @@ def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
         raise outcome.result
     if (lost := outcome.finding) is not None:
         how_found = {SILENCE: SETTLE_SECONDS, "rounding": "normal", "light": False}
-        return None, replace(lost, message=f"{lost.message} while it was probed", details=how_found)
+        lost = replace(lost, message=f"while it was probed, {lost.message}")
+        return None, lost.with_details(how_found)
     found: Found = outcome.result
     return found, None
 

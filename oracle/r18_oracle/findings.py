@@ -22,6 +22,7 @@ from r18.files import read_object
 from r18.graph.ops import Layout, Op, Problem
 from r18.graph.quantized import ALL_OPS
 from r18.weights.sources import is_plain
+from r18_oracle.stacks import place
 
 LIMIT = 16 << 20
 """The most bytes of a finding's file; one has a few kilobytes."""
@@ -42,8 +43,14 @@ MOST_TEXT = 2000
 SILENCE = "silence_seconds"
 """Key of the details of a crash or a hang: the time limit that it was found with."""
 
+STACKS = "stacks"
+"""Key of the details of a hang: the stacks of its worker's threads, as `stacks.arranged` returns
+them, if it answered."""
+
 SHOWN = 3
 """Earlier calls that a description lists."""
+MOST_LINES = 20
+"""Lines of stacks that a description shows."""
 
 
 class Subject(Enum):
@@ -102,6 +109,24 @@ class Finding:
             return self
         return replace(self, kernel=kernel, details=self.details | {CHOICE: self.kernel})
 
+    def with_details(self, details: dict[str, Any]) -> Finding:
+        """The finding with these details; where its worker stood stays as it is."""
+        kept = {key: value for key, value in details.items() if key != STACKS}
+        if STACKS in self.details:
+            kept[STACKS] = self.details[STACKS]
+        return replace(self, details=kept)
+
+    def same_as(self, other: Finding) -> bool:
+        """Whether both are equal to the bit, except for the place where a worker stood: what hangs
+        may go round in circles."""
+        return self._anywhere().to_json() == other._anywhere().to_json()
+
+    def _anywhere(self) -> Finding:
+        """Without the place where its worker stood."""
+        details = dict(self.details)
+        stood = place(details.pop(STACKS, ""))
+        return replace(self, message=self.message.replace(stood, ""), details=details)
+
     def to_json(self) -> dict[str, Any]:
         """As plain data; the numbers as strings, since JSON has no NaN and no infinity."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -157,6 +182,7 @@ class Finding:
         elif self.coordinate is not None:
             lines.append(f"  worst     at {self.coordinate}: got {self.got!r}")
             lines.append(f"            expected {self.expected!r}, bound {self.bound!r}")
+        lines += self._stacks()
         if path is not None:
             lines.append(f"  replay    {self.command(path)}")
         return "\n".join(lines)
@@ -170,6 +196,16 @@ class Finding:
         shown = [f"  after     {problem}" for problem in problems[-SHOWN:]]
         more = len(problems) - len(shown)
         return [f"  after     {more} more calls", *shown] if more else shown
+
+    def _stacks(self) -> list[str]:
+        """Where its worker stood: the first lines of many, which are the main thread's."""
+        if STACKS not in self.details:
+            return []
+        first, *rest = (plain(line, MOST_TEXT) for line in self.details[STACKS].split("\n"))
+        lines = [f"  stood     {first}", *(f"          {line}" for line in rest)]
+        if len(lines) > MOST_LINES:
+            lines[MOST_LINES:] = [f"            … {len(lines) - MOST_LINES} more lines"]
+        return lines
 
     def command(self, path: Path | str) -> str:
         """The command that replays the finding in a file, with what a file may not decide alone."""
@@ -199,6 +235,7 @@ DETAILS: dict[str, Any] = {
     CHOICE: str,
     RUN: dict[str, Any],
     SILENCE: int | float,
+    STACKS: str,
     "rounding": str,
     "light": bool,
     "only": str | None,

@@ -48,6 +48,6 @@ def replay(
     typer.echo(again.describe(file))
     if again.details.get(ALONE) == "right":
         typer.echo("right in a fresh process: it takes what the finding says came before it")
-    same = again.to_json() == finding.to_json()
+    same = again.same_as(finding)
     typer.echo("the same finding, to the bit" if same else "another finding than the one saved")
     raise typer.Exit(FOUND)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def _result(outcome: Outcome, delays: Delays) -> Result:
     if gone.problem is None:
         return Result(name, 0, 0, broken=f"{gone.check}: {gone.message}", seconds=outcome.seconds)
     details = {SILENCE: outcome.job.silence_seconds}
-    finding = lost(replace(gone, details=details), delays)
+    finding = lost(gone.with_details(details), delays)
     return Result(name, 1, 1, finding, seconds=outcome.seconds)
 
 

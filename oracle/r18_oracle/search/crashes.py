@@ -74,7 +74,7 @@ def _crash_on(problem: Problem, finding: Finding, pool: Pool) -> Finding | None:
     (outcome,) = pool.run([Job(survive, arguments, finding.backend, finding.kernel, seconds)])
     if outcome.finding is None:
         return None
-    return replace(outcome.finding, details=finding.details | {SILENCE: seconds})
+    return outcome.finding.with_details(finding.details | {SILENCE: seconds})
 
 
 def survive(

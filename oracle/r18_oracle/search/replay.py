@@ -155,7 +155,7 @@ def _in_its_campaign(finding: Finding, silence_seconds: float | None) -> Finding
     if again is None:
         return None
     message = f"right in a fresh process, wrong in its campaign: {again.check}: {again.message}"
-    return replace(again, message=message, details=finding.details | again.details)
+    return replace(again, message=message).with_details(finding.details | again.details)
 
 
 def fresh(finding: Finding, silence_seconds: float | None = None) -> Finding | None:
@@ -166,7 +166,7 @@ def fresh(finding: Finding, silence_seconds: float | None = None) -> Finding | N
     if isinstance(outcome.result, Exception):
         raise outcome.result
     if outcome.finding is not None:
-        return replace(outcome.finding, details=finding.details)
+        return outcome.finding.with_details(finding.details)
     again: Finding | None = outcome.result
     return again
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from r18_oracle.findings import CAMPAIGN, RUN, SILENCE, STATE, Finding, problem_to_json
@@ -116,4 +116,4 @@ def _with_details(lost: Finding, job: Job) -> Finding:
         details["light"] = (
             not how.whole and lost.seed == arguments["seed"] and lost.problem in included
         )
-    return replace(lost, details=details)
+    return lost.with_details(details)

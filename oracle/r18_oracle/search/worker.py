@@ -2,8 +2,8 @@
 
 A kernel may crash its process (a segmentation fault, an illegal address, too much memory) or hang.
 Either is a finding. A worker announces each call before it makes it, so its parent knows the
-problem that caused a crash, and continues with a new worker. `isolation` says what else separates
-the two.
+problem that caused a crash, and continues with a new worker. A worker that hangs is asked where it
+stands before it is ended (`stacks`). `isolation` says what else separates the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import Any
 from r18.ends import deaf, end_group, signal_name
 from r18.errors import R18Error
 from r18.graph.ops import Problem
-from r18_oracle.findings import MOST_TEXT, Finding, described
+from r18_oracle import stacks
+from r18_oracle.findings import MOST_TEXT, STACKS, Finding, described
 from r18_oracle.search import isolation
 
 THREAD_VARIABLES = (
@@ -89,6 +90,7 @@ class Outcome:
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    folder: str
     job: Job | None = None
     kin: str = ""
     begun: bool = False
@@ -197,7 +199,8 @@ class Pool:
         while len(self._workers) < min(self._most, waiting + busy):
             if self._folder is None:
                 self._folder = TemporaryDirectory(prefix="r18-", ignore_cleanup_errors=True)
-            self._workers.append(_start(_variables(self._threads, self._folder.name)))
+            folder = self._folder.name
+            self._workers.append(_start(_variables(self._threads, folder), folder))
 
 
 def deadline_in(minutes: float | None) -> float:
@@ -232,18 +235,18 @@ def _variables(threads: int, folder: str) -> dict[str, str]:
     }
 
 
-def _start(variables: dict[str, str]) -> _Worker:
+def _start(variables: dict[str, str], folder: str) -> _Worker:
     with _environment(variables), deaf():
         context = _context()
         ours, theirs = context.Pipe()
         errors = _stderr()
-        arguments = (theirs, errors, dict(os.environ))
+        arguments = (theirs, errors, dict(os.environ), folder)
         process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
     for mine in (theirs, errors):
         if mine is not None:
             mine.close()
-    return _Worker(process, ours)
+    return _Worker(process, ours, folder)
 
 
 def _stderr() -> Connection | None:
@@ -338,20 +341,34 @@ def _listen(
             if getattr(content, "spent", False):
                 _end(worker)
             yield Outcome(job, result=content, seconds=worker.heard - worker.started)
-    now = time.monotonic()
     for worker in pool:
-        if worker.job is None:
-            continue
         # What the kernel has started may hold the pipe open.
-        if not worker.process.is_alive() and not worker.pipe.poll():
+        if worker.job and not worker.process.is_alive() and not worker.pipe.poll():
             yield _lost(worker, "crash", _cause_of_death(worker))
-            continue
-        limit = worker.job.silence_seconds if worker.begun else STARTUP_SECONDS
-        if now - worker.heard > limit:
-            yield _lost(worker, "hang", f"gave no sign of life for {limit:g} s and was ended")
+    yield from _silent(pool)
 
 
-def _lost(worker: _Worker, check: str, cause: str) -> Outcome:
+def _silent(pool: list[_Worker]) -> Iterator[Outcome]:
+    """End the workers that hang; the findings say where they stood."""
+    now = time.monotonic()
+    silent = [
+        (worker, limit)
+        for worker in pool
+        if worker.job is not None
+        and now - worker.heard
+        > (limit := worker.job.silence_seconds if worker.begun else STARTUP_SECONDS)
+    ]
+    # All are asked first, so that many that cannot answer take no longer than one.
+    untils = [stacks.ask(worker.folder, worker.process.pid) for worker, _ in silent]
+    for (worker, limit), until in zip(silent, untils, strict=True):
+        stood = stacks.answer(worker.folder, worker.process.pid, until)
+        cause = f"gave no sign of life for {limit:g} s and was ended{stacks.place(stood)}"
+        yield _lost(worker, "hang", cause, {STACKS: stood} if stood else {})
+
+
+def _lost(
+    worker: _Worker, check: str, cause: str, details: dict[str, Any] | None = None
+) -> Outcome:
     job = worker.job
     assert job is not None
     worker.job = None
@@ -366,6 +383,7 @@ def _lost(worker: _Worker, check: str, cause: str) -> Outcome:
         kind=kind,
         seed=seed,
         message=f"the worker process {cause}",
+        details=details or {},
     )
     return Outcome(job, finding=finding, seconds=seconds)
 
@@ -392,7 +410,9 @@ def _end(worker: _Worker) -> None:
     worker.process.join()
 
 
-def _serve(pipe: Connection, errors: Connection | None, environment: dict[str, str]) -> None:
+def _serve(
+    pipe: Connection, errors: Connection | None, environment: dict[str, str], folder: str
+) -> None:
     """The loop of a worker: receive jobs, send announcements and results, until the pipe closes."""
     os.environ.clear()
     os.environ.update(environment)
@@ -400,6 +420,7 @@ def _serve(pipe: Connection, errors: Connection | None, environment: dict[str, s
         os.dup2(errors.fileno(), 2)
         errors.close()
     isolation.leave_parent()
+    stacks.listen(folder)
     # The start method of an ordinary process. With that of a worker's own start, Numba makes a
     # lock with a name, which whoever kills the worker would leave behind.
     multiprocessing.set_start_method(None, force=True)
