@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 from hypothesis.configuration import storage_directory
 
 from r18.graph.ops import Problem, ReLU
+from r18_oracle import stacks
 
 Announce = Callable[[Problem, str, int], None]
 
@@ -162,6 +164,71 @@ def keep(announce: Announce, number: int) -> tuple[list[int], dict[str, str], li
     """What earlier jobs of this process have kept, its variables, and the loaded backends."""
     KEPT.append(number)
     return list(KEPT), dict(os.environ), [name for name in sys.modules if name in BACKENDS]
+
+
+# -- hanging -----------------------------------------------------------------------------------
+
+
+def loop(announce: Announce) -> None:
+    """In Python, through another function."""
+    announce(problem(12), "normal", 16)
+    _turn()
+
+
+def _turn() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def pause(announce: Announce) -> None:
+    """In C, with the interpreter's lock: no other thread of Python can run."""
+    announce(problem(12), "normal", 16)
+    while True:
+        ctypes.PyDLL(None).pause()
+
+
+def deadlock(announce: Announce) -> None:
+    """In C, without the interpreter's lock; another thread waits too."""
+    announce(problem(12), "normal", 16)
+    lock = threading.Lock()
+    lock.acquire()
+    threading.Thread(target=_wait_for, args=(lock,), daemon=True).start()
+    lock.acquire()
+
+
+def _wait_for(lock: threading.Lock) -> None:
+    lock.acquire()
+
+
+def in_depth(announce: Announce, calls: int = 150) -> None:
+    """Below more calls than `faulthandler` writes."""
+    if calls:
+        return in_depth(announce, calls - 1)
+    return loop(announce)
+
+
+def ignore(announce: Announce) -> None:
+    announce(problem(12), "normal", 16)
+    signal.signal(stacks.SIGNAL, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def handle(announce: Announce) -> None:
+    announce(problem(12), "normal", 16)
+    signal.signal(stacks.SIGNAL, lambda number, frame: None)
+    time.sleep(600)
+
+
+def block(announce: Announce) -> None:
+    announce(problem(12), "normal", 16)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {stacks.SIGNAL})
+    time.sleep(600)
+
+
+def remove_the_answer(announce: Announce, folder: str) -> None:
+    announce(problem(12), "normal", 16)
+    os.remove(f"{folder}/stacks-{os.getpid()}")
+    time.sleep(600)
 
 
 BACKENDS = ("r18_numpy", "r18_torch", "r18_numba", "r18_numba_cpu", "r18_cupy", "cupy", "numba")

@@ -202,7 +202,7 @@ class Finding:
         if STACKS not in self.details:
             return []
         first, *rest = (plain(line, MOST_TEXT) for line in self.details[STACKS].split("\n"))
-        lines = [f"  stood     {first}", *(f"          {line}" for line in rest)]
+        lines = [f"  stood     {first}", *(f"            {line}" for line in rest)]
         if len(lines) > MOST_LINES:
             lines[MOST_LINES:] = [f"            … {len(lines) - MOST_LINES} more lines"]
         return lines

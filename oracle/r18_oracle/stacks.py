@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from r18.errors import plain
+
 SIGNAL = getattr(signal, "SIGURG", None)
 """The signal that asks; None on Windows. A process that does not handle this one ignores it, and
 libraries leave it alone: SIGUSR1 would end a process that has not begun to listen."""
@@ -106,7 +108,7 @@ class _Thread:
     lines: list[str] = field(default_factory=list)
 
     def add(self, line: str) -> None:
-        """Add a line, unless `faulthandler` writes no such line or it is about the worker itself."""
+        """Add a line, unless `faulthandler` writes no such line or the worker itself is in it."""
         call = _CALL.fullmatch(line)
         if call is None and line not in _OTHER:
             return
@@ -128,7 +130,7 @@ def arranged(text: str) -> str:
             threads[-1].add(line)
     if not any(_CALL.fullmatch(line) for thread in threads for line in thread.lines):
         return ""
-    # A main thread with too many calls is not seen to serve. It takes signals unless it blocks them.
+    # In a main thread of more than 100 calls the outermost is cut off; but it took the signal.
     threads.sort(key=lambda thread: (not thread.serves, not thread.current))
     lines: list[str] = []
     for number, thread in enumerate(threads, 1):
@@ -149,7 +151,7 @@ def place(stacks: str) -> str:
         if call is None or len(said) == CALLS_SAID:
             break
         file = re.split(r"[/\\]", call["file"] or "???")[-1]
-        said.append(f"{call['name']} ({file}:{call['line']})")
+        said.append(f"{plain(call['name'])} ({plain(file)}:{call['line']})")
     return f"; it stood in {', called by '.join(said)}" if said else ""
 
 

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import faulty_backends
 from commands import Done, r18
 from faulty_backends import MENDED, Faulty
 from r18.backend.registry import load_backend
@@ -311,9 +312,23 @@ def test_a_finding_is_replayed_to_the_bit(faulty: Run, kernel: str) -> None:
     assert done.out == f"{load(path).describe(path)}\nthe same finding, to the bit\n"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no signal asks a process there")
+def test_a_hang_is_told_with_where_its_worker_stood(faulty: Run) -> None:
+    """In the run's output, in JUnit's, and in the finding's file."""
+    finding = faulty.finding("faulty/relu/sleeping/fp32")
+    line = faulty_backends.sleep.__code__.co_firstlineno + 1
+    assert f" and was ended; it stood in sleep (faulty_backends.py:{line}), " in finding.message
+    stood = "  stood     Main thread, most recent call first:\n"
+    assert finding.details["stacks"].split("\n")[1].endswith(f", line {line} in sleep")
+    assert stood in faulty.done.out
+    assert stood in faulty.junit.read_text("utf-8")
+    assert load(faulty.file("faulty/relu/sleeping/fp32")) == finding
+
+
 def test_a_hang_is_replayed_with_the_patience_that_it_was_found_with(faulty: Run) -> None:
     finding = faulty.finding("faulty/relu/sleeping/fp32")
-    details = {key: value for key, value in finding.details.items() if key != "campaign"}
+    others = {"campaign", "stacks"}
+    details = {key: value for key, value in finding.details.items() if key not in others}
     assert details == {"silence_seconds": 8, "rounding": finding.kind, "light": False}
     assert finding.details["campaign"]["profile"]["call_seconds"] == 8
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,12 @@ import hostile_kernels
 import worker_tasks
 from r18.ends import signal_name
 from r18.errors import BackendUnavailable, R18Error, UsageError
-from r18_oracle.findings import Failed, Finding, failed
+from r18_oracle import stacks
+from r18_oracle.findings import STACKS, Failed, Finding, failed
 from r18_oracle.search import isolation, worker
 from r18_oracle.search.worker import THREAD_VARIABLES, Job, Outcome, Pool, run_jobs
+
+ASKED = pytest.mark.skipif(stacks.SIGNAL is None, reason="no signal asks a process on Windows")
 
 
 def run(*jobs: Job, workers: int = 2) -> list[Outcome]:
@@ -87,6 +91,68 @@ def test_a_hang_is_ended_after_its_time_limit() -> None:
         8,
     )
     assert [o.result for o in outcomes if not o.finding] == [8]
+
+
+def hung(outcome: Outcome) -> tuple[str, str]:
+    """Where a worker that hung for half a second stood; and its stacks, or nothing."""
+    assert outcome.finding is not None
+    assert outcome.finding.check == "hang"
+    assert outcome.finding.problem == worker_tasks.problem(12)
+    said, _, stood = outcome.finding.message.partition("; ")
+    assert said == "the worker process gave no sign of life for 0.5 s and was ended"
+    return stood, outcome.finding.details.get(STACKS, "")
+
+
+def line_of(function: Callable[..., object], offset: int) -> str:
+    """A place in `worker_tasks`, so many lines below a function's first."""
+    name, first = function.__name__, function.__code__.co_firstlineno
+    return f"{name} (worker_tasks.py:{first + offset})"
+
+
+@ASKED
+def test_a_hang_says_where_its_worker_stood(capfd: pytest.CaptureFixture[str]) -> None:
+    """In Python; in C with the interpreter's lock and without it; below many calls."""
+    names = ("loop", "pause", "deadlock", "in_depth")
+    looping, pausing, locked, deep = map(hung, run(*(job(n, 0.5) for n in names), workers=1))
+    in_loop = f"{line_of(worker_tasks._turn, 2)}, called by {line_of(worker_tasks.loop, 3)}"
+    assert looping[0] == f"it stood in {in_loop}"
+    assert pausing[0] == f"it stood in {line_of(worker_tasks.pause, 4)}"
+    assert locked[0] == f"it stood in {line_of(worker_tasks.deadlock, 6)}"
+    below = [line_of(worker_tasks.in_depth, offset) for offset in (4, 3)]
+    assert deep[0] == f"it stood in {', called by '.join([in_loop, *below])}"
+    main, other = locked[1].split("Thread 2, most recent call first:\n")
+    assert main.startswith("Main thread, most recent call first:\n  File")
+    assert main.endswith(" in deadlock\n")
+    assert other.split("\n")[0].endswith(" in _wait_for")
+    assert "_serve" not in "".join((looping[1], pausing[1], locked[1]))
+    assert capfd.readouterr() == ("", "")
+
+
+@ASKED
+@pytest.mark.parametrize("task", ["ignore", "handle", "block", "remove_the_answer"])
+def test_a_worker_that_does_not_answer_is_ended_all_the_same(task: str) -> None:
+    with Pool(1) as pool:
+        (first,) = pool.run([job("process_id")])
+        assert pool._folder is not None
+        arguments = {"folder": pool._folder.name} if task == "remove_the_answer" else {}
+        began = time.monotonic()
+        lost, again = pool.run([job(task, 0.5, **arguments), job("process_id")])
+        assert time.monotonic() - began < 60, "it waited for the worker"
+    stood, text = hung(lost)
+    if task == "block" and text:  # a thread of a library has taken the signal
+        assert stood == f"it stood in {line_of(worker_tasks.block, 3)}"
+    else:
+        assert (stood, text) == ("", "")
+    assert lost.seconds < 0.5 + stacks.ANSWER_SECONDS + 5
+    assert again.result != first.result
+
+
+def test_where_nothing_can_be_asked_a_hang_has_its_time_limit_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Windows."""
+    monkeypatch.setattr(stacks, "SIGNAL", None)
+    assert hung(*run(job("loop", 0.5))) == ("", "")
 
 
 def test_the_oracles_own_failure_comes_back_as_the_exception_that_it_is() -> None:
