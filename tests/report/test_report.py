@@ -27,6 +27,7 @@ from report_support import (
     MADE,
     clean,
     empty,
+    failing,
     faulty,
     finding,
     hostile,
@@ -35,6 +36,7 @@ from report_support import (
     read,
     refusing,
     result,
+    verification,
 )
 
 # -- the page ----------------------------------------------------------------------------------
@@ -209,6 +211,15 @@ def test_findings_alike_but_for_their_problems_share_a_card() -> None:
     assert sum("r18 replay exports/findings/" in text for text in reader.texts) == 4
     assert "4.0" not in reader.texts
     assert {"1.0", "1.5", "0.125"} <= set(reader.texts)
+
+
+def test_where_a_worker_hung_is_on_its_card() -> None:
+    stood = f'Main thread, most recent call first:\n  File "/mine.py", line 7 in {HOSTILE}'
+    told = read(verification([result("ours", [failing("odd id", details={"stacks": stood})])]))
+    assert "Where it stood" in told.texts
+    (shown,) = (text for text in told.preformatted if text.startswith("Main thread, "))
+    assert shown.split("\n")[1].startswith('  File "/mine.py", line 7 in <script>alert(1)')
+    assert "Where it stood" not in read(faulty()).texts
 
 
 def test_without_a_folder_no_line_to_replay() -> None:

@@ -208,13 +208,16 @@ def test_each_finding_is_printed_with_all_that_shows_it(faulty: Run) -> None:
         if finding.coordinate is not None:
             shown.append(f"worst     at {finding.coordinate}: got {finding.got}")
             shown.append(f"expected {finding.expected}, bound {finding.bound}")
+        if "stacks" in finding.details:
+            shown.append("stood     Main thread, most recent call first:")
+            shown += (line.strip() for line in finding.details["stacks"].split("\n")[1:])
         assert lines[:-1] == shown
         *_, written, option, backend = shlex.split(lines[-1])
         path = Path(written)
         assert lines[-1] == f"replay    r18 replay {path} --backend {finding.backend}"
         assert (option, backend) == ("--backend", "faulty_backends:Faulty")
         assert path.parent == faulty.findings
-        assert path.stat().st_size < 2_000
+        assert path.stat().st_size - len(finding.details.get("stacks", "")) < 2_000
         assert load(path) == finding
     values = [f for f in faulty.verification.findings if f.check in ("exact", "bound")]
     assert all(f.coordinate is not None for f in values)
