@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,8 @@ PROBLEM = Problem(ReLU(), ((1, 5),))
 
 @pytest.fixture(autouse=True)
 def _from_the_tests_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    """First on the path; what is on it already stays, as it may have the package under test."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
 
 
 def found(**changes: Any) -> Finding:
