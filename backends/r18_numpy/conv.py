@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def conv_kernels(precision: Precision) -> tuple[HostKernel, ...]:
             precision,
             contract,
             run=conv_im2col,
-            scratch=lambda problem: _im2col_nbytes(problem, precision.dtype.itemsize),
+            scratch=lambda problem: im2col_nbytes(problem, precision.dtype.itemsize),
             pack=lambda op, weights: (weights[0].reshape(op.out_channels, -1), *weights[1:]),
             edges=(1, 7, 8, 14, 16, 28, 56),
             extras=EXTRAS,
@@ -105,12 +105,38 @@ def conv_im2col(op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspa
     inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights:
     (O, C/groups·kh·kw), and the bias (O,) if the op has one. out: (N, O, OH, OW).
     """
-    problem, workers = Problem(op, tuple(a.shape for a in inputs)), thread_count()
-    extents = block_extents(problem, out.itemsize, workers)
-    slots = HostBuffer(workspace).as_array((workers, _slot_size(problem, extents)), out.dtype)
+
+    def finish(block: Block, product: Array) -> None:
+        place = block.images, block.channels, block.rows
+        bias = weights[1][block.channels, None, None, None] if op.bias else None
+        residual = inputs[1][place].swapaxes(0, 1) if op.residual else None
+        epilogue(op, product, bias=bias, residual=residual)
+        out[place].swapaxes(0, 1)[...] = product
+
+    problem = Problem(op, tuple(a.shape for a in inputs))
+    im2col(problem, inputs[0], weights[0], out.dtype, workspace, finish)
+
+
+def im2col(
+    problem: Problem,
+    x: Array,
+    matrix: Array,
+    dtype: np.dtype[np.generic],
+    workspace: Array,
+    finish: Callable[[Block, Array], None],
+) -> None:
+    """The sums of a convolution, block by block, on all threads.
+
+    x: (N, C, H, W). matrix: (O, C/groups·kh·kw) in `dtype`, the format of columns and sums.
+    workspace: of `im2col_nbytes`. finish: gets a block and its sums (channels, images, rows, OW),
+    which it may overwrite, while they are in the cache.
+    """
+    workers = thread_count()
+    extents = block_extents(problem, dtype.itemsize, workers)
+    slots = HostBuffer(workspace).as_array((workers, _slot_size(problem, extents)), dtype)
 
     def compute(block: Block, worker: int) -> None:
-        _compute(op, inputs, weights, out, block, slots[worker])
+        finish(block, _sums(problem, x, matrix, block, slots[worker]))
 
     run_all(compute, blocks_of(problem, extents), workers)
 
@@ -130,7 +156,8 @@ def _band_shape(op: Conv2d, images: int, rows: int, width: int) -> Shape:
     return op.in_channels, images, seen, width + 2 * op.padding[1]
 
 
-def _im2col_nbytes(problem: Problem, itemsize: int) -> int:
+def im2col_nbytes(problem: Problem, itemsize: int) -> int:
+    """The workspace of `im2col`, in a format of this size."""
     workers = thread_count()
     return workers * _slot_size(problem, block_extents(problem, itemsize, workers)) * itemsize
 
@@ -153,30 +180,23 @@ def band_of(op: Conv2d, images: Array, rows: slice, room: Array) -> Array:
     return band
 
 
-def _compute(
-    op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, block: Block, slot: Array
-) -> None:
-    """A block's columns, product and epilogue, while the block is in the cache."""
-    place = block.images, block.channels, block.rows
-    target = out[place].swapaxes(0, 1)  # (channels, images, rows, OW)
-    shape = (op.in_channels, *op.kernel_size, *target.shape[1:])
-    ends = np.cumsum([math.prod(shape), target.size])
-    windows, product, room = np.split(slot, ends)
-    windows, product = windows.reshape(shape), product.reshape(target.shape)
-    images = inputs[0][block.images].swapaxes(0, 1)
-    windows[...] = unfolded(op, band_of(op, images, block.rows, room), shape)
+def _sums(problem: Problem, x: Array, matrix: Array, block: Block, slot: Array) -> Array:
+    """A block's products (channels, images, rows, OW), in its slot."""
+    op = problem.op
+    assert isinstance(op, Conv2d)
+    channels, images, rows = (s.stop - s.start for s in (block.channels, block.images, block.rows))
+    shape = (op.in_channels, *op.kernel_size, images, rows, problem.output[3])
+    sums_shape = (channels, *shape[3:])
+    windows, sums, room = np.split(slot, np.cumsum([math.prod(shape), math.prod(sums_shape)]))
+    windows, sums = windows.reshape(shape), sums.reshape(channels, -1)
+    windows[...] = unfolded(
+        op, band_of(op, x[block.images].swapaxes(0, 1), block.rows, room), shape
+    )
     columns = windows.reshape(op.groups, op.depth, -1)
-    if target.shape[1] == 1:
-        product = target  # for one image, the product is a matrix in `out` itself
-    matrix = product.reshape(len(target), -1)
-    for group, rows in _groups(op, block.channels):
-        to = slice(rows.start - block.channels.start, rows.stop - block.channels.start)
-        np.matmul(weights[0][rows], columns[group], out=matrix[to])
-    bias = weights[1][block.channels, None, None, None] if op.bias else None
-    residual = inputs[1][place].swapaxes(0, 1) if op.residual else None
-    epilogue(op, product, bias=bias, residual=residual)
-    if product is not target:
-        target[...] = product
+    for group, of_group in _groups(op, block.channels):
+        to = slice(of_group.start - block.channels.start, of_group.stop - block.channels.start)
+        np.matmul(matrix[of_group], columns[group], out=sums[to])
+    return sums.reshape(sums_shape)
 
 
 def _groups(op: Conv2d, channels: slice) -> Iterator[tuple[int, slice]]:

@@ -7,13 +7,14 @@ partial sum, in any order, is an integer below 2³¹.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.backend.host import HostBuffer, HostFunction, HostKernel
-from r18.graph.ops import EXTRAS, Op, Problem, Shape, parts_of
+from r18.backend.host import HostFunction, HostKernel
+from r18.graph.ops import EXTRAS, Op, Problem, parts_of
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -25,11 +26,16 @@ from r18.graph.quantized import (
     QuantizedRelayout,
     QuantizePixels,
 )
+from r18_numpy.blocks import BLOCK_NBYTES, Block, cut
+from r18_numpy.conv import im2col, im2col_nbytes
 from r18_numpy.others import relayout
-from r18_numpy.taps import inside, shift
+from r18_numpy.taps import inside
 from r18_numpy.threads import single_threaded_blas
 
 Arrays = tuple[Array, ...]
+
+SUMS = np.dtype(np.float64)
+"""The format of a convolution's sums, in which BLAS multiplies integers exactly."""
 
 
 def quantized_kernels() -> tuple[HostKernel, ...]:
@@ -75,37 +81,31 @@ def store(numbers: Array, out: Array) -> None:
 def conv(
     op: QuantizedConv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Image by image: unfold the windows into columns, one matrix product, and requantise.
+    """Unfold the windows of a block of outputs, one matrix product, and requantise.
 
     inputs: (N, C, H, W), and the residual (N, O, OH, OW) if the op has one. weights:
     (O, C/groups·kh·kw), bias (O,), multiplier (O,), and the residual's (1,). out: (N, O, OH, OW).
     """
     weight, bias, multiplier, *residual_multiplier = weights
-    count = op.conv.out_channels
-    groups = weight.reshape(op.conv.groups, -1, op.conv.depth)
-    columns = HostBuffer(workspace).as_array(_columns_shape(op, out.shape), np.dtype(np.float64))
-    for index, image in enumerate(out):
-        for r, s in np.ndindex(op.conv.kernel_size):
-            shift(op.conv, inputs[0][index : index + 1], r, s, 0, columns[:, :, r, s])
-        with single_threaded_blas():
-            sums = groups @ columns.reshape(op.conv.groups, op.conv.depth, -1)
-        sums = sums.reshape(count, -1) + bias[:, None]
-        numbers = (sums.astype(np.float32) * multiplier[:, None]).reshape(count, *image.shape[1:])
+
+    def finish(block: Block, sums: Array) -> None:
+        place = block.images, block.channels, block.rows
+        sums += bias[block.channels, None, None, None]
+        numbers = sums.astype(np.float32) * multiplier[block.channels, None, None, None]
         if residual_multiplier:
-            numbers += inputs[1][index].astype(np.float32) * residual_multiplier[0]
+            residual = inputs[1][place].swapaxes(0, 1)
+            numbers += residual.astype(np.float32) * residual_multiplier[0]
         if op.conv.relu:
             np.maximum(numbers, 0, out=numbers)
-        store(numbers, image)
+        store(numbers, out[place].swapaxes(0, 1))
 
-
-def _columns_shape(op: QuantizedConv2d, output: Shape) -> Shape:
-    """(1, C, kh, kw, OH, OW): what every tap reads for all outputs of an image."""
-    return 1, op.conv.in_channels, *op.conv.kernel_size, *output[2:]
+    problem = Problem(op.conv, tuple(a.shape for a in inputs))
+    im2col(problem, inputs[0], weight, SUMS, workspace, finish)
 
 
 def _conv_nbytes(problem: Problem) -> int:
     assert isinstance(problem.op, QuantizedConv2d)
-    return math.prod(_columns_shape(problem.op, problem.output)) * 8
+    return im2col_nbytes(Problem(problem.op.conv, problem.inputs), SUMS.itemsize)
 
 
 def maxpool(
@@ -155,42 +155,62 @@ def quantize_pixels(
 def conv_maxpool(
     op: QuantizedConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    """Its ops one after the other, image by image.
+    """Its ops one after the other, a few images at a time.
 
     inputs: (N, C, H, W), or (N, H, W, C) of pixels. weights: the convolution's, and the scale or
     the table if the op makes integers of the image. out: (N, O, PH, PW).
     """
     x, pool = inputs[0], QuantizedMaxPool2d(op.pool, op.output_storage)
     shape = (len(x), x.shape[3], *x.shape[1:3]) if op.of_pixels else x.shape
-    columns, sums, image = _parts_of(Problem(op, (shape,)), workspace, out.dtype)
-    for index in range(len(out)):
-        given = x[index : index + 1]
+    problem = Problem(op, (shape,))
+    for some in cut(len(out), _at_a_time(problem)):
+        scratch, sums, images = _parts_of(problem, some.stop - some.start, workspace, out.dtype)
+        given = x[some]
         if op.image is not None:
             make: HostFunction = quantize if isinstance(op.image, Quantize) else quantize_pixels
-            make(op.image, (given,), weights[3:], image, workspace)
-            given = image
-        conv(op.conv, (given,), weights[:3], sums, columns)
-        maxpool(pool, (sums,), (), out[index : index + 1], workspace)
+            make(op.image, (given,), weights[3:], images, workspace)
+            given = images
+        conv(op.conv, (given,), weights[:3], sums, scratch)
+        maxpool(pool, (sums,), (), out[some], workspace)
+
+
+def _at_a_time(problem: Problem) -> int:
+    """Images whose convolution's outputs fit a block."""
+    *_, pool = parts_of(problem)
+    return max(1, min(problem.batch, BLOCK_NBYTES // math.prod(pool.inputs[0][1:])))
 
 
 def _parts_of(
-    problem: Problem, workspace: Array, dtype: np.dtype[np.generic]
+    problem: Problem, count: int, workspace: Array, dtype: np.dtype[np.generic]
 ) -> tuple[Array, Array, Array]:
-    """Of one image: the convolution's workspace, what it makes, and the image's integers."""
+    """Of `count` images: the convolution's workspace, what it makes, and the images' integers."""
     *_, conv, pool = parts_of(problem)
-    made, given = (1, *pool.inputs[0][1:]), (1, *conv.inputs[0][1:])
-    first = _conv_nbytes(conv)
+    made, given = (count, *pool.inputs[0][1:]), (count, *conv.inputs[0][1:])
+    first = _conv_scratch_nbytes(problem)
     second = first + math.prod(made)
-    columns, sums, image = workspace[:first], workspace[first:second], workspace[second:]
+    scratch, sums, images = workspace[:first], workspace[first:second], workspace[second:]
     if not _makes_integers(problem):
-        return columns, sums.view(dtype).reshape(made), image
-    return columns, sums.view(dtype).reshape(made), image.view(np.int8).reshape(given)
+        return scratch, sums.view(dtype).reshape(made), images
+    images = images[: math.prod(given)].view(np.int8).reshape(given)
+    return scratch, sums.view(dtype).reshape(made), images
+
+
+def _conv_scratch_nbytes(problem: Problem) -> int:
+    """The workspace of the convolution of as many images as are taken at a time, or of the rest."""
+    *_, conv, _ = parts_of(problem)
+    most = _at_a_time(problem)
+    counts = {most, problem.batch % most or most}
+    return max(
+        _conv_nbytes(replace(conv, inputs=tuple((n, *shape[1:]) for shape in conv.inputs)))
+        for n in counts
+    )
 
 
 def _conv_maxpool_nbytes(problem: Problem) -> int:
     *_, conv, pool = parts_of(problem)
     image = math.prod(conv.inputs[0][1:]) if _makes_integers(problem) else 0
-    return _conv_nbytes(conv) + math.prod(pool.inputs[0][1:]) + image
+    made = math.prod(pool.inputs[0][1:])
+    return _conv_scratch_nbytes(problem) + _at_a_time(problem) * (made + image)
 
 
 def _makes_integers(problem: Problem) -> bool:

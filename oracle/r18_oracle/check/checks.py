@@ -148,7 +148,7 @@ class Examination:
 
     def _all_checks(self, rounding: str) -> None:
         case = self._case(rounding)
-        first = self._observe(case, settle=True)
+        first = self._observe(case, settle=True, known=False)
         others = self._memory(case, first)
         self._order(case, first)
         self._fences(case)
@@ -164,7 +164,7 @@ class Examination:
 
     def _light_checks(self, rounding: str) -> None:
         case = self._case(rounding)
-        first = self._observe(case)
+        first = self._observe(case, known=False)
         self._fences(case)
         self._values("exact", "exact")
         self._bound(case, [first.output])
@@ -379,8 +379,14 @@ class Examination:
         noisy: bool = False,
         watched: bool = False,
         settle: bool = False,
+        known: bool = True,
     ) -> Observation:
-        """One call, with the checks of every call. settle: `completion` too."""
+        """One call, with the checks of every call. settle: `completion` too.
+
+        known: the caller compares every element with what it must be. Then `full_write` is not
+        asked of integers, which are what memory held before by chance in most outputs, so that it
+        would call the kernel once more each time; the first call of a problem shows it.
+        """
         seen = self._called(case, times=times, alias=alias, noisy=noisy, watched=watched)
         self._global_state(seen.process)
         self._pass("global_state")
@@ -396,7 +402,7 @@ class Examination:
             self._pass("independence")
         if settle:
             self._completion(seen, SETTLE_SECONDS)
-        if not alias:
+        if not alias and not (known and case.output_dtype.kind in "iu"):
             self._full_write(case, seen, noisy=noisy)
         self._results = [*self._results[-1:], (case, seen.output)]
         return seen
