@@ -10,8 +10,9 @@ JOBS   ?= auto
 verify: $(STAMP)  ## compare every backend that runs here, checkpoint by checkpoint
 	$(BIN)/r18 verify
 
+# With bytecode, whatever the environment says: hundreds of processes import the same modules.
 test: $(STAMP)  ## pass the tests, in as many processes as there are cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

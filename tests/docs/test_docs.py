@@ -203,7 +203,7 @@ def test_what_github_reads_is_well_formed() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
     assert {"run": ".ci/run"} in workflow["jobs"]["check"]["steps"]
     nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text("utf-8"))
-    assert set(nightly["jobs"]) == {"fuzz", "verify", "compile"}
+    assert set(nightly["jobs"]) == {"fuzz", "verify", "compile", "faults"}
 
 
 # -- prose -------------------------------------------------------------------------------------

@@ -190,8 +190,9 @@ def _output_of(op: QuantizedConv2d, x: Array) -> tuple[int, ...]:
 
 def _offset_weights(op: QuantizedConv2d, x: Array, weight: Array, bias: Array) -> Array:
     """Σ x·(w − 1) in int32, which saturates, and Σ x."""
-    offset = products_of(op, x, weight.astype(np.int16) - 1)
-    image = products_of(op, x, np.ones_like(weight[:1]))
+    lower = weight.astype(np.int16) - 1
+    both = products_of(op, x, np.concatenate([lower, np.ones_like(lower[:1])]))
+    offset, image = both[:, :-1], both[:, -1:]
     sums = np.clip(offset, -(2.0**31), 2.0**31 - 1) + image
     return sums.astype(np.int64) + bias.astype(np.int64)[:, None, None]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -97,10 +98,10 @@ def _named(function: FunctionType, root: Path) -> Iterator[Any]:
     codes = list(_codes(function.__code__))
     names = {name for code in codes for name in code.co_names}
     found = [
-        function.__globals__[step.argval]
+        function.__globals__[name]
         for code in codes
-        for step in dis.get_instructions(code)
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in function.__globals__
+        for name in _loaded(code)
+        if name in function.__globals__
     ]
     for thing in found:
         if isinstance(thing, ModuleType):
@@ -108,6 +109,13 @@ def _named(function: FunctionType, root: Path) -> Iterator[Any]:
                 yield from (getattr(thing, name) for name in names if hasattr(thing, name))
         elif not isinstance(thing, type) or _is_ours(thing, root):
             yield thing
+
+
+@cache
+def _loaded(code: CodeType) -> tuple[str, ...]:
+    """The globals that code loads, in order; cached, since hundreds of kernels share functions."""
+    steps = dis.get_instructions(code)
+    return tuple(s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def _is_ours(kind: type, root: Path) -> bool:

@@ -16,7 +16,9 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
+from numba.core.serialize import dumps
 
+from r18 import cache
 from r18_numba_cpu import compiled
 from r18_numba_cpu.kernels.amx import Instructions
 from r18_numba_cpu.kernels.cache import KernelCache
@@ -25,6 +27,7 @@ TILES, ROWS, NBYTES = 8, 16, 64
 FAMILIES = ("integers", "bfloat16")
 BYTES = types.CPointer(types.uint8)
 LEAST = np.float32(2.0**-126)
+EPILOGUES = {id(compiled.module(f"{kind}.epilogue").store_tile) for kind in FAMILIES}
 DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
@@ -43,21 +46,28 @@ def used() -> Iterator[None]:
     amx.AVAILABLE = amx.HAS_BFLOAT16 = True
     yield
     amx.INSTRUCTIONS, amx.HAS_BFLOAT16, caches = before
-    for kernel, cache in zip(kernels, caches, strict=True):
-        kernel._cache = cache
+    for kernel, own in zip(kernels, caches, strict=True):
+        kernel._cache = own
     amx.AVAILABLE = False
 
 
 class Apart(KernelCache):
     """Keeps code with emulated tiles in files of its own: a CPU with AMX must not find it."""
 
-    def __init__(self, cache: KernelCache) -> None:
-        super().__init__(cache._kernel, cache._folder)
+    def __init__(self, own: KernelCache) -> None:
+        super().__init__(own._kernel, own._folder)
 
     def _path(self, sig: Any, codegen: Any) -> Path:
         path = super()._path(sig, codegen)
         is_of_amx = sig[1].dtype in (types.int32, types.uint32)  # its weights
         return path.with_name(f"emulated-{DIGEST}-{path.name}") if is_of_amx else path
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Also where the code holds the addresses of epilogues: their calls are compiled in, and
+        nothing reads the objects. Else each process compiles the loops again, for 19 s."""
+        held = {int(name.rpartition(".")[2], 16) for name in data.library._dynamic_globals}
+        if held <= EPILOGUES and not data.lifted:
+            cache.store(self._path(sig, data.codegen), dumps(data._reduce()))
 
 
 class Emulated(Instructions):
