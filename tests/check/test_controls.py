@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from campaigns import WithoutState
 from faults import summations
 from faults.controls import ControlBackend, controls
 from faults.summations import Products, Summation
@@ -46,13 +47,6 @@ between calls."""
 IS_WINOGRAD = [k for k in CONTROLS if k.algorithm.startswith("winograd")]
 NOT_STRIDED = [k for k in CONTROLS if k.algorithm.startswith("fft")]
 EVERY = pytest.mark.parametrize("kernel", CONTROLS, ids=lambda kernel: kernel.id)
-
-
-class WithoutState(Campaign):
-    """A campaign without the check `state`."""
-
-    def _run_state(self, problem: Problem | None) -> bool:
-        return True
 
 
 def campaign(kernel: HostKernel, seed: int, brief: bool) -> KernelReport:

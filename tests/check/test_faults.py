@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from campaigns import WithoutState
 from faults import FAULTS, TWINS, Backend, Fault, quantized, rounds, state
 from faults.cheats import CHEATS
 from r18.backend.host import HostKernel
@@ -49,16 +50,10 @@ def campaign(fault: Fault, seed: int, shrink_seconds: float) -> KernelReport:
     kernel = fault.kernel
     for fresh in state.planted():  # its caches are those of a fresh process
         kernel = fresh.kernel if fresh.kernel.id == kernel.id else kernel
+    # `state` blames no fault of another check: the campaigns that do not shrink show it.
     whole = seed != SEEDS[0] or "state" in fault.checks
     searched = Campaign if whole else WithoutState
     return searched(BACKEND, kernel, how, seed, BACKEND.name, None, lambda *call: None).run()
-
-
-class WithoutState(Campaign):
-    """For faults of other checks: those that are not shrunk show that `state` blames none."""
-
-    def _run_state(self, problem: Problem | None) -> bool:
-        return True
 
 
 def elements(problem: Problem) -> int:
