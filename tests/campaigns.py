@@ -1,13 +1,26 @@
-"""Campaigns with a part left out, for tests that look at another part."""
+"""Campaigns with or without the check `state`, for tests that look at the other checks."""
 
 from __future__ import annotations
 
+from r18.backend import Backend, Kernel
 from r18.graph.ops import Problem
-from r18_oracle.search.campaign import Campaign
+from r18_oracle.search.campaign import Campaign, KernelReport
+from r18_oracle.search.profiles import Profile
 
 
 class WithoutState(Campaign):
-    """A campaign without the check `state`, which is most of the work on a small problem."""
+    """A campaign without the check `state`, which takes a third of one."""
 
     def _run_state(self, problem: Problem | None) -> bool:
         return True
+
+
+def searched(
+    backend: Backend, kernel: Kernel, how: Profile, seed: int, with_state: bool
+) -> KernelReport:
+    """A campaign on a kernel, without the problems of a network."""
+    kind = Campaign if with_state else WithoutState
+    return kind(backend, kernel, how, seed, backend.name, None, lambda *call: None).run()
+
+
+__all__ = ["searched"]

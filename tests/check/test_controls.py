@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from campaigns import WithoutState
+from campaigns import searched
 from faults import summations
 from faults.controls import ControlBackend, controls
 from faults.summations import Products, Summation
@@ -23,7 +23,7 @@ from r18_oracle.generate.inputs import ROUNDING, fewest_variants, make_case
 from r18_oracle.judge.bounds import DERIVATIONS
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import judge
-from r18_oracle.search.campaign import Campaign, KernelReport
+from r18_oracle.search.campaign import KernelReport
 from r18_oracle.search.profiles import Profile
 
 BACKEND = ControlBackend()
@@ -52,8 +52,7 @@ EVERY = pytest.mark.parametrize("kernel", CONTROLS, ids=lambda kernel: kernel.id
 def campaign(kernel: HostKernel, seed: int, brief: bool) -> KernelReport:
     """A campaign; in `brief` with half the corners, and `state` for one in `IN_STATE`."""
     how = replace(BRIEF, every=2 * BRIEF.every) if brief else BRIEF
-    searched = WithoutState if brief and seed % IN_STATE else Campaign
-    return searched(BACKEND, kernel, how, seed, BACKEND.name, None, lambda *call: None).run()
+    return searched(BACKEND, kernel, how, seed, with_state=not (brief and seed % IN_STATE))
 
 
 @EVERY
