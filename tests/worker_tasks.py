@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from hypothesis.configuration import storage_directory
@@ -133,10 +132,9 @@ def answer_at_length(announce: Announce) -> str:
 def write_to_the_pipe(announce: Announce) -> None:
     """As a kernel may that writes to a descriptor that is not its own."""
     announce(problem(9), "normal", 13)
-    frame: Any = sys._getframe()
-    while "pipe" not in frame.f_locals:
-        frame = frame.f_back
-    os.write(frame.f_locals["pipe"].fileno(), b"\0\0\0\x04junk")
+    sent = announce.__closure__[0].cell_contents  # type: ignore[attr-defined]
+    pipe = next(c.cell_contents for c in sent.__closure__ if hasattr(c.cell_contents, "send_bytes"))
+    os.write(pipe.fileno(), b"\0\0\0\x04junk")
     time.sleep(600)
 
 

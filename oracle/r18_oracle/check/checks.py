@@ -31,9 +31,7 @@ The sharpest checks come first: integers name a wrong index before a bound shows
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -62,7 +60,7 @@ from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_f
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning, explanation
-from r18_oracle.judge.verdict import Judgement, expected, judge
+from r18_oracle.judge.verdict import Judgement, judge
 
 T = TypeVar("T")
 
@@ -282,14 +280,6 @@ class Examination:
             )
         self._pass("full_write")
 
-    def _meanwhile(self, case: Case) -> float:
-        """Compute what the case's result must be, which is needed next; the seconds that are left
-        of `SETTLE_SECONDS`."""
-        start = time.monotonic()
-        with suppress(UnknownName, UsageError):  # `bound` says so
-            expected(case, self._contract, key=self._key(case, 0))
-        return max(0.0, SETTLE_SECONDS - (time.monotonic() - start))
-
     def _completion(self, seen: Observation, seconds: float) -> None:
         if seen.in_flight(seconds):
             self._fail("completion", "memory still changed after synchronize had returned")
@@ -411,7 +401,7 @@ class Examination:
         if watched:
             self._pass("independence")
         if settle:
-            self._completion(seen, self._meanwhile(case))
+            self._completion(seen, SETTLE_SECONDS)
         if not alias and not (known and case.output_dtype.kind in "iu"):
             self._full_write(case, seen, noisy=noisy)
         self._results = [*self._results[-1:], (case, seen.output)]
@@ -441,11 +431,6 @@ class Examination:
             )
         self._pass(check)
 
-    def _key(self, case: Case, variant: int) -> Hashable:
-        """What identifies the answer of a case from `make_case` in the cache of answers."""
-        asked = (self.problem, self._kind, self.seed, variant)
-        return (*asked, case.precision, self._contract)
-
     def _judge(
         self,
         check: str,
@@ -459,7 +444,10 @@ class Examination:
 
         variant: that of the case, if `make_case` returned it unchanged; its reference is cached.
         """
-        key = None if variant is None else self._key(case, variant)
+        key = None
+        if variant is not None:
+            asked = (self.problem, self._kind, self.seed, variant)
+            key = (*asked, case.precision, self._contract)
         try:
             judgement = judge(case, self._contract, got, exact=exact, key=key)
         except (UnknownName, UsageError) as error:

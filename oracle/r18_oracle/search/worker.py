@@ -1,9 +1,9 @@
 """Worker processes: jobs run isolated from the oracle, with a time limit.
 
 A kernel may crash its process (a segmentation fault, an illegal address, too much memory) or hang.
-Either is a finding. A worker announces each call on its slate (`slate`) before it makes it, so its
-parent knows the problem that caused a crash, and continues with a new worker. A worker that hangs
-is asked where it stands before it is ended (`stacks`). `isolation` says what else separates them.
+Either is a finding. A worker announces each call before it makes it, so its parent knows the
+problem that caused a crash, and continues with a new worker. A worker that hangs is asked where it
+stands before it is ended (`stacks`). `isolation` says what else separates the two.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from r18.ends import deaf, end_group, signal_name
 from r18.errors import R18Error
 from r18.graph.ops import Problem
-from r18.machine import keep_freed_memory
 from r18_oracle import stacks
 from r18_oracle.findings import MOST_TEXT, STACKS, Finding, described
 from r18_oracle.search import isolation
-from r18_oracle.slate import Slate
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -94,8 +91,6 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     folder: str
-    slate: Slate
-    read: int = 0  # the slate's count when it was last looked at
     job: Job | None = None
     kin: str = ""
     begun: bool = False
@@ -245,19 +240,13 @@ def _start(variables: dict[str, str], folder: str) -> _Worker:
         context = _context()
         ours, theirs = context.Pipe()
         errors = _stderr()
-        file = Path(folder) / f"slate-{next(_numbers)}"
-        slate = Slate(file, create=True)
-        arguments = (theirs, errors, dict(os.environ), folder, file)
+        arguments = (theirs, errors, dict(os.environ), folder)
         process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
     for mine in (theirs, errors):
         if mine is not None:
             mine.close()
-    return _Worker(process, ours, folder, slate)
-
-
-_numbers = count()
-"""Of the slates of this process's workers."""
+    return _Worker(process, ours, folder)
 
 
 def _stderr() -> Connection | None:
@@ -314,7 +303,7 @@ def _give(worker: _Worker, job: Job) -> bool:
     worker.job, worker.kin = job, job.kin
     worker.begun = False
     worker.started = worker.heard = time.monotonic()
-    worker.doing, worker.read = (None, "none", 0), worker.slate.count
+    worker.doing = (None, "none", 0)
     return True
 
 
@@ -323,11 +312,7 @@ def _listen(
 ) -> Iterator[Outcome]:
     """Wait for a moment, handle what the workers sent, and end those that died or hang."""
     busy = {w.pipe: w for w in pool if w.job is not None}
-    finished = wait(list(busy), timeout=WATCH_SECONDS)
-    for worker in busy.values():
-        if _look(worker) and on_progress is not None and worker.job is not None:
-            on_progress(worker.job, worker.doing[0])
-    for ready in finished:
+    for ready in wait(list(busy), timeout=WATCH_SECONDS):
         worker = busy[ready]  # type: ignore[index]
         job = worker.job
         assert job is not None
@@ -345,7 +330,11 @@ def _listen(
         worker.begun = True
         if said == "begun":
             continue
-        if said == "too long":
+        if said == "at":
+            worker.doing = content
+            if on_progress is not None:
+                on_progress(job, content[0])
+        elif said == "too long":
             yield _lost(worker, "crash", content)
         else:
             worker.job = None
@@ -357,17 +346,6 @@ def _listen(
         if worker.job and not worker.process.is_alive() and not worker.pipe.poll():
             yield _lost(worker, "crash", _cause_of_death(worker))
     yield from _silent(pool)
-
-
-def _look(worker: _Worker) -> bool:
-    """Read what the worker is at; whether it has said so since the last look."""
-    if worker.slate.count == worker.read:
-        return False
-    worker.read, content = worker.slate.read()
-    worker.heard = time.monotonic()
-    with suppress(Exception):  # a kernel may have written there: what was read before stays
-        worker.doing = pickle.loads(content)
-    return True
 
 
 def _silent(pool: list[_Worker]) -> Iterator[Outcome]:
@@ -395,7 +373,6 @@ def _lost(
     assert job is not None
     worker.job = None
     seconds = time.monotonic() - worker.started
-    _look(worker)
     _end(worker)
     problem, kind, seed = worker.doing
     finding = Finding(
@@ -426,7 +403,6 @@ def _cause_of_death(worker: _Worker) -> str:
 def _end(worker: _Worker) -> None:
     """Kill the worker and what it has started."""
     worker.pipe.close()
-    worker.slate.close()
     if worker.process.pid is not None:
         end_group(worker.process.pid)
     if worker.process.is_alive():
@@ -435,15 +411,9 @@ def _end(worker: _Worker) -> None:
 
 
 def _serve(
-    pipe: Connection,
-    errors: Connection | None,
-    environment: dict[str, str],
-    folder: str,
-    slate_file: Path,
+    pipe: Connection, errors: Connection | None, environment: dict[str, str], folder: str
 ) -> None:
-    """The loop of a worker: receive jobs, send results, until the pipe closes. What it is at stands
-    on its slate."""
-    slate = Slate(slate_file)
+    """The loop of a worker: receive jobs, send announcements and results, until the pipe closes."""
     os.environ.clear()
     os.environ.update(environment)
     if errors is not None:
@@ -451,23 +421,14 @@ def _serve(
         errors.close()
     isolation.leave_parent()
     stacks.listen(folder)
-    keep_freed_memory()
     # The start method of an ordinary process. With that of a worker's own start, Numba makes a
     # lock with a name, which whoever kills the worker would leave behind.
     multiprocessing.set_start_method(None, force=True)
     worker = os.getpid()
 
-    def announce(problem: Problem | None, kind: str, seed: int) -> None:
-        in_worker()
-        if not slate.write(pickle.dumps((problem, kind, seed))):
-            slate.write(pickle.dumps((None, kind, seed)))
-
-    def in_worker() -> None:
+    def say(what: str, content: Any) -> None:
         if os.getpid() != worker:  # a kernel has forked, and this is the child
             os._exit(0)
-
-    def say(what: str, content: Any) -> None:
-        in_worker()
         message = pickle.dumps((what, content))
         if len(message) > MOST_MESSAGE:
             size = f"{len(message):,} bytes, more than {MOST_MESSAGE:,}"
@@ -481,7 +442,11 @@ def _serve(
             return
         say("begun", None)
         try:
-            say("done", job.task(announce=announce, **job.arguments))
+            result = job.task(
+                announce=lambda problem, kind, seed: say("at", (problem, kind, seed)),
+                **job.arguments,
+            )
+            say("done", result)
         except Exception as error:  # a failure of the oracle must reach the user
             say("done", _portable(error))
 
