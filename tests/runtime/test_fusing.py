@@ -194,14 +194,14 @@ def test_a_plans_schedule_can_be_planned_again() -> None:
 def test_verification_runs_the_fused_kernel_alone_and_in_the_network(tmp_path: Path) -> None:
     done = r18(
         *("verify", "--backend", "pooling_backends:Pooling", "--network", "tiny"),
-        *("--profile", "brief", "--json", "--findings", tmp_path),
+        *("--json", "--findings", tmp_path),
     )
     assert done.code == 0, done.err + done.out
     (result,) = json.loads(done.out)["backends"]
     kernels = {kernel["kernel"]: kernel for kernel in result["kernels"]}
     assert kernels[FUSED]["verdict"] == "ok"
     assert kernels[FUSED]["network_problems"] == 1
-    assert kernels[FUSED]["problems"] > 8
+    assert kernels[FUSED]["problems"] > 15
     (run,) = result["checkpoints"]
     assert run["steps"][0]["kernel"] == FUSED
     assert run["ok"]

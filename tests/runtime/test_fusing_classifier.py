@@ -244,7 +244,7 @@ def test_the_results_are_those_of_two_steps(precision: str) -> None:
 def test_verification_runs_the_fused_kernels(tmp_path: Path) -> None:
     done = r18(
         *("verify", "--backend", "numpy", "--network", "tiny", "--kernels", "numpy/*gap_linear/*"),
-        *("--profile", "brief", "--json", "--findings", tmp_path),
+        *("--json", "--findings", tmp_path),
     )
     assert done.code == 0, done.err + done.out
     (result,) = json.loads(done.out)["backends"]

@@ -31,7 +31,6 @@ from r18.images.preprocess import Preprocess
 from r18.runtime.fusing import keeping_pools
 from r18.runtime.plan import make_plan
 from r18.weights.precisions import is_quantized
-from r18_oracle.search.profiles import profile
 
 FLOATS = fuse(tiny(), "all")
 SCHEDULE = quantized(FLOATS)
@@ -206,14 +205,14 @@ def test_what_was_asked_for_and_cannot_be_is_an_error() -> None:
 def test_verification_runs_the_fused_kernel(tmp_path: Path) -> None:
     done = r18(
         *("verify", "--backend", "numpy", "--network", "tiny", "--kernels", f"numpy/{FUSED}/*"),
-        *("--profile", "brief", "--json", "--findings", tmp_path),
+        *("--json", "--findings", tmp_path),
     )
     assert done.code == 0, done.err + done.out
     (result,) = json.loads(done.out)["backends"]
     (kernel,) = result["kernels"]
     assert kernel["verdict"] == "ok"
-    assert kernel["network_problems"] == 9 // profile("brief").every
-    assert kernel["problems"] > 8
+    assert kernel["network_problems"] == 9
+    assert kernel["problems"] > 15
 
 
 def test_the_stem_of_resnet18_is_one_problem() -> None:
