@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from campaigns import searched
+from campaigns import IN_STATE, searched
 from faults import summations
 from faults.controls import ControlBackend, controls
 from faults.summations import Products, Summation
@@ -41,9 +41,6 @@ BRIEF = Profile(
     call_seconds=60,
     every=4,
 )
-IN_STATE = 4
-"""One control in so many goes through the check `state` in the profile `brief`: they keep nothing
-between calls."""
 IS_WINOGRAD = [k for k in CONTROLS if k.algorithm.startswith("winograd")]
 NOT_STRIDED = [k for k in CONTROLS if k.algorithm.startswith("fft")]
 EVERY = pytest.mark.parametrize("kernel", CONTROLS, ids=lambda kernel: kernel.id)

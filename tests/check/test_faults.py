@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from campaigns import searched
+from campaigns import IN_STATE, searched
 from faults import FAULTS, TWINS, Backend, Fault, memory, quantized, rounds, state
 from faults.cheats import CHEATS
 from r18.backend.host import HostKernel
@@ -43,10 +43,6 @@ DEEP = {"fault/qconv2d/offset_weights/int8", "fault/qgap/float32_sum/int8"}
 """Faults that only the longest sums show, of `MOST_DEPTH` numbers or hardly fewer."""
 BEYOND_A_LIMIT = 100_000
 """Of one that must exceed the limit of a workspace."""
-
-
-IN_STATE = 4
-"""In `brief`, one kernel in so many goes through the check `state` of those that keep nothing."""
 KEEPING = {kernel.id for kernel in (*state.TWINS, *memory.TWINS)}
 """Twins that keep something between calls."""
 
