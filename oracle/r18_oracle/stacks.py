@@ -1,9 +1,9 @@
 """Where a process stands that gives no sign of life: the stacks of its Python threads.
 
-The process is asked by a signal, and `faulthandler` answers from C: also while a call into C holds
-the interpreter's lock, or waits. A kernel may have handled or blocked the signal, or have written
-anywhere: then there is no answer, or one with other lines, of which only those that `faulthandler`
-writes are kept.
+A signal asks the process, and `faulthandler` answers from C, so a call into C that holds the
+interpreter's lock or waits does not prevent the answer. A kernel may have blocked the signal; then
+there is no answer. It may have written to the file; only lines in the format of `faulthandler` are
+kept.
 """
 
 from __future__ import annotations

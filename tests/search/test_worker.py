@@ -104,7 +104,7 @@ def hung(outcome: Outcome) -> tuple[str, str]:
 
 
 def line_of(function: Callable[..., object], offset: int) -> str:
-    """A place in `worker_tasks`, so many lines below a function's first."""
+    """The line of `worker_tasks` that is `offset` lines below the first of a function."""
     name, first = function.__name__, function.__code__.co_firstlineno
     return f"{name} (worker_tasks.py:{first + offset})"
 

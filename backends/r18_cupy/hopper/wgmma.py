@@ -100,8 +100,8 @@ def packed_depth(op: Conv2d, precision: Precision) -> int:
 def pack_weight(weight: Array, op: Conv2d, precision: Precision) -> Array:
     """OIHW to [O][depth] in storage format: position (r, s), then channels, zeros elsewhere.
 
-    tf32: rounded to 11 significand bits; the hardware truncates pixels, of which convolutions leave
-    nothing to lose (`output_format`).
+    tf32: rounded to 11 significand bits. The hardware truncates pixels; the convolution that wrote
+    them has rounded them to as many bits, so nothing is lost (`output_format`).
     fp16x3: 32 high halves, then 32 low ones, in the 128 bytes of as many float32 numbers, typed as
     int32 because TMA only moves bits.
     """

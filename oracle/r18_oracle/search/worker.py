@@ -2,8 +2,8 @@
 
 A kernel may crash its process (a segmentation fault, an illegal address, too much memory) or hang.
 Either is a finding. A worker announces each call before it makes it, so its parent knows the
-problem that caused a crash, and continues with a new worker. A worker that hangs is asked where it
-stands before it is ended (`stacks`). `isolation` says what else separates the two.
+problem that caused a crash, and continues with a new worker. Before it ends a worker that hangs, it
+asks for the stacks of its threads (`stacks`). `isolation` says what else separates the two.
 """
 
 from __future__ import annotations
