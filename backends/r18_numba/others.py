@@ -38,7 +38,8 @@ class BatchNormKernel(NumbaKernel):
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         assert isinstance(problem.op, BatchNorm)
         weight, bias, mean, var = (w.astype(np.float32).astype(np.float64) for w in weights)
-        factor = weight / np.sqrt(var + problem.op.eps)
+        with np.errstate(invalid="ignore"):  # a negative variance gives NaN
+            factor = weight / np.sqrt(var + problem.op.eps)
         return tuple(array.astype(np.float32) for array in (mean, factor, bias))
 
     def launch(self, problem: Problem, arrays: Arrays, stream: Any) -> None:
