@@ -52,6 +52,14 @@ def matmul_bfloat16(a, b):
 
 @r18.check.kernel(like=F.linear, arrays="torch-cuda", dtype="bfloat16")
 def linear_bfloat16(x, w, b):
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    return F.linear(x, w, b)
+
+
+@r18.check.kernel(like=F.linear, arrays="torch-cuda", dtype="bfloat16")
+def linear_bfloat16_reduced(x, w, b):
+    """PyTorch's default: partial sums of a split product may be added in bfloat16."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     return F.linear(x, w, b)
 
 

@@ -18,7 +18,7 @@ from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.quantized import STORAGES, QuantizedConv2d
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.cuda.launch import Pointer, Role, ceil_div
-from r18_cupy.hopper.wgmma import ALIGNMENT, BARRIER_NBYTES, WgmmaTile
+from r18_cupy.hopper.wgmma import ALIGNMENT, BARRIER_NBYTES, PRODUCER_THREADS, WgmmaTile
 from r18_cupy.integers.kernel import IntegerKernel
 from r18_cupy.integers.tensor_map import ByteMap
 from r18_cupy.kernel import MAX_ELEMENTS
@@ -41,6 +41,11 @@ class IntegerTile(WgmmaTile):
     def group_n(self) -> int:
         """Pixels of a warpgroup."""
         return self.n // self.groups_n
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the consumers, which are all that a `WgmmaTile` counts, and a producer warp."""
+        return super().threads + PRODUCER_THREADS
 
     @property
     def stage_nbytes(self) -> int:
