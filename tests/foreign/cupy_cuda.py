@@ -9,6 +9,10 @@ import torch.nn.functional as F
 import r18
 
 LIBRARY, NEEDS = "CuPy", ("cupy",)
+FAULTS = {
+    "ndimage_correlate": "weights that are zero are skipped, so NaN and infinities under them are "
+    "lost; so are subnormal weights, whatever they are multiplied by",
+}
 
 
 @r18.check.kernel(like=torch.matmul, arrays="cupy")

@@ -109,13 +109,13 @@ def forms(backend: FunctionBackend) -> list[Dots]:
     return without or taken
 
 
-def with_bias(backend: FunctionBackend) -> Dots | None:
-    """A form that adds a bias, if the function takes one."""
+def with_bias(backend: FunctionBackend) -> list[Dots]:
+    """The forms with a bias that the function takes."""
     if backend.kernel.op is Conv2d:
         found = [Dots(backend, form) for form in _convolutions(True)]
     else:
         found = [dots for dots in forms(backend) if dots.form.bias]
-    return next((dots for dots in found if dots.usual), None)
+    return [dots for dots in found if dots.usual]
 
 
 def _convolutions(bias: bool) -> tuple[Form, ...]:

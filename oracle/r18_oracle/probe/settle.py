@@ -304,8 +304,7 @@ def _evidence(factors: Factors, storage: str) -> list[str]:
 
 def _rounds_first(backend: FunctionBackend, storage: str, sums: str) -> bool:
     """Whether it rounds the sum before the bias; only where the accumulator is the wider one."""
-    dots = with_bias(backend)
-    return dots is not None and sums != storage and rounds_before_bias(dots, storage)
+    return sums != storage and any(rounds_before_bias(d, storage) for d in with_bias(backend))
 
 
 def _order(asked: list[Dots], arithmetic: Arithmetic, seconds: float) -> str:

@@ -119,13 +119,19 @@ def flushes(dots: Dots, storage: str, *, rounded: bool) -> bool:
 
 
 def rounds_before_bias(dots: Dots, storage: str) -> bool:
-    """Whether the sum is rounded to the arrays' format before the bias is added.
+    """Whether the sum is rounded to the arrays' format before the bias is added; for few rows a
+    function may take another path.
 
     1 + s, of two products, and a bias of −1: s is left unless the sum was rounded first.
     """
     x = np.zeros((OUTPUTS, TERMS))
     x[:, 0], x[:, 1] = 1.0, 2.0 ** -(BITS[storage] + 2)
-    return bool((dots(x, np.ones((OUTPUTS, TERMS)), bias=-1.0) == 0).any())
+    ones = np.ones((OUTPUTS, TERMS))
+    return any(
+        (dots(x[:rows], ones, bias=-1.0) == 0).any()
+        for rows in (OUTPUTS, FEW, 1)
+        if dots.takes(rows, TERMS, OUTPUTS)
+    )
 
 
 __all__ = ["Sums", "flushes", "rounds_before_bias", "sums_of"]
