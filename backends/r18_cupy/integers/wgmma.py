@@ -44,7 +44,7 @@ class IntegerTile(WgmmaTile):
 
     @property
     def threads(self) -> int:
-        """Of a block: the consumers, which are all that a `WgmmaTile` counts, and a producer warp."""
+        """Of a block: its consumers, which alone a `WgmmaTile` counts, and the producer warp."""
         return super().threads + PRODUCER_THREADS
 
     @property
