@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ from cuda.bindings import nvrtc
 from cuda_support import ARCHITECTURES, entries
 from r18.atomic import write_text
 from r18_cupy.catalogue import all_kernels
-from r18_cupy.cuda.compiler import Entry, capability, compile_entry
+from r18_cupy.cuda.compiler import Entry, capability, compile_entry, compile_ptx
 
 RECORD = Path(__file__).with_suffix(".json")
 COMPILE_ALL = "R18_COMPILE_ALL"
@@ -33,10 +34,12 @@ SERIALIZED = "wgmma.mma_async instructions are serialized"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A function for one architecture: its registers, the bytes that it spills, and whether the
-    assembler gave up overlapping its products, as it does where it does not see through the code.
+    """A function for one architecture: the threads of a block that it is compiled for, its
+    registers, the bytes that it spills, and whether the assembler gave up overlapping its products,
+    as it does where it does not see through the code.
     """
 
+    threads: int
     registers: int
     spill_nbytes: int
     serialized: bool
@@ -64,7 +67,16 @@ def compile_now(entry: Entry, target: str) -> Compiled:
     binary = compile_entry(entry, target)
     assert binary.cubin.startswith(b"\x7fELF")
     needs = binary.resources
-    return Compiled(needs.registers, needs.spill_nbytes, SERIALIZED in binary.report)
+    serialized = SERIALIZED in binary.report
+    return Compiled(launch_bound(entry, target), needs.registers, needs.spill_nbytes, serialized)
+
+
+def launch_bound(entry: Entry, target: str) -> int:
+    """Threads of a block, as `__launch_bounds__` says: PTX has them as `.maxntid`."""
+    _, _, body = compile_ptx(entry, target).partition(f".entry {entry.symbol}(")
+    found = re.search(r"\)\s*\.maxntid (\d+)(?:, 1, 1)?\s", body)
+    assert found, f"{entry.symbol} has no launch bounds"
+    return int(found[1])
 
 
 def recorded(entry: Entry) -> dict[str, Any]:

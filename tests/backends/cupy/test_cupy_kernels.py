@@ -110,7 +110,9 @@ def every_problem() -> list[Problem]:
 
 @EACH_KERNEL
 def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
-    """As many arguments as parameters, of their types, with buffers that exist."""
+    """As many arguments as parameters, of their types, with buffers that exist; and blocks of the
+    threads that the function is compiled for. A block without its producers would wait for ever.
+    """
     taken = [problem for problem in every_problem() if kernel.refusal(problem) is None]
     assert taken, "no problem of any schedule"
     for problem in taken:
@@ -119,6 +121,8 @@ def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
         for launch in launches:
             assert launch.entry in kernel.entries()
             assert launch.overlaps == waits(launch.entry), launch.entry.symbol
+            bound = compiled(launch.entry, targets(launch.entry)[0]).threads
+            assert math.prod(launch.block) == bound, launch.entry.symbol
             check_arguments(launch, problem, kernel.workspace(problem), packed(kernel, problem))
 
 
