@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ import compiled
 from commands import r18
 from r18 import records
 from r18.backend import DeviceInfo, Kernel, Resources
-from r18.backend.digest import combined
 from r18.backend.registry import load_backend
 from r18.cli.app import FOUND, REFUSED
 from r18.errors import R18Error, UsageError
@@ -467,67 +465,8 @@ NOT_YET_RUN = frozenset(
         "numba/qconv2d/direct/int8",
     }
 )
-"""Kernels without a thorough run on a GPU: all are compiled and verified in the
-simulator, those of cupy by the quick profile on an H200. docs/evidence.md has the command. A kernel
-that a record holds must leave this list."""
-
-
-SAME_MACHINE_CODE: dict[str, tuple[str, ...]] = {
-    "cupy/qconv2d/implicit_gemm_wgmma/int8/nhwc": (
-        "sm_90a",
-        "27ad2c71197ae5f9d05ac6c07a11b3ee5a573e3865de2bffdd49c708836f5136",
-        "83eaa697ccbfa0997572ce404ca08a56ceef7748f1d0953242a0b00f7e343891",
-    ),
-    "cupy/qconv2d/implicit_gemm_wgmma_resident/int8/nhwc": (
-        "sm_90a",
-        "c48ccb984ece5eb1bb5ad84306cd6705fb893046c788086a56eb40b0f627cb68",
-        "b7b6842a3a767ffef44624ef0d4b5b46e18fb24a13a66e8448368d77c00718cd",
-    ),
-    "cupy/qconv2d/implicit_gemm_wgmma_halo/int8/nhwc": (
-        "sm_90a",
-        "bb23510901e2e573b85999c69d287381638944bd1c3255c44d86113489d39f57",
-        "df651d657cd6f578fccf2c891c0e46a327634bb11c4c383cfc306c218191d31e",
-    ),
-    "cupy/qconv2d/implicit_gemm_mma/int8/nhwc": (
-        "sm_90",
-        "f5a3c48163c18402abdac3f40febf03446a660700d322f22de858cebf39542d2",
-        "1a09dcc92aba6c8e42b4eeb53a1a739189bf20bd61f66e7da44666209449165f",
-    ),
-    "cupy/qconv2d/implicit_gemm_mma/int8/nhwc/m128n128k128": (
-        "sm_90",
-        "a3f6227a37315c52cc3e552a5c0079eaba6e2a751aba5ed115a7c6823a5d95a0",
-        "b5c632518faca0f7741337d4768e5724678d9d1983ac52755aa65269e25d2269",
-    ),
-    "cupy/qconv2d/implicit_gemm_mma/int8/nhwc/m128n64k128": (
-        "sm_90",
-        "5949c015ef13f31ce61896cb57230099c4e00fb4ae2067bdd83531ac467369f7",
-        "d89bfe6ef4ab33476bc75e422c391bf7e382ce43871d9e4a47fe3e12af69987c",
-    ),
-    "cupy/qconv2d/implicit_gemm_mma/int8/nhwc/m64n64k128": (
-        "sm_90",
-        "dfc439c59fce5aba7ac301570171bb1c789817d7827d688b1b1e715a14739fbd",
-        "857636ab34806d81bbf66bab39d880691886b5c3ead0127cf0d6a74ab1b311ed",
-    ),
-    "cupy/qconv2d/implicit_gemm_mma/int8/nhwc/m32n32k128": (
-        "sm_90",
-        "4d6e2d3c4ae2bc57fdcc68de1c2dc9e61592b9afc9008f60680e7470a570887b",
-        "2f998c77271c6153380fc875c89ca9fd324554fb0dadc8ff1ff7c2b0d1eef4ee",
-    ),
-    "cupy/qconv2d/direct/int8/nhwc": (
-        "sm_90",
-        "205a053b27b29aa530cc5461f9e68d7282b92da03964fa27c00bca7eea065b4e",
-    ),
-    "cupy/qconv2d/direct/int8": (
-        "sm_90",
-        "205a053b27b29aa530cc5461f9e68d7282b92da03964fa27c00bca7eea065b4e",
-    ),
-}
-"""Kernels whose sources have changed since their thorough run, but not what NVRTC makes of them.
-
-Each with its target, the sha256 of the machine code that was verified, and the digest of the device
-sources that it was last compiled from with the same result. Without one, or of other sources, the
-test compiles it: those with one take half a minute. Changed are branches for other formats in
-headers that they share. A kernel that is verified again must leave this list."""
+"""Kernels without a thorough run on a GPU: all are compiled, and verified in the simulator.
+docs/evidence.md has the command. A kernel that a record holds must leave this list."""
 
 
 def cuda_kernels(backend: str) -> list[Kernel]:
@@ -556,9 +495,7 @@ def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
     assert not (done := entries & NOT_YET_RUN), f"in a record now, so no exception: {done}"
     awaited = {kernel.id for kernel in kernels} & NOT_YET_RUN
     assert awaited == {name for name in NOT_YET_RUN if name.startswith(f"{backend}/")}
-    kept = {name for name in SAME_MACHINE_CODE if name.startswith(f"{backend}/")}
-    assert kept <= reasons.keys(), f"verified again, so no exception: {kept - reasons.keys()}"
-    reasons = {n: reason for n, reason in reasons.items() if n not in awaited | kept}
+    reasons = {n: reason for n, reason in reasons.items() if n not in awaited}
     lines = [f"  {name} {reason}" for name, reason in reasons.items()]
     assert not reasons, "\n".join(
         [
@@ -574,15 +511,6 @@ def test_every_cuda_kernel_is_verified_as_it_stands(backend: str) -> None:
 @pytest.mark.skipif(
     not compiled.toolkit().startswith("13.0, package 13.0.88"), reason="another NVRTC"
 )
-@pytest.mark.parametrize("name", SAME_MACHINE_CODE)
-def test_what_is_compiled_from_changed_sources_is_what_was_verified(name: str) -> None:
-    target, verified, *same_from = SAME_MACHINE_CODE[name]
-    kernel: Any = next(k for k in load_backend("cupy").kernels() if k.id == name)
-    sources = combined(sorted(entry.digest for entry in kernel.entries()))
-    known = sources in same_from and not os.environ.get(compiled.COMPILE_ALL)
-    assert known or kernel.machine_code(target) == verified, f"compiled from {sources}"
-
-
 def test_a_kernel_that_numba_compiles_is_known_by_its_sources(tmp_path: Path) -> None:
     """It has no targets, and the first record of one makes all others stale."""
     one, *others = cuda_kernels("numba")
