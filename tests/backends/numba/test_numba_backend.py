@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -105,6 +106,23 @@ except BackendUnavailable as error:
     assert output_of(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).strip() == (
         "there is no GPU, and numba.cuda was imported before its simulator could be chosen|"
         "Set NUMBA_ENABLE_CUDASIM=1 in the environment."
+    )
+
+
+def test_a_simulator_without_greenlet_is_told_with_the_remedy() -> None:
+    code = """
+import sys
+sys.modules["greenlet"] = None
+from r18.errors import BackendUnavailable
+import r18_numba
+try:
+    r18_numba.Backend().probe()
+except BackendUnavailable as error:
+    print(error.cause, error.remedy, sep="|")
+"""
+    assert output_of(code, env=SIMULATED).strip() == (
+        "its simulator needs greenlet: import of greenlet halted; None in sys.modules|"
+        "pip install 'r18[numba]', and for a GPU 'numba-cuda[cu13]'"
     )
 
 
@@ -271,6 +289,29 @@ def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
         simulate(backend, "failing", np.zeros((1, 1), np.float32))
     assert threading.enumerate() == before
     assert simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))[0, 0] == 6
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_kernels_are_traced_as_new_threads_are(
+    backend: r18_numba.Backend, everywhere: bool
+) -> None:
+    """Not by what traces the thread that launches alone, as the check of two programs does."""
+    seen: list[str] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    before = sys.gettrace()
+    threading.settrace(trace if everywhere else None)  # type: ignore[arg-type]
+    sys.settrace(trace)
+    try:
+        simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)
+        threading.settrace(None)  # type: ignore[arg-type]
+    assert seen.count("leaving_early") == (4 if everywhere else 0)
+    assert "launch" in seen
 
 
 # -- builders of device code -------------------------------------------------------------------
