@@ -60,6 +60,14 @@ class Apart(KernelCache):
         return path.with_name(f"emulated-{DIGEST}-{path.name}") if is_of_amx else path
 
 
+def kept(kernel: Any) -> bool:
+    """Whether all code of a kernel with emulated tiles is on the disk for other processes."""
+    codegen = kernel.targetctx.codegen()
+    paths = [kernel._cache._path(signature, codegen) for signature in kernel.overloads]
+    emulated = [path for path in paths if path.name.startswith("emulated-")]
+    return bool(emulated) and all(path.is_file() for path in emulated)
+
+
 class Emulated(Instructions):
     """Tiles are on the stack of the function that multiplies them."""
 
