@@ -58,7 +58,7 @@ LONGEST = (
     *("backends/numba_cpu/test_numba_cpu_bfloat16.py", "docs/test_tutorial.py"),
     *("dropin/test_family.py", "generate/test_stems.py", "backends/numba_cpu/test_numba_cpu.py"),
     *("search/test_campaign_choices.py", "sanitize/test_sanitize.py", "dropin/test_int8.py"),
-    *("bench/test_profile.py", "search/test_history.py", "conformance/test_alike.py"),
+    *("bench/test_profile.py", "conformance/test_alike.py"),
     *("docs/test_troubleshooting.py", "conformance/test_conformance.py"),
 )
 """The files that take longest, 127 CPU seconds to 15, come first, so that no process is left alone
