@@ -74,6 +74,7 @@ class Backend(BackendBase):
         return self._device
 
     def _simulator(self) -> DeviceInfo:
+        import_module("r18_numba.simulator")  # raises where greenlet is missing
         return DeviceInfo("cuda", "CUDA simulator (no GPU)", _versions(), simulated=True)
 
     def _gpu(self, cuda: Any) -> DeviceInfo:

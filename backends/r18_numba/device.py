@@ -160,7 +160,7 @@ class NumbaStream(Stream):
 def _simulation() -> Iterator[None]:
     """Run one kernel in the simulator, without warnings of overflow.
 
-    `np.errstate` would not do: it applies to one thread, and the simulator starts its own.
+    `np.errstate` would not do: it applies to one thread, and greenlets count as others.
     """
     with _SIMULATOR, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -55,7 +55,7 @@ class NumbaKernel(Kernel):
 
     @property
     def simulates(self) -> bool:
-        """Whether the simulator runs it in good time, with a Python thread for each CUDA thread."""
+        """Whether the simulator runs it in good time, with a greenlet for each CUDA thread."""
         return True
 
     @property

@@ -7,26 +7,36 @@ on. Odd blocks start in reverse. A read that comes before another thread's write
 is missing, therefore fails in every run. Two threads that add to one element between two barriers
 give the right sum in any order; in the first block of each launch `races` finds them.
 
+The threads are greenlets of the thread that launches: at a barrier, a switch between threads of the
+system takes longer than what simulated ones compute.
+
 At the start of each block, shared and local arrays hold NaN (integers −1).
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from r18.backend import Array
+from r18.errors import BackendUnavailable
 from r18.graph.ops import Shape
 from r18_numba.races import Watched
-from r18_numba.target import numba_cuda
+from r18_numba.target import INSTALL, NAME, numba_cuda
 
 numba_cuda()  # chooses the simulator before its modules are imported
 kernel: Any = import_module("numba.cuda.simulator.kernel")
 kernelapi: Any = import_module("numba.cuda.simulator.kernelapi")
+try:
+    greenlet: Any = import_module("greenlet")
+except ImportError as error:
+    raise BackendUnavailable(NAME, f"its simulator needs greenlet: {error}", INSTALL) from error
 
 
 class Ended(BaseException):
@@ -34,33 +44,30 @@ class Ended(BaseException):
 
 
 class Thread(kernel.BlockThread):  # type: ignore[misc]
-    """A thread of a block. It runs when it gets the turn and passes it on at a barrier."""
+    """A thread of a block. It runs from one barrier to the next each time that it gets the turn."""
 
     def __init__(self, block: Block, at: Shape, number: int, thread: Shape, work: Any) -> None:
         super().__init__(work, block, at, thread, debug=False)
         self.number = number
-        self._block = block
-        self._turn = Lock()
-        self._turn.acquire()
+        self._greenlet = greenlet.greenlet(self.run)
 
-    def go(self) -> None:
-        self._turn.release()
+    def go(self) -> bool:
+        """Run to the next barrier; False once the thread has ended."""
+        self._greenlet.switch()
+        return not self._greenlet.dead
 
     def run(self) -> None:
         try:
-            self._wait()
+            self._continue()
             super().run()  # stores an `Exception`
         except Ended:
             pass
-        finally:
-            self._block.ended(self)
 
     def syncthreads(self) -> None:
-        self._block.waits(self)
-        self._wait()
+        self._greenlet.parent.switch()
+        self._continue()
 
-    def _wait(self) -> None:
-        self._turn.acquire()
+    def _continue(self) -> None:
         if self.abort:
             raise Ended
 
@@ -68,8 +75,7 @@ class Thread(kernel.BlockThread):  # type: ignore[misc]
 class Block(kernel.BlockManager):  # type: ignore[misc]
     """A block's threads. One runs at a time.
 
-    running: its number. passed: the barriers that the block has passed. Only the running thread
-    accesses this state, so it needs no lock.
+    running: its number. passed: the barriers that the block has passed.
     """
 
     running = 0
@@ -85,44 +91,56 @@ class Block(kernel.BlockManager):  # type: ignore[misc]
         arguments = tuple(plain(argument) for argument in arguments)
         places = enumerate(np.ndindex(*self._block_dim))
         threads = [Thread(self, at, number, index, work) for number, index in places]
-        # Threads before the barrier, in the order of their turns, and threads at the barrier.
-        self._ahead = threads[::-1] if sum(at) % 2 else list(threads)
-        self._behind: list[Thread] = []
-        self._over = Lock()
-        self._over.acquire()
-        for thread in threads:
-            thread.start()
-        self._next()
-        self._over.acquire()
-        for thread in threads:
-            thread.join()
+        with _traced_like_threads():
+            ahead = threads[::-1] if sum(at) % 2 else threads
+            while ahead := self._to_the_barrier(ahead):
+                self.passed += 1
         for thread in threads:
             if thread.exception:
                 error, traceback = thread.exception
                 raise error.with_traceback(traceback)
 
-    def waits(self, thread: Thread) -> None:
-        """The thread has reached a barrier."""
-        self._behind.append(thread)
-        self._next()
-
-    def ended(self, thread: Thread) -> None:
-        """The thread has finished; no barrier waits for it. If it failed, all others end."""
-        if thread.exception:
-            for other in (*self._ahead, *self._behind):
-                other.abort = True
-        self._next()
-
-    def _next(self) -> None:
-        if not self._ahead:  # all threads reached the barrier: the last one goes first
-            self._ahead, self._behind = self._behind[::-1], []
-            self.passed += 1
-        if self._ahead:
-            thread = self._ahead.pop(0)
+    def _to_the_barrier(self, ahead: list[Thread]) -> list[Thread]:
+        """Let the threads go on one after another, and return those that reached a barrier, the
+        last one first. A thread that has ended keeps none waiting. If one fails, all others end.
+        """
+        behind: list[Thread] = []
+        for thread in ahead:
             self.running = thread.number
-            thread.go()
-        else:
-            self._over.release()
+            _Current.thread = thread
+            if thread.go():
+                behind.append(thread)
+            elif thread.exception:
+                for other in (*ahead, *behind):
+                    other.abort = True
+        return behind[::-1]
+
+
+class _Current:
+    """In the simulator, what it uses of `threading`: it asks for the CUDA thread that runs."""
+
+    thread: Thread
+
+    @classmethod
+    def current_thread(cls) -> Thread:
+        return cls.thread
+
+
+@contextmanager
+def _traced_like_threads() -> Iterator[None]:
+    """Kernels are traced as new threads of Python are: only if `threading.settrace` says so.
+
+    The oracle traces its own threads line by line. In a kernel they would wait for each other,
+    while one has the simulator for itself.
+    """
+    if (before := sys.gettrace()) is None or threading.gettrace() is not None:
+        yield
+        return
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 class Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
@@ -175,3 +193,4 @@ def install() -> None:
     kernel.BlockManager = Block
     kernelapi.FakeCUDAShared = Shared
     kernelapi.FakeCUDALocal = Local
+    kernelapi.threading = _Current

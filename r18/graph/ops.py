@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import ClassVar
@@ -344,7 +344,7 @@ class BatchNorm(Op):
 
     def __post_init__(self) -> None:
         self._set_counts("channels")
-        if not (_number(self.eps) and math.isfinite(self.eps) and self.eps > 0):
+        if not (_numbers((self.eps,)) and math.isfinite(self.eps) and self.eps > 0):
             raise ShapeError(f"batchnorm: eps must be positive and finite, got {show(self.eps)}")
 
     def weights(self) -> tuple[WeightSpec, ...]:
@@ -642,7 +642,7 @@ class Normalize(Op):
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if not isinstance(value, tuple | list) or not all(map(_number, value)):
+            if not isinstance(value, tuple | list) or not _numbers(value):
                 raise ShapeError(f"normalize: {name} must be a tuple of numbers, got {show(value)}")
             object.__setattr__(self, name, tuple(value))
         if not self.mean or len(self.mean) != len(self.std):
@@ -756,8 +756,10 @@ def _settings(op: Op) -> str:
     return "; ".join(part for part in (*parts, own) if part)
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def _numbers(values: Collection[object]) -> bool:
+    """Looks at each type once: a problem may have tens of thousands of channels."""
+    kinds = set(map(type, values))
+    return all(kind is not bool and issubclass(kind, numbers.Real) for kind in kinds)
 
 
 def _short(value: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import commands
 import r18
 from r18.backend.registry import installed
 from r18.backend.tuned import read_table
@@ -554,7 +555,7 @@ def test_bench_takes_the_backend_of_the_variable(command: Command) -> None:
     assert "unknown backend 'nunpy'" in command.refusal(*QUICK, R18_BACKEND="nunpy")
 
 
-def tool(*args: str) -> subprocess.CompletedProcess[str]:
+def tool_process(*args: str) -> subprocess.CompletedProcess[str]:
     script = str(ROOT / "tools" / "bench_vs_torch_e2e.py")
     return run_python(
         f"import sys, runpy; sys.argv = {[script, *args]!r}; "
@@ -563,18 +564,19 @@ def tool(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_tool_has_the_usual_options_and_refuses_as_the_command_does() -> None:
-    text = tool("--help").stdout
+    text = tool_process("--help").stdout
     for option in ("--manifest", "--weights", "--backend", "--batch", "--repeat"):
         assert option in text
-    done = tool("--backend", "nunpy")
+    done = tool_process("--backend", "nunpy")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("bench_vs_torch_e2e: unknown backend 'nunpy'")
 
 
 def test_the_tool_times_resnet18_beside_torchvision() -> None:
-    done = tool("--backend", "numpy", "--warmup", "0", "--repeat", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    ours, peer = json.loads(done.stdout)["rows"]
+    asked = ("--backend", "numpy", "--warmup", "0", "--repeat", "1", "--json")
+    done = commands.tool("bench_vs_torch_e2e", *asked)
+    assert done.code == 0, done.err
+    ours, peer = json.loads(done.out)["rows"]
     assert (ours["backend"], peer["backend"]) == ("numpy", "torchvision eager")
     assert ours["ratio"] == ours["median_ms"] / peer["median_ms"]
     assert peer["ratio"] == 1

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -38,14 +42,28 @@ CLASSES = 7
 def seeded(model: nn.Module, network: Described) -> Any:
     """In evaluation mode, with weights under which every layer counts."""
     weights = random_weights(network.schedule("the model", classes=CLASSES), 0)
-    model.load_state_dict({n: torch.from_numpy(a) for n, a in weights.items()}, strict=False)
+    values = {n: torch.from_numpy(a) for n, a in weights.items()}
+    missing, _ = model.load_state_dict(values, strict=False)
+    assert all(name.endswith("num_batches_tracked") for name in missing)
     return model.eval()
 
 
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Models get no random weights, which takes longer than to run them: `seeded` has others."""
+    with (
+        patch("torch.nn.init.kaiming_uniform_", lambda tensor, **_: tensor),
+        patch("torch.nn.init.kaiming_normal_", lambda tensor, **_: tensor),
+    ):
+        yield
+
+
+@lru_cache(maxsize=1)  # its levels follow each other
 def model_of(name: str) -> Any:
     theirs, options = MODELS[name]
     dilate = tuple(options.get("replace_stride_with_dilation", ()))
-    model = torchvision.models.get_model(theirs, num_classes=CLASSES, **options)
+    with undrawn():
+        model = torchvision.models.get_model(theirs, num_classes=CLASSES, **options)
     known = FAMILY[theirs]
     network = Described(
         known.block, known.blocks, known.width, known.groups, known.group_width, dilate

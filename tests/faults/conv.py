@@ -34,16 +34,15 @@ def column(op: Conv2d, j: Array, s: int, width: int) -> Array:
 def zero_outside(x: Array, rows: Array, columns: Array) -> Array:
     """x[:, :, rows, columns], and zero where the image has no such row or column."""
     h, w = x.shape[2:]
-    inside = ((rows >= 0) & (rows < h))[:, None] & (columns >= 0) & (columns < w)
-    return np.where(inside, nearest_outside(x, rows, columns), x.dtype.type(0))
+    taken = nearest_outside(x, rows, columns)
+    above, beside = (rows < 0) | (rows >= h), (columns < 0) | (columns >= w)
+    np.copyto(taken, 0, where=above[:, None] | beside)
+    return taken
 
 
 def nearest_outside(x: Array, rows: Array, columns: Array) -> Array:
-    h, w = x.shape[2:]
-    # For so few numbers `clip` takes more than twice as long; this is what campaigns call most.
-    rows = np.minimum(np.maximum(rows, 0), h - 1)
-    columns = np.minimum(np.maximum(columns, 0), w - 1)
-    taken: Array = x[:, :, rows[:, None], columns]
+    """A copy. This is what campaigns call most: to index by two arrays takes twice as long."""
+    taken: Array = x.take(rows, 2, mode="clip").take(columns, 3, mode="clip")
     return taken
 
 
@@ -92,11 +91,10 @@ class Conv:
         x, w = inputs[0].astype(self.wide), weights[0].astype(self.wide)
         (kh, kw), (h, width) = op.kernel_size, x.shape[2:]
         i, j = np.arange(out.shape[2]), np.arange(out.shape[3])
+        rows = [self.row(op, i, r, h) for r in range(kh)]
+        columns = [self.column(op, j, s, width) for s in range(kw)]
         terms = [
-            self.mix(
-                self.tap(w, r, s),
-                self.pixels(x, self.row(op, i, r, h), self.column(op, j, s, width)),
-            )
+            self.mix(self.tap(w, r, s), self.pixels(x, rows[r], columns[s]))
             for r in range(kh)
             for s in range(kw)
         ]

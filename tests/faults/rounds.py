@@ -78,9 +78,10 @@ class Rounds:
         """(C, kh, kw, N, OH, OW)."""
         i, j = np.arange(oh), np.arange(ow)
         (kh, kw), (h, w) = op.kernel_size, x.shape[2:]
+        columns = [column(op, j, s, w) for s in range(kw)]
         taps = [
-            [zero_outside(x, row(op, i, r, h), column(op, j, s, w)) for s in range(kw)]
-            for r in range(kh)
+            [zero_outside(x, rows, columns[s]) for s in range(kw)]
+            for rows in (row(op, i, r, h) for r in range(kh))
         ]
         found: Array = np.array(taps).transpose(3, 0, 1, 2, 4, 5)
         return found

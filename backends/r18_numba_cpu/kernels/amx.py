@@ -214,50 +214,58 @@ def _on(builder: Any, pointer: Any, nbytes: int) -> Any:
 # -- a band ------------------------------------------------------------------------------------
 
 
-@function
-def multiply_band(
-    rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers, at_cover, store_tile
-):  # fmt: skip
-    """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
+def banded(store_tile: Any) -> Any:
+    """`multiply_band` with an epilogue.
 
-    shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes. c: TILES tiles.
-    numbers: a `Cover` and the configuration of tiles from at_cover on. store_tile: the epilogue.
+    NOTE: the epilogue is no argument. Code that passes a function on holds its address, and code
+    with an address is not kept on the disk: each process would compile the kernel again.
     """
-    n = numbers[at_cover:]
-    cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
-    configuration = at_cover + 5
-    nbytes = a.itemsize
-    steps = depth.length * GROUP // cover.step
-    pixel_stride = shape.stride_w * shape.channels
-    row_stride = shape.stride_h * depth.stride
-    lines = rows if cover.merged else 1
-    pixels = (lines - 1) * cover.pitch + shape.out_w
-    each = (pixels + cover.height - 1) // cover.height
-    tiles = rows // lines * each
-    size = cover.height * COLUMNS
-    configure(numbers, configuration)
-    for first in range(0, tiles, TILES):
-        count = min(TILES, tiles - first)
-        start = first // each * row_stride + first % each * cover.height * pixel_stride
-        second = first + 1
-        following = second // each * row_stride + second % each * cover.height * pixel_stride
-        multiply_tiles(
-            count, cover.signed, a, a_at + start, nbytes * (following - start),
-            nbytes * pixel_stride, b, b_at, depth.runs, steps, cover.step, nbytes * depth.stride,
-            c, c_at, size,
-            numbers, configuration,
-        )  # fmt: skip
-        for t in range(count):
-            row, at = (first + t) // each, (first + t) % each * cover.height
-            end = min(at + cover.height, pixels)
-            sums = c_at + t * size
-            while at < end:  # a tile of merged rows has parts of several
-                line, column = at // cover.pitch, at % cover.pitch
-                outputs = min(end - at, shape.out_w - column)
-                if outputs > 0:
-                    pixel = tile.pixel + (row + line) * shape.out_w + column
-                    part = Tile(pixel, tile.channel, tile.outputs)
-                    store_tile(outputs, c, sums, part, terms)
-                sums += min(end - at, cover.pitch - column) * COLUMNS
-                at += min(end - at, cover.pitch - column)
-    release(numbers, configuration)
+
+    @function
+    def multiply_band(
+        rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers, at_cover
+    ):  # fmt: skip
+        """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
+
+        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c: TILES
+        tiles. numbers: a `Cover` and the configuration of tiles from at_cover on.
+        """
+        n = numbers[at_cover:]
+        cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
+        configuration = at_cover + 5
+        nbytes = a.itemsize
+        steps = depth.length * GROUP // cover.step
+        pixel_stride = shape.stride_w * shape.channels
+        row_stride = shape.stride_h * depth.stride
+        lines = rows if cover.merged else 1
+        pixels = (lines - 1) * cover.pitch + shape.out_w
+        each = (pixels + cover.height - 1) // cover.height
+        tiles = rows // lines * each
+        size = cover.height * COLUMNS
+        configure(numbers, configuration)
+        for first in range(0, tiles, TILES):
+            count = min(TILES, tiles - first)
+            start = first // each * row_stride + first % each * cover.height * pixel_stride
+            second = first + 1
+            following = second // each * row_stride + second % each * cover.height * pixel_stride
+            multiply_tiles(
+                count, cover.signed, a, a_at + start, nbytes * (following - start),
+                nbytes * pixel_stride, b, b_at, depth.runs, steps, cover.step,
+                nbytes * depth.stride, c, c_at, size, numbers, configuration,
+            )  # fmt: skip
+            for t in range(count):
+                row, at = (first + t) // each, (first + t) % each * cover.height
+                end = min(at + cover.height, pixels)
+                sums = c_at + t * size
+                while at < end:  # a tile of merged rows has parts of several
+                    line, column = at // cover.pitch, at % cover.pitch
+                    outputs = min(end - at, shape.out_w - column)
+                    if outputs > 0:
+                        pixel = tile.pixel + (row + line) * shape.out_w + column
+                        part = Tile(pixel, tile.channel, tile.outputs)
+                        store_tile(outputs, c, sums, part, terms)
+                    sums += min(end - at, cover.pitch - column) * COLUMNS
+                    at += min(end - at, cover.pitch - column)
+        release(numbers, configuration)
+
+    return multiply_band

@@ -25,6 +25,7 @@ from numba.core.serialize import dumps
 from r18 import cache
 
 BASE: Any = _Cache
+TEXT = ".s"
 
 
 class KernelCache(BASE):
@@ -46,8 +47,9 @@ class KernelCache(BASE):
         self._enabled = False
 
     def flush(self) -> None:
-        for path in self._folder.glob(f"{self._kernel.__name__}-*.numba"):
-            path.unlink(missing_ok=True)
+        for suffix in (".numba", TEXT):
+            for path in self._folder.glob(f"{self._kernel.__name__}-*{suffix}"):
+                path.unlink(missing_ok=True)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled kernel, or None if it has to be compiled."""
@@ -73,6 +75,15 @@ class KernelCache(BASE):
     def save_overload(self, sig: Any, data: Any) -> None:
         if self._enabled and not data.lifted and not data.library.has_dynamic_globals:
             cache.store(self._path(sig, data.codegen), dumps(data._reduce()))
+
+    def load_text(self, sig: Any, codegen: Any) -> str | None:
+        """The machine code that `save_text` kept, or None."""
+        content = cache.load(self._path(sig, codegen).with_suffix(TEXT)) if self._enabled else None
+        return None if content is None else content.decode()
+
+    def save_text(self, sig: Any, codegen: Any, text: str) -> None:
+        if self._enabled:
+            cache.store(self._path(sig, codegen).with_suffix(TEXT), text.encode())
 
     def _path(self, sig: Any, codegen: Any) -> Path:
         """The file of a signature: its name is a hash over all else that decides the code."""

@@ -51,10 +51,19 @@ def function(function: Callable[..., Any]) -> Any:
 def assembly(kernel: Any, arguments: tuple[Any, ...]) -> str:
     """The machine code of a kernel for arguments like these, with LLVM's comments.
 
-    Compiled again: code that was cached has no text.
+    Code that was cached has no text. So it is compiled again, once: the text is cached, too.
     """
-    compiled = _compiled(kernel.py_func)
-    compiled.compile(tuple(map(typeof, arguments)))
+    signature = tuple(map(typeof, arguments))
+    compiled, kept = _compiled(kernel.py_func), kernel._cache
+    codegen = compiled.targetctx.codegen()
+    if (text := kept.load_text(signature, codegen)) is None:
+        text = _text(compiled, signature)
+        kept.save_text(signature, codegen, text)
+    return str(text)
+
+
+def _text(compiled: Any, signature: tuple[Any, ...]) -> str:
+    compiled.compile(signature)
     (found,) = compiled.overloads.values()
     machine = found.library.codegen._tm
     machine.set_asm_verbosity(True)

@@ -222,7 +222,13 @@ def _root(name: str) -> Path:
 def _covered(root: Path) -> Iterator[Coverage]:
     """Record the branches taken in the code under `root`, on all threads."""
     pattern = str(root) if root.is_file() else f"{root}/*"
-    coverage = Coverage(data_file=None, config_file=False, branch=True, include=[pattern])
+    coverage = Coverage(
+        data_file=None,
+        config_file=False,
+        branch=True,
+        include=[pattern],
+        concurrency=_concurrency(),
+    )
     # Only an entry with a reason may silence a branch, not a `pragma`.
     coverage.set_option("report:exclude_lines", [r"if (typing\.)?TYPE_CHECKING:"])
     coverage.set_option("report:partial_branches", [])
@@ -231,6 +237,11 @@ def _covered(root: Path) -> Iterator[Coverage]:
         yield coverage
     finally:
         coverage.stop()
+
+
+def _concurrency() -> list[str]:
+    """What coverage.py has to tell apart: Numba's simulator runs kernels in greenlets."""
+    return ["thread", "greenlet"] if importlib.util.find_spec("greenlet") else ["thread"]
 
 
 def _lines(coverage: Coverage, root: Path) -> dict[Path, Lines]:

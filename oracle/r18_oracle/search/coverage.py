@@ -149,7 +149,8 @@ def coverage_findings(
     same = repeated_findings(name, backend, network_name, batches, seed)
     try:
         missing = uncovered(backend, network(network_name), batches)
-        absent = {p for p, _ in missing if unavailable(backend, p) is not None}
+        precisions = {precision for precision, _ in missing}
+        absent = {p for p in precisions if unavailable(backend, p) is not None}
     except Exception as error:  # any exception of a kernel is a finding
         message = f"the refusal() of a kernel raised {described(error)}"
         return [finding(f"{name}/*", None, message)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import numba_compiled
 import r18_numba
 from r18.backend import Array, CompileOptions, DeviceInfo
 from r18.backend.registry import load_backend
@@ -40,7 +42,7 @@ from r18_oracle.judge.reference import reference
 from r18_oracle.search import records as evidence
 from r18_oracle.search.profiles import profile
 from r18_oracle.search.verify import Request, suited
-from support import output_of, run_python
+from support import output_of
 
 SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
 IGNORED = shutil.ignore_patterns("__pycache__")
@@ -104,6 +106,23 @@ except BackendUnavailable as error:
     assert output_of(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).strip() == (
         "there is no GPU, and numba.cuda was imported before its simulator could be chosen|"
         "Set NUMBA_ENABLE_CUDASIM=1 in the environment."
+    )
+
+
+def test_a_simulator_without_greenlet_is_told_with_the_remedy() -> None:
+    code = """
+import sys
+sys.modules["greenlet"] = None
+from r18.errors import BackendUnavailable
+import r18_numba
+try:
+    r18_numba.Backend().probe()
+except BackendUnavailable as error:
+    print(error.cause, error.remedy, sep="|")
+"""
+    assert output_of(code, env=SIMULATED).strip() == (
+        "its simulator needs greenlet: import of greenlet halted; None in sys.modules|"
+        "pip install 'r18[numba]', and for a GPU 'numba-cuda[cu13]'"
     )
 
 
@@ -272,6 +291,29 @@ def test_a_thread_that_raises_ends_the_block_and_leaves_nothing_behind(
     assert simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))[0, 0] == 6
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_kernels_are_traced_as_new_threads_are(
+    backend: r18_numba.Backend, everywhere: bool
+) -> None:
+    """Not by what traces the thread that launches alone, as the check of two programs does."""
+    seen: list[str] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    before = sys.gettrace()
+    threading.settrace(trace if everywhere else None)  # type: ignore[arg-type]
+    sys.settrace(trace)
+    try:
+        simulate(backend, "leaving_early", np.zeros((1, 4), np.float32))
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)
+        threading.settrace(None)  # type: ignore[arg-type]
+    assert seen.count("leaving_early") == (4 if everywhere else 0)
+    assert "launch" in seen
+
+
 # -- builders of device code -------------------------------------------------------------------
 
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -310,65 +352,13 @@ def test_each_builder_keeps_a_function_for_each_argument(
 
 def test_every_kernel_compiles_for_a_gpu_and_keeps_its_arrays_in_registers() -> None:
     """The simulator takes any Python: types that Numba cannot infer show only here."""
-    if not libnvvm():
+    if (rows := numba_compiled.made("floats")) is None:
         pytest.skip("no libnvvm: pip install 'numba-cuda[cu13]' brings it")
-    code = """
-from types import SimpleNamespace
-import numpy as np
-from r18_numba import target
-target.gpu_count = lambda: 1  # so that it is not the simulator that is chosen
-from r18_numba.catalogue import all_kernels
-from r18_oracle.generate.corners import corners
-from r18_oracle.generate.crossings import crossings
-cuda = target.numba_cuda()
-from numba.cuda import dispatcher, types
-from numba.cuda.np import numpy_support
-dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(7, 5))
-launched = {}
-
-class Launches:
-    def launch(self, function, grid, block, *arguments, phase=""):
-        launched[function] = arguments
-
-class Hosted:
-    def __init__(self, problem, storage):
-        given = np.uint8 if problem.op.name == "normalize" else storage
-        self.inputs = [np.empty(1, given) for _ in problem.inputs]
-        self.out, self.storage = np.empty(1, storage), storage
-    def weight(self, place, dtype=None):
-        return np.empty(1, dtype or self.storage)
-    def scratch(self, *sizes):
-        return [np.empty(1, np.float32) for _ in sizes]
-
-def type_of(argument):
-    if isinstance(argument, np.ndarray):
-        return types.Array(numpy_support.from_dtype(argument.dtype), 1, "C")
-    return types.int32
-
-for kernel in all_kernels():
-    if kernel.precision.name == "int8":
-        continue  # test_numba_integers.py compiles them
-    known = (*corners(kernel.op, 4096, 400_000), *crossings(kernel, 4096, 400_000))
-    problem = next(p for p in known if kernel.refusal(p) is None)
-    kernel.launch(problem, Hosted(problem, kernel.storage), Launches())
-for function, arguments in launched.items():
-    signature = tuple(map(type_of, arguments))
-    code, _ = cuda.compile(function.py_func, signature, device=False, cc=(7, 5), abi="numba")
-    print(function.py_func.__name__, ".target sm_75" in code, ".local" in code)
-"""
-    rows = [
-        line.split() for line in output_of(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).splitlines()
-    ]
     assert {row[0] for row in rows} >= {
         *("direct_conv", "implicit_gemm", "winograd_input", "winograd_sums", "winograd_output"),
         *("tiled_linear", "batchnorm", "relu", "add", "maxpool", "gap", "softmax", "normalize"),
     }
     assert {tuple(row[1:]) for row in rows} == {("True", "False")}
-
-
-def libnvvm() -> bool:
-    code = "from numba.cuda.cudadrv.nvvm import NVVM; NVVM()"
-    return run_python(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).returncode == 0
 
 
 # -- what a record knows a kernel by -----------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+import numba_compiled
 import r18_numba
 from integer_networks import assert_equals_numpy
 from r18.graph.ops import Conv2d, Linear, Problem
@@ -31,7 +32,6 @@ from r18_numba.others import LINEAR_TILES
 from r18_numba.tile import LARGE, SMALL, TINY, WIDE, Tile
 from r18_oracle.generate.inputs import make_case
 from r18_oracle.judge.verdict import judge
-from support import output_of, run_python
 
 
 @pytest.fixture(scope="module")
@@ -97,85 +97,15 @@ def test_a_gpu_is_given_tiles_of_whole_warps(batch: int) -> None:
 
 # -- what a GPU compiles -----------------------------------------------------------------------
 
-COMPILED = """
-import re
-from types import SimpleNamespace
-import numpy as np
-from r18_numba import target
-target.gpu_count = lambda: 1  # so that it is not the simulator that is chosen
-from r18.graph.precision import INT8
-from r18_numba.catalogue import all_kernels
-from r18_oracle.generate.corners import corners
-cuda = target.numba_cuda()
-from numba.cuda import dispatcher, types
-from numba.cuda.np import numpy_support
-from numba.cuda.codegen import CUDACodeLibrary
-asked = ((8, 0), (9, 0))
-dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=asked[0])
-libraries = []
-to_ptx = CUDACodeLibrary.get_asm_strs
-
-def noted(library, cc=None):
-    libraries.append(library)
-    return to_ptx(library, cc)
-
-CUDACodeLibrary.get_asm_strs = noted
-
-class Launches:
-    def launch(self, function, grid, block, *arguments, phase=""):
-        self.function, self.signature = function, tuple(map(type_of, arguments))
-
-class Hosted:
-    def __init__(self, problem):
-        self.inputs = [np.empty(1, dtype) for dtype in INT8.input_dtypes(problem.op)]
-        self.out = np.empty(1, INT8.output_dtype(problem.op))
-    def weight(self, place, dtype):
-        return np.empty(1, dtype)
-
-def type_of(argument):
-    if isinstance(argument, np.ndarray):
-        return types.Array(numpy_support.from_dtype(argument.dtype), 1, "C")
-    return types.int32
-
-def show(function, signature):
-    # Numba's typing and lowering take nearly all of the time, and are the same from sm_60 on: NVVM
-    # makes the other architecture's PTX of the same IR.
-    first, _ = cuda.compile(function, signature, device=False, cc=asked[0], abi="numba")
-    (other,) = libraries[-1].get_asm_strs(cc=asked[1])
-    for cc, ptx in zip(asked, (first, other), strict=True):
-        used = sorted(set(re.findall(r"^\\s+(?:@\\S+ )?(\\w+\\.[\\w.]*f32[\\w.]*) ", ptx, re.M)))
-        name = f"sm_{cc[0]}{cc[1]}"
-        print(name, function.__name__, f".target {name}" in ptx, ".local" in ptx, *used)
-
-def contracted(x, out):
-    out[0] = x[0] * x[1] + x[2]
-
-floats = types.Array(types.float32, 1, "C")
-show(contracted, (floats, floats))
-# Small tiles first: they are compiled for every combination of formats, large ones for one.
-functions, signatures = set(), set()
-for kernel in reversed(all_kernels()):
-    for problem in corners(kernel.op, 4096, 400_000) if kernel.precision is INT8 else ():
-        if kernel.refusal(problem) is None:
-            launched = Launches()
-            kernel.launch(problem, Hosted(problem), launched)
-            function, name = launched.function, launched.function.py_func.__name__
-            if function not in functions or (name, launched.signature) not in signatures:
-                functions.add(function)
-                signatures.add((name, launched.signature))
-                show(function.py_func, launched.signature)
-"""
-
 
 @pytest.fixture(scope="module")
 def instructions() -> dict[str, list[list[str]]]:
     """By architecture: of each function its name, whether the PTX has that target and local
     memory, and the instructions of floats."""
-    if not libnvvm():
+    if (made := numba_compiled.made("integers")) is None:
         pytest.skip("no libnvvm: pip install 'numba-cuda[cu13]' brings it")
     found: dict[str, list[list[str]]] = {}
-    for line in output_of(COMPILED, env={"NUMBA_ENABLE_CUDASIM": "0"}).splitlines():
-        target, *row = line.split()
+    for target, *row in made:
         found.setdefault(target, []).append(row)
     return found
 
@@ -209,8 +139,3 @@ def test_no_operation_of_a_requantisation_is_fused_on_a_gpu(
 
 
 MOVES = ("mov.", "ld.", "st.", "selp.")
-
-
-def libnvvm() -> bool:
-    code = "from numba.cuda.cudadrv.nvvm import NVVM; NVVM()"
-    return run_python(code, env={"NUMBA_ENABLE_CUDASIM": "0"}).returncode == 0

@@ -16,9 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
-from numba.core.serialize import dumps
 
-from r18 import cache
 from r18_numba_cpu import compiled
 from r18_numba_cpu.kernels.amx import Instructions
 from r18_numba_cpu.kernels.cache import KernelCache
@@ -27,7 +25,6 @@ TILES, ROWS, NBYTES = 8, 16, 64
 FAMILIES = ("integers", "bfloat16")
 BYTES = types.CPointer(types.uint8)
 LEAST = np.float32(2.0**-126)
-EPILOGUES = {id(compiled.module(f"{kind}.epilogue").store_tile) for kind in FAMILIES}
 DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
@@ -62,12 +59,13 @@ class Apart(KernelCache):
         is_of_amx = sig[1].dtype in (types.int32, types.uint32)  # its weights
         return path.with_name(f"emulated-{DIGEST}-{path.name}") if is_of_amx else path
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Also where the code holds the addresses of epilogues: their calls are compiled in, and
-        nothing reads the objects. Else each process compiles the loops again, for 19 s."""
-        held = {int(name.rpartition(".")[2], 16) for name in data.library._dynamic_globals}
-        if held <= EPILOGUES and not data.lifted:
-            cache.store(self._path(sig, data.codegen), dumps(data._reduce()))
+
+def kept(kernel: Any) -> bool:
+    """Whether all code of a kernel with emulated tiles is on the disk for other processes."""
+    codegen = kernel.targetctx.codegen()
+    paths = [kernel._cache._path(signature, codegen) for signature in kernel.overloads]
+    emulated = [path for path in paths if path.name.startswith("emulated-")]
+    return bool(emulated) and all(path.is_file() for path in emulated)
 
 
 class Emulated(Instructions):

@@ -185,16 +185,16 @@ found.update(dict.fromkeys(wanted, True))
 binding.get_host_cpu_features = lambda: found
 binding.get_host_cpu_name = lambda: "sapphirerapids"
 
-from numba import float32, int32, int64, types, uint8
+import numpy as np
 from r18_numba_cpu import compiled
 
 kernel = compiled.module("integers.implicit_gemm").implicit_gemm
-kernel._cache.disable()
-arrays = (uint8, int32, int32, float32, uint8, float32, uint8, int32, uint8, int64)
-kernel.compile((*(types.Array(kind, 1, "C") for kind in arrays), int64))
-(assembly,) = kernel.inspect_asm().values()
-print(assembly)
+kinds = "uint8 int32 int32 float32 uint8 float32 uint8 int32 uint8 int64"
+arrays = [np.zeros(1, kind) for kind in kinds.split()]
+print(compiled.module("jit").assembly(kernel, (*arrays, 1)))
 """)
+
+    assembly = re.sub(r"[ \t]*#.*", "", assembly)  # comments name instructions, too
 
     def count(pattern: str, text: str) -> int:
         return len(re.findall(pattern, text))

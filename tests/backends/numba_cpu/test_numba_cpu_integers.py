@@ -328,6 +328,13 @@ print(json.dumps(found))
     assert len(set(found.values())) == 1
 
 
+@pytest.mark.skipif(compiled.module("amx").AVAILABLE, reason="this CPU has AMX")
+def test_code_of_tiles_is_kept_for_other_processes(backend: Backend) -> None:
+    """Numba keeps none that holds an address: each process would compile the tiles' loops again."""
+    result(backend, WITH_AMX[0], conv_problem(4, 4, (1, 3, 3)))
+    assert emulated_tiles.kept(compiled.module("integers.implicit_gemm").implicit_gemm)
+
+
 # -- the CPU -----------------------------------------------------------------------------------
 
 

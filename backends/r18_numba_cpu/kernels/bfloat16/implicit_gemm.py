@@ -43,7 +43,7 @@ from r18_numba_cpu.kernels.vector import (
     store_lanes,
 )
 
-amx_multiply_band, multiply_pairs = amx.multiply_band, pairs.multiply
+amx_multiply_band, multiply_pairs = amx.banded(store_tile), pairs.multiply
 
 
 def multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
@@ -62,7 +62,7 @@ def _multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, ter
             in_pairs = Depth(depth.runs, depth.length // pairs.PAIR, depth.stride)
             amx_multiply_band(
                 rows, a, a_at, shape, b, b_at, in_pairs, c, c_at, tile, terms, numbers,
-                PAIRED_COVER, store_tile,
+                PAIRED_COVER,
             )  # fmt: skip
 
         return by_tiles

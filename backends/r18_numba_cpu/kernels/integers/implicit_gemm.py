@@ -33,7 +33,7 @@ from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.vector import LANES, fetch_add, store_lanes
 
 portable_multiply, vnni_multiply = portable.multiply, vnni.multiply
-amx_multiply_band = amx.multiply_band
+amx_multiply_band = amx.banded(store_tile)
 
 
 def multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
@@ -62,7 +62,6 @@ def _multiply_band(rows, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, n
                 terms,
                 numbers,
                 COVER,
-                store_tile,
             )
         )
 
