@@ -31,7 +31,9 @@ The sharpest checks come first: integers name a wrong index before a bound shows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -60,7 +62,7 @@ from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_f
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning, explanation
-from r18_oracle.judge.verdict import Judgement, judge
+from r18_oracle.judge.verdict import Judgement, expected, judge
 
 T = TypeVar("T")
 
@@ -93,6 +95,8 @@ VALUES = ("exact", "impulse", "bound", "edges")
 
 SETTLE_SECONDS = 0.002
 """The wait before looking for writes after `synchronize`."""
+LEAST_SECONDS = SETTLE_SECONDS / 10
+"""The part of it in which nothing is computed."""
 RUNS = 8
 """How often a kernel is run again before a difference is attributed to anything but the run."""
 ELEMENTS = 32
@@ -280,6 +284,17 @@ class Examination:
             )
         self._pass("full_write")
 
+    def _meanwhile(self, case: Case) -> float:
+        """Compute the answer to the case, which `bound` needs later; the rest of `SETTLE_SECONDS`.
+
+        Some rest is always left: only while this thread sleeps is a thread of the kernel sure to
+        get the interpreter.
+        """
+        start = time.monotonic()
+        with suppress(UnknownName, UsageError):  # `bound` reports them
+            expected(case, self._contract, key=self._key(case, 0))
+        return max(LEAST_SECONDS, SETTLE_SECONDS - (time.monotonic() - start))
+
     def _completion(self, seen: Observation, seconds: float) -> None:
         if seen.in_flight(seconds):
             self._fail("completion", "memory still changed after synchronize had returned")
@@ -401,7 +416,7 @@ class Examination:
         if watched:
             self._pass("independence")
         if settle:
-            self._completion(seen, SETTLE_SECONDS)
+            self._completion(seen, self._meanwhile(case))
         if not alias and not (known and case.output_dtype.kind in "iu"):
             self._full_write(case, seen, noisy=noisy)
         self._results = [*self._results[-1:], (case, seen.output)]
@@ -431,6 +446,11 @@ class Examination:
             )
         self._pass(check)
 
+    def _key(self, case: Case, variant: int) -> Hashable:
+        """What identifies the answer of a case from `make_case` in the cache of answers."""
+        asked = (self.problem, self._kind, self.seed, variant)
+        return (*asked, case.precision, self._contract)
+
     def _judge(
         self,
         check: str,
@@ -444,10 +464,7 @@ class Examination:
 
         variant: that of the case, if `make_case` returned it unchanged; its reference is cached.
         """
-        key = None
-        if variant is not None:
-            asked = (self.problem, self._kind, self.seed, variant)
-            key = (*asked, case.precision, self._contract)
+        key = None if variant is None else self._key(case, variant)
         try:
             judgement = judge(case, self._contract, got, exact=exact, key=key)
         except (UnknownName, UsageError) as error:

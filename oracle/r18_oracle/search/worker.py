@@ -28,6 +28,7 @@ from typing import Any
 from r18.ends import deaf, end_group, signal_name
 from r18.errors import R18Error
 from r18.graph.ops import Problem
+from r18.machine import keep_freed_memory
 from r18_oracle import stacks
 from r18_oracle.findings import MOST_TEXT, STACKS, Finding, described
 from r18_oracle.search import isolation
@@ -421,6 +422,7 @@ def _serve(
         errors.close()
     isolation.leave_parent()
     stacks.listen(folder)
+    keep_freed_memory()
     # The start method of an ordinary process. With that of a worker's own start, Numba makes a
     # lock with a name, which whoever kills the worker would leave behind.
     multiprocessing.set_start_method(None, force=True)
