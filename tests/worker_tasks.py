@@ -246,10 +246,12 @@ def spoil_the_slate(announce: Announce, folder: str, how: str) -> None:
     os._exit(6)
 
 
-def announce_at_length(announce: Announce) -> None:
-    """More than an entry of a slate holds."""
+def announce_at_length(announce: Announce, short: int) -> None:
+    """More than an entry of a slate holds; the last time less again."""
     announce(problem(15), "normal", 19)
     announce(problem(16), "x" * 10_000, 20)
+    if short:
+        announce(problem(17), "normal", 21)
     os._exit(7)
 
 

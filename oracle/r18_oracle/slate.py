@@ -17,42 +17,45 @@ from pathlib import Path
 MOST_NBYTES = 1 << 12
 """The longest content; an announcement has some hundred bytes."""
 
-_HEADER = struct.Struct("=QII")  # the number of the entry, the content's length and its CRC-32
-_SLOT_NBYTES = _HEADER.size + MOST_NBYTES
+_HEADER = struct.Struct("=QI")  # the number of the entry, and the content's length
+_CHECKSUM = struct.Struct("=I")  # the CRC-32 of the header and the content, which come after it
+_CONTENT = _CHECKSUM.size + _HEADER.size
+_SLOT_NBYTES = _CONTENT + MOST_NBYTES
 
 
 class Slate:
     """One process's descriptor of the file: two slots, which entries take in turn.
 
     The last entry is whole even if the process dies while it writes the next one. Whatever else is
-    in the file, `read` returns an entry that was written, or none.
+    in the file, `read` returns an entry that was written, or none. Entries have numbers, so that a
+    reader who is told of some in another way knows which is the last.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """Raises `OSError` if the file cannot be made (`create`) or opened."""
         self._file = path.open("x+b" if create else "r+b", buffering=0)
-        self._count = 0
+        self._slot = 0
 
-    def write(self, content: bytes) -> bool:
+    def write(self, number: int, content: bytes) -> bool:
         """Write an entry; False if it is too long or the file cannot be written.
 
-        One process writes, and it writes nothing after the first False.
+        Only one process writes. number: larger than that of the entry before.
         """
         if len(content) > MOST_NBYTES:
             return False
-        count = self._count + 1
-        entry = _HEADER.pack(count, len(content), zlib.crc32(content)) + content
+        checked = _HEADER.pack(number, len(content)) + content
+        entry = _CHECKSUM.pack(zlib.crc32(checked)) + checked
         try:
-            self._file.seek(count % 2 * _SLOT_NBYTES)
+            self._file.seek(self._slot * _SLOT_NBYTES)
             if self._file.write(entry) != len(entry):
                 return False
         except OSError:  # such as a full disk
             return False
-        self._count = count
+        self._slot = 1 - self._slot
         return True
 
     def read(self) -> tuple[int, bytes]:
-        """The number of the last entry, from 1, and its content; 0 and nothing without one."""
+        """The number of the last entry and its content; 0 and nothing without one."""
         try:
             self._file.seek(0)
             data = self._file.read(2 * _SLOT_NBYTES) or b""
@@ -65,13 +68,14 @@ class Slate:
 
 
 def _entry(slot: bytes) -> tuple[int, bytes]:
-    if len(slot) < _HEADER.size:
+    if len(slot) < _CONTENT:
         return 0, b""
-    count, length, checksum = _HEADER.unpack_from(slot)
-    content = slot[_HEADER.size : _HEADER.size + length]
-    if len(content) != length or zlib.crc32(content) != checksum:
+    (checksum,) = _CHECKSUM.unpack_from(slot)
+    number, length = _HEADER.unpack_from(slot, _CHECKSUM.size)
+    content = slot[_CONTENT : _CONTENT + length]
+    if zlib.crc32(slot[_CHECKSUM.size : _CONTENT + length]) != checksum:
         return 0, b""
-    return count, content
+    return number, content
 
 
 __all__ = ["MOST_NBYTES", "Slate"]

@@ -23,21 +23,21 @@ def test_the_last_entry_is_read_as_often_as_it_is_asked_for(file: Path) -> None:
     theirs = Slate(file)
     assert mine.read() == (0, b"")
     for number, content in enumerate((b"one", b"", b"x" * MOST_NBYTES, b"four"), 1):
-        assert theirs.write(content)
+        assert theirs.write(number, content)
         assert mine.read() == mine.read() == (number, content)
 
 
 def test_what_is_too_long_leaves_the_last(file: Path) -> None:
     slate = Slate(file, create=True)
-    assert slate.write(b"before")
-    assert not slate.write(b"x" * (MOST_NBYTES + 1))
+    assert slate.write(1, b"before")
+    assert not slate.write(2, b"x" * (MOST_NBYTES + 1))
     assert slate.read() == (1, b"before")
 
 
 def test_of_a_spoiled_entry_the_one_before_is_read(file: Path) -> None:
     slate = Slate(file, create=True)
-    slate.write(b"one")
-    slate.write(b"two")
+    slate.write(1, b"one")
+    slate.write(2, b"two")
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b"two", b"tow"))
     assert slate.read() == (1, b"one")
@@ -50,12 +50,12 @@ def test_of_a_spoiled_slate_nothing_is_read_until_it_is_written_to(
     file: Path, content: bytes
 ) -> None:
     slate = Slate(file, create=True)
-    slate.write(b"before")
+    slate.write(1, b"before")
     file.write_bytes(content)
     number, read = slate.read()
     assert read == b""
     assert number == 0
-    assert slate.write(b"after")
+    assert slate.write(2, b"after")
     assert slate.read() == (2, b"after")
 
 
@@ -68,14 +68,14 @@ def test_a_slate_is_made_once(file: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_slate_on_a_full_disk_says_so() -> None:
     slate = Slate(Path("/dev/full"))
-    assert not slate.write(b"anything")
+    assert not slate.write(1, b"anything")
     assert slate.read()[1] == b""
 
 
 def write_and_die(file: Path) -> None:
     slate = Slate(file)
     for number in range(1000):
-        slate.write(b"%d" % number * 1000)
+        slate.write(number + 1, b"%d" % number * 1000)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -342,8 +342,11 @@ def test_a_spoiled_slate_costs_neither_process_its_life(how: str) -> None:
 
 
 def test_what_a_slate_does_not_hold_is_announced_all_the_same() -> None:
-    lost, double = run(job("announce_at_length"), job("double", number=1), workers=1)
-    assert (crash_of(lost).problem, crash_of(lost).seed) == (worker_tasks.problem(16), 20)
+    """Through the pipe, and the parent knows which announcement was the last."""
+    jobs = [job("announce_at_length", short=short) for short in (0, 1)]
+    long, short, double = run(*jobs, job("double", number=1), workers=1)
+    assert (crash_of(long).problem, crash_of(long).seed) == (worker_tasks.problem(16), 20)
+    assert (crash_of(short).problem, crash_of(short).seed) == (worker_tasks.problem(17), 21)
     assert double.result == 2
 
 

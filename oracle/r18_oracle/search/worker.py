@@ -96,7 +96,7 @@ class _Worker:
     pipe: Connection
     folder: str
     slate: Slate
-    read: int = 0  # the number of the last entry that was read
+    announced: int = 0  # the number of its last announcement that was read
     job: Job | None = None
     kin: str = ""
     begun: bool = False
@@ -307,7 +307,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def _give(worker: _Worker, job: Job) -> bool:
     """Send a job; False if the worker died while it was idle."""
-    worker.read, _ = worker.slate.read()  # what is left is of the job before
+    worker.announced = max(worker.announced, worker.slate.read()[0])  # of the job before
     try:
         worker.pipe.send(job)
     except OSError:
@@ -347,10 +347,12 @@ def _listen(
         worker.begun = True
         if said == "begun":
             continue
-        if said == "at":  # it cannot write on its slate
-            worker.doing = content
-            if on_progress is not None:
-                on_progress(job, content[0])
+        if said == "at":  # its slate cannot hold it
+            number, doing = content
+            if number > worker.announced:
+                worker.announced, worker.doing = number, doing
+                if on_progress is not None:
+                    on_progress(job, doing[0])
         elif said == "too long":
             yield _lost(worker, "crash", content)
         else:
@@ -368,9 +370,9 @@ def _listen(
 def _look(worker: _Worker) -> bool:
     """Read the worker's slate; whether it has a new entry."""
     number, content = worker.slate.read()
-    if number <= worker.read:
+    if number <= worker.announced:
         return False
-    worker.read, worker.heard = number, time.monotonic()
+    worker.announced, worker.heard = number, time.monotonic()
     with suppress(Exception):  # a kernel may have written there: the entry before stays
         worker.doing = pickle.loads(content)
     return True
@@ -463,18 +465,16 @@ def _serve(
     # lock with a name, which whoever kills the worker would leave behind.
     multiprocessing.set_start_method(None, force=True)
     worker = os.getpid()
+    numbers = count(1)
     slate: Slate | None = None
     with suppress(OSError):  # the folder may be gone
         slate = Slate(file)
 
     def announce(problem: Problem | None, kind: str, seed: int) -> None:
-        nonlocal slate
         in_worker()
-        doing = problem, kind, seed
-        if slate is not None and not slate.write(pickle.dumps(doing)):
-            slate = None
-        if slate is None:
-            say("at", doing)
+        number, doing = next(numbers), (problem, kind, seed)
+        if slate is None or not slate.write(number, pickle.dumps(doing)):
+            say("at", (number, doing))
 
     def in_worker() -> None:
         if os.getpid() != worker:  # a kernel has forked, and this is the child
