@@ -173,6 +173,21 @@ def test_progress_names_the_problem_under_way() -> None:
     assert seen == [("toy/double", worker_tasks.problem(2))]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_what_is_prepared_is_what_workers_are_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables must be those that a pool asks for, or each worker is a new interpreter."""
+    monkeypatch.setattr(worker, "_SERVED", [])
+    asked = []
+    monkeypatch.setattr(worker.forkserver, "ensure_running", lambda: asked.append(dict(os.environ)))
+    worker.prepare(3)
+    (early,) = asked
+    kept = early["OMP_NUM_THREADS"], early["PYTHONSAFEPATH"]
+    with worker._environment(worker._variables(worker.Pool(3)._threads, "elsewhere")):
+        assert worker._context().get_start_method() == "forkserver"
+        assert (os.environ["OMP_NUM_THREADS"], os.environ["PYTHONSAFEPATH"]) == kept
+    assert len(asked) == 2
+
+
 def test_closing_early_ends_the_workers() -> None:
     outcomes = run_jobs([job("double", number=1), job("hang")], workers=2)
     assert next(outcomes).result == 2

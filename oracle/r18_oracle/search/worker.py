@@ -120,8 +120,8 @@ class Pool:
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
         self._memory = isolation.memory_limit()
         self._watched = 0.0
-        self._most = max(1, workers or os.cpu_count() or 1)
-        self._threads = threads or max(2, (os.cpu_count() or 1) // self._most)
+        self._most = _processes(workers)
+        self._threads = threads or _share_of_cores(self._most)
         self._workers: list[_Worker] = []
         self._folder: TemporaryDirectory[str] | None = None
 
@@ -207,6 +207,25 @@ class Pool:
                 self._folder = TemporaryDirectory(prefix="r18-", ignore_cleanup_errors=True)
             folder = self._folder.name
             self._workers.append(_start(_variables(self._threads, folder), folder))
+
+
+def prepare(workers: int | None = None) -> None:
+    """Start the process that workers are forked from, where they are, without waiting for it.
+
+    It imports the oracle while this process does. workers: as for the `Pool` that comes next.
+    """
+    variables = _variables(_share_of_cores(_processes(workers)), "")
+    with _environment(variables), deaf():
+        _context()
+
+
+def _processes(workers: int | None) -> int:
+    return max(1, workers or os.cpu_count() or 1)
+
+
+def _share_of_cores(workers: int) -> int:
+    """Threads of each worker."""
+    return max(2, (os.cpu_count() or 1) // workers)
 
 
 def deadline_in(minutes: float | None) -> float:
