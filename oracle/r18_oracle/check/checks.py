@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
@@ -285,15 +285,29 @@ class Examination:
         self._pass("full_write")
 
     def _meanwhile(self, case: Case) -> float:
-        """Compute the answer to the case, which `bound` needs later; the rest of `SETTLE_SECONDS`.
+        """Compute the answers that the checks need next, starting with the one to this case; the
+        rest of `SETTLE_SECONDS`.
 
         Some rest is always left: only while this thread sleeps is a thread of the kernel sure to
         get the interpreter.
         """
-        start = time.monotonic()
-        with suppress(UnknownName, UsageError):  # `bound` reports them
-            expected(case, self._contract, key=self._key(case, 0))
-        return max(LEAST_SECONDS, SETTLE_SECONDS - (time.monotonic() - start))
+        end = time.monotonic() + SETTLE_SECONDS
+        for kind, variant in self._coming(self._kind):
+            if (kind, variant) != (self._kind, 0):
+                case = CASES.made(self.kernel, self.problem, kind, self.seed, variant)
+            with suppress(UnknownName, UsageError):  # `_judge` reports them
+                key = self._key(case, kind, variant)
+                expected(case, self._contract, exact=kind == "exact", key=key)
+            if time.monotonic() >= end - LEAST_SECONDS:
+                break
+        return max(LEAST_SECONDS, end - time.monotonic())
+
+    def _coming(self, rounding: str) -> Iterator[tuple[str, int]]:
+        """(kind of input, variant) of what `_all_checks` judges."""
+        yield rounding, 0
+        known = kinds_for(self.kernel, self.problem)
+        for kind in (kind for kind in ("exact", "impulse", rounding, "edges") if kind in known):
+            yield from ((kind, v) for v in range(kind == rounding, self._variants(kind)))
 
     def _completion(self, seen: Observation, seconds: float) -> None:
         if seen.in_flight(seconds):
@@ -446,9 +460,9 @@ class Examination:
             )
         self._pass(check)
 
-    def _key(self, case: Case, variant: int) -> Hashable:
+    def _key(self, case: Case, kind: str, variant: int) -> Hashable:
         """What identifies the answer of a case from `make_case` in the cache of answers."""
-        asked = (self.problem, self._kind, self.seed, variant)
+        asked = (self.problem, kind, self.seed, variant)
         return (*asked, case.precision, self._contract)
 
     def _judge(
@@ -464,7 +478,7 @@ class Examination:
 
         variant: that of the case, if `make_case` returned it unchanged; its reference is cached.
         """
-        key = None if variant is None else self._key(case, variant)
+        key = None if variant is None else self._key(case, self._kind, variant)
         try:
             judgement = judge(case, self._contract, got, exact=exact, key=key)
         except (UnknownName, UsageError) as error:
