@@ -37,6 +37,11 @@ CUDA_DRIVERS = ("libcuda.so.1", "libcuda.dylib", "nvcuda.dll")
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use."""
 
+KEPT_NBYTES = 256 << 20
+MOST_REUSED_NBYTES = 32 << 20
+"""The largest array whose memory is reused; glibc takes no larger number."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
 
 def machine() -> dict[str, Any]:
     """What a time was measured on, for a record: a time means nothing without it."""
@@ -57,6 +62,21 @@ def machine() -> dict[str, Any]:
 def cpus() -> int:
     """The CPUs that this process may use."""
     return len(threads())
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse the memory of freed arrays instead of returning it to the system each time.
+
+    A new array then needs no new pages, whose first use costs more than computing its elements. Up
+    to `KEPT_NBYTES` stay with the process. Nothing happens with another C library, and where the
+    user has set one of glibc's variables, such as MALLOC_TRIM_THRESHOLD_.
+    """
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    with suppress(AttributeError):  # musl has no `mallopt`
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, MOST_REUSED_NBYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_NBYTES)
 
 
 def disturbances(host: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis.configuration import storage_directory
@@ -48,6 +50,10 @@ def leave(announce: Announce) -> None:
 def killed(announce: Announce) -> None:
     announce(problem(6), "normal", 10)
     os.kill(os.getpid(), 9)
+
+
+def die_in_silence(announce: Announce) -> None:
+    os._exit(8)
 
 
 def start_method(announce: Announce) -> str:
@@ -132,9 +138,10 @@ def answer_at_length(announce: Announce) -> str:
 def write_to_the_pipe(announce: Announce) -> None:
     """As a kernel may that writes to a descriptor that is not its own."""
     announce(problem(9), "normal", 13)
-    sent = announce.__closure__[0].cell_contents  # type: ignore[attr-defined]
-    pipe = next(c.cell_contents for c in sent.__closure__ if hasattr(c.cell_contents, "send_bytes"))
-    os.write(pipe.fileno(), b"\0\0\0\x04junk")
+    frame: Any = sys._getframe()
+    while "pipe" not in frame.f_locals:
+        frame = frame.f_back
+    os.write(frame.f_locals["pipe"].fileno(), b"\0\0\0\x04junk")
     time.sleep(600)
 
 
@@ -223,6 +230,29 @@ def block(announce: Announce) -> None:
     announce(problem(12), "normal", 16)
     signal.pthread_sigmask(signal.SIG_BLOCK, {stacks.SIGNAL})
     time.sleep(600)
+
+
+def spoil_the_slate(announce: Announce, folder: str, how: str) -> None:
+    """Announce a problem, spoil what the slates hold, and announce another one; then die."""
+    announce(problem(13), "normal", 17)
+    for file in Path(folder).glob("slate-*"):
+        if how == "remove":
+            file.unlink()
+        elif how == "empty":
+            os.truncate(file, 0)
+        else:
+            file.write_bytes(b"\xff" * 10_000)
+    announce(problem(14), "normal", 18)
+    os._exit(6)
+
+
+def announce_at_length(announce: Announce, short: int) -> None:
+    """More than an entry of a slate holds; the last time less again."""
+    announce(problem(15), "normal", 19)
+    announce(problem(16), "x" * 10_000, 20)
+    if short:
+        announce(problem(17), "normal", 21)
+    os._exit(7)
 
 
 def remove_the_answer(announce: Announce, folder: str) -> None:

@@ -16,7 +16,7 @@ from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.precision import BF16, FP16, FP32, TF32, Precision
 from r18_oracle.cases import Case
 from r18_oracle.generate.inputs import ROUNDING, make_case
-from r18_oracle.judge.bias import FEWEST, Drift, influence
+from r18_oracle.judge.bias import FEWEST, LINE, Drift, _numbered, influence
 from r18_oracle.judge.reference import reference
 from r18_oracle.judge.verdict import Judgement, judge
 
@@ -157,3 +157,27 @@ def test_a_bias_that_decides_what_storage_drops_is_no_fault(
     found = [judged(right, problem, kind, seed) for seed in range(3)]
     assert all(one.ok for one in found)
     assert max(one.bias or 0.0 for one in found) <= 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 300, 5000])
+def test_equal_numbers_have_one_group_and_others_their_own(count: int) -> None:
+    """Equal as float32 numbers: both zeros are, and no NaN is."""
+    rng = np.random.default_rng(count)
+    values = np.array([0.0, -0.0, 1.0, 1.0 + 2.0**-30, -1.0, 2.0**-149, np.inf, -np.inf])
+    some = np.concatenate([rng.choice(values, count), rng.standard_normal(count)])
+    groups = _numbered(some)
+    narrow = some.astype(np.float32)
+    assert np.array_equal(groups[:, None] == groups, narrow[:, None] == narrow)
+    assert sorted(set(groups)) == list(range(len(set(narrow))))
+    assert len(set(_numbered(np.array([np.nan, 0.0, np.nan])))) == 3
+
+
+def test_groups_are_those_of_the_chosen_elements_each_time() -> None:
+    y = np.repeat(np.arange(1.0, 101.0), 2)
+    drift = Drift(np.ones(200), 0.0, np.zeros(200), y)
+    twins = np.ones(200, bool)
+    single = np.tile([True, False], 100)
+    error = np.ones(200)
+    found = [drift.ratio(error, y, chosen) for chosen in (twins, single, twins)]
+    assert found[0] == found[2] == pytest.approx(200 / (LINE * np.sqrt(100 * 2**2)))
+    assert found[1] == pytest.approx(100 / (LINE * np.sqrt(100)))

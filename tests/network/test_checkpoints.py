@@ -51,6 +51,7 @@ from r18_oracle.network import reference_runs
 from r18_oracle.network.checkpoints import (
     UNTAPPED,
     CheckpointReport,
+    Shared,
     compare_checkpoints,
     seeded_images,
     text,
@@ -681,6 +682,46 @@ def test_nothing_is_kept_from_batch_to_batch() -> None:
 
     peak(1)
     assert peak(5) < 1.05 * peak(1) + 20_000
+
+
+@pytest.mark.parametrize("precisions", [("fp32", "fp64", "fp32"), ("int8", "fp32", "int8")])
+def test_what_comparisons_share_is_computed_once_and_changes_no_figure(
+    monkeypatch: pytest.MonkeyPatch, precisions: tuple[str, ...]
+) -> None:
+    counts = Live()
+    monkeypatch.setattr(reference_runs, "reference", lambda *args: counts.see(reference(*args)))
+    shared, computed = Shared(), []
+    for precision in precisions:
+        before = counts.count
+        again = compare(get_backend("numpy"), precision=precision, shared=shared)
+        computed.append(counts.count - before)
+        assert again == compare(get_backend("numpy"), precision=precision)
+    assert computed[2] == 0
+    assert computed[0] > 0
+    if "int8" not in precisions:
+        assert computed[1] == 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_fault_shows_next_to_what_another_backend_has_left(precision: str) -> None:
+    conv = f"numpy/{'q' * (precision == 'int8')}conv2d/im2col/{precision}"
+
+    def spoil(op: Any, inputs: Any, weights: Any, out: Array) -> None:
+        out[...] = np.roll(out, 1, axis=1)
+
+    shared = Shared()
+    assert compare(get_backend("numpy"), precision=precision, shared=shared).ok
+    wrong = spoiled(conv, spoil)
+    how: dict[str, Any] = {"precision": precision, "kernels": {"layer1.0.conv1": wrong.id}}
+    found = compare(Altered(wrong), **how, shared=shared)
+    assert not found.ok
+    assert found == compare(Altered(wrong), **how)
+
+
+def test_several_batches_share_nothing() -> None:
+    shared = Shared()
+    assert compare(get_backend("numpy"), 3, batch=2, shared=shared).ok
+    assert not shared.values
 
 
 # -- what cannot be compared -------------------------------------------------------------------

@@ -23,6 +23,7 @@ from r18_oracle import stacks
 from r18_oracle.findings import STACKS, Failed, Finding, failed
 from r18_oracle.search import isolation, worker
 from r18_oracle.search.worker import THREAD_VARIABLES, Job, Outcome, Pool, run_jobs
+from r18_oracle.slate import Slate
 
 ASKED = pytest.mark.skipif(stacks.SIGNAL is None, reason="no signal asks a process on Windows")
 
@@ -170,6 +171,21 @@ def test_progress_names_the_problem_under_way() -> None:
         )
     )
     assert seen == [("toy/double", worker_tasks.problem(2))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_what_is_prepared_is_what_workers_are_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables must be those that a pool asks for, or each worker is a new interpreter."""
+    monkeypatch.setattr(worker, "_SERVED", [])
+    asked = []
+    monkeypatch.setattr(worker.forkserver, "ensure_running", lambda: asked.append(dict(os.environ)))
+    worker.prepare(3)
+    (early,) = asked
+    kept = early["OMP_NUM_THREADS"], early["PYTHONSAFEPATH"]
+    with worker._environment(worker._variables(worker.Pool(3)._threads, "elsewhere")):
+        assert worker._context().get_start_method() == "forkserver"
+        assert (os.environ["OMP_NUM_THREADS"], os.environ["PYTHONSAFEPATH"]) == kept
+    assert len(asked) == 2
 
 
 def test_closing_early_ends_the_workers() -> None:
@@ -323,6 +339,54 @@ def test_a_kernel_that_forks_or_cannot_be_quoted_is_a_finding() -> None:
     ]
     assert len(found[3].message) < 2100
     assert outcomes[-1].result == 2
+
+
+@pytest.mark.parametrize("how", ["remove", "empty", "overwrite"])
+def test_a_spoiled_slate_costs_neither_process_its_life(how: str) -> None:
+    """The last announcement is read all the same, since its writer knows where it belongs."""
+    with Pool(1) as pool:
+        list(pool.run([job("process_id")]))
+        assert pool._folder is not None
+        folder = pool._folder.name
+        lost, double = pool.run(
+            [job("spoil_the_slate", folder=folder, how=how), job("double", number=1)]
+        )
+    assert crash_of(lost).message == "the worker process exited with code 6"
+    assert (crash_of(lost).problem, crash_of(lost).seed) == (worker_tasks.problem(14), 18)
+    assert double.result == 2
+
+
+def test_what_a_slate_does_not_hold_is_announced_all_the_same() -> None:
+    """Through the pipe, and the parent knows which announcement was the last."""
+    jobs = [job("announce_at_length", short=short) for short in (0, 1)]
+    long, short, double = run(*jobs, job("double", number=1), workers=1)
+    assert (crash_of(long).problem, crash_of(long).seed) == (worker_tasks.problem(16), 20)
+    assert (crash_of(short).problem, crash_of(short).seed) == (worker_tasks.problem(17), 21)
+    assert double.result == 2
+
+
+def test_a_worker_without_a_slate_announces_through_its_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its file was removed before the worker opened it."""
+    made = worker.Slate.__init__
+
+    def make(slate: Slate, path: Path, *, create: bool = False) -> None:
+        made(slate, path, create=create)
+        path.unlink()
+
+    monkeypatch.setattr(worker.Slate, "__init__", make)
+    seen: list[object] = []
+    (lost,) = run_jobs([job("leave")], on_progress=lambda j, problem: seen.append(problem))
+    assert crash_of(lost).problem == worker_tasks.problem(5)
+    assert seen == [worker_tasks.problem(5)]
+
+
+def test_a_job_is_not_said_to_do_what_the_one_before_did() -> None:
+    """Its worker dies before it announces anything."""
+    jobs = [job("double", number=1), job("die_in_silence")]
+    _, lost = run_jobs(jobs, workers=1)
+    assert crash_of(lost).problem is None
 
 
 def test_children_end_with_their_worker(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ The sharpest checks come first: integers name a wrong index before a bound shows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -60,7 +62,7 @@ from r18_oracle.generate.inputs import CASES, ROUNDING, fewest_variants, kinds_f
 from r18_oracle.judge.declared import declaration, objection
 from r18_oracle.judge.nonfinite import origin
 from r18_oracle.judge.reference import KernelRunning, explanation
-from r18_oracle.judge.verdict import Judgement, judge
+from r18_oracle.judge.verdict import Judgement, expected, judge
 
 T = TypeVar("T")
 
@@ -93,6 +95,8 @@ VALUES = ("exact", "impulse", "bound", "edges")
 
 SETTLE_SECONDS = 0.002
 """The wait before looking for writes after `synchronize`."""
+LEAST_SECONDS = SETTLE_SECONDS / 10
+"""The part of it in which nothing is computed."""
 RUNS = 8
 """How often a kernel is run again before a difference is attributed to anything but the run."""
 ELEMENTS = 32
@@ -280,6 +284,31 @@ class Examination:
             )
         self._pass("full_write")
 
+    def _meanwhile(self, case: Case) -> float:
+        """Compute the answers that the checks need next, starting with the one to this case; the
+        rest of `SETTLE_SECONDS`.
+
+        Some rest is always left: only while this thread sleeps is a thread of the kernel sure to
+        get the interpreter.
+        """
+        end = time.monotonic() + SETTLE_SECONDS
+        for kind, variant in self._coming(self._kind):
+            if (kind, variant) != (self._kind, 0):
+                case = CASES.made(self.kernel, self.problem, kind, self.seed, variant)
+            with suppress(UnknownName, UsageError):  # `_judge` reports them
+                key = self._key(case, kind, variant)
+                expected(case, self._contract, exact=kind == "exact", key=key)
+            if time.monotonic() >= end - LEAST_SECONDS:
+                break
+        return max(LEAST_SECONDS, end - time.monotonic())
+
+    def _coming(self, rounding: str) -> Iterator[tuple[str, int]]:
+        """(kind of input, variant) of what `_all_checks` judges."""
+        yield rounding, 0
+        known = kinds_for(self.kernel, self.problem)
+        for kind in (kind for kind in ("exact", "impulse", rounding, "edges") if kind in known):
+            yield from ((kind, v) for v in range(kind == rounding, self._variants(kind)))
+
     def _completion(self, seen: Observation, seconds: float) -> None:
         if seen.in_flight(seconds):
             self._fail("completion", "memory still changed after synchronize had returned")
@@ -401,7 +430,7 @@ class Examination:
         if watched:
             self._pass("independence")
         if settle:
-            self._completion(seen, SETTLE_SECONDS)
+            self._completion(seen, self._meanwhile(case))
         if not alias and not (known and case.output_dtype.kind in "iu"):
             self._full_write(case, seen, noisy=noisy)
         self._results = [*self._results[-1:], (case, seen.output)]
@@ -431,6 +460,11 @@ class Examination:
             )
         self._pass(check)
 
+    def _key(self, case: Case, kind: str, variant: int) -> Hashable:
+        """What identifies the answer of a case from `make_case` in the cache of answers."""
+        asked = (self.problem, kind, self.seed, variant)
+        return (*asked, case.precision, self._contract)
+
     def _judge(
         self,
         check: str,
@@ -444,10 +478,7 @@ class Examination:
 
         variant: that of the case, if `make_case` returned it unchanged; its reference is cached.
         """
-        key = None
-        if variant is not None:
-            asked = (self.problem, self._kind, self.seed, variant)
-            key = (*asked, case.precision, self._contract)
+        key = None if variant is None else self._key(case, self._kind, variant)
         try:
             judgement = judge(case, self._contract, got, exact=exact, key=key)
         except (UnknownName, UsageError) as error:

@@ -105,18 +105,24 @@ def verify(
     Exit codes: 0 no finding but expected ones, 1 findings, an expected failure that passes, or
     kernels that are left, 2 a wrong request or nothing was executed.
     """
-    from r18_oracle.search import records as evidence
     from r18_oracle.search.profiles import profile as profile_of
-    from r18_oracle.search.verify import Request
+    from r18_oracle.search.worker import prepare
     from r18_oracle.xfails import load_expected
 
     profile = profile or ("thorough" if record else "quick")
+    effort = profile_of(profile)
     expected = load_expected(xfails) if xfails else ()
     _check_outputs(html, record, profile, expected)
     with _prints_on_stderr() if as_json else nullcontext():
+        if backend == "all":  # else a name may be wrong
+            prepare(workers or None)  # PyTorch takes a second to import, there and here
+
+        from r18_oracle.search import records as evidence
+        from r18_oracle.search.verify import Request
+
         chosen = _backends(backend)
         request = Request(
-            profile_of(profile),
+            effort,
             kernels,
             network_name,
             weights,

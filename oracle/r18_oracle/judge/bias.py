@@ -35,8 +35,7 @@ cut is cut on one side. That choice does not depend on the roundings.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -67,13 +66,14 @@ class Drift:
     shared: float
     certain: Array
     alike: Array
+    _last: list[Array] = field(default_factory=list, repr=False)
 
     def ratio(self, error: Array, y: Array, chosen: Array) -> float | None:
         """max |T| over its line; above 1 is a fault. None if too few elements are chosen."""
         if np.count_nonzero(chosen) < FEWEST:
             return None
         # By Minkowski's inequality √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik², for terms k of elements i.
-        own = np.bincount(self._groups[chosen], np.broadcast_to(self.steps, y.shape)[chosen])
+        own = np.bincount(self._groups(chosen), np.broadcast_to(self.steps, y.shape)[chosen])
         certain = float(np.broadcast_to(self.certain, y.shape)[chosen].sum())
         line = LINE * math.sqrt(float(np.square(own).sum()) + self.shared) + certain
         leans = error[chosen]
@@ -82,20 +82,29 @@ class Drift:
             return 0.0
         return total / line if math.isfinite(line) and line > 0 else None
 
-    @cached_property
-    def _groups(self) -> Array:
-        """Sorted once: kernels with one contract share an answer."""
-        return _numbered(self.alike)
+    def _groups(self, chosen: Array) -> Array:
+        """`_numbered` of the chosen elements. Sorted once: kernels with one contract share an
+        answer, and nearly all of their outputs choose the same elements."""
+        if not self._last or not np.array_equal(self._last[0], chosen):
+            self._last[:] = chosen, _numbered(self.alike[chosen])
+        return self._last[1]
 
 
 def _numbered(alike: Array) -> Array:
-    """A number from 0 for each element: equal where `alike` is equal in float32, as no NaN is."""
-    narrow = alike.astype(np.float32).reshape(-1)
-    order = np.argsort(narrow)
+    """A number from 0 for each of some elements, (n,): equal where they are equal in float32, as no
+    NaN is.
+
+    The bits of each number and its place are sorted as one integer, in half the time of `argsort`.
+    """
+    narrow = alike.astype(np.float32) + np.float32(0)  # both zeros have the same bits
+    keys = narrow.view(np.uint32).astype(np.uint64) << np.uint64(32)
+    keys |= np.arange(narrow.size, dtype=np.uint64)
+    keys.sort()
+    order = keys.astype(np.uint32)  # the lower half
     narrow = narrow[order]
     groups = np.zeros(narrow.size, np.int32)
     groups[order[1:]] = np.cumsum(narrow[1:] != narrow[:-1], dtype=np.int32)
-    return groups.reshape(alike.shape)
+    return groups
 
 
 def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> float:

@@ -111,13 +111,22 @@ def judge(
 
     key: identifies case, contract and `exact` in the cache of answers; None does not cache.
     """
-    answer = None if key is None else ANSWERS.get(key)
+    answer = expected(case, contract, exact=exact, key=key)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        if answer is None:
-            answer = _answer(case, contract, exact)
-            if key is not None:
-                ANSWERS.put(key, answer)
         return _compare(got.astype(np.float64), answer.y, answer.limits, exact, case.problem.op)
+
+
+def expected(
+    case: Case, contract: RoundingContract, *, exact: bool = False, key: Hashable | None = None
+) -> Answer:
+    """What `judge` compares with; the arguments are its own."""
+    answer = None if key is None else ANSWERS.get(key)
+    if answer is None:
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            answer = _answer(case, contract, exact)
+        if key is not None:
+            ANSWERS.put(key, answer)
+    return answer
 
 
 def _answer(case: Case, contract: RoundingContract, exact: bool) -> Answer:

@@ -9,12 +9,13 @@ In int8 both must be 0: integers are specified to the bit, and so are the logits
 
 The reference run, PyTorch's own run and the backend's run advance together, batch by batch. Only
 one checkpoint of each is in memory, in addition to the values that the network still reads.
+`Shared` keeps those of the reference for further backends and precisions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from r18.errors import R18Error, ShapeError, UsageError
 from r18.evaluate.margins import Call, calls, multiple
 from r18.graph.ops import Normalize, Problem
 from r18.graph.passes import fold_weights, from_pixels, fuse, fuse_image, fuse_pairs
+from r18.graph.precision import INT8
 from r18.graph.precision import precision as precision_of
 from r18.graph.schedule import Schedule, checkpoint_names
 from r18.runtime.fusing import PARTS, keeping_checkpoints, schedule_for
@@ -51,6 +53,34 @@ DEFAULT_BATCH = 4
 """Images per run; more images take several runs, so that memory does not grow with their number."""
 
 
+@dataclass
+class Shared:
+    """What comparisons of one network on the same weights and images have in common, whatever the
+    backend and the precision: the network in integers, by fusion level, and the float64 values that
+    were read, by whether they are that network's."""
+
+    integers: dict[str, tuple[Schedule, Mapping[str, Array]]] = field(default_factory=dict)
+    values: dict[bool, dict[str, Array]] = field(default_factory=dict)
+
+    def executed(
+        self,
+        schedule: Schedule,
+        weights: Mapping[str, Array],
+        images: Array,
+        options: CompileOptions,
+    ) -> tuple[Schedule, Mapping[str, Array]]:
+        """As `r18_oracle.network.integers.executed`, whose scales take a float64 run."""
+        if options.precision != INT8.name:
+            return executed(schedule, weights, images, options)
+        if options.fusion not in self.integers:
+            made = executed(schedule, weights, images, options)
+            self.integers[options.fusion] = made
+        return self.integers[options.fusion]
+
+    def known(self, schedule: Schedule) -> dict[str, Array]:
+        return self.values.setdefault(is_quantized(schedule), {})
+
+
 def compare_checkpoints(
     backend: Backend,
     schedule: Schedule,
@@ -66,6 +96,7 @@ def compare_checkpoints(
     backend_name: str | None = None,
     seed: int = 0,
     progress: Callable[[str, Problem | None], None] | None = None,
+    shared: Shared | None = None,
 ) -> CheckpointReport:
     """Run a schedule (at level `none`) on a backend and compare it with float64.
 
@@ -80,6 +111,8 @@ def compare_checkpoints(
     pixels:   as in `CompileOptions`; the images are bytes, and so is the reference's input.
     backend_name, seed: for the findings, so that they can be replayed.
     progress: called before each run with a step and its problem, or with a program and None.
+    shared:   of earlier comparisons of this network on these weights and images, in one run and
+              without `pixels`.
 
     An exception from a kernel that is called on its own is a finding. Raises what compiling and
     running the program raise; `UnknownName` for a tap that the fused schedule lacks; `UsageError`
@@ -95,11 +128,15 @@ def compare_checkpoints(
         kernels=dict(kernels or {}),
         pixels=pixels,
     )
-    schedule, weights = executed(schedule, weights, images.values, options)
     firsts = range(0, count, options.batch)
+    if pixels is not None or len(firsts) > 1:
+        shared = None
+    make = executed if shared is None else shared.executed
+    schedule, weights = make(schedule, weights, images.values, options)
     sizes = {min(options.batch, count - first) for first in firsts}
     names = _names(backend, schedule, options, taps, sizes)
-    comparison = _Comparison(backend, schedule, weights, names, options, progress)
+    known = None if shared is None else shared.known(schedule)
+    comparison = _Comparison(backend, schedule, weights, names, options, progress, known)
     try:
         for first in firsts:
             comparison.add(images.values[first : first + options.batch], first)
@@ -161,11 +198,12 @@ class _Comparison:
         names: Sequence[str],
         options: CompileOptions,
         progress: Callable[[str, Problem | None], None] | None,
+        known: dict[str, Array] | None,
     ) -> None:
         self._precision = precision_of(options.precision)
         self._integers = is_quantized(schedule)
         self._backend, self._schedule, self._weights = backend, schedule, weights
-        self._options = options
+        self._options, self._known = options, known
         self._progress = progress or (lambda name, problem: None)
         fused = _begun(_fused(schedule, options), options)
         self._unfused, self._fused = _begun(schedule, options), fused
@@ -202,7 +240,8 @@ class _Comparison:
             tapped.synchronize()
         reads = [plan.tensors[key].value for step in plan.steps for key in step.inputs]
         compared = set(self._values.values())
-        reference = reference_run(self._unfused, self._exact, images, [*reads, *compared])
+        takes = [*reads, *compared]
+        reference = reference_run(self._unfused, self._exact, images, takes, self._known)
         own = None if self._pytorch is None else self._pytorch(images, compared)
         steps: dict[str, None] = {}
 
@@ -416,6 +455,7 @@ __all__ = [
     "UNTAPPED",
     "CheckpointError",
     "CheckpointReport",
+    "Shared",
     "StepError",
     "TopOne",
     "compare_checkpoints",

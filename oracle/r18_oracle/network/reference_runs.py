@@ -1,7 +1,8 @@
 """Layer-by-layer runs of a network without a backend: in float64, and in PyTorch's own float32.
 
 A `LayerRun` computes one step at a time, on demand, and drops each value after its last reader, so
-that it holds no more values than the network itself.
+that it holds no more values than the network itself, unless it is told to keep those that are taken
+for the next run.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from r18_oracle.ops.table import spec_of
 
 
 class LayerRun:
-    """The values of a schedule for one batch, in step order.
+    """The values of a schedule for one batch, each computed when it is first needed.
 
     takes: the values that `take` will be called with, repeated if a value is taken repeatedly.
+    known: values of earlier runs of this schedule on this batch. They are not computed again, and
+    what is taken of this run is added to them; None keeps nothing. Nobody may write to them.
     """
 
     def __init__(
@@ -35,25 +38,44 @@ class LayerRun:
         images: Array,
         compute: Callable[[Step, tuple[Array, ...]], Array],
         takes: Iterable[str],
+        known: dict[str, Array] | None = None,
     ) -> None:
-        self._steps = iter(schedule.steps)
+        self._steps = schedule.steps
         self._compute = compute
         self._readers = Counter(takes)
+        self._known = {} if known is None else known
+        self._kept = frozenset(self._readers) if known is not None else frozenset()
+        self._made: set[str] = set()
         self._readers.update(value for step in schedule.steps for value in step.inputs)
         self._values = {schedule.input: images}
 
     def take(self, value: str) -> Array:
-        """The value, after computing steps up to it. Raises `KeyError` if it is not in `takes`."""
-        while value not in self._values:
-            step = next(self._steps, None)
-            if step is None:
-                raise KeyError(value)
+        """The value, after computing what it takes. Raises `KeyError` if it is not in `takes`."""
+        for step in self._needed(value):
             made = self._compute(step, tuple(self._read(name) for name in step.inputs))
-            if self._readers[step.output]:
+            self._made.add(step.output)
+            if step.output in self._kept:
+                self._known[step.output] = made
+            elif self._readers[step.output]:
                 self._values[step.output] = made
         return self._read(value)
 
+    def _needed(self, value: str) -> list[Step]:
+        """The steps that are to be computed for a value, in order."""
+        wanted, found = {value}, []
+        for step in reversed(self._steps):
+            there = step.output in self._known or step.output in self._values
+            if there or step.output not in wanted:
+                continue
+            if step.output in self._made:  # and dropped
+                raise KeyError(step.output)
+            found.append(step)
+            wanted.update(step.inputs)
+        return found[::-1]
+
     def _read(self, value: str) -> Array:
+        if value in self._known:
+            return self._known[value]
         array = self._values[value]
         self._readers[value] -= 1
         if not self._readers[value]:
@@ -62,11 +84,16 @@ class LayerRun:
 
 
 def reference_run(
-    schedule: Schedule, weights: Mapping[str, Array], images: Array, takes: Iterable[str]
+    schedule: Schedule,
+    weights: Mapping[str, Array],
+    images: Array,
+    takes: Iterable[str],
+    known: dict[str, Array] | None = None,
 ) -> LayerRun:
     """A run in float64 from these weights and images, of a schedule at level `none`.
 
     One in integers gives integers, and logits in float32: float64 holds them exactly.
+    known: as in `LayerRun`, of earlier runs from the same weights and images.
 
     `take` raises `UsageError` if a value is not finite, since nothing can be compared with it.
     """
@@ -82,7 +109,7 @@ def reference_run(
             )
         return y
 
-    return LayerRun(schedule, images.astype(np.float64), compute, takes)
+    return LayerRun(schedule, images.astype(np.float64), compute, takes, known)
 
 
 def pytorch_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import torch
@@ -65,6 +66,7 @@ class NormalizeSpec(OpSpec[Normalize]):
         return (PIXELS[kind](problem.op, problem.inputs[0], rng),), ()
 
 
+@cache  # `corners` asks for that of `BEYOND_GRID` channels, 65,537 times two numbers, each time
 def normalization(channels: int) -> Normalize:
     """Means and deviations like those of photographs, different for each channel; ImageNet's for
     three channels."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from r18.errors import UsageError, raised_in
 from r18.graph.resnet import network
@@ -12,7 +12,7 @@ from r18_oracle.findings import RUN, Finding, described
 from r18_oracle.judge.reference import KernelRunning
 from r18_oracle.loading import loaded_backend
 from r18_oracle.network.checkpoint_report import CheckpointReport
-from r18_oracle.network.checkpoints import compare_checkpoints, seeded_images
+from r18_oracle.network.checkpoints import Shared, compare_checkpoints, seeded_images
 from r18_oracle.search.campaign import Announce
 
 
@@ -47,16 +47,20 @@ class NetworkRun:
                 backend_name=backend,
                 seed=self.seed,
                 progress=lambda step, problem: announce(problem, "network", self.seed),
+                shared=_shared(self.network, self.weights, self.samples, self.seed),
             )
         except UsageError:
             raise
         except Exception as error:  # any exception of the program is a finding
             return self._raised(backend, error)
+        if report.findings:
+            _shared.cache_clear()  # a kernel may have written to it
         details = {RUN: asdict(self)}
         findings = tuple(replace(f, details=f.details | details) for f in report.findings)
         return replace(report, findings=findings)
 
     def _raised(self, backend: str, error: Exception) -> Finding:
+        _shared.cache_clear()
         check = "independence" if isinstance(error, KernelRunning) else "runs"
         where = raised_in(error, ours=True)
         return self.finding(check, backend, f"raised {described(error, f' in {where}')}")
@@ -88,3 +92,9 @@ def program_label(backend: str, fusion: str, precision: str) -> str:
 @cache
 def _weights(source: str, network_name: str) -> Weights:
     return load_weights(source, network(network_name))
+
+
+@lru_cache(maxsize=1)  # some 100 MB for ResNet-18 and few images
+def _shared(network_name: str, weights: str, samples: int, seed: int) -> Shared:
+    """What the runs of a network on these weights and images have in common."""
+    return Shared()

@@ -1,9 +1,10 @@
 """Worker processes: jobs run isolated from the oracle, with a time limit.
 
 A kernel may crash its process (a segmentation fault, an illegal address, too much memory) or hang.
-Either is a finding. A worker announces each call before it makes it, so its parent knows the
-problem that caused a crash, and continues with a new worker. Before it ends a worker that hangs, it
-asks for the stacks of its threads (`stacks`). `isolation` says what else separates the two.
+Either is a finding. A worker announces each call on its slate (`slate`) before it makes it, so its
+parent knows the problem that caused a crash, and continues with a new worker. Before it ends a
+worker that hangs, it asks for the stacks of its threads (`stacks`). `isolation` says what else
+separates the two.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from r18.ends import deaf, end_group, signal_name
 from r18.errors import R18Error
 from r18.graph.ops import Problem
+from r18.machine import keep_freed_memory
 from r18_oracle import stacks
 from r18_oracle.findings import MOST_TEXT, STACKS, Finding, described
 from r18_oracle.search import isolation
+from r18_oracle.slate import Slate
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -91,6 +95,8 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     folder: str
+    slate: Slate
+    announced: int = 0  # the number of its last announcement that was read
     job: Job | None = None
     kin: str = ""
     begun: bool = False
@@ -114,8 +120,8 @@ class Pool:
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
         self._memory = isolation.memory_limit()
         self._watched = 0.0
-        self._most = max(1, workers or os.cpu_count() or 1)
-        self._threads = threads or max(2, (os.cpu_count() or 1) // self._most)
+        self._most = _processes(workers)
+        self._threads = threads or _share_of_cores(self._most)
         self._workers: list[_Worker] = []
         self._folder: TemporaryDirectory[str] | None = None
 
@@ -203,6 +209,25 @@ class Pool:
             self._workers.append(_start(_variables(self._threads, folder), folder))
 
 
+def prepare(workers: int | None = None) -> None:
+    """Start the process that workers are forked from, where they are, without waiting for it.
+
+    It imports the oracle while this process does. workers: as for the `Pool` that comes next.
+    """
+    variables = _variables(_share_of_cores(_processes(workers)), "")
+    with _environment(variables), deaf():
+        _context()
+
+
+def _processes(workers: int | None) -> int:
+    return max(1, workers or os.cpu_count() or 1)
+
+
+def _share_of_cores(workers: int) -> int:
+    """Threads of each worker."""
+    return max(2, (os.cpu_count() or 1) // workers)
+
+
 def deadline_in(minutes: float | None) -> float:
     """`minutes` from now, on the clock of `time.monotonic`; infinity for None."""
     return math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -240,13 +265,19 @@ def _start(variables: dict[str, str], folder: str) -> _Worker:
         context = _context()
         ours, theirs = context.Pipe()
         errors = _stderr()
-        arguments = (theirs, errors, dict(os.environ), folder)
+        file = Path(folder) / f"slate-{next(_numbers)}"
+        slate = Slate(file, create=True)
+        arguments = (theirs, errors, dict(os.environ), folder, file)
         process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
     for mine in (theirs, errors):
         if mine is not None:
             mine.close()
-    return _Worker(process, ours, folder)
+    return _Worker(process, ours, folder, slate)
+
+
+_numbers = count()
+"""Of the slates of this process's workers."""
 
 
 def _stderr() -> Connection | None:
@@ -295,6 +326,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def _give(worker: _Worker, job: Job) -> bool:
     """Send a job; False if the worker died while it was idle."""
+    worker.announced = max(worker.announced, worker.slate.read()[0])  # of the job before
     try:
         worker.pipe.send(job)
     except OSError:
@@ -312,7 +344,11 @@ def _listen(
 ) -> Iterator[Outcome]:
     """Wait for a moment, handle what the workers sent, and end those that died or hang."""
     busy = {w.pipe: w for w in pool if w.job is not None}
-    for ready in wait(list(busy), timeout=WATCH_SECONDS):
+    finished = wait(list(busy), timeout=WATCH_SECONDS)
+    for worker in busy.values():
+        if _look(worker) and on_progress is not None and worker.job is not None:
+            on_progress(worker.job, worker.doing[0])
+    for ready in finished:
         worker = busy[ready]  # type: ignore[index]
         job = worker.job
         assert job is not None
@@ -330,10 +366,12 @@ def _listen(
         worker.begun = True
         if said == "begun":
             continue
-        if said == "at":
-            worker.doing = content
-            if on_progress is not None:
-                on_progress(job, content[0])
+        if said == "at":  # its slate cannot hold it
+            number, doing = content
+            if number > worker.announced:
+                worker.announced, worker.doing = number, doing
+                if on_progress is not None:
+                    on_progress(job, doing[0])
         elif said == "too long":
             yield _lost(worker, "crash", content)
         else:
@@ -346,6 +384,17 @@ def _listen(
         if worker.job and not worker.process.is_alive() and not worker.pipe.poll():
             yield _lost(worker, "crash", _cause_of_death(worker))
     yield from _silent(pool)
+
+
+def _look(worker: _Worker) -> bool:
+    """Read the worker's slate; whether it has a new entry."""
+    number, content = worker.slate.read()
+    if number <= worker.announced:
+        return False
+    worker.announced, worker.heard = number, time.monotonic()
+    with suppress(Exception):  # a kernel may have written there: the entry before stays
+        worker.doing = pickle.loads(content)
+    return True
 
 
 def _silent(pool: list[_Worker]) -> Iterator[Outcome]:
@@ -373,6 +422,7 @@ def _lost(
     assert job is not None
     worker.job = None
     seconds = time.monotonic() - worker.started
+    _look(worker)
     _end(worker)
     problem, kind, seed = worker.doing
     finding = Finding(
@@ -403,6 +453,7 @@ def _cause_of_death(worker: _Worker) -> str:
 def _end(worker: _Worker) -> None:
     """Kill the worker and what it has started."""
     worker.pipe.close()
+    worker.slate.close()
     if worker.process.pid is not None:
         end_group(worker.process.pid)
     if worker.process.is_alive():
@@ -411,9 +462,16 @@ def _end(worker: _Worker) -> None:
 
 
 def _serve(
-    pipe: Connection, errors: Connection | None, environment: dict[str, str], folder: str
+    pipe: Connection,
+    errors: Connection | None,
+    environment: dict[str, str],
+    folder: str,
+    file: Path,
 ) -> None:
-    """The loop of a worker: receive jobs, send announcements and results, until the pipe closes."""
+    """The loop of a worker: receive jobs, announce calls, send results, until the pipe closes.
+
+    file: its slate.
+    """
     os.environ.clear()
     os.environ.update(environment)
     if errors is not None:
@@ -421,14 +479,28 @@ def _serve(
         errors.close()
     isolation.leave_parent()
     stacks.listen(folder)
+    keep_freed_memory()
     # The start method of an ordinary process. With that of a worker's own start, Numba makes a
     # lock with a name, which whoever kills the worker would leave behind.
     multiprocessing.set_start_method(None, force=True)
     worker = os.getpid()
+    numbers = count(1)
+    slate: Slate | None = None
+    with suppress(OSError):  # the folder may be gone
+        slate = Slate(file)
 
-    def say(what: str, content: Any) -> None:
+    def announce(problem: Problem | None, kind: str, seed: int) -> None:
+        in_worker()
+        number, doing = next(numbers), (problem, kind, seed)
+        if slate is None or not slate.write(number, pickle.dumps(doing)):
+            say("at", (number, doing))
+
+    def in_worker() -> None:
         if os.getpid() != worker:  # a kernel has forked, and this is the child
             os._exit(0)
+
+    def say(what: str, content: Any) -> None:
+        in_worker()
         message = pickle.dumps((what, content))
         if len(message) > MOST_MESSAGE:
             size = f"{len(message):,} bytes, more than {MOST_MESSAGE:,}"
@@ -442,11 +514,7 @@ def _serve(
             return
         say("begun", None)
         try:
-            result = job.task(
-                announce=lambda problem, kind, seed: say("at", (problem, kind, seed)),
-                **job.arguments,
-            )
-            say("done", result)
+            say("done", job.task(announce=announce, **job.arguments))
         except Exception as error:  # a failure of the oracle must reach the user
             say("done", _portable(error))
 
