@@ -33,7 +33,7 @@ CORE = (
 )
 """The core's floors, the lowest first: a module imports from its own floor and from below."""
 ORACLE = (
-    ("cases", "findings", "functions", "loading", "stacks", "threads", "xfails", "demo"),
+    ("cases", "findings", "functions", "loading", "slate", "stacks", "threads", "xfails", "demo"),
     ("ops", "judge", "generate"),  # an op's spec holds its reference, its bound and its drawing
     ("check",),
     ("probe",),

@@ -105,24 +105,17 @@ def verify(
     Exit codes: 0 no finding but expected ones, 1 findings, an expected failure that passes, or
     kernels that are left, 2 a wrong request or nothing was executed.
     """
-    from r18_oracle.search.profiles import profile as profile_of
-    from r18_oracle.search.worker import prepare
-    from r18_oracle.xfails import load_expected
-
     profile = profile or ("thorough" if record else "quick")
-    effort = profile_of(profile)
-    expected = load_expected(xfails) if xfails else ()
+    expected = _expected(xfails)
     _check_outputs(html, record, profile, expected)
     with _prints_on_stderr() if as_json else nullcontext():
-        if backend == "all":  # else a name may be wrong
-            prepare(workers or None)  # PyTorch takes a second to import, there and here
-
+        chosen = _backends(backend, workers)
         from r18_oracle.search import records as evidence
+        from r18_oracle.search.profiles import profile as profile_of
         from r18_oracle.search.verify import Request
 
-        chosen = _backends(backend)
         request = Request(
-            effort,
+            profile_of(profile),
             kernels,
             network_name,
             weights,
@@ -161,6 +154,12 @@ def _verified(backends: dict[str, Backend], request: Request, records: Path | No
         )
 
 
+def _expected(xfails: Path | None) -> tuple[ExpectedFailure, ...]:
+    from r18_oracle.xfails import load_expected
+
+    return load_expected(xfails) if xfails else ()
+
+
 def _check_outputs(
     html: Path | None, record: bool, profile: str, expected: Sequence[ExpectedFailure]
 ) -> None:
@@ -194,14 +193,20 @@ def _prints_on_stderr() -> Iterator[None]:
             os.close(kept)
 
 
-def _backends(asked: str) -> dict[str, Backend]:
-    """The backends to verify, by the names that `load_backend` takes."""
+def _backends(asked: str, workers: int = 0) -> dict[str, Backend]:
+    """The backends to verify, by the names that `load_backend` takes.
+
+    With all of them, workers are prepared: no name can be wrong, so they will be needed.
+    """
     from r18.backend.registry import get_backend, load_backend
     from r18.runtime.listing import lines
 
     if asked != "all":
         found = {name: get_backend(name) for name in listed(asked, "--backend")}
         return {(b.name if name == "auto" else name): b for name, b in found.items()}
+    from r18_oracle.search.worker import prepare
+
+    prepare(workers or None)  # PyTorch takes a second to import, there and here
     chosen: dict[str, Backend] = {}
     for line in lines():
         if line.device is None:
