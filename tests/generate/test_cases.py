@@ -9,13 +9,14 @@ import pytest
 
 from faulty_backends import Right, fail, kernel
 from r18.backend.host import HostKernel
-from r18.graph.ops import Conv2d, Problem
+from r18.graph.ops import Conv2d, MatMul, Problem
 from r18.graph.precision import FP16, FP32, Precision
 from r18_numpy.conv import conv_kernels
 from r18_oracle.cases import Case
 from r18_oracle.check.checks import examine
 from r18_oracle.findings import Failed
-from r18_oracle.generate.inputs import CASES, KINDS, Cases, make_case
+from r18_oracle.functions.target import backend_of
+from r18_oracle.generate.inputs import CASES, KINDS, LONGS, Cases, fewest_variants, make_case
 
 PROBLEM = Problem(Conv2d(3, 4, (3, 3)), ((2, 3, 5, 6),))
 MUCH = 1 << 20
@@ -63,6 +64,18 @@ def test_integers_depend_on_what_the_contract_says_of_sums() -> None:
     assert same(made(cases, one), made(cases, winograd))
     assert not same(made(cases, one, "exact"), made(cases, winograd, "exact"))
     assert np.all(made(cases, winograd, "exact").weights[0] % 4 == 0)
+
+
+@pytest.mark.parametrize("sums", ["float32", "bfloat16"])
+def test_split_factors_meet_sums_of_any_format(sums: str) -> None:
+    """Integers of two halves need more room than sums in bfloat16 have."""
+    place = "numpy:matmul?like=matmul&dtype=float32&arrays=numpy"
+    one = backend_of(f"check:{place}&contract=sum,{sums},factors=fp16x2").kernel
+    problem = Problem(MatMul(1, 1), ((1, 1),))
+    for variant in range(fewest_variants(one, problem, "exact")):
+        case = make_case(one, problem, "exact", 0, variant)
+        assert np.isfinite(case.inputs[0]).all()
+    assert fewest_variants(one, problem, "exact") == (LONGS if sums == "float32" else 1)
 
 
 def test_another_precision_begins_again() -> None:

@@ -125,8 +125,10 @@ def fewest_variants(kernel: Kernel, problem: Problem, kind: str) -> int:
 
 
 def _splits(kernel: Kernel) -> bool:
-    """Whether the kernel may split factors into pairs."""
-    return spec_of(kernel.op).products and kernel.precision.splits
+    """Whether the kernel may split factors into pairs, and its sums hold what the second half of
+    one adds."""
+    room = _INTEGERS[kernel.contract.accumulate] // 2
+    return spec_of(kernel.op).products and kernel.precision.splits and room >= LONG
 
 
 def _rounds(kernel: Kernel) -> bool:
