@@ -26,9 +26,9 @@ from cuda_support import ARCHITECTURES, entries
 from r18.atomic import write_text
 from r18_cupy.catalogue import all_kernels
 from r18_cupy.cuda.compiler import Entry, capability, compile_entry, compile_ptx
+from support import COMPILE_ALL
 
 RECORD = Path(__file__).with_suffix(".json")
-COMPILE_ALL = "R18_COMPILE_ALL"
 SERIALIZED = "wgmma.mma_async instructions are serialized"
 
 

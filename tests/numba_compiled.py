@@ -1,9 +1,9 @@
 """What Numba made of each CUDA function for a GPU, so that a test need not compile it again.
 
-`python tests/numba_compiled.py` compiles everything, and rewrites numba_compiled.json beside it. A
-record counts for the same sources, functions, types of arguments and compilers, Python's version
-included; for anything else a test compiles. With R18_COMPILE_ALL=1, as in the nightly run, the
-tests compile in any case.
+`python tests/numba_compiled.py` compiles all functions and writes numba_compiled.json beside it. What
+that file says is valid for the same sources, functions, argument types, and versions of Python and
+the compilers; otherwise the tests compile. With R18_COMPILE_ALL=1, as in the nightly run, they
+always do.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from r18.graph.ops import Problem
 from r18.graph.precision import INT8
 from r18_oracle.generate.corners import corners
 from r18_oracle.generate.crossings import crossings
-from support import output_of
+from support import COMPILE_ALL, output_of
 
 RECORD = Path(__file__).with_suffix(".json")
-COMPILE_ALL = "R18_COMPILE_ALL"
 LARGEST = 4096, 400_000
 """The most elements and operations of a problem."""
 
@@ -55,8 +54,8 @@ def compiled(kind: str) -> list[str]:
     """The rows as this machine's compilers have them, as text: from a process without the
     simulator."""
     code = f"import numba_compiled; numba_compiled.show({kind!r})"
-    told = output_of(code, path=[Path(__file__).parent], env={"NUMBA_ENABLE_CUDASIM": "0"})
-    return told.splitlines()
+    printed = output_of(code, path=[Path(__file__).parent], env={"NUMBA_ENABLE_CUDASIM": "0"})
+    return printed.splitlines()
 
 
 @cache

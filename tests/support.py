@@ -34,6 +34,8 @@ from r18.graph.schedule import Schedule
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOT = Path(__file__).resolve().parents[1]
+COMPILE_ALL = "R18_COMPILE_ALL"
+"""Set to 1, as in the nightly run, tests compile what records say of compiled functions."""
 
 
 def random_weights(
