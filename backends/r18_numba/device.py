@@ -160,7 +160,7 @@ class NumbaStream(Stream):
 def _simulation() -> Iterator[None]:
     """Run one kernel in the simulator, without warnings of overflow.
 
-    `np.errstate` would not do: it applies to one thread, and greenlets count as others.
+    `np.errstate` would not do: it applies to one context, and each greenlet has its own.
     """
     with _SIMULATOR, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -35,8 +35,9 @@ def zero_outside(x: Array, rows: Array, columns: Array) -> Array:
     """x[:, :, rows, columns], and zero where the image has no such row or column."""
     h, w = x.shape[2:]
     taken = nearest_outside(x, rows, columns)
-    above, beside = (rows < 0) | (rows >= h), (columns < 0) | (columns >= w)
-    np.copyto(taken, 0, where=above[:, None] | beside)
+    no_row = (rows < 0) | (rows >= h)
+    no_column = (columns < 0) | (columns >= w)
+    np.copyto(taken, 0, where=no_row[:, None] | no_column)
     return taken
 
 

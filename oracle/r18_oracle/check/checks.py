@@ -303,7 +303,7 @@ class Examination:
         return max(LEAST_SECONDS, end - time.monotonic())
 
     def _coming(self, rounding: str) -> Iterator[tuple[str, int]]:
-        """(kind of input, variant) of what `_all_checks` judges."""
+        """The kinds of input that `_all_checks` judges, in its order, each with a variant."""
         yield rounding, 0
         known = kinds_for(self.kernel, self.problem)
         for kind in (kind for kind in ("exact", "impulse", rounding, "edges") if kind in known):

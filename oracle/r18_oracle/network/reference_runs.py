@@ -1,8 +1,8 @@
 """Layer-by-layer runs of a network without a backend: in float64, and in PyTorch's own float32.
 
 A `LayerRun` computes one step at a time, on demand, and drops each value after its last reader, so
-that it holds no more values than the network itself, unless it is told to keep those that are taken
-for the next run.
+that it holds no more values than the network itself. Values that a later run needs again can be
+kept in addition.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class LayerRun:
     """The values of a schedule for one batch, each computed when it is first needed.
 
     takes: the values that `take` will be called with, repeated if a value is taken repeatedly.
-    known: values of earlier runs of this schedule on this batch. They are not computed again, and
-    what is taken of this run is added to them; None keeps nothing. Nobody may write to them.
+    known: values of earlier runs of this schedule on this batch, which are not computed again. The
+    values that this run takes are added. Runs share the arrays, so they are only read. None: no
+    value is known, and none is kept.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class NormalizeSpec(OpSpec[Normalize]):
         return (PIXELS[kind](problem.op, problem.inputs[0], rng),), ()
 
 
-@cache  # `corners` asks for that of `BEYOND_GRID` channels, 65,537 times two numbers, each time
+@cache  # every call of `corners` needs one of `BEYOND_GRID` channels, with 131,074 numbers
 def normalization(channels: int) -> Normalize:
     """Means and deviations like those of photographs, different for each channel; ImageNet's for
     three channels."""
