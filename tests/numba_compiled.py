@@ -1,8 +1,8 @@
 """What Numba made of each CUDA function for a GPU, so that a test need not compile it again.
 
-`python tests/numba_compiled.py` compiles all functions and writes numba_compiled.json beside it. What
-that file says is valid for the same sources, functions, argument types, and versions of Python and
-the compilers; otherwise the tests compile. With R18_COMPILE_ALL=1, as in the nightly run, they
+`python tests/numba_compiled.py` compiles all functions and writes numba_compiled.json beside it.
+What that file says is valid for the same sources, functions, argument types, and versions of Python
+and the compilers; otherwise the tests compile. With R18_COMPILE_ALL=1, as in the nightly run, they
 always do.
 """
 
