@@ -127,6 +127,8 @@ INSTRUCTIONS: dict[str, Rule | None] = {
     "setp": None,
 }
 BULK_STORE = re.compile(r"cp\.async\.bulk\.tensor\.[23]d\.global\.shared")
+ALIGNED = re.compile(r"bar\.sync|__syncthreads|\S*\.aligned\b")
+"""Instructions that all lanes of a warp execute together."""
 INTRINSICS: dict[str, Rule | None] = {
     "__syncthreads": Rule("barrier", True, True),
     "__syncwarp": Rule("barrier", True, True),
@@ -249,6 +251,10 @@ def _delayed(site: Site, statement: str) -> str:
     """The statement with its delays, as one statement on the same lines."""
     before = f"r18_delay({site.draw('before')}); " if site.rule.before else ""
     after = f" r18_delay({site.draw('after')});" if site.rule.after else ""
+    if ALIGNED.match(site.instruction):
+        # A lane that slept in a branch of its own may still be asleep: the others do not wait for
+        # it where the branch ends, although the compiler relies on that.
+        before = f"{before}__syncwarp(); "
     if site.rule.kind == "store":
         tensor_map, *coordinates, source = site.operands
         column, row, matrix = (*coordinates, "0")[:3]

@@ -124,7 +124,7 @@ def test_two_synchronising_instructions_in_one_statement_are_refused() -> None:
 
 
 INSERTED = re.compile(
-    r"\{ (if \(!r18_postpone\([^;]*\)\) \{ )?(r18_\w+\([\d, u]*\); )*"
+    r"\{ (if \(!r18_postpone\([^;]*\)\) \{ )?(r18_\w+\([\d, u]*\); )*(__syncwarp\(\); )?"
     r"|( r18_delay\([\d, u]*\);)? \}( \})?"
 )
 
@@ -173,6 +173,16 @@ def test_stores_are_put_off_until_the_wait() -> None:
     assert 'r18_store_postponed(); asm volatile("cp.async.bulk.wait_group.read 0;"' in text
     begins = perturbed(SOURCES["hopper/mbarrier.cuh"], "hopper/mbarrier.cuh")
     assert "r18_postpone_none(); " in begins
+
+
+def test_a_warp_converges_before_instructions_of_all_its_lanes() -> None:
+    """One lane may still sleep in a branch: `wgmma` would be executed twice."""
+    text = perturbed(SOURCES["hopper/wgmma.cuh"], "hopper/wgmma.cuh")
+    assert '); __syncwarp(); asm volatile("wgmma.fence.sync.aligned;"' in text
+    text = perturbed(SOURCES["hopper/pipeline.cuh"], "hopper/pipeline.cuh")
+    assert '); __syncwarp(); asm volatile("bar.sync 1, %0;"' in text
+    arrivals = perturbed(SOURCES["hopper/mbarrier.cuh"], "hopper/mbarrier.cuh")
+    assert "__syncwarp" not in arrivals, "one lane arrives"
 
 
 # -- builds ------------------------------------------------------------------------------------
