@@ -32,7 +32,7 @@ from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.factors import Factors, are_whole, factors_of
 from r18_oracle.probe.fitted import fitted
 from r18_oracle.probe.order import order_of, shape_of
-from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
+from r18_oracle.probe.sums import flushes, narrowest, rounds_before_bias, sums_of
 from r18_oracle.probe.transforms import as_transform, transformed
 
 Announce = Callable[[Problem | None, str, int], None]
@@ -237,21 +237,20 @@ def _of_sums(
         every.append(factors_of(dots, storage))
     factors = min(every, key=lambda one: (one.bits, not one.cut_off))
     widths = [sums_of(dots, storage, long=seconds < SLOW) for dots in asked]
-    sums = min(widths, key=lambda one: one.bits)
-    truncates = any(one.truncates for one in widths)
-    if factors.bits >= sums.bits - truncates and all(
-        are_whole(dots, sums.bits, truncates=truncates) for dots in asked
+    sums = narrowest(widths)
+    if factors.bits >= sums.bits - sums.truncates and all(
+        are_whole(dots, sums.bits, truncates=sums.truncates) for dots in asked
     ):
         factors = Factors(storage, BITS[storage], False)
     if not factors.name or not sums.name:
         return None, ("no known arithmetic gives what it returned: judged by what is expected",)
-    notes = [*_evidence(factors, storage), f"its sums keep {sums.bits} bits"]
+    notes = [*_evidence(factors, storage), sums.words()]
     arithmetic = Arithmetic(
         "sum",
         storage,
         factors.name,
         sums.name,
-        truncates=truncates or factors.cut_off,
+        truncates=sums.truncates or factors.cut_off,
         stored_sum=_rounds_first(backend, storage, sums.name),
         flushes=_flushes(asked, storage, factors.name, sums.name),
     )
