@@ -1,7 +1,8 @@
 """`r18 check`: a function judged as it stands.
 
 `check` settles the target in a worker process, then verifies it as `r18 verify` does a backend with
-one kernel. `assert_kernel` is that for a test suite; the core's `r18.check` hands on to it.
+one kernel. A convolution that turns out to be transformed where it is found wrong is settled and
+verified once more. `assert_kernel` is that for a test suite; the core's `r18.check` hands on to it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from r18.errors import BackendUnavailable, UsageError, show
-from r18.graph.ops import Problem
+from r18.graph.ops import Conv2d, Problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
 from r18_oracle.functions.likes import like_of
@@ -30,9 +31,12 @@ from r18_oracle.functions.target import (
     module_of_file,
     place_of,
 )
+from r18_oracle.generate.sizes import takes
+from r18_oracle.probe.again import called, settle_again
 from r18_oracle.probe.settle import Found, settle, unsettled
 from r18_oracle.search.campaign import KernelReport, run_campaign
 from r18_oracle.search.profiles import Profile, profile
+from r18_oracle.search.replay import fresh, replay
 from r18_oracle.search.verify import Request, counted, verify
 from r18_oracle.search.worker import Job, run_jobs
 
@@ -67,7 +71,8 @@ class Checked:
 
     target: settled, if it could be. found: what the probes found; None if they crashed.
     accepted: the contract was given, so that a narrow one is no fault.
-    reports: of the search, one for each contract; findings: all of them.
+    reports: of the search, one for each contract; findings: all of them. After two searches they
+    are those of the second; seconds: of both.
     reduced: what a slow function was not asked for, in a sentence; "" if nothing.
     """
 
@@ -197,24 +202,107 @@ def check(
     backend_of(target.name)  # raises here, and not in a worker, if the function is not there
     found, lost = _settled(target, how)
     ready = unsettled(target) if found is None else found.target
+    plan = _planned(chosen, how, ready, found)
+    first = _searched(plan, ready, found, accepted, on_progress)
+    if lost is not None and not first.findings:
+        first = replace(first, findings=(lost,))
+    again = None if accepted or found is None else _settled_again(first, found, how)
+    if again is None or again.target == ready:
+        return first if again is None else replace(first, found=again)
+    if wrong := _wrong_again(first.findings, again.target, how):
+        return replace(first, target=again.target, found=again, findings=wrong)
+    second = _searched(plan, again.target, again, accepted, on_progress)
+    return replace(second, seconds=first.seconds + second.seconds)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a function is searched.
+
+    how: as asked. profile: the effort, reduced for a slow function. network: whose problems it
+    gets, or None. reduced: what it is not asked for, in a sentence.
+    """
+
+    how: How
+    profile: Profile
+    network: str | None
+    reduced: str
+
+
+def _planned(chosen: Profile, how: How, target: Target, found: Found | None) -> _Plan:
     products = target.operator.sums_products
     paced, reduced = (chosen, "") if found is None else _paced(chosen, found, products)
-    least = NETWORK_RATE if target.operator.sums_products else NETWORK_ELEMENTS
-    asked = how.network if found is not None and found.rate >= least else None
-    if how.network is not None and asked is None:
+    least = NETWORK_RATE if products else NETWORK_ELEMENTS
+    network = how.network if found is not None and found.rate >= least else None
+    if how.network is not None and network is None:
         reduced = f"{reduced or 'slow'}, none of {how.network}"
+    return _Plan(how, paced, network, reduced)
+
+
+def _searched(
+    plan: _Plan,
+    target: Target,
+    found: Found | None,
+    accepted: bool,
+    on_progress: Callable[[str, Problem | None], None],
+) -> Checked:
+    """Search a settled target."""
+    how = plan.how
     if not how.isolated:
-        return _here(ready, found, accepted, paced, how.seed, reduced)
-    backend = backend_of(ready.name)
+        return _here(target, found, accepted, plan.profile, how.seed, plan.reduced)
+    backend = backend_of(target.name)
+    network = plan.network or SMALL_NETWORK
     verification = verify(
-        {ready.name: backend},
-        Request(paced, f"{backend.name}/*", asked or SMALL_NETWORK, seed=how.seed, workers=1),
+        {target.name: backend},
+        Request(plan.profile, f"{backend.name}/*", network, seed=how.seed, workers=1),
         on_progress=on_progress,
     )
     (result,) = verification.backends
-    findings = tuple(verification.findings) or ((lost,) if lost is not None else ())
-    reports = tuple(result.kernels)
-    return Checked(ready, found, accepted, reports, findings, verification.seconds, reduced)
+    findings, reports = tuple(verification.findings), tuple(result.kernels)
+    seconds = verification.seconds
+    return Checked(target, found, accepted, reports, findings, seconds, plan.reduced)
+
+
+def _settled_again(first: Checked, found: Found, how: How) -> Found | None:
+    """What settling finds with the problems of the findings among those that are probed.
+
+    None unless the function transforms each of these problems.
+    """
+    if found.arithmetic is None or found.arithmetic.algorithm == "transforms":
+        return None
+    problems = [called(finding) for finding in first.findings]
+    convolved = [p for p in problems if p is not None and isinstance(p.op, Conv2d)]
+    if not convolved or len(convolved) < len(problems):
+        return None
+    if not how.isolated:
+        return settle_again(found=found, problems=convolved, announce=lambda *doing: None)
+    arguments = {"found": found, "problems": convolved}
+    name = first.findings[0].kernel
+    job = Job(settle_again, arguments, first.target.name, name, SETTLE_SECONDS)
+    (outcome,) = run_jobs([job], workers=1)
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    again: Found | None = outcome.result  # None after a crash, too: the findings stay
+    return again
+
+
+def _wrong_again(findings: tuple[Finding, ...], target: Target, how: How) -> tuple[Finding, ...]:
+    """What all checks find on the problems of findings, under the contract of this target.
+
+    The search draws them only by chance.
+    """
+    backend, wrong = backend_of(target.name), []
+    for finding in findings:
+        assert finding.problem is not None  # it is about values
+        kernel = next((k for k in backend.kernels() if takes(k, finding.problem)), None)
+        if kernel is None:
+            wrong.append(finding)
+            continue
+        details = {"rounding": finding.details.get("rounding", "normal"), "light": False}
+        asked = replace(finding, backend=target.name, kernel=kernel.id, details=details)
+        if (again := fresh(asked) if how.isolated else replay(backend, asked)) is not None:
+            wrong.append(again)
+    return tuple(wrong)
 
 
 def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:
