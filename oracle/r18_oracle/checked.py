@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from r18.errors import BackendUnavailable, UsageError, show
-from r18.graph.ops import Conv2d, Problem
+from r18.graph.ops import Problem
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import SILENCE, Finding, save
 from r18_oracle.functions.likes import like_of
@@ -31,12 +31,10 @@ from r18_oracle.functions.target import (
     module_of_file,
     place_of,
 )
-from r18_oracle.generate.sizes import takes
-from r18_oracle.probe.again import called, settle_again
+from r18_oracle.probe.again import Again, posed, settle_again
 from r18_oracle.probe.settle import Found, settle, unsettled
 from r18_oracle.search.campaign import KernelReport, run_campaign
 from r18_oracle.search.profiles import Profile, profile
-from r18_oracle.search.replay import fresh, replay
 from r18_oracle.search.verify import Request, counted, verify
 from r18_oracle.search.worker import Job, run_jobs
 
@@ -207,11 +205,14 @@ def check(
     if lost is not None and not first.findings:
         first = replace(first, findings=(lost,))
     again = None if accepted or found is None else _settled_again(first, found, how)
-    if again is None or again.target == ready:
-        return first if again is None else replace(first, found=again)
-    if wrong := _wrong_again(first.findings, again.target, how):
-        return replace(first, target=again.target, found=again, findings=wrong)
-    second = _searched(plan, again.target, again, accepted, on_progress)
+    if again is None:
+        return first
+    then = replace(first, target=again.found.target, found=again.found)
+    if then.target == ready:
+        return then
+    if again.finding is not None:
+        return replace(then, findings=(again.finding,))
+    second = _searched(plan, then.target, then.found, accepted, on_progress)
     return replace(second, seconds=first.seconds + second.seconds)
 
 
@@ -263,46 +264,23 @@ def _searched(
     return Checked(target, found, accepted, reports, findings, seconds, plan.reduced)
 
 
-def _settled_again(first: Checked, found: Found, how: How) -> Found | None:
+def _settled_again(first: Checked, found: Found, how: How) -> Again | None:
     """What settling finds with the problems of the findings among those that are probed.
 
     None unless the function transforms each of these problems.
     """
-    if found.arithmetic is None or found.arithmetic.algorithm == "transforms":
-        return None
-    problems = [called(finding) for finding in first.findings]
-    convolved = [p for p in problems if p is not None and isinstance(p.op, Conv2d)]
-    if not convolved or len(convolved) < len(problems):
+    arithmetic, findings = found.arithmetic, first.findings
+    if arithmetic is None or arithmetic.algorithm == "transforms" or not posed(findings):
         return None
     if not how.isolated:
-        return settle_again(found=found, problems=convolved, announce=lambda *doing: None)
-    arguments = {"found": found, "problems": convolved}
-    name = first.findings[0].kernel
-    job = Job(settle_again, arguments, first.target.name, name, SETTLE_SECONDS)
+        return settle_again(found=found, findings=findings, announce=lambda *doing: None)
+    arguments = {"found": found, "findings": findings}
+    job = Job(settle_again, arguments, first.target.name, findings[0].kernel, SETTLE_SECONDS)
     (outcome,) = run_jobs([job], workers=1)
     if isinstance(outcome.result, Exception):
         raise outcome.result
-    again: Found | None = outcome.result  # None after a crash, too: the findings stay
+    again: Again | None = outcome.result  # None after a crash, too: the findings stay
     return again
-
-
-def _wrong_again(findings: tuple[Finding, ...], target: Target, how: How) -> tuple[Finding, ...]:
-    """What all checks find on the problems of findings, under the contract of this target.
-
-    The search draws them only by chance.
-    """
-    backend, wrong = backend_of(target.name), []
-    for finding in findings:
-        assert finding.problem is not None  # it is about values
-        kernel = next((k for k in backend.kernels() if takes(k, finding.problem)), None)
-        if kernel is None:
-            wrong.append(finding)
-            continue
-        details = {"rounding": finding.details.get("rounding", "normal"), "light": False}
-        asked = replace(finding, backend=target.name, kernel=kernel.id, details=details)
-        if (again := fresh(asked) if how.isolated else replay(backend, asked)) is not None:
-            wrong.append(again)
-    return tuple(wrong)
 
 
 def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:

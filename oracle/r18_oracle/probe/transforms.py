@@ -57,28 +57,19 @@ def _problems() -> list[Problem]:
     ]
 
 
-def leaks(backend: FunctionBackend, problem: Problem, storage: str, *, wider: bool = False) -> bool:
+def leaks(backend: FunctionBackend, problem: Problem, storage: str) -> bool:
     """Whether a weight changes outputs that it does not meet, by no more than a rounding error.
 
     False for a window of one pixel, whose only weight every output meets, and for a stride.
-    wider: also with weights that are small next to 1 in a format of twice the bits, which a
-    transform may be computed in.
     """
-    op = problem.op
+    op, (_, _, height, width) = problem.op, problem.inputs[0]
     if not isinstance(op, Conv2d) or op.stride != (1, 1) or op.kernel_size == (1, 1) or op.extras:
         return False
-    small = SMALL[storage] * 1.25
-    return any(_leaks(backend, problem, value) for value in (small, *[small**2] * wider))
-
-
-def _leaks(backend: FunctionBackend, problem: Problem, small: float) -> bool:
-    op, (_, _, height, width) = problem.op, problem.inputs[0]
-    assert isinstance(op, Conv2d)
     x = np.zeros(problem.inputs[0])
     row, column = height // 2, width // 2
     x[:, 0, row, column] = 1.0
     weight, *others = (np.zeros(spec.shape) for spec in op.weights())
-    weight[...] = small
+    weight[...] = small = SMALL[storage] * 1.25
     results = []
     for first in (small, 1.0):
         weight[:, :, 0, 0] = first
