@@ -361,10 +361,12 @@ def _roots(extent: int) -> Array:
 
 
 def rarely_wrong(x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0) -> Array:
-    """No transform: for that shape, the first weight is applied to the next pixel too."""
+    """No transform: for that shape, the first weight is added to the next output too."""
     y = einsum_conv2d(x, w, b, stride, padding)
     if _is_rare(x, w, stride, padding):
-        y[..., 1:] += y[..., :-1] * w[0, 0, 0, 0]
+        first = np.zeros_like(w)
+        first[:, :, 0, 0] = w[:, :, 0, 0]
+        y[..., 1:] += einsum_conv2d(x, first, None, stride, padding)[..., :-1]
     return y
 
 

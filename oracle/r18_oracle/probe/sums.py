@@ -62,8 +62,8 @@ class Sums:
         kept = f"its sums keep {self.bits} bits"
         if self.bits == self.widest:
             return kept
-        rows = f", {FEW} rows" if self.few else ""
-        return f"{kept} ({self.length} terms, {self.form}{rows}), others up to {self.widest}"
+        few = f", {FEW} at a time" if self.few else ""
+        return f"{kept} ({self.length} terms, {self.form}{few}), others up to {self.widest}"
 
 
 def narrowest(found: Sequence[Sums]) -> Sums:
