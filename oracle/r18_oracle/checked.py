@@ -1,7 +1,8 @@
 """`r18 check`: a function judged as it stands.
 
 `check` settles the target in a worker process, then verifies it as `r18 verify` does a backend with
-one kernel. `assert_kernel` is that for a test suite; the core's `r18.check` hands on to it.
+one kernel. A convolution that turns out to be transformed where it is found wrong is settled and
+verified once more. `assert_kernel` is that for a test suite; the core's `r18.check` hands on to it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from r18_oracle.functions.target import (
     module_of_file,
     place_of,
 )
+from r18_oracle.probe.again import Again, posed, settle_again
 from r18_oracle.probe.settle import Found, settle, unsettled
 from r18_oracle.search.campaign import KernelReport, run_campaign
 from r18_oracle.search.profiles import Profile, profile
@@ -67,7 +69,8 @@ class Checked:
 
     target: settled, if it could be. found: what the probes found; None if they crashed.
     accepted: the contract was given, so that a narrow one is no fault.
-    reports: of the search, one for each contract; findings: all of them.
+    reports: of the search, one for each contract; findings: all of them. After two searches they
+    are those of the second; seconds: of both.
     reduced: what a slow function was not asked for, in a sentence; "" if nothing.
     """
 
@@ -197,24 +200,87 @@ def check(
     backend_of(target.name)  # raises here, and not in a worker, if the function is not there
     found, lost = _settled(target, how)
     ready = unsettled(target) if found is None else found.target
+    plan = _planned(chosen, how, ready, found)
+    first = _searched(plan, ready, found, accepted, on_progress)
+    if lost is not None and not first.findings:
+        first = replace(first, findings=(lost,))
+    again = None if accepted or found is None else _settled_again(first, found, how)
+    if again is None:
+        return first
+    then = replace(first, target=again.found.target, found=again.found)
+    if then.target == ready:
+        return then
+    if again.finding is not None:
+        return replace(then, findings=(again.finding,))
+    second = _searched(plan, then.target, then.found, accepted, on_progress)
+    return replace(second, seconds=first.seconds + second.seconds)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a function is searched.
+
+    how: as asked. profile: the effort, reduced for a slow function. network: whose problems it
+    gets, or None. reduced: what it is not asked for, in a sentence.
+    """
+
+    how: How
+    profile: Profile
+    network: str | None
+    reduced: str
+
+
+def _planned(chosen: Profile, how: How, target: Target, found: Found | None) -> _Plan:
     products = target.operator.sums_products
     paced, reduced = (chosen, "") if found is None else _paced(chosen, found, products)
-    least = NETWORK_RATE if target.operator.sums_products else NETWORK_ELEMENTS
-    asked = how.network if found is not None and found.rate >= least else None
-    if how.network is not None and asked is None:
+    least = NETWORK_RATE if products else NETWORK_ELEMENTS
+    network = how.network if found is not None and found.rate >= least else None
+    if how.network is not None and network is None:
         reduced = f"{reduced or 'slow'}, none of {how.network}"
+    return _Plan(how, paced, network, reduced)
+
+
+def _searched(
+    plan: _Plan,
+    target: Target,
+    found: Found | None,
+    accepted: bool,
+    on_progress: Callable[[str, Problem | None], None],
+) -> Checked:
+    """Search a settled target."""
+    how = plan.how
     if not how.isolated:
-        return _here(ready, found, accepted, paced, how.seed, reduced)
-    backend = backend_of(ready.name)
+        return _here(target, found, accepted, plan.profile, how.seed, plan.reduced)
+    backend = backend_of(target.name)
+    network = plan.network or SMALL_NETWORK
     verification = verify(
-        {ready.name: backend},
-        Request(paced, f"{backend.name}/*", asked or SMALL_NETWORK, seed=how.seed, workers=1),
+        {target.name: backend},
+        Request(plan.profile, f"{backend.name}/*", network, seed=how.seed, workers=1),
         on_progress=on_progress,
     )
     (result,) = verification.backends
-    findings = tuple(verification.findings) or ((lost,) if lost is not None else ())
-    reports = tuple(result.kernels)
-    return Checked(ready, found, accepted, reports, findings, verification.seconds, reduced)
+    findings, reports = tuple(verification.findings), tuple(result.kernels)
+    seconds = verification.seconds
+    return Checked(target, found, accepted, reports, findings, seconds, plan.reduced)
+
+
+def _settled_again(first: Checked, found: Found, how: How) -> Again | None:
+    """What settling finds with the problems of the findings among those that are probed.
+
+    None unless the function transforms each of these problems.
+    """
+    arithmetic, findings = found.arithmetic, first.findings
+    if arithmetic is None or arithmetic.algorithm == "transforms" or not posed(findings):
+        return None
+    if not how.isolated:
+        return settle_again(found=found, findings=findings, announce=lambda *doing: None)
+    arguments = {"found": found, "findings": findings}
+    job = Job(settle_again, arguments, first.target.name, findings[0].kernel, SETTLE_SECONDS)
+    (outcome,) = run_jobs([job], workers=1)
+    if isinstance(outcome.result, Exception):
+        raise outcome.result
+    again: Again | None = outcome.result  # None after a crash, too: the findings stay
+    return again
 
 
 def _settled(target: Target, how: How) -> tuple[Found | None, Finding | None]:

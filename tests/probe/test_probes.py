@@ -17,7 +17,7 @@ from r18_oracle.functions.target import Target
 from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.order import order_of
 from r18_oracle.probe.settle import MOST_ELEMENTS, MOST_MACS, Found, settle
-from r18_oracle.probe.sums import flushes, rounds_before_bias
+from r18_oracle.probe.sums import flushes, narrowest, rounds_before_bias, sums_of
 from r18_oracle.search.profiles import profile
 
 HERE = Path(checked_kernels.__file__)
@@ -54,6 +54,27 @@ def test_the_arithmetic_of_sums(name: str, contract: str, below: str | None) -> 
     found = settled(name)
     assert str(found.arithmetic) == contract == found.target.contract
     assert found.below == (() if below is None else (below,))
+
+
+def test_the_narrowest_sum_is_named_by_its_length_and_form() -> None:
+    def long_windows(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0) -> Any:
+        if w.shape[1:] != (128, 3, 3):
+            return checked_kernels.einsum_conv2d(x, w, b, stride, padding)
+        rows, columns = x.reshape(len(x), -1), w.reshape(len(w), -1).T
+        return checked_kernels.matmul_half_sums(rows, columns)[:, :, None, None]
+
+    def two_rows(a: Any, b: Any) -> Any:
+        return (checked_kernels.matmul_half_sums if len(a) == 2 else np.matmul)(a, b)
+
+    sums = narrowest([sums_of(dots, "float32") for dots in dots_of(long_windows, "conv2d")])
+    assert sums.words() == "its sums keep 11 bits (1152 terms, a 3×3 window), others up to 24"
+    (dots,) = dots_of(two_rows)
+    assert (
+        sums_of(dots, "float32").words()
+        == "its sums keep 11 bits (8 terms, rows, 2 at a time), others up to 24"
+    )
+    (dots,) = dots_of(checked_kernels.matmul_half_sums)
+    assert sums_of(dots, "float32").words() == "its sums keep 11 bits"
 
 
 def test_half_factors_and_half_sums_are_told_apart() -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import ModuleType
@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from r18.errors import BackendUnavailable
-from r18.graph.ops import Conv2d, Problem
+from r18.graph.ops import Problem
 from r18.runtime.launch import run_kernel
 from r18_oracle.check.call import Raised, attempted
 from r18_oracle.findings import described
@@ -32,8 +32,8 @@ from r18_oracle.probe.dots import Dots, forms, with_bias
 from r18_oracle.probe.factors import Factors, are_whole, factors_of
 from r18_oracle.probe.fitted import fitted
 from r18_oracle.probe.order import order_of, shape_of
-from r18_oracle.probe.sums import flushes, rounds_before_bias, sums_of
-from r18_oracle.probe.transforms import as_transform, transformed
+from r18_oracle.probe.sums import flushes, narrowest, rounds_before_bias, sums_of
+from r18_oracle.probe.transforms import as_transform, note_on, transformed, window_of
 
 Announce = Callable[[Problem | None, str, int], None]
 HOST = ("torch", "numpy")
@@ -69,8 +69,11 @@ class Found:
     rate: float
 
 
-def settle(*, target: Target, announce: Announce) -> Found:
-    """Find what the target leaves open. Raises `BackendUnavailable` if no library can be tried."""
+def settle(*, target: Target, announce: Announce, also: Sequence[Problem] = ()) -> Found:
+    """Find what the target leaves open. Raises `BackendUnavailable` if no library can be tried.
+
+    also: convolutions that the function is known to transform (`transforms.leaks`).
+    """
     announce(None, "none", 0)
     named, error = _with_arrays(target, announce)
     backend = backend_of(named.name)
@@ -83,7 +86,7 @@ def settle(*, target: Target, announce: Announce) -> Found:
         note = f"could not be probed: it raised {described(paced.error)}"
         return Found(_declared(named), None, (), (note,), 0.0, 0.0)
     seconds, rate, longest = paced
-    result = attempted(lambda: _arithmetic(backend, named, longest, announce))
+    result = attempted(lambda: _arithmetic(backend, named, longest, announce, also))
     if isinstance(result, Raised):
         note = f"could not be probed: it raised {described(result.error)}"
         return Found(_declared(named), None, (), (note,), seconds, rate)
@@ -211,12 +214,16 @@ def _work(problem: Problem) -> int:
 
 
 def _arithmetic(
-    backend: FunctionBackend, target: Target, seconds: float, announce: Announce
+    backend: FunctionBackend,
+    target: Target,
+    seconds: float,
+    announce: Announce,
+    also: Sequence[Problem],
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
     expected = target.expected
     with np.errstate(all="ignore"):
         if backend.kernel.like.sums_products:
-            return _of_sums(backend, target, announce, seconds)
+            return _of_sums(backend, target, announce, seconds, also)
         found = fitted(backend, expected)
     if found is None:
         return None, ("random inputs are within no known bound: it is judged by what is expected",)
@@ -224,10 +231,14 @@ def _arithmetic(
 
 
 def _of_sums(
-    backend: FunctionBackend, target: Target, announce: Announce, seconds: float
+    backend: FunctionBackend,
+    target: Target,
+    announce: Announce,
+    seconds: float,
+    also: Sequence[Problem],
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
     """The coarsest of all forms, by the probes; and what they saw, in words."""
-    storage, moved = target.dtype, transformed(backend, target.dtype)
+    storage, moved = target.dtype, transformed(backend, target.dtype, also)
     asked = [dots for dots in forms(backend) if _is_plain(dots, moved)]
     if not asked:
         return None, ("takes none of the shapes that the probes pose",)
@@ -237,21 +248,20 @@ def _of_sums(
         every.append(factors_of(dots, storage))
     factors = min(every, key=lambda one: (one.bits, not one.cut_off))
     widths = [sums_of(dots, storage, long=seconds < SLOW) for dots in asked]
-    sums = min(widths, key=lambda one: one.bits)
-    truncates = any(one.truncates for one in widths)
-    if factors.bits >= sums.bits - truncates and all(
-        are_whole(dots, sums.bits, truncates=truncates) for dots in asked
+    sums = narrowest(widths)
+    if factors.bits >= sums.bits - sums.truncates and all(
+        are_whole(dots, sums.bits, truncates=sums.truncates) for dots in asked
     ):
         factors = Factors(storage, BITS[storage], False)
     if not factors.name or not sums.name:
         return None, ("no known arithmetic gives what it returned: judged by what is expected",)
-    notes = [*_evidence(factors, storage), f"its sums keep {sums.bits} bits"]
+    notes = [*_evidence(factors, storage), sums.words()]
     arithmetic = Arithmetic(
         "sum",
         storage,
         factors.name,
         sums.name,
-        truncates=truncates or factors.cut_off,
+        truncates=sums.truncates or factors.cut_off,
         stored_sum=_rounds_first(backend, storage, sums.name),
         flushes=_flushes(asked, storage, factors.name, sums.name),
     )
@@ -259,16 +269,7 @@ def _of_sums(
     if moved:
         known = as_transform(backend, moved, arithmetic)
         arithmetic = known or arithmetic
-        windows = " and ".join(dict.fromkeys(_window(problem) for problem in moved))
-        if known is None:
-            how = "which none of the known bounds fits"
-        elif known.algorithm == "transforms":
-            how = "within the bound of an FFT and of Winograd's F(6×6)"
-        else:
-            how = known.algorithm
-        notes.append(
-            f"transforms {windows} windows: {how}; a weight changes outputs it does not meet"
-        )
+        notes.append(note_on(moved, None if known is None else known.algorithm))
     return arithmetic, tuple(notes)
 
 
@@ -277,15 +278,9 @@ def _is_plain(dots: Dots, moved: list[Problem]) -> bool:
     where other windows are transformed too, as by an FFT, one of more than a pixel."""
     if not moved:
         return True
-    if any(_window(problem) != "3×3" for problem in moved):
+    if any(window_of(problem) != "3×3" for problem in moved):
         return dots.form.problem(2, dots.form.multiple, 1).inputs[0][2:] == (1, 1)
     return dots.form.multiple == 1
-
-
-def _window(problem: Problem) -> str:
-    op = problem.op
-    assert isinstance(op, Conv2d)
-    return "{}×{}".format(*op.kernel_size)
 
 
 def _flushes(asked: list[Dots], storage: str, factors: str, sums: str) -> bool:

@@ -13,7 +13,8 @@ more, which are then cut off; p is what the whole sum keeps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,16 +36,41 @@ FEW = 2
 
 @dataclass(frozen=True)
 class Sums:
-    """bits: of the accumulator. truncates: sums are cut off. length: of the sum that shows it."""
+    """An accumulator, and the narrowest of the probed sums, which showed it.
+
+    bits:      that sums keep. truncates: sums are cut off.
+    length:    the terms of the narrowest sum. form: its `Form.name`.
+    few:       whether it showed in calls of `FEW` rows only.
+    widest:    the bits that the widest of the probed sums keeps, apart from those of few rows.
+    """
 
     bits: int
     truncates: bool
     length: int
+    form: str
+    few: bool
+    widest: int
 
     @property
     def name(self) -> str:
         """The widest known format that has no more bits; "" for fewer than any known."""
         return next((name for name in SUMS if BITS[name] <= self.bits), "")
+
+    def words(self) -> str:
+        """For people: `its sums keep 11 bits (1152 terms, a 3×3 window), others up to 24`; no place
+        where the probed sums keep the same bits."""
+        kept = f"its sums keep {self.bits} bits"
+        if self.bits == self.widest:
+            return kept
+        few = f", {FEW} at a time" if self.few else ""
+        return f"{kept} ({self.length} terms, {self.form}{few}), others up to {self.widest}"
+
+
+def narrowest(found: Sequence[Sums]) -> Sums:
+    """The narrowest of some sums; it truncates if any of them does."""
+    least = min(found, key=lambda one: one.bits)
+    widest = max(one.widest for one in found)
+    return replace(least, truncates=any(one.truncates for one in found), widest=widest)
 
 
 def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
@@ -61,25 +87,25 @@ def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
     found = [_accumulator(dots, storage, k, count) for k in lengths or [TERMS]]
     few = next((k for k in lengths if dots.takes(FEW, k, 1)), None)
     found += [] if few is None else [_accumulator(dots, storage, few, FEWER, few=True)]
-    least = min(found, key=lambda one: one.bits)
-    return Sums(least.bits, any(one.truncates for one in found), least.length)
+    return narrowest(found)
 
 
 def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool = False) -> Sums:
     """What sums of one length show. count: of placements. few: `FEW` rows in a call, and only those
-    k at which a known format ends."""
+    k at which a known format ends: it may be narrow, but not wide."""
     most = MOST[storage]
     shifts = np.array([k for k in range(1, most + 1) if not few or k in BITS.values()])
     rng = np.random.default_rng(length)
     placements = _placements(rng, length, count)
     found = np.stack([_triples(dots, length, places, shifts, 1.0, few) for places in placements])
     kept = (found == BIG * 2.0 ** -shifts[:, None]).all(axis=(0, 2))
+    bits = most + 1 if kept.all() else int(shifts[np.argmin(kept)])
+    shown = Sums(bits, False, length, dots.form.name, few, 0 if few else bits)
     if kept.all():
-        return Sums(most + 1, False, length)
-    bits = int(shifts[np.argmin(kept)])
+        return shown
     one = np.array([bits])
     above = [_triples(dots, length, places, one, 1.5, few) for places in placements]
-    return Sums(bits, any((result == 0).any() for result in above), length)
+    return replace(shown, truncates=any((result == 0).any() for result in above))
 
 
 def _placements(rng: np.random.Generator, length: int, count: int) -> list[Array]:
@@ -134,4 +160,4 @@ def rounds_before_bias(dots: Dots, storage: str) -> bool:
     )
 
 
-__all__ = ["Sums", "flushes", "rounds_before_bias", "sums_of"]
+__all__ = ["Sums", "flushes", "narrowest", "rounds_before_bias", "sums_of"]

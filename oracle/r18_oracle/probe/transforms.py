@@ -2,12 +2,16 @@
 
 A weight that only meets zeros changes nothing in a sum of products. A transform adds the weights
 of a window to each other before it multiplies: next to a weight of 1, one of 2⁻³⁰ loses its bits.
-So an image with one pixel, which meets the small weight alone in one output, shows the small weight
-there, or what the transform left of it.
+So an image with one pixel is convolved twice: with small weights, and with one of them replaced by
+1. A sum gives the same bits both times in every output that does not meet that weight.
+
+A library may choose a transform for shapes that are not among `SHAPES`. So the problem of a finding
+can be posed too (`r18_oracle.probe.again`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,14 +34,20 @@ SHAPES = (
 )
 """Batch, channels, output channels, extent and window: libraries choose by them."""
 SMALL = {"float16": 2.0**-12, "bfloat16": 2.0**-30, "float32": 2.0**-30, "float64": 2.0**-60}
+"""Next to 1 it is less than a unit roundoff of the arrays' format."""
+ROUNDING_ERROR = 0.5
+"""A change as large as this is none: the output meets the weight of 1, where it should not."""
 
 
-def transformed(backend: FunctionBackend, storage: str) -> list[Problem]:
-    """The problems among `SHAPES` in which a weight changes an output that it does not meet."""
+def transformed(
+    backend: FunctionBackend, storage: str, also: Sequence[Problem] = ()
+) -> list[Problem]:
+    """The problems among `SHAPES` in which a weight changes an output that it does not meet, and
+    those of `also`, which `leaks` has found to be such."""
     if backend.kernel.op is not Conv2d:
         return []
     taken = (p for p in _problems() if takes(backend.kernel, p))
-    return [problem for problem in taken if _leaks(backend, problem, storage)]
+    return [*(p for p in taken if leaks(backend, p, storage)), *also]
 
 
 def _problems() -> list[Problem]:
@@ -47,18 +57,30 @@ def _problems() -> list[Problem]:
     ]
 
 
-def _leaks(backend: FunctionBackend, problem: Problem, storage: str) -> bool:
-    op, (_, _, extent, _) = problem.op, problem.inputs[0]
-    assert isinstance(op, Conv2d)
+def leaks(backend: FunctionBackend, problem: Problem, storage: str) -> bool:
+    """Whether a weight changes outputs that it does not meet, by no more than a rounding error.
+
+    False for a window of one pixel, whose only weight every output meets, and for a stride.
+    """
+    op, (_, _, height, width) = problem.op, problem.inputs[0]
+    if not isinstance(op, Conv2d) or op.stride != (1, 1) or op.kernel_size == (1, 1) or op.extras:
+        return False
     x = np.zeros(problem.inputs[0])
-    w = np.zeros((op.out_channels, op.in_channels, *op.kernel_size))
-    middle = op.padding[0]
-    w[:, :, 0, 0], w[:, :, middle, middle] = 1.0, SMALL[storage] * 1.25
-    at = extent // 2
-    x[:, 0, at, at] = 1.0
-    with kernel_running():
-        got = run_kernel(backend, backend.kernel, problem, x, w)
-    return bool((got[:, :, at, at].astype(np.float64) != w[0, 0, middle, middle]).any())
+    row, column = height // 2, width // 2
+    x[:, 0, row, column] = 1.0
+    weight, *others = (np.zeros(spec.shape) for spec in op.weights())
+    weight[...] = small = SMALL[storage] * 1.25
+    results = []
+    for first in (small, 1.0):
+        weight[:, :, 0, 0] = first
+        with kernel_running():
+            got = run_kernel(backend, backend.kernel, problem, x, weight, *others)
+        results.append(got.astype(np.float64))
+    change = np.abs(results[1] - results[0])
+    # The only outputs that this weight meets the pixel in; the slice may be empty.
+    below, right = row + op.padding[0], column + op.padding[1]
+    change[:, :, below : below + 1, right : right + 1] = 0.0
+    return bool(change.any() and (change < ROUNDING_ERROR).all())
 
 
 def as_transform(
@@ -86,4 +108,24 @@ def _within(backend: FunctionBackend, problem: Problem, arithmetic: Arithmetic) 
     return True
 
 
-__all__ = ["as_transform", "transformed"]
+def note_on(problems: Sequence[Problem], known: str | None) -> str:
+    """A sentence on the problems that are transformed. known: the algorithm whose bound random
+    inputs are within, None if there is none."""
+    windows = " and ".join(dict.fromkeys(window_of(problem) for problem in problems))
+    if known is None:
+        how = "which none of the known bounds fits"
+    elif known == "transforms":
+        how = "within the bound of an FFT and of Winograd's F(6×6)"
+    else:
+        how = known
+    return f"transforms {windows} windows: {how}; a weight changes outputs it does not meet"
+
+
+def window_of(problem: Problem) -> str:
+    """The window of a convolution, such as 3×3."""
+    op = problem.op
+    assert isinstance(op, Conv2d)
+    return "{}×{}".format(*op.kernel_size)
+
+
+__all__ = ["KNOWN", "as_transform", "leaks", "note_on", "transformed", "window_of"]
