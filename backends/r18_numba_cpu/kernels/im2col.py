@@ -17,7 +17,7 @@ from numba import prange
 from r18_numba_cpu.kernels.arguments import Depth
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply, tile_rows
-from r18_numba_cpu.kernels.vector import LANES, fetch_add, load, store_output
+from r18_numba_cpu.kernels.vector import LANES, copy_run, fetch_add, load, store_output
 
 
 @function
@@ -33,7 +33,7 @@ def copy_window(x, sample, row, column, channel, shape, grouped, scratch, to):
             else:
                 pixel = (sample * shape.height + y) * shape.width + z
                 source = pixel * shape.channels + channel
-                scratch[to : to + length] = x[source : source + length]
+                copy_run(x, source, scratch, to, length)
             to += length
 
 

@@ -14,7 +14,7 @@ from numba import prange
 from r18_numba_cpu.kernels.arguments import Depth
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply, tile_rows
-from r18_numba_cpu.kernels.vector import LANES, fetch_add, load, store_output
+from r18_numba_cpu.kernels.vector import LANES, copy_run, fetch_add, load, store_output
 
 
 @function
@@ -35,7 +35,7 @@ def copy_band(x, sample, top, rows, row_length, shape, scratch, band):
             continue
         source = ((sample * shape.height + top + row) * shape.width) * shape.channels
         scratch[to : to + left] = np.float32(0)
-        scratch[to + left : to + right] = x[source : source + right - left]
+        copy_run(x, source, scratch, to + left, right - left)
         scratch[to + right : to + row_length] = np.float32(0)
 
 

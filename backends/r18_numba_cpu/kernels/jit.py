@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import config, njit, typeof
+from numba import config, extending, njit, typeof
 
 from r18.machine import cache_folder
 from r18_numba_cpu.kernels.cache import KernelCache
@@ -43,9 +43,20 @@ def kernel(function: Callable[..., None]) -> Any:
     return compiled
 
 
+UNCOUNTED = {"_nrt": False}
+"""Compile without reference counts, for code that allocates nothing: a kernel's caller holds its
+arrays. Numba counts a reference wherever a function takes an array out of a tuple, by an atomic
+instruction on memory that all threads share: in an epilogue twice for each vector of outputs."""
+
+
 def function(function: Callable[..., Any]) -> Any:
     """Compile a function that kernels call. Its code becomes part of each kernel's."""
-    return njit(nogil=True, error_model="numpy", inline="never")(function)
+    return njit(nogil=True, error_model="numpy", inline="never", **UNCOUNTED)(function)
+
+
+def overload(function: Callable[..., Any]) -> Any:
+    """Choose a function's code by the types of its arguments; see `numba.extending.overload`."""
+    return extending.overload(function, jit_options=UNCOUNTED)
 
 
 def assembly(kernel: Any, arguments: tuple[Any, ...]) -> str:

@@ -16,9 +16,9 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
-from numba.extending import models, overload, register_model
+from numba.extending import models, register_model
 
-from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.jit import function, overload
 
 intrinsic: Any = extending.intrinsic
 
@@ -262,6 +262,23 @@ _lanewise(operator.add, "fadd")
 _lanewise(operator.sub, "fsub")
 _lanewise(operator.mul, "fmul")
 _lanewise(operator.truediv, "fdiv")
+
+
+@intrinsic
+def copy_run(typing: Any, array: Any, source: Any, out: Any, to: Any, count: Any) -> Any:
+    """out[to : to + count] = array[source : source + count], of one type; they may not overlap.
+
+    Assigning a slice would allocate, for arrays that do.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        read = address(context, builder, signature.args[0], *values[:2])
+        written = address(context, builder, signature.args[2], *values[2:4])
+        cgutils.raw_memcpy(builder, written, read, values[4], out.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(array, i64, out, i64, i64), generate
 
 
 @intrinsic

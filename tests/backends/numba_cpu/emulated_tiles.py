@@ -16,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
+from numba.core.compiler import Flags
 
 from r18_numba_cpu import compiled
 from r18_numba_cpu.kernels.amx import Instructions
@@ -106,7 +107,10 @@ class Emulated(Instructions):
         values = [self.configuration, self.state, *values]
         kinds = [BYTES if value.type == pointer else types.int64 for value in values]
         signature = types.void(*kinds)
-        self.context.compile_internal(self.builder, function, signature, values)
+        flags = Flags()
+        flags.nrt = True  # `carray` makes arrays, and kernels' own functions may not
+        made = self.context.compile_subroutine(self.builder, function, signature, flags=flags)
+        self.context.call_internal(self.builder, made.fndesc, signature, values)
 
 
 def zero(configuration, state, tile):  # type: ignore[no-untyped-def]

@@ -75,6 +75,38 @@ def test_inner_loops_are_one_step_of_a_tile_each(
     assert all(f"%{register}" in line for line in products)
 
 
+def counting(assembly: str) -> Iterator[tuple[str, str]]:
+    """The function and the label of each loop that changes a reference count.
+
+    Except of the loop over workers, which begins with the arrays of its own.
+    """
+    name, label, depth = "", "", 0
+    for line in assembly.splitlines():
+        if found := re.match(r"(\S+):", line):
+            label, depth = found[1], 0
+            name = name if label.startswith(".L") else label
+        if "Child" not in line:
+            depth = max(depth, *map(int, re.findall(r"Depth=(\d+)", line)), 0)
+        if re.search(r"NRT_(?:inc|dec)ref", line) and depth > ("parfor" in name):
+            yield name, label
+
+
+@only_on_x86
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("conv2d/implicit_gemm/fp32", "conv2d/im2col/fp32", "conv2d/winograd_f4x4/fp32"),
+        *("conv2d/implicit_gemm/bf16", "conv2d/implicit_gemm_avx512_bf16/bf16"),
+    ],
+)
+def test_no_loop_counts_references(backend: Backend, name: str) -> None:
+    """All threads would write to the same memory, for each vector of outputs."""
+    code = backend.host_code(kernel(backend, name), CONV)
+    assert code is not None
+    assert "Depth=2" in code.assembly, "LLVM's comments say which loop is in which"
+    assert not list(counting(code.assembly))
+
+
 def test_code_is_compiled_and_nothing_is_computed(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,12 +11,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import prange, types
-from numba.core import cgutils
-from numba.extending import overload
 
 from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.arguments import (
@@ -31,14 +27,13 @@ from r18_numba_cpu.kernels.arguments import (
 )
 from r18_numba_cpu.kernels.bfloat16 import pairs
 from r18_numba_cpu.kernels.bfloat16.epilogue import store_tile
-from r18_numba_cpu.kernels.jit import function, kernel
+from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.micro_kernel import multiply as multiply_floats
 from r18_numba_cpu.kernels.vector import (
     LANES,
-    address,
+    copy_run,
     fetch_add,
-    intrinsic,
     load_lanes,
     store_lanes,
 )
@@ -123,20 +118,6 @@ def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
 # -- a band ------------------------------------------------------------------------------------
 
 
-@intrinsic
-def copy_bits(typing: Any, x: Any, source: Any, scratch: Any, to: Any, count: Any) -> Any:
-    """scratch[to : to + count] = x[source : source + count], of one type."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        read = address(context, builder, signature.args[0], *values[:2])
-        written = address(context, builder, signature.args[2], *values[2:4])
-        cgutils.raw_memcpy(builder, written, read, values[4], scratch.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    i64 = types.int64
-    return types.void(x, i64, scratch, i64, i64), generate
-
-
 def put_run(x, source, scratch, to, count):
     """scratch[to : to + count] = x[source : source + count], in the type of scratch."""
     raise NotImplementedError("compiled only")
@@ -145,7 +126,7 @@ def put_run(x, source, scratch, to, count):
 @overload(put_run)
 def _put_run(x, source, scratch, to, count):
     if scratch.dtype == x.dtype:
-        return lambda x, source, scratch, to, count: copy_bits(x, source, scratch, to, count)
+        return lambda x, source, scratch, to, count: copy_run(x, source, scratch, to, count)
 
     def widened(x, source, scratch, to, count):
         for at in range(0, count, LANES):

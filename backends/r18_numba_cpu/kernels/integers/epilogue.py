@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from numba import types
-from numba.extending import overload
 
 from r18_numba_cpu.kernels.integers.bytes import load_bytes
 from r18_numba_cpu.kernels.integers.requantize import load_sum, store_quantized, widened
-from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.jit import function, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS
 from r18_numba_cpu.kernels.vector import LANES, broadcast, load, store_lanes
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import prange, types
-from numba.extending import overload
 
 from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.arguments import (
@@ -28,7 +27,7 @@ from r18_numba_cpu.kernels.integers import portable, vnni
 from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.integers.requantize import widened
-from r18_numba_cpu.kernels.jit import function, kernel
+from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.vector import LANES, fetch_add, store_lanes
 
