@@ -131,6 +131,7 @@ class _Session:
         self._request, self._on_left_out = request, on_left_out
         self._skipped: list[dict[str, str]] = []
         self._no_error = ""
+        self._judge: Any = None
         backends = self._backends()
         self._schedule = network(request.network)
         self._weights = load_weights(request.weights, self._schedule)
@@ -176,7 +177,8 @@ class _Session:
         what = "--check" if self._request.check else "the error of each row"
         precisions = {contender.precision for contender in self.field}
         try:
-            return hook("output_judge", what)(self._schedule, self._weights, precisions)
+            self._judge = hook("output_judge", what)(self._schedule, self._weights, precisions)
+            return self._judge
         except R18Error as error:
             if self._request.check:
                 raise
@@ -196,8 +198,10 @@ class _Session:
     def keep(self, rows: list[Row]) -> None:
         """Record the right rows of a group, as soon as they are there."""
         for row in filter(is_wrong, rows):
-            what = f"its output is wrong: it loses {row.loss:.3g} times what it may against float64"
-            self._leave_out(f"{row.backend}, {row.precision}, batch {row.batch}", what)
+            fault = self._judge.fault(row)
+            why = fault or f"it loses {row.loss:.3g} times what it may against float64"
+            name = f"{row.backend}, {row.precision}, batch {row.batch}"
+            self._leave_out(name, f"its output is wrong: {why}")
         request = self._request
         if request.records is not None:
             right = with_ratios([row for row in rows if not is_wrong(row)])

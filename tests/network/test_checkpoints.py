@@ -223,8 +223,12 @@ def test_winograd_may_lose_more_than_a_direct_sum() -> None:
     report = compare(Altered(fast), kernels=dict.fromkeys(steps, fast.id))
     assert report.ok, text(report)
     assert report.multiple == ALGORITHM_MULTIPLE["winograd_f4x4"]
-    assert compare(get_backend("numpy")).multiple == END_TO_END_MULTIPLE
-    assert 1.05 < rows(report)["layer2"].loss.rms / rows(report)["layer2"].loss.own_rms < 8
+    plain = compare(get_backend("numpy"))
+    assert plain.multiple == END_TO_END_MULTIPLE
+    # In one layer chance decides as well, by the order in which a CPU's BLAS adds.
+    lost = {name: rows(report)[name].loss for name in ("layer1", "layer2", "layer3", "layer4")}
+    assert 1.05 < max(loss.rms / loss.own_rms for loss in lost.values()) < 8
+    assert 1.05 < max(loss.rms / rows(plain)[name].loss.rms for name, loss in lost.items()) < 8
 
 
 def test_what_pytorch_loses_is_what_its_backend_loses() -> None:

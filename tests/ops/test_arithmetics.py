@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from r18.graph.ops import Conv2d
 from r18_oracle.ops.integers.arithmetics import (
     CLASSES,
+    PAIRS,
+    TIE,
     UNEXPLAINED,
     Arithmetic,
     Operands,
@@ -17,6 +20,8 @@ from r18_oracle.ops.integers.arithmetics import (
     explain,
     explain_quotient,
 )
+from r18_oracle.ops.integers.pairs import CHANNELS, EITHER, WINDOW, corrections
+from support import compute
 
 RNG = np.random.default_rng(3)
 COUNT = 400_000
@@ -127,3 +132,97 @@ def test_quotients_of_images() -> None:
     assert dict(found.classes) == {"division or reciprocal": wrong.sum()}
     other[:3] += 4
     assert explain_quotient(numbers, scale, "int8", other)[1].unexplained == 3
+
+
+# -- pairs of products that saturate -----------------------------------------------------------
+
+
+def added_in_pairs(
+    conv: Conv2d, image: np.ndarray, weight: np.ndarray, n: int, o: int, y: int, x: int, order: str
+) -> int:
+    """One sum of a convolution, product by product: what `vpmaddubsw` and an exact sum make."""
+    offset = 128 if image.dtype == np.int8 else 0
+    (_, _, height, width), (_, depth, rows, columns) = image.shape, weight.shape
+    first = o // (len(weight) // conv.groups) * depth
+    products: list[int] = []
+    for r in range(rows):
+        for s in range(columns):
+            down = y * conv.stride[0] - conv.padding[0] + r * conv.dilation[0]
+            right = x * conv.stride[1] - conv.padding[1] + s * conv.dilation[1]
+            inside = 0 <= down < height and 0 <= right < width
+            for c in range(depth):
+                value = int(image[n, first + c, down, right]) if inside else 0
+                products.append((value + offset) * int(weight[o, c, r, s]))
+            if order == CHANNELS and depth % 2:
+                products.append(0)
+    total = 0
+    for at in range(0, len(products), 2):
+        total += min(max(sum(products[at : at + 2]), -32768), 32767)
+    return total - offset * int(weight[o].astype(int).sum())
+
+
+@pytest.mark.parametrize("stored", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Conv2d(3, 4, (3, 3), stride=(2, 1), padding=(1, 1)),
+        Conv2d(6, 4, (3, 2), padding=(0, 1), groups=2, dilation=(2, 1)),
+        Conv2d(8, 4, (1, 1), stride=(2, 2)),
+    ],
+)
+def test_corrections_are_those_of_saturated_pairs(conv: Conv2d, stored: str) -> None:
+    rng = np.random.default_rng(5)
+    limits = np.iinfo(stored)
+    image = rng.integers(limits.min, limits.max + 1, (2, conv.in_channels, 5, 6)).astype(stored)
+    shape = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
+    weight = rng.integers(-127, 128, shape).astype(np.int8)
+    weight[-1] = rng.integers(-20, 21, shape[1:])  # a channel in which nothing saturates
+    exact = compute(
+        replace(conv, bias=False), [image.astype(np.float64)], [weight.astype(np.float64)]
+    )
+    found = corrections(conv, image, weight)
+    assert set(found) == ({WINDOW, CHANNELS} if shape[1] % 2 else {EITHER})
+    for order, extra in found.items():
+        assert extra.shape == exact.shape
+        assert extra.any()
+        assert not extra[:, -1].any()
+        for place in np.ndindex(*exact.shape):
+            expected = added_in_pairs(conv, image, weight, *place, order)
+            assert exact[place] + extra[place] == expected, (order, place)
+
+
+def test_a_linear_layer_saturates_and_small_weights_do_not() -> None:
+    image = np.array([[255, 255, 255, 1, 9]], np.uint8)
+    weight = np.array([[127, 127, -127, -1, 3], [7, 7, -7, 7, 7]], np.int8)
+    (extra,) = corrections(None, image, weight).values()
+    np.testing.assert_array_equal(extra, [[32767 - 255 * 254, 0]])
+    assert not corrections(None, image, weight[1:])
+
+
+def test_saturated_sums_explain_an_output_as_a_whole() -> None:
+    """Each is named, with what else the library does; a wrong element among them is not explained,
+    and neither is one that is as specified although its sum should have saturated."""
+    given = operands(residual=False, ties=True)
+    extra = np.where(RNG.random(COUNT) < 0.1, 900.0, 0.0)
+    other = np.where(RNG.random(COUNT) < 0.1, -900.0, 0.0)
+    offered = {"another order": other, "this order": extra}
+    got = Arithmetic().outputs(replace(given, total=given.total + extra))
+    wrong, found = explain(given, got, saturated=lambda: offered)
+    assert wrong.sum() > 1000
+    assert dict(found.classes) == {PAIRS: wrong.sum()}
+    assert found.arithmetic == "this order"
+    assert explain(given, got)[1].unexplained > 1000
+    specified = Arithmetic().outputs(given)
+    place = np.flatnonzero(wrong)[:7]
+    spoiled = got.copy()
+    spoiled[place] = specified[place]
+    marked, found = explain(given, spoiled, saturated=lambda: offered)
+    assert found.unexplained == 7
+    assert marked[place].all()
+    assert found.classes[PAIRS] == wrong.sum() - 7
+    rounded = Arithmetic(ties="away from zero")
+    got = rounded.outputs(replace(given, total=given.total + extra))
+    found = explain(given, got, saturated=lambda: offered)[1]
+    assert found.unexplained == 0
+    assert found.arithmetic == "this order, ties: away from zero"
+    assert found.classes[TIE] > 1000

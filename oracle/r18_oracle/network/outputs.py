@@ -18,8 +18,8 @@ from r18.bench.baselines.integers import peer_integers
 from r18.bench.baselines.ways import EXPORTED, PEERS
 from r18.bench.contenders import Compiled
 from r18.bench.error import Error
-from r18.bench.rows import Contender, Runner
-from r18.errors import ShapeError
+from r18.bench.rows import Contender, Row, Runner
+from r18.errors import R18Error, ShapeError
 from r18.evaluate.margins import Allowance, multiple
 from r18.graph.passes import FUSION_LEVELS, fuse
 from r18.graph.precision import INT8
@@ -30,9 +30,9 @@ from r18_oracle.judge.reference import kernel_running
 from r18_oracle.network.checkpoints import seeded_images
 from r18_oracle.network.losses import Loss, LossSums
 from r18_oracle.network.output_errors import OutputErrors
-from r18_oracle.network.reasons import explain_values
+from r18_oracle.network.reasons import Reasons, explain_values
 from r18_oracle.network.reference_runs import pytorch_run, reference_run
-from r18_oracle.ops.integers.arithmetics import UNEXPLAINED
+from r18_oracle.ops.integers.arithmetics import PAIRS, UNEXPLAINED
 
 IMAGES = 2
 """The most different images; a larger batch repeats them."""
@@ -123,7 +123,8 @@ class Yardstick:
 class IntegerYardstick:
     """The output that the reference computes in integers: a contender's is equal, bit for bit.
 
-    ONNX Runtime and OpenVINO have arithmetics of their own; of theirs every element is explained.
+    ONNX Runtime and OpenVINO have arithmetics of their own; of theirs every element is explained,
+    and no sum of products may saturate.
 
     schedule: at level `none`. Raises `WeightsError` for weights without a quantisation.
     """
@@ -135,11 +136,12 @@ class IntegerYardstick:
         self._quantization = quantization_of(weights)
         self._expected: dict[int, Array] = {}
 
-    def unexplained(self, mode: str, runner: Runner, batch: int) -> int:
-        """The elements of all values inside a peer that no known arithmetic gives.
+    def fault_of_peer(self, mode: str, runner: Runner, batch: int) -> str:
+        """What is wrong inside a peer, in words; empty where a known arithmetic without saturating
+        sums gives every element of every value.
 
-        Of the same images as its output, which must be that of the peer looked into; all of it
-        counts otherwise. mode: the peer's.
+        Of the same images as its output, which must be that of the peer looked into. mode: the
+        peer's.
         """
         images = seeded_images(self._schedule, min(batch, IMAGES), SEED).values
         images = images[np.arange(batch) % len(images)]
@@ -147,15 +149,22 @@ class IntegerYardstick:
             runner.load(images)
             runner.run()
             got = runner.fetch()
-        values = peer_integers(mode, self._schedule, self._quantization, images)
-        if not np.array_equal(values[self._integers.output], got):
-            return got.size
+        try:
+            values = peer_integers(mode, self._schedule, self._quantization, images)
+        except R18Error as error:
+            return str(error)
+        apart = values[self._integers.output] != got
+        if apart.any():
+            return (
+                f"{apart.sum():,} of {got.size:,} logits are not those of the same model with the "
+                "values inside as outputs"
+            )
         values[self._schedule.input] = images
-        found = explain_values(self._schedule, self._quantization, values, values)
-        return found.total(0)[UNEXPLAINED]
+        return _fault(explain_values(self._schedule, self._quantization, values, values))
 
-    def differs(self, runner: Runner, batch: int) -> bool:
-        """Whether an output on seeded images has another bit than the reference's."""
+    def fault(self, runner: Runner, batch: int) -> str:
+        """Whether an output on seeded images has another bit than the reference's, in words; empty
+        where it has none."""
         count = min(batch, IMAGES)
         images = seeded_images(self._schedule, count, SEED).values
         filled = np.arange(batch) % count
@@ -167,7 +176,39 @@ class IntegerYardstick:
             value = self._integers.output
             run = reference_run(self._integers, self._weights, images, [value])
             self._expected[count] = run.take(value)
-        return not np.array_equal(got, self._expected[count][filled])
+        expected = self._expected[count][filled]
+        if got.shape != expected.shape:
+            return f"its logits have the shape {got.shape}, not {expected.shape}"
+        apart = int((got != expected).sum())
+        return f"{apart:,} of {got.size:,} logits are not the reference's" if apart else ""
+
+
+def _fault(found: Reasons) -> str:
+    """What is wrong with a peer's integers: sums that saturate, and what nothing explains."""
+    counts = found.total(0)
+    parts = []
+    short = sum(count for name, count in counts.items() if PAIRS in name)
+    if short:
+        parts.append(
+            f"{short:,} elements inside are of sums whose pairs of products saturate at 16 bits, "
+            "as on CPUs without VNNI"
+        )
+    if counts[UNEXPLAINED]:
+        steps = [row.step for row in found.rows if row.sides[0].unexplained]
+        parts.append(
+            f"{counts[UNEXPLAINED]:,} elements inside are those of no known arithmetic, the first "
+            f"in step '{steps[0]}'"
+        )
+    return "; ".join(parts)
+
+
+_Key = tuple[str, str, str, int, str]
+"""What tells rows apart: name, kind of device, precision, batch and algorithm."""
+
+
+def _key(contender: Contender) -> _Key:
+    one = contender
+    return one.name, one.device.kind, one.precision, one.shape[0], one.algorithm
 
 
 class OutputJudge:
@@ -187,13 +228,15 @@ class OutputJudge:
         for name in names - {INT8.name}:
             Allowance.of(precision_of(name), 1)
         self._errors = OutputErrors(schedule, weights)
+        self._faults: dict[_Key, str] = {}
 
     def loss(self, contender: Contender, runner: Runner) -> float:
         """A contender's loss over its allowance.
 
         In int8 nothing may be lost: 0 for an output that equals the reference's, and for a peer of
-        which every element is explained (`r18_oracle.network.reasons`), else infinite. A peer that
-        runs in another precision there is judged in that one.
+        which every element is explained (`r18_oracle.network.reasons`) by exact sums or those of
+        float32, else infinite, and `fault` says why. A peer that runs in another precision there is
+        judged in that one.
         """
         schedule, weights, integers = self._schedule, self._weights, self._integers
         if contender.precision == INT8.name:
@@ -205,9 +248,18 @@ class OutputJudge:
                     output_loss(replace(contender, precision=played), runner, schedule, weights)
                 )
             if contender.name in EXPORTED:
-                return np.inf if integers.unexplained(contender.name, runner, batch) else 0.0
-            return np.inf if integers.differs(runner, batch) else 0.0
+                fault = integers.fault_of_peer(contender.name, runner, batch)
+            else:
+                fault = integers.fault(runner, batch)
+            self._faults[_key(contender)] = fault
+            return np.inf if fault else 0.0
         return _ratio(output_loss(contender, runner, schedule, weights))
+
+    def fault(self, row: Row) -> str:
+        """What is wrong with the integers of a row that was judged, in words; empty where nothing
+        is, and in other precisions."""
+        key = row.backend, row.device_kind, row.precision, row.batch, row.algorithm
+        return self._faults.get(key, "")
 
     def error(self, contender: Contender, runner: Runner) -> Error:
         """See `OutputErrors.of`."""

@@ -40,6 +40,7 @@ from r18_oracle.ops.integers.arithmetics import (
     explain,
     explain_quotient,
 )
+from r18_oracle.ops.integers.pairs import corrections
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,10 @@ def _judged(
             return wrong, Explained(Counter({UNEXPLAINED: count} if count else {}), SPECIFIED)
         case QuantizedGlobalAvgPool():
             return explain(_mean(step, values, scales), got, sums=False)
-    return explain(_sums(step, quantization, values, scales), got)
+    conv = step.op.conv if isinstance(step.op, QuantizedConv2d) else None
+    image, weight = values[step.inputs[0]], quantization.weights[step.name].integers
+    given = _sums(step, quantization, values, scales)
+    return explain(given, got, saturated=lambda: corrections(conv, image, weight))
 
 
 def _pooled(pool: MaxPool2d, image: Array) -> Array:

@@ -62,6 +62,8 @@ def made_request(model: bytes, precision: str = FP32.name, *, optimised: bool = 
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": hint,
         "INFERENCE_NUM_THREADS": thread_count(),
+        # Else a fully connected layer may make integers of float activations, 32 with one scale.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
     if not optimised:
         settings["LP_TRANSFORMS_MODE"] = "NO"

@@ -8,7 +8,14 @@ from pathlib import Path
 from r18.errors import UsageError
 from r18.report.tables.table import Data, Options, Row, Table, heading, listed, needed, record_of
 
-CLASSES = ("tie", "fused or simulated", "division or reciprocal", "saturation", "residual order")
+CLASSES = (
+    "tie",
+    "fused or simulated",
+    "division or reciprocal",
+    "saturation",
+    "residual order",
+    "pairs in int16",
+)
 """The classes of elements that `r18 diff --explain` knows."""
 UNEXPLAINED = "unexplained"
 
