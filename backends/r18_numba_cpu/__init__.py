@@ -38,7 +38,7 @@ from r18.backend import Backend as BackendBase
 from r18.graph.ops import Problem
 from r18.graph.schedule import Schedule
 from r18_numba_cpu import assembly, bfloat16, conv, integers, microbenchmarks
-from r18_numba_cpu.compiled import NAME, module, most_threads, vector
+from r18_numba_cpu.compiled import NAME, CallStream, module, most_threads, vector
 from r18_numba_cpu.others import other_kernels
 
 
@@ -88,6 +88,9 @@ class Backend(BackendBase):
     def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:
         """Of convolution and linear; see `r18_numba_cpu.assembly`."""
         return assembly.host_code(kernel, problem)
+
+    def stream(self) -> CallStream:
+        return CallStream()
 
     def ceilings(self, progress: Callable[[str], None]) -> tuple[Ceiling, ...]:
         """Multiply-add, and what else this CPU multiplies with, on all threads."""

@@ -116,7 +116,7 @@ def relayout(op: Relayout, inputs: Arrays, weights: Arrays, out: Array, workspac
 def moved(op: Relayout, x: Array, out: Array) -> None:
     """The values of x, in its layout, to where `out` has them; of any storage format."""
     if op.source is op.target:
-        out[...] = x
+        run(np.copyto, out, x)
     elif op.target is Layout.NHWC:
         _run("to_channels_last", x, out, *x.shape)
     else:

@@ -43,7 +43,7 @@ def kernel(function: Callable[..., None]) -> Any:
     return compiled
 
 
-UNCOUNTED = {"_nrt": False}
+UNCOUNTED: Any = {"_nrt": False}
 """Compile without reference counts, for code that allocates nothing: a kernel's caller holds its
 arrays. Numba counts a reference wherever a function takes an array out of a tuple, by an atomic
 instruction on memory that all threads share: in an epilogue twice for each vector of outputs."""
