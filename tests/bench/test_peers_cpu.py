@@ -268,6 +268,7 @@ def test_they_are_asked_for_our_threads_and_all_that_they_optimise(
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": 1,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
     for mode, words in {"onnxruntime": "1 threads, ONNX", "openvino": "1 threads, Open"}.items():
         about = peer_contender("cpu", NETWORK, {}, 1, "fp32", Way(mode))

@@ -226,3 +226,16 @@ def test_saturated_sums_explain_an_output_as_a_whole() -> None:
     assert found.unexplained == 0
     assert found.arithmetic == "this order, ties: away from zero"
     assert found.classes[TIE] > 1000
+    assert found.classes[f"{PAIRS} and {TIE}"] > 100
+
+
+def test_a_sum_that_saturates_is_named_whatever_else_is_different() -> None:
+    """As of logits, which are all rounded in another way: none is of saturation alone."""
+    given = replace(operands(residual=False), scale=None)
+    extra = np.where(RNG.random(COUNT) < 0.1, 900.0, 0.0)
+    got = Arithmetic(bias="scaled").outputs(replace(given, total=given.total + extra))
+    wrong, found = explain(given, got, saturated=lambda: {"this order": extra})
+    assert found.unexplained == 0
+    assert found.arithmetic == "this order, bias: scaled"
+    both = sum(count for name, count in found.classes.items() if PAIRS in name)
+    assert both == (wrong & (extra != 0)).sum() > 1000

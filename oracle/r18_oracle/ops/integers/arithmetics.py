@@ -15,7 +15,7 @@ explain more of an output than the exact ones do, elements that are as specified
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
@@ -285,7 +285,7 @@ def _explain_saturated(
     """
     wrong = got != Arithmetic().outputs(given)
     others = replace(given, total=given.total + extra, magnitude=given.magnitude + np.abs(extra))
-    differ, found = _explain(others, got, sums)
+    differ, found = _explain(others, got, sums, others.total != given.total)
     classes = Counter(found.classes)
     classes[PAIRS] += int((wrong & ~differ).sum())
     words = [name, *([found.arithmetic] if found.arithmetic != SPECIFIED else [])]
@@ -293,12 +293,15 @@ def _explain_saturated(
     return wrong | differ, Explained(+classes, how, found.moved)
 
 
-def _explain(given: Operands, got: Array, sums: bool) -> tuple[Array, Explained]:
-    """`explain`, for these totals."""
+def _explain(
+    given: Operands, got: Array, sums: bool, short: Array | None = None
+) -> tuple[Array, Explained]:
+    """`explain`, for these totals. short: elements whose totals saturated, which is a class too."""
     wrong = got != Arithmetic().outputs(given)
     if not wrong.any():
         return wrong, Explained(Counter(), SPECIFIED)
     some, values = given.at(wrong), got[wrong]
+    saturates = np.zeros(values.shape, bool) if short is None else short[wrong]
     open_ = np.ones(values.shape, bool)
     classes: Counter[str] = Counter()
     for one in arithmetics(given.residual is not None, sums):
@@ -307,19 +310,24 @@ def _explain(given: Operands, got: Array, sums: bool) -> tuple[Array, Explained]
         few = len(one.departures()) <= FEW
         if few and right.all() and np.array_equal(one.outputs(given), got):
             # One arithmetic for all of it: that is how the library computes.
-            return wrong, Explained(Counter({" and ".join(one.classes): len(values)}), one.name)
-        if hits.any():
-            classes[" and ".join(one.classes)] += int(hits.sum())
-            open_ &= ~right
+            return wrong, Explained(_counted(one.classes, right, saturates), one.name)
+        classes += _counted(one.classes, hits, saturates)
+        open_ &= ~right
     in_float, far = _by_float_sums(some, values)
     everywhere, _ = _by_float_sums(given, got)
     if everywhere.all():
         # All elements are those of a sum in float32, in an order that only the library knows.
-        return wrong, Explained(Counter({ROUNDING: len(values)}), IN_FLOAT32, far)
+        return wrong, Explained(_counted((ROUNDING,), in_float, saturates), IN_FLOAT32, far)
     late = open_ & in_float
-    classes[ROUNDING] += int(late.sum())
+    classes += _counted((ROUNDING,), late, saturates)
     classes[UNEXPLAINED] += int((open_ & ~in_float).sum())
     return wrong, Explained(+classes, "", far if late.any() else 0.0)
+
+
+def _counted(names: Sequence[str], places: Array, saturates: Array) -> Counter[str]:
+    """Elements of one class; of those whose sums saturate it is a second reason."""
+    both, alone = int((places & saturates).sum()), int((places & ~saturates).sum())
+    return +Counter({" and ".join(names): alone, " and ".join((PAIRS, *names)): both})
 
 
 def explain_quotient(
