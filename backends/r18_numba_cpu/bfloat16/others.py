@@ -98,9 +98,10 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
 def fastest(problem: Problem, listed: tuple[Kernel, ...]) -> str | None:
     """The id of the kernel that a plan prefers for a convolution; None for the first listed.
 
-    listed: those of the CPU. AMX comes first. Winograd multiplies a quarter as often, in float32, at half the rate of `vdpbf16ps` (measured once on an AMD Zen 4, in no
-    record); transforms take the rest unless a core does all phases in its cache. Without either, it
-    pays where it pays in float32.
+    listed: those of the CPU. AMX comes first. Winograd multiplies a quarter as often, in float32,
+    at half the rate of `vdpbf16ps` (measured once on an AMD Zen 4, in no record); transforms take
+    the rest unless a core does all phases in its cache. Without either, it pays where it pays in
+    float32.
     """
     ways = {
         f"{kernel.algorithm}/{kernel.precision}".removeprefix("implicit_gemm"): kernel
