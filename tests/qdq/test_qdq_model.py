@@ -33,7 +33,7 @@ from r18.weights.manifest import write_manifest
 from r18.weights.precisions import in_precision, quantization_of
 from r18.weights.synthetic import synthetic_weights
 from r18_oracle.network.reasons import explain_values
-from r18_oracle.ops.integers.arithmetics import PAIRS, UNEXPLAINED
+from r18_oracle.ops.integers.arithmetics import AGAIN, PAIRS, TIE, UNEXPLAINED
 from r18_oracle.ops.integers.pairs import CHANNELS, WINDOW
 from support import images
 
@@ -47,13 +47,13 @@ SATURATES = "AVX2" in HAS and not HAS & {"AVX-VNNI", "AVX-512 VNNI"}
 """Whether libraries add products of integers in pairs that saturate on this CPU."""
 
 
-def of_numpy(weights: Any = WEIGHTS) -> dict[str, Any]:
+def of_numpy(weights: Any = WEIGHTS, x: Any = X) -> dict[str, Any]:
     """Every value as the numpy backend computes it."""
     values = tuple(step.output for step in INTEGERS.steps)
     options = CompileOptions(precision="int8", batch=2, taps=values)
     program = load_backend("numpy").compile(*in_precision(tiny(), weights, options), options)
-    program(X)
-    return {value: program.fetch(value) for value in values} | {"image": X}
+    program(x)
+    return {value: program.fetch(value) for value in values} | {"image": x}
 
 
 @pytest.fixture
@@ -146,6 +146,31 @@ def test_every_element_inside_a_peer_is_explained(mode: str, optimised: bool) ->
     for row in found.rows:
         assert row.differ <= row.inherited + sum(row.sides[1].classes.values())
     assert bool(found.total(1)[PAIRS]) == (SATURATES and optimised)
+
+
+def test_an_image_may_be_quantised_again_where_it_is_read() -> None:
+    """A tie that a model's output shows rounded away from zero, and the convolution does not."""
+    quantize, conv1 = INTEGERS.steps[0], INTEGERS.steps[1]
+    scale = np.float32(FOUND.scales["image"])
+    x = X.copy()
+    x[0, 1, 6, 9] = np.float32(2.5) * scale
+    assert np.float32(x[0, 1, 6, 9]) / scale == 2.5
+    values = of_numpy(x=x)
+    shown = values[quantize.output].copy()
+    assert shown[0, 1, 6, 9] == 2
+    shown[0, 1, 6, 9] = 3
+    dump = values | {quantize.output: shown}
+    found = explain_values(tiny(), FOUND, dump, dump)
+    rows = {row.step: row.sides[0] for row in found.rows}
+    assert found.unexplained == 0
+    assert dict(rows[quantize.name].classes) == {TIE: 1}
+    assert set(rows[conv1.name].classes) == {AGAIN}
+    assert rows[conv1.name].arithmetic == AGAIN
+    wrong = values[conv1.output].copy()
+    wrong[1, 0, 3, 3] += 1
+    dump |= {conv1.output: wrong}
+    (row,) = (r for r in explain_values(tiny(), FOUND, dump, dump).rows if r.step == conv1.name)
+    assert row.sides[0].unexplained == 1
 
 
 def heavy() -> Quantization:

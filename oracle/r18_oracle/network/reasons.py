@@ -32,11 +32,13 @@ from r18.graph.quantized import (
 from r18.graph.schedule import Schedule, Step
 from r18_oracle.judge.compare import table
 from r18_oracle.ops.integers.arithmetics import (
+    AGAIN,
     CLASSES,
     SPECIFIED,
     UNEXPLAINED,
     Explained,
     Operands,
+    as_specified,
     explain,
     explain_quotient,
 )
@@ -153,8 +155,12 @@ def explain_step(
     a: Mapping[str, Array],
     b: Mapping[str, Array],
 ) -> StepReasons:
-    """The reasons of one step of the quantised schedule. a, b: its inputs and output, by value."""
-    names = (*step.inputs, step.output)
+    """The reasons of one step of the quantised schedule.
+
+    a, b: its inputs and output, by value, and the image if that was quantised for the step.
+    """
+    maker = _quantizer(step, schedule)
+    names = (*step.inputs, step.output, *(maker.inputs if maker is not None else ()))
     sides = [{name: side[name] for name in names} for side in (a, b)]
     judged = [_judged(step, schedule, quantization, side) for side in sides]
     differ = sides[0][step.output] != sides[1][step.output]
@@ -188,7 +194,38 @@ def _judged(
     conv = step.op.conv if isinstance(step.op, QuantizedConv2d) else None
     image, weight = values[step.inputs[0]], quantization.weights[step.name].integers
     given = _sums(step, quantization, values, scales)
-    return explain(given, got, saturated=lambda: corrections(conv, image, weight))
+    found = explain(given, got, saturated=lambda: corrections(conv, image, weight))
+    maker = _quantizer(step, schedule)
+    if maker is None or not found[1].unexplained:
+        return found
+    numbers, scale = values[maker.inputs[0]], np.float32(scales[maker.output])
+    again = as_specified(numbers.astype(np.float32), scale, maker.op.output_storage)
+    inside = {**values, maker.output: again.astype(image.dtype)}
+    return _better(found, explain(_sums(step, quantization, inside, scales), got))
+
+
+def _quantizer(step: Step, schedule: Schedule) -> Step | None:
+    """The step that quantises the image that this one reads.
+
+    A library may quantise it once more where it is read, and as specified only there: what a model
+    puts out is computed for that output.
+    """
+    makers = (one for one in schedule.steps if one.output == step.inputs[0])
+    return next((one for one in makers if isinstance(one.op, Quantize)), None)
+
+
+def _better(
+    found: tuple[Array, Explained], again: tuple[Array, Explained]
+) -> tuple[Array, Explained]:
+    """Of an output as it follows from the image put out, and from the image quantised again, the
+    one that explains more."""
+    if again[1].unexplained >= found[1].unexplained:
+        return found
+    classes = Counter(again[1].classes)
+    classes[AGAIN] += int((found[0] & ~again[0]).sum())
+    words = [AGAIN, *([again[1].arithmetic] if again[1].arithmetic != SPECIFIED else [])]
+    how = ", ".join(words) if again[1].arithmetic else ""
+    return found[0] | again[0], Explained(+classes, how, again[1].moved)
 
 
 def _pooled(pool: MaxPool2d, image: Array) -> Array:

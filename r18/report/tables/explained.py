@@ -15,6 +15,7 @@ CLASSES = (
     "saturation",
     "residual order",
     "pairs in int16",
+    "quantised again",
 )
 """The classes of elements that `r18 diff --explain` knows."""
 UNEXPLAINED = "unexplained"

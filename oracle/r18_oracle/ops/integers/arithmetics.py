@@ -31,7 +31,8 @@ DIVISION = "division or reciprocal"
 SATURATION = "saturation"
 ORDER = "residual order"
 PAIRS = "pairs in int16"
-CLASSES = (TIE, ROUNDING, DIVISION, SATURATION, ORDER, PAIRS)
+AGAIN = "quantised again"
+CLASSES = (TIE, ROUNDING, DIVISION, SATURATION, ORDER, PAIRS, AGAIN)
 UNEXPLAINED = "unexplained"
 SPECIFIED = "as specified"
 IN_FLOAT32 = "sums in float32"
@@ -330,6 +331,12 @@ def _counted(names: Sequence[str], places: Array, saturates: Array) -> Counter[s
     return +Counter({" and ".join(names): alone, " and ".join((PAIRS, *names)): both})
 
 
+def as_specified(numbers: Array, scale: np.float32, stored: str) -> Array:
+    """Numbers (float32) divided by a scale, rounded and saturated, as float64."""
+    given = Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
+    return _stored(Arithmetic().quotient_of(numbers, scale, stored), given, "even")
+
+
 def explain_quotient(
     numbers: Array, scale: np.float32, stored: str, got: Array
 ) -> tuple[Array, Explained]:
@@ -431,6 +438,7 @@ def _f32(array: Array) -> Array:
 
 
 __all__ = [
+    "AGAIN",
     "CLASSES",
     "PAIRS",
     "TIE",
@@ -439,6 +447,7 @@ __all__ = [
     "Explained",
     "Operands",
     "arithmetics",
+    "as_specified",
     "exact_and_bound",
     "explain",
     "explain_quotient",
