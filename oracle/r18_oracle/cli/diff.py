@@ -90,10 +90,9 @@ def diff(
 
     In int8 one integer that differs changes all that reads it. With --explain each step is judged
     from the dump's own inputs, and every element that it computes differently has a class: tie,
-    fused or simulated, division or reciprocal, saturation, residual order; pairs in int16, which
-    are the sums of a CPU without VNNI; or quantised again, which follows from an image that was not
-    rounded as the dump says. Dumps must hold every value (`r18 dump --precision int8 --checkpoints
-    all`).
+    fused or simulated, division or reciprocal, saturation, residual order, pairs in int16 (of a CPU
+    without VNNI), quantised again (from an image that is not the dump's). Dumps must hold every
+    value (`r18 dump --precision int8 --checkpoints all`).
 
     Exit codes: 0 all agree (or every element is explained), 1 a checkpoint is bad (or an element is
     not explained), 2 the dumps cannot be compared.
