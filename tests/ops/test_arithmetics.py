@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from r18.graph.ops import Conv2d
+from r18.report.tables import explained as table
 from r18_oracle.ops.integers.arithmetics import (
     CLASSES,
     PAIRS,
@@ -132,6 +133,11 @@ def test_quotients_of_images() -> None:
     assert dict(found.classes) == {"division or reciprocal": wrong.sum()}
     other[:3] += 4
     assert explain_quotient(numbers, scale, "int8", other)[1].unexplained == 3
+
+
+def test_the_table_of_reasons_has_every_class() -> None:
+    """The core keeps the names again, since it cannot import the oracle."""
+    assert (table.CLASSES, table.UNEXPLAINED) == (CLASSES, UNEXPLAINED)
 
 
 # -- pairs of products that saturate -----------------------------------------------------------

@@ -41,6 +41,7 @@ from r18_oracle.ops.integers.arithmetics import (
     as_specified,
     explain,
     explain_quotient,
+    from_others,
 )
 from r18_oracle.ops.integers.pairs import corrections
 
@@ -201,7 +202,10 @@ def _judged(
     numbers, scale = values[maker.inputs[0]], np.float32(scales[maker.output])
     again = as_specified(numbers.astype(np.float32), scale, maker.op.output_storage)
     inside = {**values, maker.output: again.astype(image.dtype)}
-    return _better(found, explain(_sums(step, quantization, inside, scales), got))
+    judged = explain(_sums(step, quantization, inside, scales), got)
+    if judged[1].unexplained >= found[1].unexplained:
+        return found
+    return from_others(AGAIN, AGAIN, found[0], judged)
 
 
 def _quantizer(step: Step, schedule: Schedule) -> Step | None:
@@ -212,20 +216,6 @@ def _quantizer(step: Step, schedule: Schedule) -> Step | None:
     """
     makers = (one for one in schedule.steps if one.output == step.inputs[0])
     return next((one for one in makers if isinstance(one.op, Quantize)), None)
-
-
-def _better(
-    found: tuple[Array, Explained], again: tuple[Array, Explained]
-) -> tuple[Array, Explained]:
-    """Of an output as it follows from the image put out, and from the image quantised again, the
-    one that explains more."""
-    if again[1].unexplained >= found[1].unexplained:
-        return found
-    classes = Counter(again[1].classes)
-    classes[AGAIN] += int((found[0] & ~again[0]).sum())
-    words = [AGAIN, *([again[1].arithmetic] if again[1].arithmetic != SPECIFIED else [])]
-    how = ", ".join(words) if again[1].arithmetic else ""
-    return found[0] | again[0], Explained(+classes, how, again[1].moved)
 
 
 def _pooled(pool: MaxPool2d, image: Array) -> Array:

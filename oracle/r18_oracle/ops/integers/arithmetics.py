@@ -280,15 +280,24 @@ def explain(
 def _explain_saturated(
     given: Operands, got: Array, sums: bool, name: str, extra: Array
 ) -> tuple[Array, Explained]:
-    """The same for other sums of products, all of which the library must have added that way.
-
-    Also an element that is as specified needs a reason: its own sum may have saturated.
-    """
+    """`explain`, for a library whose products are added in these pairs throughout the layer."""
     wrong = got != Arithmetic().outputs(given)
     others = replace(given, total=given.total + extra, magnitude=given.magnitude + np.abs(extra))
-    differ, found = _explain(others, got, sums, others.total != given.total)
+    return from_others(PAIRS, name, wrong, _explain(others, got, sums, others.total != given.total))
+
+
+def from_others(
+    kind: str, name: str, wrong: Array, judged: tuple[Array, Explained]
+) -> tuple[Array, Explained]:
+    """The reasons of an output that follows from other sums than the dump's values give.
+
+    kind: the class of an element that differs for that reason alone. name: of how the sums are
+    made. wrong: the elements that do not follow from the dump's sums. judged: the reasons by the
+    other sums. An element that follows from the dump's sums, but not from the others, is wrong too.
+    """
+    differ, found = judged
     classes = Counter(found.classes)
-    classes[PAIRS] += int((wrong & ~differ).sum())
+    classes[kind] += int((wrong & ~differ).sum())
     words = [name, *([found.arithmetic] if found.arithmetic != SPECIFIED else [])]
     how = ", ".join(words) if found.arithmetic else ""
     return wrong | differ, Explained(+classes, how, found.moved)
@@ -333,15 +342,21 @@ def _counted(names: Sequence[str], places: Array, saturates: Array) -> Counter[s
 
 def as_specified(numbers: Array, scale: np.float32, stored: str) -> Array:
     """Numbers (float32) divided by a scale, rounded and saturated, as float64."""
-    given = Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
-    return _stored(Arithmetic().quotient_of(numbers, scale, stored), given, "even")
+    return _stored(
+        Arithmetic().quotient_of(numbers, scale, stored), _divided(numbers, scale, stored)
+    )
+
+
+def _divided(numbers: Array, scale: np.float32, stored: str) -> Operands:
+    """Numbers that are only divided by a scale."""
+    return Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
 
 
 def explain_quotient(
     numbers: Array, scale: np.float32, stored: str, got: Array
 ) -> tuple[Array, Explained]:
     """The same for numbers (float32) that are only divided by a scale and rounded."""
-    given = Operands(numbers, numbers, numbers, 1, np.ones(1, np.float32), scale, stored)
+    given = _divided(numbers, scale, stored)
     ways = [
         Arithmetic(division=division, ties=ties)
         for ties in ("even", "away from zero", "up")
@@ -451,4 +466,5 @@ __all__ = [
     "exact_and_bound",
     "explain",
     "explain_quotient",
+    "from_others",
 ]
