@@ -38,11 +38,11 @@ def check_table(options: Options, folder: Path) -> Table:
 
 
 def _row(name: str, entry: Data) -> Row:
-    words = "right" if entry["ok"] else f"**{entry['verdict'].partition(':')[0]}**: "
+    words = "right, as asked" if entry["below"] else "right"
     if not entry["ok"]:
-        words += " ".join(f"`{one['check']}`" for one in entry["findings"]) or "narrower"
-    elif entry["below"]:
-        words = "right, as asked"
+        checks = " ".join(f"`{one['check']}`" for one in entry["findings"])
+        what = entry["verdict"].partition(":")[0]
+        words = f"**{what}**: {checks}" if checks else f"**{what}**"
     return (
         f"`{name}`",
         entry["library"],
@@ -59,7 +59,8 @@ def _row(name: str, entry: Data) -> Row:
 
 def _fault(name: str, entry: Data) -> str:
     """Why a function is wrong, and the worst element of its smallest problem."""
-    said = f"`{name}`: {entry['fault'] or entry['verdict']}."
+    verdict = entry["verdict"].partition("\n")[0]  # what to give if it is meant comes below
+    said = f"`{name}`: {entry['fault'] or verdict}."
     for one in entry["findings"]:
         if one["got"] is not None:
             said += f" Got {one['got']}, float64 gives {one['expected']}."
