@@ -85,9 +85,8 @@ class CallStream(HostStream):
             nonlocal threads, calls
             if threads != workers():
                 threads, calls = calls_now()
-            now = calls
             with _RUNNING:
-                for function, arguments in now:
+                for function, arguments in calls:
                     function(*arguments)
 
         return launch

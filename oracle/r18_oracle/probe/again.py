@@ -36,7 +36,7 @@ class Again:
 def posed(findings: Sequence[Finding]) -> list[Problem]:
     """The problems of the calls that gave the findings' values: convolutions of stride 1.
 
-    None if any of the findings is about something else.
+    Empty if any of the findings is about something else.
     """
     problems = []
     for finding in findings:
