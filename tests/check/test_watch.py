@@ -31,3 +31,23 @@ def test_an_object_that_equals_everything_is_another_one() -> None:
     before, after = (Sly(), 1), (Sly(), 1)
     assert before == after
     assert watch._references(before) != watch._references(after)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="CPython 3.13 has no such numbers")
+def test_a_name_bound_anew_changes_the_number_of_its_dictionary() -> None:
+    assert watch.HAS_TAGS
+    before = watch.Process.now()
+    versions = before.bindings.versions()
+    assert versions == before.bindings.versions() != []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "add", np.subtract)
+        assert before.bindings.versions() != versions
+        assert before.change() == "replaced add in numpy"
+    assert before.change() is None
+
+
+def test_without_numbers_the_addresses_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = watch.Process.now()
+    monkeypatch.setattr(watch, "HAS_TAGS", False)
+    monkeypatch.setattr(np, "add", np.subtract)
+    assert before.change() == "replaced add in numpy"

@@ -9,6 +9,7 @@ is loaded, a plugin may replace a NumPy function or fork. Crashes and hangs are 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -162,23 +163,32 @@ class Bindings:
     """The names of all owners, and a quick way to see that none is bound to anything else.
 
     libraries: the names and what they must stay bound to. ours: the values of all names at present,
-    as views.
+    as views. tags: of each dictionary with such names, the number that CPython gives each of its
+    states.
     """
 
     libraries: tuple[tuple[Mapping[Any, Any], Mapping[Any, Any]], ...]
     ours: tuple[ValuesView[Any], ...]
+    tags: tuple[ctypes.c_uint64, ...]
 
     @classmethod
     def of(cls, names: tuple[Names, ...]) -> Bindings:
         libraries = [one for one in names if _is_library(one.owner)]
         ours = (one.there for one in names if not _is_library(one.owner))
-        return cls(tuple((one.held, _held(one.owner)) for one in libraries), tuple(ours))
+        tags = tuple(_tag(_held(one.owner)) for one in names) if HAS_TAGS else ()
+        return cls(tuple((one.held, _held(one.owner)) for one in libraries), tuple(ours), tags)
+
+    def versions(self) -> list[int]:
+        """The number of the state of each dictionary: equal lists mean that nothing is bound anew.
+        Where CPython has no such numbers, an empty list.
+
+        Runs after every call, and reads one number where `addresses` reads thirty objects."""
+        return [tag.value for tag in self.tags]
 
     def addresses(self) -> bytes:
         """Where what is bound to the names is in memory, one after the other.
 
-        Runs after every call, for thousands of names. No object is compared, so a kernel's `__eq__`
-        cannot fool it.
+        Thousands of names. No object is compared, so a kernel's `__eq__` cannot fool it.
         """
         found: list[Any] = []
         for held, now in self.libraries:
@@ -208,12 +218,46 @@ _references = (
 )
 
 
+def _tag(names: Mapping[Any, Any]) -> ctypes.c_uint64:
+    """The number of a dictionary's state (PEP 509), where it is in memory: behind the head of the
+    object and its length. A class shows its dictionary through a proxy that refers to it alone."""
+    there = names if isinstance(names, dict) else gc.get_referents(names)[0]
+    return ctypes.c_uint64.from_address(id(there) + object.__basicsize__ + _POINTER)
+
+
+def _tags_tell() -> bool:
+    """Whether dictionaries have a number that every change changes: CPython 3.11 and 3.12 do."""
+    if sys.implementation.name != "cpython":
+        return False
+
+    class Owner:
+        bound: Any = None
+
+    table: dict[str, Any] = {"bound": None, "other": None}
+    try:
+        tags = _tag(table), _tag(vars(Owner))
+    except (AttributeError, IndexError, TypeError):  # another proxy
+        return False
+    seen = [[tag.value for tag in tags]]
+    for value in (1.5, None, 2.5):
+        table["bound"] = Owner.bound = value
+        seen.append([tag.value for tag in tags])
+    del table["other"], Owner.bound
+    seen.append([tag.value for tag in tags])
+    still = [tag.value for tag in tags] == seen[-1]
+    return still and all(len(set(numbers)) == len(seen) for numbers in zip(*seen, strict=True))
+
+
+HAS_TAGS = _tags_tell()
+
+
 @dataclass(eq=False)
 class Process:
     """The state that the kernels of a process share, at one moment.
 
     names: of each watched module, class and table.
-    bindings, addresses: the same names, and where what they are bound to is in memory.
+    bindings, versions, addresses: the same names, the numbers of the states of their dictionaries,
+    and where what they are bound to is in memory.
     children: the processes that this one has started.
     errors: NumPy's handling of floating-point errors. dtype: PyTorch's default.
     blas_threads: the number of threads of each BLAS library.
@@ -221,6 +265,7 @@ class Process:
 
     names: tuple[Names, ...]
     bindings: Bindings
+    versions: list[int]
     addresses: bytes
     children: frozenset[int]
     errors: Any
@@ -234,19 +279,26 @@ class Process:
         if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
             names = tuple(map(Names.of, owners))
             bindings = Bindings.of(names)
-            rest = children(), np.geterr(), torch.get_default_dtype(), _blas_threads()
-            _latest[:] = owners, cls(names, bindings, bindings.addresses(), *rest)
+            _latest[:] = (
+                owners,
+                cls(
+                    names=names,
+                    bindings=bindings,
+                    versions=bindings.versions(),
+                    addresses=bindings.addresses(),
+                    children=children(),
+                    errors=np.geterr(),
+                    dtype=torch.get_default_dtype(),
+                    blas_threads=_blas_threads(),
+                ),
+            )
         latest: Process = _latest[1]
         return latest
 
     def change(self) -> str | None:
         """What has changed since, in words, or None."""
-        addresses = self.bindings.addresses()
-        if addresses != self.addresses:  # or an owner has names that it did not have
-            for names in self.names:
-                if (replaced := names.replaced()) is not None:
-                    return replaced
-            self.addresses = addresses
+        if (replaced := self._replaced()) is not None:
+            return replaced
         if children() - self.children:
             return "left a child process"
         if np.geterr() != self.errors:
@@ -256,6 +308,18 @@ class Process:
         if _blas_threads() != self.blas_threads:
             return "left BLAS with another number of threads"
         return _arithmetic()
+
+    def _replaced(self) -> str | None:
+        versions = self.bindings.versions()
+        if HAS_TAGS and versions == self.versions:
+            return None
+        addresses = self.bindings.addresses()
+        if addresses != self.addresses:  # or an owner has names that it did not have
+            for names in self.names:
+                if (replaced := names.replaced()) is not None:
+                    return replaced
+        self.versions, self.addresses = versions, addresses
+        return None
 
     def restore(self) -> None:
         """Restore the state as far as possible, so that the next kernel starts from it."""
