@@ -163,8 +163,8 @@ class Bindings:
     """The names of all owners, and a quick way to see that none is bound to anything else.
 
     libraries: the names and what they must stay bound to. ours: the values of all names at present,
-    as views. tags: of each dictionary with such names, the number that CPython gives each of its
-    states.
+    as views. tags: the version tags of all owners' dictionaries, which these views keep alive; none
+    if this Python has no such tags.
     """
 
     libraries: tuple[tuple[Mapping[Any, Any], Mapping[Any, Any]], ...]
@@ -179,10 +179,11 @@ class Bindings:
         return cls(tuple((one.held, _held(one.owner)) for one in libraries), tuple(ours), tags)
 
     def versions(self) -> list[int]:
-        """The number of the state of each dictionary: equal lists mean that nothing is bound anew.
-        Where CPython has no such numbers, an empty list.
+        """The version tags of the dictionaries. As long as none changes, no name is bound to
+        another object.
 
-        Runs after every call, and reads one number where `addresses` reads thirty objects."""
+        Runs after every call, and reads one number where `addresses` reads thirty objects.
+        """
         return [tag.value for tag in self.tags]
 
     def addresses(self) -> bytes:
@@ -219,36 +220,36 @@ _references = (
 
 
 def _tag(names: Mapping[Any, Any]) -> ctypes.c_uint64:
-    """The number of a dictionary's state (PEP 509), where it is in memory: behind the head of the
-    object and its length. A class shows its dictionary through a proxy that refers to it alone."""
+    """The version tag of a dictionary (PEP 509) in memory, after the object's head and length.
+
+    A class shows its dictionary through a proxy, which refers to nothing else.
+    """
     there = names if isinstance(names, dict) else gc.get_referents(names)[0]
     return ctypes.c_uint64.from_address(id(there) + object.__basicsize__ + _POINTER)
 
 
-def _tags_tell() -> bool:
-    """Whether dictionaries have a number that every change changes: CPython 3.11 and 3.12 do."""
+def _has_tags() -> bool:
+    """Whether each change of a dictionary changes its version tag: in CPython 3.11 and 3.12."""
     if sys.implementation.name != "cpython":
         return False
 
     class Owner:
         bound: Any = None
 
-    table: dict[str, Any] = {"bound": None, "other": None}
-    try:
-        tags = _tag(table), _tag(vars(Owner))
-    except (AttributeError, IndexError, TypeError):  # another proxy
-        return False
+    owner = Owner()
+    table: dict[str, Any] = {"bound": None}
+    tags = [_tag(found) for found in (table, vars(Owner), vars(owner))]
     seen = [[tag.value for tag in tags]]
     for value in (1.5, None, 2.5):
-        table["bound"] = Owner.bound = value
+        table["bound"] = Owner.bound = owner.bound = value
         seen.append([tag.value for tag in tags])
-    del table["other"], Owner.bound
+    del table["bound"], Owner.bound, owner.bound
     seen.append([tag.value for tag in tags])
     still = [tag.value for tag in tags] == seen[-1]
-    return still and all(len(set(numbers)) == len(seen) for numbers in zip(*seen, strict=True))
+    return still and all(len(set(values)) == len(seen) for values in zip(*seen, strict=True))
 
 
-HAS_TAGS = _tags_tell()
+HAS_TAGS = _has_tags()
 
 
 @dataclass(eq=False)
@@ -256,8 +257,8 @@ class Process:
     """The state that the kernels of a process share, at one moment.
 
     names: of each watched module, class and table.
-    bindings, versions, addresses: the same names, the numbers of the states of their dictionaries,
-    and where what they are bound to is in memory.
+    bindings, versions, addresses: the same names, the version tags of their dictionaries, and where
+    what they are bound to is in memory.
     children: the processes that this one has started.
     errors: NumPy's handling of floating-point errors. dtype: PyTorch's default.
     blas_threads: the number of threads of each BLAS library.
@@ -279,19 +280,17 @@ class Process:
         if not _latest or _latest[0] is not owners or _latest[1].change() is not None:
             names = tuple(map(Names.of, owners))
             bindings = Bindings.of(names)
-            _latest[:] = (
-                owners,
-                cls(
-                    names=names,
-                    bindings=bindings,
-                    versions=bindings.versions(),
-                    addresses=bindings.addresses(),
-                    children=children(),
-                    errors=np.geterr(),
-                    dtype=torch.get_default_dtype(),
-                    blas_threads=_blas_threads(),
-                ),
+            process = cls(
+                names=names,
+                bindings=bindings,
+                versions=bindings.versions(),
+                addresses=bindings.addresses(),
+                children=children(),
+                errors=np.geterr(),
+                dtype=torch.get_default_dtype(),
+                blas_threads=_blas_threads(),
             )
+            _latest[:] = owners, process
         latest: Process = _latest[1]
         return latest
 
@@ -310,8 +309,9 @@ class Process:
         return _arithmetic()
 
     def _replaced(self) -> str | None:
+        """The first name that is bound to something else now, in words, or None."""
         versions = self.bindings.versions()
-        if HAS_TAGS and versions == self.versions:
+        if versions and versions == self.versions:
             return None
         addresses = self.bindings.addresses()
         if addresses != self.addresses:  # or an owner has names that it did not have
