@@ -74,8 +74,8 @@ class GatherTile(GemmTile):
 
 
 TILES = (
-    GatherTile(128, 128, 8, tm=8, tn=8, stages=3),
-    GatherTile(64, 128, 8, tm=8, tn=8, stages=3),
+    GatherTile(128, 128, 16, tm=8, tn=8, stages=3),
+    GatherTile(64, 128, 16, tm=8, tn=8, stages=3),
     GatherTile(64, 128, 8, tm=8, tn=8, stages=3, blocked=False),
     GatherTile(64, 64, 16, tm=8, tn=4, stages=3),
     GatherTile(32, 64, 16, tm=4, tn=4, stages=4),

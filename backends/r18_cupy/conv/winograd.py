@@ -73,7 +73,7 @@ FILTER_TRANSFORMS = {
 GEMM_TILES = (
     GemmTile(128, 128, 8, tm=8, tn=8, stages=3),
     GemmTile(64, 128, 8, tm=8, tn=8, stages=3),
-    GemmTile(64, 64, 8, tm=8, tn=8, stages=3),
+    GemmTile(64, 64, 16, tm=8, tn=8, stages=3),
     GemmTile(64, 32, 16, tm=4, tn=4, stages=4),
 )
 

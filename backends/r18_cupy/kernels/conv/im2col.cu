@@ -25,7 +25,7 @@ im2col(const float* __restrict__ x, float* __restrict__ matrix, const ConvShape 
 
   for (int c = blockIdx.y; c < p.c; c += gridDim.y) {
     const float* from = x + (exists ? ((size_t)image * p.c + c) * p.h * p.w : 0);
-    float* to = matrix + (size_t)c * p.kh * p.kw * columns + column;
+    float* to = matrix + (size_t)c * p.kh * p.kw * columns + (column ^ 1);  // pairs are swapped
     for (int r = 0; r < p.kh; ++r) {
       const int y = top + r;
       for (int s = 0; s < p.kw; ++s, to += columns) {

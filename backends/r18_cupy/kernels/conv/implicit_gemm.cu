@@ -30,9 +30,13 @@ class GatheredColumns {
     const unsigned positions = g.window.divisor;
     const unsigned channels = quotient(block.k_begin, g.window);
     const unsigned position = block.k_begin - channels * positions;
-    channel_ = channels * TILE_K;
+    remaining_ = p.c - channels * TILE_K;
     r_ = quotient(position, g.window_row);
     s_ = position - r_ * p.kw;
+    y_ = top_ + r_;
+    z_ = left_ + s_;
+    // Wraps around where it is outside of the image.
+    offset_ = ((channels * TILE_K + first_row()) * p.h + y_) * p.w + z_;
 #else
     k_ = block.k_begin * TILE_K;
 #endif
@@ -41,30 +45,29 @@ class GatheredColumns {
   __device__ __forceinline__ void fetch(float (*tile)[TILE_N]) {
 #if TILE_BLOCKED
     // A whole tile covers one window position: one bounds check, and channels a plane apart.
-    const int y = top_ + r_, z = left_ + s_;
-    const bool inside = (unsigned)y < (unsigned)p_.h && (unsigned)z < (unsigned)p_.w;
+    const bool inside = (unsigned)y_ < (unsigned)p_.h && (unsigned)z_ < (unsigned)p_.w;
     const unsigned plane = p_.h * p_.w;
-    const float* from = image_ + (inside ? (channel_ + first_row()) * plane + y * p_.w + z : 0);
-    const unsigned channels = p_.c - channel_;  // remaining
-    if (channels >= TILE_K) {
+    const float* from = image_ + (inside ? offset_ : 0);
+    if (remaining_ >= TILE_K) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        copies_[i].fetch(&tile[first_row() + i * kRowStep][column()],
+        copies_[i].fetch(&tile[first_row() + i * kRowStep][place()],
                          from + (size_t)(i * kRowStep) * plane, inside);
       }
     } else {
-#pragma unroll
+#pragma unroll 1
       for (int i = 0; i < kRows; ++i) {
-        const bool exists = inside && first_row() + i * kRowStep < channels;
-        copies_[i].fetch(&tile[first_row() + i * kRowStep][column()],
+        const bool exists = inside && first_row() + i * kRowStep < remaining_;
+        copies_[i].fetch(&tile[first_row() + i * kRowStep][place()],
                          exists ? from + (size_t)(i * kRowStep) * plane : image_, exists);
       }
     }
+    ++z_, ++offset_;
     if (++s_ == p_.kw) {
-      s_ = 0;
+      s_ = 0, z_ -= p_.kw, ++y_, offset_ += p_.w - p_.kw;
       if (++r_ == p_.kh) {
-        r_ = 0;
-        channel_ += TILE_K;
+        r_ = 0, y_ -= p_.kh, offset_ += TILE_K * plane - p_.kh * p_.w;
+        remaining_ -= TILE_K;
       }
     }
 #else
@@ -80,7 +83,7 @@ class GatheredColumns {
       const bool inside = k < (unsigned)g_.depth && (unsigned)y < (unsigned)p_.h &&
                           (unsigned)z < (unsigned)p_.w;
       const unsigned offset = (channel * p_.h + y) * p_.w + z;
-      copies_[i].fetch(&tile[first_row() + i * kRowStep][column()],
+      copies_[i].fetch(&tile[first_row() + i * kRowStep][place()],
                        image_ + (inside ? offset : 0), inside);
     }
     k_ += TILE_K;
@@ -90,7 +93,7 @@ class GatheredColumns {
   __device__ __forceinline__ void land(float (*tile)[TILE_N]) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      copies_[i].land(&tile[first_row() + i * kRowStep][column()]);
+      copies_[i].land(&tile[first_row() + i * kRowStep][place()]);
     }
   }
 
@@ -101,6 +104,7 @@ class GatheredColumns {
   static_assert(TILE_K % kRowStep == 0, "threads must fill the tile's rows");
 
   static __device__ __forceinline__ int column() { return threadIdx.x % TILE_N; }
+  static __device__ __forceinline__ int place() { return column() ^ 1; }  // pairs are swapped
   static __device__ __forceinline__ int first_row() { return threadIdx.x / TILE_N; }
 
   const ConvShape& p_;
@@ -108,8 +112,10 @@ class GatheredColumns {
   const float* image_;
   int top_, left_;  // the window's corner
 #if TILE_BLOCKED
-  unsigned channel_;
-  int r_, s_;
+  int remaining_;       // channels from the tile's first on
+  int r_, s_;           // the window position of the tile
+  int y_, z_;           // the pixel's row and column there
+  unsigned offset_;     // its place in the image, in this thread's first channel
 #else
   unsigned k_;
 #endif

@@ -15,11 +15,13 @@ constexpr int kWarpM = kLanesM * TILE_TM, kWarpN = kLanesN * TILE_TN;
 constexpr int kWarpsN = TILE_N / kWarpN;
 constexpr int kThreads = TILE_M / kWarpM * kWarpsN * 32;
 
-// 128 registers per thread; before sm_80 values in flight take more.
+// 128 registers per thread for up to 64 accumulators, else all of 255; before sm_80 values in flight
+// take more.
+constexpr int kResidentThreads = TILE_TM * TILE_TN > 64 ? 256 : 512;
 #if __CUDA_ARCH__ >= 800
-constexpr int kBlocksPerMultiprocessor = 512 / kThreads;
+constexpr int kBlocksPerMultiprocessor = kResidentThreads / kThreads;
 #else
-constexpr int kBlocksPerMultiprocessor = 256 / kThreads;
+constexpr int kBlocksPerMultiprocessor = kResidentThreads / 2 / kThreads;
 #endif
 
 static_assert(TILE_TM % kVector == 0 && TILE_TN % kVector == 0,
@@ -27,6 +29,7 @@ static_assert(TILE_TM % kVector == 0 && TILE_TN % kVector == 0,
 static_assert(TILE_M % kWarpM == 0 && TILE_N % kWarpN == 0, "warps must fill the tile");
 static_assert(kThreads <= 256, "more than 256 threads leave a thread too few registers");
 static_assert(TILE_STAGES >= 2, "one tile is multiplied while another arrives");
+static_assert(TILE_K % 2 == 0, "operands alternate between two sets of registers");
 
 // The GEMM of a launch; the host's `GEMM_SHAPE` in conv/sgemm.py mirrors it field by field.
 struct GemmShape {
@@ -105,6 +108,22 @@ class WeightTiles {
   StagedCopy<float4> copies_[kCopies];
 };
 
+// A thread's share of one of TILE_K products: its rows of the M side, its columns of the N side.
+struct Operands {
+  float left[TILE_TM], right[TILE_TN];
+
+  __device__ __forceinline__ void load(const float* a, const float* b) {
+#pragma unroll
+    for (int i = 0; i < TILE_TM; i += kVector) {
+      *(float4*)(left + i) = *(const float4*)(a + i * kLanesM);
+    }
+#pragma unroll
+    for (int j = 0; j < TILE_TN; j += kVector) {
+      *(float4*)(right + j) = *(const float4*)(b + j * kLanesN);
+    }
+  }
+};
+
 // A thread's accumulators and their place in the tile.
 struct Accumulator {
   float sum[TILE_TM][TILE_TN] = {};
@@ -127,22 +146,24 @@ struct Accumulator {
     return corner + i / kVector * kLanesM * kVector + i % kVector;
   }
 
-  __device__ __forceinline__ void multiply(const float (*a)[TILE_M], const float (*b)[TILE_N]) {
+  // sum += the product of one column of the M side and one row of the N side.
+  //
+  // Registers are in two banks, odd and even, and each gives one operand a cycle. The third comes from
+  // the product before, if both have it in the same place. So the walk goes up and down a pair of
+  // rows, and each product shares a factor with the one before it. Sums are in vectors along N, as
+  // they are stored, and columns are swapped pairwise in shared memory, so that a column and its sums
+  // are in different banks.
+  __device__ __forceinline__ void multiply(const Operands& operands) {
 #pragma unroll
-    for (int k = 0; k < TILE_K; ++k) {
-      float left[TILE_TM], right[TILE_TN];
+    for (int i = 0; i < TILE_TM; i += 2) {
 #pragma unroll
-      for (int i = 0; i < TILE_TM; i += kVector) {
-        *(float4*)(left + i) = *(const float4*)&a[k][m + i * kLanesM];
-      }
+      for (int q = 0; q < TILE_TN; ++q) {
+        const int j = i % 4 ? TILE_TN - 1 - q : q;  // back and forth
 #pragma unroll
-      for (int j = 0; j < TILE_TN; j += kVector) {
-        *(float4*)(right + j) = *(const float4*)&b[k][n + j * kLanesN];
-      }
-#pragma unroll
-      for (int i = 0; i < TILE_TM; ++i) {
-#pragma unroll
-        for (int j = 0; j < TILE_TN; ++j) sum[i][j] = fmaf(left[i], right[j], sum[i][j]);
+        for (int half = 0; half < 2; ++half) {
+          const int row = i + (half ^ q % 2);
+          sum[row][j] = fmaf(operands.left[row], operands.right[j ^ 1], sum[row][j]);
+        }
       }
     }
   }
@@ -164,25 +185,36 @@ __device__ __forceinline__ void multiply_tiles(Accumulator& acc, Shared& shared,
     }
     commit_copies();  // empty groups keep the group count equal to the tile count
   }
+  await_copies<TILE_STAGES - 2>();
+  __syncthreads();  // the first tile has arrived for all threads
   int here = 0, free = TILE_STAGES - 1;
+  Operands operands[2];  // those of the next product arrive while this one is computed
+  operands[0].load(&tiles.a[0][0][acc.m], &tiles.b[0][0][acc.n]);
 #pragma unroll 1
   for (int t = 0; t < count; ++t) {
-    await_copies<TILE_STAGES - 2>();
-    // Tile t has arrived for all threads, and tile t - 1 has been read: its stage is free.
-    __syncthreads();
     const bool more = t + TILE_STAGES - 1 < count;
     if (more) {
       weights.fetch(tiles.a[free]);
       columns.fetch(tiles.b[free]);
     }
     commit_copies();
-    acc.multiply(tiles.a[here], tiles.b[here]);
-    if (more) {
-      weights.land(tiles.a[free]);
-      columns.land(tiles.b[free]);
+#pragma unroll
+    for (int k = 0; k < TILE_K; ++k) {
+      if (k == TILE_K - 1) {
+        if (more) {
+          weights.land(tiles.a[free]);
+          columns.land(tiles.b[free]);
+        }
+        free = here;
+        here = here + 1 == TILE_STAGES ? 0 : here + 1;
+        await_copies<TILE_STAGES - 2>();
+        // The next tile has arrived for all threads, and this one has been read: its stage is free.
+        __syncthreads();
+      }
+      const int next = (k + 1) % TILE_K;  // beyond the last tile it reads a stage in vain
+      operands[(k + 1) % 2].load(&tiles.a[here][next][acc.m], &tiles.b[here][next][acc.n]);
+      acc.multiply(operands[k % 2]);
     }
-    here = here + 1 == TILE_STAGES ? 0 : here + 1;
-    free = free + 1 == TILE_STAGES ? 0 : free + 1;
   }
 }
 

@@ -43,7 +43,7 @@ winograd_input(const float* __restrict__ x, float* __restrict__ transformed, con
       }
       Winograd<OUTPUT_TILE>::input(d, half[s]);
     }
-    float* out = transformed + (size_t)c * span.width + k;
+    float* out = transformed + (size_t)c * span.width + (k ^ 1);  // pairs are swapped (sgemm.cuh)
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
       float d[EXTENT], v[EXTENT];

@@ -3,8 +3,8 @@
 //
 // 1. A thread loads the products of one tile of one channel.
 // 2. It transforms columns, then rows, in registers.
-// 3. It applies bias, residual and ReLU and writes rows of the tile, as vectors where OW is a
-//    multiple of OUTPUT_TILE.
+// 3. It applies bias, residual and ReLU and writes rows of the tile, in vectors that OW is a multiple
+//    of.
 //
 // Constraints: those of winograd_input.cu.
 #include "common/dependent_launch.cuh"
@@ -13,10 +13,31 @@
 constexpr int EXTENT = OUTPUT_TILE + 2;  // extent of a transformed tile
 constexpr int LANES = 32, CHANNELS = 4;  // CTA: neighbouring tiles in neighbouring lanes
 
-// A row of an output tile, accessed as one vector.
-struct alignas(OUTPUT_TILE * sizeof(float)) Row {
-  float pixel[OUTPUT_TILE];
+// Neighbouring pixels, accessed as one vector.
+template <int COUNT>
+struct alignas(COUNT * sizeof(float)) Pixels {
+  float at[COUNT];
 };
+
+// Applies the epilogue to a row of an output tile, and writes what of it lies in the image, in
+// vectors of WIDTH pixels. OW is a multiple of WIDTH, so vectors are aligned, and in the image or not.
+template <int WIDTH>
+__device__ __forceinline__ void write_row(const ConvShape& p, const float (&row)[OUTPUT_TILE],
+                                          int o, size_t start, int left, const float* bias,
+                                          const float* residual, float* out) {
+#pragma unroll
+  for (int j = 0; j < OUTPUT_TILE; j += WIDTH) {
+    if (left + j >= p.ow) break;
+    Pixels<WIDTH> pixels = {};
+    if (residual) pixels = *reinterpret_cast<const Pixels<WIDTH>*>(residual + start + j);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+      const float* addend = residual ? pixels.at : nullptr;
+      pixels.at[i] = epilogue<float>(p, row[j + i], o, i, bias, addend);
+    }
+    *reinterpret_cast<Pixels<WIDTH>*>(out + start + j) = pixels;
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
 winograd_output(const float* __restrict__ product, const float* __restrict__ bias,
@@ -29,8 +50,6 @@ winograd_output(const float* __restrict__ product, const float* __restrict__ bia
   const int top = tile / span.columns % span.rows * OUTPUT_TILE;
   const int n = tile / span.columns / span.rows;
   const size_t position_stride = (size_t)span.o_padded * span.width;
-  // Every tile is then complete in width, and its rows are aligned.
-  const bool whole_rows = p.ow % OUTPUT_TILE == 0;
 
   for (int o = blockIdx.y * CHANNELS + threadIdx.y; o < p.o; o += gridDim.y * CHANNELS) {
     const float* in = product + (size_t)o * span.width + k;
@@ -48,25 +67,15 @@ winograd_output(const float* __restrict__ product, const float* __restrict__ bia
       float m[EXTENT];
 #pragma unroll
       for (int s = 0; s < EXTENT; ++s) m[s] = half[s][i];
-      Row row;
-      Winograd<OUTPUT_TILE>::output(m, row.pixel);
+      float row[OUTPUT_TILE];
+      Winograd<OUTPUT_TILE>::output(m, row);
       const size_t start = (size_t)((n * p.o + o) * p.oh + top + i) * p.ow + left;
-      if (whole_rows) {
-        Row addend = {};
-        if (residual) addend = *reinterpret_cast<const Row*>(residual + start);
-#pragma unroll
-        for (int j = 0; j < OUTPUT_TILE; ++j) {
-          const float* add = residual ? addend.pixel : nullptr;
-          row.pixel[j] = epilogue<float>(p, row.pixel[j], o, j, bias, add);
-        }
-        *reinterpret_cast<Row*>(out + start) = row;
+      if (p.ow % OUTPUT_TILE == 0) {
+        write_row<OUTPUT_TILE>(p, row, o, start, left, bias, residual, out);
+      } else if (p.ow % 2 == 0) {
+        write_row<2>(p, row, o, start, left, bias, residual, out);
       } else {
-#pragma unroll
-        for (int j = 0; j < OUTPUT_TILE; ++j) {
-          if (left + j < p.ow) {
-            out[start + j] = epilogue<float>(p, row.pixel[j], o, start + j, bias, residual);
-          }
-        }
+        write_row<1>(p, row, o, start, left, bias, residual, out);
       }
     }
   }
