@@ -31,7 +31,7 @@ class TileConfig:
 
     @property
     def name(self) -> str:
-        """`m128n128k8`: the last part of the kernel's id."""
+        """`m128n128k16`: the last part of the kernel's id."""
         return f"m{self.m}n{self.n}k{self.k}"
 
     @property

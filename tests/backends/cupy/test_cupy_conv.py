@@ -92,7 +92,7 @@ def test_ids_are_distinct() -> None:
     ids = [kernel.id for kernel in implicit_gemm_kernels()]
     assert len(set(ids)) == len(ids)
     assert ids[0] == "cupy/conv2d/implicit_gemm/fp32"
-    assert "cupy/conv2d/implicit_gemm/fp32/m128n128k8" in ids
+    assert "cupy/conv2d/implicit_gemm/fp32/m128n128k16" in ids
     assert "cupy/conv2d/implicit_gemm/fp32/m64n64k16split8" in ids
 
 

@@ -321,7 +321,7 @@ def test_large_products_take_large_tiles_and_small_ones_small() -> None:
     assert names == {
         (512, 4): "m64n32k16",
         (64, 196): "m64n32k16",
-        (256, 128): "m64n64k8",
+        (256, 128): "m64n64k16",
         (64, 12544): "m64n128k8",
         (128, 3136): "m128n128k8",
         (256, 4096): "m128n128k8",

@@ -15,8 +15,8 @@ constexpr int kWarpM = kLanesM * TILE_TM, kWarpN = kLanesN * TILE_TN;
 constexpr int kWarpsN = TILE_N / kWarpN;
 constexpr int kThreads = TILE_M / kWarpM * kWarpsN * 32;
 
-// 128 registers per thread for up to 64 accumulators, else all of 255; before sm_80 values in flight
-// take more.
+// 128 registers per thread for up to 64 accumulators, else all of 255; before sm_80 values in
+// flight take more.
 constexpr int kResidentThreads = TILE_TM * TILE_TN > 64 ? 256 : 512;
 #if __CUDA_ARCH__ >= 800
 constexpr int kBlocksPerMultiprocessor = kResidentThreads / kThreads;
@@ -148,11 +148,11 @@ struct Accumulator {
 
   // sum += the product of one column of the M side and one row of the N side.
   //
-  // Registers are in two banks, odd and even, and each gives one operand a cycle. The third comes from
-  // the product before, if both have it in the same place. So the walk goes up and down a pair of
-  // rows, and each product shares a factor with the one before it. Sums are in vectors along N, as
-  // they are stored, and columns are swapped pairwise in shared memory, so that a column and its sums
-  // are in different banks.
+  // Registers are in two banks, odd and even, and each gives one operand a cycle. The third comes
+  // from the product before, if both have it in the same place. So the walk goes up and down a pair
+  // of rows, and each product shares a factor with the one before it. Sums are in vectors along N,
+  // as they are stored, and columns are swapped pairwise in shared memory, so that a column and its
+  // sums are in different banks.
   __device__ __forceinline__ void multiply(const Operands& operands) {
 #pragma unroll
     for (int i = 0; i < TILE_TM; i += 2) {

@@ -3,8 +3,7 @@
 //
 // 1. A thread loads the products of one tile of one channel.
 // 2. It transforms columns, then rows, in registers.
-// 3. It applies bias, residual and ReLU and writes rows of the tile, in vectors that OW is a multiple
-//    of.
+// 3. It applies bias, residual and ReLU and writes rows of the tile, in vectors that divide OW.
 //
 // Constraints: those of winograd_input.cu.
 #include "common/dependent_launch.cuh"
@@ -20,7 +19,8 @@ struct alignas(COUNT * sizeof(float)) Pixels {
 };
 
 // Applies the epilogue to a row of an output tile, and writes what of it lies in the image, in
-// vectors of WIDTH pixels. OW is a multiple of WIDTH, so vectors are aligned, and in the image or not.
+// vectors of WIDTH pixels. OW is a multiple of WIDTH: every vector is aligned, and lies in the image
+// or outside of it.
 template <int WIDTH>
 __device__ __forceinline__ void write_row(const ConvShape& p, const float (&row)[OUTPUT_TILE],
                                           int o, size_t start, int left, const float* bias,
@@ -39,7 +39,8 @@ __device__ __forceinline__ void write_row(const ConvShape& p, const float (&row)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(LANES * CHANNELS)
+// The second bound leaves a thread 64 registers; by itself NVRTC spills on sm_100.
+extern "C" __global__ void __launch_bounds__(LANES * CHANNELS, 8)
 winograd_output(const float* __restrict__ product, const float* __restrict__ bias,
                 const float* residual, float* out, const ConvShape p, const WinogradSpan span) {
   wait_for_previous_launch();
@@ -72,7 +73,7 @@ winograd_output(const float* __restrict__ product, const float* __restrict__ bia
       const size_t start = (size_t)((n * p.o + o) * p.oh + top + i) * p.ow + left;
       if (p.ow % OUTPUT_TILE == 0) {
         write_row<OUTPUT_TILE>(p, row, o, start, left, bias, residual, out);
-      } else if (p.ow % 2 == 0) {
+      } else if (OUTPUT_TILE > 2 && p.ow % 2 == 0) {
         write_row<2>(p, row, o, start, left, bias, residual, out);
       } else {
         write_row<1>(p, row, o, start, left, bias, residual, out);
