@@ -2,6 +2,7 @@
 //
 // 1. A thread owns one column and finds its window.
 // 2. It writes the window's pixels, zeros outside of the image; grid y strides over the channels.
+//    Columns 2·i and 2·i + 1 are swapped, because the GEMM reads its N side so (conv/sgemm.cuh).
 // 3. Padding rows and columns are written as zeros, so the GEMM after it needs no bounds checks.
 //
 // Constraints: `columns` is a multiple of the GEMM's TILE_N, `rows` of its TILE_K.

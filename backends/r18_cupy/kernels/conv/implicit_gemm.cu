@@ -35,7 +35,7 @@ class GatheredColumns {
     s_ = position - r_ * p.kw;
     y_ = top_ + r_;
     z_ = left_ + s_;
-    // Wraps around where it is outside of the image.
+    // Wraps around outside of the image, where it is not used.
     offset_ = ((channels * TILE_K + first_row()) * p.h + y_) * p.w + z_;
 #else
     k_ = block.k_begin * TILE_K;
@@ -104,7 +104,7 @@ class GatheredColumns {
   static_assert(TILE_K % kRowStep == 0, "threads must fill the tile's rows");
 
   static __device__ __forceinline__ int column() { return threadIdx.x % TILE_N; }
-  static __device__ __forceinline__ int place() { return column() ^ 1; }  // pairs are swapped
+  static __device__ __forceinline__ int place() { return column() ^ 1; }  // as sgemm.cuh reads it
   static __device__ __forceinline__ int first_row() { return threadIdx.x / TILE_N; }
 
   const ConvShape& p_;

@@ -1,5 +1,6 @@
 // Winograd, first phase of three: the input transform.
-//   transformed[t][c][k] = (Bᵀ d B)[t] of channel c of the span's tile k,  t = EXTENT·row + column
+//   transformed[t][c][k ^ 1] = (Bᵀ d B)[t] of channel c of the span's tile k, t = EXTENT·row + column
+// Neighbouring tiles are swapped because the GEMM reads its N side so (conv/sgemm.cuh).
 //
 // 1. A thread loads one EXTENT × EXTENT input tile of one channel, zeros outside of the image.
 // 2. It transforms columns, then rows, in registers.
@@ -43,7 +44,7 @@ winograd_input(const float* __restrict__ x, float* __restrict__ transformed, con
       }
       Winograd<OUTPUT_TILE>::input(d, half[s]);
     }
-    float* out = transformed + (size_t)c * span.width + (k ^ 1);  // pairs are swapped (sgemm.cuh)
+    float* out = transformed + (size_t)c * span.width + (k ^ 1);  // pairs are swapped
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
       float d[EXTENT], v[EXTENT];

@@ -3,7 +3,8 @@
 //
 // 1. A thread loads the products of one tile of one channel.
 // 2. It transforms columns, then rows, in registers.
-// 3. It applies bias, residual and ReLU and writes rows of the tile, in vectors that divide OW.
+// 3. It applies bias, residual and ReLU and writes rows of the tile, as vectors whose width
+//    divides OW.
 //
 // Constraints: those of winograd_input.cu.
 #include "common/dependent_launch.cuh"
@@ -18,9 +19,9 @@ struct alignas(COUNT * sizeof(float)) Pixels {
   float at[COUNT];
 };
 
-// Applies the epilogue to a row of an output tile, and writes what of it lies in the image, in
-// vectors of WIDTH pixels. OW is a multiple of WIDTH: every vector is aligned, and lies in the image
-// or outside of it.
+// Applies the epilogue to a row of an output tile and writes the pixels that are inside the image,
+// as vectors of WIDTH. OW is a multiple of WIDTH, so each vector is aligned, and no vector crosses
+// the image's edge.
 template <int WIDTH>
 __device__ __forceinline__ void write_row(const ConvShape& p, const float (&row)[OUTPUT_TILE],
                                           int o, size_t start, int left, const float* bias,
@@ -39,7 +40,7 @@ __device__ __forceinline__ void write_row(const ConvShape& p, const float (&row)
   }
 }
 
-// The second bound leaves a thread 64 registers; by itself NVRTC spills on sm_100.
+// Eight CTAs leave a thread 64 registers; without the second bound NVRTC spills on sm_100.
 extern "C" __global__ void __launch_bounds__(LANES * CHANNELS, 8)
 winograd_output(const float* __restrict__ product, const float* __restrict__ bias,
                 const float* residual, float* out, const ConvShape p, const WinogradSpan span) {
