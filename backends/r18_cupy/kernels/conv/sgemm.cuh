@@ -2,8 +2,8 @@
 //
 // A CTA computes TILE_M × TILE_N outputs over TILE_K products per step, from a ring of TILE_STAGES
 // tile pairs in shared memory. A thread keeps TILE_TM × TILE_TN accumulators in registers. Kernels
-// differ only in where the N side comes from: a gather, or a stored matrix. In both, columns 2·i and
-// 2·i + 1 of the N side are swapped; `Accumulator::multiply` says why.
+// differ only in where the N side comes from: a gather, or a stored matrix. In both, columns 2·i
+// and 2·i + 1 of the N side are swapped; `Accumulator::multiply` says why.
 #pragma once
 #include "common/epilogue.cuh"
 #include "common/fast_divide.cuh"

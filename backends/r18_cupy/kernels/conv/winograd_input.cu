@@ -1,5 +1,6 @@
 // Winograd, first phase of three: the input transform.
-//   transformed[t][c][k ^ 1] = (Bᵀ d B)[t] of channel c of the span's tile k, t = EXTENT·row + column
+//   transformed[t][c][k ^ 1] = (Bᵀ d B)[t] of channel c of the span's tile k,
+//   where t = EXTENT·row + column.
 // Neighbouring tiles are swapped because the GEMM reads its N side so (conv/sgemm.cuh).
 //
 // 1. A thread loads one EXTENT × EXTENT input tile of one channel, zeros outside of the image.
