@@ -9,6 +9,7 @@
 #include "common/epilogue.cuh"
 #include "common/dependent_launch.cuh"
 #include "common/fast_divide.cuh"
+#include "conv/swapped_columns.cuh"
 
 // `rows`: K, padded. `columns`: whole tiles of pixels.
 extern "C" __global__ void __launch_bounds__(256)
@@ -26,7 +27,7 @@ im2col(const float* __restrict__ x, float* __restrict__ matrix, const ConvShape 
 
   for (int c = blockIdx.y; c < p.c; c += gridDim.y) {
     const float* from = x + (exists ? ((size_t)image * p.c + c) * p.h * p.w : 0);
-    float* to = matrix + (size_t)c * p.kh * p.kw * columns + (column ^ 1);  // pairs are swapped
+    float* to = matrix + (size_t)c * p.kh * p.kw * columns + swapped_column(column);
     for (int r = 0; r < p.kh; ++r) {
       const int y = top + r;
       for (int s = 0; s < p.kw; ++s, to += columns) {

@@ -104,7 +104,7 @@ class GatheredColumns {
   static_assert(TILE_K % kRowStep == 0, "threads must fill the tile's rows");
 
   static __device__ __forceinline__ int column() { return threadIdx.x % TILE_N; }
-  static __device__ __forceinline__ int place() { return column() ^ 1; }  // as sgemm.cuh reads it
+  static __device__ __forceinline__ int place() { return swapped_column(column()); }
   static __device__ __forceinline__ int first_row() { return threadIdx.x / TILE_N; }
 
   const ConvShape& p_;

@@ -8,6 +8,7 @@
 #include "common/epilogue.cuh"
 #include "common/fast_divide.cuh"
 #include "common/staged_copy.cuh"
+#include "conv/swapped_columns.cuh"
 
 // A warp is 4 × 8 lanes (M × N), and a thread's accumulators are 4 × 4 squares, a warp's width
 // apart: a warp then reads 64 and 128 contiguous bytes of shared memory at a time.
@@ -16,18 +17,18 @@ constexpr int kWarpM = kLanesM * TILE_TM, kWarpN = kLanesN * TILE_TN;
 constexpr int kWarpsN = TILE_N / kWarpN;
 constexpr int kThreads = TILE_M / kWarpM * kWarpsN * 32;
 
-// 128 registers per thread for up to 64 accumulators, else all of 255; before sm_80 values in
-// flight take more.
-constexpr int kResidentThreads = TILE_TM * TILE_TN > 64 ? 256 : 512;
+// 128 registers per thread; all of 255 before sm_80, where values in flight take more.
 #if __CUDA_ARCH__ >= 800
-constexpr int kBlocksPerMultiprocessor = kResidentThreads / kThreads;
+constexpr int kResidentThreads = 512;
 #else
-constexpr int kBlocksPerMultiprocessor = kResidentThreads / 2 / kThreads;
+constexpr int kResidentThreads = 256;
 #endif
+constexpr int kBlocksPerMultiprocessor = kResidentThreads / kThreads;
 
 static_assert(TILE_TM % kVector == 0 && TILE_TN % kVector == 0,
               "accumulators are kept in 4 x 4 squares");
 static_assert(TILE_M % kWarpM == 0 && TILE_N % kWarpN == 0, "warps must fill the tile");
+static_assert(TILE_TM * TILE_TN <= 64, "accumulators must leave registers for the operands");
 static_assert(kThreads <= 256, "more than 256 threads leave a thread too few registers");
 static_assert(TILE_STAGES >= 2, "one tile is multiplied while another arrives");
 static_assert(TILE_K % 2 == 0, "operands alternate between two sets of registers");
@@ -163,7 +164,7 @@ struct Accumulator {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int row = i + (half ^ q % 2);
-          sum[row][j] = fmaf(operands.left[row], operands.right[j ^ 1], sum[row][j]);
+          sum[row][j] = fmaf(operands.left[row], operands.right[swapped_column(j)], sum[row][j]);
         }
       }
     }

@@ -9,6 +9,7 @@
 //
 // Constraints: stride 1, windows of 3×3.
 #include "common/dependent_launch.cuh"
+#include "conv/swapped_columns.cuh"
 #include "conv/winograd.cuh"
 
 constexpr int EXTENT = OUTPUT_TILE + 2;  // extent of an input tile
@@ -45,7 +46,7 @@ winograd_input(const float* __restrict__ x, float* __restrict__ transformed, con
       }
       Winograd<OUTPUT_TILE>::input(d, half[s]);
     }
-    float* out = transformed + (size_t)c * span.width + (k ^ 1);  // pairs are swapped
+    float* out = transformed + (size_t)c * span.width + swapped_column(k);
 #pragma unroll
     for (int r = 0; r < EXTENT; ++r) {
       float d[EXTENT], v[EXTENT];
