@@ -7,6 +7,7 @@ from functools import cache
 from r18.graph.ops import Layout
 from r18.graph.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18_cupy.conv.direct import Direct
+from r18_cupy.conv.direct_grouped import direct_grouped_kernels
 from r18_cupy.conv.direct_tiled import DirectTiled
 from r18_cupy.conv.im2col import im2col_kernels
 from r18_cupy.conv.implicit_gemm import implicit_gemm_kernels
@@ -53,6 +54,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *im2col_kernels(),
         *(DirectTiled(precision) for precision in PRECISIONS),
         *(Direct(precision) for precision in PRECISIONS),
+        *direct_grouped_kernels(),
         *few_channels_wgmma_kernels(),
         *few_channels_mma_kernels(),
         *linear_wgmma_kernels(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from r18.graph.ops import Layout
-from r18_cupy.integers.direct import QuantizedDirect
+from r18_cupy.integers.direct import QuantizedDirect, QuantizedDirectGrouped
 from r18_cupy.integers.gap import QuantizedGap
 from r18_cupy.integers.gap_linear import QuantizedGapLinear
 from r18_cupy.integers.implicit_gemm_mma import implicit_gemm_mma_kernels
@@ -35,6 +35,7 @@ def integer_kernels() -> tuple[IntegerKernel, ...]:
             )
             for layout in NHWC_FIRST
         ),
+        QuantizedDirectGrouped(),
         QuantizedWarpDot(),
         QuantizedTiledLinear(),
         QuantizedGapLinear(),

@@ -328,6 +328,7 @@ def test_ids() -> None:
         "cupy/quantize/divide/int8",
         "cupy/quantize_pixels/table/int8/nhwc",
         "cupy/quantize_pixels/table/int8",
+        "cupy/qconv2d/direct_grouped/int8/nhwc",
         "cupy/qlinear/warp_dot/int8",
         "cupy/qlinear/tiled/int8",
         "cupy/qgap_linear/warp_dot/int8/nhwc",

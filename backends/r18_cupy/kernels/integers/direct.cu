@@ -8,21 +8,12 @@
 // Constraints: none beyond 32-bit indices.
 #include "common/dependent_launch.cuh"
 #include "common/epilogue.cuh"
-#include "integers/epilogue.cuh"
+#include "integers/finished.cuh"
 
 // Where an output is.
 struct Place {
   int n, o, i, j;
 };
-
-__device__ __forceinline__ int finished(const Epilogue& to, int sum, int channel, unsigned index) {
-  float number = scaled(sum + to.bias[channel], to.multiplier[channel]);
-  if (to.residual) {
-    const int residual = number_of(to.residual[index], sign_of(to));
-    number = plus_residual(number, residual, *to.residual_multiplier);
-  }
-  return saturated(number, to.low, to.high);
-}
 
 // Distances between neighbours of an image's pixels and of a filter's taps: to the next channel,
 // row and column.
