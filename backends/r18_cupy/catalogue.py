@@ -9,6 +9,7 @@ from r18.graph.precision import BF16, FP16, FP16X3, FP32, TF32, Precision
 from r18_cupy.conv.direct import Direct
 from r18_cupy.conv.direct_grouped import direct_grouped_kernels
 from r18_cupy.conv.direct_tiled import DirectTiled
+from r18_cupy.conv.grouped_mma import grouped_mma_kernels
 from r18_cupy.conv.im2col import im2col_kernels
 from r18_cupy.conv.implicit_gemm import implicit_gemm_kernels
 from r18_cupy.conv.implicit_gemm_mma import implicit_gemm_mma_kernels
@@ -49,6 +50,7 @@ def all_kernels() -> tuple[CudaKernel, ...]:
         *implicit_gemm_wgmma_persistent_kernels(),
         *pingpong_kernels(),
         *implicit_gemm_mma_kernels(),
+        *grouped_mma_kernels(),
         *winograd_kernels(),
         *implicit_gemm_kernels(),
         *im2col_kernels(),

@@ -66,7 +66,7 @@ def test_the_schedule_and_plans_of_the_family() -> None:
     assert "layer3.5.conv3" in plan.out
     plan = r18("plan", "--network", "resnext50_32x4d", "--backend", "cupy", "--precision", "fp16")
     assert plan.code == 0, plan.err
-    assert plan.out.count("cupy/conv2d/direct_grouped/fp16/nhwc") == 16
+    assert plan.out.count("cupy/conv2d/grouped_mma/fp16/nhwc") == 16
     refused = r18("plan", "--network", "resnext50_32x4d", "--backend", "numba")
     assert refused.code == REFUSED
     assert "computes no conv2d with groups=32" in refused.err

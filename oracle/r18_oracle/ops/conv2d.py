@@ -191,7 +191,9 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield _product(9, 27, LONG)
 
     def nearby(self, problem: Problem) -> Iterator[Problem]:
-        """Channels rounded up to what a kernel may require; then without what is fused."""
+        """Channels rounded up to what a kernel may require, and groups made as in ResNeXt; then
+        without what is fused.
+        """
         op = problem.op
         assert isinstance(op, Conv2d)
         n, c, h, w = problem.inputs[0]
@@ -201,6 +203,8 @@ class Conv2dSpec(SumSpec[Conv2d]):
                 continue
             rounded = replace(op, in_channels=channels, out_channels=out)
             yield with_residual(rounded, (n, channels, h, w))
+        if op.groups > 1:
+            yield _narrow(op, n, h, w)
         yield from self.plainer(problem)
 
     def plainer(self, problem: Problem) -> Iterator[Problem]:
@@ -312,6 +316,24 @@ def _probes(window: Window) -> Iterator[Problem]:
         yield Problem(Conv2d(c, o, *square(window)), ((1, c, extent, extent),))
 
 
+NARROW = (4, 8, 16, 32)
+"""The channels of a group in the stages of `resnext50_32x4d`."""
+
+
+def _narrow(op: Conv2d, n: int, h: int, w: int) -> Problem:
+    """The convolution by 3×3 windows, with a multiple of 64 channels in narrow groups.
+
+    The image has as many rows and columns as a window needs at least.
+    """
+    channels = aligned(max(op.in_channels, op.out_channels), 64)
+    width = min(one for one in NARROW if one >= min(op.group_channels, NARROW[-1]))
+    made = replace(op, in_channels=channels, out_channels=channels, kernel_size=(3, 3), groups=1)
+    made = replace(made, groups=channels // width)
+    sides = zip((h, w), made.dilation, made.padding, strict=True)
+    high, wide = (max(side, 2 * d + 1 - 2 * p) for side, d, p in sides)
+    return with_residual(made, (n, channels, high, wide))
+
+
 @st.composite
 def _problems(
     draw: st.DrawFn,
@@ -323,7 +345,8 @@ def _problems(
 ) -> Problem:
     """All strides, paddings and kernel sizes; half of the draws have one of the `windows`.
 
-    extras: of those that the kernel computes, each is in half of the draws.
+    extras: of those that the kernel computes, each is in half of the draws. Every second draw of
+    groups is as in ResNeXt: as many output as input channels, a multiple of 64.
     """
     if draw(st.booleans()):
         kernel, stride, padding = square(draw(st.sampled_from(windows)))
@@ -331,15 +354,19 @@ def _problems(
         kernel = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
         stride = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
         padding = (draw(st.integers(0, kernel[0])), draw(st.integers(0, kernel[1])))
-    groups, dilation = 1, (1, 1)
+    groups, of_group, dilation = 1, sizes, (1, 1)
     if "groups" in extras and draw(st.booleans()):
-        groups = draw(st.sampled_from((2, 3, 4, 8, 32)))
+        if draw(st.booleans()):
+            width = draw(st.sampled_from(NARROW))
+            groups, of_group = draw(st.integers(1, 3)) * 64 // width, Sizes((width,))
+        else:
+            groups = draw(st.sampled_from((2, 3, 4, 8, 32)))
     if "dilation" in extras and draw(st.booleans()):
         dilation = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
     most, macs = max(1, most // groups), max(1, macs // groups)
     span = (1 + dilation[0] * (kernel[0] - 1), 1 + dilation[1] * (kernel[1] - 1))
     # Extents of the output, and channels of a group; the input's follow from them.
-    axes = {"n": BATCHES, "c": sizes, "o": sizes, "h": sizes, "w": sizes}
+    axes = {"n": BATCHES, "c": of_group, "o": of_group, "h": sizes, "w": sizes}
     reads = most // math.prod(stride)
     limits = [(macs // math.prod(kernel), "ncohw"), (most, "nohw"), (reads, "nchw")]
     drawn = draw(extents(axes, limits))

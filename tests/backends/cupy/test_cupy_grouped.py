@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from r18.graph.resnet import FAMILY, network
 from r18.runtime.plan import make_plan
 from r18_cupy import Backend
 from r18_cupy.conv.direct_grouped import DirectGrouped, direct_grouped_kernels
+from r18_cupy.conv.grouped_mma import WIDTHS, GroupedMma, depth_of
 from r18_cupy.conv.groups import GROUPS, PIXELS, SLOT, THREADS, Slots, groups_struct, pixels_of
 from r18_cupy.integers.direct import QuantizedDirectGrouped
 
@@ -135,6 +136,43 @@ def test_groups_lie_as_the_device_reads_them() -> None:
     assert (GROUPS.itemsize, tuple(fields)) == (24, (3, 5, 4, 2, 2, 3))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_fragments_give_the_convolution(width: int) -> None:
+    """As lanes of a warp multiply them: PTX ISA, "Matrix Fragments for mma.m16n8k16"."""
+    op = Conv2d(64, 64, (3, 3), padding=(1, 1), groups=64 // width)
+    x, weight = random((2, 64, 4, 5)), random(op.weights()[0].shape)
+    (packed,) = GroupedMma(FP16).pack(Problem(op, (x.shape,)), (weight,))
+    depth, halves = depth_of(op), 1 if width <= 8 else 2
+    assert packed.dtype == np.float16
+    fragments = packed.reshape(4, 9, depth // (8 * halves), 2, 32, 2 * halves)
+    taps = np.zeros((64, 64, 9), np.float32)
+    for warp, tap, step, eight, lane, v in np.ndindex(*fragments.shape):
+        first = warp * 16 + eight * 8
+        c = first // depth * depth + step * 16 + lane % 4 * 2 + v % 2 + v // 2 * 8
+        taps[first + lane // 4, c, tap] = fragments[warp, tap, step, eight, lane, v]
+    dense = taps.reshape(64, 64, 3, 3)
+    found = F.conv2d(torch.from_numpy(x), torch.from_numpy(dense), None, padding=(1, 1))
+    np.testing.assert_array_equal(found.numpy(), expected(op, x, weight))
+
+
+def test_tensor_cores_take_narrow_groups_of_3x3_windows_alone() -> None:
+    kernel = GroupedMma(FP16)
+    op = Conv2d(128, 128, (3, 3), padding=(1, 1), groups=32)
+    image = ((2, 128, 9, 9),)
+    assert kernel.refusal(Problem(op, image)) is None
+    for changes, said in (
+        ({"kernel_size": (1, 3)}, "windows of 3×3, not 1×3"),
+        ({"out_channels": 256}, "a multiple of 64, not 128 and 256"),
+        ({"groups": 2}, "groups of 4, 8, 16 or 32 channels, not 64"),
+        ({"stride": (4, 4)}, "take 123008 bytes of shared memory; a block has 49152"),
+    ):
+        assert said in str(kernel.refusal(Problem(replace(op, **changes), image)))
+    for problem in kernel.extra_problems:
+        assert kernel.refusal(problem) is None
+    widths = {cast(Conv2d, problem.op).group_channels for problem in kernel.extra_problems}
+    assert widths == set(WIDTHS)
+
+
 def test_weights_beyond_31_bits_are_refused() -> None:
     op = Conv2d(2**15, 2**16, (1, 1))
     problem = Problem(op, ((1, 2**15, 1, 1),))
@@ -150,5 +188,5 @@ def test_plans_take_it_for_groups_and_dilation_alone(precision: str) -> None:
         if precision == "int8":
             schedule = quantized(fuse(schedule, "all"))
         for step in make_plan(Backend(), schedule, CompileOptions(2, precision)).steps:
-            taken = "direct_grouped" in step.kernel.id
+            taken = step.kernel.algorithm in ("direct_grouped", "grouped_mma")
             assert taken == bool(step.problem.op.extras), (schedule.name, step.kernel.id)
