@@ -82,7 +82,7 @@ def winograd_pays(problem: Problem) -> bool:
     enough tiles share them.
     """
     op = problem.op
-    if not isinstance(op, Conv2d) or winograd.refuses(problem) is not None:
+    if not isinstance(op, Conv2d) or op.extras or winograd.refuses(problem) is not None:
         return False
     if min(op.in_channels, op.out_channels) < VECTOR:
         return False

@@ -52,10 +52,6 @@ def test_every_module_path_is_right_at_level_none(backend: str, precision: str, 
 def test_a_fused_network_is_right_at_every_checkpoint(
     backend: str, precision: str, name: str
 ) -> None:
-    if (backend, precision, name) == ("numba-cpu", "bf16", "tiny_resnext"):
-        with pytest.raises(NoKernel, match=r"computes no conv2d with groups=4"):
-            compare(backend, name, precision=precision, fusion="all")
-        return
     report = compare(backend, name, precision=precision, fusion="all")
     assert report.ok, text(report)
     assert [row.name for row in report.checkpoints] == [*CANONICAL, UNTAPPED]
@@ -83,7 +79,7 @@ def test_a_gpu_plans_it_or_refuses_it_by_name(backend: str, name: str) -> None:
     """No device is needed for a plan."""
     schedule = network(name)
     options = CompileOptions(batch=8, precision="fp32", fusion="all")
-    if grouped(schedule):
+    if backend == "numba" and grouped(schedule):
         with pytest.raises(NoKernel, match=r"computes no conv2d with groups=32"):
             make_plan(load_backend(backend), schedule, options)
         return

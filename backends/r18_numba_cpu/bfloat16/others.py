@@ -10,6 +10,7 @@ import numpy as np
 from r18.backend import Array, Kernel, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import (
+    EXTRAS,
     Add,
     BatchNorm,
     Conv2d,
@@ -25,7 +26,7 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.precision import BF16, FP32
-from r18_numba_cpu import conv, others, winograd
+from r18_numba_cpu import conv, im2col, others, winograd
 from r18_numba_cpu.bfloat16.products import FLUSHED, PAIRS, multiply, pack, workspace_nbytes
 from r18_numba_cpu.compiled import NAME, ceil_div, module, run
 from r18_numba_cpu.implicit_gemm import from_nchw_refuses
@@ -79,11 +80,22 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         scratch=winograd.workspace_nbytes,
         pack=winograd.pack_filters,
     )
+    by_im2col = kernel(
+        Conv2d,
+        "im2col",
+        "sum",
+        as_bits(im2col.im2col),
+        edges=(*TILE_ROWS, VECTOR, PANEL),
+        extras=EXTRAS,
+        scratch=im2col.workspace_nbytes,
+        pack=pack_as_floats,
+    )
     return (
         *products(BY_AMX, AMX),
         *products(BY_PAIRS, PAIRS),
         *products("", PORTABLE),
         winograd_f4x4,
+        by_im2col,
         kernel(BatchNorm, "scale_shift", "scale_shift", as_bits(others.batchnorm), in_place=True),
         kernel(ReLU, "maximum", "exact", as_bits(others.relu), in_place=True),
         kernel(Add, "elementwise", "elementwise", as_bits(others.add), in_place=True),
@@ -124,6 +136,11 @@ def as_bits(function: HostFunction) -> HostFunction:
         function(op, bits, weights, out.view(np.uint16), workspace)
 
     return of_bits
+
+
+def pack_as_floats(op: Conv2d, weights: Arrays) -> Arrays:
+    """The filters of `im2col`, which bfloat16 holds, in float32: it multiplies in that."""
+    return im2col.pack_filters(op, tuple(array.astype(np.float32) for array in weights))
 
 
 def softmax(op: Softmax, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:

@@ -1,7 +1,7 @@
 """Convolution by im2col, group by group: windows are copied, so that taps may be apart.
 
 1. A worker takes a row of outputs and a group. It copies the windows of a register tile's pixels,
-   of the group's channels alone, to its scratch; taps outside of the image are zeros.
+   of the group's channels alone, to its scratch, as float32; taps outside of the image are zeros.
 2. The micro-kernel multiplies them by the group's panels of filters: pixels × K times K × channels.
 3. The epilogue adds bias and residual, applies ReLU and stores the register tile.
 
@@ -17,7 +17,7 @@ from numba import prange
 from r18_numba_cpu.kernels.arguments import Depth
 from r18_numba_cpu.kernels.jit import function, kernel
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply, tile_rows
-from r18_numba_cpu.kernels.vector import LANES, copy_run, fetch_add, load, store_output
+from r18_numba_cpu.kernels.vector import LANES, fetch_add, load, put_run, store_output
 
 
 @function
@@ -33,7 +33,7 @@ def copy_window(x, sample, row, column, channel, shape, grouped, scratch, to):
             else:
                 pixel = (sample * shape.height + y) * shape.width + z
                 source = pixel * shape.channels + channel
-                copy_run(x, source, scratch, to, length)
+                put_run(x, source, scratch, to, length)
             to += length
 
 
@@ -54,7 +54,7 @@ def store_group_tile(
 
 @kernel
 def im2col(x, weight, bias, residual, out, scratch, workers, shape, grouped, epilogue):
-    """out (N, OH, OW, O) of x (N, H, W, C); all are flat.
+    """out (N, OH, OW, O) of x (N, H, W, C), float32, or bfloat16 as uint16; all are flat.
 
     weight: panels (groups, ⌈O/groups/COLUMNS⌉, K, COLUMNS), with K = kh·kw·C/groups. bias: of each
     group, padded to whole panels. grouped: `Groups`.

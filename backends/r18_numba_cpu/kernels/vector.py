@@ -319,3 +319,21 @@ def store_output(value, bias, residual, out, at, lanes, epilogue):
     if epilogue.residual:
         value = value + load_lanes(residual, at, lanes)
     store_lanes(out, at, relu(value) if epilogue.relu else value, lanes)
+
+
+def put_run(x, source, scratch, to, count):
+    """scratch[to : to + count] = x[source : source + count], in the type of scratch."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put_run)
+def _put_run(x, source, scratch, to, count):
+    if scratch.dtype == x.dtype:
+        return lambda x, source, scratch, to, count: copy_run(x, source, scratch, to, count)
+
+    def widened(x, source, scratch, to, count):
+        for at in range(0, count, LANES):
+            lanes = min(LANES, count - at)
+            store_lanes(scratch, to + at, load_lanes(x, source + at, lanes), lanes)
+
+    return widened

@@ -30,13 +30,7 @@ from r18_numba_cpu.kernels.bfloat16.epilogue import store_tile
 from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.micro_kernel import multiply as multiply_floats
-from r18_numba_cpu.kernels.vector import (
-    LANES,
-    copy_run,
-    fetch_add,
-    load_lanes,
-    store_lanes,
-)
+from r18_numba_cpu.kernels.vector import fetch_add, put_run
 
 amx_multiply_band, multiply_pairs = amx.banded(store_tile), pairs.multiply
 
@@ -116,24 +110,6 @@ def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
 
 
 # -- a band ------------------------------------------------------------------------------------
-
-
-def put_run(x, source, scratch, to, count):
-    """scratch[to : to + count] = x[source : source + count], in the type of scratch."""
-    raise NotImplementedError("compiled only")
-
-
-@overload(put_run)
-def _put_run(x, source, scratch, to, count):
-    if scratch.dtype == x.dtype:
-        return lambda x, source, scratch, to, count: copy_run(x, source, scratch, to, count)
-
-    def widened(x, source, scratch, to, count):
-        for at in range(0, count, LANES):
-            lanes = min(LANES, count - at)
-            store_lanes(scratch, to + at, load_lanes(x, source + at, lanes), lanes)
-
-    return widened
 
 
 def put(scratch, at, bits):
