@@ -113,7 +113,8 @@ def test_launches_fit_their_functions(kernel: CudaKernel) -> None:
     """As many arguments as parameters, of their types, with buffers that exist; and blocks of the
     threads that the function is compiled for. A block without its producers would wait for ever.
     """
-    taken = [problem for problem in every_problem() if kernel.refusal(problem) is None]
+    offered = (*every_problem(), *kernel.extra_problems)
+    taken = [problem for problem in offered if kernel.refusal(problem) is None]
     assert taken, "no problem of any schedule"
     for problem in taken:
         launches = kernel.launches(problem)
