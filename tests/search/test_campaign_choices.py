@@ -327,20 +327,6 @@ def functions(taken: dict[CudaKernel, list[Problem]]) -> set[Entry]:
     }
 
 
-WAITING = {
-    "cupy/conv2d/direct_grouped": ["CHANNELS=1 PIXELS=8 NHWC=1"],
-    "cupy/qconv2d/direct_grouped": [
-        *(f"IMAGE={sign} char CHANNELS=1 PIXELS=8 NHWC=1" for sign in ("unsigned", "signed")),
-        "IMAGE=signed char CHANNELS=4 PIXELS=8 NHWC=1",
-    ],
-}
-"""Functions that no problem takes, by the beginning of a kernel's id: they take a million outputs.
-
-`r18_cupy.conv.groups.paths` has to name such problems, and this to be empty. That changes the
-kernels' digests, so it waits for their next run on a GPU.
-"""
-
-
 def test_every_function_of_every_kernel_is_launched_by_the_quick_profile() -> None:
     """By the kernel, by its choices, or by those that are kernels: what none of its problems
     chooses would be verified by nobody."""
@@ -351,9 +337,7 @@ def test_every_function_of_every_kernel_is_launched_by_the_quick_profile() -> No
         idle = set(kernel.entries()).difference(*(launched[name] for name in own))
         if idle:
             idle -= functions(drawn(kernel, QUICK))
-        waiting = [end for id, ends in WAITING.items() if kernel.id.startswith(id) for end in ends]
-        left = [entry.label for entry in idle if not entry.label.endswith(tuple(waiting))]
-        assert left == [], kernel.id
+        assert [entry.label for entry in idle] == [], kernel.id
 
 
 @pytest.mark.parametrize("batch", [1, 64])

@@ -79,11 +79,25 @@ def blocks_of(op: Conv2d, output: tuple[int, ...], layout: Layout) -> int:
 
 
 def paths() -> tuple[Problem, ...]:
-    """Groups that are read four channels at a time, with few and with many pixels a thread."""
+    """A function each: channels read four at a time or singly, with few and with many pixels a
+    thread. (The drawn problems have few pixels and single channels.)
+    """
     few = Conv2d(8, 8, (3, 3), (2, 1), (1, 2), bias=True, relu=True, groups=2, dilation=(1, 2))
     many = Conv2d(8, 128, (1, 3), padding=(0, 1), bias=True, groups=2)
-    extent = math.isqrt(LARGE_GRID * PIXELS[0] // Slots.of(many).count) + 1
-    return Problem(few, ((1, 8, 9, 10),)), Problem(many, ((1, 8, extent, extent),))
+    depthwise = Conv2d(97, 97, (1, 3), padding=(0, 1), bias=True, groups=97)
+    return (
+        Problem(few, ((1, 8, 9, 10),)),
+        *(Problem(op, (_enough_points(op),)) for op in (many, depthwise)),
+    )
+
+
+def _enough_points(op: Conv2d) -> tuple[int, ...]:
+    """The smallest square image whose outputs fill `LARGE_GRID` with many pixels a thread.
+
+    op: whose outputs are as many as its pixels.
+    """
+    extent = math.isqrt(ceil_div(LARGE_GRID * PIXELS[0], Slots.of(op).count)) + 1
+    return (1, op.in_channels, extent, extent)
 
 
 __all__ = [

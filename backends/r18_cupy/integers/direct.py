@@ -90,7 +90,8 @@ class QuantizedDirectGrouped(IntegerKernel):
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
         return tuple(
-            Problem(QuantizedConv2d(cast(Conv2d, path.op), ("uint8",)), path.inputs)
+            Problem(QuantizedConv2d(cast(Conv2d, path.op), (stored,)), path.inputs)
+            for stored in BYTES
             for path in groups.paths()
         )
 
