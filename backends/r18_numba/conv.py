@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from r18.backend import Array
-from r18.graph.ops import Conv2d, Problem
+from r18.graph.ops import EXTRAS, Conv2d, Problem
 from r18_numba.kernel import MOST_ELEMENTS, Arrays, NumbaKernel, ceil_div, elements, grid_stride
 from r18_numba.tile import LARGE, SMALL, TINY, WIDE, Tile
 
@@ -43,6 +43,7 @@ class DirectConv(Convolution):
     """One thread per output."""
 
     algorithm = "direct"
+    extras = EXTRAS
 
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         filters = np.ascontiguousarray(weights[0], self.precision.dtype)
@@ -60,7 +61,8 @@ class DirectConv(Convolution):
             *(arrays.inputs[0], arrays.weight(0), arrays.weight(1, np.float32)),
             *(arrays.inputs[-1], arrays.out),
             *(channels, height, width, outputs, out_height, out_width),
-            *(*op.kernel_size, *op.stride, *op.padding, count, self.fused(op)),
+            *(op.group_channels, outputs // op.groups),
+            *(*op.kernel_size, *op.stride, *op.padding, *op.dilation, count, self.fused(op)),
         )
 
 

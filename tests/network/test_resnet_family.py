@@ -9,9 +9,8 @@ import pytest
 
 from r18.backend import CompileOptions
 from r18.backend.registry import get_backend, load_backend
-from r18.errors import NoKernel
 from r18.graph.resnet import FAMILY, network, resnet
-from r18.graph.schedule import CANONICAL, Schedule
+from r18.graph.schedule import CANONICAL
 from r18.runtime.plan import make_plan
 from r18.weights import Weights, load_weights
 from r18_oracle.network.checkpoints import UNTAPPED, compare_checkpoints, seeded_images, text
@@ -69,31 +68,25 @@ def test_every_integer_is_the_specified_one(backend: str, name: str) -> None:
     assert {step.ratio for step in report.steps} == {0.0}
 
 
-def grouped(schedule: Schedule) -> bool:
-    return any(step.op.extras for step in schedule.steps)
-
-
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("backend", ["cupy", "numba"])
-def test_a_gpu_plans_it_or_refuses_it_by_name(backend: str, name: str) -> None:
+def test_a_gpu_plans_it(backend: str, name: str) -> None:
     """No device is needed for a plan."""
-    schedule = network(name)
     options = CompileOptions(batch=8, precision="fp32", fusion="all")
-    if backend == "numba" and grouped(schedule):
-        with pytest.raises(NoKernel, match=r"computes no conv2d with groups=32"):
-            make_plan(load_backend(backend), schedule, options)
-        return
-    plan = make_plan(load_backend(backend), schedule, options)
+    plan = make_plan(load_backend(backend), network(name), options)
     assert {step.name for step in plan.steps} >= {"conv1", "layer4.0.downsample.0"}
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_simulator_computes_a_bottleneck(precision: str) -> None:
+def test_the_simulator_computes_a_bottleneck(precision: str, groups: int) -> None:
     """As much of one as it computes in seconds."""
     backend = get_backend("numba")
     if not backend.probe().simulated:
         pytest.skip("a GPU computes here")
-    schedule = resnet("small", block="bottleneck", blocks=(1,), width=4, classes=3, image_size=16)
+    schedule = resnet(
+        "small", block="bottleneck", blocks=(1,), width=4, groups=groups, classes=3, image_size=16
+    )
     weights = load_weights("synthetic", schedule)
     images = seeded_images(schedule, 1)
     report = compare_checkpoints(backend, schedule, weights, images, precision=precision)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array
-from r18.graph.ops import Problem
+from r18.graph.ops import EXTRAS, Problem
 from r18.graph.quantized import QuantizedConv2d
 from r18_numba.conv import ImplicitGemm
 from r18_numba.integers.kernel import IntegerKernel, ends
@@ -19,6 +19,7 @@ class DirectQuantizedConv(IntegerKernel):
 
     op = QuantizedConv2d
     algorithm = "direct"
+    extras = EXTRAS
 
     def packed(self, problem: Problem, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         return with_residual_multiplier(super().packed(problem, weights))
@@ -35,7 +36,8 @@ class DirectQuantizedConv(IntegerKernel):
             *(arrays.inputs[0], arrays.weight(0, np.int8), arrays.weight(1, np.int32)),
             *(arrays.weight(2, np.float32), arrays.inputs[-1], arrays.weight(3, np.float32)),
             *(arrays.out, channels, height, width, outputs, out_height, out_width),
-            *(*conv.kernel_size, *conv.stride, *conv.padding, count),
+            *(conv.group_channels, outputs // conv.groups),
+            *(*conv.kernel_size, *conv.stride, *conv.padding, *conv.dilation, count),
             *(int(conv.residual), *ends(problem)),
         )
 

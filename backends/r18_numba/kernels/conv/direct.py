@@ -18,15 +18,16 @@ f32, index = np.float32, np.int64
 def build(storage: Any) -> Any:
     """The kernel for a storage format.
 
-    x (N, C, H, W), w (O, C, kh, kw), bias (O) float32. count: number of outputs. A tap outside the
-    image counts as +0 times the weight. fused: bit 1 adds the residual, bit 2 applies ReLU.
+    x (N, C, H, W), w (O, C/groups, kh, kw), bias (O) float32. group_channels, group_outputs: of one
+    group. count: number of outputs. A tap outside the image counts as +0 times the weight. fused:
+    bit 1 adds the residual, bit 2 applies ReLU.
     """
 
     @kernel()
     def direct_conv(  # type: ignore[no-untyped-def]
         x, w, bias, residual, out,
-        channels, height, width, outputs, out_height, out_width,
-        kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, count, fused,
+        channels, height, width, outputs, out_height, out_width, group_channels, group_outputs,
+        kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, count, fused,
     ):  # fmt: skip
         for at in range(cuda.grid(1), index(count), cuda.gridsize(1)):
             line = at // out_width
@@ -35,15 +36,18 @@ def build(storage: Any) -> Any:
             top = (line - plane * out_height) * stride_h - pad_h
             sample = plane // outputs
             o = plane - sample * outputs
+            first = sample * channels + o // group_outputs * group_channels
             total = f32(0)
-            for c in range(channels):
+            for c in range(group_channels):
                 for r in range(kernel_h):
-                    source = ((sample * channels + c) * height + top + r) * width + left
-                    tap = ((o * channels + c) * kernel_h + r) * kernel_w
+                    row = top + r * dilation_h
+                    source = ((first + c) * height + row) * width
+                    tap = ((o * group_channels + c) * kernel_h + r) * kernel_w
                     for s in range(kernel_w):
+                        column = left + s * dilation_w
                         pixel = f32(0)
-                        if top + r >= 0 and top + r < height and left + s >= 0 and left + s < width:
-                            pixel = f32(x[np.uint64(source + s)])
+                        if row >= 0 and row < height and column >= 0 and column < width:
+                            pixel = f32(x[np.uint64(source + column)])
                         total += f32(w[np.uint64(tap + s)]) * pixel
             total += bias[np.uint64(o)]
             if fused & 1:

@@ -15,12 +15,14 @@ f32, i32, index = np.float32, np.int32, np.int64
 @kernel()
 def direct_qconv(  # type: ignore[no-untyped-def]
     x, w, bias, multiplier, residual, residual_multiplier, out,
-    channels, height, width, outputs, out_height, out_width,
-    kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, count, added, low, high,
+    channels, height, width, outputs, out_height, out_width, group_channels, group_outputs,
+    kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    count, added, low, high,
 ):  # fmt: skip
-    """x (N, C, H, W), w (O, C, kh, kw), bias and multiplier (O), residual_multiplier (1).
+    """x (N, C, H, W), w (O, C/groups, kh, kw), bias and multiplier (O), residual_multiplier (1).
 
-    count: number of outputs. added: whether there is a residual. low, high: what it saturates at.
+    group_channels, group_outputs: of one group. count: number of outputs. added: whether there is a
+    residual. low, high: what it saturates at.
     """
     for at in range(cuda.grid(1), index(count), cuda.gridsize(1)):
         line = at // out_width
@@ -29,14 +31,18 @@ def direct_qconv(  # type: ignore[no-untyped-def]
         top = (line - plane * out_height) * stride_h - pad_h
         sample = plane // outputs
         o = plane - sample * outputs
+        first = sample * channels + o // group_outputs * group_channels
         acc = i32(bias[np.uint64(o)])
-        for c in range(channels):
-            for r in range(max(0, -top), min(kernel_h, height - top)):
-                source = ((sample * channels + c) * height + top + r) * width + left
-                tap = ((o * channels + c) * kernel_h + r) * kernel_w
-                for s in range(max(0, -left), min(kernel_w, width - left)):
-                    pixel, weight = i32(x[np.uint64(source + s)]), i32(w[np.uint64(tap + s)])
-                    acc = i32(acc + i32(pixel * weight))
+        for c in range(group_channels):
+            for r in range(kernel_h):
+                row = top + r * dilation_h
+                source = ((first + c) * height + row) * width
+                tap = ((o * group_channels + c) * kernel_h + r) * kernel_w
+                for s in range(kernel_w):
+                    column = left + s * dilation_w
+                    if row >= 0 and row < height and column >= 0 and column < width:
+                        pixel = i32(x[np.uint64(source + column)])
+                        acc = i32(acc + i32(pixel * i32(w[np.uint64(tap + s)])))
         number = product(f32(acc), multiplier[np.uint64(o)])
         if added:
             number = total(number, product(f32(residual[np.uint64(at)]), residual_multiplier[0]))
