@@ -78,6 +78,26 @@ def test_the_narrowest_sum_is_named_by_its_length_and_form() -> None:
     assert sums_of(dots, "float32").words() == "its sums keep 11 bits"
 
 
+def test_sums_of_few_rows_may_have_another_order() -> None:
+    """With −B before s and B, a sum keeps s for one k more than its bits."""
+
+    def ascending(a: Any, b: Any) -> Any:
+        if len(a) > 2:
+            return a @ b
+        total = np.zeros((len(a), b.shape[1]), np.float32)
+        for terms in np.sort(a[:, :, None] * b, axis=1).transpose(1, 0, 2):
+            total += terms
+        return total
+
+    def cut(a: Any, b: Any) -> Any:
+        return a @ b if len(a) > 2 else checked_kernels.matmul_cut_sums(a, b)
+
+    for function, truncates in ((ascending, False), (cut, True)):
+        (dots,) = dots_of(function)
+        sums = sums_of(dots, "float32")
+        assert (sums.bits, sums.truncates) == (24, truncates)
+
+
 def test_half_factors_and_half_sums_are_told_apart() -> None:
     """One product alone would be rounded by either."""
 

@@ -6,6 +6,9 @@ held, which p bits do for k < p alone. So the smallest k at which any of the pla
 p, whatever the order of the sum is. Long sums show accumulators that are only narrow between parts
 (a partial sum in float16), and short ones those that only short sums have.
 
+Where s meets −B first, p is larger by one, because the numbers below B are half as far apart. So each
+of the first placements is also posed with B and −B exchanged.
+
 With k = p and s half as large again, rounding to nearest gives 2⁻ᵖ⁺¹·B or s, and cutting off 0.
 Products that a tensor core adds in one step are aligned to the largest one and keep a few bits
 more, which are then cut off; p is what the whole sum keeps.
@@ -22,7 +25,7 @@ from r18.backend import Array
 from r18_oracle.functions.arithmetic import BITS, SUMS
 from r18_oracle.probe.dots import OUTPUTS, TERMS, Dots, spread
 
-PLACEMENTS, FEWER = 24, 6
+PLACEMENTS, FEWER = 24, 8
 """Placements of B, s and −B that are tried; fewer for a slow function, and in calls of few rows."""
 BIG = 2.0**14
 """In the range of float16, as is s for k ≤ 38."""
@@ -92,16 +95,17 @@ def sums_of(dots: Dots, storage: str, *, long: bool = True) -> Sums:
 
 def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool = False) -> Sums:
     """What sums of one length show. count: of placements. few: `FEW` rows in a call, and only those
-    k at which a known format ends: it may be narrow, but not wide."""
+    k at which a known format ends, and one less: it may be narrow, but not wide."""
     most = MOST[storage]
-    shifts = np.array([k for k in range(1, most + 1) if not few or k in BITS.values()])
+    ends = {k for bits in BITS.values() for k in (bits - 1, bits)}
+    shifts = np.array([k for k in range(1, most + 1) if not few or k in ends])
     rng = np.random.default_rng(length)
     placements = _placements(rng, length, count)
     found = np.stack([_triples(dots, length, places, shifts, 1.0, few) for places in placements])
     kept = (found == BIG * 2.0 ** -shifts[:, None]).all(axis=(0, 2))
     bits = most + 1 if kept.all() else int(shifts[np.argmin(kept)])
     shown = Sums(bits, False, length, dots.form.name, few, 0 if few else bits)
-    if kept.all():
+    if kept.all() or (few and bits - 1 not in shifts):  # then p may be less, and s be too small
         return shown
     one = np.array([bits])
     above = [_triples(dots, length, places, one, 1.5, few) for places in placements]
@@ -110,9 +114,10 @@ def _accumulator(dots: Dots, storage: str, length: int, count: int, *, few: bool
 
 def _placements(rng: np.random.Generator, length: int, count: int) -> list[Array]:
     """Places of B, s and −B; the first and the last terms are among them."""
-    ends = [np.array([0, 1, 2]), np.array([length - 1, length - 2, length - 3])]
-    ends += [np.array([0, 1, length - 1]), np.array([0, length - 1, 1])]
-    return [*ends, *(rng.choice(length, 3, replace=False) for _ in range(count - len(ends)))]
+    last = length - 1
+    ends = [(0, 1, 2), (last, last - 1, last - 2), (0, 1, last), (0, last, 1)]
+    found = [np.array(places) for one in ends for places in (one, one[::-1])]
+    return [*found, *(rng.choice(length, 3, replace=False) for _ in range(count - len(found)))]
 
 
 def _triples(
