@@ -6,8 +6,8 @@ held, which p bits do for k < p alone. So the smallest k at which any of the pla
 p, whatever the order of the sum is. Long sums show accumulators that are only narrow between parts
 (a partial sum in float16), and short ones those that only short sums have.
 
-Where s meets −B first, p is larger by one, because the numbers below B are half as far apart. So each
-of the first placements is also posed with B and −B exchanged.
+Where s meets −B first, p is larger by one, because the numbers below B are half as far apart. So
+each of the first placements is also posed with B and −B exchanged.
 
 With k = p and s half as large again, rounding to nearest gives 2⁻ᵖ⁺¹·B or s, and cutting off 0.
 Products that a tensor core adds in one step are aligned to the largest one and keep a few bits
