@@ -21,6 +21,7 @@ from r18.backend.kernel import (
     input_layout,
     output_layout,
 )
+from r18.backend.pages import Pages
 from r18.errors import UsageError, show
 from r18.graph.ops import EXTRAS, Layout, Op, Problem, Shape
 from r18.graph.precision import PRECISIONS, Precision
@@ -52,16 +53,18 @@ class HostBuffer:
         return self.array[:nbytes].view(dtype).reshape(shape)
 
 
+_PAGES = Pages()
+
+
 class HostMemory(Memory):
-    """Host bytes in 64-byte aligned buffers (a cache line, and an AVX-512 vector)."""
+    """Host bytes in 64-byte aligned buffers (a cache line, and an AVX-512 vector), and in huge pages
+    where there are."""
 
     alignment = 64
     adopts = True
 
     def empty(self, nbytes: int) -> HostBuffer:
-        raw = np.empty(nbytes + self.alignment, np.uint8)
-        start = -raw.ctypes.data % self.alignment
-        return HostBuffer(raw[start : start + nbytes])
+        return HostBuffer(_PAGES.empty(nbytes, self.alignment))
 
     def upload(self, array: Array, buffer: Buffer) -> None:
         source = np.ascontiguousarray(array)
