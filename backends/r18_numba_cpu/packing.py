@@ -54,6 +54,12 @@ def panels(outputs: int) -> int:
     return ceil_div(outputs, module("micro_kernel").COLUMNS)
 
 
+def weight_nbytes(shape: ConvShape, dtype: np.dtype[np.generic]) -> int:
+    """The bytes of packed weights of this type, but for what pads K."""
+    columns = panels(shape.outputs) * int(module("micro_kernel").COLUMNS)
+    return shape.kernel_h * shape.kernel_w * shape.channels * columns * dtype.itemsize
+
+
 def to_panels(matrix: Array) -> Array:
     """(…, K, O) as (…, panels, K, columns), with zeros in the columns beyond O."""
     *leading, depth, outputs = matrix.shape

@@ -30,10 +30,11 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Linear, Problem, Shape
 from r18.graph.precision import BF16
-from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
+from r18_numba_cpu import blocking
+from r18_numba_cpu.compiled import module, most_threads, run, workers
 from r18_numba_cpu.integers import tiles
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
-from r18_numba_cpu.kernels.arguments import Bands, ConvShape, Cover, Epilogue, paired_numbers
+from r18_numba_cpu.kernels.arguments import Blocks, ConvShape, Cover, Epilogue, paired_numbers
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
     Arrays,
@@ -42,6 +43,7 @@ from r18_numba_cpu.packing import (
     problem_of,
     round_up,
     tile_size,
+    weight_nbytes,
 )
 
 FLUSHED = replace(BF16, flush_to_zero=True)
@@ -50,11 +52,7 @@ FLUSHED = replace(BF16, flush_to_zero=True)
 PAIRS = 2
 """The elements that `vdpbf16ps` multiplies at a time, next to `AMX` and `PORTABLE`: its `group`."""
 
-BAND_NBYTES = 128 << 10
-"""A band of the padded image of about this size stays in a core's L2 cache."""
-
 PAIR_NBYTES = 4
-CACHE_LINE = 64
 
 Sum = Conv2d | Linear
 
@@ -86,21 +84,15 @@ def cover(shape: ConvShape, rows: int) -> Cover:
     return tiles.cover(shape, rows, False)._replace(step=PAIR_NBYTES * step)
 
 
-def bands(shape: ConvShape, threads: int, group: int) -> Bands:
-    """The cache blocking. It affects the speed only, never the result. See `implicit_gemm.bands`.
+def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
+    """The cache blocking. With AMX, bands end with room for what tiles read for outputs that are
+    not there."""
 
-    With AMX a band ends with room for what tiles read for outputs that are not there.
-    """
-    length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
-    fitting = BAND_NBYTES // (_scratch_dtype(group).itemsize * length)
-    rows = max(1, min(shape.out_h, (fitting - shape.kernel_h) // shape.stride_h + 1))
-    rows = ceil_div(shape.out_h, ceil_div(shape.out_h, rows))
-    blocks = shape.samples * ceil_div(shape.out_h, rows)
-    splits = min(panels(shape.outputs), ceil_div(2 * threads, blocks))
-    seen = (rows - 1) * shape.stride_h + shape.kernel_h
-    after = tiles.beyond(shape, rows, cover(shape, rows)) if group == AMX else 0
-    slot = round_up(seen * length + after, CACHE_LINE)
-    return Bands(rows, ceil_div(panels(shape.outputs), splits), slot)
+    def after(rows: int) -> int:
+        return tiles.beyond(shape, rows, cover(shape, rows)) if group == AMX else 0
+
+    dtype = _scratch_dtype(group)
+    return blocking.blocks(shape, threads, dtype.itemsize, weight_nbytes(shape, dtype), after)
 
 
 def sums_size(group: int) -> int:
@@ -113,7 +105,7 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
     op = problem.op
     assert isinstance(op, Sum)
     read, written = map(Layout.NHWC.physical, (problem.inputs[0], problem.output))
-    slot = bands(band_shape(op, read, written, group), most_threads(), group).slot
+    slot = blocks(band_shape(op, read, written, group), most_threads(), group).slot
     nbytes = sums_size(group) * FLOAT_NBYTES + slot * _scratch_dtype(group).itemsize
     return most_threads() * nbytes
 
@@ -146,14 +138,14 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -
     """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
     conv = as_conv(op)
     shape = band_shape(op, read, written, group)
-    blocking = bands(shape, most_threads(), group)
+    cut = blocks(shape, most_threads(), group)
     extra: tuple[int, ...] = ()
     if group == AMX:
-        tiled = cover(shape, blocking.rows)
+        tiled = cover(shape, cut.rows)
         extra = (*tiled, *tiles.configuration(tiled))
     how = Epilogue(conv.residual, conv.relu)
     sums = sums_size(group)
-    found = paired_numbers(shape, blocking, how, from_nchw, conv.in_channels, sums, *extra)
+    found = paired_numbers(shape, cut, how, from_nchw, conv.in_channels, sums, *extra)
     return np.array(found, np.int64)
 
 

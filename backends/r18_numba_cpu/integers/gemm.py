@@ -12,37 +12,34 @@ import numpy as np
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Layout, Problem, Shape
 from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
-from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
+from r18_numba_cpu import blocking
+from r18_numba_cpu.compiled import module, most_threads, run, workers
 from r18_numba_cpu.integers import tiles
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, flip_of, plain
-from r18_numba_cpu.kernels.arguments import Bands, ConvShape, Requantization, packed_numbers
-from r18_numba_cpu.packing import Arrays, panels, problem_of, round_up, tile_size
+from r18_numba_cpu.kernels.arguments import Blocks, ConvShape, Requantization, packed_numbers
+from r18_numba_cpu.packing import Arrays, problem_of, tile_size, weight_nbytes
 
-BAND_NBYTES = 128 << 10
-"""A band of the padded image of about this size stays in a core's L2 cache."""
-
-CACHE_LINE = 64
 INT_NBYTES = 4
 
 Sum = QuantizedConv2d | QuantizedLinear
 
 
-def bands(shape: ConvShape, threads: int, group: int) -> Bands:
-    """The cache blocking. It affects the speed only, never the result. See `implicit_gemm.bands`.
+def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
+    """The cache blocking.
 
-    A band ends with room for what a group reads beyond a kernel row, where weights are 0, and what
-    AMX's tiles read for outputs that are not there.
+    A slot begins with a register tile in float32, for the portable micro-kernel. Bands end with
+    room for what a group reads beyond a kernel row, where weights are 0, and what AMX's tiles read
+    for outputs that are not there.
     """
-    length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
-    fitting = BAND_NBYTES // (_scratch_dtype(group).itemsize * length)
-    rows = max(1, min(shape.out_h, (fitting - shape.kernel_h) // shape.stride_h + 1))
-    rows = ceil_div(shape.out_h, ceil_div(shape.out_h, rows))
-    blocks = shape.samples * ceil_div(shape.out_h, rows)
-    splits = min(panels(shape.outputs), ceil_div(2 * threads, blocks))
-    seen = (rows - 1) * shape.stride_h + shape.kernel_h
-    after = tiles.beyond(shape, rows, tiles.cover(shape, rows, False)) if group == AMX else group
-    slot = round_up(tile_size() + seen * length + after, CACHE_LINE)
-    return Bands(rows, ceil_div(panels(shape.outputs), splits), slot)
+
+    def after(rows: int) -> int:
+        if group != AMX:
+            return group
+        return tiles.beyond(shape, rows, tiles.cover(shape, rows, False))
+
+    dtype = _scratch_dtype(group)
+    weights = weight_nbytes(shape, dtype)
+    return blocking.blocks(shape, threads, dtype.itemsize, weights, after, tile_size())
 
 
 def sums_size(group: int) -> int:
@@ -55,7 +52,7 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
     op, shapes = problem.op, (problem.inputs[0], problem.output)
     assert isinstance(op, Sum)
     shape = conv_shape(op, *map(Layout.NHWC.physical, shapes))
-    slot = bands(shape, most_threads(), group).slot * _scratch_dtype(group).itemsize
+    slot = blocks(shape, most_threads(), group).slot * _scratch_dtype(group).itemsize
     return most_threads() * (sums_size(group) * INT_NBYTES + slot)
 
 
@@ -81,14 +78,14 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
     if isinstance(op, QuantizedConv2d):
         limits = np.iinfo(op.output_storage)
         ends = int(limits.min), int(limits.max)
-    blocking = bands(shape, most_threads(), group)
+    cut = blocks(shape, most_threads(), group)
     flip = flip_of(stored[0], group)
     how = Requantization(int(flip), residual, stored[-1] == "int8", *ends)
     extra: tuple[int, ...] = ()
     if group == AMX:
-        cover = tiles.cover(shape, blocking.rows, stored[0] == "int8")
+        cover = tiles.cover(shape, cut.rows, stored[0] == "int8")
         extra = (*cover, *tiles.configuration(cover))
-    return np.array(packed_numbers(shape, blocking, how, sums_size(group), *extra), np.int64)
+    return np.array(packed_numbers(shape, cut, how, sums_size(group), *extra), np.int64)
 
 
 def gemm(

@@ -47,8 +47,8 @@ def beyond(shape: ConvShape, rows: int, how: Cover) -> int:
 
 
 def sums_size() -> int:
-    """The int32 of all sums."""
-    return TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
+    """The int32 of all sums, twice: one set is multiplied while the other has its epilogue."""
+    return 2 * TILES * MOST_ROWS * int(module("micro_kernel").COLUMNS)
 
 
 def configuration(how: Cover) -> tuple[int, ...]:

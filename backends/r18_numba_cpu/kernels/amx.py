@@ -8,7 +8,8 @@ saturates. Those of bfloat16 are float32; `r18_numba_cpu.bfloat16.products` has 
 1. Two tiles of outputs by two of channels are four sums, numbered 0 to 3. A's tiles are 4 and 5,
    B's 6 and 7: each tile that is loaded is multiplied twice.
 2. A's rows are neighbouring outputs. They are loaded where they are in the band, `a_row` apart.
-3. Sums are stored, and go through the epilogue from memory.
+3. Sums are stored, and go through the epilogue from memory: in parts between the kernel rows of the
+   next tiles' products, so that vectors have work while the tiles multiply.
 
 Linux grants a process the use of tiles if it asks. Permission is for all its threads, for good.
 """
@@ -58,6 +59,9 @@ AVAILABLE = PRESENT and not REFUSAL
 HAS_BFLOAT16 = bool(FEATURES.get("amx-bf16"))
 """Whether tiles multiply bfloat16 too, where they are available."""
 
+
+PART_STEPS = 8
+"""Steps over K, at least, between two parts of an epilogue."""
 
 PRODUCTS = {types.uint8: ("tdpbusd", "tdpbssd"), types.uint16: ("tdpbf16ps",)}
 """By the elements of A: of uint8, and of the int8 in it; of bfloat16."""
@@ -122,7 +126,7 @@ def release(typing: Any, numbers: Any, at: Any) -> Any:
 
 def _of_configuration(method: str) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        pointer = _bytes(builder, address(context, builder, signature.args[0], *values))
+        pointer = _configuration(context, builder, signature, values)
         getattr(INSTRUCTIONS(context, builder, pointer), method)()
         return context.get_dummy_value()
 
@@ -130,30 +134,41 @@ def _of_configuration(method: str) -> Any:
 
 
 @intrinsic
+def clear_sums(typing: Any, numbers: Any, at: Any) -> Any:
+    """C = 0, of all tiles. at: of the configuration in numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        tiles = INSTRUCTIONS(context, builder, _configuration(context, builder, signature, values))
+        for number in range(TILES * VECTORS):
+            tiles.zero(number)
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64), generate
+
+
+@intrinsic
 def multiply_tiles(
     typing: Any, count: Any, signed: Any, a: Any, a_at: Any, a_next: Any, a_row: Any, b: Any,
-    b_at: Any, runs: Any, steps: Any, step: Any, stride: Any, c: Any, c_at: Any, c_next: Any,
-    numbers: Any, at: Any,
+    b_at: Any, runs: Any, steps: Any, step: Any, stride: Any, numbers: Any, at: Any,
 ) -> Any:  # fmt: skip
-    """C[t, p, o] = Σ_(r, k) A[t·a_next + p·a_row + r·stride + k]·B[r·steps·step + k, o].
+    """C[t, p, o] += Σ_(r, k) A[t·a_next + p·a_row + r·stride + k]·B[r·steps·step + k, o].
 
     For t < count ≤ TILES, p below the rows that are configured, o < COLUMNS, r < runs, and
     k < steps·step; steps and strides of A are in bytes. a: bytes, int8 if `signed`, or bfloat16
-    (uint16); b: groups of four bytes of K. c: int32, or float32 for bfloat16, a tile's rows of
-    COLUMNS from c_at + t·c_next on. at: of the configuration in numbers.
+    (uint16); b: groups of four bytes of K. In them A and B begin at a_at and b_at. at: of the
+    configuration in numbers.
     """
     i64, flag = types.int64, types.boolean
-    signature = types.void(
-        i64, flag, a, i64, i64, i64, b, i64, i64, i64, i64, i64, c, i64, i64, numbers, i64
-    )
+    signature = types.void(i64, flag, a, i64, i64, i64, b, i64, i64, i64, i64, i64, numbers, i64)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = signature.args
         places = [
             _bytes(builder, address(context, builder, kinds[i], *values[i : i + 2]))
-            for i in (2, 6, 12, 15)
+            for i in (2, 6, 12)
         ]
-        sizes = [*values[4:6], *values[8:12], values[14]]
+        tiles = INSTRUCTIONS(context, builder, places[2])
+        sizes = [*values[4:6], *values[8:12]]
         kind = builder.add(
             builder.mul(values[0], ir.Constant(INDEX, 2)), builder.zext(values[1], INDEX)
         )
@@ -163,8 +178,7 @@ def multiply_tiles(
             for signed, name in enumerate(PRODUCTS[kinds[2].dtype]):
                 with builder.goto_block(builder.append_basic_block(f"{name}.{count}")):
                     switch.add_case(2 * count + signed, builder.basic_block)
-                    tiles = INSTRUCTIONS(context, builder, places[3])
-                    _multiply_tiles(count, name, tiles, builder, places[:3], sizes)
+                    _multiply_tiles(count, name, tiles, builder, places[:2], sizes)
                     builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -176,12 +190,9 @@ def _multiply_tiles(
     count: int, name: str, tiles: Instructions, builder: Any, places: Any, sizes: Any
 ) -> None:
     """The code for one number of tiles of A."""
-    a, b, c = places
-    a_next, a_row, runs, steps, step, stride, c_next = sizes
-    b_row = ir.Constant(INDEX, SUM_NBYTES * COLUMNS)
+    a, b = places
+    a_next, a_row, runs, steps, step, stride = sizes
     of_b = TILES * VECTORS + TILES  # the number of B's first tile
-    for t in range(count * VECTORS):
-        tiles.zero(t)
     b_step = builder.mul(step, ir.Constant(INDEX, COLUMNS))
     b_now = cgutils.alloca_once_value(builder, b)
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
@@ -190,25 +201,54 @@ def _multiply_tiles(
             here = builder.load(b_now)
             start = builder.gep(corner, [builder.mul(index, step)])
             for v in range(VECTORS):
-                tiles.load(of_b + v, _on(builder, here, v * SUM_NBYTES * LANES), b_row)
+                tiles.load(of_b + v, _vector(builder, here, v), _row())
             for t in range(count):
                 from_ = start if t == 0 else builder.gep(start, [a_next])
                 tiles.load(TILES * VECTORS + t, from_, a_row)
                 for v in range(VECTORS):
                     tiles.dot(name, t * VECTORS + v, TILES * VECTORS + t, of_b + v)
             builder.store(builder.gep(here, [b_step]), b_now)
-    for t in range(count):
-        to = c if t == 0 else builder.gep(c, [builder.mul(c_next, ir.Constant(INDEX, SUM_NBYTES))])
-        for v in range(VECTORS):
-            tiles.store(t * VECTORS + v, _on(builder, to, v * SUM_NBYTES * LANES), b_row)
+
+
+@intrinsic
+def store_sums(typing: Any, c: Any, c_at: Any, c_next: Any, numbers: Any, at: Any) -> Any:
+    """c[c_at + t·c_next + p·COLUMNS + o] = C[t, p, o], of all tiles.
+
+    c: int32, or float32 for bfloat16. at: of the configuration in numbers.
+    """
+    i64 = types.int64
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kinds = signature.args
+        sums = _bytes(builder, address(context, builder, kinds[0], *values[:2]))
+        configuration = _bytes(builder, address(context, builder, kinds[3], *values[3:]))
+        tiles = INSTRUCTIONS(context, builder, configuration)
+        size = builder.mul(values[2], ir.Constant(INDEX, SUM_NBYTES))
+        for t in range(TILES):
+            to = builder.gep(sums, [builder.mul(size, ir.Constant(INDEX, t))])
+            for v in range(VECTORS):
+                tiles.store(t * VECTORS + v, _vector(builder, to, v), _row())
+        return context.get_dummy_value()
+
+    return types.void(c, i64, i64, numbers, i64), generate
+
+
+def _configuration(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    return _bytes(builder, address(context, builder, signature.args[0], *values))
+
+
+def _row() -> Any:
+    """The bytes of a row of COLUMNS sums, or of COLUMNS groups of four bytes."""
+    return ir.Constant(INDEX, SUM_NBYTES * COLUMNS)
+
+
+def _vector(builder: Any, pointer: Any, v: int) -> Any:
+    """The v-th vector from a pointer on."""
+    return builder.gep(pointer, [ir.Constant(INDEX, v * SUM_NBYTES * LANES)])
 
 
 def _bytes(builder: Any, pointer: Any) -> Any:
     return builder.bitcast(pointer, BYTE.as_pointer())
-
-
-def _on(builder: Any, pointer: Any, nbytes: int) -> Any:
-    return builder.gep(pointer, [ir.Constant(INDEX, nbytes)])
 
 
 # -- a band ------------------------------------------------------------------------------------
@@ -227,14 +267,17 @@ def banded(store_tile: Any) -> Any:
     ):  # fmt: skip
         """The outputs of a panel in `rows` rows, from tile.pixel on, of a band that begins at a_at.
 
-        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c: TILES
-        tiles. numbers: a `Cover` and the configuration of tiles from at_cover on.
+        shape, depth: of the convolution; a: bytes or bfloat16; b: groups of four bytes; c: two sets
+        of TILES tiles. numbers: a `Cover` and the configuration of tiles from at_cover on.
         """
         n = numbers[at_cover:]
         cover = Cover(n[0], n[1] != 0, n[2], n[3], n[4] != 0)
         configuration = at_cover + 5
         nbytes = a.itemsize
         steps = depth.length * GROUP // cover.step
+        b_run = steps * (cover.step // GROUP) * COLUMNS
+        each_runs = max(1, min(depth.runs, PART_STEPS // steps))
+        parts = (depth.runs + each_runs - 1) // each_runs
         pixel_stride = shape.stride_w * shape.channels
         row_stride = shape.stride_h * depth.stride
         lines = rows if cover.merged else 1
@@ -243,29 +286,45 @@ def banded(store_tile: Any) -> Any:
         tiles = rows // lines * each
         size = cover.height * COLUMNS
         configure(numbers, configuration)
-        for first in range(0, tiles, TILES):
+        # The products of TILES tiles, and between their runs the epilogue of the TILES before.
+        for first in range(0, tiles + TILES, TILES):
             count = min(TILES, tiles - first)
             start = first // each * row_stride + first % each * cover.height * pixel_stride
             second = first + 1
             following = second // each * row_stride + second % each * cover.height * pixel_stride
-            multiply_tiles(
-                count, cover.signed, a, a_at + start, nbytes * (following - start),
-                nbytes * pixel_stride, b, b_at, depth.runs, steps, cover.step,
-                nbytes * depth.stride, c, c_at, size, numbers, configuration,
-            )  # fmt: skip
-            for t in range(count):
-                row, at = (first + t) // each, (first + t) % each * cover.height
-                end = min(at + cover.height, pixels)
-                sums = c_at + t * size
+            before = max(0, first - TILES)
+            outputs = min(TILES, tiles - before) * cover.height if first > 0 else 0
+            sums = c_at + before // TILES % 2 * TILES * size
+            if count > 0:
+                clear_sums(numbers, configuration)
+            for part in range(parts):
+                if count > 0:
+                    run = part * each_runs
+                    multiply_tiles(
+                        count, cover.signed, a, a_at + start + run * depth.stride,
+                        nbytes * (following - start), nbytes * pixel_stride,
+                        b, b_at + run * b_run, min(each_runs, depth.runs - run), steps, cover.step,
+                        nbytes * depth.stride, numbers, configuration,
+                    )  # fmt: skip
+                at = outputs * part // parts
+                end = outputs * (part + 1) // parts
                 while at < end:  # a tile of merged rows has parts of several
-                    line, column = at // cover.pitch, at % cover.pitch
-                    outputs = min(end - at, shape.out_w - column)
-                    if outputs > 0:
-                        pixel = tile.pixel + (row + line) * shape.out_w + column
-                        part = Tile(pixel, tile.channel, tile.outputs)
-                        store_tile(outputs, c, sums, part, terms)
-                    sums += min(end - at, cover.pitch - column) * COLUMNS
-                    at += min(end - at, cover.pitch - column)
+                    t = at // cover.height
+                    output = (before + t) % each * cover.height + at - t * cover.height
+                    line, column = output // cover.pitch, output % cover.pitch
+                    seen = min(end, (t + 1) * cover.height) - at
+                    seen = min(seen, cover.pitch - column)
+                    kept = min(seen, pixels - output, shape.out_w - column)
+                    if kept > 0:
+                        row = (before + t) // each + line
+                        pixel = tile.pixel + row * shape.out_w + column
+                        here = Tile(pixel, tile.channel, tile.outputs)
+                        store_tile(kept, c, sums + at * COLUMNS, here, terms)
+                    at += seen
+            if count > 0:
+                store_sums(
+                    c, c_at + first // TILES % 2 * TILES * size, size, numbers, configuration
+                )
         release(numbers, configuration)
 
     return multiply_band

@@ -63,6 +63,24 @@ class Bands(NamedTuple):
     slot: int
 
 
+class Blocks(NamedTuple):
+    """Cache blocking of an implicit GEMM in bfloat16 or of bytes. Workers take block after block.
+
+    samples: of a block. Their bands are copied first; then each panel is multiplied by all of them,
+             so that panels which fit in no cache together are read once for so many samples.
+    rows:    output rows of a block, which read one band of each padded image.
+    panels:  panels of output channels in a block.
+    band:    elements of scratch from a sample's band to the next one's.
+    slot:    elements of scratch for each worker.
+    """
+
+    samples: int
+    rows: int
+    panels: int
+    band: int
+    slot: int
+
+
 class Tiling(NamedTuple):
     """Cache blocking of Winograd's F(4×4, 3×3).
 
@@ -171,12 +189,12 @@ class Cover(NamedTuple):
     signed: bool
 
 
-SUMS, COVER = 21, 22
+SUMS, COVER = 23, 24
 """Where `packed_numbers` has them."""
 
 
 def packed_numbers(
-    shape: ConvShape, blocking: Bands, how: Requantization, sums: int, *cover: int
+    shape: ConvShape, blocking: Blocks, how: Requantization, sums: int, *cover: int
 ) -> tuple[int, ...]:
     """All of them, as `integers.implicit_gemm` unpacks them, and the int32 of a worker's sums.
 
@@ -186,12 +204,12 @@ def packed_numbers(
     return (*shape, *blocking, *map(int, how), sums, *map(int, cover))
 
 
-PAIRED_SUMS, PAIRED_COVER = 20, 21
+PAIRED_SUMS, PAIRED_COVER = 22, 23
 """Where `paired_numbers` has them."""
 
 
 def paired_numbers(
-    shape: ConvShape, blocking: Bands, how: Epilogue, from_nchw: bool, stored: int, sums: int,
+    shape: ConvShape, blocking: Blocks, how: Epilogue, from_nchw: bool, stored: int, sums: int,
     *cover: int,
 ) -> tuple[int, ...]:  # fmt: skip
     """All of them, as `bfloat16.implicit_gemm` unpacks them; see `packed_numbers`.

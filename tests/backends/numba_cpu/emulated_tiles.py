@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from llvmlite import ir
@@ -69,16 +70,20 @@ def kept(kernel: Any) -> bool:
     return bool(emulated) and all(path.is_file() for path in emulated)
 
 
+STATES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""The tiles of each function, in LLVM's terms, that has any."""
+
+
 class Emulated(Instructions):
-    """Tiles are on the stack of the function that multiplies them."""
+    """Tiles are on the stack of the function that multiplies them: the same for all its code."""
 
     def __init__(self, context: Any, builder: Any, configuration: Any) -> None:
         super().__init__(context, builder, configuration)
         self.context = context
-        self.state = builder.bitcast(
-            cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), TILES * ROWS * NBYTES)),
-            ir.IntType(8).as_pointer(),
-        )
+        if builder.function not in STATES:
+            content = ir.ArrayType(ir.IntType(8), TILES * ROWS * NBYTES)
+            STATES[builder.function] = cgutils.alloca_once(builder, content)
+        self.state = builder.bitcast(STATES[builder.function], ir.IntType(8).as_pointer())
 
     def configure(self) -> None:
         pass

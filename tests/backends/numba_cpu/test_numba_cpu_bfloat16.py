@@ -38,7 +38,7 @@ from r18.graph.ops import (
 from r18.graph.resnet import resnet18, tiny
 from r18.runtime.launch import run_kernel
 from r18.weights import load_weights
-from r18_numba_cpu import Backend, bfloat16, compiled, without
+from r18_numba_cpu import Backend, bfloat16, blocking, compiled, without
 from r18_numba_cpu.bfloat16 import products
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_oracle.generate.inputs import kinds_for
@@ -191,7 +191,7 @@ def test_winograd_at_the_ends_of_its_tiles(backend: Backend) -> None:
 def test_bands_of_any_height_give_the_same_bits(
     backend: Backend, kernel: Kernel, window: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = taken(kernel, conv_problem(17, 70, (2, 21, 9), window))
+    problem = taken(kernel, conv_problem(17, 70, (3, 21, 9), window))
     assert problem is not None
     whole = result(backend, kernel, problem).tobytes()
     group = AMX if kernel in WITH_AMX else products.PAIRS if kernel in WITH_PAIRS else PORTABLE
@@ -199,15 +199,18 @@ def test_bands_of_any_height_give_the_same_bits(
     assert isinstance(problem.op, Conv2d)
     shape = products.band_shape(problem.op, read, written, group)
     seen = set()
+    monkeypatch.setattr(blocking, "RESIDENT_NBYTES", 0)
     for nbytes in range(0, 48_000 if group == PORTABLE else 24_000, 1_000):
-        monkeypatch.setattr(products, "BAND_NBYTES", nbytes)
-        cut = products.bands(shape, 2, group)
-        if (cut.rows, cut.panels) not in seen:
-            seen.add((cut.rows, cut.panels))
+        monkeypatch.setattr(blocking, "BAND_NBYTES", nbytes)
+        monkeypatch.setattr(blocking, "BANDS_NBYTES", 2 * nbytes)
+        cut = products.blocks(shape, 2, group)
+        if (cut.samples, cut.rows, cut.panels) not in seen:
+            seen.add((cut.samples, cut.rows, cut.panels))
             products.numbers.cache_clear()
             assert result(backend, kernel, problem).tobytes() == whole
     products.numbers.cache_clear()
-    heights = {height for height, _ in seen}
+    assert {1, 2} <= {samples for samples, *_ in seen}  # of three
+    heights = {height for _, height, _ in seen}
     assert {1, shape.out_h} <= heights
     assert any(shape.out_h % height for height in heights)  # the last band is lower
 

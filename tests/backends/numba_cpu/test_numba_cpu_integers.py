@@ -39,7 +39,7 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18.graph.resnet import tiny
-from r18_numba_cpu import Backend, compiled, without
+from r18_numba_cpu import Backend, blocking, compiled, without
 from r18_numba_cpu.integers import BY_AMX, BY_VNNI, gemm
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI
 from r18_numba_cpu.kernels.arguments import Depth
@@ -276,22 +276,25 @@ def test_every_end_of_what_is_no_convolution(backend: Backend) -> None:
 def test_bands_of_any_height_give_the_same_bits(
     backend: Backend, kernel: Kernel, window: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = conv_problem(17, 70, (2, 21, 9), window, signs=5)
+    problem = conv_problem(17, 70, (3, 21, 9), window, signs=5)
     whole = result(backend, kernel, problem)
     group = AMX if kernel in WITH_AMX else VNNI if kernel in WITH_VNNI else PORTABLE
     read, written = ((n, h, w, c) for n, c, h, w in (problem.inputs[0], problem.output))
     assert isinstance(problem.op, QuantizedConv2d)
     shape = gemm.conv_shape(problem.op, read, written)
     seen = set()
+    monkeypatch.setattr(blocking, "RESIDENT_NBYTES", 0)
     for nbytes in range(0, 48_000 if group == PORTABLE else 12_000, 500):
-        monkeypatch.setattr(gemm, "BAND_NBYTES", nbytes)
-        cut = gemm.bands(shape, 2, group)
-        if (cut.rows, cut.panels) not in seen:
-            seen.add((cut.rows, cut.panels))
+        monkeypatch.setattr(blocking, "BAND_NBYTES", nbytes)
+        monkeypatch.setattr(blocking, "BANDS_NBYTES", 2 * nbytes)
+        cut = gemm.blocks(shape, 2, group)
+        if (cut.samples, cut.rows, cut.panels) not in seen:
+            seen.add((cut.samples, cut.rows, cut.panels))
             gemm.numbers.cache_clear()
             np.testing.assert_array_equal(result(backend, kernel, problem), whole)
     gemm.numbers.cache_clear()
-    heights = {height for height, _ in seen}
+    assert {1, 2} <= {samples for samples, *_ in seen}  # of three
+    heights = {height for _, height, _ in seen}
     assert {1, shape.out_h} <= heights
     assert any(shape.out_h % height for height in heights)  # the last band is lower
 

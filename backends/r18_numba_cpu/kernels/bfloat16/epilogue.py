@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from r18_numba_cpu.kernels.bfloat16 import pairs
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS
-from r18_numba_cpu.kernels.vector import LANES, load, store_output
+from r18_numba_cpu.kernels.vector import LANES, load, load_lanes, relu, store_lanes
+
+
+def storing(put: Any) -> Any:
+    """`store_tile` with a `store_lanes`. NOTE: that is no argument, as in `amx.banded`."""
+
+    @function
+    def store_tile(rows, sums, at, tile, terms):
+        """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
+        for v in range(0, COLUMNS, LANES):
+            channel = tile.channel + v
+            if channel >= tile.outputs:
+                break
+            lanes = min(LANES, tile.outputs - channel)
+            bias = load(terms.bias, channel)
+            for p in range(rows):
+                value = load(sums, at + p * COLUMNS + v) + bias
+                to = (tile.pixel + p) * tile.outputs + channel
+                if terms.how.residual:
+                    value = value + load_lanes(terms.residual, to, lanes)
+                put(terms.out, to, relu(value) if terms.how.relu else value, lanes)
+
+    return store_tile
 
 
 @function
-def store_tile(rows, sums, at, tile, terms):
-    """The epilogue of `rows` pixels, COLUMNS channels or those that are left, of sums[at:]."""
-    for v in range(0, COLUMNS, LANES):
-        channel = tile.channel + v
-        if channel >= tile.outputs:
-            break
-        lanes = min(LANES, tile.outputs - channel)
-        bias = load(terms.bias, channel)
-        for p in range(rows):
-            value = load(sums, at + p * COLUMNS + v)
-            to = (tile.pixel + p) * tile.outputs + channel
-            store_output(value, bias, terms.residual, terms.out, to, lanes, terms.how)
+def store_rounded_lanes(array, at, value, lanes):
+    """`store_lanes` by the instruction for it: what is subnormal becomes 0."""
+    if lanes == LANES:
+        pairs.store_rounded(array, at, value)
+    else:
+        store_lanes(array, at, value, lanes)
+
+
+store_tile = storing(store_lanes)
+store_flushed_tile = storing(store_rounded_lanes) if pairs.AVAILABLE else store_tile
+"""After products that flush what is subnormal."""

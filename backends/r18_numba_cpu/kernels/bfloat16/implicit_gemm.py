@@ -18,7 +18,7 @@ from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.arguments import (
     PAIRED_COVER,
     PAIRED_SUMS,
-    Bands,
+    Blocks,
     ConvShape,
     Depth,
     Epilogue,
@@ -26,13 +26,17 @@ from r18_numba_cpu.kernels.arguments import (
     Tile,
 )
 from r18_numba_cpu.kernels.bfloat16 import pairs
-from r18_numba_cpu.kernels.bfloat16.epilogue import store_tile
+from r18_numba_cpu.kernels.bfloat16.epilogue import store_flushed_tile, store_tile
+from r18_numba_cpu.kernels.blocks import take_block
 from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.micro_kernel import multiply as multiply_floats
-from r18_numba_cpu.kernels.vector import fetch_add, put_run
+from r18_numba_cpu.kernels.vector import put_run
 
-amx_multiply_band, multiply_pairs = amx.banded(store_tile), pairs.multiply
+WORD = 4
+"""bfloat16 in 64 bits: the channels of an image of three, padded to an even number."""
+
+amx_multiply_band, multiply_pairs = amx.banded(store_flushed_tile), pairs.multiply
 
 
 def multiply_band(rows, top, a, a_at, shape, b, b_at, depth, c, c_at, tile, terms, numbers):
@@ -104,7 +108,7 @@ def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
         whole = tile.channel + COLUMNS <= tile.outputs
         multiply_pairs(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms)
         if not whole:
-            store_tile(rows, c, c_at, tile, terms)
+            store_flushed_tile(rows, c, c_at, tile, terms)
 
     return by_pairs
 
@@ -161,6 +165,33 @@ def copy_band(x, stored, sample, top, rows, row_length, shape, scratch, band):
         scratch[to + right : to + row_length] = 0
 
 
+def put_column(x, source, count, scratch, to, c, shape):
+    """Channel c of `count` pixels at scratch[to:] = x[source : source + count]."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(put_column)
+def _put_column(x, source, count, scratch, to, c, shape):
+    if scratch.dtype == types.float32:
+
+        def widened(x, source, count, scratch, to, c, shape):
+            for j in range(count):
+                put(scratch, to + j * shape.channels + c, x[source + j])
+
+        return widened
+
+    def same(x, source, count, scratch, to, c, shape):
+        if shape.channels == WORD:  # a pixel is a word, and LLVM has vectors of those
+            words, shift = scratch.view(np.uint64), np.uint64(16 * c)
+            for j in range(count):  # NOTE: an index without a sign, or LLVM has no vectors
+                words[np.uint64(to // WORD + j)] |= np.uint64(x[np.uint64(source + j)]) << shift
+        else:
+            for j in range(count):
+                scratch[to + j * shape.channels + c] = x[source + j]
+
+    return same
+
+
 @function
 def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch, band):
     """The same as `copy_band`, from x (N, C, H, W)."""
@@ -173,8 +204,7 @@ def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch
         if top + row >= 0 and top + row < shape.height:
             for c in range(stored):
                 source = ((sample * stored + c) * shape.height + top + row) * shape.width
-                for j in range(columns):
-                    put(scratch, to + (shape.pad_w + j) * shape.channels + c, x[source + j])
+                put_column(x, source, columns, scratch, to + shape.pad_w * shape.channels, c, shape)
 
 
 @kernel
@@ -183,7 +213,7 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, worker
 
     weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/pair⌉, COLUMNS, pair), float32 (a pair has one) or
     bfloat16 (of two), or uint32 (the two in one). bias: float32, padded to whole panels.
-    sums: float32, `n[PAIRED_SUMS]` for each worker. scratch: a slot of `Bands` for each worker.
+    sums: float32, `n[PAIRED_SUMS]` for each worker. scratch: a slot of `Blocks` for each worker.
     numbers: `paired_numbers`, as int64.
     """
     # NOTE: made here, because `prange` takes a named tuple only from where it is made.
@@ -191,39 +221,48 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, worker
     shape = ConvShape(
         n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12]
     )
-    blocking = Bands(n[13], n[14], n[15])
-    how = Epilogue(n[16] != 0, n[17] != 0)
-    from_nchw, stored = n[18] != 0, n[19]
+    blocking = Blocks(n[13], n[14], n[15], n[16], n[17])
+    how = Epilogue(n[18] != 0, n[19] != 0)
+    from_nchw, stored = n[20] != 0, n[21]
     row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
     panel_size = weight.size // panels
     depth = Depth(shape.kernel_h, shape.kernel_w * shape.channels, row_length)
     splits = (panels + blocking.panels - 1) // blocking.panels
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
-    blocks = shape.samples * bands * splits
-    counter = np.zeros(1, np.int64)
+    sets = (shape.samples + blocking.samples - 1) // blocking.samples
+    blocks = sets * bands * splits
+    counters = np.zeros(workers, np.int64)
     for worker in prange(workers):
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
         terms = Summed(bias, residual, out, how)
-        band = worker * blocking.slot
-        block = fetch_add(counter)
+        slot = worker * blocking.slot
+        copied = -1
+        block = take_block(counters, worker, blocks)
         while block < blocks:
-            split = block % splits
-            first_row = block // splits % bands * blocking.rows
-            sample = block // splits // bands
+            split, part = block % splits, block // splits
+            first_row, first = part % bands * blocking.rows, part // bands * blocking.samples
+            samples = min(blocking.samples, shape.samples - first)
             rows = min(blocking.rows, shape.out_h - first_row)
             top = first_row * shape.stride_h - shape.pad_h
             seen = (rows - 1) * shape.stride_h + shape.kernel_h
-            if from_nchw:
-                copy_band_from_nchw(x, stored, sample, top, seen, row_length, shape, scratch, band)
-            else:
-                copy_band(x, stored, sample, top, seen, row_length, shape, scratch, band)
-            pixel = (sample * shape.out_h + first_row) * shape.out_w
+            for s in range(samples if part != copied else 0):
+                band = slot + s * blocking.band
+                if from_nchw:
+                    copy_band_from_nchw(
+                        x, stored, first + s, top, seen, row_length, shape, scratch, band
+                    )
+                else:
+                    copy_band(x, stored, first + s, top, seen, row_length, shape, scratch, band)
+            copied = part
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):
-                tile = Tile(pixel, panel * COLUMNS, shape.outputs)
-                multiply_band(
-                    rows, top, scratch, band, shape, weight, panel * panel_size, depth,
-                    sums, worker * n[PAIRED_SUMS], tile, terms, numbers,
-                )  # fmt: skip
-            block = fetch_add(counter)
+                for s in range(samples):
+                    pixel = ((first + s) * shape.out_h + first_row) * shape.out_w
+                    tile = Tile(pixel, panel * COLUMNS, shape.outputs)
+                    multiply_band(
+                        rows, top, scratch, slot + s * blocking.band, shape, weight,
+                        panel * panel_size, depth, sums, worker * n[PAIRED_SUMS], tile, terms,
+                        numbers,
+                    )  # fmt: skip
+            block = take_block(counters, worker, blocks)

@@ -26,6 +26,7 @@ from r18_numba_cpu.kernels.vector import (
     as_vector_pointer,
     intrinsic,
     splat,
+    vector,
     widen,
 )
 
@@ -194,6 +195,19 @@ def _store_finished(
             here = _lane(builder, ahead(builder, written, out_row, p), v)
             here = builder.bitcast(here, HALVES.as_pointer())
             builder.store(_rounded(builder, total), here, align=2)
+
+
+@intrinsic
+def store_rounded(typing: Any, array: Any, at: Any, value: Any) -> Any:
+    """array[at : at + LANES] = a vector rounded to bfloat16; what is subnormal becomes 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = address(context, builder, signature.args[0], *values[:2])
+        pointer = builder.bitcast(pointer, HALVES.as_pointer())
+        builder.store(_rounded(builder, values[2]), pointer, align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, vector), generate
 
 
 def _rounded(builder: Any, value: Any) -> Any:

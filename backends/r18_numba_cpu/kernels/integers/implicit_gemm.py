@@ -16,20 +16,21 @@ from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.arguments import (
     COVER,
     SUMS,
-    Bands,
+    Blocks,
     ConvShape,
     Depth,
     Requantization,
     Terms,
     Tile,
 )
+from r18_numba_cpu.kernels.blocks import take_block
 from r18_numba_cpu.kernels.integers import portable, vnni
 from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.integers.requantize import widened
 from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
-from r18_numba_cpu.kernels.vector import LANES, fetch_add, store_lanes
+from r18_numba_cpu.kernels.vector import LANES, store_lanes
 
 portable_multiply, vnni_multiply = portable.multiply, vnni.multiply
 amx_multiply_band = amx.banded(store_tile)
@@ -160,7 +161,7 @@ def implicit_gemm(
     weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/group⌉, COLUMNS, group), float32 (a group has one) or
     int8 (of four), or int32 (the four in one). bias, multiplier: padded to whole panels.
     out: bytes, or float32 for logits.
-    sums: int32, `n[SUMS]` for each worker. scratch: a slot of `Bands` for each worker.
+    sums: int32, `n[SUMS]` for each worker. scratch: a slot of `Blocks` for each worker.
     numbers: `packed_numbers`, as int64.
     """
     # NOTE: made here, because `prange` takes a named tuple only from where it is made.
@@ -168,9 +169,9 @@ def implicit_gemm(
     shape = ConvShape(
         n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12]
     )
-    blocking = Bands(n[13], n[14], n[15])
+    blocking = Blocks(n[13], n[14], n[15], n[16], n[17])
     how = Requantization(
-        np.uint8(n[16]), n[17] != 0, n[18] != 0, np.float32(n[19]), np.float32(n[20])
+        np.uint8(n[18]), n[19] != 0, n[20] != 0, np.float32(n[21]), np.float32(n[22])
     )
     row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
@@ -179,28 +180,33 @@ def implicit_gemm(
     depth = Depth(shape.kernel_h, panel_size // (shape.kernel_h * COLUMNS * group), row_length)
     splits = (panels + blocking.panels - 1) // blocking.panels
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
-    blocks = shape.samples * bands * splits
-    counter = np.zeros(1, np.int64)
+    sets = (shape.samples + blocking.samples - 1) // blocking.samples
+    blocks = sets * bands * splits
+    counters = np.zeros(workers, np.int64)
     for worker in prange(workers):
         # NOTE: in here, because Numba's `prange` does not take a tuple that holds a tuple.
         terms = Terms(bias, multiplier, residual, residual_multiplier, out, how)
-        part = scratch[worker * blocking.slot : (worker + 1) * blocking.slot]
-        band = ROWS * COLUMNS
-        block = fetch_add(counter)
+        slot = scratch[worker * blocking.slot : (worker + 1) * blocking.slot]
+        copied = -1
+        block = take_block(counters, worker, blocks)
         while block < blocks:
-            split = block % splits
-            first_row = block // splits % bands * blocking.rows
-            sample = block // splits // bands
+            split, part = block % splits, block // splits
+            first_row, first = part % bands * blocking.rows, part // bands * blocking.samples
+            samples = min(blocking.samples, shape.samples - first)
             rows = min(blocking.rows, shape.out_h - first_row)
             top = first_row * shape.stride_h - shape.pad_h
             seen = (rows - 1) * shape.stride_h + shape.kernel_h
-            copy_band(x, how.flip, sample, top, seen, row_length, shape, part, band)
-            pixel = (sample * shape.out_h + first_row) * shape.out_w
+            for s in range(samples if part != copied else 0):
+                band = ROWS * COLUMNS + s * blocking.band
+                copy_band(x, how.flip, first + s, top, seen, row_length, shape, slot, band)
+            copied = part
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):
-                tile = Tile(pixel, panel * COLUMNS, shape.outputs)
-                multiply_band(
-                    rows, part, band, shape, weight, panel * panel_size, depth,
-                    sums, worker * n[SUMS], tile, terms, numbers,
-                )  # fmt: skip
-            block = fetch_add(counter)
+                for s in range(samples):
+                    pixel = ((first + s) * shape.out_h + first_row) * shape.out_w
+                    tile = Tile(pixel, panel * COLUMNS, shape.outputs)
+                    multiply_band(
+                        rows, slot, ROWS * COLUMNS + s * blocking.band, shape, weight,
+                        panel * panel_size, depth, sums, worker * n[SUMS], tile, terms, numbers,
+                    )  # fmt: skip
+            block = take_block(counters, worker, blocks)

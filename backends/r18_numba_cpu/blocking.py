@@ -1,0 +1,49 @@
+"""Cache blocking of products in bfloat16 and of bytes: it affects the speed, not the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from r18_numba_cpu.compiled import ceil_div
+from r18_numba_cpu.kernels.arguments import Blocks, ConvShape
+from r18_numba_cpu.packing import panels, round_up
+
+BAND_NBYTES = 128 << 10
+"""A band of the padded image of about this size stays in a core's L2 cache, next to a panel."""
+
+RESIDENT_NBYTES = 1 << 20
+"""Weights of no more than this stay in a core's L2 cache from one band to the next."""
+
+BANDS_NBYTES = 768 << 10
+"""Bands of so many samples do, while larger weights pass."""
+
+CACHE_LINE = 64
+
+
+def blocks(
+    shape: ConvShape, threads: int, nbytes: int, weight_nbytes: int, after: Callable[[int], int],
+    before: int = 0,
+) -> Blocks:  # fmt: skip
+    """Bands as high as the cache holds, and few enough panels that each thread has two blocks.
+
+    nbytes: of an element of a band. weight_nbytes: of all weights.
+    after: the elements that are read beyond a band of a number of rows. before: those of a slot
+    that are not for bands.
+    """
+    length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
+    fitting = BAND_NBYTES // (nbytes * length)
+    rows = max(1, min(shape.out_h, (fitting - shape.kernel_h) // shape.stride_h + 1))
+    rows = ceil_div(shape.out_h, ceil_div(shape.out_h, rows))
+    seen = (rows - 1) * shape.stride_h + shape.kernel_h
+    band = round_up(seen * length, CACHE_LINE)
+    samples = 1
+    if weight_nbytes > RESIDENT_NBYTES:
+        samples = max(1, min(shape.samples, BANDS_NBYTES // (band * nbytes)))
+        samples = ceil_div(shape.samples, ceil_div(shape.samples, samples))
+    parts = ceil_div(shape.samples, samples) * ceil_div(shape.out_h, rows)
+    splits = min(panels(shape.outputs), ceil_div(2 * threads, parts))
+    slot = round_up(before + samples * band + after(rows), CACHE_LINE)
+    return Blocks(samples, rows, ceil_div(panels(shape.outputs), splits), band, slot)
+
+
+__all__ = ["BANDS_NBYTES", "BAND_NBYTES", "RESIDENT_NBYTES", "blocks"]

@@ -1,0 +1,23 @@
+"""How workers share the blocks of a kernel."""
+
+from __future__ import annotations
+
+from r18_numba_cpu.kernels.jit import function
+from r18_numba_cpu.kernels.vector import fetch_add
+
+
+@function
+def take_block(counters, worker, blocks):
+    """The next block for a worker, or `blocks` if none is left. counters: zeros, one for each.
+
+    Blocks are shared out in equal parts, so that a worker reads what the same part of the kernel
+    before has left in its core's cache. Whoever has done its part takes from the others'.
+    """
+    workers = counters.size
+    for turn in range(workers):
+        whose = (worker + turn) % workers
+        first, end = whose * blocks // workers, (whose + 1) * blocks // workers
+        block = first + fetch_add(counters[whose : whose + 1])
+        if block < end:
+            return block
+    return blocks
