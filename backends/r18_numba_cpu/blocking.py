@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from r18.graph.ops import Conv2d, Problem
 from r18_numba_cpu.compiled import ceil_div
 from r18_numba_cpu.kernels.arguments import Blocks, ConvShape
 from r18_numba_cpu.packing import panels, round_up
@@ -46,4 +47,11 @@ def blocks(
     return Blocks(samples, rows, ceil_div(panels(shape.outputs), splits), band, slot)
 
 
-__all__ = ["BANDS_NBYTES", "BAND_NBYTES", "RESIDENT_NBYTES", "blocks"]
+def several_samples(channels: int) -> Problem:
+    """A small convolution whose weights are not resident: its blocks have several samples, and
+    there are several sets of them.
+    """
+    return Problem(Conv2d(channels, 64, (3, 3), bias=True, relu=True), ((25, channels, 4, 4),))
+
+
+__all__ = ["BANDS_NBYTES", "BAND_NBYTES", "RESIDENT_NBYTES", "blocks", "several_samples"]

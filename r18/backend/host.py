@@ -57,8 +57,8 @@ _PAGES = Pages()
 
 
 class HostMemory(Memory):
-    """Host bytes in 64-byte aligned buffers (a cache line, and an AVX-512 vector), and in huge pages
-    where there are."""
+    """Host bytes in 64-byte aligned buffers (a cache line, and an AVX-512 vector), large ones in
+    huge pages where there are any (`r18.backend.pages`)."""
 
     alignment = 64
     adopts = True

@@ -3,11 +3,12 @@
 Two megabytes lie in one page, so they lie in the caches as they lie in the addresses: of pages of
 4 KiB, wherever the system happens to have them, some compete for the same sets of a cache, and more
 translations are needed than a core remembers. In a virtual machine, whose translations take longer,
-convolutions in bfloat16 took up to twice as long (docs/performance.md).
+convolutions in bfloat16 took up to twice as long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 
@@ -56,10 +57,8 @@ def mapped(nbytes: int) -> Array:
         memory = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system has no {size + HUGE:,} bytes left: {error}") from error
-    try:
+    with contextlib.suppress(OSError):  # of a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a system without them
-        pass
     return aligned(np.frombuffer(memory, np.uint8), HUGE)[:size]
 
 

@@ -28,6 +28,7 @@ from r18.graph.ops import (
 from r18.graph.precision import BF16, FP32
 from r18_numba_cpu import conv, im2col, others, winograd
 from r18_numba_cpu.bfloat16.products import FLUSHED, PAIRS, multiply, pack, workspace_nbytes
+from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, ceil_div, module, run
 from r18_numba_cpu.implicit_gemm import from_nchw_refuses
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
@@ -62,9 +63,10 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         }
         named = f"implicit_gemm{suffix}", "sum"
         here, planes = (partial(multiply, group=group, from_nchw=way) for way in (False, True))
+        conv = options | {"extra_problems": (several_samples(channels=1024),)}
         return (
-            kernel(Conv2d, *named, here, **options),
-            kernel(Conv2d, *named, planes, reads=Layout.NCHW, refuses=from_nchw_refuses, **options),
+            kernel(Conv2d, *named, here, **conv),
+            kernel(Conv2d, *named, planes, reads=Layout.NCHW, refuses=from_nchw_refuses, **conv),
             kernel(Linear, f"tiled{suffix}", "sum", here, **options),
         )
 

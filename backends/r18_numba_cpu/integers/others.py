@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from r18.backend import Array, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
-from r18.graph.ops import EXTRAS, Layout, Op, Problem
+from r18.graph.ops import EXTRAS, Conv2d, Layout, Op, Problem
 from r18.graph.precision import INT8
 from r18.graph.quantized import (
     Quantize,
@@ -21,6 +21,7 @@ from r18.graph.quantized import (
     QuantizedRelayout,
     QuantizePixels,
 )
+from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, flip_of, pack
@@ -51,8 +52,11 @@ def integer_kernels() -> tuple[HostKernel, ...]:
             "scratch": partial(workspace_nbytes, group=group),
             "edges": (VECTOR, PANEL, AMX) if group == AMX else (*TILE_ROWS, VECTOR, PANEL),
         }
+        of_floats = several_samples(channels=2048)
+        several = Problem(QuantizedConv2d(cast(Conv2d, of_floats.op), ("uint8",)), of_floats.inputs)
+        conv = {"extras": EXTRAS, "extra_problems": (several,), **options}
         return (
-            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", extras=EXTRAS, **options),
+            kernel(QuantizedConv2d, f"implicit_gemm{suffix}", **conv),
             kernel(QuantizedLinear, f"tiled{suffix}", **options),
         )
 
