@@ -16,7 +16,7 @@ RESIDENT_NBYTES = 1 << 20
 """Weights of no more than this stay in a core's L2 cache from one band to the next."""
 
 BANDS_NBYTES = 768 << 10
-"""Bands of so many samples do, while larger weights pass."""
+"""Where the weights do not, the bands of a block's samples together: these stay in L2."""
 
 CACHE_LINE = 64
 

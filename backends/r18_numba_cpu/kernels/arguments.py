@@ -67,7 +67,7 @@ class Blocks(NamedTuple):
     """Cache blocking of an implicit GEMM in bfloat16 or of bytes. Workers take block after block.
 
     samples: of a block. Their bands are copied first; then each panel is multiplied by all of them,
-             so that panels which fit in no cache together are read once for so many samples.
+             so that weights which do not fit in L2 are read once for all these samples.
     rows:    output rows of a block, which read one band of each padded image.
     panels:  panels of output channels in a block.
     band:    elements of scratch from a sample's band to the next one's.
