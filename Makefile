@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-JOBS   ?= auto
+# One more process than there are cores: each waits at times, for a compiler or for its own child.
+JOBS   ?= $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores + 1)))
 
 .PHONY: verify test lint docs clean
 
@@ -11,7 +12,7 @@ verify: $(STAMP)  ## compare every backend that runs here, checkpoint by checkpo
 	$(BIN)/r18 verify
 
 # With bytecode, whatever the environment says: hundreds of processes import the same modules.
-test: $(STAMP)  ## pass the tests, in as many processes as there are cores
+test: $(STAMP)  ## pass the tests, in one process more than there are cores
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and mypy
