@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from r18_oracle.ptx.disorder import Disorder
 from r18_oracle.ptx.parse import functions
-from r18_oracle.ptx.rules import Disorder, disorders
+from r18_oracle.ptx.rules import disorders
 
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r1, %r2}], [%r3];"
 LOAD = (
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
     "[%r3], [%rd1, {%r1, %r2}], [%r4];"
 )
-WGMMA = "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%f1}, %rd1, %rd2, 1, 1, 1;"
+FENCED = "wgmma.fence.sync.aligned;"
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {%f1}, %rd1, %rd2, 1, 1, 1;"
+WGMMA = f"{FENCED} {PRODUCT}"
 OTHER = WGMMA.replace("%f1", "%f4")
 COPY = "cp.async.cg.shared.global [%r1], [%rd1], 16;"
 FENCE, BARRIER, WRITE = "fence.proxy.async.shared::cta;", "bar.sync 0;", "st.shared.f32 [%r1], %f9;"
@@ -27,6 +30,11 @@ SUM = "add.f32 %f2, %f1, %f3;"
 GROUP, ALL_BUT_ONE = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 1;"
 PRODUCTS = "wgmma.wait_group.sync.aligned 0;"
 PREVIOUS = "griddepcontrol.wait;"
+SLOT, STAGE = (
+    "mbarrier.arrive.shared::cta.b64 _, [%r1];",
+    "mbarrier.arrive.shared::cta.b64 _, [%r2];",
+)
+TOGETHER = "bar.warp.sync -1;"
 
 
 def found(
@@ -45,8 +53,8 @@ def found(
         ("proxy-fence", (WRITE, WGMMA), (WGMMA, WRITE)),
         (
             "proxy-fence",
-            (WGMMA, WRITE, "mbarrier.arrive.shared::cta.b64 _, [%r1];"),
-            (WGMMA, WRITE, FENCE, "mbarrier.arrive.shared::cta.b64 _, [%r1];"),
+            (WGMMA, GROUP, PRODUCTS, WRITE, SLOT),
+            (WGMMA, GROUP, PRODUCTS, WRITE, FENCE, SLOT),
         ),
         (
             "proxy-fence",
@@ -98,6 +106,55 @@ def found(
             ("$A:", WGMMA, GROUP, "@%p1 bra $B;", PRODUCTS, "$B:", SUM),
             ("$A:", WGMMA, GROUP, "@%p1 bra $A;", PRODUCTS, "$B:", SUM),
         ),
+        ("products-fence", (PRODUCT,), (FENCED, PRODUCT)),
+        ("products-fence", (PRODUCT, FENCED), (FENCED, PRODUCT, PRODUCT)),
+        (
+            "products-fence",
+            ("mov.f32 %f1, %f7;", WGMMA, GROUP, PRODUCTS, SUM, PRODUCT),
+            ("mov.f32 %f1, %f7;", WGMMA, GROUP, PRODUCTS, SUM, WGMMA),
+        ),
+        (
+            "products-fence",
+            (FENCED, "mov.f32 %f1, 0f00000000;", PRODUCT),
+            ("mov.f32 %f1, 0f00000000;", FENCED, PRODUCT),
+        ),
+        (  # a copy of what is fenced is fenced
+            "products-fence",
+            (FENCED, "mov.f32 %f7, 0f00000000;", "mov.f32 %f1, %f7;", PRODUCT),
+            ("mov.f32 %f7, 0f00000000;", FENCED, "mov.f32 %f1, %f7;", PRODUCT),
+        ),
+        (
+            "products-fence",
+            ("@%p1 bra $B;", FENCED, "$B:", PRODUCT),
+            ("@%p1 bra $B;", "$B:", FENCED, PRODUCT),
+        ),
+        (  # a pipeline: the stage of the group before is released
+            "release-wait",
+            ("$A:", WGMMA, GROUP, STAGE, "@%p1 bra $A;", PRODUCTS),
+            ("$A:", WGMMA, GROUP, ALL_BUT_ONE, STAGE, "@%p1 bra $A;", PRODUCTS),
+        ),
+        ("release-wait", (WGMMA, GROUP, STAGE, PRODUCTS), (WGMMA, GROUP, PRODUCTS, STAGE)),
+        (  # an arrival for other memory, and then the one that releases the stage
+            "release-wait",
+            (WGMMA, GROUP, SLOT, PRODUCTS, WGMMA, GROUP, PRODUCTS, STAGE),
+            (WGMMA, GROUP, SLOT, PRODUCTS, STAGE),
+        ),
+        (  # that a copy has begun releases nothing
+            "release-wait",
+            (WGMMA, GROUP, STAGE, PRODUCTS),
+            (WGMMA, GROUP, STAGE.replace("arrive", "arrive.expect_tx"), PRODUCTS),
+        ),
+        (
+            "aligned",
+            ("@%p1 bra $B;", WRITE, "$B:", RELEASE, CLUSTER_WAIT),
+            ("@%p1 bra $B;", WRITE, "$B:", TOGETHER, RELEASE, CLUSTER_WAIT),
+        ),
+        (
+            "aligned",
+            ("$A:", WRITE, "@%p1 bra $A;", RELEASE, TOGETHER, CLUSTER_WAIT),
+            ("$A:", WRITE, "@%p1 bra $A;", BARRIER, RELEASE, TOGETHER, CLUSTER_WAIT),
+        ),
+        ("aligned", ("@%p1 bra $B;", "$B:", RELEASE), ("bra.uni $B;", "$B:", RELEASE)),
         ("launch-wait", (PARAMETER, READ_X), (PARAMETER, PREVIOUS, READ_X)),
         ("launch-wait", (PARAMETER, READ_X, PREVIOUS), (PARAMETER, PREVIOUS, READ_X)),
         (

@@ -18,7 +18,7 @@ import msgspec
 
 from r18.errors import UsageError, plain
 from r18.files import JSON_LIMIT, read_text
-from r18_oracle.ptx.rules import Disorder
+from r18_oracle.ptx.disorder import Disorder
 
 FILE = "accepted.json"
 

@@ -15,6 +15,11 @@ proxy only (PTX ISA, "Async proxy"), and no run of a kernel shows a violation re
 - `retry`:         `mbarrier.try_wait` needs a loop, since it may return before the phase completes.
 - `products-wait`: the accumulators of `wgmma.mma_async` must not be used before the group of these
                    products has been waited for (PTX ISA, "wgmma.wait_group").
+- `products-fence`: a `wgmma.fence` must come before the first products, and between other uses of
+                   accumulators and products that use them (PTX ISA, "wgmma.fence").
+- `release-wait`:  an mbarrier's arrival must not release operands that products may still read.
+- `aligned`:       a warp's threads must be together again, at the latest by `bar.warp.sync`, before
+                   an `.aligned` barrier of a cluster (PTX ISA, "barrier.cluster").
 - `launch-wait`:   a launch that may begin before the previous one has ended must wait for it
                    (`griddepcontrol.wait`) before it accesses anything but weights.
 
@@ -27,28 +32,16 @@ entry of `r18_oracle.ptx.accepted`, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
-from r18_oracle.ptx.flow import after, parameters_of, results, solve
+from r18_oracle.ptx.disorder import Disorder
+from r18_oracle.ptx.flow import after, parameters_of, solve
 from r18_oracle.ptx.parse import Function, Instruction
+from r18_oracle.ptx.products import products_rules
 
 _SHARED_WRITES = ("st.shared", "st.shared::cta", "red.shared", "atom.shared", "stmatrix")
 _BARRIERS = ("bar.sync", "barrier.sync", "bar.arrive", "barrier.cta", "bar.red")
 _PUBLISHES = (*_BARRIERS, "barrier.cluster.arrive")
 _EXITS = ("ret", "exit")
-
-
-@dataclass(frozen=True)
-class Disorder:
-    """A violation of a rule: the rule, the function, the lines of its PTX, and what is wrong."""
-
-    rule: str
-    function: str
-    lines: tuple[int, ...]
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.function}, PTX {_lines(*self.lines)}: {self.message}"
 
 
 def disorders(
@@ -65,14 +58,11 @@ def disorders(
         *_cluster_order(function),
         *_init_fence(function),
         *_retry(function),
-        *_products_wait(function),
+        *_aligned(function),
+        *products_rules(function),
         *(_launch_wait(function, constants) if overlaps else ()),
     ]
     return tuple(sorted(found, key=lambda one: (one.lines, one.rule)))
-
-
-def _lines(*lines: int) -> str:
-    return ("line " if len(lines) == 1 else "lines ") + ", ".join(map(str, lines))
 
 
 # -- proxies -----------------------------------------------------------------------------------
@@ -251,6 +241,27 @@ def _relaxed(arrival: Instruction) -> bool:
     return ".relaxed" in arrival.opcode
 
 
+def _aligned(function: Function) -> Iterator[Disorder]:
+    """Facts: lines of branches that some threads of a warp may not take."""
+
+    def step(at: Instruction, facts: frozenset[int]) -> frozenset[int]:
+        if at.starts("bra") and at.guard and not at.starts("bra.uni"):
+            return facts | {at.line}
+        return frozenset() if at.starts("bar.warp.sync", *_BARRIERS) else facts
+
+    reported: set[int] = set()
+    for at, facts in solve(function, step, within=function.every):
+        if at.starts("barrier.cluster") and ".aligned" in at.opcode and facts - reported:
+            reported |= facts
+            yield Disorder(
+                "aligned",
+                function.name,
+                (max(facts), at.line),
+                f"threads of a warp may come to '{at.opcode}' apart: no bar.warp.sync joins them "
+                "after a branch",
+            )
+
+
 # -- mbarriers ---------------------------------------------------------------------------------
 
 
@@ -288,58 +299,6 @@ def _retry(function: Function) -> Iterator[Disorder]:
                     (at.line,),
                     "mbarrier.try_wait may return before its phase completes; no loop repeats it",
                 )
-
-
-# -- products of wgmma --------------------------------------------------------------------------
-
-_MOST_GROUPS = 8  # groups beyond as many newer ones are not told apart
-
-
-def _is_product(instruction: Instruction) -> bool:
-    return instruction.starts("wgmma.mma_async")
-
-
-def _products_wait(function: Function) -> Iterator[Disorder]:
-    """Facts: (register, newer groups) of unfinished products, −1 before their group is committed.
-
-    A copy of an accumulator is as unfinished as the accumulator. PTX copies them freely, because
-    it has one register for each value of a variable; the assembler joins them again.
-    """
-    if not _any(_is_product, function):
-        return
-
-    def step(at: Instruction, facts: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
-        if _is_product(at):
-            return facts | {(name, -1) for name in results(at)}
-        if at.starts("wgmma.commit_group"):
-            return frozenset((name, min(newer + 1, _MOST_GROUPS)) for name, newer in facts)
-        if at.starts("wgmma.wait_group"):
-            most = int(at.operands, 0)
-            return frozenset((name, newer) for name, newer in facts if newer < most)
-        if facts and at.starts("mov") and not at.guard:
-            into, *source = at.names
-            kept = {(name, newer) for name, newer in facts if name != into}
-            return frozenset(kept | {(into, newer) for name, newer in facts if name in source})
-        return facts
-
-    first: dict[str, int] = {}  # the first product that writes a register
-    for at in filter(_is_product, function.instructions):
-        for name in results(at):
-            first.setdefault(name, at.line)
-    for at, facts in solve(function, step, within=function.every):
-        if facts and not at.starts("mov", "wgmma"):
-            running = {name for name, _ in facts}
-            used = [name for name in at.names if name in running]
-            if used:
-                product = min((first[name] for name in used if name in first), default=at.line)
-                yield Disorder(
-                    "products-wait",
-                    function.name,
-                    (product, at.line),
-                    f"'{at.opcode}' uses an accumulator whose products may still be running: no "
-                    "wgmma.wait_group comes between",
-                )
-                return
 
 
 # -- dependent launch --------------------------------------------------------------------------

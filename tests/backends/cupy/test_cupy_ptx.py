@@ -19,8 +19,9 @@ from r18_cupy.cuda.compiler import Entry
 from r18_cupy.kernel import CudaKernel, launches_of
 from r18_oracle.ptx.accepted import Accepted
 from r18_oracle.ptx.check import BATCHES, check
+from r18_oracle.ptx.disorder import Disorder
 from r18_oracle.ptx.parse import functions
-from r18_oracle.ptx.rules import Disorder, disorders
+from r18_oracle.ptx.rules import disorders
 from r18_oracle.search.campaign import network_problems
 from r18_oracle.search.choices import with_choices
 
@@ -34,6 +35,16 @@ PINGPONG, TURN = "hopper/implicit_gemm_wgmma_pingpong", "if (nth < TURNS)"
 WAIT, FENCE = "wait_for_previous_launch();\n", "fence_async_proxy();\n"
 INTEGERS, FLOATS = "integers/stem_wgmma", "TILE_IMAGE=3"
 FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
+POOLED, QHALO = "ops/gap_linear", "integers/hopper/implicit_gemm_wgmma_halo"
+TOGETHER, ALL = "  __syncwarp();\n", "    wgmma_wait<0>();\n"
+LANE, EMPTY = "  if (lane == 0)", "mbarrier_arrive"
+
+
+def swapped(first: str, second: str) -> tuple[str, str]:
+    """Two lines, and the same in the other order."""
+    return first + second, second + first
+
+
 PLANTED = [
     ("proxy-fence", GATHER, "", KERNEL, f"    {FENCE}", ""),
     ("store-wait", GATHER, "", KERNEL, "      tma_store_wait();\n", ""),
@@ -66,6 +77,12 @@ PLANTED = [
     ("launch-wait", STEM, "", f"{STEM}.cu", f"    {WAIT}", ""),
     ("proxy-fence", INTEGERS, FLOATS, f"{INTEGERS}.cu", FENCED, ""),
     ("launch-wait", "ops/gap", "", "ops/gap.cu", f"  {WAIT}", ""),
+    ("aligned", GATHER, "TILE_PARTS=8", SPLIT_K, *swapped(TOGETHER, f"  {RELAXED}")),
+    ("aligned", POOLED, "TILE_CLUSTER=4", f"{POOLED}.cu", *swapped(TOGETHER, f"  {ARRIVE}")),
+    ("products-fence", STEM, "", f"{STEM}.cu", "  wgmma_fence();\n", ""),
+    ("products-fence", QHALO, "", f"{QHALO}.cu", "        wgmma_fence();\n", ""),
+    ("release-wait", QHALO, "", f"{QHALO}.cu", "        wgmma_wait<1>();", "        ;"),
+    ("release-wait", STEM, "", f"{STEM}.cu", *swapped(ALL, f"  {LANE} {EMPTY}(empty(turn));\n")),
 ]
 """The rule that sees it; the kernel's source, and a macro that it is compiled with; the file, the
 text there, and what takes its place."""
