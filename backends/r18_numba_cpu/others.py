@@ -23,7 +23,7 @@ from r18.graph.ops import (
     Softmax,
 )
 from r18.graph.precision import FP32
-from r18_numba_cpu.compiled import NAME, ceil_div, module, run
+from r18_numba_cpu.compiled import NAME, ceil_div, module, most_threads, run, workers
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
     PANEL,
@@ -51,7 +51,7 @@ def other_kernels() -> tuple[HostKernel, ...]:
         kernel(BatchNorm, "scale_shift", "scale_shift", batchnorm, in_place=True),
         kernel(ReLU, "maximum", "exact", relu, in_place=True),
         kernel(Add, "elementwise", "elementwise", add, in_place=True),
-        kernel(MaxPool2d, "direct", "exact", maxpool),
+        kernel(MaxPool2d, "direct", "exact", maxpool, **POOL),
         kernel(GlobalAvgPool, "mean", "mean", gap),
         kernel(
             Linear,
@@ -86,8 +86,26 @@ def add(op: Add, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) 
 
 
 def maxpool(op: MaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
-    _, shape = problem_of(op, inputs[0].shape, out.shape)
-    _run("maxpool", inputs[0], out, shape)
+    """Of float32, or of bfloat16 as uint16."""
+    pool(op, inputs[0], out, workspace, 0)
+
+
+def pool(op: MaxPool2d, x: Array, out: Array, workspace: Array, flip: int) -> None:
+    """Maxima of every format. flip: 128 for int8, else 0."""
+    _, shape = problem_of(op, x.shape, out.shape)
+    bits = np.dtype(f"u{x.itemsize}")
+    arrays = x.view(bits), out.view(bits), workspace.view(bits)
+    run(module("maxpool").maxpool, *arrays, bits.type(flip), shape, workers())
+
+
+def line_nbytes(problem: Problem) -> int:
+    """A row of the image for each worker, in elements of any format."""
+    _, channels, _, width = problem.inputs[0]
+    return most_threads() * width * channels * FLOAT_NBYTES
+
+
+POOL: dict[str, Any] = {"scratch": line_nbytes, "edges": (3, VECTOR, PANEL)}
+"""What kernels of max pooling have; 3 are the rows of a window that are read together."""
 
 
 def gap(op: GlobalAvgPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:

@@ -101,7 +101,7 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         kernel(BatchNorm, "scale_shift", "scale_shift", as_bits(others.batchnorm), in_place=True),
         kernel(ReLU, "maximum", "exact", as_bits(others.relu), in_place=True),
         kernel(Add, "elementwise", "elementwise", as_bits(others.add), in_place=True),
-        kernel(MaxPool2d, "direct", "exact", as_bits(others.maxpool)),
+        kernel(MaxPool2d, "direct", "exact", as_bits(others.maxpool), **others.POOL),
         kernel(GlobalAvgPool, "mean", "mean", as_bits(others.gap)),
         kernel(Softmax, "shifted", "softmax", softmax, edges=(VECTOR,), scratch=_two_rows_nbytes),
         kernel(Relayout, "copy", "exact", as_bits(others.relayout), edges=()),

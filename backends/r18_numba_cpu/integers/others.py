@@ -25,8 +25,8 @@ from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, flip_of, pack
-from r18_numba_cpu.others import moved
-from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, problem_of, round_up
+from r18_numba_cpu.others import POOL, moved, pool
+from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, round_up
 
 BY_AMX, BY_VNNI = "_amx/int8", "_vnni/int8"
 """What algorithm and precision of kernels with AMX and with VNNI end in."""
@@ -64,7 +64,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         *products(BY_AMX, AMX),
         *products(BY_VNNI, VNNI),
         *products("", PORTABLE),
-        kernel(QuantizedMaxPool2d, "direct", maxpool),
+        kernel(QuantizedMaxPool2d, "direct", maxpool, **POOL),
         kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),
         kernel(Quantize, "divide", quantize, reads=Layout.NCHW, scratch=_rows_nbytes),
         kernel(QuantizePixels, "table", quantize_pixels),
@@ -75,8 +75,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
 def maxpool(
     op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    _, shape = problem_of(op.pool, inputs[0].shape, out.shape)
-    _run("maxpool", inputs[0].view(np.uint8), out.view(np.uint8), flip_of(op.stored), shape)
+    pool(op.pool, inputs[0], out, workspace, flip_of(op.stored))
 
 
 def gap(

@@ -14,7 +14,6 @@ from r18_numba_cpu.kernels.vector import (
     LANES,
     broadcast,
     load_lanes,
-    maximum,
     relu,
     store_lanes,
 )
@@ -54,24 +53,6 @@ def scale_shift(x, scale, shift, out, pixels, channels):
                 shift, c, lanes
             )
             store_lanes(out, at, value, lanes)
-
-
-@kernel
-def maxpool(x, out, shape):
-    """Maxima over the part of each window that is inside the image. shape: as of a convolution."""
-    height, width, channels = shape.height, shape.width, shape.channels
-    for line in prange(shape.samples * shape.out_h):
-        sample, top = line // shape.out_h, line % shape.out_h * shape.stride_h - shape.pad_h
-        for j in range(shape.out_w):
-            left = j * shape.stride_w - shape.pad_w
-            for c in range(0, channels, LANES):
-                lanes = min(LANES, channels - c)
-                best = broadcast(np.float32(-np.inf))
-                for row in range(max(0, top), min(height, top + shape.kernel_h)):
-                    for column in range(max(0, left), min(width, left + shape.kernel_w)):
-                        at = ((sample * height + row) * width + column) * channels + c
-                        best = maximum(best, load_lanes(x, at, lanes))
-                store_lanes(out, (line * shape.out_w + j) * channels + c, best, lanes)
 
 
 @kernel

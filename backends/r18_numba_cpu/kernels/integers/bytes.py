@@ -119,16 +119,6 @@ def repeated(typing: Any, byte: Any) -> Any:
     return byte_vector(types.uint8), generate
 
 
-@intrinsic
-def larger(typing: Any, a: Any, b: Any) -> Any:
-    """The larger of two unsigned bytes in each lane."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.select(builder.icmp_unsigned(">", *values), *values)
-
-    return byte_vector(byte_vector, byte_vector), generate
-
-
 @function
 def load_bytes(array, at, lanes):
     """array[at : at + lanes] in the first lanes, zeros in the others; lanes ≤ LANES."""

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from r18_numba_cpu.kernels.integers.bytes import (
-    flipped,
-    larger,
-    load_bytes,
-    repeated,
-    store_bytes,
-)
+from r18_numba_cpu.kernels.integers.bytes import load_bytes
 from r18_numba_cpu.kernels.integers.requantize import (
     add_bytes,
     load_number,
@@ -19,28 +13,6 @@ from r18_numba_cpu.kernels.integers.requantize import (
 )
 from r18_numba_cpu.kernels.jit import kernel
 from r18_numba_cpu.kernels.vector import LANES, broadcast, fetch_add, load_lanes
-
-
-@kernel
-def maxpool(x, out, flip, shape):
-    """Maxima over the part of each window that is inside the image. shape: as of a convolution.
-
-    x, out: bytes; flip: 128 if they are signed, else 0. Padding is the least byte.
-    """
-    height, width, channels = shape.height, shape.width, shape.channels
-    for line in prange(shape.samples * shape.out_h):
-        sample, top = line // shape.out_h, line % shape.out_h * shape.stride_h - shape.pad_h
-        for j in range(shape.out_w):
-            left = j * shape.stride_w - shape.pad_w
-            for c in range(0, channels, LANES):
-                lanes = min(LANES, channels - c)
-                best = repeated(np.uint8(0))
-                for row in range(max(0, top), min(height, top + shape.kernel_h)):
-                    for column in range(max(0, left), min(width, left + shape.kernel_w)):
-                        at = ((sample * height + row) * width + column) * channels + c
-                        best = larger(best, flipped(load_bytes(x, at, lanes), flip))
-                to = (line * shape.out_w + j) * channels + c
-                store_bytes(out, to, flipped(best, flip), lanes)
 
 
 @kernel
