@@ -10,6 +10,7 @@ from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
 from r18_numba_cpu.kernels.arguments import Bands, Epilogue
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
+    PANEL,
     Arrays,
     conv,
     padded_bias,
@@ -23,6 +24,10 @@ from r18_numba_cpu.packing import (
 BAND_NBYTES = 128 << 10
 """A band of the padded image of about this size stays in a core's L2 cache."""
 
+RESIDENT_NBYTES, LARGER_BAND_NBYTES = 1 << 20, 256 << 10
+"""Filters of more than RESIDENT_NBYTES are read from a farther cache for each band. So bands are
+higher."""
+
 
 def bands(problem: Problem, threads: int) -> Bands:
     """The cache blocking. It affects the speed only, never the result.
@@ -33,7 +38,9 @@ def bands(problem: Problem, threads: int) -> Bands:
     op = conv(problem)
     n, outputs, out_h, out_w = problem.output
     length = ((out_w - 1) * op.stride[1] + op.kernel_size[1]) * op.in_channels
-    fitting = BAND_NBYTES // (FLOAT_NBYTES * length)
+    filters = op.depth * round_up(outputs, PANEL) * FLOAT_NBYTES
+    most = BAND_NBYTES if filters <= RESIDENT_NBYTES else LARGER_BAND_NBYTES
+    fitting = most // (FLOAT_NBYTES * length)
     rows = max(1, min(out_h, (fitting - op.kernel_size[0]) // op.stride[0] + 1))
     rows = ceil_div(out_h, ceil_div(out_h, rows))
     splits = min(panels(outputs), ceil_div(2 * threads, n * ceil_div(out_h, rows)))

@@ -13,7 +13,7 @@ from numba import prange
 
 from r18_numba_cpu.kernels.arguments import Depth
 from r18_numba_cpu.kernels.jit import function, kernel
-from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply, tile_rows
+from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, multiply_folded, tile_rows
 from r18_numba_cpu.kernels.vector import LANES, copy_run, fetch_add, load, store_output
 
 
@@ -87,6 +87,8 @@ def implicit_gemm(
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows
     blocks = shape.samples * bands * splits
     most = tile_rows(shape.out_w, ROWS)
+    lines = 2 if 2 * shape.out_w <= ROWS else 1  # rows of outputs in a register tile
+    gap = shape.stride_h * row_length - shape.out_w * pixel_stride  # from a row to the next
     counter = np.zeros(1, np.int64)
     for worker in prange(workers):
         sums = worker * blocking.slot
@@ -105,12 +107,12 @@ def implicit_gemm(
                 copy_band(x, sample, top, seen, row_length, shape, scratch, band)
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):
-                for row in range(rows):
+                for row in range(0, rows, lines):
                     for column in range(0, shape.out_w, most):
-                        count = min(most, shape.out_w - column)
+                        count = min(most, shape.out_w - column) * min(lines, rows - row)
                         start = band + row * shape.stride_h * row_length + column * pixel_stride
-                        multiply(
-                            count, scratch, start, pixel_stride,
+                        multiply_folded(
+                            count, shape.out_w, gap, scratch, start, pixel_stride,
                             weight, panel * panel_size, scratch, sums, COLUMNS, depth,
                         )  # fmt: skip
                         line = sample * shape.out_h + first_row + row

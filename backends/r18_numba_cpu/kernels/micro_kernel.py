@@ -48,6 +48,18 @@ def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, c_row, depth):
 
 
 @function
+def multiply_folded(rows, cut, gap, a, a_at, a_row, b, b_at, c, c_at, c_row, depth):
+    """The same as `multiply`, but rows of A from `cut` on begin `gap` elements further.
+
+    Narrow images have two rows of outputs in a register tile: B is read half as often.
+    """
+    multiply_folded_tile(
+        rows, cut, gap, a, a_at, a_row, b, b_at, c, c_at, c_row,
+        depth.runs, depth.length, depth.stride,
+    )  # fmt: skip
+
+
+@function
 def tile_rows(count, most):
     """The number of rows, at most `most`, that splits `count` rows into even register tiles."""
     tiles = (count + most - 1) // most
@@ -59,25 +71,48 @@ def multiply_tile(
     typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, c: Any, c_at: Any,
     c_row: Any, runs: Any, length: Any, stride: Any,
 ) -> Any:  # fmt: skip
-    """See `multiply`, which contains this code once. Each number of rows has code of its own."""
+    """See `multiply`, which contains this code once."""
     i64 = types.int64
     signature = types.void(i64, a, i64, i64, b, i64, c, i64, i64, i64, i64, i64)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        end = builder.append_basic_block("multiplied")
-        switch = builder.switch(values[0], end)
-        for rows in range(1, ROWS + 1):
-            with builder.goto_block(builder.append_basic_block(f"rows.{rows}")):
-                switch.add_case(rows, builder.basic_block)
-                _multiply_rows(rows, context, builder, signature.args, values)
-                builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
+        return _multiply_any(context, builder, signature.args, values, None)
 
     return signature, generate
 
 
-def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> None:
+@intrinsic
+def multiply_folded_tile(
+    typing: Any, rows: Any, cut: Any, gap: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any,
+    c: Any, c_at: Any, c_row: Any, runs: Any, length: Any, stride: Any,
+) -> Any:  # fmt: skip
+    """See `multiply_folded`."""
+    i64 = types.int64
+    signature = types.void(i64, i64, i64, a, i64, i64, b, i64, c, i64, i64, i64, i64, i64)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kinds, others = signature.args, [values[0], *values[3:]]
+        return _multiply_any(context, builder, [kinds[0], *kinds[3:]], others, values[1:3])
+
+    return signature, generate
+
+
+def _multiply_any(context: Any, builder: Any, kinds: Any, values: Any, fold: Any) -> Any:
+    """Each number of rows has code of its own. fold: cut and gap, or None."""
+    end = builder.append_basic_block("multiplied")
+    switch = builder.switch(values[0], end)
+    for rows in range(1, ROWS + 1):
+        with builder.goto_block(builder.append_basic_block(f"rows.{rows}")):
+            switch.add_case(rows, builder.basic_block)
+            _multiply_rows(rows, context, builder, kinds, values, fold)
+            builder.branch(end)
+    builder.position_at_end(end)
+    return context.get_dummy_value()
+
+
+def _multiply_rows(
+    rows: int, context: Any, builder: Any, kinds: Any, values: Any, fold: Any
+) -> None:
     """The code for one number of rows."""
     _, a, a_at, a_row, b, b_at, c, c_at, c_row, runs, length, stride = values
     a_base = address(context, builder, kinds[1], a, a_at)
@@ -91,9 +126,10 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
         builder.store(ir.Constant(VECTOR, None), place)
     b_next = cgutils.alloca_once_value(builder, address(context, builder, kinds[4], b, b_at))
 
+    offsets = [_row_offset(builder, a_row, p, fold) for p in range(rows)]
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
         corner = builder.gep(a_base, [builder.mul(run.index, stride)])
-        starts = [ahead(builder, corner, a_row, p) for p in range(rows)]
+        starts = [builder.gep(corner, [offset]) for offset in offsets]
         with rolled(builder, length) as k:
             here = builder.load(b_next)
             columns = [_load(builder, here, v) for v in range(VECTORS)]
@@ -110,6 +146,17 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
         for v in range(VECTORS):
             place = as_vector_pointer(builder, _lane(builder, start, v))
             builder.store(builder.load(sums[p * VECTORS + v]), place, align=FLOAT_ALIGNMENT)
+
+
+def _row_offset(builder: Any, a_row: Any, row: int, fold: Any) -> Any:
+    """Where a row of A begins after the first one."""
+    number = ir.Constant(INDEX, row)
+    offset = builder.mul(a_row, number)
+    if fold is None:
+        return offset
+    cut, gap = fold
+    beyond = builder.icmp_signed(">=", number, cut)
+    return builder.add(offset, builder.select(beyond, gap, ir.Constant(INDEX, 0)))
 
 
 def ahead(builder: Any, pointer: Any, stride: Any, count: int) -> Any:
