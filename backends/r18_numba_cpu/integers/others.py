@@ -75,7 +75,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
 def maxpool(
     op: QuantizedMaxPool2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    pool(op.pool, inputs[0], out, workspace, flip_of(op.stored))
+    pool(op.pool, inputs[0], out, workspace, int(flip_of(op.stored)))
 
 
 def gap(

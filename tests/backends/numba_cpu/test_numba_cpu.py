@@ -19,6 +19,7 @@ import numba
 import numpy as np
 import pytest
 from numba.core.registry import cpu_target
+from numpy.lib.stride_tricks import sliding_window_view
 
 from r18.backend import Array, CompileOptions, Kernel
 from r18.graph.ops import (
@@ -217,6 +218,56 @@ def test_bands_of_any_height_give_the_same_bits(
     heights = {height for height, _ in seen}
     assert 1 in heights
     assert any(rows % height for height in heights)  # the last band is lower
+
+
+@pytest.mark.parametrize("window", [(3, 1, 1), (3, 2, 1), (1, 1, 0)], ids=str)
+@pytest.mark.parametrize("kernel", [GEMM, FROM_PLANES], ids=lambda kernel: kernel.id)
+def test_rows_that_share_a_tile_have_the_bits_of_each_alone(
+    backend: Backend, kernel: Kernel, window: tuple[int, int, int]
+) -> None:
+    """An output is the same beside others: in an image that is cut off after any row."""
+    rows = compiled.module("micro_kernel").ROWS
+    for width in (1, rows // 2, rows // 2 + 1, rows):
+        size, stride, pad = window
+        columns = (width - 1) * stride + size - 2 * pad
+        op = replace(conv_problem(5, 33, (1, 5, 5), window).op, residual=False)
+        problem = Problem(op, ((1, 5, 5 * stride, columns),))
+        assert problem.output[3] == width
+        case = make_case(kernel, problem, "normal", 0)
+        whole = observe(backend, kernel, case).output
+        for height in range(1, problem.output[2]):
+            cut = case.inputs[0][:, :, : (height - 1) * stride + size - pad]
+            shorter = replace(problem, inputs=(cut.shape,))
+            alone = observe(backend, kernel, replace(case, problem=shorter, inputs=(cut,))).output
+            np.testing.assert_array_equal(alone[:, :, :height], whole[:, :, :height])
+
+
+def test_filters_that_do_not_stay_in_cache_are_read_for_one_band() -> None:
+    """Layer 4 of a ResNet-18: 9 MB of filters, 166 KB of image."""
+    cut = implicit_gemm.bands(conv_problem(512, 512, (1, 7, 7)), 2)
+    assert cut.rows == 7
+    assert implicit_gemm.bands(conv_problem(512, 8, (1, 7, 7)), 2).rows < 7
+
+
+POOLS = [kernel for name, kernel in KERNELS.items() if name.startswith("maxpool2d/")]
+
+
+@pytest.mark.parametrize("kernel", POOLS, ids=lambda kernel: kernel.id)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7])
+def test_maxima_of_any_window_are_exact(backend: Backend, kernel: Kernel, size: int) -> None:
+    """Rows and columns are read in threes. NaN of either sign wins, and −∞ loses to all."""
+    op = MaxPool2d((size, size), stride=(2, 2), padding=(size // 2, size // 2))
+    problem = Problem(op, ((2, 17, 9, 8),))
+    case = make_case(kernel, problem, "normal", 0)
+    x = case.inputs[0].astype(np.float32)
+    x[0, 0, 0, 0], x[0, 1, 4, 4], x[0, 2, 2, 2] = -np.nan, np.nan, np.inf
+    x[0, 3], x[1, 4], x[1, 5] = -np.inf, -np.abs(x[1, 4]), -np.nan
+    given = replace(case, inputs=(x.astype(case.inputs[0].dtype),))
+    got = observe(backend, kernel, given).output.astype(np.float32)
+    x = given.inputs[0].astype(np.float32)
+    padded = np.pad(x, ((0, 0), (0, 0), *((size // 2,) * 2,) * 2), constant_values=-np.inf)
+    windows = sliding_window_view(padded, (size, size), (2, 3))[:, :, ::2, ::2]
+    np.testing.assert_array_equal(got, windows.max((4, 5))[:, :, : got.shape[2], : got.shape[3]])
 
 
 def test_channels_are_shared_out_where_bands_are_few(backend: Backend) -> None:
