@@ -138,6 +138,14 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
             "def multiply(",
             {"conv2d", "linear", "qconv2d", "qlinear"},
         ),
+        # By the dotted name of a module, and by overloads.
+        (
+            "numba-cpu",
+            "kernels/amx.py",
+            "def store_sums",
+            {"conv2d", "linear", "qconv2d", "qlinear"},
+        ),
+        ("numba-cpu", "kernels/integers/portable.py", "def multiply", {"qconv2d", "qlinear"}),
         ("numba", "kernels/ops/softmax.py", "def build", {"softmax"}),
     ],
 )

@@ -31,13 +31,15 @@ class Module:
     definitions: (first line, last line) of each name that the module defines at its top level.
     imports: local name → (module, name in that module); the latter is empty for a module itself.
     words: (line, base, word), sorted by line, for every name (base ""), every attribute of a base,
-    every string that could be a name (base `UNKNOWN`) and every string that begins a dotted name
-    (base `PREFIX`).
+    every string that could be a name, dotted or not (base `UNKNOWN`) and every string that begins a
+    dotted name (base `PREFIX`).
+    given: lines of the functions that a decorator is told a name for, as in `@overload(multiply)`.
     """
 
     definitions: dict[str, tuple[int, int]]
     imports: dict[str, tuple[str, str]]
     words: list[tuple[int, str, str]]
+    given: dict[str, list[tuple[int, int]]]
 
     @classmethod
     def of(cls, source: str, dotted: str) -> Module:
@@ -64,11 +66,16 @@ class Module:
                     words.append((node.lineno, base_name, name))
                 case ast.Attribute(attr=name):
                     words.append((node.lineno, UNKNOWN, name))
-                case ast.Constant(value=str(text)) if text.isidentifier():
+                case ast.Constant(value=str(text)) if all(map(str.isidentifier, text.split("."))):
                     words.append((node.lineno, UNKNOWN, text))
                 case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
                     words.append((node.lineno, PREFIX, text))
-        return cls(definitions, imports, sorted(words))
+        given: dict[str, list[tuple[int, int]]] = {}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                for name in _told(node):
+                    given.setdefault(name, []).append(definitions[node.name])
+        return cls(definitions, imports, sorted(words), given)
 
     def within(self, first: int, last: int) -> Iterator[tuple[str, str]]:
         """(base, word) of every word in these lines."""
@@ -156,7 +163,8 @@ class Names:
             seen.add((file, name))
             module = self._modules[file]
             if name in module.definitions:
-                return {(file, *module.definitions[name])}
+                lines = [module.definitions[name], *module.given.get(name, ())]
+                return {(file, *span) for span in lines}
             origin, there = module.imports.get(name, ("", ""))
             found = self._file(origin)
             if found is None or not there:
@@ -194,3 +202,10 @@ def _defined(node: ast.stmt) -> Iterator[str]:
                 yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
         case ast.AnnAssign(target=ast.Name(id=name)):
             yield name
+
+
+def _told(function: ast.FunctionDef) -> Iterator[str]:
+    """The names that a function's decorators are called with."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call):
+            yield from (a.id for a in decorator.args if isinstance(a, ast.Name))
