@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from r18.graph.ops import Conv2d, Problem
 from r18_numba_cpu.compiled import ceil_div
-from r18_numba_cpu.kernels.arguments import Blocks, ConvShape
+from r18_numba_cpu.kernels.arguments import CACHE_LINE, Blocks, ConvShape
 from r18_numba_cpu.packing import panels, round_up
 
 BAND_NBYTES = 128 << 10
@@ -17,8 +17,6 @@ RESIDENT_NBYTES = 1 << 20
 
 BANDS_NBYTES = 768 << 10
 """Where the weights do not, the bands of a block's samples together: these stay in L2."""
-
-CACHE_LINE = 64
 
 
 def blocks(

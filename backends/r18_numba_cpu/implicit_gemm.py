@@ -6,6 +6,7 @@ import numpy as np
 
 from r18.backend import Array
 from r18.graph.ops import Conv2d, Problem, Shape
+from r18_numba_cpu.blocking import RESIDENT_NBYTES
 from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
 from r18_numba_cpu.kernels.arguments import Bands, Epilogue
 from r18_numba_cpu.packing import (
@@ -24,9 +25,8 @@ from r18_numba_cpu.packing import (
 BAND_NBYTES = 128 << 10
 """A band of the padded image of about this size stays in a core's L2 cache."""
 
-RESIDENT_NBYTES, LARGER_BAND_NBYTES = 1 << 20, 256 << 10
-"""Filters of more than RESIDENT_NBYTES are read from a farther cache for each band. So bands are
-higher."""
+HIGHER_BAND_NBYTES = 256 << 10
+"""A band where filters do not stay in L2: they are read from a farther cache for each band."""
 
 
 def bands(problem: Problem, threads: int) -> Bands:
@@ -39,7 +39,7 @@ def bands(problem: Problem, threads: int) -> Bands:
     n, outputs, out_h, out_w = problem.output
     length = ((out_w - 1) * op.stride[1] + op.kernel_size[1]) * op.in_channels
     filters = op.depth * round_up(outputs, PANEL) * FLOAT_NBYTES
-    most = BAND_NBYTES if filters <= RESIDENT_NBYTES else LARGER_BAND_NBYTES
+    most = BAND_NBYTES if filters <= RESIDENT_NBYTES else HIGHER_BAND_NBYTES
     fitting = most // (FLOAT_NBYTES * length)
     rows = max(1, min(out_h, (fitting - op.kernel_size[0]) // op.stride[0] + 1))
     rows = ceil_div(out_h, ceil_div(out_h, rows))

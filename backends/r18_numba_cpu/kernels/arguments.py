@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+CACHE_LINE = 64
+"""Bytes."""
+
 
 class ConvShape(NamedTuple):
     """The extents of a convolution: x (N, C, H, W), out (N, O, OH, OW), and the window."""

@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from r18_numba_cpu.kernels.arguments import CACHE_LINE
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.vector import (
     FEATURES,
@@ -34,11 +35,12 @@ of A take a register each: 16 with AVX2, 32 with AVX-512 and on Arm."""
 
 AHEAD_NBYTES = 4096
 """How far beyond its loads B is fetched. What a CPU fetches by itself ends with a page, so it waits
-at the beginning of each. The products of integers and of bfloat16 pairs do without: their B is a
-quarter or half of this one, and asking for it takes longer than it saves."""
+at the beginning of each. `vnni` and `bfloat16.pairs` do not fetch ahead: their B has a quarter or
+half of these bytes, and `vnni` became slower.
+"""
 
-LINE_NBYTES, TO_L2 = 64, 2
-"""A cache line, and LLVM's locality of `prefetcht1`."""
+TO_L2 = 2
+"""LLVM's locality of `prefetcht1`."""
 
 
 @function
@@ -52,8 +54,9 @@ def multiply(rows, a, a_at, a_row, b, b_at, c, c_at, c_row, depth):
     added if the machine has a fused multiply-add. So the result does not depend on `rows`.
     """
     multiply_tile(
-        rows, a, a_at, a_row, b, b_at, c, c_at, c_row, depth.runs, depth.length, depth.stride
-    )
+        rows, ROWS, 0, a, a_at, a_row, b, b_at, c, c_at, c_row,
+        depth.runs, depth.length, depth.stride,
+    )  # fmt: skip
 
 
 @function
@@ -62,7 +65,7 @@ def multiply_folded(rows, cut, gap, a, a_at, a_row, b, b_at, c, c_at, c_row, dep
 
     Narrow images have two rows of outputs in a register tile: B is read half as often.
     """
-    multiply_folded_tile(
+    multiply_tile(
         rows, cut, gap, a, a_at, a_row, b, b_at, c, c_at, c_row,
         depth.runs, depth.length, depth.stride,
     )  # fmt: skip
@@ -77,55 +80,34 @@ def tile_rows(count, most):
 
 @intrinsic
 def multiply_tile(
-    typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, c: Any, c_at: Any,
-    c_row: Any, runs: Any, length: Any, stride: Any,
-) -> Any:  # fmt: skip
-    """See `multiply`, which contains this code once."""
-    i64 = types.int64
-    signature = types.void(i64, a, i64, i64, b, i64, c, i64, i64, i64, i64, i64)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _multiply_any(context, builder, signature.args, values, None)
-
-    return signature, generate
-
-
-@intrinsic
-def multiply_folded_tile(
     typing: Any, rows: Any, cut: Any, gap: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any,
     c: Any, c_at: Any, c_row: Any, runs: Any, length: Any, stride: Any,
 ) -> Any:  # fmt: skip
-    """See `multiply_folded`."""
+    """See `multiply_folded`. `multiply` and that contain this code, once each. Each number of rows
+    has code of its own.
+    """
     i64 = types.int64
     signature = types.void(i64, i64, i64, a, i64, i64, b, i64, c, i64, i64, i64, i64, i64)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kinds, others = signature.args, [values[0], *values[3:]]
-        return _multiply_any(context, builder, [kinds[0], *kinds[3:]], others, values[1:3])
+        end = builder.append_basic_block("multiplied")
+        switch = builder.switch(values[0], end)
+        for rows in range(1, ROWS + 1):
+            with builder.goto_block(builder.append_basic_block(f"rows.{rows}")):
+                switch.add_case(rows, builder.basic_block)
+                _multiply_rows(rows, context, builder, signature.args, values)
+                builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
 
     return signature, generate
 
 
-def _multiply_any(context: Any, builder: Any, kinds: Any, values: Any, fold: Any) -> Any:
-    """Each number of rows has code of its own. fold: cut and gap, or None."""
-    end = builder.append_basic_block("multiplied")
-    switch = builder.switch(values[0], end)
-    for rows in range(1, ROWS + 1):
-        with builder.goto_block(builder.append_basic_block(f"rows.{rows}")):
-            switch.add_case(rows, builder.basic_block)
-            _multiply_rows(rows, context, builder, kinds, values, fold)
-            builder.branch(end)
-    builder.position_at_end(end)
-    return context.get_dummy_value()
-
-
-def _multiply_rows(
-    rows: int, context: Any, builder: Any, kinds: Any, values: Any, fold: Any
-) -> None:
+def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> None:
     """The code for one number of rows."""
-    _, a, a_at, a_row, b, b_at, c, c_at, c_row, runs, length, stride = values
-    a_base = address(context, builder, kinds[1], a, a_at)
-    c_base = address(context, builder, kinds[6], c, c_at)
+    _, cut, gap, a, a_at, a_row, b, b_at, c, c_at, c_row, runs, length, stride = values
+    a_base = address(context, builder, kinds[3], a, a_at)
+    c_base = address(context, builder, kinds[8], c, c_at)
     kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR])
     multiply_add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
 
@@ -133,9 +115,9 @@ def _multiply_rows(
     sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(rows * VECTORS)]
     for place in sums:
         builder.store(ir.Constant(VECTOR, None), place)
-    b_next = cgutils.alloca_once_value(builder, address(context, builder, kinds[4], b, b_at))
+    b_next = cgutils.alloca_once_value(builder, address(context, builder, kinds[6], b, b_at))
 
-    offsets = [_row_offset(builder, a_row, p, fold) for p in range(rows)]
+    offsets = [_row_offset(builder, a_row, p, cut, gap) for p in range(rows)]
     with cgutils.for_range(builder, runs, intp=INDEX) as run:
         corner = builder.gep(a_base, [builder.mul(run.index, stride)])
         starts = [builder.gep(corner, [offset]) for offset in offsets]
@@ -158,30 +140,27 @@ def _multiply_rows(
             builder.store(builder.load(sums[p * VECTORS + v]), place, align=FLOAT_ALIGNMENT)
 
 
-def _row_offset(builder: Any, a_row: Any, row: int, fold: Any) -> Any:
-    """Where a row of A begins after the first one."""
+def _row_offset(builder: Any, a_row: Any, row: int, cut: Any, gap: Any) -> Any:
+    """The elements from the first row of A to this one; see `multiply_folded`."""
     number = ir.Constant(INDEX, row)
-    offset = builder.mul(a_row, number)
-    if fold is None:
-        return offset
-    cut, gap = fold
     beyond = builder.icmp_signed(">=", number, cut)
-    return builder.add(offset, builder.select(beyond, gap, ir.Constant(INDEX, 0)))
+    more = builder.select(beyond, gap, ir.Constant(INDEX, 0))
+    return builder.add(builder.mul(a_row, number), more)
 
 
 def fetch_ahead(builder: Any, here: Any) -> None:
-    """Ask for the row of B, COLUMNS elements of four bytes, that is AHEAD_NBYTES beyond this one.
+    """Prefetch the row of B, COLUMNS float32, that is AHEAD_NBYTES beyond this one.
 
-    No address is wrong: what is not there is not fetched.
+    An address outside of B does no harm: a prefetch never faults.
     """
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    data = [ir.Constant(word, value) for value in (0, TO_L2, 1)]
+    hints = [ir.Constant(word, value) for value in (0, TO_L2, 1)]
     row = builder.bitcast(here, byte)
-    for at in range(0, COLUMNS * 4, LINE_NBYTES):
+    for at in range(0, COLUMNS * 4, CACHE_LINE):
         line = builder.gep(row, [ir.Constant(INDEX, AHEAD_NBYTES + at)])
-        builder.call(fetch, [line, *data])
+        builder.call(fetch, [line, *hints])
 
 
 def ahead(builder: Any, pointer: Any, stride: Any, count: int) -> Any:

@@ -229,18 +229,6 @@ def relu(typing: Any, value: Any) -> Any:
     return vector(vector), generate
 
 
-@intrinsic
-def maximum(typing: Any, a: Any, b: Any) -> Any:
-    """The larger value in each lane; NaN if either is NaN."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        a, b = values
-        larger = builder.select(builder.fcmp_ordered(">", a, b), a, b)  # b where either is NaN
-        return builder.select(builder.fcmp_unordered("uno", a, a), a, larger)
-
-    return vector(vector, vector), generate
-
-
 def _lanewise(operation: Any, method: str) -> None:
     """Define a Python operator on vectors."""
 

@@ -225,7 +225,7 @@ def test_bands_of_any_height_give_the_same_bits(
 def test_rows_that_share_a_tile_have_the_bits_of_each_alone(
     backend: Backend, kernel: Kernel, window: tuple[int, int, int]
 ) -> None:
-    """An output is the same beside others: in an image that is cut off after any row."""
+    """If the image is cut off below any row, the outputs above it stay the same."""
     rows = compiled.module("micro_kernel").ROWS
     for width in (1, rows // 2, rows // 2 + 1, rows):
         size, stride, pad = window
