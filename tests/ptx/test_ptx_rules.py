@@ -118,7 +118,7 @@ def found(
             (FENCED, "mov.f32 %f1, 0f00000000;", PRODUCT),
             ("mov.f32 %f1, 0f00000000;", FENCED, PRODUCT),
         ),
-        (  # a copy of what is fenced is fenced
+        (  # a copy of a fenced register is fenced too
             "products-fence",
             (FENCED, "mov.f32 %f7, 0f00000000;", "mov.f32 %f1, %f7;", PRODUCT),
             ("mov.f32 %f7, 0f00000000;", FENCED, "mov.f32 %f1, %f7;", PRODUCT),

@@ -33,7 +33,8 @@ class Module:
     words: (line, base, word), sorted by line, for every name (base ""), every attribute of a base,
     every string that could be a name, dotted or not (base `UNKNOWN`) and every string that begins a
     dotted name (base `PREFIX`).
-    given: lines of the functions that a decorator is told a name for, as in `@overload(multiply)`.
+    given: name → the lines of each function that is decorated with a call on it, such as
+    `@overload(multiply)`.
     """
 
     definitions: dict[str, tuple[int, int]]
@@ -73,7 +74,7 @@ class Module:
         given: dict[str, list[tuple[int, int]]] = {}
         for node in tree.body:
             if isinstance(node, ast.FunctionDef):
-                for name in _told(node):
+                for name in _decorated(node):
                     given.setdefault(name, []).append(definitions[node.name])
         return cls(definitions, imports, sorted(words), given)
 
@@ -204,8 +205,8 @@ def _defined(node: ast.stmt) -> Iterator[str]:
             yield name
 
 
-def _told(function: ast.FunctionDef) -> Iterator[str]:
-    """The names that a function's decorators are called with."""
+def _decorated(function: ast.FunctionDef) -> Iterator[str]:
+    """The names that a function's decorators are called on."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             yield from (a.id for a in decorator.args if isinstance(a, ast.Name))

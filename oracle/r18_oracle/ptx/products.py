@@ -8,45 +8,43 @@ from r18_oracle.ptx.disorder import Disorder
 from r18_oracle.ptx.flow import results, solve
 from r18_oracle.ptx.parse import Function, Instruction
 
-MOST_GROUPS = 8
-"""Groups beyond as many newer ones are not told apart."""
+_MOST_GROUPS = 8
+"""The most newer groups that are counted; a group with more of them is treated as with so many."""
+
+_Running = frozenset[tuple[str, int]]
+"""(what, newer groups) of unfinished products; −1 before their group is committed."""
 
 
-def is_product(instruction: Instruction) -> bool:
+def _is_product(instruction: Instruction) -> bool:
     return instruction.starts("wgmma.mma_async")
 
 
 def products_rules(function: Function) -> Iterator[Disorder]:
     """The violations of `products-wait`, `products-fence` and `release-wait`."""
-    if any(map(is_product, function.instructions)):
+    if any(map(_is_product, function.instructions)):
         yield from _products_wait(function)
         yield from _products_fence(function)
         yield from _release_wait(function)
 
 
 def _products_wait(function: Function) -> Iterator[Disorder]:
-    """Facts: (register, newer groups) of unfinished products, −1 before their group is committed.
+    """Facts: `_Running`, where what is an accumulator's register.
 
     A copy of an accumulator is as unfinished as the accumulator. PTX copies them freely, because
     it has one register for each value of a variable; the assembler joins them again.
     """
 
-    def step(at: Instruction, facts: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
-        if is_product(at):
+    def step(at: Instruction, facts: _Running) -> _Running:
+        if _is_product(at):
             return facts | {(name, -1) for name in results(at)}
-        if at.starts("wgmma.commit_group"):
-            return frozenset((name, min(newer + 1, MOST_GROUPS)) for name, newer in facts)
-        if at.starts("wgmma.wait_group"):
-            most = int(at.operands, 0)
-            return frozenset((name, newer) for name, newer in facts if newer < most)
         if facts and at.starts("mov") and not at.guard:
             into, *source = at.names
             kept = {(name, newer) for name, newer in facts if name != into}
             return frozenset(kept | {(into, newer) for name, newer in facts if name in source})
-        return facts
+        return _left(at, facts)
 
     first: dict[str, int] = {}  # the first product that writes a register
-    for at in filter(is_product, function.instructions):
+    for at in filter(_is_product, function.instructions):
         for name in results(at):
             first.setdefault(name, at.line)
     for at, facts in solve(function, step, within=function.every):
@@ -65,6 +63,16 @@ def _products_wait(function: Function) -> Iterator[Disorder]:
                 return
 
 
+def _left(at: Instruction, facts: _Running) -> _Running:
+    """The products that may still run after an instruction that begins none."""
+    if at.starts("wgmma.commit_group"):
+        return frozenset((what, min(newer + 1, _MOST_GROUPS)) for what, newer in facts)
+    if at.starts("wgmma.wait_group"):
+        most = int(at.operands, 0)
+        return frozenset((what, newer) for what, newer in facts if newer < most)
+    return facts
+
+
 _EVERY = ""
 """The fact that no fence was reached, so that every register is unfenced."""
 
@@ -79,7 +87,7 @@ def _products_fence(function: Function) -> Iterator[Disorder]:
     def step(at: Instruction, facts: frozenset[str]) -> frozenset[str]:
         if at.starts("wgmma.fence"):
             return frozenset()
-        if is_product(at):
+        if _is_product(at):
             return facts - set(results(at))
         if at.starts("wgmma"):
             return facts
@@ -94,7 +102,7 @@ def _products_fence(function: Function) -> Iterator[Disorder]:
         return facts | used
 
     for at, facts in solve(function, step, frozenset({_EVERY}), within=function.every):
-        if is_product(at) and (_EVERY in facts or not facts.isdisjoint(results(at))):
+        if _is_product(at) and (_EVERY in facts or not facts.isdisjoint(results(at))):
             yield Disorder(
                 "products-fence",
                 function.name,
@@ -106,7 +114,7 @@ def _products_fence(function: Function) -> Iterator[Disorder]:
 
 def _accumulators(function: Function) -> frozenset[str]:
     """The registers of products' sums, and those that are copied to or from them."""
-    found = {name for at in filter(is_product, function.instructions) for name in results(at)}
+    found = {name for at in filter(_is_product, function.instructions) for name in results(at)}
     copies = [at.names for at in function.instructions if at.starts("mov") and len(at.names) == 2]
     while True:
         more = {name for pair in copies if not found.isdisjoint(pair) for name in pair} - found
@@ -116,28 +124,21 @@ def _accumulators(function: Function) -> frozenset[str]:
 
 
 def _release_wait(function: Function) -> Iterator[Disorder]:
-    """Facts: newer groups of unfinished products, −1 before their group is committed.
+    """Facts: `_Running`, where what is nothing.
 
     An arrival may release what older products have read while those of the newest group run, if
     more products follow. Any other arrival while products run must be about other memory, and then
     one more arrival, which releases theirs, follows a wait.
     """
 
-    def step(at: Instruction, facts: frozenset[int]) -> frozenset[int]:
-        if is_product(at):
-            return facts | {-1}
-        if at.starts("wgmma.commit_group"):
-            return frozenset(min(newer + 1, MOST_GROUPS) for newer in facts)
-        if at.starts("wgmma.wait_group"):
-            most = int(at.operands, 0)
-            return frozenset(newer for newer in facts if newer < most)
-        return facts
+    def step(at: Instruction, facts: _Running) -> _Running:
+        return facts | {("", -1)} if _is_product(at) else _left(at, facts)
 
     for at, facts in solve(function, step):
         if not facts or not _is_arrival(at):
             continue
         more, released = _follow(function, at)
-        if not released and (max(facts) > 0 or not more):
+        if not released and (max(facts) > ("", 0) or not more):
             yield Disorder(
                 "release-wait",
                 function.name,
@@ -167,7 +168,7 @@ def _follow(function: Function, arrival: Instruction) -> tuple[bool, bool]:
     while todo:
         index, instructions, waited, for_all = todo.pop()
         for at in instructions:
-            if is_product(at):
+            if _is_product(at):
                 more = more or not for_all
                 break
             if at.starts("wgmma.wait_group"):
@@ -181,4 +182,4 @@ def _follow(function: Function, arrival: Instruction) -> tuple[bool, bool]:
     return more, released
 
 
-__all__ = ["MOST_GROUPS", "is_product", "products_rules"]
+__all__ = ["products_rules"]

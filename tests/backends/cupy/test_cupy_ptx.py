@@ -37,7 +37,7 @@ INTEGERS, FLOATS = "integers/stem_wgmma", "TILE_IMAGE=3"
 FENCED = f"        {FENCE[:-1]}  // wgmma reads them\n"
 POOLED, QHALO = "ops/gap_linear", "integers/hopper/implicit_gemm_wgmma_halo"
 TOGETHER, ALL = "  __syncwarp();\n", "    wgmma_wait<0>();\n"
-LANE, EMPTY = "  if (lane == 0)", "mbarrier_arrive"
+RELEASE = "    if (lane == 0) mbarrier_arrive(empty(turn));\n"
 
 
 def swapped(first: str, second: str) -> tuple[str, str]:
@@ -82,7 +82,7 @@ PLANTED = [
     ("products-fence", STEM, "", f"{STEM}.cu", "  wgmma_fence();\n", ""),
     ("products-fence", QHALO, "", f"{QHALO}.cu", "        wgmma_fence();\n", ""),
     ("release-wait", QHALO, "", f"{QHALO}.cu", "        wgmma_wait<1>();", "        ;"),
-    ("release-wait", STEM, "", f"{STEM}.cu", *swapped(ALL, f"  {LANE} {EMPTY}(empty(turn));\n")),
+    ("release-wait", STEM, "", f"{STEM}.cu", *swapped(ALL, RELEASE)),
 ]
 """The rule that sees it; the kernel's source, and a macro that it is compiled with; the file, the
 text there, and what takes its place."""
