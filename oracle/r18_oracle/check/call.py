@@ -136,6 +136,26 @@ class Arena:
 
 
 @dataclass(frozen=True, eq=False)
+class Prepared:
+    """A case's weights as the kernel has prepared them, for one launch or several, as in a program.
+
+    problem: a copy, so that a kernel that changes its problem does not change what it is judged by.
+    handed:  the arrays that `prepare` was given. weights: what it returned.
+    """
+
+    problem: Problem
+    handed: tuple[Array, ...]
+    weights: tuple[Buffer, ...]
+
+    @classmethod
+    def of(cls, kernel: Kernel, case: Case) -> Prepared:
+        problem, handed = copied(case.problem), case.handed()
+        with kernel_running():
+            weights = prepare_weights(kernel, problem, _names(problem), handed)
+        return cls(problem, handed, weights)
+
+
+@dataclass(frozen=True, eq=False)
 class Observation:
     """What one call left behind.
 
@@ -146,6 +166,7 @@ class Observation:
     called:    forbidden functions that the kernel called, if it was watched.
     in_flight: waits for this many seconds and for threads started during the call; whether memory,
                inputs included, then differs from what it held when `synchronize` returned.
+    prepared:  the weights that the call read, for further calls with the same ones.
     """
 
     output: Array
@@ -155,6 +176,7 @@ class Observation:
     process: str | None
     called: list[str]
     in_flight: Callable[[float], bool]
+    prepared: Prepared
 
     def untouched(self) -> Array:
         """For each output element, whether it kept its bits."""
@@ -177,6 +199,7 @@ def observe(
     late: bool = False,
     watched: bool = False,
     process: Process | None = None,
+    prepared: Prepared | None = None,
 ) -> Observation:
     """Run the kernel on the case, in a stream of its own.
 
@@ -188,11 +211,13 @@ def observe(
              is written too early is lost. For an `overlapping` stream.
     watched: record what it calls.
     process: the state of the process before; by default its present state.
+    prepared: the weights of an earlier call on a case with the same problem and weights; by default
+             they are prepared anew.
     """
     stream = backend.stream()
     process = process or Process.now()
     threads = set(threading.enumerate())
-    call = _Call(backend, kernel, case, fill, alias=alias)
+    call = _Call(backend, kernel, case, fill, prepared or Prepared.of(kernel, case), alias=alias)
     before = call.read()
     if late:
         source = call.poison(before.bytes)
@@ -213,6 +238,7 @@ def observe(
         process=tampered,
         called=called,
         in_flight=lambda seconds: _in_flight(call.arena, after.bytes, threads, seconds),
+        prepared=call.prepared,
     )
 
 
@@ -254,18 +280,21 @@ class _Call:
     """The memory and the launch of one call, ready to be enqueued."""
 
     def __init__(
-        self, backend: Backend, kernel: Kernel, case: Case, fill: Fill, *, alias: bool
+        self,
+        backend: Backend,
+        kernel: Kernel,
+        case: Case,
+        fill: Fill,
+        prepared: Prepared,
+        *,
+        alias: bool,
     ) -> None:
         self.memory = memory = backend.memory
         self.kernel = kernel
         self.case = case
-        # A copy: a kernel that changes its problem must not change what it is judged by.
-        self.problem = copied(case.problem)
-        self.given, self.handed = case.wide()[1], case.handed()
-        self.names = [spec.role for spec in self.problem.op.weights()]
+        self.prepared = prepared
         with kernel_running():
-            self.weights = prepare_weights(kernel, self.problem, self.names, self.handed)
-            scratch_nbytes = kernel.workspace(self.problem)
+            scratch_nbytes = kernel.workspace(prepared.problem)
         self.arena = arena = Arena.of(memory, buffer_sizes(case, scratch_nbytes))
         memory.upload(fill(arena.nbytes), arena.whole)
         inputs = tuple(arena.buffer(f"input {index}") for index in range(len(case.inputs)))
@@ -274,9 +303,9 @@ class _Call:
         self.written = "input 0" if alias else "output"
         self.launch = Launch(
             kernel,
-            self.problem,
+            prepared.problem,
             inputs,
-            self.weights,
+            prepared.weights,
             arena.buffer(self.written),
             arena.buffer("workspace"),
         )
@@ -288,7 +317,7 @@ class _Call:
         return _Contents(
             self.arena.read(),
             download(self.memory, output, self.case.problem.output, layout, self.case.output_dtype),
-            [_bytes(self.memory, buffer) for buffer in self.weights],
+            [_bytes(self.memory, buffer) for buffer in self.prepared.weights],
         )
 
     def poison(self, contents: Array) -> Buffer:
@@ -300,13 +329,18 @@ class _Call:
 
     def changed(self, before: _Contents, after: _Contents) -> str | None:
         """What was changed of the inputs, the weights and the problem, in a sentence; or None."""
-        mine = (self.written, "workspace")
+        mine, names = (self.written, "workspace"), _names(self.case.problem)
         return (
             _changed(self.arena, before.bytes, after.bytes, mine)
-            or _changed_weights(self.names, before.weights, after.weights)
-            or _changed_on_host(self.names, self.handed, self.given)
-            or ("the problem was changed" if self.problem != self.case.problem else None)
+            or _changed_weights(names, before.weights, after.weights)
+            or _changed_on_host(names, self.prepared.handed, self.case.wide()[1])
+            or ("the problem was changed" if self.prepared.problem != self.case.problem else None)
         )
+
+
+def _names(problem: Problem) -> list[str]:
+    """What messages call the weights of a problem."""
+    return [spec.role for spec in problem.op.weights()]
 
 
 def copied(problem: Problem) -> Problem:

@@ -45,6 +45,7 @@ from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import (
     Observation,
+    Prepared,
     Raised,
     attempted,
     bits_differ,
@@ -155,7 +156,7 @@ class Examination:
         first = self._observe(case, settle=True, known=False)
         others = self._memory(case, first)
         self._order(case, first)
-        self._fences(case)
+        self._fences(case, first.prepared)
         self._values("exact", "exact")
         self._values("impulse", "impulse")
         self._bound(case, [first.output, *others])
@@ -163,13 +164,13 @@ class Examination:
         self._about(rounding)
         if self.problem.batch > 1:
             self._batch_invariance(case, first.output)
-            self._sample_position(case, first.output)
+            self._sample_position(case, first)
         self._completion(first, 0.0)
 
     def _light_checks(self, rounding: str) -> None:
         case = self._case(rounding)
         first = self._observe(case, known=False)
-        self._fences(case)
+        self._fences(case, first.prepared)
         self._values("exact", "exact")
         self._bound(case, [first.output])
 
@@ -215,8 +216,8 @@ class Examination:
 
         Returns the other outputs of a kernel that is not deterministic, to be judged by `_bound`.
         """
-        second = self._observe(case, times=2)
-        other = self._observe(case, noisy=True, watched=True)
+        second = self._observe(case, times=2)  # with weights prepared once more
+        other = self._observe(case, noisy=True, watched=True, prepared=first.prepared)
         if not self.kernel.deterministic:
             return [second.output, other.output]
         self._repeatability(first, second)
@@ -234,7 +235,7 @@ class Examination:
         self._same("stale_memory", first.output, other.output, how)
 
     def _in_place(self, case: Case, first: Observation) -> None:
-        aliased = self._observe(case, alias=True)
+        aliased = self._observe(case, alias=True, prepared=first.prepared)
         how = "depends on whether the output is the input's buffer"
         self._same("in_place", first.output, aliased.output, how)
 
@@ -246,7 +247,7 @@ class Examination:
         """After a copy that ends late: a kernel that does not wait reads or writes too early."""
         if not self.backend.stream().overlapping:
             return
-        got = self._called(case, late=True).output
+        got = self._called(case, late=True, prepared=first.prepared).output
         if self.kernel.deterministic:
             self._repeats(case, first, got)
             how = "depends on when work enqueued before it ends"
@@ -260,11 +261,11 @@ class Examination:
             for _ in range(RUNS):
                 self._repeatability(first, self._observe(case, times=2))
 
-    def _fences(self, case: Case) -> None:
+    def _fences(self, case: Case, prepared: Prepared) -> None:
         """This comes after the checks of a stray read's effects, which are more specific."""
         if not fenceable(self.backend):
             return
-        touched = self._guarded(lambda: trespass(self.backend, self.kernel, case))
+        touched = self._guarded(lambda: trespass(self.backend, self.kernel, case, prepared))
         if touched is not None:
             self._fail("fences", touched)
         self._pass("fences")
@@ -274,7 +275,8 @@ class Examination:
         untouched = seen.untouched()
         if untouched.any():
             self._completion(seen, SETTLE_SECONDS)  # it may still be written
-            untouched &= self._called(case, noisy=not noisy).untouched()
+            again = self._called(case, noisy=not noisy, prepared=seen.prepared)
+            untouched &= again.untouched()
         if untouched.any():
             self._fail(
                 "full_write",
@@ -345,17 +347,19 @@ class Examination:
         problem = replace(self.problem, inputs=shapes)
         if self.kernel.refusal(problem) is not None:
             return
+        prepared = None
         for index in (0, self.problem.batch - 1):
             sample = slice(index, index + 1)
             alone = replace(case, problem=problem, inputs=tuple(a[sample] for a in case.inputs))
-            got = self._observe(alone).output
+            got = self._observe(alone, prepared=prepared)
+            prepared = got.prepared
             what = f"sample {index} alone"
-            self._batch_result("batch_invariance", alone, got, whole[sample], what)
+            self._batch_result("batch_invariance", alone, got.output, whole[sample], what)
 
-    def _sample_position(self, case: Case, whole: Array) -> None:
+    def _sample_position(self, case: Case, first: Observation) -> None:
         rolled = replace(case, inputs=tuple(np.roll(a, 1, axis=0) for a in case.inputs))
-        got = self._observe(rolled).output
-        before = np.roll(whole, 1, axis=0)
+        got = self._observe(rolled, prepared=first.prepared).output
+        before = np.roll(first.output, 1, axis=0)
         self._batch_result("sample_position", rolled, got, before, "samples moved by one")
 
     def _batch_result(self, check: str, case: Case, got: Array, before: Array, what: str) -> None:
@@ -409,14 +413,18 @@ class Examination:
         watched: bool = False,
         settle: bool = False,
         known: bool = True,
+        prepared: Prepared | None = None,
     ) -> Observation:
-        """One call, with the checks of every call. settle: `completion` too.
+        """One call, with the checks of every call. settle: `completion` too. prepared: the weights
+        of an earlier call.
 
         known: the caller compares every element with what it must be. Then `full_write` is not
         asked of integers, which are what memory held before by chance in most outputs, so that it
         would call the kernel once more each time; the first call of a problem shows it.
         """
-        seen = self._called(case, times=times, alias=alias, noisy=noisy, watched=watched)
+        seen = self._called(
+            case, times=times, alias=alias, noisy=noisy, watched=watched, prepared=prepared
+        )
         self._global_state(seen.process)
         self._pass("global_state")
         if seen.trespass:

@@ -23,12 +23,12 @@ from r18.backend import (
     Kernel,
     Launch,
     input_layout,
-    prepare_weights,
     upload,
 )
 from r18.backend.host import HostBuffer, HostMemory, PackedWeight, host
 from r18.runtime.arena import aligned
 from r18_oracle.cases import Case
+from r18_oracle.check.call import Prepared
 from r18_oracle.judge.reference import kernel_running
 
 FENCE_NBYTES = 1 << 20
@@ -90,27 +90,25 @@ def fenceable(backend: Backend) -> bool:
     return isinstance(backend.memory, HostMemory) and fences_hold()
 
 
-def trespass(backend: Backend, kernel: Kernel, case: Case) -> str | None:
+def trespass(backend: Backend, kernel: Kernel, case: Case, prepared: Prepared) -> str | None:
     """Run the kernel on the case between fences; a sentence about the first fence it touched.
 
     Prepared weights of types other than those of `r18.backend.host` are not moved.
     """
-    problem, fences = case.problem, dict[str, Fenced]()
+    problem, fences = prepared.problem, dict[str, Fenced]()
 
     def buffer(name: str, nbytes: int) -> HostBuffer:
         fences[name] = Fenced(nbytes, HostMemory.alignment)
         return HostBuffer(fences[name].array)
 
-    names = [spec.role for spec in problem.op.weights()]
     with kernel_running():
-        prepared = prepare_weights(kernel, problem, names, case.handed())
         scratch_nbytes = kernel.workspace(problem)
     inputs = tuple(buffer(f"input {i}", array.nbytes) for i, array in enumerate(case.inputs))
     for array, to in zip(case.inputs, inputs, strict=True):
         upload(backend.memory, array, input_layout(kernel, problem), array.dtype, to)
     weights = tuple(
         _moved(weight, buffer(f"prepared weight {i}", weight.nbytes))
-        for i, weight in enumerate(prepared)
+        for i, weight in enumerate(prepared.weights)
     )
     output = buffer("output", math.prod(problem.output) * case.output_dtype.itemsize)
     workspace = buffer("workspace", scratch_nbytes)
