@@ -16,6 +16,7 @@ from faults.fault import kernel
 from r18.backend import Array
 from r18.backend.host import HostKernel
 from r18.graph.ops import Linear, Problem
+from r18_oracle.cases import Case
 from r18_oracle.check import fence
 from r18_oracle.check.call import Prepared
 from r18_oracle.generate.inputs import make_case
@@ -76,6 +77,11 @@ def after(array: Array) -> int:
     return array.ctypes.data + array.nbytes
 
 
+def trespass(one: HostKernel, case: Case) -> str | None:
+    backend = Backend()
+    return fence.trespass(backend, one, case, Prepared.of(backend.memory, one, case))
+
+
 @pytest.mark.parametrize(
     ("at", "seen"),
     [
@@ -93,7 +99,7 @@ def test_every_buffer_of_a_call_is_fenced(
 ) -> None:
     wrong = looking(at)
     case = make_case(wrong, Problem(Linear(16, 32), ((2, 16),)), "normal", 0)
-    found = fence.trespass(Backend(), wrong, case, Prepared.of(wrong, case))
+    found = trespass(wrong, case)
     assert found == (None if seen is None else f"touched memory {seen} buffer")
 
 
@@ -118,7 +124,7 @@ def test_a_kernel_is_given_what_it_is_given_elsewhere() -> None:
         pack=lambda op, weights: (np.ascontiguousarray(weights[0].T), weights[1]),
     )
     case = make_case(turned, Problem(Linear(3, 5), ((2, 3),)), "normal", 0)
-    assert fence.trespass(Backend(), turned, case, Prepared.of(turned, case)) is None
+    assert trespass(turned, case) is None
     ((x, w, bias),) = got
     np.testing.assert_array_equal(x, case.inputs[0])
     np.testing.assert_array_equal(w, case.weights[0].T)

@@ -181,19 +181,22 @@ def test_a_brief_look_at_all_precisions_of_a_kernel_sees_every_problem() -> None
         ("numpy", "numpy/qconv2d/im2col/int8"),
     ],
 )
-def test_a_brief_look_at_the_network_sees_every_geometry(named: str, kernel: str) -> None:
+@pytest.mark.parametrize("effort", ["brief", "quick"])
+def test_a_short_look_at_the_network_sees_every_geometry(
+    named: str, kernel: str, effort: str
+) -> None:
     """And all precisions of a kernel together see every problem; a kernel in integers, all bits."""
-    backend, brief = load_backend(named), profile("brief")
+    backend, short = load_backend(named), profile(effort)
     network = network_problems("resnet18", (1,))
     kernels = [k for k in backend.kernels() if k.id.startswith(kernel)]
     every = [(i, p) for i, p in enumerate(network) if type(p.op) is kernels[0].op]
     kernels = [k for k in kernels if any(takes(k, p) for _, p in every)]  # tf32 needs a GPU
-    seen = [list(Share(kernel, brief, 5).of_network(network)) for kernel in kernels]
+    seen = [list(Share(kernel, short, 5).of_network(network)) for kernel in kernels]
     for kernel_of, part in zip(kernels, seen, strict=True):
         assert {geometry(p) for _, p in part} == {geometry(p) for _, p in every}
         assert set(part) <= set(every)
         assert len(part) < len(every)
-        whole = list(Share(kernel_of, profile("quick"), 5).of_network(network))
+        whole = list(Share(kernel_of, profile("ci"), 5).of_network(network))
         assert whole == every
     if len(kernels) > 1:
         assert set().union(*seen) >= {(i, p) for i, p in every if takes(kernels[0], p)}

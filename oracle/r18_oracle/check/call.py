@@ -140,19 +140,32 @@ class Prepared:
     """A case's weights as the kernel has prepared them, for one launch or several, as in a program.
 
     problem: a copy, so that a kernel that changes its problem does not change what it is judged by.
-    handed:  the arrays that `prepare` was given. weights: what it returned.
+    handed:  the arrays that `prepare` was given. weights: what it returned. bytes: what these held.
     """
 
+    memory: Memory
     problem: Problem
     handed: tuple[Array, ...]
     weights: tuple[Buffer, ...]
+    bytes: tuple[Array, ...]
 
     @classmethod
-    def of(cls, kernel: Kernel, case: Case) -> Prepared:
+    def of(cls, memory: Memory, kernel: Kernel, case: Case) -> Prepared:
         problem, handed = copied(case.problem), case.handed()
         with kernel_running():
             weights = prepare_weights(kernel, problem, _names(problem), handed)
-        return cls(problem, handed, weights)
+        held = tuple(_bytes(memory, weight) for weight in weights)
+        return cls(memory, problem, handed, weights, held)
+
+    def changed(self, case: Case) -> str | None:
+        """What was changed since `of(…, case)`, in a sentence; or None."""
+        names = _names(case.problem)
+        held = tuple(_bytes(self.memory, weight) for weight in self.weights)
+        return (
+            _changed_weights(names, self.bytes, held)
+            or _changed_on_host(names, self.handed, case.wide()[1])
+            or ("the problem was changed" if self.problem != case.problem else None)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +230,14 @@ def observe(
     stream = backend.stream()
     process = process or Process.now()
     threads = set(threading.enumerate())
-    call = _Call(backend, kernel, case, fill, prepared or Prepared.of(kernel, case), alias=alias)
+    call = _Call(
+        backend,
+        kernel,
+        case,
+        fill,
+        prepared or Prepared.of(backend.memory, kernel, case),
+        alias=alias,
+    )
     before = call.read()
     if late:
         source = call.poison(before.bytes)
@@ -269,11 +289,10 @@ def attempted(call: Callable[[], T]) -> T | Raised:
 
 @dataclass(frozen=True, eq=False)
 class _Contents:
-    """All memory of a call at one moment; output: that part as a logical array."""
+    """A call's allocation at one moment; output: that part as a logical array."""
 
     bytes: Array
     output: Array
-    weights: list[Array]
 
 
 class _Call:
@@ -317,7 +336,6 @@ class _Call:
         return _Contents(
             self.arena.read(),
             download(self.memory, output, self.case.problem.output, layout, self.case.output_dtype),
-            [_bytes(self.memory, buffer) for buffer in self.prepared.weights],
         )
 
     def poison(self, contents: Array) -> Buffer:
@@ -329,13 +347,9 @@ class _Call:
 
     def changed(self, before: _Contents, after: _Contents) -> str | None:
         """What was changed of the inputs, the weights and the problem, in a sentence; or None."""
-        mine, names = (self.written, "workspace"), _names(self.case.problem)
-        return (
-            _changed(self.arena, before.bytes, after.bytes, mine)
-            or _changed_weights(names, before.weights, after.weights)
-            or _changed_on_host(names, self.prepared.handed, self.case.wide()[1])
-            or ("the problem was changed" if self.prepared.problem != self.case.problem else None)
-        )
+        mine = (self.written, "workspace")
+        changed = _changed(self.arena, before.bytes, after.bytes, mine)
+        return changed or self.prepared.changed(self.case)
 
 
 def _names(problem: Problem) -> list[str]:
@@ -393,7 +407,9 @@ def _changed(arena: Arena, before: Array, seen: Array, mine: tuple[str, ...]) ->
     return None
 
 
-def _changed_weights(names: list[str], before: list[Array], after: list[Array]) -> str | None:
+def _changed_weights(
+    names: list[str], before: tuple[Array, ...], after: tuple[Array, ...]
+) -> str | None:
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if not np.array_equal(old, new):
             name = names[index] if index < len(names) else f"prepared buffer {index}"

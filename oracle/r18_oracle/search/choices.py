@@ -59,7 +59,7 @@ class Share:
             if self.common is None
             else (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
         )
-        some = found[self._first :: self.how.every]
+        some = found[self._first(self.how.every) :: self.how.every]
         return (*some, *(extra for extra in self.one.extra_problems if extra not in some))
 
     def _corners(self, op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
@@ -84,22 +84,21 @@ class Share:
         for place, problem in enumerate(every):
             if type(problem.op) is not self.one.op:
                 continue
-            if self.how.every == 1 or not takes(self.one, problem):
+            if self.how.alike == 1 or not takes(self.one, problem):
                 yield place, problem
             else:
                 geometries.setdefault(geometry(problem), []).append((place, problem))
         for turn, alike in enumerate(geometries.values()):
-            first = (self._first + turn) % self.how.every
-            yield from alike[first :: self.how.every] or [alike[first % len(alike)]]
+            first = (self._first(self.how.alike) + turn) % self.how.alike
+            yield from alike[first :: self.how.alike] or [alike[first % len(alike)]]
 
-    @property
-    def _first(self) -> int:
+    def _first(self, every: int) -> int:
         """Where every n-th problem begins. It is another one for each precision of a kernel, so
         that the precisions, which share most of their code, share all problems among them."""
         name, of = self.one.precision.name, [*PRECISIONS]
         sources = zlib.crc32(self.one.id.replace(f"/{name}", "").encode())
         turn = of.index(name) if name in of else 0
-        return (sources + turn + self.seed) % self.how.every
+        return (sources + turn + self.seed) % every
 
     @property
     def rounds(self) -> tuple[Problem, ...]:
