@@ -65,7 +65,8 @@ class Request:
     expected: tuple[ExpectedFailure, ...] = ()
 
 
-SIMULATED_NETWORK = "tiny"
+SIMULATED_NETWORK = "tiny:image_size=24"
+"""Its stages see images of 6, 3, 2 and 1 pixels a side."""
 
 
 def suited(request: Request, device: DeviceInfo) -> Request:
