@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from r18.backend import Buffer, HostCode, HostMemory, HostStream, Kernel
-from r18.graph.ops import Conv2d, Linear, Problem
+from r18.graph.ops import Conv2d, ConvMaxPool, Linear, Problem
 from r18.graph.precision import dtype_of
 from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
 from r18_numba_cpu import bfloat16, integers
@@ -23,7 +23,8 @@ from r18_numba_cpu.microbenchmarks import (
 
 def host_code(kernel: Kernel, problem: Problem) -> HostCode | None:
     """All functions that the kernel calls for the problem; None for one that does not multiply."""
-    if not isinstance(problem.op, Conv2d | Linear | QuantizedConv2d | QuantizedLinear):
+    products = Conv2d | ConvMaxPool | Linear | QuantizedConv2d | QuantizedLinear
+    if not isinstance(problem.op, products):
         return None
     with recorded() as calls:
         _call(kernel, problem)

@@ -136,14 +136,14 @@ def test_a_backends_sources_are_not_those_of_another_in_its_package(
             "numba-cpu",
             "kernels/micro_kernel.py",
             "def multiply(",
-            {"conv2d", "linear", "qconv2d", "qlinear"},
+            {"conv2d", "conv2d_maxpool2d", "linear", "qconv2d", "qlinear"},
         ),
         # By the dotted name of a module, and by overloads.
         (
             "numba-cpu",
             "kernels/amx.py",
             "def store_sums",
-            {"conv2d", "linear", "qconv2d", "qlinear"},
+            {"conv2d", "conv2d_maxpool2d", "linear", "qconv2d", "qlinear"},
         ),
         ("numba-cpu", "kernels/integers/portable.py", "def multiply", {"qconv2d", "qlinear"}),
         ("numba", "kernels/ops/softmax.py", "def build", {"softmax"}),

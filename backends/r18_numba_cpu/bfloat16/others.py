@@ -14,6 +14,7 @@ from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -27,6 +28,7 @@ from r18.graph.ops import (
 )
 from r18.graph.precision import BF16, FP32
 from r18_numba_cpu import conv, im2col, others, winograd
+from r18_numba_cpu.bfloat16 import conv_maxpool
 from r18_numba_cpu.bfloat16.products import FLUSHED, PAIRS, multiply, pack, workspace_nbytes
 from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, ceil_div, module, run
@@ -64,9 +66,18 @@ def bfloat16_kernels() -> tuple[HostKernel, ...]:
         named = f"implicit_gemm{suffix}", "sum"
         here, planes = (partial(multiply, group=group, from_nchw=way) for way in (False, True))
         conv = options | {"extra_problems": (several_samples(channels=1024),)}
+        pooled = options | {
+            "pack": partial(conv_maxpool.pack, group=group),
+            "scratch": partial(conv_maxpool.workspace_nbytes, group=group),
+        }
+        pooling, pooling_planes = (
+            partial(conv_maxpool.conv_maxpool, group=group, from_nchw=way) for way in (False, True)
+        )
         return (
             kernel(Conv2d, *named, here, **conv),
             kernel(Conv2d, *named, planes, reads=Layout.NCHW, refuses=from_nchw_refuses, **conv),
+            kernel(ConvMaxPool, *named, pooling, **pooled),
+            kernel(ConvMaxPool, *named, pooling_planes, reads=Layout.NCHW, **pooled),
             kernel(Linear, f"tiled{suffix}", "sum", here, **options),
         )
 

@@ -91,7 +91,7 @@ def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
     def after(rows: int) -> int:
         return tiles.beyond(shape, rows, cover(shape, rows)) if group == AMX else 0
 
-    dtype = _scratch_dtype(group)
+    dtype = scratch_dtype(group)
     return blocking.blocks(shape, threads, dtype.itemsize, weight_nbytes(shape, dtype), after)
 
 
@@ -106,7 +106,7 @@ def workspace_nbytes(problem: Problem, group: int) -> int:
     assert isinstance(op, Sum)
     read, written = map(Layout.NHWC.physical, (problem.inputs[0], problem.output))
     slot = blocks(band_shape(op, read, written, group), most_threads(), group).slot
-    nbytes = sums_size(group) * FLOAT_NBYTES + slot * _scratch_dtype(group).itemsize
+    nbytes = sums_size(group) * FLOAT_NBYTES + slot * scratch_dtype(group).itemsize
     return most_threads() * nbytes
 
 
@@ -161,10 +161,11 @@ def multiply(
     run(
         module("bfloat16.implicit_gemm").implicit_gemm,
         *(inputs[0].view(np.uint16), *weights, inputs[-1].view(np.uint16), out.view(np.uint16)),
-        *(workspace[:sums].view(np.float32), workspace[sums:].view(_scratch_dtype(group))),
+        *(workspace[:sums].view(np.float32), workspace[sums:].view(scratch_dtype(group))),
         *(numbers(op, read, out.shape, group, from_nchw), workers()),
     )
 
 
-def _scratch_dtype(group: int) -> np.dtype[np.generic]:
+def scratch_dtype(group: int) -> np.dtype[np.generic]:
+    """Of a band of the image."""
     return np.dtype(np.float32 if group == PORTABLE else np.uint16)

@@ -107,6 +107,29 @@ def store_output(out, to, line, a, b, c, count, flip, more):
             )
 
 
+@function
+def pool_row(x, start, row, out, to, line, flip, shape):
+    """Row `row` of an image's maxima at out[to:]. start: the row of x that is the image's first."""
+    width, channels = shape.width, shape.channels
+    length = width * channels
+    top = row * shape.stride_h - shape.pad_h
+    first, last = max(0, top), min(shape.height, top + shape.kernel_h) - 1
+    for h in range(first, last + 1, AT_ONCE):
+        fill_line(
+            line, x, (start + h) * length, (start + min(h + 1, last)) * length,
+            (start + min(h + 2, last)) * length, length, flip, h > first,
+        )  # fmt: skip
+    for j in range(shape.out_w):
+        left = j * shape.stride_w - shape.pad_w
+        begin, end = max(0, left), min(width, left + shape.kernel_w) - 1
+        here = to + j * channels
+        for w in range(begin, end + 1, AT_ONCE):
+            store_output(
+                out, here, line, w * channels, min(w + 1, end) * channels,
+                min(w + 2, end) * channels, channels, flip, w > begin,
+            )  # fmt: skip
+
+
 @kernel
 def maxpool(x, out, lines, flip, shape, workers):
     """Maxima over the part of each window that is inside the image. shape: as of a convolution.
@@ -114,29 +137,14 @@ def maxpool(x, out, lines, flip, shape, workers):
     x, out: bytes, or the bits of floats. flip: 128 if they are int8, else 0. lines: scratch, a row
     of the image for each worker.
     """
-    height, width, channels = shape.height, shape.width, shape.channels
-    length = width * channels
+    length = shape.width * shape.channels
     rows = shape.samples * shape.out_h
     counters = np.zeros(workers, np.int64)
     for worker in prange(workers):
         line = lines[worker * length : (worker + 1) * length]
         row = take_block(counters, worker, rows)
         while row < rows:
-            sample, top = row // shape.out_h, row % shape.out_h * shape.stride_h - shape.pad_h
-            first, last = max(0, top), min(height, top + shape.kernel_h) - 1
-            for h in range(first, last + 1, AT_ONCE):
-                start = sample * height
-                fill_line(
-                    line, x, (start + h) * length, (start + min(h + 1, last)) * length,
-                    (start + min(h + 2, last)) * length, length, flip, h > first,
-                )  # fmt: skip
-            for j in range(shape.out_w):
-                left = j * shape.stride_w - shape.pad_w
-                start, end = max(0, left), min(width, left + shape.kernel_w) - 1
-                to = (row * shape.out_w + j) * channels
-                for w in range(start, end + 1, AT_ONCE):
-                    store_output(
-                        out, to, line, w * channels, min(w + 1, end) * channels,
-                        min(w + 2, end) * channels, channels, flip, w > start,
-                    )  # fmt: skip
+            start = row // shape.out_h * shape.height
+            to = row * shape.out_w * shape.channels
+            pool_row(x, start, row % shape.out_h, out, to, line, flip, shape)
             row = take_block(counters, worker, rows)

@@ -24,7 +24,8 @@ from r18_numba_cpu.kernels.amx import Instructions
 from r18_numba_cpu.kernels.cache import KernelCache
 
 TILES, ROWS, NBYTES = 8, 16, 64
-FAMILIES = ("integers", "bfloat16")
+MULTIPLYING = ("integers.implicit_gemm", "bfloat16.implicit_gemm", "bfloat16.conv_maxpool")
+"""The modules of kernels with tiles. Each kernel has its module's name."""
 BYTES = types.CPointer(types.uint8)
 LEAST = np.float32(2.0**-126)
 DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
@@ -37,7 +38,7 @@ def used() -> Iterator[None]:
     if amx.AVAILABLE:
         yield
         return
-    kernels = [compiled.module(f"{kind}.implicit_gemm").implicit_gemm for kind in FAMILIES]
+    kernels = [getattr(compiled.module(name), name.split(".")[-1]) for name in MULTIPLYING]
     before = amx.INSTRUCTIONS, amx.HAS_BFLOAT16, [kernel._cache for kernel in kernels]
     amx.INSTRUCTIONS = Emulated
     for kernel in kernels:

@@ -25,6 +25,7 @@ from r18.graph.ops import (
     Add,
     BatchNorm,
     Conv2d,
+    ConvMaxPool,
     GlobalAvgPool,
     Layout,
     Linear,
@@ -159,6 +160,13 @@ def others() -> list[tuple[Kernel, Problem]]:
             case "Normalize":
                 many = [(2, 3, 65, 64), (1, 5, 33, 128)]  # more than a span of pixels
                 return [Problem(normalization(s[1]), (s,)) for s in (*images, *many)]
+            case "ConvMaxPool":  # test_numba_cpu_conv_maxpool.py has more of it
+                pool = MaxPool2d((3, 3), (2, 2), (1, 1))
+                convs = [Conv2d(s[1], 33, (3, 3), padding=(1, 1), bias=True) for s in images]
+                return [
+                    Problem(ConvMaxPool(conv, pool), (shape,))
+                    for conv, shape in zip(convs, images, strict=True)
+                ]
             case "Relayout":
                 ways = product((Layout.NCHW, Layout.NHWC), repeat=2)
                 return [Problem(Relayout(*way), (shape,)) for way in ways for shape in images]
