@@ -12,7 +12,7 @@ from r18.errors import UsageError, unknown
 from r18_oracle.mutation.equivalents import judged
 from r18_oracle.mutation.mutants import LANGUAGES, Mutant, Target, mutants_of
 from r18_oracle.mutation.names import Names, Span
-from r18_oracle.mutation.reach import device_code, reach
+from r18_oracle.mutation.reach import aside, device_code, reach
 
 SHOWN = 12
 """Known mutants that a message about an unknown one names: those of its kind on nearby lines."""
@@ -22,7 +22,8 @@ SHOWN = 12
 class Plan:
     """The mutants of a backend.
 
-    If all kernels declare their device sources, device code that no kernel uses is not mutated.
+    If all kernels declare their device sources, device code that no kernel uses is not mutated. Nor
+    are files that only microbenchmarks and the like need.
 
     reasons: the reason for each equivalent mutant, by id. texts: every unchanged source of the
     package. reaches: the source lines of each kernel, by its id, in the backend's order.
@@ -41,17 +42,20 @@ class Plan:
         target = Target.of(backend)
         sources = target.sources()
         names = Names(target.path)
-        kernels = load_backend(backend).kernels()
+        loaded = load_backend(backend)
+        kernels = loaded.kernels()
         reaches = {
             kernel.id: (*reach(kernel, target.path, names), *device_code(kernel, target.path))
             for kernel in kernels
         }
         declared = all(kernel.digest is not None for kernel in kernels)
         held = {span[0] for spans in reaches.values() for span in spans}
+        unrun = aside(type(loaded), target.path, names) - held
         mutants = [
             mutant
             for file, source in sources.items()
-            if not declared or file in held or not LANGUAGES[Path(file).suffix].compiled
+            if file not in unrun
+            and (not declared or file in held or not LANGUAGES[Path(file).suffix].compiled)
             for mutant in mutants_of(file, source)
         ]
         if not mutants:

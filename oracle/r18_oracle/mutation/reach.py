@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from r18.backend import Kernel
+from r18.backend import Backend, Kernel
 from r18_oracle.mutation.mutants import Mutant
 from r18_oracle.mutation.names import Names, Span
 
@@ -52,6 +52,26 @@ def _held(kernel: Kernel, root: Path) -> set[Span]:
             spans.add((name, min(lines), max(lines)))
             waiting += _named(function, root)
     return spans
+
+
+ASIDE = ("ceilings", "host_code")
+"""What a backend answers without running a kernel: rates of the machine, and machine code."""
+
+
+def aside(kind: type[Backend], root: Path, names: Names) -> set[str]:
+    """The files under `root` that only the methods of `ASIDE` of a backend's class refer to."""
+    inside: set[Span] = set()
+    others: set[Span] = set()
+    for name, value in vars(kind).items():
+        function = _function(value)
+        if function is not None and (path := Path(function.__code__.co_filename)).is_relative_to(
+            root
+        ):
+            file = path.relative_to(root).as_posix() if path != root else path.name
+            lines = list(_lines(function.__code__))
+            (inside if name in ASIDE else others).add((file, min(lines), max(lines)))
+    files = [{span[0] for span in names.followed(spans)} for spans in (inside, others)]
+    return files[0] - files[1]
 
 
 def device_code(kernel: Kernel, root: Path) -> tuple[Span, ...]:
