@@ -100,6 +100,21 @@ def _shared_scratch(scratch: Callable[[Array], Array]) -> HostFunction:
     return run
 
 
+def _sized_by_output() -> HostFunction:
+    """Reads as much of the image as of the first one with this output."""
+    sizes: dict[Hashable, tuple[int, ...]] = {}
+
+    def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+        x = inputs[0]
+        size = sizes.setdefault((op, out.shape, weights[0].shape), x.shape)
+        seen = np.zeros(size, x.dtype)
+        both = tuple(slice(min(extents)) for extents in zip(size, x.shape, strict=True))
+        seen[both] = x[both]
+        CONV(op, (seen, *inputs[1:]), weights, out, workspace)
+
+    return run
+
+
 def _one_for_all() -> Callable[[Array], Array]:
     made: dict[Hashable, Array] = {}
     return lambda x: made.setdefault(x.shape, np.empty_like(x))
@@ -241,6 +256,12 @@ def planted() -> tuple[Fault, ...]:
             "session_without_padding",
             "keeps sessions by everything but the padding",
             _session(_without(padding=(0, 0))),
+        ),
+        _planted(
+            Conv2d,
+            "session_without_image",
+            "keeps sessions by the size of the output, not by that of the image",
+            _sized_by_output(),
         ),
         _planted(
             BatchNorm,

@@ -7,6 +7,7 @@ in sequences, each a scenario of its own:
 | scenario    | what is called                                                                   |
 |-------------|----------------------------------------------------------------------------------|
 | a field     | A, B, A, with B like A but for one field: stride_h, relu, padding_w, bias, n, …  |
+| `image`     | B, C, B, with C like a B but for an image whose output has the same shape        |
 | `several`   | A and every B, all prepared first, then called, and called again in reverse      |
 | `inputs`    | A, the same program on other inputs, A                                           |
 | `weights`   | programs whose weights are at the same addresses, one after another              |
@@ -285,7 +286,7 @@ class State:
         }
         for name, other in self.others.items():
             plays[name] = partial(self._field, name, other)
-        plays |= {"several": self._several, "threads": self._threads}
+        plays |= {"image": self._image, "several": self._several, "threads": self._threads}
         for name in plays if only is None else [only]:
             if name in plays and self.problem not in self.suspects:
                 self._scenario(name, plays[name])
@@ -339,6 +340,34 @@ class State:
             self.suspects.append(other)
             return
         self._must(mine, self._case, how, first)
+
+    def _image(self) -> None:
+        """What is kept by the output's shape, not the image's, serves two images of one output."""
+        good = (p for p in self.others.values() if p not in self.suspects)
+        pair = next(
+            (
+                (base, name, other)
+                for base in good
+                for name, other in others(self.kernel, base).items()
+                if (other.op, other.output) == (base.op, base.output)
+            ),
+            None,
+        )
+        if pair is None:
+            return
+        base, name, other = pair
+        before, case = map(self._case_of, (base, other))
+        mine = self._made(before)
+        first = self._must(mine, before, NEW)
+        theirs = self._program(case)
+        fault = theirs if isinstance(theirs, Fault) else self._fault(theirs, case)
+        how = "after a call on another image whose output has the same shape"
+        if fault is not None:
+            if self._relatives_are_right(name, other):
+                self._fail(other, fault, how)
+            self.suspects.append(other)
+            return
+        self._must(mine, before, how, first)
 
     def _several(self) -> None:
         good = [p for p in self.others.values() if p not in self.suspects]
