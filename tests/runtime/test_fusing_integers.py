@@ -211,7 +211,7 @@ def test_verification_runs_the_fused_kernel(tmp_path: Path) -> None:
     (result,) = json.loads(done.out)["backends"]
     (kernel,) = result["kernels"]
     assert kernel["verdict"] == "ok"
-    assert kernel["network_problems"] == 9
+    assert kernel["network_problems"] == 3  # of nine that differ in bits and images
     assert kernel["problems"] > 15
 
 

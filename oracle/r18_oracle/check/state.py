@@ -7,7 +7,7 @@ in sequences, each a scenario of its own:
 | scenario    | what is called                                                                   |
 |-------------|----------------------------------------------------------------------------------|
 | a field     | A, B, A, with B like A but for one field: stride_h, relu, padding_w, bias, n, …  |
-| `image`     | B, C, B, with C like a B but for an image whose output has the same shape        |
+| `same_output` | B, C, B, with C like a B but for an image whose output has the same shape      |
 | `several`   | A and every B, all prepared first, then called, and called again in reverse      |
 | `inputs`    | A, the same program on other inputs, A                                           |
 | `weights`   | programs whose weights are at the same addresses, one after another              |
@@ -286,7 +286,11 @@ class State:
         }
         for name, other in self.others.items():
             plays[name] = partial(self._field, name, other)
-        plays |= {"image": self._image, "several": self._several, "threads": self._threads}
+        plays |= {
+            "same_output": self._same_output,
+            "several": self._several,
+            "threads": self._threads,
+        }
         for name in plays if only is None else [only]:
             if name in plays and self.problem not in self.suspects:
                 self._scenario(name, plays[name])
@@ -341,7 +345,7 @@ class State:
             return
         self._must(mine, self._case, how, first)
 
-    def _image(self) -> None:
+    def _same_output(self) -> None:
         """What is kept by the output's shape, not the image's, serves two images of one output."""
         good = (p for p in self.others.values() if p not in self.suspects)
         pair = next(

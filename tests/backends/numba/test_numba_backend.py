@@ -130,9 +130,13 @@ def test_a_simulated_device_is_asked_for_the_tiny_network_and_small_problems() -
     asked = Request(profile("thorough"))
     assert suited(asked, DeviceInfo("cuda", "a GPU")) is asked
     given = suited(asked, DeviceInfo("cuda", "none", simulated=True))
-    assert (given.network, given.profile.batches, given.profile.whole) == ("tiny", (1,), False)
+    assert (given.network, given.profile.batches, given.profile.whole) == (
+        "tiny:image_size=24",
+        (1,),
+        False,
+    )
     assert given.profile.max_macs < asked.profile.max_macs
-    assert given == replace(asked, network="tiny", profile=given.profile)
+    assert given == replace(asked, network=given.network, profile=given.profile)
 
 
 # -- kernels -----------------------------------------------------------------------------------

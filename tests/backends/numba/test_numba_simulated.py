@@ -57,7 +57,8 @@ def test_among_all_backends_a_simulated_one_compares_the_network_alone(
     assert done.code == 0, done.out + done.err
     lines = done.out.splitlines()
     assert lines[0] == (
-        "numba: CUDA simulator (no GPU): only the network 'tiny'; its kernels with --backend numba"
+        "numba: CUDA simulator (no GPU): only the network 'tiny:image_size=24'; "
+        "its kernels with --backend numba"
     )
     assert any(line.startswith("tiny on numba in fp16, fusion 'all', ") for line in lines)
     assert any(
