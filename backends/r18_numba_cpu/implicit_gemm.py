@@ -13,6 +13,7 @@ from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
     PANEL,
     Arrays,
+    channels_last,
     conv,
     padded_bias,
     panels,
@@ -75,8 +76,7 @@ def implicit_gemm(
 def implicit_gemm_from_nchw(
     op: Conv2d, inputs: Arrays, weights: Arrays, out: Array, workspace: Array
 ) -> None:
-    n, channels, height, width = inputs[0].shape
-    shape = (n, height, width, channels)
+    shape = channels_last(inputs[0], True)
     _run(op, shape, inputs, weights, out, workspace, from_nchw=True)
 
 

@@ -34,6 +34,14 @@ def problem_of(op: Conv2d | MaxPool2d, read: Shape, written: Shape) -> tuple[Pro
     return problem, ConvShape._make(extents)
 
 
+def channels_last(image: Array, from_nchw: bool) -> Shape:
+    """The shape (N, H, W, C) of an image that is in this order, or in NCHW."""
+    if not from_nchw:
+        return image.shape
+    n, channels, height, width = image.shape
+    return n, height, width, channels
+
+
 def conv(problem: Problem) -> Conv2d:
     assert isinstance(problem.op, Conv2d)
     return problem.op

@@ -1,4 +1,4 @@
-"""A convolution of bfloat16 with the max pooling of what it makes: cache blocking, the call."""
+"""A convolution in bfloat16 fused with its max pooling: cache blocking, arguments, the call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from r18.graph.ops import ConvMaxPool, Layout, Problem, Shape
 from r18_numba_cpu.bfloat16 import products
 from r18_numba_cpu.blocking import BAND_NBYTES
 from r18_numba_cpu.compiled import ceil_div, module, most_threads, run, workers
-from r18_numba_cpu.integers import tiles
-from r18_numba_cpu.integers.packing import AMX
-from r18_numba_cpu.kernels.arguments import CACHE_LINE, Blocks, ConvShape, Epilogue, paired_numbers
-from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, panels, problem_of, round_up
+from r18_numba_cpu.kernels.arguments import CACHE_LINE, Blocks, ConvShape, Epilogue
+from r18_numba_cpu.packing import FLOAT_NBYTES, Arrays, channels_last, panels, problem_of, round_up
 
 NBYTES = 2
 """Of a bfloat16."""
@@ -63,12 +61,11 @@ def cut(op: ConvMaxPool, read: Shape, group: int, threads: int) -> Cut:
     rows = ceil_div(pool.out_h, bands)
     most = made_rows(rows)
     band = round_up(seen_rows(rows) * length, CACHE_LINE)
-    after = tiles.beyond(conv, most, products.cover(conv, most)) if group == AMX else 0
-    slot = round_up(band + after, CACHE_LINE)
+    slot = round_up(band + products.beyond(conv, most, group), CACHE_LINE)
     return Cut(conv, pool, rows, Blocks(1, most, panels(conv.outputs), band, slot))
 
 
-def sizes(found: Cut, group: int) -> tuple[int, int, int, int]:
+def sizes(found: Cut, group: int) -> tuple[int, ...]:
     """The bytes of all workers' sums, bands, rows of the convolution, and lines."""
     line = found.conv.out_w * found.conv.outputs * NBYTES
     each = (
@@ -77,8 +74,7 @@ def sizes(found: Cut, group: int) -> tuple[int, int, int, int]:
         found.blocking.rows * line,
         line,
     )
-    sums, bands, made, lines = (most_threads() * nbytes for nbytes in each)
-    return sums, bands, made, lines
+    return tuple(most_threads() * nbytes for nbytes in each)
 
 
 def workspace_nbytes(problem: Problem, group: int) -> int:
@@ -99,27 +95,17 @@ def _arguments(
 ) -> tuple[Array, Array, tuple[int, ...]]:
     """`numbers` and `pooling` of the kernel, and where the parts of its workspace end."""
     found = cut(op, read, group, most_threads())
-    extra: tuple[int, ...] = ()
-    if group == AMX:
-        tiled = products.cover(found.conv, found.blocking.rows)
-        extra = (*tiled, *tiles.configuration(tiled))
     how = Epilogue(False, op.conv.relu)
-    size = products.sums_size(group)
-    numbers = paired_numbers(
-        found.conv, found.blocking, how, from_nchw, op.conv.in_channels, size, *extra
-    )
+    numbers = products.packed(found.conv, found.blocking, how, from_nchw, op.conv, group)
     ends = tuple(np.cumsum(sizes(found, group)).tolist())
-    return np.array(numbers, np.int64), np.array((*found.pool, found.rows), np.int64), ends
+    return numbers, np.array((*found.pool, found.rows), np.int64), ends
 
 
 def conv_maxpool(
     op: ConvMaxPool, inputs: Arrays, weights: Arrays, out: Array, workspace: Array, group: int,
     from_nchw: bool = False,
 ) -> None:  # fmt: skip
-    read = inputs[0].shape
-    if from_nchw:
-        n, channels, height, width = read
-        read = (n, height, width, channels)
+    read = channels_last(inputs[0], from_nchw)
     numbers, pooling, (sums, bands, made, lines) = _arguments(op, read, group, from_nchw)
     run(
         module("bfloat16.conv_maxpool").conv_maxpool,

@@ -38,6 +38,7 @@ from r18_numba_cpu.kernels.arguments import Blocks, ConvShape, Cover, Epilogue, 
 from r18_numba_cpu.packing import (
     FLOAT_NBYTES,
     Arrays,
+    channels_last,
     padded_bias,
     panels,
     problem_of,
@@ -89,10 +90,15 @@ def blocks(shape: ConvShape, threads: int, group: int) -> Blocks:
     not there."""
 
     def after(rows: int) -> int:
-        return tiles.beyond(shape, rows, cover(shape, rows)) if group == AMX else 0
+        return beyond(shape, rows, group)
 
     dtype = scratch_dtype(group)
     return blocking.blocks(shape, threads, dtype.itemsize, weight_nbytes(shape, dtype), after)
+
+
+def beyond(shape: ConvShape, rows: int, group: int) -> int:
+    """The elements that are read behind a band of `rows` rows of outputs."""
+    return tiles.beyond(shape, rows, cover(shape, rows)) if group == AMX else 0
 
 
 def sums_size(group: int) -> int:
@@ -139,11 +145,17 @@ def numbers(op: Sum, read: Shape, written: Shape, group: int, from_nchw: bool) -
     conv = as_conv(op)
     shape = band_shape(op, read, written, group)
     cut = blocks(shape, most_threads(), group)
+    return packed(shape, cut, Epilogue(conv.residual, conv.relu), from_nchw, conv, group)
+
+
+def packed(
+    shape: ConvShape, cut: Blocks, how: Epilogue, from_nchw: bool, conv: Conv2d, group: int
+) -> Array:
+    """`paired_numbers` as int64, with AMX's `Cover` and configuration of tiles."""
     extra: tuple[int, ...] = ()
     if group == AMX:
         tiled = cover(shape, cut.rows)
         extra = (*tiled, *tiles.configuration(tiled))
-    how = Epilogue(conv.residual, conv.relu)
     sums = sums_size(group)
     found = paired_numbers(shape, cut, how, from_nchw, conv.in_channels, sums, *extra)
     return np.array(found, np.int64)
@@ -153,10 +165,7 @@ def multiply(
     op: Sum, inputs: Arrays, weights: Arrays, out: Array, workspace: Array, group: int,
     from_nchw: bool = False,
 ) -> None:  # fmt: skip
-    read = inputs[0].shape
-    if from_nchw:
-        n, channels, height, width = read
-        read = (n, height, width, channels)
+    read = channels_last(inputs[0], from_nchw)
     sums = most_threads() * sums_size(group) * FLOAT_NBYTES
     run(
         module("bfloat16.implicit_gemm").implicit_gemm,

@@ -224,8 +224,8 @@ def observe(
              is written too early is lost. For an `overlapping` stream.
     watched: record what it calls.
     process: the state of the process before; by default its present state.
-    prepared: the weights of an earlier call on a case with the same problem and weights; by default
-             they are prepared anew.
+    prepared: the weights of an earlier call on a case with the same problem and weights. Without
+             them the kernel prepares its weights again.
     """
     stream = backend.stream()
     process = process or Process.now()

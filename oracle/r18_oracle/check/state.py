@@ -332,46 +332,35 @@ class State:
     # -- the scenarios -------------------------------------------------------------------------
 
     def _field(self, name: str, other: Problem) -> None:
-        mine = self._made(self._case)
-        first = self._must(mine, self._case, NEW)
-        case = self._case_of(other)
-        theirs = self._program(case)
-        fault = theirs if isinstance(theirs, Fault) else self._fault(theirs, case)
         how = f"after a call that differs in {name} only"
-        if fault is not None:
-            if self._relatives_are_right(name, other):
-                self._fail(other, fault, how)
-            self.suspects.append(other)
-            return
-        self._must(mine, self._case, how, first)
+        self._between(self._case, name, other, how)
 
     def _same_output(self) -> None:
         """What is kept by the output's shape, not the image's, serves two images of one output."""
         good = (p for p in self.others.values() if p not in self.suspects)
-        pair = next(
-            (
-                (base, name, other)
-                for base in good
-                for name, other in others(self.kernel, base).items()
-                if (other.op, other.output) == (base.op, base.output)
-            ),
-            None,
+        pairs = (
+            (base, name, other)
+            for base in good
+            for name, other in others(self.kernel, base).items()
+            if (other.op, other.output) == (base.op, base.output)
         )
-        if pair is None:
-            return
-        base, name, other = pair
-        before, case = map(self._case_of, (base, other))
-        mine = self._made(before)
-        first = self._must(mine, before, NEW)
+        for base, name, other in islice(pairs, 1):
+            how = "after a call on another image whose output has the same shape"
+            self._between(self._case_of(base), name, other, how)
+
+    def _between(self, mine: Case, name: str, other: Problem, how: str) -> None:
+        """A case, then `other`, which differs from it in the field `name`, and the case again."""
+        program = self._made(mine)
+        first = self._must(program, mine, NEW)
+        case = self._case_of(other)
         theirs = self._program(case)
         fault = theirs if isinstance(theirs, Fault) else self._fault(theirs, case)
-        how = "after a call on another image whose output has the same shape"
         if fault is not None:
             if self._relatives_are_right(name, other):
                 self._fail(other, fault, how)
             self.suspects.append(other)
             return
-        self._must(mine, before, how, first)
+        self._must(program, mine, how, first)
 
     def _several(self) -> None:
         good = [p for p in self.others.values() if p not in self.suspects]

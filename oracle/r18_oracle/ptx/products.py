@@ -9,7 +9,7 @@ from r18_oracle.ptx.flow import results, solve
 from r18_oracle.ptx.parse import Function, Instruction
 
 _MOST_GROUPS = 8
-"""The most newer groups that are counted; a group with more of them is treated as with so many."""
+"""Newer groups are counted up to this number, which also stands for more."""
 
 _Running = frozenset[tuple[str, int]]
 """(what, newer groups) of unfinished products; −1 before their group is committed."""

@@ -7,7 +7,6 @@ none), by `vdpbf16ps` (skipped by name where the CPU has none), and by float32's
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -59,19 +58,12 @@ each_conv = pytest.mark.parametrize("kernel", CONVS, ids=lambda kernel: kernel.i
 pairs, amx = compiled.module("bfloat16.pairs"), compiled.module("amx")
 
 
+pytestmark = pytest.mark.usefixtures("only_where_it_runs")
+
+
 @pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    with emulated_tiles.used():
-        found = Backend()
-        found.probe()
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _only_on_a_cpu_with_it(request: pytest.FixtureRequest, backend: Backend) -> None:
-    kernel = request.node.callspec.params.get("kernel") if hasattr(request.node, "callspec") else 0
-    if kernel in WITH_PAIRS and kernel not in backend.kernels():
-        pytest.skip("this CPU has no AVX512-BF16")
+def backend(backend_with_tiles: Backend) -> Backend:
+    return backend_with_tiles
 
 
 # -- edges -------------------------------------------------------------------------------------

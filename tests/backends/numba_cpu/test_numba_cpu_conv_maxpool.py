@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
-import emulated_tiles
 import numba
 import numpy as np
 import pytest
@@ -29,23 +27,16 @@ STEM = ConvMaxPool(
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 
 
+pytestmark = pytest.mark.usefixtures("only_where_it_runs")
+
+
 @pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    with emulated_tiles.used():
-        found = Backend()
-        found.probe()
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _only_on_a_cpu_with_it(request: pytest.FixtureRequest, backend: Backend) -> None:
-    kernel = request.node.callspec.params.get("kernel") if hasattr(request.node, "callspec") else 0
-    if kernel and kernel not in backend.kernels():
-        pytest.skip("this CPU has no AVX512-BF16")
+def backend(backend_with_tiles: Backend) -> Backend:
+    return backend_with_tiles
 
 
 def apart(backend: Backend, kernel: Kernel, problem: Problem, threads: int) -> None:
-    """The kernel's outputs, on so many threads, are those of the two ops one after the other."""
+    """On this many threads the kernel has the bits of the two ops, run one after the other."""
     case = make_case(kernel, problem, "normal", 0)
     kernels = {one.id: one for one in backend.kernels()}
     conv = kernels[kernel.id.replace(ConvMaxPool.name, Conv2d.name)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -62,19 +61,12 @@ WITH_AMX = [kernel for kernel in KERNELS.values() if "amx" in kernel.algorithm]
 each_conv = pytest.mark.parametrize("kernel", CONVS, ids=lambda kernel: kernel.id)
 
 
+pytestmark = pytest.mark.usefixtures("only_where_it_runs")
+
+
 @pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    with emulated_tiles.used():
-        found = Backend()
-        found.probe()
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _only_on_a_cpu_with_it(request: pytest.FixtureRequest, backend: Backend) -> None:
-    kernel = request.node.callspec.params.get("kernel") if hasattr(request.node, "callspec") else 0
-    if kernel in WITH_VNNI and kernel not in backend.kernels():
-        pytest.skip("this CPU has no VNNI")
+def backend(backend_with_tiles: Backend) -> Backend:
+    return backend_with_tiles
 
 
 def conv_problem(

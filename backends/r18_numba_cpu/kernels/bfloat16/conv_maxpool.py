@@ -1,4 +1,4 @@
-"""A convolution of bfloat16 and the max pooling of what it makes, which stays in a core's cache.
+"""A convolution in bfloat16 fused with its max pooling: its output stays in a core's cache.
 
 1. A block is a few rows of pooled outputs. A worker copies the band of the padded image that they
    need, and makes the convolution's rows of it in a buffer of its own, as `implicit_gemm` does. It
@@ -20,11 +20,7 @@ from r18_numba_cpu.kernels.arguments import (
     Summed,
     Tile,
 )
-from r18_numba_cpu.kernels.bfloat16.implicit_gemm import (
-    copy_band,
-    copy_band_from_nchw,
-    multiply_band,
-)
+from r18_numba_cpu.kernels.bfloat16.implicit_gemm import copy_band, multiply_band
 from r18_numba_cpu.kernels.blocks import take_block
 from r18_numba_cpu.kernels.jit import kernel
 from r18_numba_cpu.kernels.maxpool import pool_row
@@ -85,12 +81,7 @@ def conv_maxpool(
             if rows > 0:
                 top = (first_row + kept) * shape.stride_h - shape.pad_h
                 seen = (rows - 1) * shape.stride_h + shape.kernel_h
-                if from_nchw:
-                    copy_band_from_nchw(
-                        x, stored, sample, top, seen, row_length, shape, scratch, slot
-                    )
-                else:
-                    copy_band(x, stored, sample, top, seen, row_length, shape, scratch, slot)
+                copy_band(from_nchw, x, stored, sample, top, seen, row_length, shape, scratch, slot)
                 for panel in range(panels):
                     tile = Tile(kept * shape.out_w, panel * COLUMNS, shape.outputs)
                     multiply_band(

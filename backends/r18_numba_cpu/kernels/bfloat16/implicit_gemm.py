@@ -137,7 +137,7 @@ def _put(scratch, at, bits):
 
 
 @function
-def copy_band(x, stored, sample, top, rows, row_length, shape, scratch, band):
+def copy_band_from_nhwc(x, stored, sample, top, rows, row_length, shape, scratch, band):
     """Copy `rows` rows of the padded image, from row `top` on, to scratch[band:].
 
     x: (N, H, W, C) of bfloat16, with C `stored`; the band's pixels have shape.channels, zero beyond
@@ -194,7 +194,7 @@ def _put_column(x, source, count, scratch, to, c, shape):
 
 @function
 def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch, band):
-    """The same as `copy_band`, from x (N, C, H, W)."""
+    """The same as `copy_band_from_nhwc`, from x (N, C, H, W)."""
     columns = min(shape.width, row_length // shape.channels - shape.pad_w)
     for row in range(rows):
         if row % shape.stride_h >= shape.kernel_h:
@@ -205,6 +205,15 @@ def copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch
             for c in range(stored):
                 source = ((sample * stored + c) * shape.height + top + row) * shape.width
                 put_column(x, source, columns, scratch, to + shape.pad_w * shape.channels, c, shape)
+
+
+@function
+def copy_band(from_nchw, x, stored, sample, top, rows, row_length, shape, scratch, band):
+    """`copy_band_from_nchw`, or `copy_band_from_nhwc`."""
+    if from_nchw:
+        copy_band_from_nchw(x, stored, sample, top, rows, row_length, shape, scratch, band)
+    else:
+        copy_band_from_nhwc(x, stored, sample, top, rows, row_length, shape, scratch, band)
 
 
 @kernel
@@ -248,12 +257,9 @@ def implicit_gemm(x, weight, bias, residual, out, sums, scratch, numbers, worker
             seen = (rows - 1) * shape.stride_h + shape.kernel_h
             for s in range(samples if part != copied else 0):
                 band = slot + s * blocking.band
-                if from_nchw:
-                    copy_band_from_nchw(
-                        x, stored, first + s, top, seen, row_length, shape, scratch, band
-                    )
-                else:
-                    copy_band(x, stored, first + s, top, seen, row_length, shape, scratch, band)
+                copy_band(
+                    from_nchw, x, stored, first + s, top, seen, row_length, shape, scratch, band
+                )
             copied = part
             last = min(panels, (split + 1) * blocking.panels)
             for panel in range(split * blocking.panels, last):
