@@ -8,7 +8,8 @@ import pytest
 
 from onnx_sessions import FAULTS, FAULTY, Backend
 from r18.backend import Kernel
-from r18_oracle.check.state import State, base_problem
+from r18_oracle.check.relatives import base_problem
+from r18_oracle.check.state import State
 from r18_oracle.search.campaign import run_campaign
 from r18_oracle.search.profiles import profile
 

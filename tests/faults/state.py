@@ -115,6 +115,22 @@ def _sized_by_output() -> HostFunction:
     return run
 
 
+def _filled_up_by_shape() -> HostFunction:
+    """Keeps an array for each shape of a weight without groups, and writes the groups' parts."""
+    wholes: dict[Hashable, Array] = {}
+
+    def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
+        outputs, channels = op.out_channels // op.groups, op.group_channels
+        shape = (op.out_channels, op.in_channels, *op.kernel_size)
+        whole = wholes.setdefault(shape, np.zeros(shape, np.float32))
+        for group in range(op.groups):
+            rows = slice(group * outputs, (group + 1) * outputs)
+            whole[rows, group * channels : (group + 1) * channels] = weights[0][rows]
+        CONV(replace(op, groups=1), inputs, (whole, *weights[1:]), out, workspace)
+
+    return run
+
+
 def _one_for_all() -> Callable[[Array], Array]:
     made: dict[Hashable, Array] = {}
     return lambda x: made.setdefault(x.shape, np.empty_like(x))
@@ -262,6 +278,13 @@ def planted() -> tuple[Fault, ...]:
             "session_without_image",
             "keeps sessions by the size of the output, not by that of the image",
             _sized_by_output(),
+        ),
+        _planted(
+            Conv2d,
+            "filled_up_by_shape",
+            "fills weights of groups up in an array that it keeps by the shape",
+            _filled_up_by_shape(),
+            extras=frozenset({"groups"}),
         ),
         _planted(
             BatchNorm,

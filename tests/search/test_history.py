@@ -19,7 +19,8 @@ from r18.backend import Array
 from r18.backend.registry import load_backend
 from r18.errors import UsageError
 from r18.graph.ops import Problem, ReLU
-from r18_oracle.check.state import State, base_problem, others
+from r18_oracle.check.relatives import base_problem, others
+from r18_oracle.check.state import State
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import BEFORE, STATE, Finding, save
 from r18_oracle.search import history, replay

@@ -8,6 +8,7 @@ in sequences, each a scenario of its own:
 |-------------|----------------------------------------------------------------------------------|
 | a field     | A, B, A, with B like A but for one field: stride_h, relu, padding_w, bias, n, …  |
 | `same_output` | B, C, B, with C like a B but for an image whose output has the same shape      |
+| `same_channels` | B, C, B, with groups in both: in C twice as many, with as many channels in all |
 | `several`   | A and every B, all prepared first, then called, and called again in reverse      |
 | `inputs`    | A, the same program on other inputs, A                                           |
 | `weights`   | programs whose weights are at the same addresses, one after another              |
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, cycle, islice, repeat
 from typing import Any, NoReturn, TypeVar
@@ -48,8 +49,8 @@ from r18.backend import (
     upload,
 )
 from r18.backend.host import HostMemory
-from r18.errors import R18Error, UnknownName, UsageError
-from r18.graph.ops import Layout, Problem
+from r18.errors import UnknownName, UsageError
+from r18.graph.ops import Problem
 from r18_oracle.cases import Case
 from r18_oracle.check.call import (
     Arena,
@@ -61,6 +62,7 @@ from r18_oracle.check.call import (
     nans,
     stray_write,
 )
+from r18_oracle.check.relatives import of_two_groupings, others
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.turns import alternating, thread_count, together
 from r18_oracle.check.watch import Process
@@ -75,22 +77,16 @@ from r18_oracle.findings import (
     shortened,
 )
 from r18_oracle.generate.inputs import make_case
-from r18_oracle.generate.problems import fitted
-from r18_oracle.generate.shrink import elements
 from r18_oracle.generate.sizes import takes
 from r18_oracle.judge.declared import declaration
 from r18_oracle.judge.reference import kernel_running
 from r18_oracle.judge.verdict import judge
-from r18_oracle.ops.spec import FLAGS, FORMATS
-from r18_oracle.ops.table import spec_of
 
 T = TypeVar("T")
 
 KIND = "normal"
 RELATIVES = 3
 """Problems that are tried before B is blamed on A."""
-FEWEST = 8
-"""Outputs of a problem, at least: enough that some are negative before a ReLU."""
 FREED = 24
 FREED_ON_DEVICE = 4
 """Programs that are made and freed in turn, until one is where another has been. Python's objects
@@ -109,78 +105,6 @@ PLANNED = ((1, 3), (3, 1))
 """Threads when a program is planned and when it runs."""
 NEW = "in a new program, after other programs of the kernel were freed"
 """Of the first call of a program whose problem was right before."""
-
-
-def base_problem(kernel: Kernel, max_macs: int) -> Problem | None:
-    """The problem A for a kernel: the first that it takes of its op's ordinary ones, within a
-    limit. None if it takes none of them."""
-    ordinary = (fitted(kernel, p, max_macs) for p in spec_of(kernel.op).ordinary(kernel))
-    fitting = (p for p in ordinary if p.macs <= max_macs and takes(kernel, p))
-    return next((p for p in fitting if np.prod(p.output) >= FEWEST), None)
-
-
-def others(kernel: Kernel, problem: Problem) -> dict[str, Problem]:
-    """For each field, a problem that the kernel takes and that differs in that field only.
-
-    Two axes change together where the kernel takes no change of one alone.
-    """
-    spec = spec_of(problem.op)
-    numbers = spec.numbers(problem)
-    found: dict[str, Problem] = {}
-
-    def first(name: str, *changed: str) -> None:
-        for step in range(len(_changes(changed[0], numbers[changed[0]]))):
-            several = {key: _changes(key, numbers[key]) for key in changed}
-            values = {key: v[min(step, len(v) - 1)] for key, v in several.items() if v}
-            try:
-                other = spec.rebuild(problem.op, numbers | values)
-            except R18Error:
-                continue
-            if other != problem and _near(problem, other) and takes(kernel, other):
-                found[name] = other
-                return
-
-    for name in numbers:
-        first(name, name)
-    for name in numbers:
-        both = name.removesuffix("_h")
-        if both != name and name not in found and f"{both}_w" not in found:
-            first(both, name, f"{both}_w")
-    settings = ((name, other) for name, other in _other_settings(problem) if takes(kernel, other))
-    return found | dict(settings)
-
-
-def _changes(name: str, n: int) -> tuple[int, ...]:
-    """Other values of a number, in the order in which they are tried."""
-    if name in FLAGS:
-        return (1 - n,)
-    if name in FORMATS:
-        return tuple(v for v in (0, 1, 2) if v != n)
-    if any(one in name for one in ("stride", "padding", "kernel_size", "dilation")):
-        least = int("padding" not in name)
-        return tuple(v for v in (n + 1, n - 1, n + 2, n - 2) if v >= least)
-    return (n + 1, n + 2, n + 4, n + 8, n + 16, n + 32, n + 64, max(1, n - 1), max(1, n // 2))
-
-
-def _other_settings(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Other settings that are no sizes, such as the eps of a BatchNorm."""
-    for field in fields(problem.op):
-        value = getattr(problem.op, field.name)
-        if isinstance(value, float):
-            other = replace(problem.op, **{field.name: value * 64})
-            yield field.name, Problem(other, problem.inputs)
-        elif isinstance(value, tuple) and value and isinstance(value[0], float):
-            more = tuple(number * 1.5 for number in value)
-            yield field.name, Problem(replace(problem.op, **{field.name: more}), problem.inputs)
-        elif isinstance(value, Layout):
-            for layout in set(Layout) - {value}:
-                other = replace(problem.op, **{field.name: layout})
-                yield field.name, Problem(other, problem.inputs)
-
-
-def _near(problem: Problem, other: Problem) -> bool:
-    """Whether it is not much larger."""
-    return other.macs <= 64 * problem.macs + FEWEST and elements(other) <= 64 * elements(problem)
 
 
 @dataclass(frozen=True)
@@ -288,6 +212,7 @@ class State:
             plays[name] = partial(self._field, name, other)
         plays |= {
             "same_output": self._same_output,
+            "same_channels": self._same_channels,
             "several": self._several,
             "threads": self._threads,
         }
@@ -348,6 +273,18 @@ class State:
             how = "after a call on another image whose output has the same shape"
             self._between(self._case_of(base), name, other, how)
 
+    def _same_channels(self) -> None:
+        """What is kept by all channels, not by those of a group, serves two numbers of groups.
+
+        A weight that is filled up with zeros to that of one group is such a thing: where C has
+        zeros, B has none.
+        """
+        pair = of_two_groupings(self.kernel, self.problem)
+        if pair is not None:
+            few, many = pair
+            how = "after a call that divides as many channels into more groups"
+            self._between(self._case_of(few), "groups", many, how)
+
     def _between(self, mine: Case, name: str, other: Problem, how: str) -> None:
         """A case, then `other`, which differs from it in the field `name`, and the case again."""
         program = self._made(mine)
@@ -377,7 +314,7 @@ class State:
         case = self._case_of(self.problem, inputs=1)
         fault = self._fault(program, case)
         if fault is not None:
-            if self._fault(self._made(case), case) is not None:
+            if not self._right_elsewhere(case):
                 self.suspects.append(self.problem)
                 return
             self._fail(self.problem, fault, "after a call with other inputs at the same addresses")
@@ -410,11 +347,8 @@ class State:
             fault = self._fault(self._made(case), case)
             if fault is None:
                 continue
-            kept: list[_Program] = []
-            while fault is not None and len(kept) < KEPT:
-                kept.append(self._made(case))
-                if self._fault(kept[-1], case) is None:
-                    self._fail(self.problem, fault, "after a program with other weights was freed")
+            if self._right_elsewhere(case):
+                self._fail(self.problem, fault, "after a program with other weights was freed")
             self.suspects.append(self.problem)
             return
 
@@ -508,6 +442,15 @@ class State:
             fault = _raised(error) if error else self._judged(program, case, before)
             if fault is not None:
                 self._fail(case.problem, fault, how)
+
+    def _right_elsewhere(self, case: Case) -> bool:
+        """Whether a new program of a case is right, at the latest where none has been."""
+        kept: list[_Program] = []
+        while len(kept) < KEPT:
+            kept.append(self._made(case))
+            if self._fault(kept[-1], case) is None:
+                return True
+        return False
 
     def _relatives_are_right(self, name: str, other: Problem) -> bool:
         """Whether other problems with the same value of the field are right.
@@ -657,4 +600,4 @@ def _bytes(program: _Program, index: int) -> Array:
     return program.memory.download(buffer, (buffer.nbytes,), np.dtype(np.uint8))
 
 
-__all__ = ["Failed", "State", "base_problem", "others"]
+__all__ = ["Failed", "State"]

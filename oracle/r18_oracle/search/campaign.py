@@ -22,7 +22,8 @@ from r18.backend import Backend, Kernel
 from r18.graph.ops import Problem
 from r18.graph.resnet import network
 from r18_oracle.check.checks import examine
-from r18_oracle.check.state import State, base_problem
+from r18_oracle.check.relatives import base_problem
+from r18_oracle.check.state import State
 from r18_oracle.check.tally import Tally
 from r18_oracle.findings import CHOICE, Failed, Finding, failed
 from r18_oracle.generate.corners import corners
