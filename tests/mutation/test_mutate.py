@@ -490,7 +490,7 @@ def test_the_score_is_of_a_first_part_of_the_sample(toy: Score, numpy_plan: Plan
     order = list(toy.results)
     backend = load_backend("numpy")
     chosen = [result.mutant for result in order]
-    sample = running._Sample(plan, backend, backend.probe(), [], {}, chosen)
+    sample = running._Sample(plan, backend, backend.probe(), [], {}, chosen, {})
     state = running._State(sample, running.Known(), TOY, toy.profile, toy.seed, None, {})
     state.fates = {r.mutant.id: r for r in order if r is not order[3]}
     found = state.score()

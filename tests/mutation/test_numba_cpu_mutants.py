@@ -22,6 +22,17 @@ def mutants() -> list[Mutant]:
     return mutants_of(FILE, Target.of("numba-cpu").sources()[FILE])
 
 
+def job(question: Question, mutant: Mutant | None, *precisions: str) -> Job:
+    arguments = {
+        "question": question,
+        "mutant": mutant,
+        "kernels": [KERNEL],
+        "silence_seconds": 60,
+        "precisions": precisions,
+    }
+    return Job(trial, arguments, "numba-cpu", "", silence_seconds=120.0)
+
+
 def in_rectify(mutants: list[Mutant], after: str) -> Mutant:
     return next(m for m in mutants if m.scope == "rectify" and m.after == after)
 
@@ -48,17 +59,8 @@ def test_mutants_are_compiled_anew_and_leave_nothing_behind(
         wrong, source=mutants[0].source.replace("prange(spans)", "prange(spans.none)", 1)
     )
 
-    def job(mutant: Mutant | None) -> Job:
-        arguments = {
-            "question": question,
-            "mutant": mutant,
-            "kernels": [KERNEL],
-            "silence_seconds": 60,
-        }
-        return Job(trial, arguments, "numba-cpu", "", silence_seconds=120.0)
-
     def found(*asked: Mutant | None) -> list[Finding | Passed | None]:
-        return [outcome.result for outcome in pool.run([job(mutant) for mutant in asked])]
+        return [outcome.result for outcome in pool.run([job(question, m) for m in asked])]
 
     with Pool(1, 2) as pool:
         (passed,) = found(None)
@@ -77,3 +79,21 @@ def test_mutants_are_compiled_anew_and_leave_nothing_behind(
     assert sorted(path for path in question.cache.rglob("*") if path.is_file()) == compiled
     assert not mine.exists()
     assert [path.name for path in root.iterdir()] == ["cache"]
+
+
+def test_a_captured_program_that_ends_early_is_found_in_a_network(tmp_path: Path) -> None:
+    """No kernel alone runs what a stream captures."""
+    capturing = mutants_of("compiled.py", Target.of("numba-cpu").sources()["compiled.py"])
+    (ends,) = (m for m in capturing if m.scope == "CallStream.capture.launch" and m.kind == "state")
+    question = Question(Target.of("numba-cpu"), tmp_path, profile("brief"), seed=0, network=None)
+    with Pool(1, 2) as pool:
+        alone, in_network, unchanged = (
+            outcome.result
+            for outcome in pool.run(
+                [job(question, ends), job(question, ends, "fp32"), job(question, None, "fp32")]
+            )
+        )
+    assert alone is None
+    assert isinstance(in_network, Finding)
+    assert in_network.kernel == "numba-cpu/program/all/fp32"
+    assert isinstance(unchanged, Passed)

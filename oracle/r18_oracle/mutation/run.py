@@ -16,6 +16,7 @@ from typing import Any
 from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError, unknown, unknown_kernel
+from r18.graph.resnet import network as schedule_of
 from r18.machine import cpus
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import KINDS
@@ -25,9 +26,10 @@ from r18_oracle.mutation.reach import shown
 from r18_oracle.mutation.record import Journal, Known
 from r18_oracle.mutation.sanitizing import heard, sanitizer
 from r18_oracle.mutation.score import Result, Score
-from r18_oracle.mutation.trial import LATE, Question, copied, trial
+from r18_oracle.mutation.trial import LATE, NETWORK, Question, copied, trial
 from r18_oracle.sanitize.run import Request as SanitizeRequest
 from r18_oracle.sanitize.run import version_of
+from r18_oracle.search.coverage import program_refusal
 from r18_oracle.search.profiles import Profile, profile
 from r18_oracle.search.verify import Request, suited
 from r18_oracle.search.worker import Job, Outcome, Pool, deadline_in
@@ -90,7 +92,7 @@ def run(
         raise unknown("set of mutants to run again", again, AGAIN)
     if kind not in KINDS:
         raise unknown("kind of mutants", kind, KINDS)
-    sample = _Sample.of(backend, kernels, files, kind, limit, seed)
+    sample = _Sample.of(backend, kernels, files, kind, limit, seed, network)
     how, network = _suited(profile(profile_name), network, sample.device)
     journal = None
     known = Known()
@@ -124,7 +126,7 @@ class _Sample:
     """The mutants of a run, and the kernels that examine them.
 
     kernels: ids. kernels_of: those that each mutant is shown to, by its id. chosen: the mutants
-    in the order in which they run.
+    in the order in which they run. precision_of: that of each kernel, if a network is run in it.
     """
 
     plan: Plan
@@ -133,16 +135,24 @@ class _Sample:
     kernels: Sequence[str]
     kernels_of: Mapping[str, tuple[str, ...]]
     chosen: Sequence[Mutant]
+    precision_of: Mapping[str, str]
 
     @classmethod
     def of(
-        cls, backend: str, kernels: str, files: str, kind: str, limit: int | None, seed: int
+        cls,
+        backend: str,
+        kernels: str,
+        files: str,
+        kind: str,
+        limit: int | None,
+        seed: int,
+        network: str | None,
     ) -> _Sample:
         """The sample of a request. Raises `UsageError` and `UnknownName`, as `run` does."""
         plan = Plan.of(backend)
         loaded = load_backend(backend)
         device = loaded.probe()
-        here = {kernel.id for kernel in loaded.kernels()}  # those of this device
+        here = {kernel.id: kernel.precision.name for kernel in loaded.kernels()}  # on this device
         wanted = [name for name in plan.reaches if name in here and fnmatchcase(name, kernels)]
         if not wanted:
             raise unknown_kernel(kernels, plan.reaches)
@@ -155,12 +165,27 @@ class _Sample:
         chosen = sample(candidates, limit, seed)
         if all(mutant.id in plan.reasons for mutant in chosen):
             raise UsageError("no mutant to run: nothing would be measured")
-        return cls(plan, loaded, device, wanted, kernels_of, chosen)
+        programs = {p for p in here.values() if network is not None and _runs(loaded, p)}
+        precision_of = {name: p for name, p in here.items() if p in programs}
+        return cls(plan, loaded, device, wanted, kernels_of, chosen, precision_of)
 
     def examined(self, mutants: Sequence[Mutant]) -> list[str]:
         """The kernels that some of these mutants are shown to."""
         used = {name for mutant in mutants for name in self.kernels_of[mutant.id]}
         return [name for name in self.kernels if name in used]
+
+    def precisions(self, mutant: Mutant) -> tuple[str, ...]:
+        """Those in which a network is run with a mutant of host code, after its kernels."""
+        if mutant.compiled:
+            return ()
+        kernels = self.kernels_of[mutant.id]
+        found = (self.precision_of[name] for name in kernels if name in self.precision_of)
+        return tuple(dict.fromkeys(found))
+
+
+def _runs(backend: Backend, precision: str) -> bool:
+    """Whether the backend can run the network that host code is judged in."""
+    return program_refusal(backend, schedule_of(NETWORK), precision, "all") is None
 
 
 def _run_trials(
@@ -172,12 +197,13 @@ def _run_trials(
     if any(mutant.compiled for mutant in trials):
         question = _with_machine_code(question, sample.backend, sample.device, used)
     todo = [name for name in used if name not in state.known.paces]
+    _unchanged_programs(pool, question, sample, trials)
     paces = {**state.known.paces, **_baseline(pool, question, todo, progress)}
     if state.journal is not None:
         state.journal.passed(paces)
     if any(name not in paces for name in used):
         return
-    jobs = [_job(question, m, sample.kernels_of[m.id], paces) for m in trials]
+    jobs = [_job(question, m, sample.kernels_of[m.id], paces, sample.precisions(m)) for m in trials]
     for outcome in pool.run(jobs):
         result = state.judge(outcome)
         if result is None:
@@ -319,6 +345,27 @@ def _cache(folder: Path) -> Iterator[None]:
             os.environ["R18_CACHE"] = before
 
 
+def _unchanged_programs(
+    pool: Pool, question: Question, sample: _Sample, trials: Sequence[Mutant]
+) -> None:
+    """Run the network in each of the mutants' precisions; raises `R18Error` at a finding."""
+    precisions = dict.fromkeys(p for mutant in trials for p in sample.precisions(mutant))
+    jobs = [_job(question, None, [], {}, [precision]) for precision in precisions]
+    for outcome in pool.run(jobs):
+        _must_pass(_result(outcome))
+
+
+def _must_pass(passed: Any) -> bool:
+    """Whether something unchanged has passed in time; raises `R18Error` for a finding."""
+    if not isinstance(passed, Finding):
+        return True
+    if passed.check == LATE:
+        return False
+    raise R18Error(
+        "the unchanged kernels must pass before mutants mean anything:\n" + passed.describe()
+    )
+
+
 def _baseline(
     pool: Pool, question: Question, kernels: Sequence[str], progress: Progress
 ) -> dict[str, Pace]:
@@ -330,13 +377,8 @@ def _baseline(
     jobs = [_job(question, None, [name], {}) for name in kernels]
     for outcome in pool.run(jobs):
         passed = _result(outcome)
-        if isinstance(passed, Finding):
-            if passed.check == LATE:
-                continue
-            raise R18Error(
-                "the unchanged kernels must pass before mutants mean anything:\n"
-                + passed.describe()
-            )
+        if not _must_pass(passed):
+            continue
         (name,) = outcome.job.arguments["kernels"]
         paces[name] = Pace(outcome.seconds, passed.silence)
         progress(len(paces), len(jobs), "the unchanged kernels")
@@ -344,13 +386,18 @@ def _baseline(
 
 
 def _job(
-    question: Question, mutant: Mutant | None, kernels: Sequence[str], paces: Mapping[str, Pace]
+    question: Question,
+    mutant: Mutant | None,
+    kernels: Sequence[str],
+    paces: Mapping[str, Pace],
+    precisions: Sequence[str] = (),
 ) -> Job:
     arguments = {
         "question": question,
         "mutant": mutant,
         "kernels": eager(kernels, paces),
         "silence_seconds": patience(kernels, paces, question.how.call_seconds),
+        "precisions": precisions,
     }
     return Job(trial, arguments, question.target.backend, "", silence_seconds=NEVER)
 

@@ -43,6 +43,7 @@ from r18_oracle.ptx.accepted import Accepted
 from r18_oracle.ptx.check import first_violation
 from r18_oracle.ptx.parse import PtxError
 from r18_oracle.search.campaign import run_campaign, search
+from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile
 
 
@@ -73,12 +74,14 @@ class Question:
 
 @dataclass(frozen=True)
 class _Request:
-    """A child's request: the copy's root and cache, and the kernels to search."""
+    """A child's request: the copy's root and cache, the kernels to search, and the precisions in
+    which to run the network."""
 
     question: Question
     root: Path
     cache: Path
     kernels: tuple[str, ...]
+    precisions: tuple[str, ...]
     compiled: bool
     silence_seconds: int
 
@@ -101,6 +104,8 @@ PTXCHECK = "ptxcheck"
 LATE = "late"
 """The check of a mutant that was not examined before the deadline."""
 
+NETWORK = "tiny:image_size=24"
+SAMPLES = 2
 GLANCE = 4
 """Problems drawn for every kernel before any is searched; they catch most mutants."""
 
@@ -141,10 +146,12 @@ def trial(
     mutant: Mutant | None,
     kernels: Sequence[str],
     silence_seconds: int,
+    precisions: Sequence[str] = (),
 ) -> Finding | Passed | None:
     """The first finding on these kernels, or None; `Passed` for unchanged kernels (`mutant` None).
 
-    kernels: in the order of examination. silence_seconds: the time limit of one call.
+    kernels: in the order of examination. silence_seconds: the time limit of one call. precisions:
+    those in which the network `NETWORK` is run after the kernels.
     A process that dies, a failing import and an exception in the oracle are findings too. Findings
     of the checks `INVALID`, `SAME_CODE` and `LATE` are no faults: the mutant was not examined.
     Raises `UsageError` on a system without `fork`, and `R18Error` if this machinery itself fails.
@@ -161,7 +168,7 @@ def trial(
             changes = {} if mutant is None else {mutant.file: mutant.source}
             root = copied(question.target, here, changes)
             cache_folder = question.cache if mutant is None else _own_cache(question.cache, here)
-            how = tuple(kernels), compiled, silence_seconds
+            how = tuple(kernels), tuple(precisions), compiled, silence_seconds
             request = _Request(question, root, cache_folder, *how)
             keep = compiled or (mutant is None and bool(question.codes))
             said, silence = _asked(request, keep=keep)
@@ -277,7 +284,8 @@ Announce = Callable[[Problem | None, str, int], None]
 
 def _search(request: _Request, backend: Backend, announce: Announce) -> Finding | Ended | None:
     """A glance at every kernel that the mutant changes, then a full campaign on each, then the
-    order of memory accesses in the PTX of each, which no value may show."""
+    order of memory accesses in the PTX of each, which no value may show. At last a network, which
+    runs what no kernel alone does: captured launches."""
     found = {kernel.id: kernel for kernel in backend.kernels()}
     question = request.question
     changed: list[Kernel] = []
@@ -310,7 +318,10 @@ def _search(request: _Request, backend: Backend, announce: Announce) -> Finding 
     for kernel in changed:
         if finding := _disordered(question, kernel, announce):
             return finding
-    return None if changed else Ended(SAME_CODE, SAME_REASON)
+    for precision in request.precisions:
+        if failed := _in_network(question, precision, announce):
+            return failed
+    return None if changed or not request.compiled else Ended(SAME_CODE, SAME_REASON)
 
 
 def _changed(question: Question, kernel: Kernel) -> bool:
@@ -367,6 +378,15 @@ def _disordered(question: Question, kernel: Kernel, announce: Announce) -> Findi
         return None
     where = question.target.backend, kernel.id, None, "none", question.seed
     return Finding(PTXCHECK, *where, str(found))
+
+
+def _in_network(question: Question, precision: str, announce: Announce) -> Finding | Ended | None:
+    """The first finding of a whole network in a precision."""
+    run = NetworkRun(NETWORK, "synthetic", precision, "all", SAMPLES, question.seed)
+    report = run.on(question.target.backend, announce)
+    if isinstance(report, Finding):
+        return _about(report)
+    return next(iter(report.findings), None)
 
 
 def _about(finding: Finding) -> Finding | Ended:
