@@ -64,28 +64,43 @@ __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, un
 
 using Taps = Run<float, CHANNELS>;
 
+// Adds the products of the pixel at `at` of the thread's part of a line, with all taps of all
+// channels.
+__device__ __forceinline__ void multiply_pixel(float (&acc)[PIXELS][CHANNELS], int at, float pixel,
+                                               const Taps (&taps)[TAPS]) {
+#pragma unroll
+  for (int s = TAPS - 1; s >= 0; --s) {
+    if (at < s || (at - s) % STRIDE || (at - s) / STRIDE >= PIXELS) continue;
+#pragma unroll
+    for (int k = 0; k < CHANNELS; ++k) acc[(at - s) / STRIDE][k] += pixel * taps[s].at[k];
+  }
+}
+
 // Accumulates the lines of all windows; `patch` points to the thread's first window.
+//
+// Pixel by pixel, not tap by tap: registers are in two banks, odd and even, and each gives one
+// operand a cycle. A product whose pixel is that of the product before reads two operands, a tap
+// and a sum, which the assembler puts in different banks. Sums over the pixels that one tap takes
+// cannot be: with a stride of 2 those are all in one bank, and sums are in both.
 __device__ __forceinline__ void multiply(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                          int rows, const float* patch, const float* weights) {
 #pragma unroll 1
   for (int c = 0; c < p.c; ++c, patch += rows * PITCH) {
     const float* line = patch;
 #pragma unroll 1
-    for (int r = 0; r < p.kh; ++r, line += PITCH) {
-      float pixels[SPAN];
+    for (int r = 0; r < p.kh; ++r, line += PITCH, weights += TAPS * TILE_N) {
+      Taps taps[TAPS];
+#pragma unroll
+      for (int s = 0; s < TAPS; ++s) {
+        taps[s] = *reinterpret_cast<const Taps*>(weights + s * TILE_N);
+      }
 #pragma unroll
       for (int i = 0; i < SPAN; i += 4) {
         const float4 four = *reinterpret_cast<const float4*>(line + i);
-        pixels[i] = four.x, pixels[i + 1] = four.y, pixels[i + 2] = four.z, pixels[i + 3] = four.w;
-      }
-#pragma unroll
-      for (int s = 0; s < TAPS; ++s, weights += TILE_N) {
-        const Taps tap = *reinterpret_cast<const Taps*>(weights);
-#pragma unroll
-        for (int i = 0; i < PIXELS; ++i) {
-#pragma unroll
-          for (int k = 0; k < CHANNELS; ++k) acc[i][k] += pixels[i * STRIDE + s] * tap.at[k];
-        }
+        multiply_pixel(acc, i, four.x, taps);
+        multiply_pixel(acc, i + 1, four.y, taps);
+        multiply_pixel(acc, i + 2, four.z, taps);
+        multiply_pixel(acc, i + 3, four.w, taps);
       }
     }
   }
@@ -129,26 +144,28 @@ __device__ __forceinline__ void pool(float (&acc)[PIXELS][CHANNELS], const ConvS
 }
 
 // ReLU and store without pooling, from the thread's first column on.
-__device__ __forceinline__ void write_row(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
+//
+// Values of their own are stored, not the sums: two neighbouring sums in one store would have to be
+// in neighbouring registers, in the banks that `multiply` does not want them in.
+__device__ __forceinline__ void write_row(const float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                           int channel, int column, float* line) {
+  const float least = p.relu ? 0.0f : minus_infinity();
+  const auto at_least = [=](float sum) { return sum < least ? least : sum; };  // keeps NaN
 #pragma unroll
   for (int k = 0; k < CHANNELS; ++k, line += p.oh * p.ow) {
     if (channel + k >= p.o) return;
-#pragma unroll
-    for (int i = 0; i < PIXELS; ++i) {
-      if (p.relu) acc[i][k] = relu(acc[i][k]);
-    }
     if (p.ow % 2 == 0) {  // pairs are aligned, and entirely in the row or not
 #pragma unroll
       for (int i = 0; i < PIXELS; i += 2) {
         if (column + i < p.ow) {
-          *reinterpret_cast<float2*>(line + i) = make_float2(acc[i][k], acc[i + 1][k]);
+          *reinterpret_cast<float2*>(line + i) =
+              make_float2(at_least(acc[i][k]), at_least(acc[i + 1][k]));
         }
       }
     } else {
 #pragma unroll
       for (int i = 0; i < PIXELS; ++i) {
-        if (column + i < p.ow) line[i] = acc[i][k];
+        if (column + i < p.ow) line[i] = at_least(acc[i][k]);
       }
     }
   }
