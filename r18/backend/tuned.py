@@ -1,5 +1,8 @@
 """Which kernel measured fastest: a table per device, written by `r18 tune`, read by plans.
 
+A backend ships tables of some devices. What a user has measured on a device comes first, problem by
+problem and batch by batch.
+
 A problem that the table does not hold goes to the backend's own order. The choice changes speed
 only: every kernel is verified by itself.
 
@@ -153,14 +156,17 @@ def users_table(backend: str, device: DeviceInfo) -> Path:
 
 
 def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
-    """The user's table of a device, else the one in the folder that a backend ships, else None.
+    """The table of a device in the folder that a backend ships, updated with the user's; None
+    without either.
 
     Raises `UsageError` for a file that is no table.
     """
-    for path in (users_table(backend, device), shipped / f"{device.slug}.json"):
+    found = None
+    for path in (shipped / f"{device.slug}.json", users_table(backend, device)):
         if path.is_file():
-            return read_table(path)
-    return None
+            table = read_table(path)
+            found = table if found is None else found.merged(table)
+    return found
 
 
 __all__ = [

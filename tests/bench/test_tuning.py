@@ -64,8 +64,8 @@ SCHEDULE = tiny()
 DEVICE = DeviceInfo("cuda", "Some GPU 7 (sm_90)")
 
 
-def conv(batch: int) -> Problem:
-    return Problem(Conv2d(3, 4, (3, 3)), ((batch, 3, 8, 8),))
+def conv(batch: int, channels: int = 3) -> Problem:
+    return Problem(Conv2d(channels, 4, (3, 3)), ((batch, channels, 8, 8),))
 
 
 def table(**choices: dict[str, dict[int, Timing]]) -> Table:
@@ -111,12 +111,14 @@ def test_a_damaged_table_is_an_error(tmp_path: Path, text: str) -> None:
         read_table(path)
 
 
-def test_the_users_table_comes_before_the_shipped_one(
+def test_the_users_table_updates_the_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("R18_CACHE", str(tmp_path / "cache"))
     assert find_table("cupy", DEVICE, tmp_path) is None
-    table(fp32={KEY: {1: LARGE}}).write(tmp_path / "some-gpu-7.json")
+    other = str(conv(1, 7))
+    assert other != KEY
+    table(fp32={KEY: {1: LARGE, 8: LARGE}, other: {1: LARGE}}).write(tmp_path / "some-gpu-7.json")
     found = find_table("cupy", DEVICE, tmp_path)
     assert found is not None
     assert found.best(conv(1), "fp32") == Preferred("large")
@@ -124,6 +126,9 @@ def test_the_users_table_comes_before_the_shipped_one(
     found = find_table("cupy", DEVICE, tmp_path)
     assert found is not None
     assert found.best(conv(1), "fp32") == Preferred("small")
+    # One step that is tuned again does not hide what was measured of everything else.
+    assert found.best(conv(8), "fp32") == Preferred("large")
+    assert found.best(conv(1, 7), "fp32") == Preferred("large")
 
 
 class TunedNumpy(r18_numpy.Backend):
