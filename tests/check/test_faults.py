@@ -30,7 +30,7 @@ UNLOCATED = {
 }
 """The checks that have no element of the output to point to."""
 REMEMBERS = {
-    "random_order",
+    "changing_order",
     "depends_on_the_previous_call",
     "workspace_grows",
     "refuses_every_other_time",

@@ -53,7 +53,7 @@ PLANTED = {
     "writes too far": ["conv2d_writes_past_the_end", "conv2d_writes_one_image_too_far"],
     "reads too far": ["relu_looks_past_its_input"],
     "old values": ["conv2d_accumulates_on_output", "conv2d_stale_border"],
-    "order of summation": ["conv2d_random_order"],
+    "order of summation": ["conv2d_changing_order"],
     "synchronisation": ["relu_synchronisation_dropped"],
     "input": ["relu_input_overwritten"],
     "state between calls": ["conv2d_session_without_stride"],
