@@ -45,6 +45,7 @@ from r18_oracle.ptx.parse import PtxError
 from r18_oracle.search.campaign import run_campaign, search
 from r18_oracle.search.network_run import NetworkRun
 from r18_oracle.search.profiles import Profile
+from r18_oracle.search.verify import SIMULATED_NETWORK
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,10 @@ PTXCHECK = "ptxcheck"
 LATE = "late"
 """The check of a mutant that was not examined before the deadline."""
 
-NETWORK = "tiny:image_size=24"
+NETWORK = SIMULATED_NETWORK
+"""What host code is run in after its kernels: the smallest network that has every layer."""
 SAMPLES = 2
+"""Its images."""
 GLANCE = 4
 """Problems drawn for every kernel before any is searched; they catch most mutants."""
 
