@@ -282,8 +282,13 @@ class State:
         pair = of_two_groupings(self.kernel, self.problem)
         if pair is not None:
             few, many = pair
+            case = self._case_of(few)
+            program = self._program(case)
+            if isinstance(program, Fault) or self._fault(program, case) is not None:
+                self.suspects.append(few)
+                return
             how = "after a call that divides as many channels into more groups"
-            self._between(self._case_of(few), "groups", many, how)
+            self._between(case, "groups", many, how)
 
     def _between(self, mine: Case, name: str, other: Problem, how: str) -> None:
         """A case, then `other`, which differs from it in the field `name`, and the case again."""

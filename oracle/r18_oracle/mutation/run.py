@@ -392,11 +392,13 @@ def _job(
     paces: Mapping[str, Pace],
     precisions: Sequence[str] = (),
 ) -> Job:
+    most = question.how.call_seconds
     arguments = {
         "question": question,
         "mutant": mutant,
         "kernels": eager(kernels, paces),
-        "silence_seconds": patience(kernels, paces, question.how.call_seconds),
+        # To compile a network takes as long as all of its kernels, which no kernel's pace tells.
+        "silence_seconds": patience(kernels, {} if precisions else paces, most),
         "precisions": precisions,
     }
     return Job(trial, arguments, question.target.backend, "", silence_seconds=NEVER)
