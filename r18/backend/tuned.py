@@ -1,7 +1,7 @@
 """Which kernel measured fastest: a table per device, written by `r18 tune`, read by plans.
 
-A backend ships tables of some devices. What a user has measured on a device comes first, problem by
-problem and batch by batch.
+A backend ships tables of some devices. A user's measurement overrides the shipped one of the same
+problem and batch.
 
 A problem that the table does not hold goes to the backend's own order. The choice changes speed
 only: every kernel is verified by itself.
@@ -156,8 +156,7 @@ def users_table(backend: str, device: DeviceInfo) -> Path:
 
 
 def find_table(backend: str, device: DeviceInfo, shipped: Path) -> Table | None:
-    """The table of a device in the folder that a backend ships, updated with the user's; None
-    without either.
+    """The shipped table of a device, overridden by the user's entries. None if neither exists.
 
     Raises `UsageError` for a file that is no table.
     """

@@ -74,7 +74,7 @@ class FewChannelsFp32Tile(FewChannelsTile):
         op = conv_op(problem)
         lines = op.in_channels * op.kernel_size[0]
         # Measured at batch 64: two channels per thread take 1.2 times as long as four, because more
-        # products wait for a third operand, and more instructions are no FMA.
+        # FMAs wait for a third operand, and a smaller share of the instructions are FMAs.
         overhead = 1 + 1 / self.channels
         return overhead * self.m * self.n * self.k * lines / PRODUCTS_PER_CYCLE
 

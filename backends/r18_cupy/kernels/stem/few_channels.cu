@@ -64,8 +64,7 @@ __device__ __forceinline__ void fetch(const float* image, const ConvShape& p, un
 
 using Taps = Run<float, CHANNELS>;
 
-// Adds the products of the pixel at `at` of the thread's part of a line, with all taps of all
-// channels.
+// Multiplies pixel `at` of the thread's part of a line by every tap that meets it, in all channels.
 __device__ __forceinline__ void multiply_pixel(float (&acc)[PIXELS][CHANNELS], int at, float pixel,
                                                const Taps (&taps)[TAPS]) {
 #pragma unroll
@@ -78,10 +77,10 @@ __device__ __forceinline__ void multiply_pixel(float (&acc)[PIXELS][CHANNELS], i
 
 // Accumulates the lines of all windows; `patch` points to the thread's first window.
 //
-// Pixel by pixel, not tap by tap: registers are in two banks, odd and even, and each gives one
-// operand a cycle. A product whose pixel is that of the product before reads two operands, a tap
-// and a sum, which the assembler puts in different banks. Sums over the pixels that one tap takes
-// cannot be: with a stride of 2 those are all in one bank, and sums are in both.
+// NOTE: Pixel by pixel, not tap by tap, to avoid bank conflicts. Registers are in two banks, odd and
+// even, and each gives one operand a cycle. Consecutive FMAs with the same pixel reuse it and read
+// only a tap and a sum, which the assembler can place in different banks. Tap by tap it cannot: with
+// a stride of 2 a tap's pixels are all in one bank, and their sums are in both.
 __device__ __forceinline__ void multiply(float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                          int rows, const float* patch, const float* weights) {
 #pragma unroll 1
@@ -145,8 +144,8 @@ __device__ __forceinline__ void pool(float (&acc)[PIXELS][CHANNELS], const ConvS
 
 // ReLU and store without pooling, from the thread's first column on.
 //
-// Values of their own are stored, not the sums: two neighbouring sums in one store would have to be
-// in neighbouring registers, in the banks that `multiply` does not want them in.
+// NOTE: Copies are stored, which is why `relu` is not applied in place: a float2 store of two sums
+// would force them into adjacent registers, and the conflicts that `multiply` avoids would be back.
 __device__ __forceinline__ void write_row(const float (&acc)[PIXELS][CHANNELS], const ConvShape& p,
                                           int channel, int column, float* line) {
   const float least = p.relu ? 0.0f : minus_infinity();
