@@ -115,8 +115,8 @@ def _sized_by_output() -> HostFunction:
     return run
 
 
-def _filled_up_by_shape() -> HostFunction:
-    """Keeps an array for each shape of a weight without groups, and writes the groups' parts."""
+def _dense_by_shape() -> HostFunction:
+    """Expands grouped weights in an array that it keeps by the dense weight's shape."""
     wholes: dict[Hashable, Array] = {}
 
     def run(op: Any, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -281,9 +281,9 @@ def planted() -> tuple[Fault, ...]:
         ),
         _planted(
             Conv2d,
-            "filled_up_by_shape",
-            "fills weights of groups up in an array that it keeps by the shape",
-            _filled_up_by_shape(),
+            "dense_weight_by_shape",
+            "expands grouped weights in an array that it keeps by its shape",
+            _dense_by_shape(),
             extras=frozenset({"groups"}),
         ),
         _planted(

@@ -59,8 +59,8 @@ def others(kernel: Kernel, problem: Problem) -> dict[str, Problem]:
     return found | dict(settings)
 
 
-def of_two_groupings(kernel: Kernel, problem: Problem) -> tuple[Problem, Problem] | None:
-    """Two relatives of as many channels in all: in two groups, and in four. None if the op has no
+def regrouped(kernel: Kernel, problem: Problem) -> tuple[Problem, Problem] | None:
+    """Two relatives with the same total channels, in two groups and in four. None if the op has no
     groups or the kernel takes none."""
     spec = spec_of(problem.op)
     numbers = spec.numbers(problem)

@@ -8,7 +8,7 @@ in sequences, each a scenario of its own:
 |-------------|----------------------------------------------------------------------------------|
 | a field     | A, B, A, with B like A but for one field: stride_h, relu, padding_w, bias, n, …  |
 | `same_output` | B, C, B, with C like a B but for an image whose output has the same shape      |
-| `same_channels` | B, C, B, with groups in both: in C twice as many, with as many channels in all |
+| `same_channels` | B, C, B, with the same total channels: B in two groups, C in four             |
 | `several`   | A and every B, all prepared first, then called, and called again in reverse      |
 | `inputs`    | A, the same program on other inputs, A                                           |
 | `weights`   | programs whose weights are at the same addresses, one after another              |
@@ -62,7 +62,7 @@ from r18_oracle.check.call import (
     nans,
     stray_write,
 )
-from r18_oracle.check.relatives import of_two_groupings, others
+from r18_oracle.check.relatives import others, regrouped
 from r18_oracle.check.tally import Tally
 from r18_oracle.check.turns import alternating, thread_count, together
 from r18_oracle.check.watch import Process
@@ -274,12 +274,12 @@ class State:
             self._between(self._case_of(base), name, other, how)
 
     def _same_channels(self) -> None:
-        """What is kept by all channels, not by those of a group, serves two numbers of groups.
+        """What is kept by the total channels serves two numbers of groups.
 
-        A weight that is filled up with zeros to that of one group is such a thing: where C has
-        zeros, B has none.
+        A grouped weight that is expanded to a dense one, for example: B's values remain where C
+        needs zeros.
         """
-        pair = of_two_groupings(self.kernel, self.problem)
+        pair = regrouped(self.kernel, self.problem)
         if pair is not None:
             few, many = pair
             case = self._case_of(few)
@@ -287,11 +287,11 @@ class State:
             if isinstance(program, Fault) or self._fault(program, case) is not None:
                 self.suspects.append(few)
                 return
-            how = "after a call that divides as many channels into more groups"
+            how = "after a call with as many channels in another number of groups"
             self._between(case, "groups", many, how)
 
     def _between(self, mine: Case, name: str, other: Problem, how: str) -> None:
-        """A case, then `other`, which differs from it in the field `name`, and the case again."""
+        """A case, then `other`, and the case again. name: the field in which `other` is new."""
         program = self._made(mine)
         first = self._must(program, mine, NEW)
         case = self._case_of(other)
@@ -449,7 +449,8 @@ class State:
                 self._fail(case.problem, fault, how)
 
     def _right_elsewhere(self, case: Case) -> bool:
-        """Whether a new program of a case is right, at the latest where none has been."""
+        """Whether any of `KEPT` new programs of a case is right. All are kept, so that the last
+        are at new addresses."""
         kept: list[_Program] = []
         while len(kept) < KEPT:
             kept.append(self._made(case))

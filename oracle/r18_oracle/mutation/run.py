@@ -80,7 +80,8 @@ def run(
     records_folder: the folder of the record, which is written as mutants are judged. Results that
              it holds are not run again, except those of `again` (one of `AGAIN`).
 
-    Equivalent mutants are not run. The unchanged kernels run first. A simulated device gets a
+    Equivalent mutants are not run. The unchanged kernels run first, and the unchanged network that
+    mutants of host code are run in. A simulated device gets a
     smaller profile, as in `r18 verify`. Device code whose values are right is checked by the rules
     of `r18 ptxcheck`, and then under compute-sanitizer.
 
@@ -392,13 +393,11 @@ def _job(
     paces: Mapping[str, Pace],
     precisions: Sequence[str] = (),
 ) -> Job:
-    most = question.how.call_seconds
     arguments = {
         "question": question,
         "mutant": mutant,
         "kernels": eager(kernels, paces),
-        # To compile a network takes as long as all of its kernels, which no kernel's pace tells.
-        "silence_seconds": patience(kernels, {} if precisions else paces, most),
+        "silence_seconds": patience(kernels, paces, question.how.call_seconds),
         "precisions": precisions,
     }
     return Job(trial, arguments, question.target.backend, "", silence_seconds=NEVER)

@@ -215,7 +215,7 @@ def _asked(request: _Request, *, keep: bool) -> tuple[list[Any], float]:
 
 
 def _heard(process: Process, request: _Request) -> list[Any]:
-    said = process.ask(request, _alarm(request))
+    said = process.ask(request, _alarm(request.question, request.silence_seconds))
     if isinstance(said[-1], Ended) and said[-1].check == "hang":
         if time.monotonic() >= request.question.deadline:
             return [Ended(LATE, "its time was up")]
@@ -233,10 +233,10 @@ def _is_late(result: object) -> bool:
     return isinstance(result, Ended) and result.check == LATE
 
 
-def _alarm(request: _Request) -> int:
+def _alarm(question: Question, silence_seconds: float) -> int:
     """Seconds until a silent child is ended: at most the rest of the run."""
-    left = request.question.deadline - time.monotonic()
-    return request.silence_seconds if left > request.silence_seconds else max(1, math.ceil(left))
+    left = question.deadline - time.monotonic()
+    return max(1, math.ceil(min(silence_seconds, left)))
 
 
 # -- the child, from inside --------------------------------------------------------------------
@@ -266,14 +266,20 @@ def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
     if strays:
         return f"{', '.join(strays)} did not come from the copy in {root}"
 
-    def announce(problem: Problem | None, kind: str, seed: int) -> None:
-        if time.monotonic() >= request.question.deadline:
-            raise _TimeIsUp
-        signal.alarm(_alarm(request))
-        say((problem, kind, seed))
+    def announcing(silence_seconds: float) -> Announce:
+        def announce(problem: Problem | None, kind: str, seed: int) -> None:
+            if time.monotonic() >= request.question.deadline:
+                raise _TimeIsUp
+            signal.alarm(_alarm(request.question, silence_seconds))
+            say((problem, kind, seed))
 
+        return announce
+
+    announce = announcing(request.silence_seconds)
+    # No kernel's pace tells how long a program of them all is compiled.
+    patient = announcing(request.question.how.call_seconds)
     try:
-        return _search(request, backend, announce)
+        return _search(request, backend, announce, patient)
     except _TimeIsUp:
         return Ended(LATE, "its time was up")
     except Exception as error:  # it would end `r18 verify` too, so the mutant is caught
@@ -285,10 +291,12 @@ def _examine(request: _Request, say: Say) -> Finding | Ended | str | None:
 Announce = Callable[[Problem | None, str, int], None]
 
 
-def _search(request: _Request, backend: Backend, announce: Announce) -> Finding | Ended | None:
+def _search(
+    request: _Request, backend: Backend, announce: Announce, patient: Announce
+) -> Finding | Ended | None:
     """A glance at every kernel that the mutant changes, then a full campaign on each, then the
-    order of memory accesses in the PTX of each, which no value may show. At last a network, which
-    runs what no kernel alone does: captured launches."""
+    order of memory accesses in the PTX of each, which no value may show. Finally a network: only it
+    uses captured launches."""
     found = {kernel.id: kernel for kernel in backend.kernels()}
     question = request.question
     changed: list[Kernel] = []
@@ -322,7 +330,7 @@ def _search(request: _Request, backend: Backend, announce: Announce) -> Finding 
         if finding := _disordered(question, kernel, announce):
             return finding
     for precision in request.precisions:
-        if failed := _in_network(question, precision, announce):
+        if failed := _in_network(question, precision, patient):
             return failed
     return None if changed or not request.compiled else Ended(SAME_CODE, SAME_REASON)
 
