@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from r18.backend import Backend, Kernel
@@ -27,3 +28,15 @@ def kernel_of(backend: Backend, kernel_id: str) -> Kernel:
         if kernel.id == kernel_id:
             return kernel
     raise unknown("kernel", kernel_id, (k.id for k in backend.kernels()))
+
+
+def with_choices(backend: Backend, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Each of these kernels, followed by its choices."""
+    for kernel in kernels:
+        yield kernel
+        yield from backend.variants(kernel)
+
+
+def planned_kernels(backend: Backend) -> dict[str, Kernel]:
+    """What a plan may name, by id: the kernels that the backend lists, and their choices."""
+    return {kernel.id: kernel for kernel in with_choices(backend, backend.kernels())}

@@ -20,6 +20,7 @@ from r18.graph.schedule import Schedule
 from r18.runtime.plan import make_plan
 from r18_oracle.conformance.programs import CHECKS, Subject, check_program
 from support import compute
+from tiled_backend import Tiled
 
 
 def normalize(op: Normalize, inputs: Arrays, weights: Arrays, out: Array, workspace: Array) -> None:
@@ -206,6 +207,10 @@ def test_every_check_has_a_program_that_fails_it() -> None:
 @pytest.mark.parametrize("check", CHECKS)
 def test_right_programs_pass(check: str) -> None:
     CHECKS[check](Subject(Made(Program), "fp32", "all"))
+
+
+def test_a_step_may_run_a_tile_of_a_kernel() -> None:
+    CHECKS["steps_are_kernels_of_the_backend"](Subject(Tiled(), "fp32", "all"))
 
 
 def test_kernels_that_keep_no_bits_are_given_what_two_right_programs_may_differ_by() -> None:

@@ -25,6 +25,7 @@ from r18_oracle.dumps.dumps import write_dump
 from r18_oracle.dumps.files import sha256_of
 from r18_oracle.network.checkpoints import compare_checkpoints
 from r18_oracle.network.images import Images, seeded
+from tiled_backend import TILE
 
 TINY = network("tiny")
 COUNT = BATCH + 1
@@ -75,6 +76,13 @@ def bad(report: Agreement) -> list[str]:
 
 
 # -- what it says of right and wrong dumps -----------------------------------------------------
+
+
+def test_a_dump_of_a_plan_with_a_tile_agrees(three: list[Path], tmp_path: Path) -> None:
+    tiled = dump(tmp_path / "tiled", "tiled_backend:Tiled")
+    assert TILE.id in json.loads((tiled / "manifest.json").read_text())["kernels"].values()
+    report = compare_by_bounds([three[0], tiled], backends=["tiled_backend:Tiled"])
+    assert report.ok
 
 
 def test_right_backends_agree(three: list[Path]) -> None:

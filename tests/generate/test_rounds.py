@@ -17,8 +17,9 @@ from r18.graph.ops import Conv2d, Problem
 from r18_cupy.conv.im2col import Im2col
 from r18_cupy.conv.winograd import Winograd
 from r18_oracle.generate import rounds as generate
+from r18_oracle.loading import with_choices
 from r18_oracle.search.campaign import run_campaign
-from r18_oracle.search.choices import Share, with_choices
+from r18_oracle.search.choices import Share
 from r18_oracle.search.profiles import profile
 
 QUICK = replace(profile("quick"), shrink_seconds=0.0)

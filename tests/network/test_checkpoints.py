@@ -59,6 +59,7 @@ from r18_oracle.network.checkpoints import (
 from r18_oracle.network.images import Images
 from r18_oracle.network.losses import LossSums
 from spoiled_kernels import Altered, kernel, spoiled
+from tiled_backend import TILE, Tiled
 
 SMALL = resnet("small", blocks=(1, 2), width=16, classes=7, image_size=40)
 NETWORKS = {"tiny": tiny(), "small": SMALL}
@@ -806,6 +807,13 @@ class Shapeless(Program):
 def test_a_program_that_is_not_what_it_says(program: Any, message: str) -> None:
     with pytest.raises(R18Error, match=message):
         compare(Altered(program=program))
+
+
+def test_a_plan_may_name_a_tile_that_was_measured() -> None:
+    """`verify --profile brief` said of tuned batches that the backend lists no such kernel."""
+    report = compare(Tiled())
+    assert report.ok, text(report)
+    assert report.steps[0].kernel == TILE.id
 
 
 # -- a fused stem ------------------------------------------------------------------------------

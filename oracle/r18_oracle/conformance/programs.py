@@ -29,6 +29,7 @@ from r18.images.preprocess import Preprocess
 from r18.runtime.pipeline import pipeline
 from r18.runtime.plan import make_plan
 from r18.weights import load_weights
+from r18_oracle.loading import planned_kernels
 from r18_oracle.network.checkpoints import (
     UNTAPPED,
     compare_checkpoints,
@@ -286,7 +287,7 @@ def checkpoints_have_their_shapes(subject: Subject) -> None:
 
 def steps_are_kernels_of_the_backend(subject: Subject) -> None:
     """Each step of the plan names a kernel that the backend lists and that takes its problem."""
-    listed = {kernel.id for kernel in subject.backend.kernels()}
+    listed = planned_kernels(subject.backend)
     with subject.program() as program:
         for step in program.plan.steps:
             assert step.kernel.id in listed, f"'{step.name}' runs '{step.kernel.id}', not listed"

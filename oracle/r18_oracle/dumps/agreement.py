@@ -40,6 +40,7 @@ from r18.weights.sources import check_source_named
 from r18_oracle.dumps.dumps import Dump, Made, check_comparable, read_dump
 from r18_oracle.dumps.files import read_tensor
 from r18_oracle.judge.compare import json_number, short, table
+from r18_oracle.loading import planned_kernels
 from r18_oracle.network.images import Images
 from r18_oracle.network.losses import Loss, LossSums
 from r18_oracle.network.reference_runs import LayerRun, pytorch_run, reference_run
@@ -324,7 +325,7 @@ def _algorithms(dump: Dump, given: Mapping[str, Backend]) -> set[str]:
         if made.backend not in given:
             check_named(made.backend, f"the dump '{dump.folder}'")
         backend = given.get(made.backend) or load_backend(made.backend)
-        known = {k.id: k.contract.algorithm for k in backend.kernels()}
+        known = planned_kernels(backend)
     except (UnknownName, BackendUnavailable) as error:
         raise DumpError(
             f"the allowed error of '{dump.folder}' depends on its kernels, and its backend "
@@ -338,7 +339,7 @@ def _algorithms(dump: Dump, given: Mapping[str, Backend]) -> set[str]:
             f"list here: {plain(', '.join(missing))}\n"
             "  write the dump again with the installed r18 and backend"
         )
-    return {known[kernel] for kernel in made.kernels.values()}
+    return {known[kernel].contract.algorithm for kernel in made.kernels.values()}
 
 
 def _images(dump: Dump, schedule: Schedule) -> Images:

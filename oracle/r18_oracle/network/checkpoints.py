@@ -35,6 +35,7 @@ from r18_oracle.check.call import Observation, observe
 from r18_oracle.findings import described
 from r18_oracle.judge.reference import explanation, kernel_running
 from r18_oracle.judge.verdict import judge
+from r18_oracle.loading import planned_kernels
 from r18_oracle.network.checkpoint_report import (
     UNTAPPED,
     CheckpointError,
@@ -385,12 +386,14 @@ def _judged(step: StepError, case: Case, kernel: Kernel, seen: Observation) -> S
 
 
 def _check_plan(backend: Backend, fused: Schedule, plan: Plan, batch: int) -> None:
-    """Check that the plan computes every step of the schedule with a kernel that the backend lists.
+    """Check that the plan computes every step of the schedule with a kernel of the backend.
+
+    A tuning table may name one of a kernel's choices, such as a tile.
 
     Where the plan fuses a convolution with its max-pooling or with the integers of its image, or
     global average pooling with the linear layer behind it, the schedule is fused likewise.
     """
-    known = {kernel.id for kernel in backend.kernels()}
+    known = planned_kernels(backend)
     planned = {plan.tensors[step.output].value: step for step in reversed(plan.steps)}
     pairs = {v: step.problem.op for v, step in planned.items() if type(step.problem.op) in PARTS}
     fused = fuse_pairs(fused, lambda step, pool: step.output in pairs)

@@ -12,12 +12,12 @@ from r18.backend import DeviceFunction, Kernel
 from r18.backend.registry import load_backend
 from r18.errors import UsageError, unknown_kernel
 from r18.graph.ops import Problem
+from r18_oracle.loading import with_choices
 from r18_oracle.ptx.accepted import Accepted, Entry
 from r18_oracle.ptx.disorder import Disorder
 from r18_oracle.ptx.parse import PtxError, functions
 from r18_oracle.ptx.rules import disorders
 from r18_oracle.search.campaign import network_problems
-from r18_oracle.search.choices import with_choices
 
 BATCHES = (1, 8, 64)
 """The batch sizes of the network's problems, which determine the functions that kernels launch."""

@@ -28,13 +28,6 @@ SHARE = 5
 """A choice gets this fraction of its kernel's examples, plus one, since the first is trivial."""
 
 
-def with_choices(backend: Backend, kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Each of these kernels, followed by its choices."""
-    for kernel in kernels:
-        yield kernel
-        yield from backend.variants(kernel)
-
-
 @dataclass(frozen=True)
 class Share:
     """The problems for a kernel, or for one of its choices.

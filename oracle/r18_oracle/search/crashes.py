@@ -13,9 +13,8 @@ from r18.graph.ops import Problem
 from r18_oracle.check.checks import examine
 from r18_oracle.findings import SILENCE, STATE, Failed, Finding
 from r18_oracle.generate.shrink import shrunk
-from r18_oracle.loading import kernel_of, loaded_backend
+from r18_oracle.loading import kernel_of, loaded_backend, with_choices
 from r18_oracle.search.campaign import Announce
-from r18_oracle.search.choices import with_choices
 from r18_oracle.search.profiles import Profile
 from r18_oracle.search.worker import Job, Pool
 

@@ -28,8 +28,7 @@ from r18_oracle.findings import (
     problem_from_json,
     problem_to_json,
 )
-from r18_oracle.loading import kernel_of
-from r18_oracle.search.choices import with_choices
+from r18_oracle.loading import kernel_of, with_choices
 
 TRIALS = 10
 """The most fresh processes for one finding."""

@@ -17,13 +17,13 @@ from r18_cupy import Backend
 from r18_cupy.cuda import compiler
 from r18_cupy.cuda.compiler import Entry
 from r18_cupy.kernel import CudaKernel, launches_of
+from r18_oracle.loading import with_choices
 from r18_oracle.ptx.accepted import Accepted
 from r18_oracle.ptx.check import BATCHES, check
 from r18_oracle.ptx.disorder import Disorder
 from r18_oracle.ptx.parse import functions
 from r18_oracle.ptx.rules import disorders
 from r18_oracle.search.campaign import network_problems
-from r18_oracle.search.choices import with_choices
 
 TARGET = "sm_90a"
 GATHER, SPLIT_K = "hopper/implicit_gemm_wgmma", "hopper/cluster_split_k.cuh"
