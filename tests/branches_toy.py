@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,8 +64,38 @@ class Backend(Plain):
         return (Compiled("toy", ReLU, "maximum", FP32, contract, run=relu, refuses=refuses),)
 
 
+class Failing(Backend):
+    """Its kernel writes nothing, and declares no device functions."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        (right,) = super().kernels()
+        return (HostKernel("toy", ReLU, "maximum", FP32, right.contract, run=nothing),)
+
+
+class Deadly(Failing):
+    """Its kernel ends the process."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        return tuple(replace(kernel, run=abort) for kernel in super().kernels())
+
+
+def nothing(*arguments: Any) -> None:
+    """Nothing."""
+
+
+def abort(*arguments: Any) -> None:
+    os.abort()
+
+
 class Away(Backend):
     """Without its device."""
 
     def probe(self) -> DeviceInfo:
         raise BackendUnavailable("toy", "no device", "Plug it in.")
+
+
+class Silent(Away):
+    """Nor does it say what it would launch."""
+
+    def kernels(self) -> tuple[HostKernel, ...]:
+        return Failing().kernels()

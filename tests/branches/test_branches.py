@@ -140,21 +140,20 @@ def test_without_its_device_a_kernel_is_asked_what_it_decides() -> None:
     assert [one.text for one in said.without_reason if not one.file] == ["never"]
 
 
-def test_a_kernel_that_says_nothing_without_its_device_is_not_available(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(branches_toy.Compiled, "function_labels", lambda self, problem=None: ())
+def test_a_kernel_that_says_nothing_without_its_device_is_not_available() -> None:
     with pytest.raises(BackendUnavailable, match="no device"):
-        branches("branches_toy:Away", network=None)
+        branches("branches_toy:Silent", network=None)
 
 
-def test_a_kernel_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches_toy.np, "maximum", lambda x, zero, out: None)
-    monkeypatch.setattr(branches_toy.Compiled, "function_labels", lambda self, problem=None: ())
-    said = branches(TOY, network=None)
-    assert list(said.failed) == [KERNEL]
-    assert f"{KERNEL} was stopped: full_write: " in said.text()
-    assert not said.clean
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [("Failing", "full_write: "), ("Deadly", "crash: the worker process died of SIGABRT")],
+)
+def test_a_kernel_that_fails_is_named(backend: str, said: str) -> None:
+    found = branches(f"branches_toy:{backend}", network=None)
+    assert list(found.failed) == [KERNEL]
+    assert f"{KERNEL} was stopped: {said}" in found.text()
+    assert not found.clean
 
 
 def test_names_that_are_not_there() -> None:

@@ -1,9 +1,4 @@
-"""Call a backend's kernels with the problems of a profile, under coverage.py.
-
-If their device is available, kernels run as in `r18 verify`. Otherwise only the host code of
-kernels that declare host files or device functions is called: `refusal`, `workspace`, `prepare`,
-`function_labels`, and the choice of a variant.
-"""
+"""What the problems of a profile execute of a backend's kernels, measured in worker processes."""
 
 from __future__ import annotations
 
@@ -12,29 +7,20 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from coverage import Coverage
-
-from r18.backend import Backend, Kernel
+from r18.backend import Backend
 from r18.backend.registry import installed, load_backend
-from r18.errors import BackendUnavailable, R18Error, UsageError
-from r18.graph.ops import Problem
-from r18_oracle.findings import described
-from r18_oracle.generate.corners import runnable, vast
-from r18_oracle.judge.declared import declaration
+from r18.errors import R18Error, UsageError
+from r18_oracle.branches.calls import Part, device_of, measure_kernel, recorder
 from r18_oracle.mutation.mutants import Target
-from r18_oracle.search.campaign import network_problems, run_campaign, walk
+from r18_oracle.search.campaign import network_problems
 from r18_oracle.search.profiles import Profile
-
-MOST_WEIGHTS = 1 << 20
-"""Without a device, `prepare` is called for weights of at most this many elements. Larger weights
-take longer, but no other branches."""
+from r18_oracle.search.tasks import kernel_job
+from r18_oracle.search.worker import run_jobs
 
 
 @dataclass(frozen=True)
@@ -64,6 +50,7 @@ class Measured:
     failed:   the error that stopped a kernel before its last problem, by the kernel's id.
     declared: the labels of device functions, with the ids of the kernels that declare them.
     launched: the labels of those that some problem launches.
+    compiled: the files with functions that Numba compiles, relative to `root`.
     lines:    what was executed of each module under `root`.
     """
 
@@ -74,6 +61,7 @@ class Measured:
     failed: dict[str, str] = field(default_factory=dict)
     declared: dict[str, list[str]] = field(default_factory=dict)
     launched: set[str] = field(default_factory=set)
+    compiled: set[str] = field(default_factory=set)
     lines: dict[Path, Lines] = field(default_factory=dict)
 
 
@@ -83,120 +71,66 @@ def measure(
     seed: int = 0,
     network: str | None = "resnet18",
     *,
+    workers: int | None = None,
     on_kernel: Callable[[str], None] = lambda kernel: None,
 ) -> Measured:
     """Call a backend's kernels with every problem of the profile and of the network.
 
-    name: as `load_backend` takes it. The process must be new, since cached functions do not run
-    again. Raises what loading raises, `UnknownName` for a network, `BackendUnavailable` if the
+    name: as `load_backend` takes it. workers: the processes that call them; by default one per
+    core. Raises what loading raises, `UnknownName` for a network, `BackendUnavailable` if the
     device is not available and no kernel declares host files or device functions, and `UsageError`
     if no problem was accepted.
     """
     if network is not None:
         network_problems(network, how.batches)  # raises for an unknown name
     root = _root(name)
-    with _covered(root) as coverage:
-        backend = load_backend(name)
-        found = Measured(backend, root)
-        if Target.of(name).path.resolve() != root:
-            module = type(backend).__module__
-            raise UsageError(
-                f"backend '{name}' is loaded from one package and defined in another, '{module}'\n"
-                f"  give it as {module}:{type(backend).__name__}"
-            )
-        found.device = _device(backend)
-        for kernel in backend.kernels():
-            on_kernel(kernel.id)
-            try:
-                _call_host_code(found, kernel, how, seed, network)
-                if found.device is not None:
-                    _run(found, name, kernel, how, seed, network)
-            except Exception as error:  # any exception of a kernel
-                found.failed.setdefault(kernel.id, described(error))
-    if not found.problems:
-        raise UsageError(f"the kernels of '{name}' accepted no problem, so nothing was measured")
-    found.lines = _lines(coverage, root)
+    backend = load_backend(name)
+    if Target.of(name).path.resolve() != root:
+        module = type(backend).__module__
+        raise UsageError(
+            f"backend '{name}' is loaded from one package and defined in another, '{module}'\n"
+            f"  give it as {module}:{type(backend).__name__}"
+        )
+    found = Measured(backend, root, device_of(backend))
+    kernels = [kernel.id for kernel in backend.kernels()]
+    jobs = [kernel_job(measure_kernel, name, one, how, seed, network, root=root) for one in kernels]
+    parts: dict[str, Part] = {}
+    for outcome in run_jobs(
+        jobs, workers=workers, on_progress=lambda job, problem: on_kernel(job.kernel)
+    ):
+        if isinstance(outcome.result, Exception):
+            raise outcome.result
+        if outcome.finding is not None:
+            found.failed[outcome.job.kernel] = f"{outcome.finding.check}: {outcome.finding.message}"
+        else:
+            parts[outcome.job.kernel] = outcome.result
+    _merge(found, {one: parts[one] for one in kernels if one in parts})
     return found
+
+
+def _merge(found: Measured, parts: dict[str, Part]) -> None:
+    """Add what each kernel executed. Raises `UsageError` if no problem was accepted."""
+    arcs: dict[str, set[tuple[int, int]]] = {}
+    for kernel, part in parts.items():
+        found.problems += part.problems
+        if part.failed:
+            found.failed[kernel] = part.failed
+        for label in part.declared:
+            found.declared.setdefault(label, []).append(kernel)
+        found.launched |= part.launched
+        found.compiled |= part.compiled
+        for file, pairs in part.arcs.items():
+            arcs.setdefault(file, set()).update(pairs)
+    if not found.problems and not found.failed:
+        raise UsageError(
+            f"the kernels of '{found.backend.name}' accepted no problem, so nothing was measured"
+        )
+    found.lines = _lines(found.root, arcs)
 
 
 def sources(root: Path) -> list[Path]:
     """The Python modules of a package, or the single module."""
     return [root] if root.is_file() else sorted(root.rglob("*.py"))
-
-
-# -- the kernels ---------------------------------------------------------------------------------
-
-
-def _device(backend: Backend) -> str | None:
-    """The device that kernels run on; None if only their host code can be called."""
-    try:
-        return str(backend.probe())
-    except BackendUnavailable:
-        if any(kernel.host_files or kernel.function_labels() for kernel in backend.kernels()):
-            return None
-        raise
-
-
-def _run(
-    found: Measured, name: str, kernel: Kernel, how: Profile, seed: int, network: str | None
-) -> None:
-    """The kernel's campaign, as in `r18 verify`."""
-    report = run_campaign(found.backend, kernel, how, seed, backend_name=name, network_name=network)
-    found.problems += report.tally.problems
-    if report.finding is not None:
-        found.failed[kernel.id] = f"{report.finding.check}: {report.finding.message}"
-
-
-def _call_host_code(
-    found: Measured, kernel: Kernel, how: Profile, seed: int, network: str | None
-) -> None:
-    """Call the host code of the kernel and its choices for each problem of their campaign."""
-    labels = kernel.function_labels()
-    for label in labels:
-        found.declared.setdefault(label, []).append(kernel.id)
-    if found.device is not None and not labels:
-        return  # the campaign calls all of this
-    prepared = set()
-    for one, problem in _problems(found.backend, kernel, how, seed, network):
-        if one.refusal(problem) is not None:
-            continue
-        one.workspace(problem)
-        if not runnable(problem):
-            continue
-        found.launched |= {*one.function_labels(problem)}
-        if found.device is not None:
-            continue
-        found.problems += 1
-        declaration(one)
-        found.backend.variant(one, problem)
-        if (one.id, problem.op) not in prepared:
-            prepared.add((one.id, problem.op))
-            _prepare(one, problem)
-
-
-def _problems(
-    backend: Backend, kernel: Kernel, how: Profile, seed: int, network: str | None
-) -> list[tuple[Kernel, Problem]]:
-    """The problems of a kernel's campaign, each with the kernel or the choice that it is for."""
-    found: list[tuple[Kernel, Problem]] = []
-
-    def keep(one: Kernel, problem: Problem, *_: object) -> bool:
-        found.append((one, problem))
-        return True
-
-    walk(backend, kernel, how, seed, network, keep, whole=True)
-    return [*found, *((kernel, problem) for problem in vast(kernel.op))]
-
-
-def _prepare(kernel: Kernel, problem: Problem) -> None:
-    """Pack weights, as far as possible without the device."""
-    shapes = [spec.shape for spec in problem.op.weights()]
-    if sum(int(np.prod(shape)) for shape in shapes) <= MOST_WEIGHTS:
-        with suppress(Exception):  # whatever its allocator raises without a device
-            kernel.prepare(problem, tuple(np.ones(shape, np.float32) for shape in shapes))
-
-
-# -- coverage ------------------------------------------------------------------------------------
 
 
 def _root(name: str) -> Path:
@@ -218,37 +152,14 @@ def _root(name: str) -> Path:
     return origin.parent if spec.submodule_search_locations else origin
 
 
-@contextmanager
-def _covered(root: Path) -> Iterator[Coverage]:
-    """Record the branches taken in the code under `root`, on all threads."""
-    pattern = str(root) if root.is_file() else f"{root}/*"
-    coverage = Coverage(
-        data_file=None,
-        config_file=False,
-        branch=True,
-        include=[pattern],
-        concurrency=_concurrency(),
-    )
-    # Only an entry with a reason may silence a branch, not a `pragma`.
-    coverage.set_option("report:exclude_lines", [r"if (typing\.)?TYPE_CHECKING:"])
-    coverage.set_option("report:partial_branches", [])
-    coverage.start()
-    try:
-        yield coverage
-    finally:
-        coverage.stop()
-
-
-def _concurrency() -> list[str]:
-    """What coverage.py has to tell apart: Numba's simulator runs kernels in greenlets."""
-    return ["thread", "greenlet"] if importlib.util.find_spec("greenlet") else ["thread"]
-
-
-def _lines(coverage: Coverage, root: Path) -> dict[Path, Lines]:
+def _lines(root: Path, arcs: Mapping[str, Collection[tuple[int, int]]]) -> dict[Path, Lines]:
+    """The lines and branches of every module, from the pairs of lines that were executed."""
+    coverage = recorder(root)
     data = coverage.get_data()
+    data.add_arcs(arcs)
     files = {str(path): path for path in sources(root)}
     for file in files:
-        data.touch_file(file)  # so that a module that was already imported is reported
+        data.touch_file(file)  # so that a module that was never imported is reported
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "lines.json"
         coverage.json_report(morfs=[*files], outfile=str(out))

@@ -92,6 +92,7 @@ def branches(
     network: str | None = "resnet18",
     seed: int = 0,
     reasons: Path | None = None,
+    workers: int | None = None,
     on_kernel: Callable[[str], None] = lambda kernel: None,
 ) -> Report:
     """Report what the problems of a profile leave out of a backend's kernels.
@@ -102,7 +103,7 @@ def branches(
     how = profile(profile_name)
     if reasons is None:
         Reasons.of(backend)  # a damaged list is reported before the kernels run
-    found = measure(backend, how, seed, network, on_kernel=on_kernel)
+    found = measure(backend, how, seed, network, workers=workers, on_kernel=on_kernel)
     own = found.backend.name if reasons is not None else backend
     return judged(found, backend, how, Reasons.of(own, reasons))
 
@@ -111,7 +112,7 @@ def judged(found: Measured, backend: str, how: Profile, reasons: Reasons) -> Rep
     """Make the report. Raises `UsageError` for an entry whose line no longer exists."""
     texts = {_name(found, path): Source.of(path) for path in sources(found.root)}
     reasons.check(backend, texts, found.declared)
-    code = HostCode.of(found.root, found.backend.kernels())
+    code = HostCode.of(found.root, found.backend.kernels(), found.compiled)
     left: list[Untaken] = []
     count = 0
     for file, spans in sorted(code.spans.items()):
@@ -152,9 +153,9 @@ class HostCode:
     spans: dict[str, list[tuple[int, int]]]
 
     @classmethod
-    def of(cls, root: Path, kernels: Iterable[Kernel]) -> HostCode:
+    def of(cls, root: Path, kernels: Iterable[Kernel], compiled: set[str]) -> HostCode:
         names = Names(root)
-        code, compiled = cls({}, {}), _compiled(root)
+        code = cls({}, {})
         for kernel in kernels:
             code.reaches[kernel.id] = reached = reach(kernel, root, names)
             counted = [file.resolve().relative_to(root).as_posix() for file in kernel.host_files]
@@ -167,19 +168,6 @@ class HostCode:
         for file in compiled & code.spans.keys():
             del code.spans[file]
         return code
-
-
-def _compiled(root: Path) -> set[str]:
-    """The files with functions that Numba compiles."""
-    found = set()
-    for module in [*sys.modules.values()]:
-        path = Path(getattr(module, "__file__", None) or "/").resolve()
-        if path.is_relative_to(root) and any(
-            hasattr(thing, "py_func") and thing.__module__ == module.__name__
-            for thing in [*vars(module).values()]
-        ):
-            found.add(path.relative_to(root).as_posix() if path != root else path.name)
-    return found
 
 
 def _owners(one: Untaken, code: HostCode, found: Measured) -> list[str]:

@@ -105,8 +105,10 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield Problem(Conv2d(2, 3, (2, 1), (5, 4), (0, 0)), ((2, 2, 13, 11),))
         # An image wider than its padding, but less than twice as wide.
         yield fused(Conv2d(2, 3, (7, 5), (1, 1), (3, 2)), (2, 2, 5, 3))
-        # Padding as wide as the window: outputs that see only zeros.
+        # Padding as wide as the window: outputs that see only zeros; and so many rows of them that
+        # a thread computes no others.
         yield fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
+        yield fused(Conv2d(2, 3, (1, 3), (1, 1), (6, 1)), (1, 2, 1, 5))
         # Several images with one row of outputs each: a block of them is no matrix in the output.
         yield fused(Conv2d(3, 2, (3, 3), (1, 1), (0, 1)), (5, 3, 3, 4))
         # One channel and one column of outputs, with a horizontal stride that is not used.
@@ -281,8 +283,9 @@ def grouped_or_dilated() -> Iterator[Problem]:
     yield fused(Conv2d(2, 3, (2, 3), (1, 1), (5, 3), dilation=(5, 1)), (1, 2, 2, 3))
     yield fused(Conv2d(3, 2, (3, 3), (3, 3), (2, 2), dilation=(2, 2)), (2, 3, 11, 8))
     yield fused(Conv2d(2, 3, (3, 2), dilation=(1, 4)), (2, 2, 5, 7))
-    # Both.
+    # Both; and taps so far apart that the pixels under a tile of outputs outgrow shared memory.
     yield fused(Conv2d(4, 6, (3, 3), (1, 1), (2, 2), groups=2, dilation=(2, 2)), (2, 4, 5, 4))
+    yield fused(Conv2d(64, 64, (3, 3), (1, 1), (6, 6), groups=16, dilation=(6, 6)), (1, 64, 3, 8))
 
 
 def fused(op: Conv2d, shape: Shape) -> Problem:
