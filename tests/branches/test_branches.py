@@ -178,7 +178,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, [*away, "--reasons", str(path)]).exit_code == 0
 
 
-@pytest.mark.parametrize("backend", ["cupy", "numba-cpu", "numpy", "torch"])
+@pytest.mark.parametrize("backend", ["cupy", "numba", "numba-cpu", "numpy", "torch"])
 def test_the_lines_of_our_own_reasons_are_there(backend: str) -> None:
     root = ROOT / "backends" / f"r18_{backend.replace('-', '_')}"
     files = {path.relative_to(root).as_posix(): Source.of(path) for path in sources(root)}

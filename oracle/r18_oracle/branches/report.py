@@ -144,9 +144,9 @@ class HostCode:
 
     reaches: the definitions that each kernel reaches, by its id.
     spans: the lines of each file that count: the whole file if it is in some kernel's
-           `host_files`; for a kernel without any, the definitions that it reaches. Modules with
-           functions that Numba compiles do not count: coverage.py does not see machine code, and
-           the other functions in them only help to compile it.
+           `host_files`; for a kernel without any, the definitions that it reaches. Modules of
+           device code, and those with functions that Numba compiles, do not count: coverage.py
+           does not see machine code, and the other functions in them only help to compile it.
     """
 
     reaches: dict[str, tuple[Span, ...]]
@@ -165,6 +165,11 @@ class HostCode:
                 spans = code.spans.setdefault(file, [])
                 if (first, last) not in spans and WHOLE not in spans:
                     spans.append((first, last))
+            compiled = compiled | {
+                file.relative_to(root).as_posix()
+                for file in map(Path.resolve, kernel.source_files)
+                if file.is_relative_to(root)
+            }
         for file in compiled & code.spans.keys():
             del code.spans[file]
         return code
