@@ -16,12 +16,13 @@ from r18.graph.ops import Conv2d, Linear, Problem
 from r18.graph.precision import BF16, FP16, FP32, TF32, Precision
 from r18_oracle.cases import Case
 from r18_oracle.generate.inputs import ROUNDING, make_case
-from r18_oracle.judge.bias import FEWEST, LINE, Drift, _numbered, influence
+from r18_oracle.judge.bias import FEWEST, LINE, Drift, _numbered, influence, led
 from r18_oracle.judge.reference import reference
-from r18_oracle.judge.verdict import Judgement, judge
+from r18_oracle.judge.verdict import Judgement, expected, judge
 
 CONV = Problem(Conv2d(16, 24, (3, 3), (1, 1), (1, 1), bias=True), ((2, 16, 13, 11),))
 LINEAR = Problem(Linear(96, 40), ((24, 96),))
+BROAD = kernel("toy", Linear, "in_order", lambda *arguments: None, BF16)
 
 
 def judged(one: Kernel, problem: Problem, kind: str, seed: int) -> Judgement:
@@ -157,6 +158,41 @@ def test_a_bias_that_decides_what_storage_drops_is_no_fault(
     found = [judged(right, problem, kind, seed) for seed in range(3)]
     assert all(one.ok for one in found)
     assert max(one.bias or 0.0 for one in found) <= 1
+
+
+def test_a_weight_that_leads_its_channel_is_no_fault() -> None:
+    """255 is the largest factor of eight bits: each pixel times it is rounded down to bfloat16."""
+    weights = np.full((1, 8), 2.0**-3)
+    weights[0, 0] = 255
+    pixels = np.random.default_rng(0).integers(129, 256, (4096, 8)).astype(np.float64)
+    case = replace(
+        make_case(BROAD, Problem(Linear(8, 1), ((4096, 8),)), "normal", 0),
+        inputs=(pixels.astype(BF16.dtype),),
+        weights=(weights, np.zeros(1)),
+    )
+    y = reference(case.problem, *case.wide())
+    judgement = judge(case, BROAD.contract, y.astype(BF16.dtype))
+    assert judgement.ok
+    assert judgement.bias is not None
+    assert judgement.bias < 1
+    drift = expected(case, BROAD.contract).limits.drift
+    assert drift is not None
+    chosen = np.ones(y.shape, bool)
+    assert (drift.ratio(y.astype(BF16.dtype).astype(np.float64) - y, y, chosen) or 0.0) > 1
+
+
+def test_one_product_of_half_the_sum_leads_it() -> None:
+    x = np.array([[3.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [9.0, 9.0, 9.0, 9.0]])
+    w = np.array([[1.0, -1.0, 1.0, 1.0], [0.0, 8.0, -1.0, 1.0]])
+    found = led(Problem(Linear(4, 2), ((3, 4),)), (x,), (w, np.zeros(2)))
+    assert found.tolist() == [[True, True], [True, True], [True, True]]
+    wider = np.ones((1, 9))
+    wider[0, 0] = 9
+    among = led(Problem(Linear(9, 2), ((1, 9),)), (wider,), (np.ones((2, 9)), np.zeros(2)))
+    assert among.all()
+    wider[0, 0] = 2
+    among = led(Problem(Linear(9, 2), ((1, 9),)), (wider,), (np.ones((2, 9)), np.zeros(2)))
+    assert not among.any()
 
 
 @pytest.mark.parametrize("count", [1, 2, 300, 5000])

@@ -22,9 +22,10 @@ each term:
 What the model does not cover is added in full: a bias or residual, u·S_i each, since all outputs
 that share a small one round it alike (a sum of one binade is a multiple of its last bit); the
 rounding to storage of an output whose products are too small to move its last bit by some units,
-since then bias and residual alone decide it; underflow; the float64 reference's own error; and
-products of several δ, at most c²·S_i with c = γ_n (and f² for factors). Both choices of c_i are
-tested, so each with half of `DELTA`.
+since then bias and residual alone decide it; all roundings of an output of which one product makes
+half or more, if the line would be exceeded otherwise (`led`); underflow; the float64 reference's
+own error; and products of several δ, at most c²·S_i with c = γ_n (and f² for factors). Both choices
+of c_i are tested, so each with half of `DELTA`.
 Truncated factors move T by about 0.7·u_in·Σ|y_i| for c_i = sign(y_i), which exceeds λ·√Σ a² from
 some hundreds of weights and pixels on.
 
@@ -68,13 +69,22 @@ class Drift:
     alike: Array
     _last: list[Array] = field(default_factory=list, repr=False)
 
-    def ratio(self, error: Array, y: Array, chosen: Array) -> float | None:
-        """max |T| over its line; above 1 is a fault. None if too few elements are chosen."""
+    def ratio(
+        self, error: Array, y: Array, chosen: Array, led: Array | None = None
+    ) -> float | None:
+        """max |T| over its line; above 1 is a fault. None if too few elements are chosen.
+
+        led: the elements whose own terms are added in full.
+        """
         if np.count_nonzero(chosen) < FEWEST:
             return None
-        # By Minkowski's inequality √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik², for terms k of elements i.
-        own = np.bincount(self._groups(chosen), np.broadcast_to(self.steps, y.shape)[chosen])
+        steps = np.broadcast_to(self.steps, y.shape)[chosen]
         certain = float(np.broadcast_to(self.certain, y.shape)[chosen].sum())
+        if led is not None:
+            certain += float(steps[led[chosen]].sum())
+            steps = np.where(led[chosen], 0.0, steps)
+        # By Minkowski's inequality √Σ_k (Σ_i a_ik)² ≤ Σ_i √Σ_k a_ik², for terms k of elements i.
+        own = np.bincount(self._groups(chosen), steps)
         line = LINE * math.sqrt(float(np.square(own).sum()) + self.shared) + certain
         leans = error[chosen]
         total = max(abs(float(leans.sum())), abs(float((leans * np.sign(y[chosen])).sum())))
@@ -120,4 +130,25 @@ def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array,
     return float(sum(part.square().sum() for part in parts))
 
 
-__all__ = ["DELTA", "FEWEST", "LINE", "Drift", "influence"]
+def led(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
+    """Per sum, whether one product makes half of S, the sum of absolute products, or more.
+
+    Factors of few bits make few errors: 255 times any pixel of bfloat16 is rounded down. Where such
+    a product leads, all outputs that read its weight or its pixel lean with it; elsewhere the
+    other products make half of S at least, which is 64 units in the last place of bfloat16. A product of half
+    of S makes the squares add up to a quarter of S², so that is what is asked.
+    """
+    no_kernel_running()
+    spec = sum_spec(problem.op)
+
+    def sums(power: int) -> Array:
+        x, w = (torch.from_numpy(np.abs(array) ** power) for array in (inputs[0], weights[0]))
+        rest = map(torch.from_numpy, inputs[1:])
+        with torch.inference_mode(), threads_for(x.numel() + w.numel()):
+            made = spec.sums(problem.op, (x, *rest), (w, *map(torch.from_numpy, weights[1:])))
+        return np.asarray(made.numpy())
+
+    return np.asarray(sums(2) >= sums(1) ** 2 / 4)
+
+
+__all__ = ["DELTA", "FEWEST", "LINE", "Drift", "influence", "led"]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from r18.backend import Array, RoundingContract
-from r18.graph.ops import ConvMaxPool, Op, Problem
+from r18.graph.ops import ConvMaxPool, Problem
 from r18_oracle.cases import Case
+from r18_oracle.judge.bias import led
 from r18_oracle.judge.bounds import Bound, bound
 from r18_oracle.judge.pictures import error_map
 from r18_oracle.judge.reference import no_kernel_running, pre_epilogue, reference
@@ -113,7 +114,7 @@ def judge(
     """
     answer = expected(case, contract, exact=exact, key=key)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        return _compare(got.astype(np.float64), answer.y, answer.limits, exact, case.problem.op)
+        return _compare(got.astype(np.float64), answer.y, answer.limits, exact, case)
 
 
 def expected(
@@ -154,7 +155,8 @@ def _rounded(case: Case, contract: RoundingContract, y: Array) -> Array:
     return rounded(y, contract.output)
 
 
-def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgement:
+def _compare(got: Array, y: Array, limits: Bound, exact: bool, case: Case) -> Judgement:
+    op = case.problem.op
     error = np.abs(got - y)
     largest = np.broadcast_to(limits.largest, y.shape)
     if limits.overflows is None and limits.drift is None and not error.any():  # NaN is any
@@ -191,7 +193,10 @@ def _compare(got: Array, y: Array, limits: Bound, exact: bool, op: Op) -> Judgem
         sharp = float(np.max(np.where(off == 0, 0.0, off / limits.statistical[chosen])))
     bias = None
     if limits.drift is not None:
-        bias = limits.drift.ratio(got - y, y, compared & (np.abs(y) > largest))
+        sure = compared & (np.abs(y) > largest)
+        bias = limits.drift.ratio(got - y, y, sure)
+        if bias is not None and bias > 1:
+            bias = limits.drift.ratio(got - y, y, sure, led(case.problem, *case.wide()))
     resolution = None
     if not exact and any_compared:
         rms = float(np.sqrt(np.mean(np.square(y[chosen]))))
