@@ -134,9 +134,9 @@ def led(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...])
     """Per sum, whether one product makes half of S, the sum of absolute products, or more.
 
     Factors of few bits make few errors: 255 times any pixel of bfloat16 is rounded down. Where such
-    a product leads, all outputs that read its weight or its pixel lean with it; elsewhere the
-    other products make half of S at least, which is 64 units in the last place of bfloat16. A product of half
-    of S makes the squares add up to a quarter of S², so that is what is asked.
+    a product leads, all outputs that read its weight or its pixel lean with it. Elsewhere the other
+    products make half of S at least, which is 64 units in the last place of bfloat16. A product of
+    half of S makes the squares add up to a quarter of S², so that is what is asked.
     """
     no_kernel_running()
     spec = sum_spec(problem.op)
