@@ -141,7 +141,8 @@ def _archived(path: Path, data: bytes) -> Any:
         try:
             return content(name, nbytes)
         except Exception as error:
-            raise WeightsError(f"weights '{path}': '{plain(name)}' is damaged: {error}") from None
+            why = plain(error)
+            raise WeightsError(f"weights '{path}': '{plain(name)}' is damaged: {why}") from None
 
     def storage(dtype: str, key: str, count: int) -> _Storage:
         name, nbytes = f"{folder}data/{key}", count * NBYTES[dtype]

@@ -258,6 +258,15 @@ def test_damaged_descriptions(
     assert message in str(caught.value)
 
 
+def test_a_long_name_does_not_fill_the_message(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made / "step2", tmp_path / "copy"))
+    described = json.loads((folder / "fixture.json").read_text())["input"]
+    edit(folder, step=3, input=described | {"name": "a" * 5000})
+    with pytest.raises(DumpError, match="aaa…' has shape") as caught:
+        read_fixture(folder)
+    assert len(str(caught.value)) < 1000
+
+
 def test_damaged_tensors(made: Path, weights: Weights, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made / "step2", tmp_path / "copy"))
     values = np.fromfile(folder / "expected.bin", "<f4")

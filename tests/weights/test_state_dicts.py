@@ -169,6 +169,19 @@ def test_damaged_values_are_told_when_they_are_read() -> None:
         found["a"].read()
 
 
+def test_a_name_in_the_file_does_not_fill_the_message() -> None:
+    """A local header that says its name is 5,000 bytes long, with the values among them."""
+    data = saved({"a": torch.zeros(2000)})
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        (start,) = (i.header_offset for i in archive.infolist() if i.filename.endswith("data/0"))
+    longer = data[: start + 26] + (5000).to_bytes(2, "little") + data[start + 28 :]
+    found = read_plain(PATH, longer)
+    assert found is not None
+    with pytest.raises(WeightsError, match=r"'\w+/data/0' is damaged: File name in") as raised:
+        found["a"].read()
+    assert len(str(raised.value)) < 300
+
+
 def test_nothing_is_copied_as_often_as_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of a shape, and the pairs of an OrderedDict, which a pickle names in two bytes."""
     storage = _Storage("float32", 6, bytes)

@@ -22,7 +22,7 @@ from typing import Any
 
 from r18.backend import Array, Backend, CompileOptions, StepTime
 from r18.backend.registry import get_backend
-from r18.errors import BackendUnavailable, DumpError, UsageError, unknown
+from r18.errors import BackendUnavailable, DumpError, UsageError, plain, unknown
 from r18.graph.resnet import network
 from r18.graph.schedule import IMAGE, Schedule
 from r18.weights import Weights, load_weights
@@ -197,13 +197,14 @@ def read_fixture(folder: str | Path) -> Fixture:
         )
         schedule = fixture.schedule
         if not fixture.input.shape:
-            raise DumpError(f"'{fixture.input.name}' has no axes, and the first is the batch")
+            name = plain(fixture.input.name)
+            raise DumpError(f"'{name}' has no axes, and the first is the batch")
         batch = fixture.input.shape[0]
         shapes = schedule.shapes(batch)
         for file, value in ((fixture.input, schedule.input), (fixture.expected, schedule.output)):
             if file.shape != shapes[value]:
                 raise DumpError(
-                    f"'{file.name}' has shape {file.shape}, step {fixture.step} of "
+                    f"'{plain(file.name)}' has shape {file.shape}, step {fixture.step} of "
                     f"{fixture.network} at batch {batch} has {shapes[value]}"
                 )
         if not (math.isfinite(fixture.tolerance) and fixture.tolerance >= 0):
@@ -246,7 +247,7 @@ def fixture_for(
     ):
         if wanted != has:
             raise DumpError(
-                f"the fixture '{folder}' is of {what} {has}, asked for {wanted}\n"
+                f"the fixture '{folder}' is of {what} {plain(has)}, asked for {wanted}\n"
                 "  name another with --fixture, or write one with `r18 fixtures --outdir`"
             )
     if source is None:
