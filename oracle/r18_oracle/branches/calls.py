@@ -38,17 +38,15 @@ take longer, but no other branches."""
 class Part:
     """What one kernel executed, in the worker that called it.
 
-    device, problems, failed: as in `Measured`, of this kernel; failed is empty if nothing did.
-    declared: the labels of its device functions.
-    launched: the labels of those that some problem launches.
+    problems: how many were accepted by it or one of its choices.
+    failed:   the error that stopped it before its last problem; empty without one.
+    launched: the labels of the device functions that some problem launches.
     arcs:     what was executed of each file, as coverage.py's pairs of lines.
     compiled: the files with functions that Numba compiles, relative to the package.
     """
 
-    device: str | None
     problems: int
     failed: str
-    declared: tuple[str, ...]
     launched: frozenset[str]
     arcs: dict[str, list[tuple[int, int]]]
     compiled: frozenset[str]
@@ -71,15 +69,13 @@ def measure_kernel(
     """
     with _covered(root) as coverage:
         loaded = _loaded(backend)
-        one = kernel_of(loaded, kernel)
-        calls = _Calls(loaded, backend, one, how, seed, network_name, announce)
+        chosen = kernel_of(loaded, kernel)
+        calls = _Calls(loaded, backend, chosen, how, seed, network_name, announce)
         calls.make()
     data = coverage.get_data()
     return Part(
-        calls.device,
         calls.problems,
         calls.failed,
-        one.function_labels(),
         frozenset(calls.launched),
         {file: data.arcs(file) or [] for file in data.measured_files()},
         frozenset(_compiled(root)),
@@ -225,8 +221,8 @@ def recorder(root: Path) -> Coverage:
 def _concurrency() -> list[str]:
     """What coverage.py has to tell apart: Numba's simulator runs kernels in greenlets.
 
-    Elsewhere it must not: told of greenlets, coverage.py 7 loops for ever in the main thread when
-    threads have ended (in the callback of its weak dictionary of their greenlets).
+    NOTE: Not where there is no simulator: with "greenlet", coverage.py 7 keeps greenlets in a weak
+    dictionary, and never returns from its callback in the main thread once threads have ended.
     """
     simulated = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
     return ["thread", "greenlet"] if simulated else ["thread"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r18.backend import Backend
+from r18.backend import Backend, Kernel
 from r18.backend.registry import installed, load_backend
 from r18.errors import R18Error, UsageError
 from r18_oracle.branches.calls import Part, device_of, measure_kernel, recorder
@@ -92,7 +92,7 @@ def measure(
             f"  give it as {module}:{type(backend).__name__}"
         )
     found = Measured(backend, root, device_of(backend))
-    kernels = [kernel.id for kernel in backend.kernels()]
+    kernels = {kernel.id: kernel for kernel in backend.kernels()}
     jobs = [kernel_job(measure_kernel, name, one, how, seed, network, root=root) for one in kernels]
     parts: dict[str, Part] = {}
     for outcome in run_jobs(
@@ -104,19 +104,19 @@ def measure(
             found.failed[outcome.job.kernel] = f"{outcome.finding.check}: {outcome.finding.message}"
         else:
             parts[outcome.job.kernel] = outcome.result
-    _merge(found, {one: parts[one] for one in kernels if one in parts})
+    _merge(found, {kernel: parts[one] for one, kernel in kernels.items() if one in parts})
     return found
 
 
-def _merge(found: Measured, parts: dict[str, Part]) -> None:
+def _merge(found: Measured, parts: dict[Kernel, Part]) -> None:
     """Add what each kernel executed. Raises `UsageError` if no problem was accepted."""
     arcs: dict[str, set[tuple[int, int]]] = {}
     for kernel, part in parts.items():
         found.problems += part.problems
         if part.failed:
-            found.failed[kernel] = part.failed
-        for label in part.declared:
-            found.declared.setdefault(label, []).append(kernel)
+            found.failed[kernel.id] = part.failed
+        for label in kernel.function_labels():
+            found.declared.setdefault(label, []).append(kernel.id)
         found.launched |= part.launched
         found.compiled |= part.compiled
         for file, pairs in part.arcs.items():

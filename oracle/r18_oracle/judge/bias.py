@@ -22,10 +22,10 @@ each term:
 What the model does not cover is added in full: a bias or residual, u·S_i each, since all outputs
 that share a small one round it alike (a sum of one binade is a multiple of its last bit); the
 rounding to storage of an output whose products are too small to move its last bit by some units,
-since then bias and residual alone decide it; all roundings of an output of which one product makes
-half or more, if the line would be exceeded otherwise (`led`); underflow; the float64 reference's
-own error; and products of several δ, at most c²·S_i with c = γ_n (and f² for factors). Both choices
-of c_i are tested, so each with half of `DELTA`.
+since then bias and residual alone decide it; where the line is exceeded, all roundings of outputs
+that one product dominates (`led`); underflow; the float64 reference's own error; and products of
+several δ, at most c²·S_i with c = γ_n (and f² for factors). Both choices of c_i are tested, so each
+with half of `DELTA`.
 Truncated factors move T by about 0.7·u_in·Σ|y_i| for c_i = sign(y_i), which exceeds λ·√Σ a² from
 some hundreds of weights and pixels on.
 
@@ -131,12 +131,12 @@ def influence(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array,
 
 
 def led(problem: Problem, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-    """Per sum, whether one product makes half of S, the sum of absolute products, or more.
+    """Whether one product p may be at least half of S, the sum of absolute products; per output.
 
-    Factors of few bits make few errors: 255 times any pixel of bfloat16 is rounded down. Where such
-    a product leads, all outputs that read its weight or its pixel lean with it. Elsewhere the other
-    products make half of S at least, which is 64 units in the last place of bfloat16. A product of
-    half of S makes the squares add up to a quarter of S², so that is what is asked.
+    The model fails there: products of factors with few bits have few distinct rounding errors, and
+    255 times any pixel of bfloat16 is rounded down. All outputs that share such a weight or pixel
+    have errors of one sign. Elsewhere the other products add up to more than S/2, or 64 units in
+    the last place of bfloat16. If p ≥ S/2, then Σ p² ≥ S²/4; this condition is tested.
     """
     no_kernel_running()
     spec = sum_spec(problem.op)

@@ -105,8 +105,8 @@ class Conv2dSpec(SumSpec[Conv2d]):
         yield Problem(Conv2d(2, 3, (2, 1), (5, 4), (0, 0)), ((2, 2, 13, 11),))
         # An image wider than its padding, but less than twice as wide.
         yield fused(Conv2d(2, 3, (7, 5), (1, 1), (3, 2)), (2, 2, 5, 3))
-        # Padding as wide as the window: outputs that see only zeros; and so many rows of them that
-        # a thread computes no others.
+        # Padding as wide as the window: outputs that see only zeros. Then enough rows of such
+        # outputs for a whole thread.
         yield fused(Conv2d(2, 3, (2, 3), (1, 1), (2, 3)), (2, 2, 2, 3))
         yield fused(Conv2d(2, 3, (1, 3), (1, 1), (6, 1)), (1, 2, 1, 5))
         # Several images with one row of outputs each: a block of them is no matrix in the output.
