@@ -7,8 +7,8 @@ import gc
 import os
 import platform
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,20 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("R18_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "r18"
+
+
+@contextmanager
+def caching_in(folder: Path) -> Iterator[None]:
+    """Let this folder be `cache_folder()` meanwhile, also for processes that are started."""
+    before = os.environ.get("R18_CACHE")
+    os.environ["R18_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["R18_CACHE"]
+        else:
+            os.environ["R18_CACHE"] = before
 
 
 def package_version(package: str) -> str | None:

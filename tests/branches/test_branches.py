@@ -66,6 +66,18 @@ def test_what_no_problem_took_is_reported(found: Measured) -> None:
     ]
 
 
+def test_what_is_compiled_already_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else what compiles a kernel would count as never run, wherever it has run before."""
+    monkeypatch.setenv("R18_CACHE", str(tmp_path))
+    (tmp_path / "branches_toy").write_text("compiled")
+    lines = measure("branches_toy:Caching", profile("brief"), network=None).lines[FILE]
+    assert line('path.write_text("compiled")') in lines.ran
+    hit = line("if not path.exists():"), line('path.write_text("compiled")') + 1
+    assert hit in lines.taken
+
+
 def test_each_has_its_kernels_and_an_entry(found: Measured) -> None:
     said = report(found)
     assert set(map(tuple, said.without_reason.values())) == {(KERNEL,)}

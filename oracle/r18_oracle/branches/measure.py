@@ -15,6 +15,7 @@ from typing import Any
 from r18.backend import Backend, Kernel
 from r18.backend.registry import installed, load_backend
 from r18.errors import R18Error, UsageError
+from r18.machine import caching_in
 from r18_oracle.branches.calls import Part, device_of, measure_kernel, recorder
 from r18_oracle.mutation.mutants import Target
 from r18_oracle.search.campaign import network_problems
@@ -95,15 +96,17 @@ def measure(
     kernels = {kernel.id: kernel for kernel in backend.kernels()}
     jobs = [kernel_job(measure_kernel, name, one, how, seed, network, root=root) for one in kernels]
     parts: dict[str, Part] = {}
-    for outcome in run_jobs(
-        jobs, workers=workers, on_progress=lambda job, problem: on_kernel(job.kernel)
-    ):
-        if isinstance(outcome.result, Exception):
-            raise outcome.result
-        if outcome.finding is not None:
-            found.failed[outcome.job.kernel] = f"{outcome.finding.check}: {outcome.finding.message}"
-        else:
-            parts[outcome.job.kernel] = outcome.result
+    # What compiles a kernel is run only if nothing compiled is found.
+    with tempfile.TemporaryDirectory(prefix="r18-") as empty, caching_in(Path(empty)):
+        for outcome in run_jobs(
+            jobs, workers=workers, on_progress=lambda job, problem: on_kernel(job.kernel)
+        ):
+            if isinstance(outcome.result, Exception):
+                raise outcome.result
+            if finding := outcome.finding:
+                found.failed[outcome.job.kernel] = f"{finding.check}: {finding.message}"
+            else:
+                parts[outcome.job.kernel] = outcome.result
     _merge(found, {kernel: parts[one] for one, kernel in kernels.items() if one in parts})
     return found
 

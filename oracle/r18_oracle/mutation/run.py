@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +15,7 @@ from r18.backend import Backend, DeviceInfo
 from r18.backend.registry import load_backend
 from r18.errors import R18Error, UsageError, unknown, unknown_kernel
 from r18.graph.resnet import network as schedule_of
-from r18.machine import cpus
+from r18.machine import caching_in, cpus
 from r18_oracle.findings import Finding
 from r18_oracle.mutation.edits import KINDS
 from r18_oracle.mutation.mutants import Mutant, sample
@@ -326,24 +324,10 @@ def _with_machine_code(
         raise UsageError(f"backend '{name}' does not report the compute capability of its device")
     target = f"sm_{capability.replace('.', '')}"
     compiled = [kernel for kernel in backend.kernels() if kernel.id in kernels and kernel.targets]
-    with _cache(question.cache), ThreadPoolExecutor(cpus()) as threads:
+    with caching_in(question.cache), ThreadPoolExecutor(cpus()) as threads:
         codes = list(threads.map(lambda kernel: kernel.machine_code(target), compiled))
     names = (kernel.id for kernel in compiled)
     return replace(question, architecture=target, codes=dict(zip(names, codes, strict=True)))
-
-
-@contextmanager
-def _cache(folder: Path) -> Iterator[None]:
-    """Set `R18_CACHE` to this folder, where the unchanged kernels find what is compiled here."""
-    before = os.environ.get("R18_CACHE")
-    os.environ["R18_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["R18_CACHE"]
-        else:
-            os.environ["R18_CACHE"] = before
 
 
 def _unchanged_programs(
