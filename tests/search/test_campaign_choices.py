@@ -27,6 +27,7 @@ from r18_cupy.integers.wgmma_halo import HALO_SHAPE
 from r18_cupy.kernel import CudaKernel
 from r18_oracle.conformance import test_backend as conformance
 from r18_oracle.findings import CHOICE, Finding, load, save
+from r18_oracle.generate.corners import corners, many_tiles
 from r18_oracle.generate.problems import schedule_problems
 from r18_oracle.generate.sizes import takes
 from r18_oracle.sanitize.inside import exercise
@@ -162,15 +163,39 @@ def test_a_choice_gets_fewer_examples_another_seed_and_edges_that_not_all_have()
     assert of_kernel.known
 
 
-def test_a_brief_look_at_all_precisions_of_a_kernel_sees_every_problem() -> None:
-    """Each precision gets a third of them, and not the same third."""
-    backend, brief = load_backend("torch"), profile("brief")
+@pytest.mark.parametrize(("effort", "share"), [("brief", 3), ("quick", 2)])
+def test_a_short_look_at_all_precisions_of_a_kernel_sees_every_problem(
+    effort: str, share: int
+) -> None:
+    """Each precision gets a part of them, and the next one another part."""
+    backend, short = load_backend("torch"), profile(effort)
     kernels = [k for k in backend.kernels() if k.id.startswith("torch/conv2d/aten/")]
-    seen = [next(shares(backend, kernel, brief, 5)).known for kernel in kernels]
-    every = next(shares(backend, kernels[0], replace(brief, every=1), 5)).known
+    seen = [next(shares(backend, kernel, short, 5)).known for kernel in kernels]
+    every = next(shares(backend, kernels[0], replace(short, every=1, twins=1), 5)).known
     assert len(seen) >= 4
-    assert all(len(every) // 3 <= len(part) <= len(every) // 3 + 1 for part in seen)
+    room = 1 if effort == "brief" else len(many_tiles(Conv2d, short.max_elements, short.max_macs))
+    assert all(0 <= len(part) - len(every) // share <= room for part in seen)
+    assert len({frozenset(part) for part in seen}) >= share
     assert set().union(*seen) == set(every)
+
+
+@pytest.mark.parametrize("named", ["numpy", "numba-cpu"])
+def test_two_precisions_see_every_corner_in_quick(named: str) -> None:
+    """Wherever they are among all precisions, and those with many tiles twice; a kernel without a
+    twin sees all by itself."""
+    backend = load_backend(named)
+    families: dict[str, list[Share]] = {}
+    for kernel in backend.kernels():
+        found = next(shares(backend, kernel, QUICK, 0))
+        families.setdefault(found.twins[0].id, []).append(found)
+    assert {len(family) for family in families.values()} == {1, 2}
+    for name, family in families.items():
+        alone = [replace(one, how=replace(QUICK, twins=1)).known for one in family]
+        fixed = set(corners(family[0].one.op, QUICK.max_elements, QUICK.max_macs))
+        assert set().union(*(one.known for one in family)) >= fixed.intersection(*alone), name
+        fixed -= set(many_tiles(family[0].one.op, QUICK.max_elements, QUICK.max_macs))
+        parts = sum(len(fixed.intersection(one.known)) for one in family)
+        assert parts == len(fixed.intersection(alone[0])), name
 
 
 @pytest.mark.parametrize(

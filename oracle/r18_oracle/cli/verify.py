@@ -155,23 +155,26 @@ def _verified(backends: dict[str, Backend], request: Request, records: Path | No
 
 
 def _expected(xfails: Path | None) -> tuple[ExpectedFailure, ...]:
+    if xfails is None:
+        return ()
     from r18_oracle.xfails import load_expected
 
-    return load_expected(xfails) if xfails else ()
+    return load_expected(xfails)
 
 
 def _check_outputs(
     html: Path | None, record: bool, profile: str, expected: Sequence[ExpectedFailure]
 ) -> None:
     """Raise before the run what would prevent its page or its record."""
-    from r18.report.render import check_libraries
-    from r18_oracle.search.records import check_profile
-
     if html:
+        from r18.report.render import check_libraries
+
         check_libraries()
     if record and expected:
         raise UsageError("--record keeps what was found: run it without --xfails")
-    if record:
+    if record:  # imports PyTorch, which `_backends` lets this process and the workers do at once
+        from r18_oracle.search.records import check_profile
+
         check_profile(profile)
 
 

@@ -77,7 +77,7 @@ class KernelReport:
         return self.finding is not None and self.finding.check == "runs"
 
 
-LARGE = 1 << 22
+LARGE = 1 << 19
 """Elements of a corner, weights included, above which it gets the checks of a network's problem: a
 table of pixels for each of 65,537 channels takes 134 MB in float64, in every call."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from r18.backend import Backend, Kernel
-from r18.graph.ops import Op, Problem, Shape
+from r18.graph.ops import Problem, Shape
 from r18.graph.precision import PRECISIONS
 from r18_oracle.generate.corners import corners, many_tiles, vast
 from r18_oracle.generate.crossings import choice_crossings, crossings
@@ -33,32 +33,40 @@ class Share:
     """The problems for a kernel, or for one of its choices.
 
     one: the kernel or the choice. how, seed: for the drawn problems. common: the edges that all
-    choices have; None for the kernel itself.
+    choices have; None for the kernel itself. twins: the kernels that differ from this one in their
+    precision only, itself included.
     """
 
     one: Kernel
     how: Profile
     seed: int
     common: frozenset[int] | None = None
+    twins: tuple[Kernel, ...] = ()
 
     @property
     def known(self) -> tuple[Problem, ...]:
-        """The fixed problems. A kernel gets its op's corners and its crossings; a choice gets
-        crossings at the edges that not all choices have, and many tiles. What a kernel names
-        itself is among them in every profile."""
+        """The fixed problems.
+
+        A kernel gets its op's corners and its crossings; with twins, of the corners those with many
+        tiles and a part of the others. A choice gets crossings at the edges that not all choices
+        have, and many tiles. What a kernel names itself is among them in every profile.
+        """
         op, limits = self.one.op, (self.how.max_elements, self.how.max_macs)
-        found = (
-            (*self._corners(op, *limits), *crossings(self.one, *limits))
-            if self.common is None
-            else (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
-        )
+        if self.common is None:
+            among = max(1, min(self.how.twins, len(self.twins)))
+            place = next((i for i, one in enumerate(self.twins) if one.id == self.one.id), 0)
+            tiles = self._plain_ones(many_tiles(op, *limits))
+            rest = [p for p in self._plain_ones(corners(op, *limits)) if p not in tiles]
+            shared = rest[self._first(among, place) :: among]
+            found = (*shared, *tiles, *crossings(self.one, *limits))
+        else:
+            found = (*choice_crossings(self.one, self.common, *limits), *many_tiles(op, *limits))
         some = found[self._first(self.how.every) :: self.how.every]
         return (*some, *(extra for extra in self.one.extra_problems if extra not in some))
 
-    def _corners(self, op: type[Op], max_elements: int, max_macs: int) -> tuple[Problem, ...]:
-        """The op's corners. A kernel that fuses nothing gets them without what they fuse."""
-        plain = (self._plain(problem) for problem in corners(op, max_elements, max_macs))
-        return tuple(dict.fromkeys(plain))
+    def _plain_ones(self, found: Iterable[Problem]) -> tuple[Problem, ...]:
+        """An op's corners; for a kernel that fuses nothing, without what they fuse."""
+        return tuple(dict.fromkeys(map(self._plain, found)))
 
     def _plain(self, problem: Problem) -> Problem:
         if takes(self.one, problem):
@@ -85,13 +93,16 @@ class Share:
             first = (self._first(self.how.alike) + turn) % self.how.alike
             yield from alike[first :: self.how.alike] or [alike[first % len(alike)]]
 
-    def _first(self, every: int) -> int:
+    def _first(self, every: int, turn: int | None = None) -> int:
         """Where every n-th problem begins. It is another one for each precision of a kernel, so
-        that the precisions, which share most of their code, share all problems among them."""
-        name, of = self.one.precision.name, [*PRECISIONS]
-        sources = zlib.crc32(self.one.id.replace(f"/{name}", "").encode())
-        turn = of.index(name) if name in of else 0
-        return (sources + turn + self.seed) % every
+        that the precisions, which share most of their code, share all problems among them.
+
+        turn: what tells them apart; by default the precision's place among all.
+        """
+        if turn is None:
+            name, of = self.one.precision.name, [*PRECISIONS]
+            turn = of.index(name) if name in of else 0
+        return (zlib.crc32(_family(self.one).encode()) + turn + self.seed) % every
 
     @property
     def rounds(self) -> tuple[Problem, ...]:
@@ -104,6 +115,17 @@ class Share:
         return vast(self.one.op) if self.common is None else ()
 
 
+def _family(kernel: Kernel) -> str:
+    """The kernel's id without its precision."""
+    return kernel.id.replace(f"/{kernel.precision.name}", "")
+
+
+def _twins(backend: Backend, kernel: Kernel) -> tuple[Kernel, ...]:
+    """The kernels that differ from this one in their precision only, itself included."""
+    family = (one for one in backend.kernels() if _family(one) == _family(kernel))
+    return tuple(one for one in family if type(one) is type(kernel))
+
+
 def geometry(problem: Problem) -> tuple[Shape, Shape, tuple[Shape, ...]]:
     """The shapes of the image, of the output and of the largest weight, if there is one."""
     weights = (weight.shape for weight in problem.op.weights())
@@ -112,7 +134,7 @@ def geometry(problem: Problem) -> tuple[Shape, Shape, tuple[Shape, ...]]:
 
 def shares(backend: Backend, kernel: Kernel, how: Profile, seed: int) -> Iterator[Share]:
     """The shares of the kernel and of its choices, which get fewer examples and their own seeds."""
-    yield Share(kernel, how, seed)
+    yield Share(kernel, how, seed, twins=_twins(backend, kernel))
     found = backend.variants(kernel)
     if not found:
         return

@@ -9,6 +9,7 @@ separates the two.
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
 import os
@@ -480,6 +481,7 @@ def _serve(
     isolation.leave_parent()
     stacks.listen(folder)
     keep_freed_memory()
+    gc.freeze()  # what the server has imported stays: it need not be searched for garbage
     # The start method of an ordinary process. With that of a worker's own start, Numba makes a
     # lock with a name, which whoever kills the worker would leave behind.
     multiprocessing.set_start_method(None, force=True)
