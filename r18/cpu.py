@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,9 @@ INSTRUCTIONS = {
     "sve": "SVE",
 }
 """The names of instruction sets that decide the speed of kernels, by Linux's flags."""
+
+WIDEST = ("AMX-INT8", "AVX-512", "AVX2", "SVE", "NEON")
+"""Those that tell one generation of a processor from another, the newest first."""
 
 _DECORATION = re.compile(r"\((?:R|TM|C)\)|@?\s*\d[\d.]*\s*[GM]Hz|\b\w+-Cores?\b", re.IGNORECASE)
 
@@ -85,7 +88,6 @@ def cpu() -> Cpu:
     """The CPU of this machine."""
     usable = threads()
     facts = _facts()
-    flags = set(facts.get("flags", facts.get("features", "")).split())
     cores = {core for thread in usable if (core := _core(thread)) is not None}
     caches = list(_caches(usable[0]))
     return Cpu(
@@ -93,26 +95,31 @@ def cpu() -> Cpu:
         len(usable),
         len(cores),
         sum(1 for node in SYSTEM.glob("node/node[0-9]*") if _numbers(node / "cpulist") & {*usable}),
-        tuple(name for flag, name in INSTRUCTIONS.items() if flag in flags),
+        _instructions(facts),
         tuple((name, nbytes) for name, nbytes, _ in caches),
         tuple((name, len(sharers & {*usable})) for name, _, sharers in caches),
     )
 
 
-def model(name: str) -> str:
+def model(name: str, instructions: Collection[str] = ()) -> str:
     """A processor's name without trademarks, clock and number of cores.
 
-    "Intel(R) Xeon(R) CPU @ 2.20GHz" is "Intel Xeon CPU".
+    "Intel(R) Core(TM) i7-9700K CPU @ 3600 MHz" is "Intel Core i7-9700K CPU". A hypervisor may hide
+    the number, which generations differ in; then the widest of the `instructions` is added: "AMD
+    EPYC (AVX2)".
     """
-    return " ".join(_DECORATION.sub("", name).split())
+    plain = " ".join(_DECORATION.sub("", name).split())
+    widest = next((words for words in WIDEST if words in instructions), "")
+    return f"{plain} ({widest})" if plain and widest and not re.search(r"\d", plain) else plain
 
 
 def model_slug() -> str:
-    """The model of this machine's CPU in a file's name, such as `amd-epyc`.
+    """The model of this machine's CPU in a file's name, such as `amd-epyc-avx2`.
 
-    `cpu` where the system names no model. What a hypervisor hides from the name, this does not see.
+    `cpu` where the system names no model.
     """
-    named = model(_facts().get("model name", ""))
+    facts = _facts()
+    named = model(facts.get("model name", ""), _instructions(facts))
     return re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-") or "cpu"
 
 
@@ -134,6 +141,12 @@ def _facts() -> dict[str, str]:
             name, _, value = line.partition(":")
             found[name.strip().lower()] = value.strip()
     return found
+
+
+def _instructions(facts: dict[str, str]) -> tuple[str, ...]:
+    """Values of `INSTRUCTIONS`, in that order."""
+    flags = set(facts.get("flags", facts.get("features", "")).split())
+    return tuple(name for flag, name in INSTRUCTIONS.items() if flag in flags)
 
 
 def _core(thread: int) -> tuple[str, str] | None:
@@ -176,4 +189,4 @@ def _size(nbytes: int) -> str:
     return f"{nbytes // KIB**2} MiB" if nbytes % KIB**2 == 0 else f"{nbytes // KIB} KiB"
 
 
-__all__ = ["INSTRUCTIONS", "Cpu", "cpu", "model", "model_slug", "threads"]
+__all__ = ["INSTRUCTIONS", "WIDEST", "Cpu", "cpu", "model", "model_slug", "threads"]

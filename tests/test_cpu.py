@@ -171,6 +171,24 @@ def test_a_model_without_its_decoration(system: Path, name: str, words: str, slu
     assert model_slug() == slug
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "words", "slug"),
+    [
+        ("AMD EPYC", "avx2", "AMD EPYC (AVX2)", "amd-epyc-avx2"),
+        ("AMD EPYC", "avx2 avx512f", "AMD EPYC (AVX-512)", "amd-epyc-avx-512"),
+        ("AMD EPYC 9R14 Processor", "avx2", "AMD EPYC 9R14 Processor", "amd-epyc-9r14-processor"),
+        ("AMD EPYC", "fpu", "AMD EPYC", "amd-epyc"),
+        ("", "avx2", "", "cpu"),
+    ],
+)
+def test_a_hidden_model_is_told_by_its_instructions(
+    system: Path, name: str, flags: str, words: str, slug: str
+) -> None:
+    (system / "cpuinfo").write_text(f"model name\t: {name}\nflags\t: {flags}\n")
+    assert model_slug() == slug
+    assert model(name, cpu().instructions) == words
+
+
 @pytest.mark.parametrize("text", [ARM, ""])
 def test_a_cpu_without_a_model_is_cpu(system: Path, text: str) -> None:
     (system / "cpuinfo").write_text(text)

@@ -2,9 +2,9 @@
 
 There is one file for each kind of evidence and each device: `verify-nvidia-h200.json`,
 `bench-nvidia-h200.json`. All CPUs share `verify-cpu.json`, but times have a file for each model of
-CPU: `bench-amd-epyc.json`. A record appears whole or not at all, and a later run replaces only what
-it measured; runs at the same time take turns. `kinds` has their types, `files` reads and writes
-them, `environment` says what a run depended on.
+CPU: `bench-amd-epyc-avx2.json`. A record appears whole or not at all, and a later run replaces only
+what it measured; runs at the same time take turns. `kinds` has their types, `files` reads and
+writes them, `environment` says what a run depended on.
 """
 
 from r18.records.environment import device_text, environment, key_of, now

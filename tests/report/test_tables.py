@@ -232,14 +232,14 @@ def test_a_table_of_cpus_has_every_cpu_on_record_next_to_each_library(tmp_path: 
         "| CPU | precision | batch | numba-cpu | OpenVINO | ONNX Runtime | PyTorch | / best peer | "
         "its error | error | error / PyTorch |"
     )
-    epyc, intel = "AMD EPYC, 2 threads", "Intel Xeon Processor, 2 threads"
+    epyc, intel = "AMD EPYC, 2 threads", "Intel Xeon Processor (AMX-INT8), 2 threads"
     assert rows == [
         f"| {epyc} | fp32 | 8 | 2 | 4 | 6 | 8 | 0.50 | 3.0e-06 | 6.0e-06 | 3.00 (worse) |",
         f"| {epyc} | int8 | 1 | 3 | 2 | 4 |  | 1.50 | 2.0e-02 | exact | exact |",
         f"| {intel} | bf16 | 1 | 5 |  |  |  |  |  | — | — |",
     ]
     assert "Milliseconds per image." in text
-    assert "\nIntel Xeon Processor: AVX-512, AMX-INT8.<br>" in text
+    assert "\nIntel Xeon Processor (AMX-INT8): AVX-512, AMX-INT8.<br>" in text
     assert "AMD EPYC: " not in text  # its record is older than these facts
     assert f"\n{epyc}, 2026-11-20: medians of " in text
     assert "—: recorded before `r18 bench` measured errors." in text
@@ -776,7 +776,7 @@ def test_the_tool_writes_and_checks(folder: Path) -> None:
 
 
 def test_a_caption_says_how_far_series_lie_apart() -> None:
-    record = json.loads((ROOT / "exports" / "records" / "bench-amd-epyc.json").read_text())
+    record = json.loads((ROOT / "exports" / "records" / "bench-amd-epyc-avx-512.json").read_text())
     group = next(iter(record["groups"].values()))
     rows = [
         {"backend": "numpy", "kernels": ["a"], "median_ms": 2.0, "series_ms": [1.9, 2.0, 2.1]},

@@ -139,7 +139,7 @@ def test_times_of_a_cpu_have_a_file_for_each_model(
 
     timed = {"bench", "ceilings", "profile"}
     others = {f"{what}-cpu.json" for what in records.KINDS.keys() - timed}
-    assert names(host) == others | {f"{what}-intel-xeon-processor.json" for what in timed}
+    assert names(host) == others | {f"{what}-intel-xeon-processor-amx-int8.json" for what in timed}
     assert names(H200) == {f"{what}-nvidia-h200.json" for what in records.KINDS}
     assert records.device_text(host).startswith("Intel(R) Xeon(R) Processor: ")
     assert ", AVX-512, AMX-INT8" in records.device_text(host)

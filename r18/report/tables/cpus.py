@@ -11,7 +11,6 @@ from r18 import records
 from r18.bench.baselines import PEERS, TORCH
 from r18.bench.error import error_cells
 from r18.bench.record import group_name
-from r18.cpu import model
 from r18.errors import UsageError
 from r18.records.kinds import Bench
 from r18.report.tables.conditions import ERROR_HEADS, WARM, error_captions
@@ -24,6 +23,7 @@ from r18.report.tables.table import (
     cell,
     device_words,
     needed,
+    processor,
 )
 from r18.report.tables.timed import LIBRARIES, bench_captions
 
@@ -110,7 +110,7 @@ def _has(groups: list[Data]) -> Iterator[str]:
     """The instruction sets of each CPU, where its record has them."""
     for host in (group["machine"] for group in groups):
         if sets := host.get("cpu", {}).get("instructions"):
-            yield f"{model(host['processor'])}: {', '.join(sets)}."
+            yield f"{processor(host)}: {', '.join(sets)}."
 
 
 __all__ = ["cpus_table"]

@@ -2,7 +2,7 @@
 
 A table stands between two markers. The first one names it:
 
-    <!-- table: bench devices=nvidia-h200,amd-epyc precisions=fp32 batches=1,64 -->
+    <!-- table: bench devices=nvidia-h200,amd-epyc-avx2 precisions=fp32 batches=1,64 -->
     <!-- /table -->
 
 bench:    devices, precisions, batches; network (resnet18), fusion (all). Times and errors next to

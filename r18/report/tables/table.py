@@ -102,7 +102,12 @@ def device_words(group: Data) -> str:
         return str(device["name"])
     host = group["machine"]
     key, noun = ("threads", "thread") if "threads" in host else ("cpus", "CPU")
-    return f"{model(host['processor'])}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
+    return f"{processor(host)}, {host[key]} {noun}{'' if host[key] == 1 else 's'}"
+
+
+def processor(host: Data) -> str:
+    """The model of a record's CPU."""
+    return model(host["processor"], host.get("cpu", {}).get("instructions", ()))
 
 
 def heading(group: Data, software: Sequence[str]) -> str:
