@@ -52,22 +52,23 @@ class Backend(BackendBase):
 
     def probe(self) -> DeviceInfo:
         lanes, threads = vector().LANES, most_threads()
-        vnni, amx, pairs = module("integers.vnni"), module("amx"), module("bfloat16.pairs")
+        dots, amx, pairs = module("integers.dots"), module("amx"), module("bfloat16.pairs")
         has = {
             bfloat16.BY_AMX: amx.AVAILABLE and amx.HAS_BFLOAT16,
             bfloat16.BY_PAIRS: pairs.AVAILABLE,
             integers.BY_AMX: amx.AVAILABLE,
-            integers.BY_VNNI: vnni.AVAILABLE,
+            integers.BY_VNNI: dots.HAS_VNNI,
+            integers.BY_WORDS: dots.HAS_WORDS,
         }
         self._missing = tuple(ending for ending, is_there in has.items() if not is_there)
         details = {"numba": version("numba"), "lanes": str(lanes), "threads": str(threads)}
         details["avx512_bf16"] = "yes" if pairs.AVAILABLE else "no"
-        details["vnni"] = "yes" if vnni.AVAILABLE else "no"
+        details["vnni"] = "yes" if dots.HAS_VNNI else "no"
         details["amx"] = "yes" if amx.AVAILABLE else f"no{amx.REFUSAL and ': '}{amx.REFUSAL}"
         details["amx_bf16"] = "yes" if has[bfloat16.BY_AMX] else "no"
         words = f"{threads} thread{'s' * (threads != 1)}, vectors of {lanes}"
         words += ", AVX512-BF16" if pairs.AVAILABLE else ", no AVX512-BF16"
-        words += ", VNNI" if vnni.AVAILABLE else ", no VNNI"
+        words += ", VNNI" if dots.HAS_VNNI else ", no VNNI"
         words += ", AMX" if amx.AVAILABLE else amx.REFUSAL and f", no AMX ({amx.REFUSAL})"
         name = f"CPU ({platform.machine()}), Numba {details['numba']}, {words}"
         return DeviceInfo("cpu", name, details)

@@ -18,6 +18,7 @@ from r18_numba_cpu.microbenchmarks import (
     OF_BYTES,
     OF_PAIRS,
     multiply_add,
+    of_words,
 )
 
 
@@ -43,6 +44,8 @@ def instruction_of(kernel: Kernel, problem: Problem) -> str:
     if name.endswith(integers.BY_AMX):
         signed = problem.op.input_storage[0] == "int8"
         return "tdpbssd" if signed else OF_BYTE_TILES
+    if name.endswith(integers.BY_WORDS):
+        return of_words()
     return OF_BYTES if name.endswith(integers.BY_VNNI) else multiply_add()
 
 

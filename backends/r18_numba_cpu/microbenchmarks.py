@@ -28,18 +28,23 @@ TILE_ROWS, TILE_NBYTES = 16, 64
 class Microbenchmark:
     """An instruction and what it multiplies.
 
-    elements: of K that a lane multiplies at a time, each of `itemsize` bytes.
-    tiles:    by AMX; otherwise by vectors.
+    factors: the type of their elements; of bfloat16 uint16.
+    tiles:   by AMX; otherwise by vectors.
     """
 
     what: str
     precision: str
-    itemsize: int
+    factors: type[np.generic]
     tiles: bool = False
 
     @property
     def elements(self) -> int:
-        return 4 // self.itemsize
+        """Of K that a lane multiplies at a time."""
+        return 4 // np.dtype(self.factors).itemsize
+
+    @property
+    def sums(self) -> type[np.generic]:
+        return np.int32 if self.precision == INT8.name else np.float32
 
     @property
     def operations(self) -> int:
@@ -56,17 +61,24 @@ def multiply_add() -> str:
     return "fmla"
 
 
+def of_words() -> str:
+    """What LLVM selects for products of int16 that are added to int32 sums."""
+    return "vpdpwssd" if module("integers.dots").HAS_VNNI else "vpmaddwd"
+
+
 def microbenchmarks() -> tuple[Microbenchmark, ...]:
     """Those of the instructions that this CPU has."""
-    amx, found = module("amx"), [Microbenchmark(multiply_add(), FP32.name, 4)]
+    amx, found = module("amx"), [Microbenchmark(multiply_add(), FP32.name, np.float32)]
     if module("bfloat16.pairs").AVAILABLE:
-        found.append(Microbenchmark(OF_PAIRS, BF16.name, 2))
-    if module("integers.vnni").AVAILABLE:
-        found.append(Microbenchmark(OF_BYTES, INT8.name, 1))
+        found.append(Microbenchmark(OF_PAIRS, BF16.name, np.uint16))
+    if module("integers.dots").HAS_WORDS:
+        found.append(Microbenchmark(of_words(), INT8.name, np.int16))
+    if module("integers.dots").HAS_VNNI:
+        found.append(Microbenchmark(OF_BYTES, INT8.name, np.uint8))
     if amx.AVAILABLE and amx.HAS_BFLOAT16:
-        found.append(Microbenchmark(OF_BF16_TILES, BF16.name, 2, tiles=True))
+        found.append(Microbenchmark(OF_BF16_TILES, BF16.name, np.uint16, tiles=True))
     if amx.AVAILABLE:
-        found.append(Microbenchmark(OF_BYTE_TILES, INT8.name, 1, tiles=True))
+        found.append(Microbenchmark(OF_BYTE_TILES, INT8.name, np.uint8, tiles=True))
     return tuple(found)
 
 
@@ -102,17 +114,18 @@ def _timer(one: Microbenchmark, count: int) -> Timed:
 def _factors(one: Microbenchmark) -> Array:
     """Two vectors, or four tiles, of random values."""
     rng = np.random.default_rng(0)
+    itemsize = np.dtype(one.factors).itemsize
     nbytes = 4 * TILE_ROWS * TILE_NBYTES if one.tiles else 2 * module("microbenchmarks").NBYTES
-    if one.itemsize == 1:
-        return rng.integers(0, 256, nbytes, np.uint8)
-    wide = rng.standard_normal(nbytes // one.itemsize, np.float32)
-    return wide if one.itemsize == 4 else (wide.view(np.uint32) >> 16).astype(np.uint16)
+    if one.precision == INT8.name:
+        return rng.integers(0, 256, nbytes, np.uint8).astype(one.factors)[: nbytes // itemsize]
+    wide = rng.standard_normal(nbytes // itemsize, np.float32)
+    return wide if itemsize == 4 else (wide.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _sums(one: Microbenchmark, count: int) -> Array:
     """Those of each worker, which begin apart: LLVM keeps equal ones once."""
     size = 4 * TILE_ROWS**2 if one.tiles else module("microbenchmarks").SUMS * _lanes()
-    return np.arange(count * size).astype(np.int32 if one.itemsize == 1 else np.float32)
+    return np.arange(count * size).astype(one.sums)
 
 
 def _lanes() -> int:

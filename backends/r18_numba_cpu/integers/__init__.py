@@ -8,6 +8,6 @@
 
 from __future__ import annotations
 
-from r18_numba_cpu.integers.others import BY_AMX, BY_VNNI, integer_kernels
+from r18_numba_cpu.integers.others import BY_AMX, BY_VNNI, BY_WORDS, integer_kernels
 
-__all__ = ["BY_AMX", "BY_VNNI", "integer_kernels"]
+__all__ = ["BY_AMX", "BY_VNNI", "BY_WORDS", "integer_kernels"]

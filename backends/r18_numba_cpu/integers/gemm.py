@@ -15,7 +15,7 @@ from r18.graph.quantized import QuantizedConv2d, QuantizedLinear
 from r18_numba_cpu import blocking
 from r18_numba_cpu.compiled import module, most_threads, run, workers
 from r18_numba_cpu.integers import tiles
-from r18_numba_cpu.integers.packing import AMX, PORTABLE, flip_of, plain
+from r18_numba_cpu.integers.packing import AMX, BANDS, flip_of, plain
 from r18_numba_cpu.kernels.arguments import Blocks, ConvShape, Requantization, packed_numbers
 from r18_numba_cpu.packing import Arrays, problem_of, tile_size, weight_nbytes
 
@@ -104,4 +104,4 @@ def gemm(
 
 
 def _scratch_dtype(group: int) -> np.dtype[np.generic]:
-    return np.dtype(np.float32 if group == PORTABLE else np.uint8)
+    return np.dtype(BANDS[group])

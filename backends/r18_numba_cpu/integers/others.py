@@ -24,12 +24,12 @@ from r18.graph.quantized import (
 from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
-from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, flip_of, pack
+from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, WORDS, flip_of, pack
 from r18_numba_cpu.others import POOL, moved, pool
 from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, round_up
 
-BY_AMX, BY_VNNI = "_amx/int8", "_vnni/int8"
-"""What algorithm and precision of kernels with AMX and with VNNI end in."""
+BY_AMX, BY_VNNI, BY_WORDS = "_amx/int8", "_vnni/int8", "_avx2/int8"
+"""What algorithm and precision of kernels end in that need AMX, VNNI, or products of int16."""
 
 SPAN = 1024
 """Pixels that a thread processes at a time."""
@@ -37,7 +37,7 @@ SPAN = 1024
 
 @cache
 def integer_kernels() -> tuple[HostKernel, ...]:
-    """By AMX first, then by VNNI, then portable ones; one kernel for each other op."""
+    """By AMX first, then by VNNI, by AVX2, then portable ones; one kernel for each other op."""
     contract = RoundingContract("integer", INT8.accumulate, INT8.storage)
 
     def kernel(op: type[Op], algorithm: str, run: HostFunction, **options: Any) -> HostKernel:
@@ -63,6 +63,7 @@ def integer_kernels() -> tuple[HostKernel, ...]:
     return (
         *products(BY_AMX, AMX),
         *products(BY_VNNI, VNNI),
+        *products(BY_WORDS, WORDS),
         *products("", PORTABLE),
         kernel(QuantizedMaxPool2d, "direct", maxpool, **POOL),
         kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),

@@ -18,9 +18,13 @@ FLIP = 128
 """What is added to signed bytes, so that products are of unsigned and signed ones."""
 
 
-AMX, VNNI, PORTABLE = 64, 4, 1
-"""The bytes that a micro-kernel multiplies at a time: its `group`. AMX takes at most so
+AMX, VNNI, WORDS, PORTABLE = 64, 4, 2, 1
+"""The elements of K that a micro-kernel multiplies at a time: its `group`. AMX takes at most so
 many, packed as for VNNI."""
+
+PACKED = {AMX: np.int8, VNNI: np.int8, WORDS: np.int16, PORTABLE: np.float32}
+BANDS = {AMX: np.uint8, VNNI: np.uint8, WORDS: np.uint16, PORTABLE: np.float32}
+"""What weights and images are in, as a micro-kernel multiplies them."""
 
 
 def flip_of(stored: str, group: int = VNNI) -> np.uint8:
@@ -56,8 +60,8 @@ def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> 
     """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), bias and multiplier padded to panels, and
     the residual's multiplier, (1,).
 
-    Weights are int8, with zeros beyond a kernel row; portable ones are float32. AMX's are groups of
-    four in whole steps of K, as int32. The bias subtracts what `FLIP` adds to each sum: modulo 2³²,
+    Weights are `PACKED`, with zeros beyond a kernel row. AMX's are groups of four in whole steps of
+    K, as int32. The bias subtracts what `FLIP` adds to each sum: modulo 2³²,
     as the kernels add, so the result is the sum itself.
     """
     weight, bias, multiplier, *residual_multiplier = weights
@@ -69,10 +73,7 @@ def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> 
     columns = module("micro_kernel").COLUMNS
     together = min(group, VNNI)
     length = padded(runs.shape[1]) if group == AMX else round_up(runs.shape[1], together)
-    whole: Array = np.zeros(
-        (len(runs), length, panels(count) * columns),
-        np.float32 if group == PORTABLE else np.int8,
-    )
+    whole: Array = np.zeros((len(runs), length, panels(count) * columns), PACKED[group])
     whole[:, : runs.shape[1], :count] = runs
     split = whole.reshape(len(runs), -1, together, panels(count), columns)
     packed = np.ascontiguousarray(split.transpose(3, 0, 1, 4, 2))

@@ -35,8 +35,8 @@ of A take a register each: 16 with AVX2, 32 with AVX-512 and on Arm."""
 
 AHEAD_NBYTES = 4096
 """How far beyond its loads B is fetched. What a CPU fetches by itself ends with a page, so it waits
-at the beginning of each. `vnni` and `bfloat16.pairs` do not fetch ahead: their B has a quarter or
-half of these bytes, and `vnni` became slower.
+at the beginning of each. Products of integers and `bfloat16.pairs` do not fetch ahead: their B has
+a quarter or half of these bytes, and VNNI's became slower.
 """
 
 TO_L2 = 2

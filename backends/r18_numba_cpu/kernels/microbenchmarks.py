@@ -6,6 +6,8 @@ cycles, and none leaves its register.
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -16,7 +18,8 @@ from r18_numba_cpu.kernels import amx
 from r18_numba_cpu.kernels.amx import configure, release
 from r18_numba_cpu.kernels.arguments import TILES
 from r18_numba_cpu.kernels.bfloat16 import pairs
-from r18_numba_cpu.kernels.integers import vnni
+from r18_numba_cpu.kernels.integers import dots
+from r18_numba_cpu.kernels.integers.requantize import INTEGERS
 from r18_numba_cpu.kernels.jit import kernel
 from r18_numba_cpu.kernels.micro_kernel import VECTORS, rolled
 from r18_numba_cpu.kernels.vector import INDEX, LANES, VECTOR, address, intrinsic
@@ -33,8 +36,8 @@ def repeat(typing: Any, factors: Any, sums: Any, at: Any, count: Any) -> Any:
     """Add the product of two registers of factors to each of SUMS registers, `count` times.
 
     factors: NBYTES of each, one after the other. By their elements: float32, or bfloat16 as uint16
-    for `vdpbf16ps`, or uint8 for `vpdpbusd`. sums: float32, of bytes int32; SUMS registers begin at
-    `at`.
+    for `vdpbf16ps`, int16 for `vpmaddwd`, or uint8 for `vpdpbusd`. sums: float32, of integers
+    int32; SUMS registers begin at `at`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -45,19 +48,16 @@ def repeat(typing: Any, factors: Any, sums: Any, at: Any, count: Any) -> Any:
                 (sums, values[1], values[2]),
             )
         )
-        product = PRODUCTS[factors.dtype](builder)
-        total, a, b = (argument.type for argument in product.args)
-        if factors.dtype == types.float32:  # its sum is the last argument
-            total, a, b = a, b, total
-        x = _load(builder, start, 0, a)
-        y = _load(builder, start, 1, b)
+        total, factor, add = PRODUCTS[factors.dtype]
+        x, y = (cgutils.alloca_once_value(builder, _load(builder, start, i, factor))
+                for i in range(2))  # fmt: skip
         held = [cgutils.alloca_once_value(builder, _load(builder, into, i, total))
                 for i in range(SUMS)]  # fmt: skip
         with rolled(builder, values[3]):
             for place in held:
-                now = builder.load(place)
-                given = [x, y, now] if factors.dtype == types.float32 else [now, x, y]
-                builder.store(builder.call(product, given), place)
+                builder.store(_as_if_new(builder, builder.load(x)), x)
+                given = map(builder.load, (place, x, y))
+                builder.store(add(builder, *given), place)
         for i, place in enumerate(held):
             to = builder.bitcast(_on(builder, into, i * NBYTES), total.as_pointer())
             builder.store(builder.load(place), to, align=4)
@@ -66,23 +66,32 @@ def repeat(typing: Any, factors: Any, sums: Any, at: Any, count: Any) -> Any:
     return types.void(factors, sums, types.int64, types.int64), generate
 
 
-def _multiply_add(builder: Any) -> Any:
+def _multiply_add(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, VECTOR])
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
+    name = f"llvm.fmuladd.v{LANES}f32"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, sums])
 
 
-def _of_pairs(builder: Any) -> Any:
+def _add_pairs(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     kind = ir.FunctionType(VECTOR, [VECTOR, pairs.FACTORS, pairs.FACTORS])
     name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * LANES}"
-    return cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [sums, a, b])
 
 
-PRODUCTS = {
-    types.float32: _multiply_add,
-    types.uint16: _of_pairs,
-    types.uint8: vnni._declared,
+def _as_if_new(builder: Any, value: Any) -> Any:
+    """The value. LLVM does not know that, so what is computed from it is computed again."""
+    register = "x" if platform.machine() in ("x86_64", "AMD64") else "w"
+    kind = ir.FunctionType(value.type, [value.type])
+    return builder.asm(kind, "", f"={register},0", [value], side_effect=True)
+
+
+PRODUCTS: dict[Any, tuple[Any, Any, Callable[..., Any]]] = {
+    types.float32: (VECTOR, VECTOR, _multiply_add),
+    types.uint16: (VECTOR, pairs.FACTORS, _add_pairs),
+    types.int16: (INTEGERS, dots.WORDS.factors, dots.WORDS.add),
+    types.uint8: (INTEGERS, dots.VNNI.factors, dots.VNNI.add),
 }
-"""The instruction by the elements of its factors."""
+"""By the elements of factors: registers of sums and of factors, and what adds products."""
 
 
 @intrinsic

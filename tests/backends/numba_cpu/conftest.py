@@ -10,7 +10,7 @@ import pytest
 from r18.backend import Kernel
 from r18_numba_cpu import Backend
 
-NEEDS = {"_avx512_bf16": "AVX512-BF16", "_vnni": "VNNI"}
+NEEDS = {"_avx512_bf16": "AVX512-BF16", "_vnni": "VNNI", "_avx2": "AVX2"}
 """What a kernel needs that is not emulated, by the end of its algorithm."""
 
 

@@ -38,7 +38,7 @@ from r18.graph.ops import (
 from r18.graph.resnet import resnet18, tiny
 from r18.runtime.launch import run_kernel
 from r18.weights import load_weights
-from r18_numba_cpu import Backend, bfloat16, blocking, compiled, without
+from r18_numba_cpu import Backend, bfloat16, blocking, compiled, integers, without
 from r18_numba_cpu.bfloat16 import products
 from r18_numba_cpu.integers.packing import AMX, PORTABLE
 from r18_oracle.generate.inputs import kinds_for
@@ -287,7 +287,7 @@ def test_a_cpu_without_the_instructions_has_the_portable_kernels(
     assert (info.details["avx512_bf16"], info.details["amx_bf16"]) == ("no", "no")
     assert not {*WITH_PAIRS, *WITH_AMX} & set(backend.kernels())
     assert backend.kernels() == without(
-        everything, bfloat16.BY_PAIRS, bfloat16.BY_AMX, *_without_vnni()
+        everything, bfloat16.BY_PAIRS, bfloat16.BY_AMX, *_integers_that_are_missing()
     )
     network = tiny()
     options = CompileOptions(precision="bf16", kernels={"conv2d": WITH_PAIRS[0].id})
@@ -295,8 +295,10 @@ def test_a_cpu_without_the_instructions_has_the_portable_kernels(
         backend.compile(network, load_weights("synthetic", network), options)
 
 
-def _without_vnni() -> tuple[str, ...]:
-    return () if compiled.module("integers.vnni").AVAILABLE else ("_vnni/int8",)
+def _integers_that_are_missing() -> tuple[str, ...]:
+    dots = compiled.module("integers.dots")
+    has = {integers.BY_VNNI: dots.HAS_VNNI, integers.BY_WORDS: dots.HAS_WORDS}
+    return tuple(ending for ending, is_there in has.items() if not is_there)
 
 
 def test_winograd_is_planned_where_it_can_pay() -> None:

@@ -1,7 +1,7 @@
 """Quantised ops on the CPU: equal to the bit at every edge of a tile, in every cut, on every road.
 
 The same tests run each way to compute a sum: by AMX (its instructions emulated where the CPU has
-none), by VNNI (skipped by name where the CPU has none), and portable, in float32.
+none), by VNNI and AVX2 (skipped by name where the CPU lacks them), and portable, in float32.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from r18.graph.quantized import (
     QuantizePixels,
 )
 from r18.graph.resnet import tiny
+from r18.runtime.plan import make_plan
 from r18_numba_cpu import Backend, blocking, compiled, without
-from r18_numba_cpu.integers import BY_AMX, BY_VNNI, gemm
-from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI
+from r18_numba_cpu.integers import BY_AMX, BY_VNNI, BY_WORDS, gemm
+from r18_numba_cpu.integers.packing import AMX, BANDS, PORTABLE, VNNI, WORDS
 from r18_numba_cpu.kernels.arguments import Depth
 from r18_oracle import plugin
 from r18_oracle.check.call import observe
@@ -56,6 +57,7 @@ KERNELS = {k.id.removeprefix("numba-cpu/"): k for k in Backend().kernels() if k.
 CONVS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedConv2d]
 LINEARS = [kernel for kernel in KERNELS.values() if kernel.op is QuantizedLinear]
 WITH_VNNI = [kernel for kernel in KERNELS.values() if "vnni" in kernel.algorithm]
+WITH_WORDS = [kernel for kernel in KERNELS.values() if "avx2" in kernel.algorithm]
 WITH_AMX = [kernel for kernel in KERNELS.values() if "amx" in kernel.algorithm]
 
 each_conv = pytest.mark.parametrize("kernel", CONVS, ids=lambda kernel: kernel.id)
@@ -270,13 +272,14 @@ def test_bands_of_any_height_give_the_same_bits(
 ) -> None:
     problem = conv_problem(17, 70, (3, 21, 9), window, signs=5)
     whole = result(backend, kernel, problem)
-    group = AMX if kernel in WITH_AMX else VNNI if kernel in WITH_VNNI else PORTABLE
+    groups = ((AMX, WITH_AMX), (VNNI, WITH_VNNI), (WORDS, WITH_WORDS))
+    group = next((group for group, kernels in groups if kernel in kernels), PORTABLE)
     read, written = ((n, h, w, c) for n, c, h, w in (problem.inputs[0], problem.output))
     assert isinstance(problem.op, QuantizedConv2d)
     shape = gemm.conv_shape(problem.op, read, written)
     seen = set()
     monkeypatch.setattr(blocking, "RESIDENT_NBYTES", 0)
-    for nbytes in range(0, 48_000 if group == PORTABLE else 12_000, 500):
+    for nbytes in range(0, 12_000 * BANDS[group]().itemsize, 500):
         monkeypatch.setattr(blocking, "BAND_NBYTES", nbytes)
         monkeypatch.setattr(blocking, "BANDS_NBYTES", 2 * nbytes)
         cut = gemm.blocks(shape, 2, group)
@@ -333,91 +336,142 @@ def test_code_of_tiles_is_kept_for_other_processes(backend: Backend) -> None:
 # -- the CPU -----------------------------------------------------------------------------------
 
 
-def test_a_cpu_without_vnni_has_the_portable_kernels(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+ENDINGS = {"HAS_VNNI": BY_VNNI, "HAS_WORDS": BY_WORDS}
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    """A CPU without AMX, and without what these flags of `dots` say that it has."""
+    monkeypatch.setattr(compiled.module("amx"), "AVAILABLE", False)
+    for flag in ENDINGS:
+        monkeypatch.setattr(compiled.module("integers.dots"), flag, flag not in flags)
+
+
+@pytest.mark.parametrize("lacks", [("HAS_VNNI",), ("HAS_VNNI", "HAS_WORDS")], ids="+".join)
+def test_a_cpu_has_the_kernels_that_it_runs(
+    lacks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that is not there is refused by its name, and never replaced."""
-    assert [kernel.id for kernel in WITH_VNNI] == [
+    assert [kernel.id for kernel in (*WITH_VNNI, *WITH_WORDS)] == [
         "numba-cpu/qconv2d/implicit_gemm_vnni/int8",
         "numba-cpu/qlinear/tiled_vnni/int8",
+        "numba-cpu/qconv2d/implicit_gemm_avx2/int8",
+        "numba-cpu/qlinear/tiled_avx2/int8",
     ]
-    monkeypatch.setattr(compiled.module("integers.vnni"), "AVAILABLE", False)
-    monkeypatch.setattr(compiled.module("amx"), "AVAILABLE", False)
+    lacking(monkeypatch, *lacks)
     backend_without = Backend()
-    assert {*WITH_VNNI, *WITH_AMX} <= set(backend_without.kernels())  # until the CPU is known
+    assert {*WITH_VNNI, *WITH_WORDS, *WITH_AMX} <= set(backend_without.kernels())  # not known yet
     info = backend_without.probe()
     assert "no VNNI" in info.name
     assert info.details["vnni"] == "no"
-    of_any_cpu = without(Backend().kernels(), BY_VNNI, BY_AMX)
+    of_this_cpu = without(Backend().kernels(), BY_AMX, *(ENDINGS[flag] for flag in lacks))
     assert [k for k in backend_without.kernels() if k.precision is INT8] == [
-        k for k in of_any_cpu if k.precision is INT8
+        k for k in of_this_cpu if k.precision is INT8
     ]
-    assert not {*WITH_VNNI, *WITH_AMX} & set(backend_without.kernels())
     schedule = fuse(tiny(), "all")
     weights = integer_weights(tiny(), images_of(tiny(), 1), 8)
     options = CompileOptions(precision="int8", kernels={"qconv2d": WITH_VNNI[0].id})
-    with pytest.raises(UnknownName, match="did you mean 'numba-cpu/qconv2d/implicit_gemm/int8'"):
+    with pytest.raises(UnknownName, match="did you mean 'numba-cpu/qconv2d/implicit_gemm"):
         Backend().compile(quantized(schedule), weights, options)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "preferred"),
+    [
+        ((), "implicit_gemm_vnni"),
+        (("HAS_VNNI",), "implicit_gemm_avx2"),
+        (("HAS_VNNI", "HAS_WORDS"), "implicit_gemm"),
+    ],
+)
+def test_a_plan_prefers_the_widest_products(
+    lacks: tuple[str, ...], preferred: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking(monkeypatch, *lacks)
+    backend = Backend()
+    backend.probe()
+    options = CompileOptions(precision="int8")
+    plan = make_plan(backend, quantized(fuse(tiny(), "all")), options)
+    chosen = {step.kernel.algorithm for step in plan.steps if step.kernel.op is QuantizedConv2d}
+    assert chosen == {preferred}
 
 
 def test_the_conformance_suite_lists_what_the_cpu_runs(
     monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     """Its workers know no other kernels: they probe the backend first."""
-    monkeypatch.setattr(compiled.module("integers.vnni"), "AVAILABLE", False)
-    monkeypatch.setattr(compiled.module("amx"), "AVAILABLE", False)
+    lacking(monkeypatch, "HAS_VNNI", "HAS_WORDS")
     pytestconfig.stash[plugin.CHOSEN] = ["numba-cpu"]
     try:
         listed = plugin._parameters("r18_kernel", pytestconfig)
     finally:
         del pytestconfig.stash[plugin.CHOSEN]
     assert "numba-cpu/qconv2d/implicit_gemm/int8" in listed
-    assert not [name for name in listed if name.endswith(("_vnni/int8", "_amx/int8"))]
+    assert not [name for name in listed if name.endswith((BY_VNNI, BY_WORDS, BY_AMX))]
 
 
-@pytest.mark.skipif(not compiled.module("integers.vnni").AVAILABLE, reason="this CPU has no VNNI")
-def test_a_register_tile_is_products_alone(backend: Backend) -> None:
-    """The loop over K of a whole tile: a `vpdpbusd` for each register, and nothing spilled."""
-    vnni, micro_kernel = (compiled.module(n) for n in ("integers.vnni", "micro_kernel"))
-    rows, columns = micro_kernel.ROWS, micro_kernel.COLUMNS
-    arguments = compiled.module("arguments")
+@pytest.mark.parametrize(
+    ("flag", "unsigned", "signed", "instruction"),
+    [
+        ("HAS_VNNI", np.uint8, np.int8, "vpdpbusd"),
+        ("HAS_WORDS", np.uint16, np.int16, "vpmaddwd"),
+    ],
+    ids=["vnni", "avx2"],
+)
+def test_a_register_tile_is_products_alone(
+    flag: str, unsigned: type[np.integer], signed: type[np.integer], instruction: str
+) -> None:
+    """The loop over K of a whole tile: a product for each register, and nothing spilled."""
+    dots, micro_kernel = (compiled.module(n) for n in ("integers.dots", "micro_kernel"))
+    if not getattr(dots, flag):
+        pytest.skip(f"this CPU has no {flag.removeprefix('HAS_')}")
+    if dots.HAS_VNNI and instruction == "vpmaddwd":
+        instruction = "vpdpwssd"
+    tiles, arguments = compiled.module("integers.register_tile"), compiled.module("arguments")
+    rows, columns, group = micro_kernel.ROWS, micro_kernel.COLUMNS, 4 // unsigned().itemsize
 
     @numba.njit
     def one(a, b, c, depth, terms):  # type: ignore[no-untyped-def]
         tile = arguments.Tile(0, 0, 0)
-        vnni.multiply(rows, a, 0, 4, b, 0, depth, c, 0, False, tile, terms)
+        tiles.multiply(rows, a, 0, group, b, 0, depth, c, 0, False, tile, terms)
 
     how = arguments.Requantization(np.uint8(0), False, False, np.float32(0), np.float32(0))
     floats, bytes_ = np.zeros(columns, np.float32), np.zeros(4 * rows, np.uint8)
     terms = arguments.Terms(np.zeros(columns, np.int32), floats, bytes_, floats, bytes_, how)
-    a, b = np.arange(4 * rows, dtype=np.uint8), np.arange(4 * columns).astype(np.int8)
+    a = np.arange(group * rows).astype(unsigned) + unsigned(255 - group * rows)
+    b = (np.arange(group * columns) % 255 - 127).astype(signed)
     c = np.zeros(rows * columns, np.int32)
-    one(a, b, c, Depth(1, 1, 4), terms)
-    wide = a.reshape(rows, 4).astype(np.int32) @ b.reshape(columns, 4).T.astype(np.int32)
+    one(a, b, c, Depth(1, 1, group), terms)
+    wide = a.reshape(rows, group).astype(np.int32) @ b.reshape(columns, group).T.astype(np.int32)
     np.testing.assert_array_equal(c.reshape(rows, columns), wide)
 
     (assembly,) = one.inspect_asm().values()
     products = rows * micro_kernel.VECTORS
     blocks = re.split(r"^\.LBB\w+:", assembly, flags=re.MULTILINE)
-    loops = [block for block in blocks if block.count("vpdpbusd") == products]
+    loops = [block for block in blocks if block.count(instruction) == products]
     assert loops
     for loop in loops:
-        body = loop[: loop.rindex("vpdpbusd")]
+        body = loop[: loop.rindex(instruction)]
         assert "rsp" not in body
-        assert len(re.findall("vmov", body)) <= micro_kernel.VECTORS
+        # Two columns of B; where a sum takes two instructions, a register or two change places.
+        assert len(re.findall("vmov", body)) <= micro_kernel.VECTORS * (1 + (group == 2))
 
 
 # -- a network ---------------------------------------------------------------------------------
 
 
 ON_ANY_CPU = {"qconv2d": "*/implicit_gemm/int8", "qlinear": "*/tiled/int8"}
+BY_AVX2 = {"qconv2d": "*/implicit_gemm_avx2/int8", "qlinear": "*/tiled_avx2/int8"}
 BY_TILES = {"qconv2d": "*/implicit_gemm_amx/int8", "qlinear": "*/tiled_amx/int8"}
 
 
-@pytest.mark.parametrize("kernels", [{}, ON_ANY_CPU, BY_TILES], ids=["", "portable", "amx"])
+EACH_WAY = {"": {}, "portable": ON_ANY_CPU, "avx2": BY_AVX2, "amx": BY_TILES}
+
+
+@pytest.mark.parametrize("kernels", EACH_WAY.values(), ids=EACH_WAY)
 @pytest.mark.parametrize("pixels", [False, True], ids=["images", "pixels"])
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_network_in_integers_equals_numpys_at_every_value(
     backend: Backend, bits: int, pixels: bool, kernels: dict[str, str]
 ) -> None:
+    if kernels is BY_AVX2 and not compiled.module("integers.dots").HAS_WORDS:
+        pytest.skip("this CPU has no AVX2")
     assert_equals_numpy(backend, tiny(), bits, batch=3, pixels=pixels, kernels=kernels)

@@ -3,8 +3,9 @@
 `bytes`         vectors of bytes as a Numba type
 `requantize`    from an int32 sum to a byte, a vector at a time
 `epilogue`      the same for all sums of a tile, from memory
-`vnni`          a register tile of a product of bytes, by `vpdpbusd`
-`portable`      the same by float32's micro-kernel, for CPUs without it
+`dots`          instructions that add products to the lanes of a register: VNNI's and AVX2's
+`register_tile` a register tile of a product, by one of these
+`portable`      the same by float32's micro-kernel, for CPUs without them
 `implicit_gemm` convolution and linear, over any of these and `kernels.amx`
 `others`        every other op
 """

@@ -72,11 +72,12 @@ def load_part(typing: Any, array: Any, at: Any, count: Any) -> Any:
 
 @intrinsic
 def store_whole(typing: Any, array: Any, at: Any, value: Any) -> Any:
-    """array[at : at + LANES] = value."""
+    """array[at : at + LANES] = value; array: uint8, or uint16, which hold the same numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place = address(context, builder, signature.args[0], *values[:2])
-        builder.store(values[2], as_bytes(builder, place), align=1)
+        wide = _as_elements(builder, values[2], signature.args[0])
+        builder.store(wide, builder.bitcast(place, wide.type.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, byte_vector), generate
@@ -88,15 +89,24 @@ def store_part(typing: Any, array: Any, at: Any, value: Any, count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place = address(context, builder, signature.args[0], *values[:2])
-        kind = ir.FunctionType(ir.VoidType(), [BYTES, BYTES.as_pointer(), INT32, MASK])
-        name = f"llvm.masked.store.v{LANES}i8.p0v{LANES}i8"
+        wide = _as_elements(builder, values[2], signature.args[0])
+        pointer, bits = wide.type.as_pointer(), wide.type.element.width
+        kind = ir.FunctionType(ir.VoidType(), [wide.type, pointer, INT32, MASK])
+        name = f"llvm.masked.store.v{LANES}i{bits}.p0v{LANES}i{bits}"
         store = cgutils.get_or_insert_function(builder.module, kind, name)
         mask = lane_mask(builder, values[3])
-        place = as_bytes(builder, place)
-        builder.call(store, [values[2], place, ir.Constant(INT32, 1), mask])
+        place = builder.bitcast(place, pointer)
+        builder.call(store, [wide, place, ir.Constant(INT32, 1), mask])
         return context.get_dummy_value()
 
     return types.void(array, types.int64, byte_vector, types.int64), generate
+
+
+def _as_elements(builder: Any, value: Any, array: Any) -> Any:
+    """Unsigned bytes as the elements of an array."""
+    if array.dtype.bitwidth == BYTE.width:
+        return value
+    return builder.zext(value, ir.VectorType(ir.IntType(array.dtype.bitwidth), LANES))
 
 
 @intrinsic
@@ -129,7 +139,7 @@ def load_bytes(array, at, lanes):
 
 @function
 def store_bytes(array, at, value, lanes):
-    """array[at : at + lanes] = the first lanes; lanes ≤ LANES."""
+    """array[at : at + lanes] = the first lanes, as `store_whole` does it; lanes ≤ LANES."""
     if lanes == LANES:
         store_whole(array, at, value)
     else:

@@ -1,8 +1,9 @@
 """Convolution and linear of bytes as an implicit GEMM.
 
 1. A worker copies a band of the padded image to its scratch, in the form that products take: uint8
-   for VNNI, float32 for the portable micro-kernel. Signed bytes get 128 added there, padding
-   included; the bias that the host packed takes 128·Σw away again. AMX takes bytes of either sign.
+   for VNNI, uint16 for AVX2, float32 for the portable micro-kernel. Signed bytes get 128 added
+   there, padding included; the bias that the host packed takes 128·Σw away again. AMX takes bytes
+   of either sign.
 2. The micro-kernel multiplies neighbouring outputs of a row by a panel of filters into int32.
 3. The epilogue requantises the register tile, or scales it to float32 logits.
 """
@@ -24,7 +25,7 @@ from r18_numba_cpu.kernels.arguments import (
     Tile,
 )
 from r18_numba_cpu.kernels.blocks import take_block
-from r18_numba_cpu.kernels.integers import portable, vnni
+from r18_numba_cpu.kernels.integers import portable, register_tile
 from r18_numba_cpu.kernels.integers.bytes import flipped, load_bytes, repeated, store_bytes
 from r18_numba_cpu.kernels.integers.epilogue import store_tile
 from r18_numba_cpu.kernels.integers.requantize import widened
@@ -32,7 +33,7 @@ from r18_numba_cpu.kernels.jit import function, kernel, overload
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, tile_rows
 from r18_numba_cpu.kernels.vector import LANES, store_lanes
 
-portable_multiply, vnni_multiply = portable.multiply, vnni.multiply
+portable_multiply, tile_multiply = portable.multiply, register_tile.multiply
 amx_multiply_band = amx.banded(store_tile)
 
 
@@ -96,13 +97,13 @@ def _multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
 
         return by_floats
 
-    def by_bytes(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
+    def in_registers(rows, a, a_at, a_row, b, b_at, depth, c, c_at, tile, terms):
         whole = tile.channel + COLUMNS <= tile.outputs
-        vnni_multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms)
+        tile_multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms)
         if not whole:
             store_tile(rows, c, c_at, tile, terms)
 
-    return by_bytes
+    return in_registers
 
 
 def put(scratch, at, value, lanes):
@@ -158,8 +159,8 @@ def implicit_gemm(
 ):  # fmt: skip
     """out (N, OH, OW, O) of x (N, H, W, C); all are flat, and bytes are uint8, of either sign.
 
-    weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/group⌉, COLUMNS, group), float32 (a group has one) or
-    int8 (of four), or int32 (the four in one). bias, multiplier: padded to whole panels.
+    weight: panels (⌈O/COLUMNS⌉, kh, ⌈kw·C/group⌉, COLUMNS, group), float32 (a group has one), int16
+    (two) or int8 (four), or int32 (the four in one). bias, multiplier: padded to whole panels.
     out: bytes, or float32 for logits.
     sums: int32, `n[SUMS]` for each worker. scratch: a slot of `Blocks` for each worker.
     numbers: `packed_numbers`, as int64.
@@ -176,7 +177,7 @@ def implicit_gemm(
     row_length = ((shape.out_w - 1) * shape.stride_w + shape.kernel_w) * shape.channels
     panels = (shape.outputs + COLUMNS - 1) // COLUMNS
     panel_size = weight.size // panels
-    group = vnni.GROUP if weight.itemsize == 1 else 1
+    group = 4 // weight.itemsize  # 32 bits of B, but for AMX
     depth = Depth(shape.kernel_h, panel_size // (shape.kernel_h * COLUMNS * group), row_length)
     splits = (panels + blocking.panels - 1) // blocking.panels
     bands = (shape.out_h + blocking.rows - 1) // blocking.rows

@@ -19,8 +19,8 @@ MOST = 2**24 // (255 * 127)
 
 @function
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at):
-    """As `vnni.multiply`, into c, of bytes in float32: a group has one. a begins with a tile of
-    scratch."""
+    """As `register_tile.multiply`, into c, of bytes in float32: a group has one. a begins with a
+    tile of scratch."""
     tile = rows * COLUMNS
     c[c_at : c_at + tile] = np.int32(0)
     together = max(1, MOST // depth.length)  # runs; of a long one, pieces

@@ -1,20 +1,18 @@
-"""A register tile of a product of bytes, by VNNI: `vpdpbusd`.
+"""A register tile of a product of integers: see `dots` for what it multiplies with.
 
-The instruction adds to each int32 lane the four products of uint8 and int8 that lie in its bytes.
-It does not saturate: sums are exact modulo 2³², and so is whatever is added to them. A sum that
-int32 holds is right at its end, whatever it was on the way.
+A sum goes through the epilogue in the register that it is in.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from r18_numba_cpu.kernels.integers.bytes import BYTE, INT32, as_bytes
+from r18_numba_cpu.kernels.integers.bytes import INT32, as_bytes
+from r18_numba_cpu.kernels.integers.dots import BY_ELEMENT, Dot
 from r18_numba_cpu.kernels.integers.requantize import (
     INT_ALIGNMENT,
     INTEGERS,
@@ -26,7 +24,6 @@ from r18_numba_cpu.kernels.integers.requantize import (
 from r18_numba_cpu.kernels.jit import function
 from r18_numba_cpu.kernels.micro_kernel import COLUMNS, ROWS, VECTORS, ahead, rolled
 from r18_numba_cpu.kernels.vector import (
-    FEATURES,
     FLOAT_ALIGNMENT,
     INDEX,
     LANES,
@@ -36,27 +33,14 @@ from r18_numba_cpu.kernels.vector import (
     splat,
 )
 
-GROUP = 4
-"""Bytes that a lane multiplies at a time."""
-
-AVAILABLE = bool(
-    FEATURES.get("avx512vnni") and FEATURES.get("avx512vl")
-    if LANES == 16
-    else FEATURES.get("avxvnni")
-)
-
-FACTORS = ir.VectorType(BYTE, GROUP * LANES)
-TYPED = llvmlite.binding.llvm_version_info >= (22,)
-"""Whether LLVM declares the factors as bytes, as they are (llvm-project #97271), and not as int32.
-Releases that were changed before 22 accept the old types as well."""
-
 
 @function
 def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
-    """C[p, o] = Σ_(r, g, q) A[p·a_row + r·stride + 4g + q]·B[r·length + g, o, q], for a `Depth`.
+    """C[p, o] = Σ_(r, g, q) A[p·a_row + r·stride + G·g + q]·B[r·length + g, o, q], for a `Depth`.
 
-    For p < rows ≤ ROWS, o < COLUMNS, r < runs, g < length, q < 4. a: uint8; b: int8, rows of
-    COLUMNS groups. In them A and B begin at a_at and b_at.
+    For p < rows ≤ ROWS, o < COLUMNS, r < runs, g < length, q < G, the group. a: uint8, with b of
+    int8, groups of four; or uint16, with b of int16, of two. B has rows of COLUMNS groups. In them
+    A and B begin at a_at and b_at.
 
     If `whole`, the tile has all its columns, and goes through the epilogue from the registers that
     it is in. Otherwise it is stored in c: int32, rows of COLUMNS from c_at on.
@@ -111,7 +95,7 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
     """The code for one number of rows; returns the places of its sums, row by row."""
     _, a, a_at, a_row, b, b_at, runs, length, stride = values
     a_base = address(context, builder, kinds[1], a, a_at)
-    dot = _declared(builder)
+    dot: Dot = BY_ELEMENT[kinds[1].dtype]
 
     # LLVM promotes these to registers, because nothing takes their addresses.
     sums = [cgutils.alloca_once(builder, INTEGERS) for _ in range(rows * VECTORS)]
@@ -125,16 +109,15 @@ def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: An
         with rolled(builder, length) as group:
             here = builder.load(b_next)
             columns = [_columns(builder, here, v, dot) for v in range(VECTORS)]
-            offset = builder.mul(group, ir.Constant(INDEX, GROUP))
+            offset = builder.mul(group, ir.Constant(INDEX, dot.group))
             for p, start in enumerate(starts):
                 place = builder.bitcast(builder.gep(start, [offset]), INT32.as_pointer())
                 factor = splat(builder, builder.load(place, align=1))
-                factor = builder.bitcast(factor, dot.args[1].type)
+                factor = builder.bitcast(factor, dot.factors)
                 for v, column in enumerate(columns):
                     place = sums[p * VECTORS + v]
-                    arguments = [builder.load(place), factor, column]
-                    builder.store(builder.call(dot, arguments), place)
-            builder.store(builder.gep(here, [ir.Constant(INDEX, GROUP * COLUMNS)]), b_next)
+                    builder.store(dot.add(builder, builder.load(place), factor, column), place)
+            builder.store(builder.gep(here, [ir.Constant(INDEX, dot.group * COLUMNS)]), b_next)
     return sums
 
 
@@ -198,16 +181,7 @@ def _lane(builder: Any, pointer: Any, v: int) -> Any:
     return builder.gep(pointer, [ir.Constant(INDEX, v * LANES)])
 
 
-def _declared(builder: Any) -> Any:
-    """`vpdpbusd` of this machine's registers, with the types that LLVM declares."""
-    factors = FACTORS if TYPED else INTEGERS
-    kind = ir.FunctionType(INTEGERS, [INTEGERS, factors, factors])
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
-    return cgutils.get_or_insert_function(builder.module, kind, name)
-
-
-def _columns(builder: Any, pointer: Any, v: int, dot: Any) -> Any:
+def _columns(builder: Any, pointer: Any, v: int, dot: Dot) -> Any:
     """The groups of the v-th LANES columns."""
-    place = builder.gep(pointer, [ir.Constant(INDEX, v * GROUP * LANES)])
-    kind = dot.args[2].type
-    return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
+    place = builder.gep(pointer, [ir.Constant(INDEX, v * dot.group * LANES)])
+    return builder.load(builder.bitcast(place, dot.factors.as_pointer()), align=1)
