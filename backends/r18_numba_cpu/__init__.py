@@ -78,12 +78,14 @@ class Backend(BackendBase):
         return without(_kernels(), *self._missing) if self._missing else _kernels()
 
     def fastest(self, problem: Problem, precision: str) -> Fastest:
-        """Winograd where it pays; see `r18_numba_cpu.conv` and `r18_numba_cpu.bfloat16`."""
+        """Winograd where it pays; see `conv`, `bfloat16` and `integers`."""
         kernel = None
         if precision == "fp32":
             kernel = conv.fastest(problem)
         elif precision == "bf16":
             kernel = bfloat16.fastest(problem, self.kernels())
+        elif precision == "int8":
+            kernel = integers.fastest(problem, self.kernels())
         return None if kernel is None else Preferred(kernel)
 
     def host_code(self, kernel: Kernel, problem: Problem) -> HostCode | None:

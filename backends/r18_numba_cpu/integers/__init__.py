@@ -3,11 +3,12 @@
 `packing` weights as the micro-kernels read them
 `tiles`   how AMX's tiles cover a band
 `gemm`    convolution and linear: the cache blocking, arguments
+`winograd` 3×3 convolution by F(2×2, 3×3): the same
 `others`  every other op; all kernels
 """
 
 from __future__ import annotations
 
-from r18_numba_cpu.integers.others import BY_AMX, BY_VNNI, BY_WORDS, integer_kernels
+from r18_numba_cpu.integers.others import BY_AMX, BY_VNNI, BY_WORDS, fastest, integer_kernels
 
-__all__ = ["BY_AMX", "BY_VNNI", "BY_WORDS", "integer_kernels"]
+__all__ = ["BY_AMX", "BY_VNNI", "BY_WORDS", "fastest", "integer_kernels"]

@@ -72,20 +72,22 @@ def conv_shape(op: Sum, read: Shape, written: Shape) -> ConvShape:
 def numbers(op: Sum, read: Shape, written: Shape, group: int) -> Array:
     """The kernel's arguments that are no arrays, as int64. Cached: every run needs them."""
     shape = conv_shape(op, read, written)
+    cut, how = blocks(shape, most_threads(), group), requantization(op, group)
+    extra: tuple[int, ...] = ()
+    if group == AMX:
+        cover = tiles.cover(shape, cut.rows, op.input_storage[0] == "int8")
+        extra = (*cover, *tiles.configuration(cover))
+    return np.array(packed_numbers(shape, cut, how, sums_size(group), *extra), np.int64)
+
+
+def requantization(op: Sum, group: int) -> Requantization:
     stored = op.input_storage
-    residual = len(stored) > 1
     ends = (0, 0)  # logits do not saturate
     if isinstance(op, QuantizedConv2d):
         limits = np.iinfo(op.output_storage)
         ends = int(limits.min), int(limits.max)
-    cut = blocks(shape, most_threads(), group)
-    flip = flip_of(stored[0], group)
-    how = Requantization(int(flip), residual, stored[-1] == "int8", *ends)
-    extra: tuple[int, ...] = ()
-    if group == AMX:
-        cover = tiles.cover(shape, cut.rows, stored[0] == "int8")
-        extra = (*cover, *tiles.configuration(cover))
-    return np.array(packed_numbers(shape, cut, how, sums_size(group), *extra), np.int64)
+    flip = int(flip_of(stored[0], group))
+    return Requantization(flip, len(stored) > 1, stored[-1] == "int8", *ends)
 
 
 def gemm(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from r18.backend import Array, RoundingContract
+from r18.backend import Array, Kernel, RoundingContract
 from r18.backend.host import HostFunction, HostKernel
 from r18.graph.ops import EXTRAS, Conv2d, Layout, Op, Problem
 from r18.graph.precision import INT8
@@ -23,6 +23,7 @@ from r18.graph.quantized import (
 )
 from r18_numba_cpu.blocking import several_samples
 from r18_numba_cpu.compiled import NAME, module, most_threads, run, workers
+from r18_numba_cpu.integers import winograd
 from r18_numba_cpu.integers.gemm import INT_NBYTES, gemm, workspace_nbytes
 from r18_numba_cpu.integers.packing import AMX, PORTABLE, VNNI, WORDS, flip_of, pack
 from r18_numba_cpu.others import POOL, moved, pool
@@ -30,6 +31,8 @@ from r18_numba_cpu.packing import PANEL, TILE_ROWS, VECTOR, Arrays, round_up
 
 BY_AMX, BY_VNNI, BY_WORDS = "_amx/int8", "_vnni/int8", "_avx2/int8"
 """What algorithm and precision of kernels end in that need AMX, VNNI, or products of int16."""
+
+WINOGRAD = f"winograd_f2x2{BY_WORDS.removesuffix(f'/{INT8}')}"
 
 SPAN = 1024
 """Pixels that a thread processes at a time."""
@@ -64,6 +67,16 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         *products(BY_AMX, AMX),
         *products(BY_VNNI, VNNI),
         *products(BY_WORDS, WORDS),
+        kernel(
+            QuantizedConv2d,
+            WINOGRAD,
+            winograd.winograd,
+            edges=(2, 4, *TILE_ROWS, VECTOR, PANEL),
+            extra_problems=winograd.extra_problems(),
+            refuses=winograd.refuses,
+            scratch=winograd.workspace_nbytes,
+            pack=winograd.pack_filters,
+        ),
         *products("", PORTABLE),
         kernel(QuantizedMaxPool2d, "direct", maxpool, **POOL),
         kernel(QuantizedGlobalAvgPool, "sum", gap, scratch=_gap_nbytes),
@@ -71,6 +84,19 @@ def integer_kernels() -> tuple[HostKernel, ...]:
         kernel(QuantizePixels, "table", quantize_pixels),
         kernel(QuantizedRelayout, "copy", relayout, edges=()),
     )
+
+
+def fastest(problem: Problem, listed: tuple[Kernel, ...]) -> str | None:
+    """The id of the kernel that a plan prefers for a convolution; None for the first listed.
+
+    listed: those of the CPU. VNNI and AMX multiply bytes at two and eight times the rate of
+    `vpmaddwd` or more, and Winograd multiplies at most 2.25 times less often.
+    """
+    convs = [kernel for kernel in listed if kernel.op is QuantizedConv2d]
+    if not convs or not convs[0].algorithm.endswith(BY_WORDS.removesuffix(f"/{INT8}")):
+        return None
+    (found,) = (kernel.id for kernel in convs if kernel.algorithm == WINOGRAD)
+    return found if winograd.pays(problem) else None
 
 
 def maxpool(

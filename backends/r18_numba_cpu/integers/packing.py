@@ -57,14 +57,12 @@ def plain_weight(conv: Conv2d, weight: Array) -> Array:
 
 
 def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:
-    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), bias and multiplier padded to panels, and
-    the residual's multiplier, (1,).
+    """Panels (panels, kh, ⌈kw·C/group⌉, columns, group), and what the epilogue reads.
 
     Weights are `PACKED`, with zeros beyond a kernel row. AMX's are groups of four in whole steps of
-    K, as int32. The bias subtracts what `FLIP` adds to each sum: modulo 2³²,
-    as the kernels add, so the result is the sum itself.
+    K, as int32.
     """
-    weight, bias, multiplier, *residual_multiplier = weights
+    weight = weights[0]
     if isinstance(op, QuantizedConv2d) and op.extras:
         weight = plain_weight(op.conv, weight)
     count = len(weight)
@@ -77,10 +75,20 @@ def pack(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> 
     whole[:, : runs.shape[1], :count] = runs
     split = whole.reshape(len(runs), -1, together, panels(count), columns)
     packed = np.ascontiguousarray(split.transpose(3, 0, 1, 4, 2))
-    sums = weight.reshape(count, -1).sum(axis=1, dtype=np.int64)
+    return packed.view(np.int32) if group == AMX else packed, *epilogue_weights(op, weights, group)
+
+
+def epilogue_weights(op: QuantizedConv2d | QuantizedLinear, weights: Arrays, group: int) -> Arrays:
+    """Bias and multiplier padded to panels, and the residual's multiplier, (1,).
+
+    The bias subtracts what `FLIP` adds to each sum: modulo 2³², as the kernels add, so the result
+    is the sum itself.
+    """
+    weight, bias, multiplier, *residual_multiplier = weights
+    sums = weight.reshape(len(weight), -1).sum(axis=1, dtype=np.int64)
     flipped = bias.astype(np.int64) - int(flip_of(op.input_storage[0], group)) * sums
+    columns = module("micro_kernel").COLUMNS
     return (
-        packed.view(np.int32) if group == AMX else packed,
         _padded(flipped.astype(np.int32), columns),  # modulo 2³²
         _padded(multiplier, columns),
         *(residual_multiplier or [np.ones(1, np.float32)]),

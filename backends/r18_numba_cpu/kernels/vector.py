@@ -88,18 +88,18 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
     return types.void(array, types.int64, vector), generate
 
 
-def lane_mask(builder: Any, count: Any) -> Any:
+def lane_mask(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """The mask of the lanes below `count`."""
-    lanes = ir.Constant(ir.VectorType(INDEX, LANES), list(range(LANES)))
-    return builder.icmp_signed("<", lanes, splat(builder, count))
+    numbers = ir.Constant(ir.VectorType(INDEX, lanes), list(range(lanes)))
+    return builder.icmp_signed("<", numbers, splat(builder, count, lanes))
 
 
-def splat(builder: Any, scalar: Any) -> Any:
+def splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     """A vector with the scalar in every lane."""
-    one = ir.VectorType(scalar.type, LANES)
+    one = ir.VectorType(scalar.type, lanes)
     empty = ir.Constant(one, ir.Undefined)
     single = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     return builder.shuffle_vector(single, empty, zeros)
 
 

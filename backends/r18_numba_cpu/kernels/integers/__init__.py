@@ -6,6 +6,8 @@
 `dots`          instructions that add products to the lanes of a register: VNNI's and AVX2's
 `register_tile` a register tile of a product, by one of these
 `portable`      the same by float32's micro-kernel, for CPUs without them
+`words`         vectors of int16 and of int32 as Numba types
+`winograd`      3×3 convolution by F(2×2, 3×3)
 `implicit_gemm` convolution and linear, over any of these and `kernels.amx`
 `others`        every other op
 """

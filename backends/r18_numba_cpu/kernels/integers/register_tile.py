@@ -5,6 +5,8 @@ A sum goes through the epilogue in the register that it is in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -53,6 +55,33 @@ def multiply(rows, a, a_at, a_row, b, b_at, depth, c, c_at, whole, tile, terms):
     )  # fmt: skip
 
 
+@function
+def multiply_into(rows, a, a_at, a_row, b, b_at, depth, c, c_at):
+    """The same, stored in c. A call has fewer arguments: they take time where K is short."""
+    multiply_sums(
+        rows, a, a_at, a_row, b, b_at, depth.runs, depth.length, depth.stride, c, c_at
+    )  # fmt: skip
+
+
+@intrinsic
+def multiply_sums(
+    typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, runs: Any,
+    length: Any, stride: Any, c: Any, c_at: Any,
+) -> Any:  # fmt: skip
+    """See `multiply_into`, which contains this code once."""
+    i64 = types.int64
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        with _each_count(builder, values[0]) as counts:
+            for rows in counts:
+                sums = _multiply_rows(rows, context, builder, signature.args, values[:9])
+                to = address(context, builder, signature.args[9], *values[9:])
+                _keep(sums, to, builder)
+        return context.get_dummy_value()
+
+    return types.void(i64, a, i64, i64, b, i64, i64, i64, i64, c, i64), generate
+
+
 @intrinsic
 def multiply_tile(
     typing: Any, rows: Any, a: Any, a_at: Any, a_row: Any, b: Any, b_at: Any, runs: Any,
@@ -68,27 +97,36 @@ def multiply_tile(
     )  # fmt: skip
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        end = builder.append_basic_block("multiplied")
-        switch = builder.switch(values[0], end)
-        for rows in range(1, ROWS + 1):
-            with builder.goto_block(builder.append_basic_block(f"rows.{rows}")):
-                switch.add_case(rows, builder.basic_block)
+        with _each_count(builder, values[0]) as counts:
+            for rows in counts:
                 sums = _multiply_rows(rows, context, builder, signature.args, values[:9])
                 is_whole = context.is_true(builder, types.boolean, values[11])
                 with builder.if_else(is_whole) as (finish, keep):
                     with finish:
                         _finish(sums, context, builder, signature.args[12:], values[12:])
                     with keep:
-                        _keep(
-                            sums,
-                            address(context, builder, signature.args[9], *values[9:11]),
-                            builder,
-                        )
-                builder.branch(end)
-        builder.position_at_end(end)
+                        to = address(context, builder, signature.args[9], *values[9:11])
+                        _keep(sums, to, builder)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@contextmanager
+def _each_count(builder: Any, rows: Any) -> Iterator[Iterator[int]]:
+    """Code of its own for each number of rows: what is built before the next number is taken."""
+    end = builder.append_basic_block("multiplied")
+    switch = builder.switch(rows, end)
+
+    def counts() -> Iterator[int]:
+        for count in range(1, ROWS + 1):
+            with builder.goto_block(builder.append_basic_block(f"rows.{count}")):
+                switch.add_case(count, builder.basic_block)
+                yield count
+                builder.branch(end)
+
+    yield counts()
+    builder.position_at_end(end)
 
 
 def _multiply_rows(rows: int, context: Any, builder: Any, kinds: Any, values: Any) -> list[Any]:
