@@ -102,15 +102,12 @@ def scaled_weights(
     `fold_weights` raises.
     """
     read = fold_weights(schedule, weights)
-    scales = {schedule.input: _scale(schedule.input, ranges)}
+    scales = value_scales(schedule, ranges)
     found: dict[str, Array] = {schedule.input + SCALE: _float32(scales[schedule.input])}
     for step, target in zip(schedule.steps, scaled(schedule).steps[1:], strict=True):
-        source = scales[step.inputs[0]]
         if not isinstance(step.op, Conv2d | Linear):
-            scales[step.output] = source  # of values that were moved, or averaged
             continue
-        made = _scale(step.output, ranges) if isinstance(step.op, Conv2d) else 1.0
-        scales[step.output] = made
+        source, made = scales[step.inputs[0]], scales[step.output]
         names = dict(zip([spec.role for spec in target.op.weights()], target.weights, strict=True))
         weight = np.asarray(read[step.weights[0]], np.float64)
         by_channel = _channel_scales(weight)
@@ -123,6 +120,23 @@ def scaled_weights(
             shortcut = scales[step.inputs[1]] / made
             name = names["residual_multiplier"]
             found[name] = _factors(step, "residual multiplier", np.array(shortcut))
+    return found
+
+
+def value_scales(schedule: Schedule, ranges: Mapping[str, float]) -> dict[str, float]:
+    """The scale of every value of `scaled(schedule)` by the names of `schedule`; 1 of logits.
+
+    Max-pooling and means keep their input's. Raises as `scaled_weights` does for ranges.
+    """
+    found = {schedule.input: _scale(schedule.input, ranges)}
+    for step in schedule.steps:
+        match step.op:
+            case Conv2d():
+                found[step.output] = _scale(step.output, ranges)
+            case Linear():
+                found[step.output] = 1.0
+            case _:
+                found[step.output] = found[step.inputs[0]]
     return found
 
 
@@ -156,4 +170,4 @@ def _factors(step: Step, what: str, values: Array) -> Array:
     return found
 
 
-__all__ = ["LARGEST", "ranges_of", "scaled", "scaled_weights"]
+__all__ = ["LARGEST", "ranges_of", "scaled", "scaled_weights", "value_scales"]

@@ -39,7 +39,7 @@ class ScaleSpec(ScaledSpec[Scale]):
     def exact_inputs(
         self, op: Scale, inputs: list[Array], weights: list[Array], rng: Rng, variant: int
     ) -> tuple[Arrays, Arrays]:
-        """Multiples of quanta and of halves of them, which are ties; beyond 448 too."""
+        """Numbers of the format, ties and what is hardly none; beyond 448 too."""
         x = rng.choice(_numbers(), inputs[0].shape) * rng.choice([-1.0, 1.0], inputs[0].shape)
         scale = powers(rng, (1,))
         return (x * scale,), (scale,)
@@ -53,10 +53,12 @@ class ScaleSpec(ScaledSpec[Scale]):
 
 
 def _numbers() -> Array:
-    """Every e4m3 number from 0 to 448, the middle of each two, and what saturates."""
+    """Every e4m3 number from 0 to 448, the middle of each two, what is next to it in float32, and
+    what saturates."""
     numbers = np.array([0.0, *NUMBERS])
     middles = (numbers[1:] + numbers[:-1]) / 2
-    return np.concatenate([numbers, middles, [456.0, 464.0, 480.0, 1e5]])
+    below, above = (np.nextafter(middles.astype(np.float32), end) for end in (0, np.float32(500)))
+    return np.concatenate([numbers, middles, below, above, [456.0, 464.0, 480.0, 1e5]])
 
 
 SPEC = ScaleSpec()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from r18.backend import Array
-from r18.graph.ops import Conv2d, Op, Problem
+from r18.graph.ops import Conv2d, Problem
 from r18.graph.scaled import ScaledConv2d
 from r18_oracle.ops import conv2d
 from r18_oracle.ops.scaled.spec import ScaledSpec, counted, multipliers, powers, saturated
@@ -81,7 +82,7 @@ class ScaledConv2dSpec(ScaledSpec[ScaledConv2d], SumSpec[ScaledConv2d]):
         return (pixels, *residual), (weight, *more)
 
 
-def impulse(spec: ScaledSpec[Op], problem: Problem, rng: Rng, variant: int) -> Arrays:
+def impulse(spec: ScaledSpec[Any], problem: Problem, rng: Rng, variant: int) -> Arrays:
     """One pixel and one weight, or all of one of them, and the other weights: the pixels first."""
     weight, *others = problem.op.weights()
     x, w = np.zeros(problem.inputs[0]), np.zeros(weight.shape)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from r18.backend import Array
-from r18.graph.ops import Op, Shape
+from r18.graph.ops import Op, Problem, Shape
 from r18.graph.precision import E4M3, E4M3_LARGEST
 from r18_oracle.ops.integers.spec import QuantizedSpec
 from r18_oracle.ops.spec import Rng
@@ -22,7 +22,7 @@ class ScaledSpec(QuantizedSpec[O]):
 
     algorithms = ("scaled_sum",)
 
-    def exact(self, problem: object, algorithm: str) -> bool:
+    def exact(self, problem: Problem, algorithm: str) -> bool:
         """Powers of two for factors keep integers exact."""
         return algorithm == "scaled_sum"
 
