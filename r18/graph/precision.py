@@ -77,7 +77,8 @@ def round_to_e4m3(values: Array) -> Array:
 
     Matches `cvt.rn.satfinite.e4m3x2.f32`. Rounded once, whatever format the numbers are in.
     """
-    wide = np.clip(np.asarray(values, np.float64), -E4M3_LARGEST, E4M3_LARGEST)
+    with np.errstate(invalid="ignore"):  # of NaN
+        wide = np.clip(np.asarray(values, np.float64), -E4M3_LARGEST, E4M3_LARGEST)
     _, exponents = np.frexp(wide)  # of a significand below 1
     quanta = np.ldexp(1.0, np.maximum(exponents - 1, E4M3_LEAST_EXPONENT) - (E4M3_BITS - 1))
     rounded: Array = np.rint(wide / quanta) * quanta

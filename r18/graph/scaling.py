@@ -103,11 +103,12 @@ def scaled_weights(
     """
     read = fold_weights(schedule, weights)
     scales = value_scales(schedule, ranges)
-    found: dict[str, Array] = {schedule.input + SCALE: _float32(scales[schedule.input])}
-    for step, target in zip(schedule.steps, scaled(schedule).steps[1:], strict=True):
+    first, *others = scaled(schedule).steps
+    found: dict[str, Array] = {schedule.input + SCALE: _float32(scales[first.output])}
+    for step, target in zip(schedule.steps, others, strict=True):
         if not isinstance(step.op, Conv2d | Linear):
             continue
-        source, made = scales[step.inputs[0]], scales[step.output]
+        source, made = scales[target.inputs[0]], scales[step.output]
         names = dict(zip([spec.role for spec in target.op.weights()], target.weights, strict=True))
         weight = np.asarray(read[step.weights[0]], np.float64)
         by_channel = _channel_scales(weight)
@@ -117,23 +118,24 @@ def scaled_weights(
         found[names["bias"]] = _float32(np.asarray(bias, np.float64) / made)
         found[names["multiplier"]] = _factors(step, "multiplier", source * by_channel / made)
         if "residual_multiplier" in names:
-            shortcut = scales[step.inputs[1]] / made
+            shortcut = scales[target.inputs[1]] / made
             name = names["residual_multiplier"]
             found[name] = _factors(step, "residual multiplier", np.array(shortcut))
     return found
 
 
 def value_scales(schedule: Schedule, ranges: Mapping[str, float]) -> dict[str, float]:
-    """The scale of every value of `scaled(schedule)` by the names of `schedule`; 1 of logits.
+    """The scale of every value that `scaled(schedule)` makes; 1 of logits.
 
     Max-pooling and means keep their input's. Raises as `scaled_weights` does for ranges.
     """
-    found = {schedule.input: _scale(schedule.input, ranges)}
-    for step in schedule.steps:
+    first, *others = scaled(schedule).steps
+    found = {first.output: _scale(schedule.input, ranges)}
+    for step in others:
         match step.op:
-            case Conv2d():
+            case ScaledConv2d():
                 found[step.output] = _scale(step.output, ranges)
-            case Linear():
+            case ScaledLinear():
                 found[step.output] = 1.0
             case _:
                 found[step.output] = found[step.inputs[0]]

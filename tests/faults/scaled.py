@@ -230,15 +230,6 @@ FAULTS = (
         "exact bound",
     ),
     fault(
-        ScaledConv2d,
-        "never_promoted",
-        "cuts long sums off that it should have promoted",
-        "bound",
-        conv(UNIT),
-        precision=FP8,
-        contract=NARROW,
-    ),
-    fault(
         ScaledLinear,
         "bias_scaled",
         "scales the bias too",
