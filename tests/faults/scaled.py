@@ -205,7 +205,7 @@ def _conv_fault(name: str, wrong: str, run: HostFunction, checks: str = "exact")
 
 
 FAULTS = (
-    _conv_fault("cut", "rounds towards zero", conv(store=_cut), "exact bound"),
+    _conv_fault("cut", "rounds towards zero", conv(store=_cut), "impulse bound"),
     _conv_fault("ties_away", "rounds ties away from zero", conv(store=_away)),
     _conv_fault("overflowing", "stores NaN beyond 464", conv(store=_overflowing), "bound edges"),
     _conv_fault("to_240", "saturates at 240", conv(store=_to_240), "impulse bound"),
