@@ -136,7 +136,8 @@ class ScaledImplicitGemmWgmma(Float8Kernel):
         """The tensor map of the input."""
         op = cast(ScaledConv2d, problem.op).conv
         windows = (op.kernel_size, op.stride, op.padding)
-        return ByteIm2colMap(X, "uint8", problem.inputs[0], *windows, tile.n, tile.k)
+        n, c, h, w = problem.inputs[0]
+        return ByteIm2colMap(X, "uint8", (n, c, h, w), *windows, tile.n, tile.k)
 
     def refuses(self, problem: Problem) -> str | None:
         op = cast(ScaledConv2d, problem.op).conv

@@ -80,7 +80,7 @@ class ScaleKernel(Float8Kernel):
         return (self._launch(any_channels, count, count, h * w, c),)
 
     def _launch(self, entry: Entry, threads: int, *sizes: int) -> GridLaunch:
-        arguments = (X, Pointer(Role.WEIGHT), OUT, *map(np.uint32, sizes))
+        arguments: tuple[Argument, ...] = (X, Pointer(Role.WEIGHT), OUT, *map(np.uint32, sizes))
         blocks = ceil_div(threads, THREADS)
         return GridLaunch(entry, (blocks, 1, 1), (THREADS, 1, 1), arguments, overlaps=True)
 
