@@ -545,7 +545,8 @@ EXTREMES = 6
     [
         k
         for k in CONTROLS
-        if k.op not in (MaxPool2d, ReLU, Relayout, Normalize, *SCALED_OPS)  # see test_scaled.py
+        if k.op
+        not in (MaxPool2d, ReLU, Relayout, Normalize, *SCALED_OPS)  # see test_scaled_bounds.py
     ],
     ids=lambda kernel: kernel.id,
 )

@@ -1,7 +1,8 @@
 """Implicit GEMM of e4m3 numbers with TMA and `wgmma`. NHWC.
 
 TMA gathers the pixels of each window position, `wgmma` multiplies them, and the sum of each K tile
-is added in float32; see kernels/float8/hopper/implicit_gemm_wgmma.cu. Tiles, packed weights and
+is added in float32; see kernels/float8/hopper/implicit_gemm_wgmma.cu. Split-K: where there are too
+few tiles to fill a GPU, the CTAs of a cluster divide K. Tiles, their estimate, packed weights and
 tensor maps are those of the integers, which have as many bytes.
 """
 
@@ -17,9 +18,9 @@ from r18.graph.ops import Conv2d, Layout, Problem
 from r18.graph.scaled import ScaledConv2d
 from r18_cupy.conv.base import conv_shape
 from r18_cupy.cuda.compiler import Entry
-from r18_cupy.cuda.h200 import MULTIPROCESSORS, SHARED_BYTES_PER_CYCLE
-from r18_cupy.cuda.launch import OUT, GridLaunch, Pointer, Role, X, ceil_div
+from r18_cupy.cuda.launch import NULL, OUT, GridLaunch, Pointer, Role, X, ceil_div
 from r18_cupy.float8.kernel import Float8Kernel, conv_of, factors, narrow_sum
+from r18_cupy.integers.implicit_gemm_wgmma import blocks_at_once, estimate, tile_of
 from r18_cupy.integers.tensor_map import ByteIm2colMap, ByteMap
 from r18_cupy.integers.wgmma import CHUNK, SLAB_ROW, IntegerTile, pack_weight, packed_depth
 from r18_cupy.kernel import MAX_ELEMENTS
@@ -28,54 +29,24 @@ PROMOTED = 128  # products of a K tile, at most
 NARROW = 64  # channels that one K tile of 64 holds
 
 
-def tile_of(k: int, m: int, n: int, stages: int, blocks: int) -> IntegerTile:
-    return IntegerTile(m, n, k, m // 64, 1, stages, blocks)
-
-
 TILES = (
     tile_of(128, 128, 128, stages=4, blocks=1),
     tile_of(128, 128, 64, stages=6, blocks=1),
     tile_of(128, 64, 128, stages=4, blocks=2),
     tile_of(128, 64, 64, stages=4, blocks=3),
-    tile_of(128, 64, 64, stages=8, blocks=1),
+    # For a few images, K is split, and as much is prefetched as fits.
+    tile_of(128, 64, 128, stages=8, blocks=1, parts=4),
+    tile_of(128, 64, 64, stages=6, blocks=2, parts=2),
+    tile_of(128, 64, 64, stages=6, blocks=2, parts=4),
+    tile_of(128, 64, 64, stages=8, blocks=1, parts=8),
     # For 64 channels or fewer.
     tile_of(64, 128, 128, stages=8, blocks=1),
     tile_of(64, 64, 128, stages=8, blocks=2),
     tile_of(64, 64, 64, stages=8, blocks=3),
+    tile_of(64, 64, 64, stages=12, blocks=2, parts=2),
 )
 """The compiled tiles. A thread has two registers for each of its outputs: pixels of a warpgroup are
 at most 128."""
-
-# -- choosing ----------------------------------------------------------------------------------
-
-# Estimated, not fitted: see r18_cupy.integers.implicit_gemm_wgmma for the integers' model.
-STEP_LATENCY = 130  # cycles of a step on top of its products: nothing overlaps them in a warpgroup
-COPY_LATENCY = 2700  # cycles from issuing a stage's loads until they arrive
-L2_BYTES_PER_CYCLE = 4400  # to all SMs together
-TILE_LATENCY = 2000  # cycles per tile outside of its steps,
-OUTPUTS_PER_CYCLE = 2.5  # plus a part that grows with its outputs
-PRODUCTS_PER_CYCLE = 4096  # of an SM
-SUMS_PER_CYCLE = 128  # added to registers by an SM
-
-
-def estimate(problem: Problem, tile: IntegerTile) -> float:
-    """Rough cycles: the tiles that a block computes in turn, while others share its SM."""
-    op = cast(ScaledConv2d, problem.op).conv
-    n, o, oh, ow = problem.output
-    steps = packed_depth(op, tile.k) // tile.k
-    blocks = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m)
-    resident = MULTIPROCESSORS * tile.blocks
-    together = min(tile.blocks, ceil_div(blocks, MULTIPROCESSORS))
-    products = tile.m * tile.n * tile.k / PRODUCTS_PER_CYCLE
-    shared = (tile.m + tile.n * (1 + tile.groups_m)) * tile.k / SHARED_BYTES_PER_CYCLE
-    sums = tile.m * tile.n / SUMS_PER_CYCLE
-    alone = max(products, shared) + sums + STEP_LATENCY  # of one block, in turn
-    reading = min(blocks, resident) * tile.stage_nbytes / L2_BYTES_PER_CYCLE
-    copy = COPY_LATENCY / (tile.stages - 1)
-    step = max(alone, together * max(products, shared, sums), copy, reading)
-    ends = TILE_LATENCY + together * tile.m * tile.n / OUTPUTS_PER_CYCLE
-    return ceil_div(blocks, resident) * (steps * step + ends)
-
 
 # -- kernel ------------------------------------------------------------------------------------
 
@@ -88,6 +59,7 @@ class ScaledImplicitGemmWgmma(Float8Kernel):
     algorithm = "implicit_gemm_wgmma"
     minimum_capability: ClassVar[tuple[int, int]] = (9, 0)
     family: ClassVar[str | None] = "sm_90a"
+    batch_invariant: ClassVar[bool] = False  # how K is split depends on the batch
 
     layout: Layout = Layout.NHWC
 
@@ -113,7 +85,7 @@ class ScaledImplicitGemmWgmma(Float8Kernel):
     @property
     def extra_problems(self) -> tuple[Problem, ...]:
         """A residual and none, a K tile that is not full, and several tiles for each block."""
-        run = max(blocks_at_once(tile) * tile.n for tile in self.tiles)
+        run = max((blocks_at_once(t) * t.n for t in self.tiles if t.parts == 1), default=1)
         image = (ceil_div(2 * run + 1, 7 * 9), CHUNK, 7, 9)
         plain = Conv2d(CHUNK, CHUNK, (1, 3), padding=(0, 1), bias=True)
         added = replace(plain, residual=True, relu=True)
@@ -161,7 +133,10 @@ class ScaledImplicitGemmWgmma(Float8Kernel):
         tile = self.tile_for(problem)
         n, o, oh, ow = problem.output
         tiles = ceil_div(n * oh * ow, tile.n) * ceil_div(o, tile.m)
+        blocks = tiles if tile.parts > 1 else min(tiles, blocks_at_once(tile))
         depth = packed_depth(op.conv, tile.k)
+        bias, multiplier, more = factors(op)
+        residual = Pointer(Role.INPUT, 1) if op.conv.residual else NULL
 
         def slab(pointer: Pointer) -> ByteMap:
             return ByteMap(pointer, (o, n * oh * ow), (SLAB_ROW, tile.group_n))
@@ -169,14 +144,14 @@ class ScaledImplicitGemmWgmma(Float8Kernel):
         return (
             GridLaunch(
                 self.entry(tile),
-                (min(tiles, blocks_at_once(tile)), 1, 1),
+                (blocks, tile.parts, 1),
                 (tile.threads, 1, 1),
                 (
                     self.pixels(problem, tile),
                     ByteMap(Pointer(Role.WEIGHT), (depth, o), (tile.k, tile.m)),
                     slab(Pointer(Role.INPUT, 1) if op.conv.residual else OUT),
                     slab(OUT),
-                    *factors(op),
+                    *(bias, multiplier, residual, more, OUT),
                     conv_shape(conv_of(problem)),
                     np.int32(tiles),
                     np.int32(depth // tile.k),
@@ -185,11 +160,6 @@ class ScaledImplicitGemmWgmma(Float8Kernel):
                 overlaps=True,
             ),
         )
-
-
-def blocks_at_once(tile: IntegerTile) -> int:
-    """Blocks that an H200 runs at a time."""
-    return MULTIPROCESSORS * tile.blocks
 
 
 def _with_residual(conv: Conv2d, image: tuple[int, int, int, int]) -> Problem:

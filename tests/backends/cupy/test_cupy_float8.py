@@ -35,9 +35,9 @@ from r18_cupy.float8.implicit_gemm_wgmma import (
     PROMOTED,
     TILES,
     ScaledImplicitGemmWgmma,
-    blocks_at_once,
 )
 from r18_cupy.float8.kernel import FRACTION
+from r18_cupy.integers.implicit_gemm_wgmma import blocks_at_once
 from r18_cupy.integers.wgmma import ROW_ORDER, IntegerTile, packed_depth
 from r18_oracle.judge.declared import FRACTIONS, objection
 
@@ -173,7 +173,6 @@ def test_tiles_are_legal(tile: IntegerTile) -> None:
     assert tile.m == 64 * tile.groups_m
     assert tile.groups_m <= 2
     assert tile.group_n in (64, 96, 112, 128)  # instances in kernels/float8/hopper/wgmma.cuh
-    assert tile.parts == 1
     assert tile.k <= PROMOTED
     assert tile.shared_nbytes <= SHARED_NBYTES
     assert tile.blocks * (tile.shared_nbytes + RESERVED_NBYTES) <= MULTIPROCESSOR_NBYTES
@@ -224,13 +223,21 @@ def test_launches_are_within_limits_and_take_what_the_function_reads() -> None:
     assert all(taken.values()), taken
 
 
-def test_a_block_for_each_tile_that_is_resident() -> None:
+def test_k_is_split_for_few_images_alone() -> None:
+    last = Conv2d(512, 512, (3, 3), (1, 1), (1, 1))
+    assert GEMM.tile_for(problem_of(last, 1, 7, 7)).parts > 1
+    assert GEMM.tile_for(problem_of(last, 256, 7, 7)).parts == 1
+    assert not GEMM.batch_invariant
+
+
+def test_a_block_for_each_tile_that_is_resident_and_a_cluster_for_each_tile() -> None:
     for problem in problems():
         if GEMM.refusal(problem) is None:
             tile, (launch,) = GEMM.tile_for(problem), GEMM.launches(problem)
             n, o, oh, ow = problem.output
             tiles = -(-o // tile.m) * -(-n * oh * ow // tile.n)
-            assert launch.grid == (min(tiles, blocks_at_once(tile)), 1, 1)
+            blocks = tiles if tile.parts > 1 else min(tiles, blocks_at_once(tile))
+            assert launch.grid == (blocks, tile.parts, 1)
             *_, passed, k_tiles = launch.arguments
             op = cast(ScaledConv2d, problem.op).conv
             assert (passed, k_tiles) == (tiles, packed_depth(op, tile.k) // tile.k)
@@ -322,3 +329,4 @@ def test_every_tile_is_a_variant_of_its_own() -> None:
     for one, tile in zip(variants, TILES, strict=True):
         assert objection(one) is None
         assert one.contract.promoted == tile.k
+        assert one.variant_of == KERNELS[0].id

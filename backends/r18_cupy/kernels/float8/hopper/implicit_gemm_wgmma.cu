@@ -7,7 +7,8 @@
 //    registers: the unit itself keeps too few bits (hopper/tile.cuh).
 // 3. Epilogue: multiplier, bias, residual and ReLU. TMA loads the residual during the products, and
 //    stores the outputs, which ends during the next tile's products; the first stages of that tile
-//    are loaded by then.
+//    are loaded by then. With TILE_PARTS > 1 the CTAs of a cluster divide K and add their sums first
+//    (split-K).
 //
 // Constraints: sm_90a; C and O multiples of 16; what TMA's im2col mode encodes (stride ≤ 8, window
 // ≤ 256); tiles as `TILES` in float8/implicit_gemm_wgmma.py lists them.
@@ -17,7 +18,6 @@ constexpr int BYTES_A = TILE_M * TILE_K, BYTES_B = TILE_N * TILE_K;
 constexpr int STAGE_BYTES = BYTES_A + BYTES_B;
 constexpr int SLAB_BYTES = GROUP_N * SLAB_ROW;  // per warpgroup
 
-static_assert(TILE_PARTS == 1, "K is not split");
 static_assert(TILE_STAGES >= 2, "one stage is filled while another is multiplied");
 static_assert(BYTES_A % 1024 == 0 && STAGE_BYTES % 1024 == 0 && SLAB_BYTES % 512 == 0,
               "swizzled rows are aligned");
@@ -92,13 +92,14 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& wei
       }
     }
     index += gridDim.x, slab_phase ^= 1;
-    if (index >= tiles) break;
+    if (TILE_PARTS > 1 || index >= tiles) break;
     at = tile_at(index, p);
     corner = corner_at(at.pixel0, p);
   }
 }
 
-// Multiplies `count` K tiles. `overlapped` is called once, while products are in flight.
+// Multiplies `count` K tiles; with split-K there may be none. `overlapped` is called once, while
+// products are in flight.
 template <typename Overlapped>
 __device__ __forceinline__ void mainloop(Numbers& sums, const Ring& ring, RingState& state,
                                          unsigned a, unsigned b, int count,
@@ -116,52 +117,67 @@ __device__ __forceinline__ void mainloop(Numbers& sums, const Ring& ring, RingSt
   }
 }
 
-// Grid: the CTAs that are resident at once, or one per tile if there are fewer. `residual` and
-// `residual_multiplier` may be null; the descriptor is then unused.
-extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
+#if TILE_PARTS > 1
+#include "float8/hopper/cluster_split_k.cuh"
+#define IN_CLUSTER __cluster_dims__(1, TILE_PARTS, 1)
+#else
+#define IN_CLUSTER
+#endif
+
+// Grid: x, the CTAs that are resident at once, or one per tile if there are fewer or if K is split;
+// y, the splits of K, one cluster. `residual` and `residual_multiplier` may be null; the descriptor
+// is then unused. NOTE: `residual` is not __restrict__, or the compiler could read what the previous
+// launch still writes ahead of the wait.
+extern "C" __global__ void __launch_bounds__(THREADS, TILE_BLOCKS) IN_CLUSTER
 sconv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
                             const __grid_constant__ TensorMap weight,
                             const __grid_constant__ TensorMap residual_map,
                             const __grid_constant__ TensorMap out_map,
                             const float* __restrict__ bias, const float* __restrict__ multiplier,
-                            const float* __restrict__ residual_multiplier, const ConvShape p,
-                            const int tiles, const int k_tiles) {
+                            const unsigned char* residual,
+                            const float* __restrict__ residual_multiplier,
+                            unsigned char* __restrict__ out, const ConvShape p, const int tiles,
+                            const int k_tiles) {
   extern __shared__ unsigned char dynamic[];
   unsigned char* shared = aligned_shared(dynamic);
   const unsigned stages = shared_address(shared);
   const unsigned slabs = stages + TILE_STAGES * STAGE_BYTES;
-  const Ring ring{slabs + WARPGROUPS * SLAB_BYTES, TILE_STAGES, CONSUMERS / 32};
+  constexpr int SLABS_BYTES = TILE_PARTS == 1 ? WARPGROUPS * SLAB_BYTES : 0;
+  const Ring ring{slabs + SLABS_BYTES, TILE_STAGES, CONSUMERS / 32};
   const Ring slab_ring{ring.end(), 1, WARPGROUPS};
-  const bool adds = residual_multiplier != nullptr;
+  const int first = (int)blockIdx.y * k_tiles / TILE_PARTS;
+  const int last = ((int)blockIdx.y + 1) * k_tiles / TILE_PARTS;
 
   begin_block(x, weight, residual_map, out_map, ring, slab_ring);
 
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == WARPGROUPS) {
     if (threadIdx.x % 32 == 0) {
-      produce(x, weight, residual_map, p, ring, slab_ring, stages, slabs, tiles, 0, k_tiles, adds);
+      produce(x, weight, residual_map, p, ring, slab_ring, stages, slabs, tiles, first, last,
+              TILE_PARTS == 1 && residual);
     }
     return;
   }
 
   const Part part = part_of(warpgroup);
   const unsigned a = stages + part.m * TILE_K, b = stages + BYTES_A + part.n * TILE_K;
-  const unsigned slab = slabs + warpgroup * SLAB_BYTES;
-  const bool storing = threadIdx.x % 128 == 0;  // the thread that stores the warpgroup's outputs
   RingState state;
   Numbers sums;
+#if TILE_PARTS == 1
+  const unsigned slab = slabs + warpgroup * SLAB_BYTES;
+  const bool storing = threadIdx.x % 128 == 0;  // the thread that stores the warpgroup's outputs
   unsigned slab_phase = 0;
   for (int index = blockIdx.x; index < tiles; index += gridDim.x, slab_phase ^= 1) {
     const Tile at = tile_at(index, p);
     const bool again = index >= (int)gridDim.x;
     const int channel = at.channel0 + part.m;
     const Finishing by(p, bias, multiplier, residual_multiplier, channel);
-    mainloop(sums, ring, state, a, b, k_tiles, [&] {
+    mainloop(sums, ring, state, a, b, last - first, [&] {
       if (!again || !storing) return;
       tma_store_wait();  // the outputs of the last tile have left the slab
-      if (adds) mbarrier_arrive(slab_ring.empty(0));
+      if (residual) mbarrier_arrive(slab_ring.empty(0));
     });
-    if (adds) {
+    if (residual) {
       mbarrier_wait(slab_ring.full(0), slab_phase);
     } else {
       warpgroup_barrier(warpgroup);  // behind the wait of the storing thread
@@ -176,4 +192,11 @@ sconv2d_implicit_gemm_wgmma(const __grid_constant__ TensorMap x,
     }
   }
   if (storing) tma_store_wait();
+#else
+  mainloop(sums, ring, state, a, b, last - first, [] {});
+  asm volatile("bar.sync 3, %0;" ::"n"(CONSUMERS) : "memory");  // all stages have been read
+  const Tile at = tile_at(blockIdx.x, p);
+  reduce_split_k(sums, part, reinterpret_cast<float*>(shared), p, at.pixel0, at.channel0, bias,
+                 multiplier, residual, residual_multiplier, out);
+#endif
 }
