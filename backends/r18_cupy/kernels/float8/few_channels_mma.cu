@@ -4,8 +4,8 @@
 // 1. All threads copy the pixels under the CTA's windows to shared memory, four bytes each: channels
 //    that do not exist are zeros. So are pixels outside of the image. They copy the weights too.
 // 2. K is a row of the window at a time: eight taps of four channels are the 32 bytes of one
-//    `mma.m16n8k32`. Weights of taps and channels that do not exist are zeros. A word of A is a
-//    pixel, so a fragment needs no alignment beyond that.
+//    `mma.m16n8k32`. Weights and pixels of taps and channels that do not exist are zeros. A word of A
+//    is a pixel, so a fragment needs no alignment beyond that.
 // 3. Epilogue: multiplier, bias, ReLU; numbers go through shared memory to be stored as vectors.
 //
 // Constraints: sm_89 or later; at most 4 channels and windows of 8 × 8; O a multiple of 16; no
@@ -77,6 +77,8 @@ sconv2d_few_channels_mma(const unsigned char* __restrict__ x, const unsigned* __
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, quarter = lane % 4;
+  // Pixels beyond the window are taken for zeros: a weight of zero times NaN would be NaN.
+  const bool near = quarter < p.kw, far = quarter + 4 < p.kw;
   float sums[M][N][4] = {};
   for (int r = 0; r < p.kh; ++r) {
     const unsigned* line = pixels + (warp * p.sh + r) * width;
@@ -85,7 +87,8 @@ sconv2d_few_channels_mma(const unsigned char* __restrict__ x, const unsigned* __
     for (int m = 0; m < M; ++m) {
       const unsigned* first = line + (16 * m + group) * p.sw + quarter;
       const unsigned* second = first + 8 * p.sw;
-      a[m][0] = first[0], a[m][1] = second[0], a[m][2] = first[4], a[m][3] = second[4];
+      a[m][0] = near ? first[0] : 0, a[m][1] = near ? second[0] : 0;
+      a[m][2] = far ? first[4] : 0, a[m][3] = far ? second[4] : 0;
     }
     const unsigned* taps = weights + r * ROW_WORDS + group * 4 + quarter;
 #pragma unroll
